@@ -1,0 +1,46 @@
+# Everything lives in .venv; nothing outside the checkout is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO := build/demo
+
+.PHONY: install demo test test-fast lint format proto bench clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("tunefarm needs Python 3.11 or newer: run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,test]'
+	@touch $@
+
+demo: install
+	@mkdir -p $(DEMO)
+	$(BIN)/python -m examples.make_models resnet18 --out $(DEMO)/resnet18.onnx
+	$(BIN)/tunefarm tune $(DEMO)/resnet18.onnx --trials 150 --data $(DEMO)/data --output $(DEMO)/resnet18
+	$(BIN)/python -m examples.run_artifact $(DEMO)/resnet18
+
+test: install
+	$(BIN)/python -m pytest
+
+test-fast: install
+	$(BIN)/python -m pytest -m 'not slow'
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: install
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. proto/fleet.proto
+
+bench: install
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf build $(VENV)

@@ -1,0 +1,1 @@
+"""Models to try tunefarm on, and the few lines that run what it made."""

@@ -1,0 +1,1 @@
+"""What people import and type: the client, the `tunefarm` command and the embedded stack."""
