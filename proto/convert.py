@@ -1,0 +1,319 @@
+"""The only mapping between wire messages and values; defensive against whatever the wire brings.
+
+`..._to_wire` never fails on a valid value. `..._from_wire` raises WireError, with a sentence for the
+other side, when a message makes no sense; `measurement_from_wire` turns nonsense into a failed
+measurement instead, because one odd result must not cost its whole batch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Literal
+
+from proto import fleet_pb2 as pb
+from proto.values import (
+    MAX_RESULTS,
+    MAX_WAIT_S,
+    PROTOCOL,
+    Answer,
+    Candidate,
+    Lease,
+    LeaseId,
+    Limits,
+    ModuleRun,
+    Result,
+    WorkerReport,
+    WorkerState,
+)
+from search.device import Device
+from search.measurement import Measurement, Outcome
+
+MAX_ERROR_CHARS = 8192
+MAX_REPEATS = 10_000
+MAX_ID = 2**63 - 1
+
+_DEVICE_CHARS = {"name": 256, "triple": 128, "mcpu": 128, "toolchain": 1024, "target": 65536}
+_DEVICE_SIZES = {
+    "cores": 4096,
+    "vector_bytes": 65536,
+    "l1_bytes": 1 << 32,
+    "l2_bytes": 1 << 36,
+    "l3_bytes": 1 << 40,
+}
+_MAX_FEATURES = 1024
+
+
+class WireError(ValueError):
+    """A message that makes no sense; its text is a sentence for the side that sent it."""
+
+
+class ProtocolMismatchError(WireError):
+    """The other side speaks another version of the protocol."""
+
+
+def measurement_to_wire(measurement: Measurement) -> pb.Measurement:
+    return pb.Measurement(
+        outcome=f"OUTCOME_{measurement.outcome.name}",
+        run_secs=measurement.run_secs,
+        build_secs=measurement.build_secs,
+        error=_clean(measurement.error),
+    )
+
+
+def measurement_from_wire(message: pb.Measurement) -> Measurement:
+    """Never raises: an outcome or times that make no sense are a failure of unknown kind."""
+    outcome = _outcome(message.outcome)
+    build_secs = message.build_secs if 0.0 <= message.build_secs < math.inf else 0.0
+    error = _clean(message.error)
+    if len(message.run_secs) > MAX_REPEATS:
+        return Measurement(
+            Outcome.UNKNOWN, (), build_secs, f"the worker reported {len(message.run_secs)} repeats"
+        )
+    run_secs = tuple(message.run_secs) if outcome is Outcome.OK else ()
+    try:
+        return Measurement(outcome, run_secs, build_secs, "" if outcome is Outcome.OK else error)
+    except ValueError as problem:
+        return Measurement(
+            Outcome.UNKNOWN, (), build_secs, f"the worker's measurement made no sense: {problem}"
+        )
+
+
+def device_to_wire(device: Device) -> pb.Device:
+    return pb.Device(
+        name=device.name,
+        triple=device.triple,
+        mcpu=device.mcpu,
+        features=device.features,
+        cores=device.cores,
+        vector_bytes=device.vector_bytes,
+        l1_bytes=device.l1_bytes,
+        l2_bytes=device.l2_bytes,
+        l3_bytes=device.l3_bytes,
+        toolchain=device.toolchain,
+        target=device.target,
+    )
+
+
+def device_from_wire(message: pb.Device) -> Device:
+    """Raises WireError."""
+    for field, chars in _DEVICE_CHARS.items():
+        if len(getattr(message, field)) > chars:
+            raise WireError(f"the device's {field} is longer than {chars} characters")
+    for field, most in _DEVICE_SIZES.items():
+        if not 0 < getattr(message, field) <= most:
+            raise WireError(f"the device's {field} must be 1 to {most}, not {getattr(message, field)}")
+    if len(message.features) > _MAX_FEATURES or any(len(feature) > 128 for feature in message.features):
+        raise WireError(f"a device has at most {_MAX_FEATURES} features of at most 128 characters")
+    _check_target(message.target)
+    if not message.triple or not message.name:
+        raise WireError("a device needs a name and a triple")
+    return Device(
+        name=message.name,
+        triple=message.triple,
+        mcpu=message.mcpu,
+        features=tuple(message.features),
+        cores=message.cores,
+        vector_bytes=message.vector_bytes,
+        l1_bytes=message.l1_bytes,
+        l2_bytes=message.l2_bytes,
+        l3_bytes=message.l3_bytes,
+        toolchain=message.toolchain,
+        target=message.target,
+    )
+
+
+def lease_to_wire(lease: Lease) -> pb.Lease:
+    message = pb.Lease(
+        id=_lease_id_to_wire(lease.id),
+        target=lease.target,
+        limits=pb.Limits(
+            build_timeout_s=lease.limits.build_timeout_s,
+            run_timeout_s=lease.limits.run_timeout_s,
+            module_timeout_s=lease.limits.module_timeout_s,
+            memory_bytes=lease.limits.memory_bytes,
+        ),
+        expires_after_s=lease.expires_after_s,
+        candidates=[_candidate_to_wire(candidate) for candidate in lease.candidates],
+    )
+    if lease.module_run is not None:
+        run = lease.module_run
+        message.module_run.CopyFrom(pb.ModuleRun(id=run.id, kind=run.kind, artifact_sha=run.artifact_sha))
+    return message
+
+
+def lease_from_wire(message: pb.Lease) -> Lease:
+    """Raises WireError."""
+    limits = message.limits
+    try:
+        return Lease(
+            id=_lease_id_from_wire(message.id),
+            target=message.target,
+            limits=Limits(
+                limits.build_timeout_s, limits.run_timeout_s, limits.module_timeout_s, limits.memory_bytes
+            ),
+            expires_after_s=message.expires_after_s,
+            candidates=tuple(_candidate_from_wire(candidate) for candidate in message.candidates),
+            module_run=_module_run_from_wire(message.module_run) if message.HasField("module_run") else None,
+        )
+    except ValueError as problem:
+        raise WireError(f"the lease makes no sense: {problem}") from problem
+
+
+def result_to_wire(result: Result) -> pb.Result:
+    return pb.Result(
+        number=result.number,
+        lease=_lease_id_to_wire(result.lease),
+        trial_id=result.trial_id,
+        module_run_id=result.module_run_id,
+        measurement=measurement_to_wire(result.measurement),
+    )
+
+
+def result_from_wire(message: pb.Result) -> Result:
+    """Raises WireError when it isn't clear what was measured under which lease."""
+    which = message.WhichOneof("of")
+    if which is None:
+        raise WireError("a result must name a trial or a module run")
+    return Result(
+        number=message.number,
+        lease=_lease_id_from_wire(message.lease),
+        measurement=measurement_from_wire(message.measurement),
+        trial_id=_id(message.trial_id) if which == "trial_id" else None,
+        module_run_id=_id(message.module_run_id) if which == "module_run_id" else None,
+    )
+
+
+def report_to_wire(report: WorkerReport) -> pb.SynchronizeRequest:
+    return pb.SynchronizeRequest(
+        protocol=PROTOCOL,
+        worker_id=report.worker_id,
+        session_id=report.session_id,
+        starting=report.starting,
+        state=f"WORKER_STATE_{report.state.name}",
+        device=None if report.device is None else device_to_wire(report.device),
+        held=None if report.held is None else _lease_id_to_wire(report.held),
+        results=[result_to_wire(result) for result in report.results],
+        slots=report.slots,
+        wait_s=report.wait_s,
+    )
+
+
+def report_from_wire(message: pb.SynchronizeRequest) -> WorkerReport:
+    """Raises ProtocolMismatchError or WireError. `wait_s` is cut to what the protocol allows."""
+    if message.protocol != PROTOCOL:
+        raise ProtocolMismatchError(
+            f"this service speaks protocol {PROTOCOL}, the worker {message.protocol}: "
+            "install the same tunefarm version on both sides"
+        )
+    if len(message.results) > MAX_RESULTS:
+        raise WireError(f"at most {MAX_RESULTS} results fit in one call, not {len(message.results)}")
+    try:
+        return WorkerReport(
+            worker_id=message.worker_id,
+            session_id=message.session_id,
+            starting=message.starting,
+            state=_state(message.state),
+            device=device_from_wire(message.device) if message.HasField("device") else None,
+            held=_lease_id_from_wire(message.held) if message.HasField("held") else None,
+            results=tuple(result_from_wire(result) for result in message.results),
+            slots=message.slots,
+            wait_s=min(message.wait_s, MAX_WAIT_S),
+        )
+    except WireError:
+        raise
+    except ValueError as problem:
+        raise WireError(str(problem)) from problem
+
+
+def answer_to_wire(answer: Answer) -> pb.SynchronizeResponse:
+    message = pb.SynchronizeResponse(
+        fenced=answer.fenced,
+        acknowledged=answer.acknowledged,
+        call_again_after_s=answer.call_again_after_s,
+    )
+    if answer.lease is not None:
+        message.lease.CopyFrom(lease_to_wire(answer.lease))
+    elif answer.keeps is not None:
+        message.lease.id.CopyFrom(_lease_id_to_wire(answer.keeps))
+    return message
+
+
+def answer_from_wire(message: pb.SynchronizeResponse, held: LeaseId | None) -> Answer:
+    """`held` is the lease the request named. Raises WireError."""
+    named = _lease_id_from_wire(message.lease.id) if message.HasField("lease") else None
+    keeps = named if named is not None and named == held else None
+    again_s = message.call_again_after_s
+    return Answer(
+        fenced=message.fenced,
+        keeps=keeps,
+        lease=lease_from_wire(message.lease) if named is not None and keeps is None else None,
+        acknowledged=tuple(message.acknowledged),
+        call_again_after_s=min(again_s, 60.0) if 0.0 <= again_s < math.inf else 1.0,
+    )
+
+
+def _lease_id_to_wire(lease: LeaseId) -> pb.LeaseId:
+    return pb.LeaseId(id=lease.id, attempt=lease.attempt)
+
+
+def _lease_id_from_wire(message: pb.LeaseId) -> LeaseId:
+    try:
+        return LeaseId(message.id, message.attempt)
+    except ValueError as problem:
+        raise WireError(str(problem)) from problem
+
+
+def _candidate_to_wire(candidate: Candidate) -> pb.Candidate:
+    return pb.Candidate(
+        trial_id=candidate.trial_id,
+        workload_hash=candidate.workload_hash,
+        trace=candidate.trace,
+        constants=candidate.constants,
+    )
+
+
+def _candidate_from_wire(message: pb.Candidate) -> Candidate:
+    if not message.workload_hash:
+        raise WireError(f"trial {message.trial_id} names no workload")
+    return Candidate(_id(message.trial_id), message.workload_hash, message.trace, tuple(message.constants))
+
+
+def _module_run_from_wire(message: pb.ModuleRun) -> ModuleRun:
+    kinds: dict[str, Literal["untuned", "tuned"]] = {"untuned": "untuned", "tuned": "tuned"}
+    if message.kind not in kinds or not message.artifact_sha:
+        raise WireError("a module run needs an artifact, and is either untuned or tuned")
+    return ModuleRun(_id(message.id), kinds[message.kind], message.artifact_sha)
+
+
+def _state(number: int) -> WorkerState:
+    names = {int(pb.WorkerState.Value(f"WORKER_STATE_{state.name}")): state for state in WorkerState}
+    if number not in names:
+        raise WireError(f"{number} is not a state of a worker")
+    return names[number]
+
+
+def _outcome(number: int) -> Outcome:
+    names = {int(pb.Outcome.Value(f"OUTCOME_{outcome.name}")): outcome for outcome in Outcome}
+    return names.get(number, Outcome.UNKNOWN)
+
+
+def _id(number: int) -> int:
+    if number > MAX_ID:
+        raise WireError(f"{number} is not an id")
+    return number
+
+
+def _check_target(text: str) -> None:
+    try:
+        target = json.loads(text)
+    except ValueError as problem:
+        raise WireError("the device's target is not JSON") from problem
+    if not isinstance(target, dict):
+        raise WireError("the device's target is not a JSON object")
+
+
+def _clean(error: str) -> str:
+    """The tail, which is where a compiler says what went wrong, without what no database stores."""
+    text = error[-MAX_ERROR_CHARS:].replace("\0", "")
+    return text.encode("utf-8", "replace").decode("utf-8")

@@ -1,0 +1,212 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_STATE_UNSPECIFIED: _ClassVar[WorkerState]
+    WORKER_STATE_PROBING: _ClassVar[WorkerState]
+    WORKER_STATE_READY: _ClassVar[WorkerState]
+    WORKER_STATE_BUSY: _ClassVar[WorkerState]
+    WORKER_STATE_DRAINING: _ClassVar[WorkerState]
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_UNKNOWN: _ClassVar[Outcome]
+    OUTCOME_OK: _ClassVar[Outcome]
+    OUTCOME_BUILD_ERROR: _ClassVar[Outcome]
+    OUTCOME_BUILD_TIMEOUT: _ClassVar[Outcome]
+    OUTCOME_RUN_ERROR: _ClassVar[Outcome]
+    OUTCOME_RUN_TIMEOUT: _ClassVar[Outcome]
+    OUTCOME_WRONG_RESULT: _ClassVar[Outcome]
+    OUTCOME_DEVICE_LOST: _ClassVar[Outcome]
+WORKER_STATE_UNSPECIFIED: WorkerState
+WORKER_STATE_PROBING: WorkerState
+WORKER_STATE_READY: WorkerState
+WORKER_STATE_BUSY: WorkerState
+WORKER_STATE_DRAINING: WorkerState
+OUTCOME_UNKNOWN: Outcome
+OUTCOME_OK: Outcome
+OUTCOME_BUILD_ERROR: Outcome
+OUTCOME_BUILD_TIMEOUT: Outcome
+OUTCOME_RUN_ERROR: Outcome
+OUTCOME_RUN_TIMEOUT: Outcome
+OUTCOME_WRONG_RESULT: Outcome
+OUTCOME_DEVICE_LOST: Outcome
+
+class SynchronizeRequest(_message.Message):
+    __slots__ = ("protocol", "worker_id", "session_id", "starting", "state", "device", "held", "results", "slots", "wait_s")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    STARTING_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    SLOTS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    worker_id: str
+    session_id: str
+    starting: bool
+    state: WorkerState
+    device: Device
+    held: LeaseId
+    results: _containers.RepeatedCompositeFieldContainer[Result]
+    slots: int
+    wait_s: float
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class SynchronizeResponse(_message.Message):
+    __slots__ = ("fenced", "lease", "acknowledged", "call_again_after_s")
+    FENCED_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    CALL_AGAIN_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    fenced: bool
+    lease: Lease
+    acknowledged: _containers.RepeatedScalarFieldContainer[int]
+    call_again_after_s: float
+    def __init__(self, fenced: _Optional[bool] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., acknowledged: _Optional[_Iterable[int]] = ..., call_again_after_s: _Optional[float] = ...) -> None: ...
+
+class Device(_message.Message):
+    __slots__ = ("name", "triple", "mcpu", "features", "cores", "vector_bytes", "l1_bytes", "l2_bytes", "l3_bytes", "toolchain", "target")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TRIPLE_FIELD_NUMBER: _ClassVar[int]
+    MCPU_FIELD_NUMBER: _ClassVar[int]
+    FEATURES_FIELD_NUMBER: _ClassVar[int]
+    CORES_FIELD_NUMBER: _ClassVar[int]
+    VECTOR_BYTES_FIELD_NUMBER: _ClassVar[int]
+    L1_BYTES_FIELD_NUMBER: _ClassVar[int]
+    L2_BYTES_FIELD_NUMBER: _ClassVar[int]
+    L3_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOOLCHAIN_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    triple: str
+    mcpu: str
+    features: _containers.RepeatedScalarFieldContainer[str]
+    cores: int
+    vector_bytes: int
+    l1_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    toolchain: str
+    target: str
+    def __init__(self, name: _Optional[str] = ..., triple: _Optional[str] = ..., mcpu: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., vector_bytes: _Optional[int] = ..., l1_bytes: _Optional[int] = ..., l2_bytes: _Optional[int] = ..., l3_bytes: _Optional[int] = ..., toolchain: _Optional[str] = ..., target: _Optional[str] = ...) -> None: ...
+
+class LeaseId(_message.Message):
+    __slots__ = ("id", "attempt")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    attempt: int
+    def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class Lease(_message.Message):
+    __slots__ = ("id", "target", "candidates", "module_run", "limits", "expires_after_s")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    MODULE_RUN_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    EXPIRES_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    id: LeaseId
+    target: str
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    module_run: ModuleRun
+    limits: Limits
+    expires_after_s: float
+    def __init__(self, id: _Optional[_Union[LeaseId, _Mapping]] = ..., target: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., module_run: _Optional[_Union[ModuleRun, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., expires_after_s: _Optional[float] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("trial_id", "workload_hash", "trace", "constants")
+    TRIAL_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_HASH_FIELD_NUMBER: _ClassVar[int]
+    TRACE_FIELD_NUMBER: _ClassVar[int]
+    CONSTANTS_FIELD_NUMBER: _ClassVar[int]
+    trial_id: int
+    workload_hash: str
+    trace: str
+    constants: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, trial_id: _Optional[int] = ..., workload_hash: _Optional[str] = ..., trace: _Optional[str] = ..., constants: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class ModuleRun(_message.Message):
+    __slots__ = ("id", "kind", "artifact_sha")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ARTIFACT_SHA_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    kind: str
+    artifact_sha: str
+    def __init__(self, id: _Optional[int] = ..., kind: _Optional[str] = ..., artifact_sha: _Optional[str] = ...) -> None: ...
+
+class Limits(_message.Message):
+    __slots__ = ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes")
+    BUILD_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    RUN_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    MODULE_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    build_timeout_s: float
+    run_timeout_s: float
+    module_timeout_s: float
+    memory_bytes: int
+    def __init__(self, build_timeout_s: _Optional[float] = ..., run_timeout_s: _Optional[float] = ..., module_timeout_s: _Optional[float] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
+
+class Measurement(_message.Message):
+    __slots__ = ("outcome", "run_secs", "build_secs", "error")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    RUN_SECS_FIELD_NUMBER: _ClassVar[int]
+    BUILD_SECS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    outcome: Outcome
+    run_secs: _containers.RepeatedScalarFieldContainer[float]
+    build_secs: float
+    error: str
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., run_secs: _Optional[_Iterable[float]] = ..., build_secs: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
+
+class Result(_message.Message):
+    __slots__ = ("number", "lease", "trial_id", "module_run_id", "measurement")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_ID_FIELD_NUMBER: _ClassVar[int]
+    MODULE_RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    MEASUREMENT_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    lease: LeaseId
+    trial_id: int
+    module_run_id: int
+    measurement: Measurement
+    def __init__(self, number: _Optional[int] = ..., lease: _Optional[_Union[LeaseId, _Mapping]] = ..., trial_id: _Optional[int] = ..., module_run_id: _Optional[int] = ..., measurement: _Optional[_Union[Measurement, _Mapping]] = ...) -> None: ...
+
+class WorkloadRequest(_message.Message):
+    __slots__ = ("workload_hash",)
+    WORKLOAD_HASH_FIELD_NUMBER: _ClassVar[int]
+    workload_hash: str
+    def __init__(self, workload_hash: _Optional[str] = ...) -> None: ...
+
+class Workload(_message.Message):
+    __slots__ = ("workload_hash", "module_json")
+    WORKLOAD_HASH_FIELD_NUMBER: _ClassVar[int]
+    MODULE_JSON_FIELD_NUMBER: _ClassVar[int]
+    workload_hash: str
+    module_json: str
+    def __init__(self, workload_hash: _Optional[str] = ..., module_json: _Optional[str] = ...) -> None: ...
+
+class BlobRequest(_message.Message):
+    __slots__ = ("sha256",)
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    def __init__(self, sha256: _Optional[str] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
