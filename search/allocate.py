@@ -1,0 +1,88 @@
+"""Which task gets the next trials: gradient descent on end-to-end latency (paper section 6)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ALPHA = 0.2
+BETA = 2.0
+WINDOW = 3
+
+
+@dataclass(frozen=True)
+class TaskProgress:
+    """A task as the allocator sees it.
+
+    `history` is the best latency in seconds after each finished trial, inf until one works; `issued`
+    counts all trials handed out; tasks with equal `tag` are similar enough to learn speed from.
+    """
+
+    weight: int
+    flops: float
+    history: tuple[float, ...]
+    issued: int
+    exhausted: bool
+    tag: str
+
+    def __post_init__(self) -> None:
+        if self.weight < 1 or self.issued < len(self.history):
+            raise ValueError("a task occurs at least once and has no more results than trials")
+
+    @property
+    def best_s(self) -> float:
+        return self.history[-1] if self.history else math.inf
+
+
+def next_tasks(tasks: Sequence[TaskProgress], slots: int, per_pick: int) -> list[int]:
+    """One index per pick of `per_pick` trials, until `slots` trials are given out.
+
+    Tasks without trials come first, heaviest first; then the largest expected gain per trial. Empty when
+    every task is exhausted.
+    """
+    issued = [task.issued for task in tasks]
+    picks: list[int] = []
+    while len(picks) * per_pick < slots:
+        open_tasks = [i for i, task in enumerate(tasks) if not task.exhausted]
+        if not open_tasks:
+            break
+        chosen = max(open_tasks, key=lambda i: _priority(tasks, i, issued[i]))
+        issued[chosen] += per_pick
+        picks.append(chosen)
+    return picks
+
+
+def _priority(tasks: Sequence[TaskProgress], index: int, issued: int) -> tuple[bool, float]:
+    task = tasks[index]
+    if issued == 0:
+        return True, task.flops * task.weight
+    if math.isinf(task.best_s):
+        # Nothing worked yet: the more has been tried in vain, the less is expected.
+        return False, task.flops * task.weight / issued * 1e-9
+    return False, gain_per_trial(tasks, index, issued)
+
+
+def gain_per_trial(tasks: Sequence[TaskProgress], index: int, issued: int) -> float:
+    """Seconds of end-to-end latency that the next trial of a task is expected to save: |df/dt| of the
+    paper with f1 = sum of weight * latency, the past slope and the optimistic guess mixed by alpha."""
+    task = tasks[index]
+    before = task.history[max(0, len(task.history) - 1 - WINDOW)]
+    slope = (before - task.best_s) / WINDOW if math.isfinite(before) else 0.0
+    optimistic = min(task.best_s / issued, task.best_s)
+    reachable = _reachable_s(tasks, index)
+    hoped = max(min(optimistic, task.best_s), 0.0) if reachable is None else max(
+        optimistic, (task.best_s - reachable) / max(issued, 1)
+    )
+    return task.weight * (ALPHA * slope + (1 - ALPHA) * hoped)
+
+
+def _reachable_s(tasks: Sequence[TaskProgress], index: int) -> float | None:
+    """The latency at beta times less than the best speed of similar tasks: b * C_i / max V_k."""
+    task = tasks[index]
+    speeds = [
+        other.flops / other.best_s
+        for other in tasks
+        if other.tag == task.tag and other is not task and math.isfinite(other.best_s) and other.flops > 0
+    ]
+    return BETA * task.flops / max(speeds) if speeds and task.flops > 0 else None

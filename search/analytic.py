@@ -1,0 +1,269 @@
+"""An analytic estimate of a program's run time, before anything was measured: a roofline over registers,
+caches and cores. It orders the first candidates and is what the learned model starts from.
+
+For a tiled node with vector width W, per iteration of its innermost reduction level:
+    accumulators  A = product of the innermost spatial factors, the vectorized one counted in vectors
+    loads         per access: its vectors, or its scalars where it is the same for all lanes
+    cycles        max(A / 2, loads / 2, 4 * A / min(A, 8) / 2) + spills
+and per cache level of capacity C: the outermost boundary whose regions fit into C gives the bytes that
+cross from the level below, sum over accesses of footprint * visits. The node takes the longest of these
+times, a part of the others, divided over the cores by how evenly the parallel chunks fall.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from search.dag import Access, Dag, Node
+from search.device import Device
+from search.nest import Floats, Nest, footprint_bytes, region
+from search.program import Population
+from search.sketch import Placement, Sketch, Stage
+
+CYCLES_PER_S = 3.0e9
+VECTOR_REGISTERS = 32
+FMA_LATENCY = 4
+ISSUE_WIDTH = 2
+LINE_BYTES = 64
+# Bytes a cycle that one core draws from each level; memory is shared by the cores.
+L1_BYTES, L2_BYTES, L3_BYTES, MEMORY_BYTES = 128.0, 40.0, 16.0, 10.0
+PARALLEL_LAUNCH_S = 3e-6
+BRANCH_CYCLES = 4.0
+OVERLAP = 0.3
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Quantities of every program, each [programs]; `seconds` is the estimate itself."""
+
+    seconds: Floats
+    quantities: Mapping[str, Floats]
+
+
+def estimate(population: Population, device: Device) -> Estimate:
+    """Estimated seconds and the quantities behind them; the largest tiled node's stand for the program."""
+    sketch = population.sketch
+    seconds = np.full(len(population), _fixed_seconds(sketch, device))
+    quantities: dict[str, Floats] = {}
+    largest = _largest(sketch)
+    for stage in sketch.tiled:
+        terms = _tiled_terms(population, stage, device)
+        seconds = seconds + terms["node_s"] + terms["epilogue_s"]
+        if stage == largest:
+            quantities = terms
+    for stage in sketch.stages:
+        if stage.placement is Placement.MOVABLE:
+            moved = _moved_seconds(population, stage, device)
+            seconds = seconds + moved
+            quantities["moved_s"] = quantities.get("moved_s", 0.0) + moved
+    return Estimate(seconds, quantities)
+
+
+def _largest(sketch: Sketch) -> Stage | None:
+    def work(stage: Stage) -> float:
+        node = sketch.dag.node[stage.node]
+        return max(node.flops, 1.0) * node.iterations
+
+    return max(sketch.tiled, key=work, default=None)
+
+
+def _tiled_terms(population: Population, stage: Stage, device: Device) -> dict[str, Floats]:
+    nest = Nest.of(population, stage)
+    dag = population.sketch.dag
+    chunks = nest.trips(0).astype(np.float64)
+    balance = np.minimum(chunks, device.cores) / device.cores
+    balance = np.where(chunks > device.cores, chunks / (np.ceil(chunks / device.cores) * device.cores), balance)
+    terms = _register_terms(nest, dag, device)
+    traffic = _traffic_terms(nest, dag, device)
+    compute_s = terms["cycles"] / CYCLES_PER_S / device.cores / balance
+    memory_s = [
+        traffic[name] / rate / CYCLES_PER_S / share / balance
+        for name, rate, share in (
+            ("l2_traffic", L2_BYTES, device.cores),
+            ("l3_traffic", L3_BYTES, device.cores),
+            ("memory_traffic", MEMORY_BYTES, 1),
+        )
+    ]
+    every = [compute_s, *memory_s]
+    longest = np.maximum.reduce(every)
+    node_s = longest + OVERLAP * (np.sum(every, axis=0) - longest) + PARALLEL_LAUNCH_S
+    return {
+        **terms,
+        **traffic,
+        **_shape_terms(nest),
+        "chunks": chunks,
+        "balance": balance,
+        "compute_s": compute_s,
+        "node_s": node_s,
+        "epilogue_s": _epilogue_seconds(nest, dag, device),
+        "epilogue_level": np.full(len(chunks), float(stage.epilogue_level)),
+        "unroll": population.column(stage.node, "unroll").astype(np.float64),
+    }
+
+
+def _register_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
+    """What one step of the innermost reduction level costs in registers and issue slots."""
+    node = nest.node
+    tile = tuple(extent.astype(np.int64) for extent in nest.extents[-1])
+    item = dag.buffer[node.write.buffer].item_bytes
+    lanes = max(device.vector_bytes // item, 1)
+    axis = nest.vector_axis()
+    width = tile[axis].astype(np.float64) if axis is not None else np.ones(len(tile[0]))
+    vectors = np.where(width > 1, _vector_pieces(width, lanes), 1.0)
+    elements = np.prod(np.stack(tile), axis=0, dtype=np.float64)
+    accumulators = elements / width * vectors
+    loads = np.zeros_like(width)
+    for read in _inputs(node):
+        loads = loads + _loads(read, nest, tile, axis, lanes)
+    resident = accumulators + np.minimum(vectors, 4)
+    spills = 2 * np.maximum(resident - VECTOR_REGISTERS, 0)
+    hidden = np.minimum(accumulators, ISSUE_WIDTH * FMA_LATENCY)
+    chained = accumulators * FMA_LATENCY / hidden
+    step = np.maximum.reduce([accumulators / ISSUE_WIDTH, loads / ISSUE_WIDTH, chained]) + spills / ISSUE_WIDTH
+    inner_reduction = nest.trips(nest.depth - 2).astype(np.float64)
+    # Accumulators are loaded and stored once for every run through the innermost reduction level.
+    step = step + 2 * accumulators / ISSUE_WIDTH / inner_reduction
+    steps = node.iterations / elements
+    return {
+        "vector_width": width,
+        "vector_waste": vectors * lanes / width,
+        "accumulators": accumulators,
+        "loads_per_fma": loads / accumulators,
+        "spills": spills,
+        "inner_reduction": inner_reduction,
+        "cycles": steps * step,
+    }
+
+
+def _vector_pieces(width: Floats, lanes: int) -> Floats:
+    """Instructions that a vector of `width` elements takes: whole vectors, then halves for the tail."""
+    whole = np.floor(width / lanes)
+    tail = (width - whole * lanes).astype(np.int64)
+    pieces = np.zeros_like(width)
+    for bit in range(max(int(math.log2(lanes)), 1)):
+        pieces = pieces + ((tail >> bit) & 1)
+    return whole + pieces
+
+
+def _loads(
+    read: Access, nest: Nest, tile: tuple[np.ndarray, ...], axis: int | None, lanes: int
+) -> Floats:
+    """Load instructions of one access per innermost step."""
+    distinct = np.ones(len(tile[0]))
+    for extent, size in enumerate(tile):
+        used = any(extent == a for index in read.indices for a, _ in index.terms)
+        if used and extent != axis:
+            distinct = distinct * size
+    if axis is None:
+        return distinct
+    coefficients = [dict(index.terms).get(axis, 0) for index in read.indices]
+    if not any(coefficients):
+        return distinct
+    contiguous = coefficients[-1] == 1 and not any(coefficients[:-1])
+    width = tile[axis].astype(np.float64)
+    return distinct * (_vector_pieces(width, lanes) if contiguous else 2 * width)
+
+
+def _inputs(node: Node) -> list[Access]:
+    return [read for read in node.reads if read.buffer != node.write.buffer]
+
+
+def _traffic_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
+    """Bytes that cross into each cache level, and the footprint at each boundary."""
+    accesses = [*_inputs(nest.node), nest.node.write]
+    footprints, crossings = [], []
+    for boundary in range(nest.depth + 1):
+        inner = nest.inside(boundary)
+        sizes = [footprint_bytes(a, inner, dag.buffer[a.buffer], LINE_BYTES) for a in accesses]
+        visits = [nest.visits(a, boundary) for a in accesses]
+        footprints.append(np.sum(sizes, axis=0))
+        crossings.append(sum(size * visit for size, visit in zip(sizes, visits, strict=True)))
+    total = np.stack(footprints)
+    crossing = np.stack(crossings)
+    terms = {
+        name: _crossing(total, crossing, capacity)
+        for name, capacity in (
+            ("l2_traffic", 0.8 * device.l1_bytes),
+            ("l3_traffic", 0.7 * device.l2_bytes),
+            ("memory_traffic", 0.6 * device.l3_bytes),
+        )
+    }
+    for boundary in range(1, nest.depth):
+        terms[f"footprint_{boundary}"] = total[boundary]
+    return terms
+
+
+def _crossing(total: Floats, crossing: Floats, capacity: float) -> Floats:
+    """Traffic at the outermost boundary whose regions fit; the innermost where none does."""
+    fits = total <= capacity
+    fits[-1] = True
+    return np.asarray(np.take_along_axis(crossing, np.argmax(fits, axis=0)[None], axis=0)[0])
+
+
+def _shape_terms(nest: Nest) -> dict[str, Floats]:
+    """The trips of every level and the innermost factors, outermost first."""
+    return {f"trips_{level}": nest.trips(level).astype(np.float64) for level in range(nest.depth)}
+
+
+def _epilogue_seconds(nest: Nest, dag: Dag, device: Device) -> Floats:
+    """Writing the result and reading it again, from the cache that holds the tile in between."""
+    buffer = dag.buffer[nest.node.write.buffer]
+    level = nest.stage.epilogue_level
+    tile = footprint_bytes(nest.node.write, nest.inside(level), buffer, LINE_BYTES)
+    rate = np.select(
+        [tile <= device.l1_bytes / 2, tile <= device.l2_bytes / 2, tile <= device.l3_bytes / 2],
+        [L1_BYTES, L2_BYTES, L3_BYTES],
+        MEMORY_BYTES / device.cores,
+    )
+    launch = 0.0 if level else PARALLEL_LAUNCH_S
+    return np.asarray(2 * buffer.num_bytes / rate / CYCLES_PER_S / device.cores + launch)
+
+
+def _moved_seconds(population: Population, stage: Stage, device: Device) -> Floats:
+    """A movable node's own cost at each of its possible locations."""
+    sketch = population.sketch
+    node = sketch.dag.node[stage.node]
+    host = sketch.host(stage)
+    assert host is not None
+    nest = Nest.of(population, host)
+    buffer = sketch.dag.buffer[node.write.buffer]
+    reads = [read for read in nest.node.reads if read.buffer == buffer.name]
+    lanes = max(device.vector_bytes // buffer.item_bytes, 1)
+    elements = math.prod(buffer.shape)
+    inlined = np.full(len(population), BRANCH_CYCLES * nest.node.iterations / lanes)
+    rate = L2_BYTES if buffer.num_bytes * 2 < device.l2_bytes * device.cores else L3_BYTES
+    at_root = np.full(len(population), 2 * elements * buffer.item_bytes / rate)
+    costs = [inlined, at_root + PARALLEL_LAUNCH_S * CYCLES_PER_S * device.cores]
+    for level in range(1, len(_options(sketch, stage)) - 1):
+        inner = nest.inside(level)
+        tile = sum(np.prod(np.stack(region(r, inner, buffer.shape)), axis=0, dtype=np.float64) for r in reads)
+        visits = np.prod([nest.trips(i) for i in range(level)], axis=0, dtype=np.float64)
+        costs.append(tile * visits * (BRANCH_CYCLES / lanes + 2 * buffer.item_bytes / L1_BYTES))
+    chosen = np.choose(population.column(stage.node, "location"), costs)
+    return np.asarray(chosen / CYCLES_PER_S / device.cores)
+
+
+def _options(sketch: Sketch, stage: Stage) -> tuple[int | str, ...]:
+    from search.sketch import Choice
+
+    for variable in sketch.variables:
+        if isinstance(variable, Choice) and (variable.node, variable.kind) == (stage.node, "location"):
+            return variable.options
+    raise KeyError(stage.node)
+
+
+def _fixed_seconds(sketch: Sketch, device: Device) -> float:
+    """Nodes in nests of their own cost the same in every program: one pass over their data."""
+    total = 0.0
+    for stage in sketch.stages:
+        if stage.placement is not Placement.NEST:
+            continue
+        node = sketch.dag.node[stage.node]
+        touched = sum(sketch.dag.buffer[a.buffer].num_bytes for a in (*node.reads, node.write))
+        work = node.iterations * max(node.flops, 1.0) / (device.vector_bytes / 4)
+        total += PARALLEL_LAUNCH_S + max(touched / L3_BYTES, work) / CYCLES_PER_S / device.cores
+    return total

@@ -1,0 +1,51 @@
+"""Random values for a sketch's variables: the initial population (paper section 4.2)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search.dag import AxisKind
+from search.factors import Ints, factorizations
+from search.nest import Nest, product
+from search.program import Population
+from search.sketch import Sketch, Split
+
+MAX_INNERMOST = 64
+# Unrolled register tiles beyond this only spill, and take the compiler seconds.
+MAX_TILE_ELEMENTS = 1024
+MAX_UNROLLED = 64
+
+
+def sample(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
+    """`count` programs drawn uniformly, variable by variable, without those that `valid` refuses."""
+    drawn = np.zeros((count, sketch.num_columns), dtype=np.int64)
+    for variable in sketch.variables:
+        if isinstance(variable, Split):
+            table = table_of(variable)
+            where = sketch.columns[variable.node, variable.axis]
+            drawn[:, where] = table[rng.integers(len(table), size=count)]
+        else:
+            where = sketch.columns[variable.node, variable.kind]
+            drawn[:, where] = rng.integers(len(variable.options), size=(count, 1))
+    population = Population(sketch, np.unique(drawn, axis=0))
+    return population.take(np.flatnonzero(valid(population)))
+
+
+def table_of(split: Split) -> Ints:
+    return factorizations(split.extent, split.parts, MAX_INNERMOST)
+
+
+def valid(population: Population) -> NDArray[np.bool_]:
+    """[programs]: whether the unrolled tile of every tiled node is within what compiles quickly."""
+    keep = np.ones(len(population), dtype=bool)
+    for stage in population.sketch.tiled:
+        nest = Nest.of(population, stage)
+        tile = nest.extents[-1]
+        axis = nest.vector_axis()
+        elements = product(tile, len(population))
+        width = tile[axis] if axis is not None else np.ones_like(elements)
+        innermost = [tile[i] for i, a in enumerate(nest.node.axes) if a.kind is AxisKind.SPATIAL]
+        keep &= np.all(np.stack(innermost) <= MAX_INNERMOST, axis=0)
+        keep &= (elements <= MAX_TILE_ELEMENTS) & (elements // width <= MAX_UNROLLED)
+    return keep

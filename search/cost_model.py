@@ -1,0 +1,82 @@
+"""The learned cost model: gradient-boosted trees that correct the analytic estimate.
+
+The trees start from log(analytic seconds) as their base margin and learn what it gets wrong, so that few
+records already help, and none is the analytic model itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import xgboost
+from numpy.typing import NDArray
+
+from search.analytic import Estimate
+from search.nest import Floats
+
+MIN_RECORDS = 16
+ROUNDS = 60
+PARAMETERS = {
+    "max_depth": 6,
+    "eta": 0.15,
+    "min_child_weight": 1.0,
+    "lambda": 2.0,
+    "subsample": 0.9,
+    "objective": "reg:squarederror",
+    "tree_method": "hist",
+    "verbosity": 0,
+    "seed": 0,
+    "nthread": 1,
+}
+# A failed trial must rank behind every one that ran.
+FAILURE_FACTOR = 20.0
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Training data: features [records, NUM_FEATURES], analytic and measured seconds [records] (inf for a
+    failure), and the task each record belongs to [records]."""
+
+    features: NDArray[np.float32]
+    analytic_s: Floats
+    measured_s: Floats
+    task: NDArray[np.int64]
+
+
+class CostModel:
+    """Predicts seconds; without a booster it is the analytic model."""
+
+    def __init__(self, booster: xgboost.Booster | None = None) -> None:
+        self._booster = booster
+
+    @classmethod
+    def train(cls, examples: Examples) -> CostModel:
+        """Weighted by throughput, as in the paper: what is close to a task's best matters most."""
+        if np.isfinite(examples.measured_s).sum() < MIN_RECORDS:
+            return cls()
+        best = _best_of_task(examples)
+        measured = np.where(np.isfinite(examples.measured_s), examples.measured_s, best * FAILURE_FACTOR)
+        data = xgboost.DMatrix(
+            examples.features,
+            label=np.log(measured),
+            weight=np.maximum(best / measured, 0.05),
+            base_margin=np.log(examples.analytic_s),
+        )
+        return cls(xgboost.train(PARAMETERS, data, num_boost_round=ROUNDS))
+
+    def predict(self, features: NDArray[np.float32], estimate: Estimate) -> Floats:
+        """Predicted seconds [programs]."""
+        if self._booster is None or len(features) == 0:
+            return estimate.seconds
+        data = xgboost.DMatrix(features, base_margin=np.log(estimate.seconds))
+        return np.exp(self._booster.predict(data).astype(np.float64))
+
+
+def _best_of_task(examples: Examples) -> Floats:
+    """For every record the best seconds of its task; the median of all where nothing of it ran."""
+    ran = np.isfinite(examples.measured_s)
+    best = np.full(examples.task.max() + 1, np.inf)
+    np.minimum.at(best, examples.task[ran], examples.measured_s[ran])
+    best[np.isinf(best)] = np.median(examples.measured_s[ran])
+    return best[examples.task]

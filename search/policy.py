@@ -1,0 +1,156 @@
+"""What to measure next for one task: the face of the search towards the scheduler."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search.analytic import Estimate, estimate
+from search.annotate import sample
+from search.cost_model import CostModel, Examples
+from search.dag import Dag
+from search.device import Device
+from search.evolve import EvolutionConfig, evolve
+from search.features import extract
+from search.nest import Floats, Nest
+from search.program import Population, Program, gather
+from search.sketch import Sketch
+
+RANDOM_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class SearchTask:
+    """One workload on one device class."""
+
+    dag: Dag
+    sketches: tuple[Sketch, ...]
+    device: Device
+
+    def describe(self, population: Population) -> tuple[NDArray[np.float32], Estimate]:
+        guess = estimate(population, self.device)
+        return extract(self.dag, guess), guess
+
+    def predict(self, population: Population, model: CostModel) -> Floats:
+        """Predicted seconds [programs]."""
+        return model.predict(*self.describe(population))
+
+
+@dataclass(frozen=True)
+class Proposal:
+    program: Program
+    predicted_s: float
+
+
+@dataclass(frozen=True)
+class SearchConfig:
+    """How a batch is picked: `same_tile` is the largest share of it with one innermost tile."""
+
+    evolution: EvolutionConfig = field(default_factory=EvolutionConfig)
+    same_tile: float = 0.25
+
+
+Sample = tuple[SearchTask, Program, float]
+
+
+def train(samples: Sequence[Sample]) -> CostModel:
+    """A model of every sample: (task, program, measured seconds or inf for a failure)."""
+    groups: dict[tuple[int, str], list[Sample]] = defaultdict(list)
+    for item in samples:
+        groups[id(item[0]), item[1].sketch.key].append(item)
+    if not groups:
+        return CostModel()
+    numbers = {task: number for number, task in enumerate(dict.fromkeys(key[0] for key in groups))}
+    features, analytic, measured, tasks = [], [], [], []
+    for (task_id, _), items in groups.items():
+        described, guess = items[0][0].describe(gather([program for _, program, _ in items]))
+        features.append(described)
+        analytic.append(guess.seconds)
+        measured.append(np.array([seconds for _, _, seconds in items]))
+        tasks.append(np.full(len(items), numbers[task_id]))
+    return CostModel.train(
+        Examples(np.concatenate(features), np.concatenate(analytic), np.concatenate(measured), np.concatenate(tasks))
+    )
+
+
+def propose(
+    task: SearchTask,
+    model: CostModel,
+    measured: Sequence[tuple[Program, float]],
+    count: int,
+    rng: np.random.Generator,
+    exclude: Collection[Program] = (),
+    config: SearchConfig | None = None,
+) -> list[Proposal]:
+    """Up to `count` new programs, best predicted first, a few of them random; fewer when the space ends.
+
+    `measured` pairs programs with their seconds (inf for a failure); neither they nor `exclude` come again.
+    """
+    settings = config or SearchConfig()
+    known = {program for program, _ in measured} | set(exclude)
+    best_first = [program for program, seconds in sorted(measured, key=lambda m: m[1]) if np.isfinite(seconds)]
+    ranked = [
+        evolve(sketch, lambda p: task.predict(p, model), best_first, rng, settings.evolution)
+        for sketch in task.sketches
+    ]
+    num_random = int(rng.binomial(count, RANDOM_SHARE)) if measured else 0
+    limit = max(1, round(settings.same_tile * count))
+    picked = _pick(_merge(ranked, known), count - num_random, limit)
+    known |= {proposal.program for proposal in picked}
+    return picked + _pick(_random(task, model, known, rng), count - len(picked), count)
+
+
+def _merge(
+    ranked: Sequence[tuple[Population, Floats]], known: Collection[Program], depth: int = 256
+) -> Iterator[tuple[Proposal, object]]:
+    """The best of every sketch in one order, with the innermost tile of each; what is known left out."""
+    rows = [
+        (float(scores[row]), number, row)
+        for number, (population, scores) in enumerate(ranked)
+        for row in range(min(len(population), depth + len(known)))
+    ]
+    for seconds, number, row in sorted(rows):
+        population = ranked[number][0]
+        program = population.program(row)
+        if program not in known:
+            yield Proposal(program, seconds), _tile(population, row)
+
+
+def _tile(population: Population, row: int) -> object:
+    """What near-copies share: the innermost factors of every tiled node."""
+    one = population.take(np.array([row]))
+    return tuple(
+        tuple(int(extent[0]) for extent in Nest.of(one, stage).extents[-1]) for stage in population.sketch.tiled
+    )
+
+
+def _pick(candidates: Iterator[tuple[Proposal, object]], count: int, limit: int) -> list[Proposal]:
+    picked: list[Proposal] = []
+    passed_over: list[Proposal] = []
+    seen: dict[object, int] = defaultdict(int)
+    for proposal, tile in candidates:
+        if len(picked) == count:
+            break
+        seen[tile] += 1
+        (picked if seen[tile] <= limit else passed_over).append(proposal)
+    return picked + passed_over[: count - len(picked)]
+
+
+def _random(
+    task: SearchTask, model: CostModel, known: Collection[Program], rng: np.random.Generator
+) -> Iterator[tuple[Proposal, object]]:
+    """Programs nobody asked the model about, so that it also learns where it is wrong."""
+    drawn = [(sketch, sample(sketch, 64, rng)) for sketch in task.sketches]
+    pairs = [(population, row) for _, population in drawn for row in range(len(population))]
+    given: set[Program] = set()
+    for at in rng.permutation(len(pairs)):
+        population, row = pairs[at]
+        program = population.program(row)
+        if program not in known and program not in given:
+            given.add(program)
+            seconds = task.predict(population.take(np.array([row])), model)
+            yield Proposal(program, float(seconds[0])), program

@@ -1,0 +1,71 @@
+"""Questions about nodes that decide which derivation rules apply (paper table 1)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from search.dag import Access, Dag, Node
+
+
+def is_strictly_inlineable(node: Node) -> bool:
+    """Cheap enough to compute again wherever it is read: every load is at axes plus constants, in the
+    order of the axes and each at most once, without branches or expensive calls."""
+    if node.reduction or node.has_branch or node.is_expensive:
+        return False
+    return all(_reads_in_order(node, read) for read in node.reads)
+
+
+def needs_tiling(node: Node) -> bool:
+    """Whether data is reused: some input is read again for every value of an output axis."""
+    if not node.spatial or not all(i.affine for read in node.reads for i in read.indices):
+        return False
+    reused = sum(_misses_an_axis(node, read) for read in node.reads if read.buffer != node.write.buffer)
+    return reused >= 2 or (reused >= 1 and bool(node.reduction))
+
+
+def elementwise_consumer(dag: Dag, node: Node, inlined: Collection[str]) -> Node | None:
+    """Follows `node`'s only reader through inlined nodes to the first one that stays.
+
+    None unless every hop has one reader, the same output shape, and reads the value at its own position.
+    """
+    shape = dag.buffer[node.write.buffer].shape
+    current = node
+    while True:
+        readers = dag.consumers(current)
+        if len(readers) != 1:
+            return None
+        reader = readers[0]
+        same_shape = dag.buffer[reader.write.buffer].shape == shape
+        if reader.reduction or not same_shape or not _reads_own_position(reader, current.write.buffer):
+            return None
+        if reader.name not in inlined:
+            return reader
+        current = reader
+
+
+def _reads_in_order(node: Node, read: Access) -> bool:
+    if not all(index.is_single_axis for index in read.indices):
+        return False
+    axes = [index.terms[0][0] for index in read.indices if index.terms]
+    return axes == sorted(set(axes))
+
+
+def _misses_an_axis(node: Node, read: Access) -> bool:
+    used = {axis for index in read.indices for axis, _ in index.terms}
+    return any(node.axes[axis].extent > 1 and axis not in used for axis in node.spatial)
+
+
+def _reads_own_position(reader: Node, buffer: str) -> bool:
+    # An axis of extent 1 may be read as the constant 0.
+    reads = [read for read in reader.reads if read.buffer == buffer]
+    return all(
+        index.is_single_axis and index.offset == 0 and _is_axis(reader, index.terms, own.terms)
+        for read in reads
+        for index, own in zip(read.indices, reader.write.indices, strict=True)
+    )
+
+
+def _is_axis(
+    reader: Node, terms: tuple[tuple[int, int], ...], own: tuple[tuple[int, int], ...]
+) -> bool:
+    return terms == own or all(reader.axes[axis].extent == 1 for axis, _ in (*terms, *own))
