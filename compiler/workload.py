@@ -1,0 +1,78 @@
+"""A workload: one fused subgraph as a TVM module, its text and its name.
+
+A workload is an IRModule with a single PrimFunc `main`, in the form that MetaSchedule looks up: only then do a
+record of ours and a record of MetaSchedule mean the same subgraph.
+"""
+
+from __future__ import annotations
+
+import json
+
+import tvm
+import tvm_ffi
+from tvm.tirx import PrimFunc
+
+# A fused subgraph is tens of kilobytes of text; TVM needs about fifty times the text in memory.
+MAX_TEXT_BYTES = 32 << 20
+
+
+def normalise(func: PrimFunc) -> tvm.IRModule:
+    """The workload of one PrimFunc, the way MetaSchedule's extract_tasks and ApplyDatabase make it.
+
+    a private function  ->  IRModule {main: the function, global symbol "main", no aliasing}
+    """
+    if "global_symbol" not in func.attrs:
+        func = func.with_attr("global_symbol", "main")
+    return tvm.IRModule({"main": func.with_attr("tirx.noalias", True)})
+
+
+def workload_hash(mod: tvm.IRModule) -> str:
+    """The structural hash in decimal digits, as it stands in a MetaSchedule database."""
+    return str(tvm_ffi.structural_hash(mod))
+
+
+def to_json(mod: tvm.IRModule) -> str:
+    return tvm.ir.save_json(mod)
+
+
+def from_json(text: str) -> tvm.IRModule:
+    """The workload whose text `to_json` wrote, in this version of TVM or an older one.
+
+    Raises ValueError for anything else. TVM's own parser is native code that trusts its input: text from
+    outside the service belongs into a child process (see compiler.contained).
+    """
+    if len(text) > MAX_TEXT_BYTES:
+        raise ValueError(f"a workload of {len(text)} characters is larger than the limit of {MAX_TEXT_BYTES}")
+    _check_graph(text)
+    try:
+        mod = tvm.ir.load_json(text)
+    except Exception as error:
+        raise ValueError(f"not a TVM module: {_first_line(error)}") from error
+    return _check_workload(mod)
+
+
+def _check_graph(text: str) -> None:
+    try:
+        graph = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not a TVM module: {error}") from error
+    nodes = graph.get("nodes") if isinstance(graph, dict) else None
+    if not isinstance(nodes, list) or not all(isinstance(node, dict) for node in nodes):
+        raise ValueError("not a TVM module: the text has no list of nodes")
+    root = graph.get("root_index")
+    if not isinstance(root, int) or not 0 <= root < len(nodes):
+        raise ValueError("not a TVM module: root_index names none of the nodes")
+
+
+def _check_workload(mod: object) -> tvm.IRModule:
+    if not isinstance(mod, tvm.IRModule):
+        raise ValueError(f"not a TVM module: the text holds a {type(mod).__name__}")
+    functions = {name.name_hint: function for name, function in mod.functions_items()}
+    if list(functions) != ["main"] or not isinstance(functions["main"], PrimFunc):
+        raise ValueError("not a workload: a workload is one PrimFunc called main")
+    return mod
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
