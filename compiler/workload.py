@@ -1,7 +1,7 @@
 """A workload: one fused subgraph as a TVM module, its text and its name.
 
-A workload is an IRModule with a single PrimFunc `main`, in the form that MetaSchedule looks up: only then do a
-record of ours and a record of MetaSchedule mean the same subgraph.
+A workload is an IRModule with a single PrimFunc `main`, in the form that MetaSchedule looks up: only then do
+a record of ours and a record of MetaSchedule mean the same subgraph.
 """
 
 from __future__ import annotations
