@@ -1,0 +1,1 @@
+"""The tuning process: rounds of the search, driven by short steps that Celery wakes."""

@@ -1,0 +1,61 @@
+"""A message broker that is a folder: no server to install, messages survive a restart.
+
+It is kombu's filesystem transport with its two races closed. kombu writes a message under the name that
+readers look for, so a reader may find it half written; and it moves a message through the system's
+temporary folder, so a full or foreign one loses it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from kombu.exceptions import ChannelError
+from kombu.transport import filesystem
+
+log = logging.getLogger(__name__)
+
+
+class Channel(filesystem.Channel):
+    """Messages are files, written whole and taken by the reader that removes them."""
+
+    # kombu's own classes disagree on the name of the second argument.
+    def _put(self, queue: str, payload: dict[str, Any], **kwargs: Any) -> None:  # type: ignore[override]
+        path = Path(self.data_folder_out, f"{time.time_ns():020}_{uuid.uuid4()}.{queue}.msg")
+        part = path.with_suffix(".part")
+        try:
+            part.write_text(json.dumps(payload))
+            part.replace(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise ChannelError(f"cannot write a message to {path.parent}: {error.strerror}") from error
+
+    def _get(self, queue: str, timeout: float | None = None) -> dict[str, Any]:
+        for path in sorted(Path(self.data_folder_in).glob(f"*.{queue}.msg")):
+            message = _take(path)
+            if message is not None:
+                return message
+        raise Empty
+
+
+class Transport(filesystem.Transport):
+    Channel = Channel
+
+
+def _take(path: Path) -> dict[str, Any] | None:
+    """The message, or None when another reader took it first or it is damaged (the sweep repairs that)."""
+    try:
+        text = path.read_text()
+        path.unlink()
+        message = json.loads(text)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        log.warning("dropped the damaged message %s: %s", path.name, error)
+        return None
+    return message if isinstance(message, dict) else None
