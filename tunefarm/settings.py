@@ -1,0 +1,71 @@
+"""The command's settings: flags over environment (`TUNEFARM_*`) over a TOML file over the values here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+from pydantic import Field, SecretStr, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from tunefarm.errors import CommandError, ExitCode
+
+
+def config_file() -> Path:
+    """The TOML file that is read when it exists: `TUNEFARM_CONFIG`, or the user's own."""
+    default = platformdirs.user_config_path("tunefarm") / "config.toml"
+    return Path(os.environ.get("TUNEFARM_CONFIG") or default)
+
+
+class Settings(BaseSettings):
+    """Where the service is, or how to start one. Ports of 0 take any free one."""
+
+    model_config = SettingsConfigDict(env_prefix="TUNEFARM_", env_ignore_empty=True, extra="ignore")
+
+    server: str | None = None
+    token: SecretStr | None = None
+    data: Path = Field(default_factory=lambda: platformdirs.user_data_path("tunefarm"))
+    host: str = "127.0.0.1"
+    port: int = Field(default=8760, ge=0, le=65535)
+    grpc_port: int = Field(default=8761, ge=0, le=65535)
+    threads: int | None = Field(default=None, ge=1)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        file = TomlConfigSettingsSource(settings_cls, config_file())
+        return init_settings, env_settings, file
+
+    @property
+    def secret(self) -> str | None:
+        """The token in clear."""
+        return self.token.get_secret_value() if self.token else None
+
+
+def load(**flags: Any) -> Settings:
+    """The settings, with the flags that were given. Raises CommandError naming the one that is wrong."""
+    try:
+        return Settings(**{name: value for name, value in flags.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise CommandError(
+            f"setting {name} is wrong: {first['msg'].lower()}, not {first['input']!r} "
+            f"(it comes from a flag, TUNEFARM_{name.upper()} or {config_file()})",
+            ExitCode.USAGE,
+        ) from error
+    except (ValueError, OSError) as error:
+        raise CommandError(f"{config_file()} is not readable TOML: {error}", ExitCode.USAGE) from error
