@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
+
+from records.statements import lock_job
+from records.tables import EventRow
 
 
 @dataclass(frozen=True)
@@ -19,10 +23,15 @@ class Event:
 
 
 def append(session: Session, job_id: str, kind: str, data: dict[str, Any], now: float) -> None:
-    """Raises JobNotFound."""
-    raise NotImplementedError
+    """Append to the events of a job that exists. `data` must be JSON, so without NaN or infinity."""
+    # Ids are drawn under the job's lock, so that none becomes visible after a higher one of the same job:
+    # whoever reads on after the last id it saw misses nothing.
+    lock_job(session, job_id)
+    session.execute(insert(EventRow).values(job_id=job_id, kind=kind, data=data, at=now))
 
 
 def since(session: Session, job_id: str, after_id: int, limit: int) -> list[Event]:
     """The job's events with an id above `after_id`, oldest first; none for an unknown job."""
-    raise NotImplementedError
+    where = (EventRow.job_id == job_id, EventRow.id > after_id)
+    rows = session.scalars(select(EventRow).where(*where).order_by(EventRow.id).limit(limit))
+    return [Event(row.id, row.kind, row.data, row.at) for row in rows]

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sqlalchemy import select
 from sqlalchemy.orm import Session
 
+from records import blobs
+from records.database import NotFound
+from records.statements import insert_missing
+from records.tables import BlobRow, ModelRow
 
-class ModelNotFound(KeyError):
+
+class ModelNotFound(NotFound):
     """No model has this digest."""
 
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A stored model; its bytes are the blob `sha`."""
+    """A stored model; its bytes are the blob `sha`, `size` their number."""
 
     sha: str
     name: str
@@ -23,9 +29,16 @@ class ModelInfo:
 
 def add(session: Session, sha: str, name: str, now: float) -> ModelInfo:
     """Make the stored blob `sha` a model; a model that is known keeps its first name. Raises BlobNotFound."""
-    raise NotImplementedError
+    if blobs.size(session, sha) is None:
+        raise blobs.BlobNotFound(f"there is no blob {sha!r}")
+    insert_missing(session, ModelRow, {"sha": sha, "name": name, "created_at": now}, key=["sha"])
+    return get(session, sha)
 
 
 def get(session: Session, sha: str) -> ModelInfo:
     """Raises ModelNotFound."""
-    raise NotImplementedError
+    columns = select(ModelRow.sha, ModelRow.name, BlobRow.size, ModelRow.created_at)
+    row = session.execute(columns.join(BlobRow, BlobRow.sha == ModelRow.sha).where(ModelRow.sha == sha)).first()
+    if row is None:
+        raise ModelNotFound(f"there is no model {sha!r}")
+    return ModelInfo(*row)

@@ -1,0 +1,46 @@
+"""What statements need beyond SQLAlchemy: inserts that repeat harmlessly, and how many rows an update found."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from sqlalchemy import CursorResult, select
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.orm import Session
+from sqlalchemy.sql.dml import Delete, Update
+
+from records.tables import Base, JobRow
+
+ConflictInsert = postgresql.Insert | sqlite.Insert
+
+
+def insert_into(session: Session, table: type[Base]) -> ConflictInsert:
+    """An INSERT of the session's dialect, for its ON CONFLICT clause."""
+    if session.get_bind().dialect.name == "postgresql":
+        return postgresql.insert(table)
+    return sqlite.insert(table)
+
+
+def insert_missing(session: Session, table: type[Base], row: Mapping[str, Any], key: Sequence[str]) -> bool:
+    """Insert a row unless one with the same `key` columns is there; whether it was inserted."""
+    statement = insert_into(session, table).on_conflict_do_nothing(index_elements=list(key))
+    result = session.execute(statement.values(row))
+    return cast("CursorResult[Any]", result).rowcount == 1
+
+
+def changed(session: Session, statement: Update | Delete) -> int:
+    """Run a guarded statement; how many rows passed its guard."""
+    return cast("CursorResult[Any]", session.execute(statement)).rowcount
+
+
+def lock_job(session: Session, job_id: str) -> str | None:
+    """The job's state, which nobody else can change until this transaction ends; None for an unknown job."""
+    # FOR NO KEY UPDATE: rows that refer to the job may still be added meanwhile.
+    return session.scalar(select(JobRow.state).where(JobRow.id == job_id).with_for_update(key_share=True))
+
+
+def digest(text: str) -> str:
+    """SHA-256 in hex, to look a long text up by."""
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,243 @@
+"""The tables. `records/migrations` makes them; a test holds the two equal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+)
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+# SQLite counts rows up by itself only in a column declared INTEGER.
+RowId = BigInteger().with_variant(Integer, "sqlite")
+Json = JSON(none_as_null=True)
+
+
+class Prose(TypeDecorator[str]):
+    """Text that people read and others wrote: characters that a database can't hold are replaced."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        if value is None:
+            return None
+        return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+
+
+class Base(DeclarativeBase):
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+    type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads it from the class
+        str: Text,
+        float: Double,
+        dict[str, Any]: Json,
+        list[Any]: Json,
+    }
+
+
+class BlobRow(Base):
+    __tablename__ = "blobs"
+    sha: Mapped[str] = mapped_column(primary_key=True)
+    size: Mapped[int] = mapped_column(BigInteger)
+
+
+class ChunkRow(Base):
+    __tablename__ = "blob_chunks"
+    sha: Mapped[str] = mapped_column(ForeignKey("blobs.sha"), primary_key=True)
+    position: Mapped[int] = mapped_column(primary_key=True)
+    data: Mapped[bytes] = mapped_column(LargeBinary)
+
+
+class ModelRow(Base):
+    __tablename__ = "models"
+    sha: Mapped[str] = mapped_column(ForeignKey("blobs.sha"), primary_key=True)
+    name: Mapped[str] = mapped_column(Prose)
+    created_at: Mapped[float]
+
+
+class DeviceClassRow(Base):
+    __tablename__ = "device_classes"
+    key: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(index=True)
+    device: Mapped[str]
+    target: Mapped[str]
+
+
+class WorkerRow(Base):
+    __tablename__ = "workers"
+    id: Mapped[str] = mapped_column(primary_key=True)
+    session_id: Mapped[str]
+    device_class: Mapped[str | None] = mapped_column(ForeignKey("device_classes.key"))
+    state: Mapped[str]
+    last_seen_at: Mapped[float]
+    trials_done: Mapped[int] = mapped_column(default=0)
+    failures: Mapped[int] = mapped_column(default=0)
+
+
+class FencedSessionRow(Base):
+    """A session whose worker has a newer one."""
+
+    __tablename__ = "fenced_sessions"
+    worker_id: Mapped[str] = mapped_column(ForeignKey("workers.id"), primary_key=True)
+    session_id: Mapped[str] = mapped_column(primary_key=True)
+    fenced_at: Mapped[float]
+
+
+class JobRow(Base):
+    __tablename__ = "jobs"
+    __table_args__ = (Index(None, "created_at", "id"), Index(None, "state"))
+    id: Mapped[str] = mapped_column(primary_key=True)
+    idempotency_key: Mapped[str | None] = mapped_column(unique=True)
+    model_sha: Mapped[str] = mapped_column(ForeignKey("models.sha"))
+    model_name: Mapped[str] = mapped_column(Prose)
+    shapes: Mapped[dict[str, Any]]
+    target: Mapped[str] = mapped_column(Prose)
+    trials: Mapped[int]
+    minutes: Mapped[float | None]
+    seed: Mapped[int] = mapped_column(BigInteger)
+    state: Mapped[str]
+    error: Mapped[str | None] = mapped_column(Prose)
+    message: Mapped[str] = mapped_column(Prose)
+    device_class: Mapped[str | None] = mapped_column(ForeignKey("device_classes.key"))
+    created_at: Mapped[float]
+    started_at: Mapped[float | None]
+    finished_at: Mapped[float | None]
+    untuned_secs: Mapped[list[Any] | None]
+    tuned_secs: Mapped[list[Any] | None]
+    untuned_artifact_sha: Mapped[str | None] = mapped_column(ForeignKey("blobs.sha"))
+    artifact_sha: Mapped[str | None] = mapped_column(ForeignKey("blobs.sha"))
+    holder: Mapped[str | None]
+    held_until: Mapped[float | None]
+
+
+class WorkloadRow(Base):
+    __tablename__ = "workloads"
+    hash: Mapped[str] = mapped_column(primary_key=True)
+    module_json: Mapped[str]
+
+
+class TaskRow(Base):
+    __tablename__ = "tasks"
+    __table_args__ = (UniqueConstraint("job_id", "workload_hash"),)
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    workload_hash: Mapped[str] = mapped_column(ForeignKey("workloads.hash"))
+    name: Mapped[str] = mapped_column(Prose)
+    weight: Mapped[int]
+    flops: Mapped[float]
+    covered: Mapped[bool]
+    reason: Mapped[str] = mapped_column(Prose)
+    constants: Mapped[list[Any]]
+
+
+class LeaseRow(Base):
+    __tablename__ = "leases"
+    __table_args__ = (Index(None, "closed_at", "expires_at"), Index(None, "worker_id", "closed_at"))
+    id: Mapped[str] = mapped_column(primary_key=True)
+    worker_id: Mapped[str]
+    session_id: Mapped[str]
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    attempt: Mapped[int]
+    taken_at: Mapped[float]
+    expires_at: Mapped[float]
+    closed_at: Mapped[float | None]
+
+
+class TrialRow(Base):
+    __tablename__ = "trials"
+    # A trace is too long for an index of PostgreSQL, so its digest stands for it.
+    __table_args__ = (
+        UniqueConstraint("job_id", "workload_hash", "trace_sha"),
+        Index(None, "state", "id"),
+        Index(None, "job_id", "state"),
+        Index(None, "task_id", "state"),
+        # Pending trials may be deleted; their ids must not come back as other trials.
+        {"sqlite_autoincrement": True},
+    )
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    task_id: Mapped[int] = mapped_column(ForeignKey("tasks.id"))
+    workload_hash: Mapped[str]
+    round: Mapped[int]
+    program: Mapped[dict[str, Any] | None]
+    trace: Mapped[str]
+    trace_sha: Mapped[str]
+    predicted_s: Mapped[float]
+    state: Mapped[str]
+    attempts: Mapped[int]
+    lease_id: Mapped[str | None] = mapped_column(ForeignKey("leases.id"), index=True)
+    outcome: Mapped[str | None]
+    run_secs: Mapped[list[Any] | None]
+    build_secs: Mapped[float | None]
+    error: Mapped[str] = mapped_column(Prose)
+    created_at: Mapped[float]
+    finished_at: Mapped[float | None]
+
+
+class ModuleRunRow(Base):
+    __tablename__ = "module_runs"
+    __table_args__ = (UniqueConstraint("job_id", "kind", "artifact_sha"), Index(None, "state", "id"))
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    kind: Mapped[str]
+    artifact_sha: Mapped[str] = mapped_column(ForeignKey("blobs.sha"))
+    state: Mapped[str]
+    attempts: Mapped[int]
+    lease_id: Mapped[str | None] = mapped_column(ForeignKey("leases.id"), index=True)
+    outcome: Mapped[str | None]
+    run_secs: Mapped[list[Any] | None]
+    build_secs: Mapped[float | None]
+    error: Mapped[str] = mapped_column(Prose)
+    outputs_sha: Mapped[str | None] = mapped_column(ForeignKey("blobs.sha"))
+    created_at: Mapped[float]
+    finished_at: Mapped[float | None]
+
+
+class RecordRow(Base):
+    __tablename__ = "records"
+    __table_args__ = (
+        UniqueConstraint("workload_hash", "device_class", "trace_sha"),
+        Index(None, "workload_hash", "device_class", "latency_s"),
+        Index(None, "device_class", "created_at"),
+    )
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    workload_hash: Mapped[str] = mapped_column(ForeignKey("workloads.hash"))
+    device_class: Mapped[str] = mapped_column(ForeignKey("device_classes.key"))
+    trace: Mapped[str]
+    trace_sha: Mapped[str]
+    program: Mapped[dict[str, Any] | None]
+    latency_s: Mapped[float | None]
+    run_secs: Mapped[list[Any]]
+    outcome: Mapped[str]
+    target: Mapped[str]
+    source: Mapped[str]
+    created_at: Mapped[float]
+
+
+class EventRow(Base):
+    __tablename__ = "events"
+    __table_args__ = (Index(None, "job_id", "id"),)
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
+    kind: Mapped[str]
+    data: Mapped[dict[str, Any]]
+    at: Mapped[float]
