@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search.dag import Access, Dag, Node
+from search.dag import Access, Dag
 from search.device import Device
 from search.nest import Floats, Nest, footprint_bytes, region
 from search.program import Population
@@ -117,7 +117,7 @@ def _register_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
     elements = np.prod(np.stack(tile), axis=0, dtype=np.float64)
     accumulators = elements / width * vectors
     loads = np.zeros_like(width)
-    for read in _inputs(node):
+    for read in node.reads:
         loads = loads + _loads(read, nest, tile, axis, lanes)
     resident = accumulators + np.minimum(vectors, 4)
     spills = 2 * np.maximum(resident - VECTOR_REGISTERS, 0)
@@ -168,13 +168,9 @@ def _loads(
     return distinct * (_vector_pieces(width, lanes) if contiguous else 2 * width)
 
 
-def _inputs(node: Node) -> list[Access]:
-    return [read for read in node.reads if read.buffer != node.write.buffer]
-
-
 def _traffic_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
     """Bytes that cross into each cache level, and the footprint at each boundary."""
-    accesses = [*_inputs(nest.node), nest.node.write]
+    accesses = [*nest.node.reads, nest.node.write]
     footprints, crossings = [], []
     for boundary in range(nest.depth + 1):
         inner = nest.inside(boundary)
@@ -238,22 +234,13 @@ def _moved_seconds(population: Population, stage: Stage, device: Device) -> Floa
     rate = L2_BYTES if buffer.num_bytes * 2 < device.l2_bytes * device.cores else L3_BYTES
     at_root = np.full(len(population), 2 * elements * buffer.item_bytes / rate)
     costs = [inlined, at_root + PARALLEL_LAUNCH_S * CYCLES_PER_S * device.cores]
-    for level in range(1, len(_options(sketch, stage)) - 1):
+    for level in range(1, sketch.deepest_location(stage) + 1):
         inner = nest.inside(level)
         tile = sum(np.prod(np.stack(region(r, inner, buffer.shape)), axis=0, dtype=np.float64) for r in reads)
         visits = np.prod([nest.trips(i) for i in range(level)], axis=0, dtype=np.float64)
         costs.append(tile * visits * (BRANCH_CYCLES / lanes + 2 * buffer.item_bytes / L1_BYTES))
     chosen = np.choose(population.column(stage.node, "location"), costs)
     return np.asarray(chosen / CYCLES_PER_S / device.cores)
-
-
-def _options(sketch: Sketch, stage: Stage) -> tuple[int | str, ...]:
-    from search.sketch import Choice
-
-    for variable in sketch.variables:
-        if isinstance(variable, Choice) and (variable.node, variable.kind) == (stage.node, "location"):
-            return variable.options
-    raise KeyError(stage.node)
 
 
 def _fixed_seconds(sketch: Sketch, device: Device) -> float:

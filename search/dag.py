@@ -73,7 +73,8 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Node:
-    """One loop nest. `flops` counts the arithmetic of a single iteration."""
+    """One loop nest. `flops` counts the arithmetic of a single iteration; a reduction's accumulator is not
+    among its `reads`."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -107,7 +108,7 @@ class Dag:
     def __post_init__(self) -> None:
         ready = {b.name for b in self.buffers if b.role is BufferRole.INPUT}
         for node in self.nodes:
-            missing = {read.buffer for read in node.reads} - ready - {node.write.buffer}
+            missing = {read.buffer for read in node.reads} - ready
             if missing:
                 raise ValueError(f"{node.name} reads {sorted(missing)} before they are written")
             if node.write.buffer in ready:

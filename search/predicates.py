@@ -19,7 +19,7 @@ def needs_tiling(node: Node) -> bool:
     """Whether data is reused: some input is read again for every value of an output axis."""
     if not node.spatial or not all(i.affine for read in node.reads for i in read.indices):
         return False
-    reused = sum(_misses_an_axis(node, read) for read in node.reads if read.buffer != node.write.buffer)
+    reused = sum(_misses_an_axis(node, read) for read in node.reads)
     return reused >= 2 or (reused >= 1 and bool(node.reduction))
 
 

@@ -149,9 +149,13 @@ class Sketch:
     def _locations(self, stage: Stage) -> tuple[str, ...]:
         """Places for a movable node: inlined, a nest of its own, or inside its consumer's loops after
         the first one, two, ... tile levels, down to the outermost reduction level."""
+        levels = range(1, self.deepest_location(stage) + 1)
+        return ("inline", "root", *(str(level) for level in levels))
+
+    def deepest_location(self, stage: Stage) -> int:
+        """The number of its host's tile levels inside which a movable stage may be computed."""
         host = self.host(stage)
-        depth = host.structure.index("R") + 1 if host and len(host.structure) > 3 else int(host is not None)
-        return ("inline", "root", *(str(level) for level in range(1, depth + 1)))
+        return host.structure.index("R") + int(host.structure.count("R") > 1) if host else 0
 
 
 class Verdict(Enum):

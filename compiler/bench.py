@@ -1,0 +1,222 @@
+"""Build, verify and time candidates and whole modules on this machine: what a worker's child does.
+
+A candidate is timed as it will be deployed: between the repeats the constants of the model (weights) are
+flushed from the caches, because a network streams them, while the activations stay.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tvm
+import tvm_ffi
+from numpy.typing import NDArray
+from tvm import relax, tirx
+
+from compiler.artifact import unpack
+from compiler.lower import LoweringError, apply_trace
+from compiler.target import parse_target
+from compiler.workload import from_json
+from search.measurement import Measurement, Outcome
+
+FLUSH = "tunefarm.flush_constants"
+SEED = 0
+# A candidate is repeated until its timing has taken this long, within these bounds.
+TIMING_S = 0.06
+MIN_REPEATS, MAX_REPEATS = 3, 30
+MODULE_TIMING_S = 3.0
+MAX_MODULE_REPEATS = 50
+RELATIVE_TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "float16": 2e-2, "bfloat16": 5e-2}
+
+PROBE_KERNEL = """
+from tvm.script import tirx as T
+
+@T.prim_func(s_tir=True)
+def main(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")):
+    T.func_attr({"tirx.noalias": True})
+    for i in range(64):
+        with T.sblock("double"):
+            vi = T.axis.spatial(64, i)
+            b[vi] = a[vi] * T.float32(2)
+"""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A compiled candidate, ready to run."""
+
+    library: Any
+    build_secs: float
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """A workload's fixed inputs and the outputs that every candidate must give."""
+
+    arguments: tuple[NDArray[Any], ...]
+    outputs: tuple[int, ...]
+    reference: tuple[NDArray[Any], ...]
+
+
+class Bench:
+    """Measures on this machine's CPU. Bad candidates come back as measurements, never as exceptions.
+
+    `TVM_NUM_THREADS` in the environment sets how many threads they run on; TVM reads it once.
+    """
+
+    def __init__(self, target: str) -> None:
+        """Raises ValueError when TVM doesn't know the target."""
+        self._target = parse_target(target)
+        self._device = tvm.cpu()
+        self._subject = lru_cache(maxsize=64)(self._make_subject)
+
+    def build(self, module_json: str, trace: str) -> Built | Measurement:
+        """Replays a trace on a workload and compiles it."""
+        start = time.perf_counter()
+        try:
+            scheduled = apply_trace(from_json(module_json), trace)
+            library = tvm.compile(scheduled, target=self._target)
+        except (LoweringError, ValueError, tvm.TVMError, tvm_ffi.core.Error) as error:
+            return Measurement(Outcome.BUILD_ERROR, error=_tail(error))
+        return Built(library, time.perf_counter() - start)
+
+    def run(self, built: Built, module_json: str, constants: Sequence[int]) -> Measurement:
+        """Checks a candidate's outputs against the unscheduled workload's, then times it."""
+        try:
+            subject = self._subject(module_json)
+            arguments = self._place(subject)
+            built.library["main"](*arguments)
+            wrong = _difference(subject, arguments)
+            if wrong:
+                return Measurement(Outcome.WRONG_RESULT, build_secs=built.build_secs, error=wrong)
+            secs = self._time(built.library, arguments, constants)
+        except (ValueError, tvm.TVMError, tvm_ffi.core.Error) as error:
+            return Measurement(Outcome.RUN_ERROR, build_secs=built.build_secs, error=_tail(error))
+        return Measurement(Outcome.OK, secs, built.build_secs)
+
+    def measure_module(self, artifact: bytes) -> Measurement:
+        """Times a packed module end to end with random inputs."""
+        try:
+            library, manifest = unpack(artifact)
+            with tempfile.TemporaryDirectory() as folder:
+                path = Path(folder) / "model.so"
+                path.write_bytes(library)
+                machine = relax.VirtualMachine(tvm.runtime.load_module(str(path)), self._device)
+                rng = np.random.default_rng(SEED)
+                inputs = [self._tensor(_random(spec.shape, spec.dtype, rng)) for spec in manifest.inputs]
+                secs = _time_calls(lambda: machine["main"](*inputs))
+        except (ValueError, OSError, tvm.TVMError, tvm_ffi.core.Error) as error:
+            return Measurement(Outcome.RUN_ERROR, error=_tail(error))
+        return Measurement(Outcome.OK, secs)
+
+    def self_check(self) -> None:
+        """Compiles, runs and verifies a tiny kernel. Raises RuntimeError when this machine can't be trusted."""
+        module = tvm.IRModule({"main": tvm.script.from_source(PROBE_KERNEL)})
+        given = np.arange(64, dtype="float32")
+        arguments = [self._tensor(given), self._tensor(np.zeros(64, dtype="float32"))]
+        tvm.compile(module, target=self._target)["main"](*arguments)
+        if not np.array_equal(arguments[1].numpy(), given * 2):
+            raise RuntimeError("the probe kernel computed a wrong result on this machine")
+
+    def _make_subject(self, module_json: str) -> _Subject:
+        module = from_json(module_json)
+        function = module["main"]
+        outputs = _outputs(function)
+        rng = np.random.default_rng(SEED)
+        arguments = tuple(_random(_shape(p), str(p.ty.dtype), rng) for p in function.params)
+        placed = [self._tensor(argument) for argument in arguments]
+        tvm.compile(module, target=self._target)["main"](*placed)
+        return _Subject(arguments, outputs, tuple(placed[i].numpy() for i in outputs))
+
+    def _place(self, subject: _Subject) -> list[Any]:
+        """Fresh copies of the inputs; outputs start as garbage that no correct kernel leaves behind."""
+        placed = [self._tensor(argument) for argument in subject.arguments]
+        for i in subject.outputs:
+            garbage = np.full(subject.arguments[i].shape, 113, dtype=subject.arguments[i].dtype)
+            placed[i] = self._tensor(garbage)
+        return placed
+
+    def _tensor(self, array: NDArray[Any]) -> Any:
+        return tvm.runtime.tensor(array, device=self._device)
+
+    def _time(self, library: Any, arguments: list[Any], constants: Sequence[int]) -> tuple[float, ...]:
+        _flush_between_repeats(constants)
+        first = self._evaluate(library, arguments, 1)[0]
+        repeats = min(max(int(TIMING_S / first), MIN_REPEATS), MAX_REPEATS)
+        return self._evaluate(library, arguments, repeats)
+
+    def _evaluate(self, library: Any, arguments: list[Any], repeats: int) -> tuple[float, ...]:
+        timer = library.mod.time_evaluator(
+            "main", self._device, number=1, repeat=repeats, f_preproc=FLUSH
+        )
+        return tuple(float(secs) for secs in timer(*arguments).results)
+
+
+def _flush_between_repeats(constants: Sequence[int]) -> None:
+    """Registers, under the name that the timer calls, a flush of the arguments at `constants`."""
+    flush = tvm.get_global_func("cache_flush_cpu_non_first_arg")
+
+    def flush_constants(*arguments: Any) -> None:
+        if constants:
+            flush(arguments[0], *(arguments[i] for i in constants))
+
+    tvm_ffi.register_global_func(FLUSH, flush_constants, override=True)
+
+
+def _time_calls(call: Any) -> tuple[float, ...]:
+    """Wall-clock seconds of repeated calls after a first, untimed one."""
+    call()
+    secs: list[float] = []
+    while len(secs) < MIN_REPEATS or (sum(secs) < MODULE_TIMING_S and len(secs) < MAX_MODULE_REPEATS):
+        start = time.perf_counter()
+        call()
+        secs.append(time.perf_counter() - start)
+    # The first repeats still find cold caches and a sleeping thread pool; a median shrugs them off.
+    return tuple(secs) if len(secs) > MIN_REPEATS else (*secs, statistics.median(secs))
+
+
+def _difference(subject: _Subject, arguments: Sequence[Any]) -> str:
+    """Empty when all outputs agree with the reference, else where they don't."""
+    for i, expected in zip(subject.outputs, subject.reference, strict=True):
+        actual = arguments[i].numpy()
+        tolerance = RELATIVE_TOLERANCE.get(str(expected.dtype), 0.0)
+        scale = float(np.max(np.abs(expected.astype(np.float64)), initial=0.0))
+        close = np.isclose(actual, expected, rtol=tolerance, atol=0.1 * tolerance * scale, equal_nan=True)
+        if not close.all():
+            worst = np.max(np.abs(actual.astype(np.float64) - expected.astype(np.float64)))
+            return f"output {i}: {np.count_nonzero(~close)} of {close.size} values differ, by up to {worst:.3g}"
+    return ""
+
+
+def _outputs(function: tirx.PrimFunc) -> tuple[int, ...]:
+    """Positions of the parameters that the function writes."""
+    written: list[Any] = []
+
+    def collect(store: Any) -> None:
+        written.append(store.buffer)
+
+    tvm_ffi.structural_walk(function.body, [(tirx.BufferStore, collect)])
+    return tuple(i for i, p in enumerate(function.params) if any(p.same_as(buffer) for buffer in written))
+
+
+def _shape(parameter: Any) -> tuple[int, ...]:
+    return tuple(int(extent) for extent in parameter.ty.shape)
+
+
+def _random(shape: Sequence[int], dtype: str, rng: np.random.Generator) -> NDArray[Any]:
+    """Normal floats; integers are 0 or 1, which is in range wherever they are used as indices."""
+    if dtype.startswith(("int", "uint", "bool")):
+        return rng.integers(0, 2, size=shape).astype(dtype)
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def _tail(error: BaseException, length: int = 2000) -> str:
+    return str(error)[-length:]

@@ -1,0 +1,89 @@
+"""What this machine is, as a device fingerprint, and how TVM is told to generate code for it."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+from pathlib import Path
+
+import tvm
+
+from search.device import Device
+
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+# Assumed where the system tells nothing: a small core's.
+DEFAULT_CACHES = {"l1": 32 << 10, "l2": 512 << 10, "l3": 2 << 20}
+
+
+def probe(cores: int | None = None) -> Device:
+    """This machine's CPU; `cores` is how many of them candidates run on, all that the process may use by default."""
+    mcpu = str(tvm.get_global_func("target.llvm_get_system_cpu")())
+    triple = f"{platform.machine()}-linux-gnu"
+    features = _features()
+    num_cores = cores or len(os.sched_getaffinity(0))
+    caches = _cache_bytes()
+    return Device(
+        name=platform.node() or "local",
+        triple=triple,
+        mcpu=mcpu,
+        features=features,
+        cores=num_cores,
+        vector_bytes=_vector_bytes(features),
+        l1_bytes=caches["l1"],
+        l2_bytes=caches["l2"],
+        l3_bytes=caches["l3"],
+        toolchain=_toolchain(),
+        target=_target(triple, mcpu, num_cores),
+    )
+
+
+def parse_target(text: str) -> tvm.target.Target:
+    """Raises ValueError when the text is not a target TVM knows."""
+    try:
+        return tvm.target.Target(json.loads(text))
+    except (ValueError, TypeError, tvm.TVMError) as error:
+        raise ValueError(f"not a target that TVM knows: {text[:200]}") from error
+
+
+def _target(triple: str, mcpu: str, cores: int) -> str:
+    facts = {"kind": "llvm", "mtriple": triple, "mcpu": mcpu, "num-cores": cores}
+    return json.dumps(facts, sort_keys=True, separators=(",", ":"))
+
+
+def _features() -> tuple[str, ...]:
+    """The vector instruction sets that the kernel reports."""
+    for line in _read(Path("/proc/cpuinfo")).splitlines():
+        if line.startswith(("flags", "Features")):
+            flags = line.partition(":")[2].split()
+            return tuple(sorted(f for f in flags if f.startswith(("avx", "sse4", "asimd", "sve", "fma", "neon"))))
+    return ()
+
+
+def _vector_bytes(features: tuple[str, ...]) -> int:
+    if "avx512f" in features:
+        return 64
+    return 32 if "avx2" in features else 16
+
+
+def _cache_bytes() -> dict[str, int]:
+    found = dict(DEFAULT_CACHES)
+    for folder in sorted(CACHES.glob("index*")):
+        kind, level, size = (_read(folder / name).strip() for name in ("type", "level", "size"))
+        if kind in ("Data", "Unified") and size[-1:] in SIZES:
+            found[f"l{level}"] = int(size[:-1]) * SIZES[size[-1]]
+    return found
+
+
+def _toolchain() -> str:
+    llvm = tvm.get_global_func("target.llvm_version_major")()
+    return f"tvm {importlib.metadata.version('apache-tvm')} llvm {llvm}"
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
