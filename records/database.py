@@ -37,7 +37,7 @@ class StorageError(Exception):
     """The database can't be used; the message says why and what to do."""
 
 
-class NotFound(KeyError):  # noqa: N818 - what it is called is what it says
+class NotFound(KeyError):
     """Nothing is stored under this key; the message says what was looked for."""
 
     def __str__(self) -> str:
@@ -98,7 +98,7 @@ class Database:
         known = {script.revision for script in _scripts().walk_revisions()}
         if not _revisions(connection) <= known:
             raise StorageError(
-                f"the database {self._name} was made by a newer tunefarm: upgrade this one, or use another database"
+                f"the database {self._name} is of a newer tunefarm: upgrade this one or use another database"
             )
 
     @contextmanager
@@ -106,7 +106,9 @@ class Database:
         try:
             yield
         except exc.TimeoutError as error:
-            raise StorageError(f"the database {self._name} has no connection free: try again later") from error
+            raise StorageError(
+                f"the database {self._name} has no connection free: try again later"
+            ) from error
         except exc.DBAPIError as error:
             cause = _cause(error)
             if cause is None:

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+from sqlalchemy import ScalarSelect, Select, and_, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
+from records import devices, events, models
+from records.database import NotFound
+from records.statements import changed, insert_into
+from records.tables import JobRow, ModuleRunRow, TrialRow
+
 Kind: TypeAlias = Literal["untuned", "tuned"]
+
+MAX_TRIALS = 1_000_000_000
 
 
 class JobState(StrEnum):
@@ -29,7 +37,11 @@ class JobState(StrEnum):
         return self in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
 
 
-class JobNotFound(KeyError):
+UNFINISHED = frozenset(state for state in JobState if not state.finished)
+_STOPPED = (JobState.FAILED, JobState.CANCELLED)
+
+
+class JobNotFound(NotFound):
     """No job has this id."""
 
 
@@ -50,10 +62,15 @@ class JobRequest:
     seed: int
 
     def __post_init__(self) -> None:
-        if self.trials < 1:
-            raise ValueError(f"trials must be at least 1, not {self.trials}")
+        if not 1 <= self.trials <= MAX_TRIALS:
+            raise ValueError(f"trials must be between 1 and {MAX_TRIALS}, not {self.trials}")
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise ValueError(f"minutes must be positive, not {self.minutes}")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"a seed must be between 0 and 2**63 - 1, not {self.seed}")
+        for name, shape in self.shapes.items():
+            if any(extent < 1 for extent in shape):
+                raise ValueError(f"the extents of the shape of {name!r} must be positive, not {shape}")
 
 
 @dataclass(frozen=True)
@@ -84,32 +101,53 @@ def create(
 
     Raises IdempotencyConflict when the key came with another request, ModelNotFound.
     """
-    raise NotImplementedError
+    models.get(session, request.model_sha)
+    row = {**asdict(request), "id": job_id, "idempotency_key": idempotency_key, "created_at": now}
+    statement = insert_into(session, JobRow).on_conflict_do_nothing(index_elements=["idempotency_key"])
+    created = session.scalar(
+        statement.values(row | {"state": JobState.QUEUED, "message": ""}).returning(JobRow.id)
+    )
+    if created is not None:
+        events.append(session, job_id, "state", _state_data(JobState.QUEUED, None, ""), now)
+        return get(session, job_id)
+    return _repeated(session, request, idempotency_key)
 
 
 def get(session: Session, job_id: str) -> Job:
     """Raises JobNotFound."""
-    raise NotImplementedError
+    found = _jobs(session, _select_jobs().where(JobRow.id == job_id))
+    if not found:
+        raise JobNotFound(f"there is no job {job_id!r}")
+    return found[0]
 
 
 def list_jobs(session: Session, limit: int, before: str | None) -> list[Job]:
     """Newest first, starting after the job with id `before`. Raises JobNotFound for an unknown `before`."""
-    raise NotImplementedError
+    query = _select_jobs().order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(limit)
+    if before is not None:
+        last = get(session, before)
+        same_time = and_(JobRow.created_at == last.created_at, JobRow.id < last.id)
+        query = query.where(or_(JobRow.created_at < last.created_at, same_time))
+    return _jobs(session, query)
 
 
 def unfinished(session: Session) -> list[Job]:
     """Every job that is not in a final state, oldest first."""
-    raise NotImplementedError
+    query = _select_jobs().where(JobRow.state.in_(UNFINISHED))
+    return _jobs(session, query.order_by(JobRow.created_at, JobRow.id))
 
 
 def claim(session: Session, job_id: str, holder: str, now: float, ttl_s: float) -> bool:
     """Become the only one to step this job for `ttl_s` seconds; a claim by its holder renews it."""
-    raise NotImplementedError
+    free = or_(JobRow.holder.is_(None), JobRow.holder == holder, JobRow.held_until <= now)
+    statement = update(JobRow).where(JobRow.id == job_id, free)
+    return changed(session, statement.values(holder=holder, held_until=now + ttl_s)) == 1
 
 
 def release(session: Session, job_id: str, holder: str) -> None:
     """Give up a claim; one that has passed to another holder stays as it is."""
-    raise NotImplementedError
+    held = update(JobRow).where(JobRow.id == job_id, JobRow.holder == holder)
+    session.execute(held.values(holder=None, held_until=None))
 
 
 def advance(
@@ -126,31 +164,119 @@ def advance(
 
     Appends a "state" event. In a final state, trials and module runs that wait for a device are dropped.
     """
-    raise NotImplementedError
+    values: dict[str, Any] = {"state": to, "error": error, "message": message}
+    if to is not JobState.QUEUED:
+        values["started_at"] = func.coalesce(JobRow.started_at, now)
+    if to.finished:
+        values["finished_at"] = now
+    moved = update(JobRow).where(JobRow.id == job_id, JobRow.state.in_(expected)).values(values)
+    if changed(session, moved) == 0:
+        return False
+    if to.finished:
+        drop_waiting(session, job_id)
+    events.append(session, job_id, "state", _state_data(to, error, message), now)
+    return True
 
 
 def cancel(session: Session, job_id: str, now: float) -> Job:
     """Cancel a job unless it is finished; what devices are measuring lapses. Raises JobNotFound."""
-    raise NotImplementedError
+    advance(session, job_id, UNFINISHED, JobState.CANCELLED, now, message="cancelled")
+    return get(session, job_id)
+
+
+def drop_waiting(session: Session, job_id: str) -> None:
+    """Delete the job's trials and module runs that no device has taken."""
+    for table in (TrialRow, ModuleRunRow):
+        session.execute(delete(table).where(table.job_id == job_id, table.state == "pending"))
 
 
 def set_device_class(session: Session, job_id: str, device_class: str) -> bool:
     """False when the job is cancelled or failed. Raises DeviceClassNotFound."""
-    raise NotImplementedError
+    devices.get_class(session, device_class)
+    return _set(session, job_id, device_class=device_class)
 
 
 def set_message(session: Session, job_id: str, message: str) -> bool:
     """Say what the job is doing or waiting for. False when the job is cancelled or failed."""
-    raise NotImplementedError
+    return _set(session, job_id, message=message)
 
 
 def set_artifacts(
     session: Session, job_id: str, untuned_sha: str | None = None, tuned_sha: str | None = None
 ) -> bool:
     """Name the blobs of the compiled models; None leaves one as it is. False when cancelled or failed."""
-    raise NotImplementedError
+    return _set(
+        session,
+        job_id,
+        untuned_artifact_sha=func.coalesce(untuned_sha, JobRow.untuned_artifact_sha),
+        artifact_sha=func.coalesce(tuned_sha, JobRow.artifact_sha),
+    )
 
 
 def set_end_to_end(session: Session, job_id: str, kind: Kind, secs: Sequence[float]) -> bool:
     """Store the seconds of each repeat of the whole model. False when the job is cancelled or failed."""
-    raise NotImplementedError
+    return _set(session, job_id, **{f"{kind}_secs": list(secs)})
+
+
+def _set(session: Session, job_id: str, **values: Any) -> bool:
+    running = update(JobRow).where(JobRow.id == job_id, JobRow.state.not_in(_STOPPED))
+    return changed(session, running.values(values)) == 1
+
+
+def _repeated(session: Session, request: JobRequest, idempotency_key: str | None) -> Job:
+    [job] = _jobs(session, _select_jobs().where(JobRow.idempotency_key == idempotency_key))
+    if job.request != request:
+        raise IdempotencyConflict(
+            f"the idempotency key {idempotency_key!r} belongs to another request: use a new key"
+        )
+    return job
+
+
+def _state_data(state: JobState, error: str | None, message: str) -> dict[str, Any]:
+    return {"state": state, "error": error, "message": message}
+
+
+def _select_jobs() -> Select[JobRow, int, int]:
+    trials: ScalarSelect[int] = (
+        select(func.count()).where(TrialRow.job_id == JobRow.id).correlate(JobRow).scalar_subquery()
+    )
+    done: ScalarSelect[int] = (
+        select(func.count())
+        .where(TrialRow.job_id == JobRow.id, TrialRow.state == "done")
+        .correlate(JobRow)
+        .scalar_subquery()
+    )
+    return select(JobRow, done, trials)
+
+
+def _jobs(session: Session, query: Select[JobRow, int, int]) -> list[Job]:
+    return [_job(row, done, issued) for row, done, issued in session.execute(query)]
+
+
+def _job(row: JobRow, trials_done: int, trials_issued: int) -> Job:
+    request = JobRequest(
+        model_sha=row.model_sha,
+        model_name=row.model_name,
+        shapes={name: tuple(shape) for name, shape in row.shapes.items()},
+        target=row.target,
+        trials=row.trials,
+        minutes=row.minutes,
+        seed=row.seed,
+    )
+    return Job(
+        id=row.id,
+        request=request,
+        state=JobState(row.state),
+        error=row.error,
+        device_class=row.device_class,
+        created_at=row.created_at,
+        started_at=row.started_at,
+        finished_at=row.finished_at,
+        trials_done=trials_done,
+        trials_issued=trials_issued,
+        untuned_secs=None if row.untuned_secs is None else tuple(row.untuned_secs),
+        tuned_secs=None if row.tuned_secs is None else tuple(row.tuned_secs),
+        artifact_sha=row.artifact_sha,
+        untuned_artifact_sha=row.untuned_artifact_sha,
+        message=row.message,
+    )

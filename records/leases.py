@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar, cast
 
+from sqlalchemy import Select, func, insert, select, update
 from sqlalchemy.orm import Session
 
+from records import blobs, events, jobs, schedules, trials
 from records.jobs import Kind
-from records.trials import Trial, TrialState
+from records.statements import changed, insert_missing, lock_job
+from records.tables import DeviceClassRow, JobRow, LeaseRow, ModuleRunRow, TaskRow, TrialRow, WorkerRow
+from records.trials import Trial, TrialState, trial_of
 from search.measurement import Measurement, Outcome
+
+Work = TypeVar("Work", TrialRow, ModuleRunRow)
+
+_LOST = Measurement(Outcome.DEVICE_LOST, error="every device that held it was lost before it reported")
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class TrialResult:
 
 @dataclass(frozen=True)
 class Reported:
-    """How many results were news, whose job they are of (None: stale lease), and whether they closed the lease."""
+    """How many results were news, their job (None: the lease is stale), and whether they closed the lease."""
 
     accepted: int
     job_id: str | None
@@ -71,13 +80,23 @@ class Reported:
 
 
 def add_module_run(session: Session, job_id: str, kind: Kind, artifact_sha: str, now: float) -> int:
-    """Ask for an end-to-end timing; its id, the same for the same job, kind and artifact. Raises BlobNotFound."""
-    raise NotImplementedError
+    """Ask for an end-to-end timing; its id, the same for the same job, kind and artifact.
+
+    Raises BlobNotFound, JobNotFound.
+    """
+    jobs.get(session, job_id)
+    if blobs.size(session, artifact_sha) is None:
+        raise blobs.BlobNotFound(f"there is no blob {artifact_sha!r}")
+    key = {"job_id": job_id, "kind": kind, "artifact_sha": artifact_sha}
+    row = key | {"state": "pending", "attempts": 0, "error": "", "created_at": now}
+    insert_missing(session, ModuleRunRow, row, key=list(key))
+    return session.scalars(select(ModuleRunRow.id).filter_by(**key)).one()
 
 
 def module_runs(session: Session, job_id: str) -> list[ModuleRun]:
     """Oldest first."""
-    raise NotImplementedError
+    runs = select(ModuleRunRow).where(ModuleRunRow.job_id == job_id).order_by(ModuleRunRow.id)
+    return [_module_run(row) for row in session.scalars(runs)]
 
 
 def take(
@@ -90,36 +109,242 @@ def take(
     now: float,
     ttl_s: float,
 ) -> Lease | None:
-    """Lease up to `limit` of the oldest trials of one job for this device class; a module run goes first, alone.
+    """Lease up to `limit` of the oldest trials of one job of this class; a module run goes first, alone.
 
-    A trial that has outlived a lost device is leased alone as well: if this device is lost too, it was the trial.
+    A trial that outlived a lost device is leased alone as well: if the next is lost too, it was this trial.
     """
-    raise NotImplementedError
+    if limit < 1:
+        return None
+    run = session.scalars(_waiting(ModuleRunRow, device_class).limit(1)).first()
+    work = [run] if run else _waiting_trials(session, device_class, limit)
+    if not work:
+        return None
+    lease = {"id": lease_id, "worker_id": worker_id, "session_id": session_id, "job_id": work[0].job_id}
+    times = {"taken_at": now, "expires_at": now + ttl_s, "attempt": work[0].attempts + 1}
+    session.execute(insert(LeaseRow).values(lease | times))
+    table, ids = type(work[0]), [row.id for row in work]
+    session.execute(update(table).where(table.id.in_(ids)).values(state="leased", lease_id=lease_id))
+    return _load(session, session.scalars(select(LeaseRow).where(LeaseRow.id == lease_id)).one())
 
 
 def current(session: Session, worker_id: str, session_id: str, now: float) -> Lease | None:
-    """The lease that this session holds now."""
-    raise NotImplementedError
+    """The lease that this session holds now, with what it has not reported yet."""
+    held = select(LeaseRow).where(LeaseRow.worker_id == worker_id, LeaseRow.session_id == session_id)
+    live = held.where(LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
+    row = session.scalars(live.order_by(LeaseRow.taken_at.desc(), LeaseRow.id).limit(1)).first()
+    return None if row is None else _load(session, row)
 
 
 def renew(session: Session, lease_id: str, session_id: str, now: float, ttl_s: float) -> bool:
     """Extend a lease to `now + ttl_s`; False when it is closed, expired or another session's."""
-    raise NotImplementedError
+    live = update(LeaseRow).where(*_live(lease_id, session_id, now))
+    return changed(session, live.values(expires_at=now + ttl_s)) == 1
 
 
 def report(
     session: Session, lease_id: str, session_id: str, results: Sequence[TrialResult], now: float
 ) -> Reported:
-    """Store results, each once: what is stale (lease closed, expired, another session's) or repeated changes nothing.
+    """Store results, each once; what is repeated or stale changes nothing.
 
-    Every result of a trial is a record too. Appends a "progress" event. The last result closes the lease.
+    Stale are a closed or expired lease, and another session's. A trial's result is stored as a record too.
+    Appends a "progress" event. The last result closes the lease.
     """
-    raise NotImplementedError
+    lease = _lock(session, lease_id, session_id, now)
+    if lease is None:
+        return Reported(accepted=0, job_id=None, closed=False)
+    news = [result for result in results if _finish(session, lease, result, now)]
+    if not news:
+        return Reported(accepted=0, job_id=lease.job_id, closed=False)
+    _add_records(session, [result.trial_id for result in news if result.trial_id is not None], now)
+    _count(session, lease.worker_id, [result.measurement.outcome for result in news])
+    closed = not _unreported(session, lease_id) and _close(session, lease_id, now)
+    _append_progress(session, lease.job_id, now)
+    return Reported(accepted=len(news), job_id=lease.job_id, closed=closed)
 
 
 def expire(session: Session, now: float, max_attempts: int = 2) -> list[str]:
     """Close the leases whose time is up; the ids of their jobs.
 
-    What they had not reported is pending again, or, having taken `max_attempts` devices down, done as DEVICE_LOST.
+    What they had not reported is pending again, or done as DEVICE_LOST when it lost `max_attempts` devices.
     """
-    raise NotImplementedError
+    overdue = select(LeaseRow).where(LeaseRow.closed_at.is_(None), LeaseRow.expires_at <= now)
+    leases = session.scalars(overdue.order_by(LeaseRow.id).with_for_update(skip_locked=True)).all()
+    for lease in leases:
+        _lapse(session, lease, now, max_attempts)
+    return list(dict.fromkeys(lease.job_id for lease in leases))
+
+
+def _waiting(table: type[Work], device_class: str) -> Select[Work]:
+    """What waits for this device class and no other transaction is taking, oldest first."""
+    runs = table.job_id.in_(
+        select(JobRow.id).where(JobRow.device_class == device_class, JobRow.state.in_(jobs.UNFINISHED))
+    )
+    waiting = select(table).where(table.state == "pending", runs).order_by(table.id)
+    return waiting.with_for_update(skip_locked=True)
+
+
+def _waiting_trials(session: Session, device_class: str, limit: int) -> Sequence[TrialRow]:
+    waiting = _waiting(TrialRow, device_class)
+    oldest = session.scalars(waiting.limit(1)).first()
+    if oldest is None or oldest.attempts:
+        return [] if oldest is None else [oldest]
+    together = waiting.where(TrialRow.job_id == oldest.job_id, TrialRow.attempts == 0)
+    return session.scalars(together.limit(limit)).all()
+
+
+def _live(lease_id: str, session_id: str, now: float) -> tuple[Any, ...]:
+    ours = (LeaseRow.id == lease_id, LeaseRow.session_id == session_id)
+    return (*ours, LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
+
+
+def _lock(session: Session, lease_id: str, session_id: str, now: float) -> LeaseRow | None:
+    """The lease, if it is live; its worker is locked before it and its job after it, as everywhere."""
+    worker_id = select(LeaseRow.worker_id).where(LeaseRow.id == lease_id).scalar_subquery()
+    session.execute(select(WorkerRow.id).where(WorkerRow.id == worker_id).with_for_update())
+    lease = session.scalar(select(LeaseRow).where(*_live(lease_id, session_id, now)).with_for_update())
+    if lease is not None:
+        lock_job(session, lease.job_id)
+    return lease
+
+
+def _finish(session: Session, lease: LeaseRow, result: TrialResult, now: float) -> bool:
+    if result.trial_id is not None:
+        return _settle(session, TrialRow, result.trial_id, lease.id, _values(result.measurement, now))
+    assert result.module_run_id is not None
+    values = _values(result.measurement, now) | {"outputs_sha": result.outputs_sha}
+    return _settle(session, ModuleRunRow, result.module_run_id, lease.id, values)
+
+
+def _settle(session: Session, table: type[Work], row_id: int, lease_id: str, values: dict[str, Any]) -> bool:
+    """End a trial or a module run, unless this lease no longer holds it."""
+    held = (table.id == row_id, table.lease_id == lease_id, table.state == "leased")
+    return changed(session, update(table).where(*held).values(values)) == 1
+
+
+def _values(measurement: Measurement, now: float) -> dict[str, Any]:
+    return {
+        "state": "done",
+        "outcome": measurement.outcome,
+        "run_secs": list(measurement.run_secs),
+        "build_secs": measurement.build_secs,
+        "error": measurement.error,
+        "finished_at": now,
+    }
+
+
+def _add_records(session: Session, trial_ids: Sequence[int], now: float) -> None:
+    measured = (
+        select(TrialRow, DeviceClassRow.key, DeviceClassRow.target)
+        .join(JobRow, JobRow.id == TrialRow.job_id)
+        .join(DeviceClassRow, DeviceClassRow.key == JobRow.device_class)
+        .where(TrialRow.id.in_(trial_ids))
+    )
+    for row, device_class, target in session.execute(measured.order_by(TrialRow.id)):
+        schedules.put_measured(session, _record(trial_of(row), device_class, target, now))
+
+
+def _record(trial: Trial, device_class: str, target: str, now: float) -> schedules.Record:
+    return schedules.Record(
+        workload_hash=trial.workload_hash,
+        device_class=device_class,
+        trace=trial.trace,
+        program=trial.program,
+        latency_s=trial.latency_s,
+        run_secs=trial.run_secs,
+        outcome=trial.outcome or Outcome.UNKNOWN,
+        target=target,
+        source="trial",
+        created_at=now,
+    )
+
+
+def _count(session: Session, worker_id: str, outcomes: Sequence[Outcome]) -> None:
+    failures = sum(outcome is not Outcome.OK for outcome in outcomes)
+    totals = {
+        "trials_done": WorkerRow.trials_done + len(outcomes),
+        "failures": WorkerRow.failures + failures,
+    }
+    session.execute(update(WorkerRow).where(WorkerRow.id == worker_id).values(totals))
+
+
+def _unreported(session: Session, lease_id: str) -> bool:
+    for table in (TrialRow, ModuleRunRow):
+        held = select(func.count()).where(table.lease_id == lease_id, table.state == "leased")
+        if session.scalar(held):
+            return True
+    return False
+
+
+def _close(session: Session, lease_id: str, now: float) -> bool:
+    still_open = update(LeaseRow).where(LeaseRow.id == lease_id, LeaseRow.closed_at.is_(None))
+    return changed(session, still_open.values(closed_at=now)) == 1
+
+
+def _append_progress(session: Session, job_id: str, now: float) -> None:
+    counts = trials.counts(session, job_id)
+    issued = counts.pending + counts.leased + counts.done
+    events.append(session, job_id, "progress", {"trials_done": counts.done, "trials_issued": issued}, now)
+
+
+def _lapse(session: Session, lease: LeaseRow, now: float, max_attempts: int) -> None:
+    _close(session, lease.id, now)
+    state = lock_job(session, lease.job_id)
+    lost = _give_back(session, TrialRow, lease.id, now, max_attempts)
+    _add_records(session, lost, now)
+    _give_back(session, ModuleRunRow, lease.id, now, max_attempts)
+    if state is not None and jobs.JobState(state).finished:
+        jobs.drop_waiting(session, lease.job_id)
+    _append_progress(session, lease.job_id, now)
+
+
+def _give_back(
+    session: Session, table: type[Work], lease_id: str, now: float, max_attempts: int
+) -> Sequence[int]:
+    """Make what the lease still holds pending again; the ids of what is quarantined instead."""
+    held = (table.lease_id == lease_id, table.state == "leased")
+    attempts = table.attempts + 1
+    quarantined = session.scalars(select(table.id).where(*held, attempts >= max_attempts)).all()
+    lost = update(table).where(table.id.in_(quarantined), *held)
+    session.execute(lost.values(_values(_LOST, now) | {"attempts": attempts}))
+    again = update(table).where(*held)
+    session.execute(again.values(state="pending", lease_id=None, attempts=attempts))
+    return quarantined
+
+
+def _load(session: Session, lease: LeaseRow) -> Lease:
+    held = select(TrialRow).where(TrialRow.lease_id == lease.id, TrialRow.state == "leased")
+    batch = tuple(trial_of(row) for row in session.scalars(held.order_by(TrialRow.id)))
+    runs = select(ModuleRunRow).where(ModuleRunRow.lease_id == lease.id, ModuleRunRow.state == "leased")
+    run = session.scalars(runs).first()
+    return Lease(
+        id=lease.id,
+        worker_id=lease.worker_id,
+        session_id=lease.session_id,
+        job_id=lease.job_id,
+        attempt=lease.attempt,
+        expires_at=lease.expires_at,
+        trials=batch,
+        module_run=None if run is None else _module_run(run),
+        constants=_constants(session, batch),
+    )
+
+
+def _constants(session: Session, batch: Sequence[Trial]) -> dict[str, tuple[int, ...]]:
+    tasks = select(TaskRow.workload_hash, TaskRow.constants)
+    of_batch = tasks.where(TaskRow.id.in_({trial.task_id for trial in batch}))
+    return {workload: tuple(constants) for workload, constants in session.execute(of_batch)}
+
+
+def _module_run(row: ModuleRunRow) -> ModuleRun:
+    return ModuleRun(
+        id=row.id,
+        job_id=row.job_id,
+        kind=cast("Kind", row.kind),
+        artifact_sha=row.artifact_sha,
+        state=cast("TrialState", row.state),
+        attempts=row.attempts,
+        outcome=None if row.outcome is None else Outcome(row.outcome),
+        run_secs=tuple(row.run_secs or ()),
+        error=row.error,
+        outputs_sha=row.outputs_sha,
+    )

@@ -38,7 +38,9 @@ def add(session: Session, sha: str, name: str, now: float) -> ModelInfo:
 def get(session: Session, sha: str) -> ModelInfo:
     """Raises ModelNotFound."""
     columns = select(ModelRow.sha, ModelRow.name, BlobRow.size, ModelRow.created_at)
-    row = session.execute(columns.join(BlobRow, BlobRow.sha == ModelRow.sha).where(ModelRow.sha == sha)).first()
+    row = session.execute(
+        columns.join(BlobRow, BlobRow.sha == ModelRow.sha).where(ModelRow.sha == sha)
+    ).first()
     if row is None:
         raise ModelNotFound(f"there is no model {sha!r}")
     return ModelInfo(*row)

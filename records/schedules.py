@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias, cast
 
+from sqlalchemy import Select, or_, select
 from sqlalchemy.orm import Session
 
+from records import devices, tasks
+from records.statements import digest, insert_into, insert_missing
+from records.tables import RecordRow, WorkloadRow
 from search.measurement import Outcome
 
 Source: TypeAlias = Literal["trial", "import"]
 
+_KEY = ("workload_hash", "device_class", "trace_sha")
+
 
 @dataclass(frozen=True)
 class Record:
-    """The newest measurement of one trace. `latency_s`, the median of `run_secs`, is None unless `outcome` is OK."""
+    """The newest measurement of one trace of a workload on a device class.
+
+    `latency_s`, the median of `run_secs`, is None unless `outcome` is OK. `created_at` is when it was stored.
+    """
 
     workload_hash: str
     device_class: str
@@ -35,27 +44,86 @@ class Record:
 
 def best(session: Session, workload_hash: str, device_class: str) -> Record | None:
     """The fastest record that went well."""
-    raise NotImplementedError
+    return best_many(session, [workload_hash], device_class).get(workload_hash)
 
 
 def best_many(session: Session, hashes: Collection[str], device_class: str) -> dict[str, Record]:
     """The fastest record of each workload that has one."""
-    raise NotImplementedError
+    fastest = (
+        select(RecordRow.id)
+        .where(RecordRow.workload_hash == WorkloadRow.hash, RecordRow.device_class == device_class)
+        .where(RecordRow.latency_s.is_not(None))
+        .order_by(RecordRow.latency_s, RecordRow.id)
+        .limit(1)
+        .correlate(WorkloadRow)
+        .scalar_subquery()
+    )
+    ids = select(fastest).select_from(WorkloadRow).where(WorkloadRow.hash.in_(hashes))
+    found = _records(session, select(RecordRow).where(RecordRow.id.in_(ids)))
+    return {record.workload_hash: record for record in found}
 
 
 def successes(session: Session, device_class: str, hashes: Collection[str] | None = None) -> list[Record]:
-    """The records that went well, of all workloads or those given, by workload and then fastest first."""
-    raise NotImplementedError
+    """The records that went well, of all workloads or of those given, by workload and then fastest first."""
+    query = select(RecordRow).where(RecordRow.device_class == device_class, RecordRow.latency_s.is_not(None))
+    if hashes is not None:
+        query = query.where(RecordRow.workload_hash.in_(hashes))
+    return _records(session, query.order_by(RecordRow.workload_hash, RecordRow.latency_s, RecordRow.id))
 
 
 def history(session: Session, device_class: str, limit: int = 20000) -> list[Record]:
     """The newest records of any outcome that have a program, newest first."""
-    raise NotImplementedError
+    programs = select(RecordRow).where(RecordRow.device_class == device_class, RecordRow.program.is_not(None))
+    newest = programs.order_by(RecordRow.created_at.desc(), RecordRow.id.desc())
+    return _records(session, newest.limit(limit))
+
+
+def put_measured(session: Session, record: Record) -> None:
+    """Store a measurement in place of an older one of the same trace.
+
+    A failure does not replace a success, unless it says that the result was wrong: then it never was one.
+    """
+    statement = insert_into(session, RecordRow).values(_row(record))
+    new = statement.excluded
+    convincing = new.outcome.in_((Outcome.OK, Outcome.WRONG_RESULT))
+    replaced = statement.on_conflict_do_update(
+        index_elements=list(_KEY),
+        set_={name: new[name] for name in _row(record) if name not in _KEY},
+        where=or_(RecordRow.outcome != Outcome.OK, convincing),
+    )
+    session.execute(replaced)
 
 
 def add_imported(session: Session, records: Sequence[Record], now: float) -> int:
-    """Store records of other databases, `created_at` now, but none of a trace that has one; how many were new.
+    """Store records of other databases, `created_at` now, except those of a trace that has a record.
 
-    Raises WorkloadNotFound, DeviceClassNotFound.
+    Returns how many were new. Raises WorkloadNotFound, DeviceClassNotFound.
     """
-    raise NotImplementedError
+    tasks.require_workloads(session, {record.workload_hash for record in records})
+    for device_class in {record.device_class for record in records}:
+        devices.get_class(session, device_class)
+    imported = {"source": "import", "created_at": now}
+    return sum(insert_missing(session, RecordRow, _row(record) | imported, key=_KEY) for record in records)
+
+
+def _row(record: Record) -> dict[str, Any]:
+    return asdict(record) | {"run_secs": list(record.run_secs), "trace_sha": digest(record.trace)}
+
+
+def _records(session: Session, query: Select[RecordRow]) -> list[Record]:
+    return [_record(row) for row in session.scalars(query)]
+
+
+def _record(row: RecordRow) -> Record:
+    return Record(
+        workload_hash=row.workload_hash,
+        device_class=row.device_class,
+        trace=row.trace,
+        program=row.program,
+        latency_s=row.latency_s,
+        run_secs=tuple(row.run_secs),
+        outcome=Outcome(row.outcome),
+        target=row.target,
+        source=cast("Source", row.source),
+        created_at=row.created_at,
+    )

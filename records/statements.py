@@ -1,4 +1,4 @@
-"""What statements need beyond SQLAlchemy: inserts that repeat harmlessly, and how many rows an update found."""
+"""What statements need beyond SQLAlchemy: inserts that repeat harmlessly, rows that an update found."""
 
 from __future__ import annotations
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
+from records.database import NotFound
+from records.statements import insert_missing
+from records.tables import JobRow, RecordRow, TaskRow, TrialRow, WorkloadRow
 
-class WorkloadNotFound(KeyError):
+
+class WorkloadNotFound(NotFound):
     """No workload has this hash."""
 
 
@@ -29,8 +34,8 @@ class TaskSpec:
 
 @dataclass(frozen=True)
 class Task:
-    """A stored task. `trials` are its job's finished ones; `best_s` is the best latency in seconds known for the
-    workload on the job's device class, whichever job measured it."""
+    """A stored task. `trials` counts the job's finished ones; `best_s` is the best latency in seconds that is
+    known of the workload on the job's device class, whichever job measured it."""
 
     id: int
     job_id: str
@@ -47,24 +52,69 @@ class Task:
 
 def put_workload(session: Session, workload_hash: str, module_json: str) -> None:
     """Store a workload unless it is already there."""
-    raise NotImplementedError
+    insert_missing(session, WorkloadRow, {"hash": workload_hash, "module_json": module_json}, key=["hash"])
 
 
 def workload(session: Session, workload_hash: str) -> str:
     """The workload's module as JSON. Raises WorkloadNotFound."""
-    raise NotImplementedError
+    module = session.scalar(select(WorkloadRow.module_json).where(WorkloadRow.hash == workload_hash))
+    if module is None:
+        raise WorkloadNotFound(f"there is no workload {workload_hash!r}")
+    return module
 
 
 def workloads(session: Session, hashes: Collection[str]) -> dict[str, str]:
     """The modules as JSON of those of the `hashes` that are stored."""
-    raise NotImplementedError
+    found = select(WorkloadRow.hash, WorkloadRow.module_json).where(WorkloadRow.hash.in_(hashes))
+    return {row.hash: row.module_json for row in session.execute(found)}
+
+
+def require_workloads(session: Session, hashes: Collection[str]) -> None:
+    """Raises WorkloadNotFound unless every one is stored."""
+    known = set(session.scalars(select(WorkloadRow.hash).where(WorkloadRow.hash.in_(hashes))))
+    for hash_ in hashes:
+        if hash_ not in known:
+            raise WorkloadNotFound(f"there is no workload {hash_!r}")
 
 
 def add_tasks(session: Session, job_id: str, specs: Sequence[TaskSpec]) -> None:
     """Add the tasks whose workload is not yet a task of the job. Raises WorkloadNotFound."""
-    raise NotImplementedError
+    require_workloads(session, {spec.workload_hash for spec in specs})
+    for spec in specs:
+        row = asdict(spec) | {"job_id": job_id, "constants": list(spec.constants)}
+        insert_missing(session, TaskRow, row, key=["job_id", "workload_hash"])
 
 
 def for_job(session: Session, job_id: str) -> list[Task]:
     """The job's tasks in the order they were added."""
-    raise NotImplementedError
+    finished = select(func.count()).where(TrialRow.task_id == TaskRow.id, TrialRow.state == "done")
+    best = select(func.min(RecordRow.latency_s)).where(
+        RecordRow.workload_hash == TaskRow.workload_hash, RecordRow.device_class == JobRow.device_class
+    )
+    query = (
+        select(
+            TaskRow,
+            finished.correlate(TaskRow).scalar_subquery(),
+            best.correlate(TaskRow, JobRow).scalar_subquery(),
+        )
+        .join(JobRow, JobRow.id == TaskRow.job_id)
+        .where(TaskRow.job_id == job_id)
+        .order_by(TaskRow.id)
+    )
+    return [_task(row, trials, best_s) for row, trials, best_s in session.execute(query)]
+
+
+def _task(row: TaskRow, trials: int, best_s: float | None) -> Task:
+    return Task(
+        id=row.id,
+        job_id=row.job_id,
+        workload_hash=row.workload_hash,
+        name=row.name,
+        weight=row.weight,
+        flops=row.flops,
+        covered=row.covered,
+        reason=row.reason,
+        trials=trials,
+        best_s=best_s,
+        constants=tuple(row.constants),
+    )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias, cast
 
+from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
+from records.jobs import JobNotFound, JobState
+from records.statements import changed, digest, insert_into, lock_job
+from records.tables import TrialRow
 from search.measurement import Outcome
 
 TrialState: TypeAlias = Literal["pending", "leased", "done"]
@@ -23,6 +28,10 @@ class NewTrial:
     program: dict[str, Any] | None
     trace: str
     predicted_s: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.predicted_s < math.inf:
+            raise ValueError(f"predicted_s must be finite and not negative, not {self.predicted_s}")
 
 
 @dataclass(frozen=True)
@@ -49,28 +58,76 @@ class Trial:
 
 @dataclass(frozen=True)
 class TrialCounts:
+    """How many trials of a job are in each state."""
+
     pending: int
     leased: int
     done: int
 
 
-def add(session: Session, job_id: str, round: int, trials: Sequence[NewTrial], now: float) -> list[int]:
+def add(
+    session: Session,
+    job_id: str,
+    round: int,  # noqa: A002 - the word for it
+    trials: Sequence[NewTrial],
+    now: float,
+) -> list[int]:
     """Issue trials and return their ids, without those whose workload and trace this job has issued before.
 
     A finished job gets none. Raises JobNotFound.
     """
-    raise NotImplementedError
+    state = lock_job(session, job_id)
+    if state is None:
+        raise JobNotFound(f"there is no job {job_id!r}")
+    if JobState(state).finished:
+        return []
+    issued = (
+        _issue(session, {"job_id": job_id, "round": round, "created_at": now}, trial) for trial in trials
+    )
+    return [trial_id for trial_id in issued if trial_id is not None]
 
 
 def counts(session: Session, job_id: str) -> TrialCounts:
-    raise NotImplementedError
+    """Zeros for an unknown job."""
+    of_job = select(TrialRow.state, func.count().label("trials")).where(TrialRow.job_id == job_id)
+    grouped = of_job.group_by(TrialRow.state)
+    by_state = {row.state: row.trials for row in session.execute(grouped)}
+    return TrialCounts(**{"pending": 0, "leased": 0, "done": 0} | by_state)
 
 
 def for_task(session: Session, task_id: int) -> list[Trial]:
     """Oldest first."""
-    raise NotImplementedError
+    rows = session.scalars(select(TrialRow).where(TrialRow.task_id == task_id).order_by(TrialRow.id))
+    return [trial_of(row) for row in rows]
 
 
 def drop_pending(session: Session, job_id: str) -> int:
     """Delete the trials that no device has taken yet, e.g. when the minutes are spent; how many they were."""
-    raise NotImplementedError
+    return changed(session, delete(TrialRow).where(TrialRow.job_id == job_id, TrialRow.state == "pending"))
+
+
+def trial_of(row: TrialRow) -> Trial:
+    """A row as the other rooms see it."""
+    return Trial(
+        id=row.id,
+        job_id=row.job_id,
+        task_id=row.task_id,
+        workload_hash=row.workload_hash,
+        program=row.program,
+        trace=row.trace,
+        state=cast("TrialState", row.state),
+        attempts=row.attempts,
+        outcome=None if row.outcome is None else Outcome(row.outcome),
+        run_secs=tuple(row.run_secs or ()),
+        error=row.error,
+    )
+
+
+def _issue(session: Session, issue: dict[str, Any], trial: NewTrial) -> int | None:
+    """The new trial's id, or None when the job has issued it before."""
+    row = issue | asdict(trial) | {"trace_sha": digest(trial.trace)}
+    row |= {"state": "pending", "attempts": 0, "error": ""}
+    statement = insert_into(session, TrialRow).on_conflict_do_nothing(
+        index_elements=["job_id", "workload_hash", "trace_sha"]
+    )
+    return session.scalar(statement.values(row).returning(TrialRow.id))
