@@ -13,6 +13,7 @@ from typing import Literal
 
 from search.device import Device
 from search.measurement import Measurement
+from search.measurement import Outcome as Outcome  # for those who know the search only from here
 
 PROTOCOL = 1
 MAX_MESSAGE_BYTES = 64 << 20

@@ -1,0 +1,7 @@
+"""`python -m server`"""
+
+import sys
+
+from server.main import main
+
+sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,37 @@
+"""What every request handler works with, made once per process and passed in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, cast
+
+from fastapi import Depends, Request
+
+from records.database import Database
+from server.metrics import Metrics
+from server.settings import Settings
+
+
+@dataclass(frozen=True)
+class Context:
+    """`now` gives epoch seconds, `new_id` an id never given before; `stopping` ends long answers.
+
+    `wake` asks the scheduler to run a step of a job soon; it is called after the transaction.
+    """
+
+    settings: Settings
+    database: Database
+    wake: Callable[[str, str], None]
+    now: Callable[[], float]
+    new_id: Callable[[], str]
+    metrics: Metrics = field(default_factory=Metrics)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+def _of(request: Request) -> Context:
+    return cast(Context, request.app.state.context)
+
+
+ContextDep = Annotated[Context, Depends(_of)]

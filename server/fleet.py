@@ -1,0 +1,126 @@
+"""The gRPC service for workers: `proto/fleet.proto` is its specification."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import IO, Any
+
+import grpc
+import grpc.aio
+
+from proto import fleet_pb2 as pb
+from proto.convert import ProtocolMismatchError, WireError, answer_to_wire, report_from_wire
+from proto.fleet_pb2_grpc import FleetServicer
+from proto.values import Answer, Lease, WorkerReport
+from records import tasks
+from records.blobs import BlobNotFound
+from records.database import StorageError
+from records.tasks import WorkloadNotFound
+from server import reconcile
+from server.context import Context
+from server.events import pause
+from server.jobs import pieces, spool
+
+_log = logging.getLogger(__name__)
+
+_POLL_S = 0.1
+
+
+class Fleet(FleetServicer):
+    """Answers workers. Every use of the database is a short transaction in a thread."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._sessions: dict[str, tuple[str, str | None]] = {}
+
+    async def Synchronize(  # noqa: N802
+        self, request: pb.SynchronizeRequest, context: Any
+    ) -> pb.SynchronizeResponse:
+        self._context.metrics.synchronizations.inc()
+        try:
+            report = report_from_wire(request)
+        except ProtocolMismatchError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except WireError as error:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        try:
+            answer = await self._answer(report)
+        except StorageError as error:
+            _log.error("storage: %s", error)
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"the service can't use its storage: {error}")
+        self._context.metrics.leases.inc(answer.lease is not None)
+        return answer_to_wire(answer)
+
+    async def GetWorkload(  # noqa: N802
+        self, request: pb.WorkloadRequest, context: Any
+    ) -> pb.Workload:
+        try:
+            module_json = await asyncio.to_thread(self._workload, request.workload_hash)
+        except WorkloadNotFound:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no workload {request.workload_hash} is stored")
+        return pb.Workload(workload_hash=request.workload_hash, module_json=module_json)
+
+    async def GetBlob(  # noqa: N802
+        self, request: pb.BlobRequest, context: Any
+    ) -> AsyncIterator[pb.Chunk]:
+        try:
+            file = await asyncio.to_thread(self._spooled, request.sha256)
+        except BlobNotFound:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"no file has the digest {request.sha256}")
+        for data in pieces(file):
+            yield pb.Chunk(data=data)
+
+    async def _answer(self, report: WorkerReport) -> Answer:
+        """Reconciles, then waits for work as long as the worker agreed to."""
+        outcome = await asyncio.to_thread(self._reconcile, report)
+        for step, job_id in outcome.wakes:
+            await asyncio.to_thread(self._context.wake, step, job_id)
+        answer = outcome.answer
+        idle = not (answer.fenced or answer.keeps or answer.lease or answer.acknowledged)
+        return await self._wait_for_work(report, answer) if idle else answer
+
+    def _reconcile(self, report: WorkerReport) -> reconcile.Outcome:
+        announced = self._sessions.get(report.worker_id) == _known(report)
+        with self._context.database.begin() as session:
+            outcome = reconcile.reconcile(
+                session, report, announced, self._context.new_id(), self._context.now()
+            )
+        if not outcome.answer.fenced:
+            self._sessions[report.worker_id] = _known(report)
+        self._context.metrics.results.inc(len(outcome.answer.acknowledged))
+        return outcome
+
+    async def _wait_for_work(self, report: WorkerReport, idle: Answer) -> Answer:
+        """Not for longer than the worker asked for, and not while the server stops."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + (report.wait_s if reconcile.wants_work(report) else 0.0)
+        while loop.time() < until:
+            await pause(self._context.stopping, _POLL_S)
+            if self._context.stopping.is_set():
+                return replace(idle, call_again_after_s=reconcile.IDLE_S)
+            if self._sessions.get(report.worker_id, known := _known(report)) != known:
+                return Answer(fenced=True)
+            lease = await asyncio.to_thread(self._take, report)
+            if lease is not None:
+                return replace(idle, lease=lease, call_again_after_s=reconcile.HEARTBEAT_S)
+        return idle
+
+    def _take(self, report: WorkerReport) -> Lease | None:
+        with self._context.database.begin() as session:
+            return reconcile.take(session, report, self._context.new_id(), self._context.now())
+
+    def _workload(self, workload_hash: str) -> str:
+        with self._context.database.begin() as session:
+            return tasks.workload(session, workload_hash)
+
+    def _spooled(self, sha: str) -> IO[bytes]:
+        with self._context.database.begin() as session:
+            return spool(session, sha)
+
+
+def _known(report: WorkerReport) -> tuple[str, str | None]:
+    """What has to be stored of a session before it may work: who it is, and its device class."""
+    return report.session_id, None if report.device is None else report.device.key

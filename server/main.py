@@ -1,0 +1,154 @@
+"""The server's process: HTTP and gRPC in one event loop."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+
+import grpc.aio
+import uvicorn
+from pydantic import ValidationError
+
+from proto.fleet_pb2_grpc import add_FleetServicer_to_server
+from proto.values import MAX_MESSAGE_BYTES
+from records.database import Database, StorageError
+from scheduler.app import wake
+from server.app import create_app
+from server.context import Context
+from server.fleet import Fleet
+from server.guards import RequireTokenOfWorkers
+from server.settings import Settings
+
+_log = logging.getLogger("server")
+
+_STOP_GRACE_S = 3
+EXIT_FAILED = 1
+EXIT_MISUSE = 2
+
+
+class StartError(Exception):
+    """The server can't start; the message is one sentence for the user."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serves until SIGTERM or SIGINT. The exit code: 0 stopped, 1 can't start, 2 wrong settings."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        settings = _settings(argv)
+    except ValidationError as error:
+        return _give_up(_settings_problem(error), EXIT_MISUSE)
+    try:
+        asyncio.run(_run(settings))
+    except (StartError, StorageError) as error:
+        return _give_up(str(error), EXIT_FAILED)
+    return 0
+
+
+async def serve(context: Context, http: socket.socket) -> None:
+    """Serves HTTP on the socket, and workers on the settings' gRPC port, until `context.stopping` is set.
+
+    Raises StartError when the gRPC port can't be had.
+    """
+    workers, port = await _start_fleet(context)
+    config = uvicorn.Config(
+        create_app(context),
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=_STOP_GRACE_S,
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[http]))
+    stopping = asyncio.create_task(context.stopping.wait())
+    host = context.settings.host
+    _log.info("serving HTTP on %s:%s and workers on %s:%s", host, http.getsockname()[1], host, port)
+    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    context.stopping.set()
+    server.should_exit = True
+    await asyncio.gather(workers.stop(_STOP_GRACE_S), serving, stopping)
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `_run`, which stops both servers at once."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+async def _run(settings: Settings) -> None:
+    with _listen(settings.host, settings.port) as http:
+        database = Database(settings.database_url)
+        try:
+            await asyncio.to_thread(database.migrate)
+            context = Context(settings, database, wake, time.time, lambda: uuid.uuid4().hex)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, context.stopping.set)
+            await serve(context, http)
+        finally:
+            database.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise StartError(_port_problem(host, port, "TUNEFARM_PORT", error.strerror or str(error))) from error
+
+
+async def _start_fleet(context: Context) -> tuple[grpc.aio.Server, int]:
+    settings = context.settings
+    guards = [] if settings.secret is None else [RequireTokenOfWorkers(settings.secret)]
+    options = [
+        # Without this two servers can share a port, and each gets half of the calls.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ]
+    server = grpc.aio.server(interceptors=guards, options=options)
+    add_FleetServicer_to_server(Fleet(context), server)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    try:
+        port = server.add_insecure_port(f"{host}:{settings.grpc_port}")
+    except RuntimeError as error:
+        cause = "it is in use"
+        raise StartError(_port_problem(host, settings.grpc_port, "TUNEFARM_GRPC_PORT", cause)) from error
+    await server.start()
+    return server, port
+
+
+def _port_problem(host: str, port: int, variable: str, cause: str) -> str:
+    return (
+        f"can't listen on {host} port {port} ({cause}): stop what uses it or set {variable} to another port"
+    )
+
+
+def _settings(argv: Sequence[str] | None) -> Settings:
+    parser = argparse.ArgumentParser("tunefarm server", description="Serves HTTP and workers.")
+    parser.add_argument("--host", help="address to listen on (TUNEFARM_HOST, default 127.0.0.1)")
+    parser.add_argument("--port", help="HTTP port (TUNEFARM_PORT)")
+    parser.add_argument("--grpc-port", help="port for workers (TUNEFARM_GRPC_PORT)")
+    parser.add_argument("--database-url", help="SQLAlchemy URL (TUNEFARM_DATABASE_URL)")
+    parser.add_argument("--broker", help="the scheduler's broker: a folder or URL (TUNEFARM_BROKER)")
+    flags = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
+    return Settings(**flags)
+
+
+def _settings_problem(error: ValidationError) -> str:
+    part = error.errors()[0]
+    message = part["msg"].removeprefix("Value error, ")
+    return f"TUNEFARM_{str(part['loc'][0]).upper()}: {message}" if part["loc"] else message
+
+
+def _give_up(sentence: str, code: int) -> int:
+    print(f"tunefarm server: {sentence}", file=sys.stderr)
+    return code

@@ -1,0 +1,73 @@
+"""A cheap look at an uploaded file: is it the outline of an ONNX model? Parsing it is the scheduler's work.
+
+An ONNX file is one protobuf message: a sequence of fields, each a tag and a value. Reading the tags
+and skipping the values finds text, archives, truncated uploads and other formats within microseconds.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import IO
+
+_GRAPH_FIELD = 7
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_MAX_FIELDS = 100_000
+
+
+def complaint(file: IO[bytes]) -> str | None:
+    """Why the file can't be an ONNX model, None when it may be one."""
+    size = file.seek(0, os.SEEK_END)
+    if size == 0:
+        return "The body is empty: send the ONNX file as the request's body."
+    file.seek(0)
+    try:
+        fields = _fields(file, size)
+    except _MalformedError as error:
+        return f"This is not an ONNX file: {error}."
+    if _GRAPH_FIELD not in fields:
+        return "This is not an ONNX file: it holds no graph."
+    return None
+
+
+class _MalformedError(ValueError):
+    """The bytes are no protobuf message."""
+
+
+def _fields(file: IO[bytes], size: int) -> set[int]:
+    """The numbers of the message's fields."""
+    found: set[int] = set()
+    for _ in range(_MAX_FIELDS):
+        if file.tell() == size:
+            return found
+        tag = _varint(file)
+        number, kind = tag >> 3, tag & 7
+        if number == 0 or (number == _GRAPH_FIELD and kind != _BYTES):
+            raise _MalformedError("its bytes follow another format")
+        _skip(file, kind)
+        if file.tell() > size:
+            raise _MalformedError("it is cut short")
+        found.add(number)
+    raise _MalformedError("its bytes follow another format")
+
+
+def _skip(file: IO[bytes], kind: int) -> None:
+    if kind == _VARINT:
+        _varint(file)
+    elif kind == _BYTES:
+        file.seek(_varint(file), os.SEEK_CUR)
+    elif kind in (_FIXED32, _FIXED64):
+        file.seek(4 if kind == _FIXED32 else 8, os.SEEK_CUR)
+    else:
+        raise _MalformedError("its bytes follow another format")
+
+
+def _varint(file: IO[bytes]) -> int:
+    value = 0
+    for shift in range(0, 64, 7):
+        byte = file.read(1)
+        if not byte:
+            raise _MalformedError("it is cut short")
+        value |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return value
+    raise _MalformedError("its bytes follow another format")

@@ -1,0 +1,146 @@
+"""What one worker's report changes in the database, and what the worker is told: one transaction each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy.orm import Session
+
+from proto.values import (
+    Answer,
+    Candidate,
+    Lease,
+    LeaseId,
+    Limits,
+    ModuleRun,
+    Result,
+    WorkerReport,
+    WorkerState,
+)
+from records import devices, jobs, leases
+from records.devices import SessionFenced
+from records.jobs import JobState
+from records.leases import TrialResult
+
+LEASE_TTL_S = 30.0
+HEARTBEAT_S = 5.0
+IDLE_S = 1.0
+_MAX_LEASE = 256
+
+Wake = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An answer, and the steps (name, job id) to wake once the transaction is done."""
+
+    answer: Answer
+    wakes: tuple[Wake, ...] = ()
+
+
+def reconcile(session: Session, report: WorkerReport, announced: bool, lease_id: str, now: float) -> Outcome:
+    """Brings the database up to the report and decides what the worker should hold.
+
+    `announced`: this session's device is known already. `lease_id` names a new lease, if one is given.
+    """
+    if not _present(session, report, announced, now):
+        return Outcome(Answer(fenced=True))
+    wakes = _store_results(session, report, now)
+    if report.state is WorkerState.READY and not announced:
+        wakes += _waiting_jobs(session)
+    answer = _decide(session, report, lease_id, now)
+    return Outcome(answer, tuple(dict.fromkeys(wakes)))
+
+
+def wants_work(report: WorkerReport) -> bool:
+    return report.state is WorkerState.READY and report.slots > 0
+
+
+def take(session: Session, report: WorkerReport, lease_id: str, now: float) -> Lease | None:
+    """A new lease for a worker that is ready for one."""
+    if not wants_work(report) or report.device is None:
+        return None
+    slots = min(report.slots, _MAX_LEASE)
+    worker = report.worker_id, report.session_id
+    lease = leases.take(session, lease_id, *worker, report.device.key, slots, now, LEASE_TTL_S)
+    return None if lease is None else _described(lease, report, now)
+
+
+def _present(session: Session, report: WorkerReport, announced: bool, now: float) -> bool:
+    """Notes that the worker is there; False when another session has taken its place."""
+    worker_id, session_id = report.worker_id, report.session_id
+    state = devices.WorkerState(report.state.value)
+    known = announced or report.device is None
+    if known and not report.starting:
+        return devices.seen(session, worker_id, session_id, state, now)
+    if report.device is not None:
+        devices.put_class(session, report.device)
+    try:
+        devices.register(session, worker_id, session_id, report.device, state, now)
+    except SessionFenced:
+        return False
+    return True
+
+
+def _store_results(session: Session, report: WorkerReport, now: float) -> list[Wake]:
+    """The steps to wake: a closed lease means that a batch is wanted, or that a timing is in."""
+    by_lease: defaultdict[str, list[Result]] = defaultdict(list)
+    for result in report.results:
+        by_lease[result.lease.id].append(result)
+    wakes = []
+    for lease_id, results in by_lease.items():
+        reported = leases.report(session, lease_id, report.session_id, _stored(results), now)
+        if reported.closed and reported.job_id is not None:
+            timed = any(result.module_run_id is not None for result in results)
+            wakes.append(("publish" if timed else "plan", reported.job_id))
+    return wakes
+
+
+def _stored(results: Sequence[Result]) -> list[TrialResult]:
+    return [
+        TrialResult(result.measurement, trial_id=result.trial_id, module_run_id=result.module_run_id)
+        for result in results
+    ]
+
+
+def _waiting_jobs(session: Session) -> list[Wake]:
+    """The jobs that may have waited for a device to be there."""
+    return [("intake", job.id) for job in jobs.unfinished(session) if job.state is JobState.QUEUED]
+
+
+def _decide(session: Session, report: WorkerReport, lease_id: str, now: float) -> Answer:
+    acknowledged = tuple(result.number for result in report.results)
+    if report.held is not None and leases.renew(session, report.held.id, report.session_id, now, LEASE_TTL_S):
+        return Answer(keeps=report.held, acknowledged=acknowledged, call_again_after_s=HEARTBEAT_S)
+    lease = _lost_on_the_way(session, report, now) or take(session, report, lease_id, now)
+    # A worker that is willing to wait does so in its next call, not between calls.
+    idle_s = 0.0 if wants_work(report) and report.wait_s > 0 else IDLE_S
+    return Answer(lease=lease, acknowledged=acknowledged, call_again_after_s=HEARTBEAT_S if lease else idle_s)
+
+
+def _lost_on_the_way(session: Session, report: WorkerReport, now: float) -> Lease | None:
+    """The lease that the session holds by our books but not by its own: its answer never arrived."""
+    if report.state is not WorkerState.READY:
+        return None
+    lease = leases.current(session, report.worker_id, report.session_id, now)
+    return None if lease is None else _described(lease, report, now)
+
+
+def _described(lease: leases.Lease, report: WorkerReport, now: float) -> Lease:
+    assert report.device is not None, "a ready worker has a device"
+    run = lease.module_run
+    return Lease(
+        id=LeaseId(lease.id, lease.attempt),
+        target=report.device.target,
+        limits=Limits(),
+        expires_after_s=max(lease.expires_at - now, 1.0),
+        candidates=tuple(
+            Candidate(
+                trial.id, trial.workload_hash, trial.trace, lease.constants.get(trial.workload_hash, ())
+            )
+            for trial in lease.trials
+        ),
+        module_run=None if run is None else ModuleRun(run.id, run.kind, run.artifact_sha),
+    )

@@ -1,0 +1,307 @@
+"""The bodies of requests and answers. Times are epoch seconds, durations seconds, sizes bytes."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+
+from records.devices import WorkerInfo
+from records.jobs import Job
+from records.models import ModelInfo
+from records.schedules import Record
+from records.tasks import Task
+
+MAX_TRIALS = 10_000_000
+MAX_MINUTES = 60 * 24 * 366
+_MAX_DIMENSION = 2**31 - 1
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"{text!r} has characters that can't be printed")
+    return text
+
+
+def _json(text: str) -> str:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"a text that should be JSON is not: {error}") from error
+    return text
+
+
+Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_printable)]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+WorkloadHash = Annotated[str, Field(pattern="^[0-9A-Za-z_-]{1,128}$")]
+JsonText = Annotated[str, AfterValidator(_json)]
+RunSecs = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Request(BaseModel):
+    # A misspelt field is refused rather than ignored: it is a budget that would not be kept.
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class ModelBody(BaseModel):
+    sha256: str
+    name: str
+    size: int
+
+    @classmethod
+    def of(cls, model: ModelInfo) -> ModelBody:
+        return cls(sha256=model.sha, name=model.name, size=model.size)
+
+
+class JobRequestBody(_Request):
+    """What to tune: `model` is the sha256 of an uploaded model, `shapes` its dynamic inputs' shapes.
+
+    `target` is "native" (whatever worker is ready) or a device class's key or unique name. The job ends
+    when its budget of `trials` or of `minutes` is spent.
+    """
+
+    model: Sha256
+    shapes: dict[Name, list[int]] = {}
+    target: Name = "native"
+    trials: int
+    minutes: float | None = None
+    seed: int = Field(default=0, ge=0, lt=2**63)
+
+    @field_validator("trials")
+    @classmethod
+    def _some_trials(cls, trials: int) -> int:
+        if not 1 <= trials <= MAX_TRIALS:
+            raise ValueError(f"trials must be at least 1 and at most {MAX_TRIALS}, not {trials}")
+        return trials
+
+    @field_validator("minutes")
+    @classmethod
+    def _some_minutes(cls, minutes: float | None) -> float | None:
+        if minutes is not None and (math.isnan(minutes) or not 0 < minutes <= MAX_MINUTES):
+            raise ValueError(f"minutes must be more than 0 and at most {MAX_MINUTES}, not {minutes:g}")
+        return minutes
+
+    @field_validator("shapes")
+    @classmethod
+    def _whole_shapes(cls, shapes: dict[str, list[int]]) -> dict[str, list[int]]:
+        if len(shapes) > 256:
+            raise ValueError(f"shapes are given for {len(shapes)} inputs, and 256 are allowed")
+        for name, shape in shapes.items():
+            if len(shape) > 16 or not all(1 <= extent <= _MAX_DIMENSION for extent in shape):
+                raise ValueError(f"the shape of {name} must be up to 16 positive whole numbers, not {shape}")
+        return shapes
+
+
+class JobBody(BaseModel):
+    """A job; `message` says what it is doing or waiting for, `error` why it failed."""
+
+    id: str
+    state: str
+    finished: bool
+    message: str
+    error: str | None
+    model: str
+    model_name: str
+    shapes: dict[str, list[int]]
+    target: str
+    device_class: str | None
+    trials: int
+    minutes: float | None
+    seed: int
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    trials_issued: int
+    trials_done: int
+    untuned_latency_s: float | None
+    tuned_latency_s: float | None
+    untuned_secs: list[float]
+    tuned_secs: list[float]
+
+    @classmethod
+    def of(cls, job: Job) -> JobBody:
+        request = job.request
+        return cls(
+            id=job.id,
+            state=job.state.value,
+            finished=job.state.finished,
+            message=job.message,
+            error=job.error,
+            model=request.model_sha,
+            model_name=request.model_name,
+            shapes={name: list(shape) for name, shape in request.shapes.items()},
+            target=request.target,
+            device_class=job.device_class,
+            trials=request.trials,
+            minutes=request.minutes,
+            seed=request.seed,
+            created_at=job.created_at,
+            started_at=job.started_at,
+            finished_at=job.finished_at,
+            trials_issued=job.trials_issued,
+            trials_done=job.trials_done,
+            untuned_latency_s=_median(job.untuned_secs),
+            tuned_latency_s=_median(job.tuned_secs),
+            untuned_secs=list(job.untuned_secs or ()),
+            tuned_secs=list(job.tuned_secs or ()),
+        )
+
+
+class JobsBody(BaseModel):
+    """Newest first. `next` is the `before` of the next page, null on the last one."""
+
+    items: list[JobBody]
+    next: str | None
+
+
+class TaskBody(BaseModel):
+    """One subgraph of a job. One that is not `covered` keeps its fallback schedule: `reason` says why."""
+
+    id: int
+    name: str
+    workload: str
+    weight: int
+    flops: float
+    covered: bool
+    reason: str
+    trials: int
+    best_s: float | None
+
+    @classmethod
+    def of(cls, task: Task) -> TaskBody:
+        return cls(
+            id=task.id,
+            name=task.name,
+            workload=task.workload_hash,
+            weight=task.weight,
+            flops=task.flops,
+            covered=task.covered,
+            reason=task.reason,
+            trials=task.trials,
+            best_s=task.best_s,
+        )
+
+
+class TasksBody(BaseModel):
+    items: list[TaskBody]
+
+
+class WorkerBody(BaseModel):
+    id: str
+    state: str
+    device_class: str | None
+    device_name: str | None
+    last_seen_at: float
+    trials_done: int
+    failures: int
+
+    @classmethod
+    def of(cls, worker: WorkerInfo) -> WorkerBody:
+        return cls(
+            id=worker.id,
+            state=worker.state.value,
+            device_class=worker.device_class,
+            device_name=worker.device_name,
+            last_seen_at=worker.last_seen_at,
+            trials_done=worker.trials_done,
+            failures=worker.failures,
+        )
+
+
+class WorkersBody(BaseModel):
+    items: list[WorkerBody]
+
+
+class DeviceClassBody(BaseModel):
+    """Devices of equal hardware and toolchain; `key` and `name` can be a job's target."""
+
+    key: str
+    name: str
+    triple: str
+    mcpu: str
+    features: list[str]
+    cores: int
+    vector_bytes: int
+    l1_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    toolchain: str
+    target: str
+
+
+class DeviceClassesBody(BaseModel):
+    items: list[DeviceClassBody]
+
+
+class ScheduleBody(BaseModel):
+    """A workload's fastest known schedule on a device class: a TVM trace to replay on the workload."""
+
+    workload: str
+    device_class: str
+    trace: str
+    target: str
+    latency_s: float
+    run_secs: list[float]
+    source: Literal["trial", "import"]
+    created_at: float
+
+    @classmethod
+    def of(cls, record: Record) -> ScheduleBody:
+        assert record.latency_s is not None, "only records that went well are schedules"
+        return cls(
+            workload=record.workload_hash,
+            device_class=record.device_class,
+            trace=record.trace,
+            target=record.target,
+            latency_s=record.latency_s,
+            run_secs=list(record.run_secs),
+            source=record.source,
+            created_at=record.created_at,
+        )
+
+
+class ScheduleQueryBody(_Request):
+    target: Name = "native"
+    workloads: list[WorkloadHash] = Field(max_length=10_000)
+
+
+class SchedulesBody(BaseModel):
+    """By workload; null for one without a schedule."""
+
+    device_class: str
+    schedules: dict[str, ScheduleBody | None]
+
+
+class ExportedWorkload(_Request):
+    hash: WorkloadHash
+    module_json: JsonText = Field(min_length=2, max_length=64 << 20)
+
+
+class ExportedRecord(_Request):
+    """`trace` and `target` are JSON, as in MetaSchedule's files."""
+
+    workload: WorkloadHash
+    trace: JsonText = Field(min_length=2, max_length=4 << 20)
+    run_secs: list[RunSecs] = Field(min_length=1, max_length=10_000)
+    target: JsonText = Field(min_length=2, max_length=65536)
+
+
+class ExportBody(_Request):
+    """What export gives and import takes; every record's workload is among the workloads."""
+
+    workloads: list[ExportedWorkload]
+    records: list[ExportedRecord]
+
+
+class ImportedBody(BaseModel):
+    device_class: str
+    records: int
+    added: int
+
+
+def _median(secs: Sequence[float] | None) -> float | None:
+    return statistics.median(secs) if secs else None
