@@ -47,7 +47,7 @@ def from_json(text: str) -> tvm.IRModule:
     try:
         mod = tvm.ir.load_json(text)
     except Exception as error:
-        raise ValueError(f"not a TVM module: {_first_line(error)}") from error
+        raise ValueError(f"not a TVM module: {type(error).__name__}") from error
     return _check_workload(mod)
 
 
@@ -71,8 +71,3 @@ def _check_workload(mod: object) -> tvm.IRModule:
     if list(functions) != ["main"] or not isinstance(functions["main"], PrimFunc):
         raise ValueError("not a workload: a workload is one PrimFunc called main")
     return mod
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

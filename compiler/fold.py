@@ -1,0 +1,124 @@
+"""Constant folding with numpy.
+
+TVM's FoldConstant compiles an unscheduled kernel for every expression: seconds for a ResNet. The expressions
+that importers and layout conversion leave behind are few and simple, so numpy evaluates those first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import relax
+from tvm.ir import Call, GenericConst
+
+Array = NDArray[np.generic]
+
+# A larger constant stays an expression: folding must not be able to fill the memory.
+MAX_CONSTANT_BYTES = 512 << 20
+
+
+def fold_constants(mod: tvm.IRModule) -> tvm.IRModule:
+    """Replace every expression of constants that numpy can evaluate by its value.
+
+    lv = permute_dims(const); conv2d(x, lv)  ->  conv2d(x, const')
+    """
+    return rewrite_functions(mod, lambda function: _ConstantFolder(mod).visit_expr(function))
+
+
+def rewrite_functions(mod: tvm.IRModule, rewrite: Callable[[relax.Function], relax.Function]) -> tvm.IRModule:
+    """Rewrite every relax function; bindings that came to nothing go."""
+    functions = {
+        name: rewrite(function) if isinstance(function, relax.Function) else function
+        for name, function in mod.functions_items()
+    }
+    rewritten = tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
+    tidy = [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()]
+    return tvm.transform.Sequential(tidy)(rewritten)
+
+
+@relax.expr_functor.mutator
+class _ConstantFolder(relax.PyExprMutator):
+    """Leaves `var = constant` behind; CanonicalizeBindings removes those."""
+
+    def visit_call_(self, op: Call) -> relax.Expr:
+        call = self.visit_expr_post_order(op)
+        evaluate = _EVALUATE.get(getattr(call.op, "name", ""))
+        shape = static_shape(call)
+        if evaluate is None or shape is None or math.prod(shape) * 8 > MAX_CONSTANT_BYTES:
+            return call
+        values = [self._value(argument) for argument in call.args]
+        known = [value for value in values if value is not None]
+        result = evaluate(known, call.attrs, shape) if len(known) == len(values) else None
+        if result is None:
+            return call
+        return relax.const(np.ascontiguousarray(result, dtype=str(call.ty.dtype)).reshape(shape))
+
+    def _value(self, expr: relax.Expr) -> Array | relax.ShapeExpr | None:
+        """What is known now of an argument; a shape stands for itself."""
+        if isinstance(expr, relax.Var):
+            expr = self.lookup_binding(expr)
+        if isinstance(expr, GenericConst):
+            return expr.value.numpy()
+        return expr if isinstance(expr, relax.ShapeExpr) else None
+
+
+def static_shape(expr: relax.Expr) -> tuple[int, ...] | None:
+    """The shape of a tensor expression; None for other types and for shapes only known at run time."""
+    shape = getattr(expr.ty, "shape", None)
+    if not isinstance(shape, relax.ShapeExpr):
+        return None
+    if not all(isinstance(extent, int | tvm.tirx.IntImm) for extent in shape.values):
+        return None
+    return tuple(int(extent) for extent in shape.values)
+
+
+_Evaluate = Callable[[Sequence[Array], tvm.ir.Attrs, tuple[int, ...]], Array | None]
+
+
+def _ufunc(function: Callable[..., Array]) -> _Evaluate:
+    def evaluate(values: Sequence[Array], _attrs: tvm.ir.Attrs, _shape: tuple[int, ...]) -> Array:
+        with np.errstate(all="ignore"):
+            return function(*values)
+
+    return evaluate
+
+
+def _reshape(values: Sequence[Array], _attrs: tvm.ir.Attrs, shape: tuple[int, ...]) -> Array:
+    return values[0].reshape(shape)
+
+
+def _permute(values: Sequence[Array], attrs: tvm.ir.Attrs, _shape: tuple[int, ...]) -> Array:
+    return values[0].transpose(None if attrs.axes is None else [int(axis) for axis in attrs.axes])
+
+
+def _broadcast(values: Sequence[Array], _attrs: tvm.ir.Attrs, shape: tuple[int, ...]) -> Array:
+    return np.broadcast_to(values[0], shape)
+
+
+def _divide(values: Sequence[Array], _attrs: tvm.ir.Attrs, _shape: tuple[int, ...]) -> Array | None:
+    if values[0].dtype.kind != "f":
+        return None  # TVM and numpy round integer quotients differently
+    with np.errstate(all="ignore"):
+        return np.divide(*values)
+
+
+_EVALUATE: dict[str, _Evaluate] = {
+    "relax.add": _ufunc(np.add),
+    "relax.subtract": _ufunc(np.subtract),
+    "relax.multiply": _ufunc(np.multiply),
+    "relax.divide": _divide,
+    "relax.negative": _ufunc(np.negative),
+    "relax.maximum": _ufunc(np.maximum),
+    "relax.minimum": _ufunc(np.minimum),
+    "relax.sqrt": _ufunc(np.sqrt),
+    "relax.expand_dims": _reshape,
+    "relax.squeeze": _reshape,
+    "relax.reshape": _reshape,
+    "relax.flatten": _reshape,
+    "relax.permute_dims": _permute,
+    "relax.broadcast_to": _broadcast,
+}

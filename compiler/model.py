@@ -1,0 +1,261 @@
+"""Models: read from ONNX, fused into subgraphs, and the subgraphs as tuning tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+from tvm.ir import Call, GenericConst, GlobalVar
+from tvm.relax import transform
+from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map
+
+from compiler.fold import fold_constants, static_shape
+from compiler.onnx_file import ModelError, OnnxFile, Shape, TensorSpec, first_line, node_name, read_file, walk
+from compiler.scales import fold_scales
+from compiler.target import parse_target
+from compiler.workload import normalise, to_json, workload_hash
+
+__all__ = [
+    "ExtractedTask",
+    "Model",
+    "ModelError",
+    "TensorSpec",
+    "extract_tasks",
+    "fuse",
+    "read_onnx",
+    "untuned",
+]
+
+# Channels innermost: the axis that vectorizes. TVM has no such form of transposed convolutions.
+LAYOUTS = {
+    "relax.nn.conv1d": ["NWC", "WIO"],
+    "relax.nn.conv2d": ["NHWC", "HWIO"],
+    "relax.nn.conv3d": ["NDHWC", "DHWIO"],
+}
+# TVM goes by the operator's name alone; an operator of another domain would be taken for its namesake.
+DOMAINS = {"", "ai.onnx", "com.microsoft"}
+# No tensor of a model may be larger: a small file can describe an enormous computation.
+MAX_TENSOR_BYTES = 4 << 30
+
+
+@dataclass(frozen=True)
+class Model:
+    """An imported model as TVM sees it: relax operators, weights as constants, static shapes."""
+
+    module: tvm.IRModule
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class ExtractedTask:
+    """One workload of a model.
+
+    `weight` is how often the model calls it, `constants` are the arguments that are constants of the model at
+    every call, `functions` the fused module's functions that compute it.
+    """
+
+    workload_hash: str
+    module_json: str
+    name: str
+    weight: int
+    constants: tuple[int, ...]
+    functions: tuple[str, ...]
+
+
+def read_onnx(data: bytes, shapes: Mapping[str, Shape]) -> Model:
+    """Import the bytes of a .onnx file; `shapes` gives dynamic inputs their shape, by input name.
+
+    Raises ModelError. TVM's importer is native code: files of strangers belong into a child process (see
+    compiler.contained).
+    """
+    file = read_file(data, shapes)
+    _check_operators(file)
+    module = _import(file)
+    _check_static(module)
+    return Model(module, file.inputs, _outputs(file.output_names, module["main"].ret_ty))
+
+
+def fuse(model: Model, target: str) -> tvm.IRModule:
+    """The model as calls of fused PrimFuncs, the subgraphs that are tuned.
+
+    Batch norms go into convolution weights, constants are folded, convolutions compute channels-last with
+    layout transformations at the graph's edges only. Raises ModelError when TVM can't compile the model.
+    """
+    passes = [
+        transform.DecomposeOpsForInference(),
+        transform.CanonicalizeBindings(),
+        fold_constants,
+        fold_scales,
+        transform.ConvertLayout(LAYOUTS),
+        fold_constants,
+        transform.FoldConstant(),
+        transform.LegalizeOps(),
+        transform.AnnotateTIROpPattern(),
+        transform.FoldConstant(),
+        transform.DeadCodeElimination(),
+        transform.FuseOps(),
+        transform.FuseTIR(),
+    ]
+    return _apply(passes, model.module, target)
+
+
+def untuned(model: Model, target: str) -> tvm.IRModule:
+    """What TVM makes of the imported model by default: layouts as imported, operators fused, no schedules."""
+    return _apply([relax.get_pipeline("zero")], model.module, target)
+
+
+def extract_tasks(fused: tvm.IRModule) -> list[ExtractedTask]:
+    """The unique workloads of a fused module, in the order of their first call.
+
+    Functions that a schedule can't change are no tasks: those that are scheduled already, and calls of
+    external libraries (which are no PrimFuncs).
+    """
+    found: dict[str, ExtractedTask] = {}
+    for name, arguments in _calls(fused):
+        func = fused[name]
+        if func.attrs.get("tirx.is_scheduled", False):
+            continue
+        task = _task(name.name_hint, func, arguments)
+        known = found.get(task.workload_hash)
+        found[task.workload_hash] = task if known is None else _merged(known, task)
+    return list(found.values())
+
+
+def _check_operators(file: OnnxFile) -> None:
+    supported = {*_get_convert_map(), "If", "Constant"}
+    for graph in walk(file.proto):
+        for node in graph.node:
+            if node.domain not in DOMAINS or node.op_type not in supported:
+                operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
+                raise ModelError(f"operator {operator} of {node_name(node)} can't be imported")
+
+
+class _Importer(ONNXGraphImporter):
+    """TVM's importer, which remembers the operator it failed on."""
+
+    failed = ""
+
+    def _convert_operator(
+        self, op_name: str, inputs: list[relax.Expr], attrs: dict[str, Any], opset: int
+    ) -> relax.Expr:
+        try:
+            return super()._convert_operator(op_name, inputs, attrs, opset)
+        except Exception:
+            name = attrs["tvm_custom"]["name"]
+            self.failed = self.failed or f"operator {op_name} of node '{name}'"
+            raise
+
+
+def _import(file: OnnxFile) -> tvm.IRModule:
+    importer = _Importer(None, None)
+    try:
+        with _quiet():
+            return importer.from_onnx(file.proto.graph, file.opset)
+    except Exception as error:
+        culprit = importer.failed or "the model"
+        raise ModelError(f"{culprit} can't be imported: {first_line(error)}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """TVM's importer prints the operands of what fails, and warns of every name that it changes."""
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _check_static(module: tvm.IRModule) -> None:
+    """Every tensor's shape must be known now, and none may be absurdly large."""
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, Call) and isinstance(expr.ty, relax.TensorType):
+            shape = static_shape(expr)
+            if shape is None:
+                operator = getattr(expr.op, "name", "?").removeprefix("relax.")
+                raise ModelError(f"the shape of what {operator} computes depends on the data: not supported")
+            _check_size(shape, str(expr.ty.dtype))
+
+    relax.analysis.post_order_visit(module["main"], visit)
+
+
+def _check_size(shape: Shape, dtype: str) -> None:
+    size = math.prod(shape) * max(tvm.DataType(dtype).bits // 8, 1)
+    if size > MAX_TENSOR_BYTES:
+        raise ModelError(
+            f"the model computes a tensor of shape {shape}, {size} bytes; the limit is {MAX_TENSOR_BYTES}"
+        )
+
+
+def _outputs(names: tuple[str, ...], result: Any) -> tuple[TensorSpec, ...]:
+    fields = list(result.fields) if isinstance(result, relax.TupleType) else [result]
+    return tuple(_output(name, field) for name, field in zip(names, fields, strict=True))
+
+
+def _output(name: str, result: Any) -> TensorSpec:
+    shape = static_shape(relax.Var(name, result)) if isinstance(result, relax.TensorType) else None
+    if shape is None:
+        raise ModelError(f"output '{name}' is no tensor of a static shape; only such outputs are supported")
+    return TensorSpec(name, shape, str(result.dtype))
+
+
+def _apply(passes: list[Any], module: tvm.IRModule, target: str) -> tvm.IRModule:
+    try:
+        with parse_target(target), tvm.transform.PassContext(opt_level=3):
+            for step in passes:
+                module = step(module)
+    except Exception as error:
+        raise ModelError(f"TVM can't compile the model: {first_line(error)}") from error
+    return module
+
+
+def _calls(fused: tvm.IRModule) -> list[tuple[GlobalVar, list[Any]]]:
+    """Every call of a PrimFunc, in order: the function's name and the arguments."""
+    calls: list[tuple[GlobalVar, list[Any]]] = []
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, Call) and getattr(expr.op, "name", "").startswith("relax.call_tir"):
+            calls.append((expr.args[0], list(expr.args[1])))
+
+    for _, function in fused.functions_items():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return calls
+
+
+def _task(function: str, func: tirx.PrimFunc, arguments: list[Any]) -> ExtractedTask:
+    module = normalise(func)
+    constants = tuple(i for i, argument in enumerate(arguments) if isinstance(argument, GenericConst))
+    name = _name(function, func, len(arguments))
+    return ExtractedTask(workload_hash(module), to_json(module), name, 1, constants, (function,))
+
+
+def _merged(known: ExtractedTask, again: ExtractedTask) -> ExtractedTask:
+    return dataclasses.replace(
+        known,
+        weight=known.weight + 1,
+        constants=tuple(index for index in known.constants if index in again.constants),
+        functions=tuple(dict.fromkeys(known.functions + again.functions)),
+    )
+
+
+def _name(function: str, func: tirx.PrimFunc, inputs: int) -> str:
+    """fused_conv2d1_add1_relu1(...)  ->  conv2d_add_relu 1x56x56x64 3x3x64x64 -> 1x56x56x64: the first two operands"""
+    operators = re.sub(r"(?<=[a-z])\d+(?=_|$)", "", function.removeprefix("fused_"))
+    shapes = [_extents(param) for param in func.params]
+    operands = " ".join(shapes[: min(inputs, 2)])
+    return f"{operators} {operands} -> {shapes[-1]}"
+
+
+def _extents(param: tirx.Var) -> str:
+    shape = getattr(param.ty, "shape", ())
+    return "x".join(str(getattr(extent, "value", extent)) for extent in shape) or "1"

@@ -1,0 +1,216 @@
+"""An ONNX file, checked: what a stranger uploads is a valid model with static inputs, or one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+import onnx.inliner
+from google.protobuf.message import DecodeError
+
+Shape = tuple[int, ...]
+
+MAX_FILE_BYTES = 1 << 30
+MAX_NODES = 50_000
+MAX_INPUT_ELEMENTS = 1 << 28
+
+
+class ModelError(ValueError):
+    """A model that can't be tuned: one sentence for the user that names the cause and the next step."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output of a model; `dtype` as numpy names it."""
+
+    name: str
+    shape: Shape
+    dtype: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(extent) for extent in self.shape))
+        if any(extent < 0 for extent in self.shape):
+            raise ValueError(f"tensor {self.name} has a negative extent: {self.shape}")
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """A checked model whose inputs have static shapes, written into `proto` as well."""
+
+    proto: onnx.ModelProto
+    inputs: tuple[TensorSpec, ...]
+    output_names: tuple[str, ...]
+    opset: int
+
+
+def read_file(data: bytes, shapes: Mapping[str, Shape]) -> OnnxFile:
+    """Parse and check the bytes of a .onnx file. `shapes` gives dynamic inputs their shape, by input name.
+
+    Raises ModelError.
+    """
+    proto = _parse(data)
+    _check_self_contained(proto)
+    proto = _check_onnx(proto)
+    inputs = _fix_inputs(proto.graph, shapes)
+    output_names = tuple(output.name for output in proto.graph.output)
+    return OnnxFile(proto, inputs, output_names, _opset(proto))
+
+
+def _parse(data: bytes) -> onnx.ModelProto:
+    if not data:
+        raise ModelError("the model file is empty")
+    if len(data) > MAX_FILE_BYTES:
+        raise ModelError(f"the model file has {len(data)} bytes; the limit is {MAX_FILE_BYTES}")
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError as error:
+        raise ModelError("the file is truncated or not an ONNX model: it is no ONNX protobuf") from error
+    if not proto.graph.node or not proto.graph.output:
+        raise ModelError("the file holds no ONNX graph: it has no nodes or no outputs")
+    return proto
+
+
+def _check_self_contained(proto: onnx.ModelProto) -> None:
+    count = 0
+    for graph in walk(proto):
+        count += len(graph.node)
+        if count > MAX_NODES:
+            raise ModelError(f"the model has more than {MAX_NODES} nodes")
+        if graph.sparse_initializer:
+            raise ModelError("the model has sparse weights, which aren't supported: store them dense")
+        for tensor in _tensors(graph):
+            if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+                raise ModelError(
+                    f"weight '{tensor.name}' is stored outside the file: save the model as a single file "
+                    "(onnx.save with save_as_external_data=False)"
+                )
+
+
+def walk(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The main graph, the graphs within its nodes, and those within the model's own functions."""
+    waiting = [proto.graph, *_subgraphs(node for function in proto.functions for node in function.node)]
+    while waiting:
+        graph = waiting.pop()
+        yield graph
+        waiting.extend(_subgraphs(graph.node))
+
+
+def _subgraphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    for node in nodes:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield attribute.g
+            yield from attribute.graphs
+
+
+def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    yield from graph.initializer
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield attribute.t
+            yield from attribute.tensors
+
+
+def _check_onnx(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """ONNX's own checker, then the model's own functions put in place of their calls."""
+    try:
+        onnx.checker.check_model(proto)
+        return onnx.inliner.inline_local_functions(proto) if proto.functions else proto
+    except Exception as error:
+        raise ModelError(f"the model isn't valid ONNX: {first_line(error)}") from error
+
+
+def node_name(node: onnx.NodeProto) -> str:
+    """How to point at a node, named or not."""
+    return f"node '{node.name}'" if node.name else f"the unnamed node that computes {list(node.output)}"
+
+
+def _opset(proto: onnx.ModelProto) -> int:
+    versions = [entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")]
+    if not versions:
+        raise ModelError("the model names no version of the ONNX operators (opset_import): export it again")
+    return int(versions[0])
+
+
+def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> tuple[TensorSpec, ...]:
+    """Write every input's static shape into the graph."""
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
+    names = [value.name for value in inputs]
+    unknown = sorted(set(shapes) - set(names))
+    if unknown:
+        raise ModelError(
+            f"the model has no input '{unknown[0]}'; its inputs are: {', '.join(names) or 'none'}"
+        )
+    return tuple(_fix_input(value, shapes.get(value.name)) for value in inputs)
+
+
+def _fix_input(value: onnx.ValueInfoProto, given: Shape | None) -> TensorSpec:
+    name, tensor = value.name, value.type.tensor_type
+    if not value.type.HasField("tensor_type"):
+        raise ModelError(f"input '{name}' is not a tensor; only tensors are supported")
+    dtype = _dtype(name, tensor.elem_type)
+    declared = [dim.dim_value or None for dim in tensor.shape.dim] if tensor.HasField("shape") else None
+    shape = _shape(name, declared, given)
+    tensor.shape.Clear()
+    tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=extent) for extent in shape)
+    return TensorSpec(name, shape, dtype)
+
+
+def _dtype(name: str, element: int) -> str:
+    try:
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(element))
+    except KeyError as error:
+        raise ModelError(f"input '{name}' has no element type that ONNX knows: {element}") from error
+    if dtype == "object":
+        raise ModelError(f"input '{name}' holds text; only tensors of numbers are supported")
+    return dtype
+
+
+def _shape(name: str, declared: Sequence[int | None] | None, given: Shape | None) -> Shape:
+    """The shape the user gave, or else the one the file declares, when that is static."""
+    shape = declared if given is None else given
+    if shape is None or any(extent is None for extent in shape):
+        raise ModelError(
+            f"input '{name}' has dynamic dimensions {_declared_text(declared)}: give its shape with "
+            f"--shape {name}=1,3,224,224 (one number per dimension)"
+        )
+    static = tuple(int(extent) for extent in shape if extent is not None)
+    if any(extent <= 0 for extent in static):
+        raise ModelError(f"input '{name}' has shape {_text(static)}: every dimension must be positive")
+    if math.prod(static) > MAX_INPUT_ELEMENTS:
+        raise ModelError(
+            f"input '{name}' has {math.prod(static)} elements; the limit is {MAX_INPUT_ELEMENTS}"
+        )
+    if declared is not None and not _fits(static, declared):
+        raise ModelError(
+            f"shape {_text(static)} doesn't fit input '{name}', which the model declares as "
+            f"{_declared_text(declared)}"
+        )
+    return static
+
+
+def _fits(shape: Shape, declared: Sequence[int | None]) -> bool:
+    return len(shape) == len(declared) and all(
+        fixed is None or fixed == extent for extent, fixed in zip(shape, declared, strict=True)
+    )
+
+
+def _declared_text(declared: Sequence[int | None] | None) -> str:
+    return (
+        "(unknown)" if declared is None else _text(["?" if extent is None else extent for extent in declared])
+    )
+
+
+def _text(shape: Iterable[object]) -> str:
+    return "(" + ",".join(str(extent) for extent in shape) + ")"
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says first, short enough for one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
