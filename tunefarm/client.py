@@ -134,9 +134,9 @@ class Client:
         found = _parse(dict[str, Schedule | None], answer.get("schedules"))
         return {workload: schedule for workload, schedule in found.items() if schedule is not None}
 
-    def export(self, target: str = "native", job_id: str | None = None) -> Database:
-        """The schedules known for a device class, of all workloads or of those of one job."""
-        query = {"target": target} | ({"job": job_id} if job_id else {})
+    def export(self, *, target: str | None = None, job_id: str | None = None) -> Database:
+        """The schedules known on a device class, or of one job's workloads; by default the native ones."""
+        query = {name: value for name, value in (("target", target), ("job", job_id)) if value is not None}
         return _parse(Database, self._get("/v1/schedules/export", query))
 
     def import_(self, database: Database, target: str = "native") -> Imported:

@@ -1,0 +1,3 @@
+from tunefarm.cli import main
+
+main()

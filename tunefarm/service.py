@@ -1,0 +1,67 @@
+"""Finds the service that a command talks to, or starts one for as long as the command runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tunefarm.client import Client
+from tunefarm.errors import CommandError, ExitCode
+from tunefarm.folder import DataFolder
+from tunefarm.settings import Settings
+
+
+@dataclass(frozen=True)
+class Service:
+    """A client, and a check that raises StackError when a stack started for the command has broken down."""
+
+    client: Client
+    check: Callable[[], None]
+    embedded: bool
+
+
+@contextlib.contextmanager
+def running_service(settings: Settings) -> Iterator[Service]:
+    """The service at `--server`, or the one that owns the data folder. Raises CommandError without either."""
+    url = settings.server or _running_at(settings, lasting=False)
+    if url is None:
+        raise CommandError(
+            "no service is running here: start one with `tunefarm up` or name one with --server URL",
+            ExitCode.UNREACHABLE,
+        )
+    with _connect(url, settings) as client:
+        yield Service(client, _nothing_to_check, embedded=False)
+
+
+@contextlib.contextmanager
+def service(settings: Settings, say: Callable[[str], None]) -> Iterator[Service]:
+    """As `running_service`, but where none runs, one is started for the length of the context."""
+    url = settings.server or _running_at(settings, lasting=True)
+    if url is not None:
+        with _connect(url, settings) as client:
+            yield Service(client, _nothing_to_check, embedded=False)
+        return
+    from tunefarm import stack  # needs the server's packages, which a client may not have
+
+    say("starting the service for this job")
+    config = stack.StackConfig(settings.data, token=settings.secret, threads=settings.threads)
+    with stack.start(config) as started, _connect(started.running.url, settings) as client:
+        yield Service(client, started.check, embedded=True)
+
+
+def _running_at(settings: Settings, *, lasting: bool) -> str | None:
+    """The address of the stack that owns the data folder; only of one started by `up` if `lasting`."""
+    running = DataFolder(settings.data).running()
+    return running.url if running and (running.lasting or not lasting) else None
+
+
+def _connect(url: str, settings: Settings) -> Client:
+    try:
+        return Client(url, settings.secret)
+    except ValueError as error:
+        raise CommandError(f"--server is not an address: {error}", ExitCode.USAGE) from error
+
+
+def _nothing_to_check() -> None:
+    """A service that was not started here has no processes to look after."""

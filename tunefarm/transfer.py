@@ -1,0 +1,1 @@
+"""Schedules between a service and MetaSchedule's two database files. Needs TVM."""
