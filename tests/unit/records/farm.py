@@ -1,0 +1,88 @@
+"""A small farm to fill a database with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from sqlalchemy.orm import Session
+
+from records import blobs, devices, jobs, leases, models, tasks, trials
+from search.device import Device
+from search.measurement import Measurement, Outcome
+
+DEVICE = Device(
+    name="two cores",
+    triple="x86_64-linux-gnu",
+    mcpu="skylake-avx512",
+    features=("avx2", "avx512f"),
+    cores=2,
+    vector_bytes=64,
+    l1_bytes=32768,
+    l2_bytes=1048576,
+    l3_bytes=33554432,
+    toolchain="llvm 20",
+    target='{"kind":"llvm"}',
+)
+
+
+@dataclass(frozen=True)
+class Farm:
+    """A job that is being tuned on one device class, with one task."""
+
+    session: Session
+    job_id: str
+    task_id: int
+    device: Device = DEVICE
+
+    def issue(self, *traces: str) -> list[int]:
+        new = [trials.NewTrial(self.task_id, "w1", {"trace": trace}, trace, 1e-3) for trace in traces]
+        return trials.add(self.session, self.job_id, 0, new, now=10.0)
+
+    def take(self, lease_id: str, limit: int = 8, now: float = 20.0) -> leases.Lease | None:
+        return leases.take(
+            self.session, lease_id, "worker", "session", self.device.key, limit, now=now, ttl_s=60.0
+        )
+
+    def leased(self, lease_id: str, limit: int = 8, now: float = 20.0) -> leases.Lease:
+        lease = self.take(lease_id, limit, now)
+        assert lease is not None
+        return lease
+
+    def report(
+        self, lease_id: str, trial_ids: Sequence[int], secs: float | None = 1e-3, now: float = 30.0
+    ) -> leases.Reported:
+        results = [leases.TrialResult(measured(secs), trial_id) for trial_id in trial_ids]
+        return leases.report(self.session, lease_id, "session", results, now=now)
+
+    def trials(self) -> list[trials.Trial]:
+        return trials.for_task(self.session, self.task_id)
+
+
+def measured(secs: float | None) -> Measurement:
+    """A success of `secs` seconds, or a failure when they are None."""
+    if secs is None:
+        return Measurement(Outcome.BUILD_ERROR, error="no such intrinsic")
+    return Measurement(Outcome.OK, run_secs=(secs, 2 * secs, 3 * secs), build_secs=0.1)
+
+
+def request(session: Session, **changes: object) -> jobs.JobRequest:
+    sha = blobs.put(session, b"a model")
+    models.add(session, sha, "resnet", now=1.0)
+    plain = jobs.JobRequest(sha, "resnet", {"data": (1, 3, 224, 224)}, "native", 100, None, 0)
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def make_job(session: Session, job_id: str, device: Device = DEVICE, now: float = 1.0) -> Farm:
+    devices.put_class(session, device)
+    jobs.create(session, job_id, request(session), None, now=now)
+    jobs.set_device_class(session, job_id, device.key)
+    jobs.advance(session, job_id, {jobs.JobState.QUEUED}, jobs.JobState.TUNING, now=now)
+    tasks.put_workload(session, "w1", "{}")
+    tasks.add_tasks(session, job_id, [task_spec(job_id)])
+    [task] = tasks.for_job(session, job_id)
+    return Farm(session, job_id, task.id, device)
+
+
+def task_spec(job_id: str, workload_hash: str = "w1") -> tasks.TaskSpec:
+    return tasks.TaskSpec(job_id, workload_hash, "conv2d", 3, 2.5e8, True, "", (1, 2))

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import text
+from sqlalchemy.exc import IntegrityError, OperationalError
+
+from records import blobs, events, jobs
+from records.database import Database, StorageError
+from records.tables import Base
+from tests.unit.records.farm import request
+
+MIGRATE = "import sys; from records.database import Database; Database(sys.argv[1]).migrate()"
+
+
+def sqlite(path: Path, busy_timeout_s: float = 10.0) -> Database:
+    return Database(f"sqlite:///{path}", busy_timeout_s=busy_timeout_s)
+
+
+@pytest.fixture
+def file(empty_file: Path, tmp_path: Path) -> Path:
+    copy = tmp_path / "tunefarm.db"
+    copy.write_bytes(empty_file.read_bytes())
+    return copy
+
+
+class TestTransactions:
+    def test_what_succeeds_is_there_for_the_next(self, database: Database) -> None:
+        with database.begin() as session:
+            sha = blobs.put(session, b"data")
+        with database.begin() as session:
+            assert blobs.get(session, sha) == b"data"
+
+    def test_an_error_rolls_back_everything(self, database: Database) -> None:
+        with pytest.raises(ZeroDivisionError), database.begin() as session:
+            sha = blobs.put(session, b"data")
+            raise ZeroDivisionError
+        with database.begin() as session:
+            assert blobs.size(session, sha) is None
+
+    def test_foreign_keys_are_enforced(self, database: Database) -> None:
+        with pytest.raises(IntegrityError), database.begin() as session:
+            session.execute(text("INSERT INTO models (sha, name, created_at) VALUES ('x', 'x', 1.0)"))
+
+    def test_a_wrong_statement_is_not_blamed_on_the_storage(self, file: Path) -> None:
+        with pytest.raises(OperationalError), sqlite(file).begin() as session:
+            session.execute(text("SELECT nothing FROM nowhere"))
+
+    def test_infinity_is_no_json(self, database: Database) -> None:
+        with database.begin() as session:
+            jobs.create(session, "job", request(session), None, now=1.0)
+        with pytest.raises(Exception, match="JSON compliant"), database.begin() as session:
+            events.append(session, "job", "progress", {"best": float("inf")}, now=1.0)
+
+    def test_characters_that_databases_refuse_are_replaced(self, database: Database) -> None:
+        with database.begin() as session:
+            jobs.create(session, "job", request(session), None, now=1.0)
+            jobs.set_message(session, "job", "nul \x00 and half a pair \ud800")
+            assert jobs.get(session, "job").message == "nul \ufffd and half a pair ?"
+
+
+class TestMigration:
+    def test_makes_the_schema_of_the_tables(self, url: str) -> None:
+        database = Database(url)
+        with database.begin() as session:
+            context = MigrationContext.configure(session.connection(), opts={"compare_type": True})
+            assert compare_metadata(context, Base.metadata) == []
+        database.close()
+
+    def test_is_safe_to_repeat(self, database: Database) -> None:
+        with database.begin() as session:
+            sha = blobs.put(session, b"data")
+        database.migrate()
+        with database.begin() as session:
+            assert blobs.get(session, sha) == b"data"
+
+    def test_processes_may_migrate_at_once(self, tmp_path: Path) -> None:
+        url = f"sqlite:///{tmp_path / 'new.db'}"
+        command = [sys.executable, "-c", MIGRATE, url]
+        processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(4)]
+        errors = [process.communicate()[1].decode() for process in processes]
+        assert [process.returncode for process in processes] == [0] * 4, errors
+        with Database(url).begin() as session:
+            assert jobs.unfinished(session) == []
+
+    def test_a_path_may_hold_any_character(self, tmp_path: Path) -> None:
+        folder = tmp_path / "50% off, ünïcode"
+        folder.mkdir()
+        database = sqlite(folder / "tunefarm.db")
+        database.migrate()
+        with database.begin() as session:
+            assert jobs.unfinished(session) == []
+
+
+class TestStorageError:
+    def test_a_url_that_is_none(self) -> None:
+        with pytest.raises(StorageError, match="not a database URL"):
+            Database("my data")
+
+    def test_a_folder_that_is_missing(self, tmp_path: Path) -> None:
+        with pytest.raises(StorageError, match="check that its folder exists and may be written"):
+            sqlite(tmp_path / "missing" / "tunefarm.db").migrate()
+
+    def test_a_folder_that_is_a_file(self, file: Path) -> None:
+        with pytest.raises(StorageError, match="check that its folder exists"):
+            sqlite(file / "tunefarm.db").migrate()
+
+    def test_a_file_that_may_not_be_written(self, file: Path) -> None:
+        database = Database(f"sqlite:///file:{file}?mode=ro&uri=true")
+        with pytest.raises(StorageError, match="check the permissions"), database.begin() as session:
+            blobs.put(session, b"data")
+
+    def test_a_database_that_was_never_migrated(self, tmp_path: Path) -> None:
+        with pytest.raises(StorageError, match="older than this tunefarm"), sqlite(tmp_path / "new").begin():
+            pytest.fail("the transaction began")
+
+    def test_a_newer_schema(self, file: Path) -> None:
+        with sqlite3.connect(file) as connection:
+            connection.execute("UPDATE alembic_version SET version_num = '9999'")
+        connection.close()
+        with pytest.raises(StorageError, match="newer tunefarm"):
+            sqlite(file).migrate()
+        with pytest.raises(StorageError, match="newer tunefarm"), sqlite(file).begin():
+            pytest.fail("the transaction began")
+
+    def test_a_locked_database(self, file: Path) -> None:
+        with sqlite(file).begin(), pytest.raises(StorageError, match="keeps it locked"):
+            sqlite(file, busy_timeout_s=0.05).migrate()
+        with (
+            sqlite(file).begin(),
+            pytest.raises(StorageError, match="keeps it locked"),
+            sqlite(file, busy_timeout_s=0.05).begin(),
+        ):
+            pytest.fail("the transaction began")
+
+    def test_a_file_that_is_no_database(self, file: Path) -> None:
+        file.write_bytes(b"these are not the bytes of a database " * 100)
+        with pytest.raises(StorageError, match="not a database"):
+            sqlite(file).migrate()
+
+    def test_a_damaged_file(self, file: Path) -> None:
+        pages = bytearray(file.read_bytes())
+        pages[4096:] = b"\xff" * (len(pages) - 4096)
+        file.write_bytes(pages)
+        with pytest.raises(StorageError, match="damaged"), sqlite(file).begin() as session:
+            request(session)
+
+    def test_a_full_disk_leaves_nothing_half_stored(self, file: Path) -> None:
+        database = sqlite(file)
+        with pytest.raises(StorageError, match="the disk is full"), database.begin() as session:
+            pages = session.scalar(text("PRAGMA page_count"))
+            session.execute(text(f"PRAGMA max_page_count = {pages + 200}"))
+            small = blobs.put(session, b"small")
+            blobs.put(session, bytes(8_000_000))
+        with database.begin() as session:
+            assert blobs.size(session, small) is None
+            assert session.scalar(text("SELECT count(*) FROM blob_chunks")) == 0
+
+    def test_the_database_works_on_after_a_full_disk(self, file: Path) -> None:
+        database = sqlite(file)
+        with pytest.raises(StorageError), database.begin() as session:
+            session.execute(text("PRAGMA max_page_count = 1"))
+            blobs.put(session, bytes(8_000_000))
+        database.close()
+        with database.begin() as session:
+            assert blobs.get(session, blobs.put(session, b"small")) == b"small"
