@@ -16,9 +16,6 @@ from search.device import Device
 from search.program import Program
 from search.sketch import Placement, Stage
 
-# Register tiles are unrolled whatever the unroll step says: only then do accumulators live in registers.
-REDUCTION_AHEAD = "first reduction"
-
 
 class LoweringError(Exception):
     """TVM refuses a program or a trace; the message is TVM's first line."""
@@ -153,6 +150,7 @@ class _Lowering:
         if step:
             self.schedule.annotate(outermost, "pragma_auto_unroll_max_step", step)
             self.schedule.annotate(outermost, "pragma_unroll_explicit", 1)
+        # The register tile is unrolled whatever the step says: only then do accumulators stay in registers.
         *others, innermost = levels[-1]
         if _vector_axis(node) is not None and int(self.schedule.get(innermost).extent) > 1:
             self.schedule.vectorize(innermost)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tvm
@@ -29,21 +29,37 @@ def read_dag(module: tvm.IRModule) -> Dag:
     root = func.body
     if not isinstance(root, SBlockRealize):
         raise NotCovered("the function is not made of blocks")
-    nodes = tuple(_node(realize) for realize in _realizes(root.block.body))
+    names = _Names([*func.params, *root.block.alloc_buffers])
+    nodes = tuple(_node(realize, names) for realize in _realizes(root.block.body))
     if not nodes:
         raise NotCovered("the function computes nothing")
     written = {node.write.buffer for node in nodes}
-    inputs = [p for p in func.params if p.name not in written]
-    outputs = [p for p in func.params if p.name in written]
     buffers = (
-        *(_buffer(p, BufferRole.INPUT) for p in inputs),
-        *(_buffer(b, BufferRole.INTERMEDIATE) for b in root.block.alloc_buffers),
-        *(_buffer(p, BufferRole.OUTPUT) for p in outputs),
+        *(_buffer(p, names, BufferRole.INPUT) for p in func.params if names[p] not in written),
+        *(_buffer(b, names, BufferRole.INTERMEDIATE) for b in root.block.alloc_buffers),
+        *(_buffer(p, names, BufferRole.OUTPUT) for p in func.params if names[p] in written),
     )
     try:
         return Dag(nodes[-1].name, buffers, nodes)
     except ValueError as error:
         raise NotCovered(str(error)) from error
+
+
+class _Names:
+    """A name for every buffer, different ones for different buffers (TIR allows namesakes)."""
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self._named: list[tuple[Any, str]] = []
+        for variable in variables:
+            taken = {name for _, name in self._named}
+            candidates = (f"{variable.name}{suffix}" for suffix in ("", *range(1, len(taken) + 1)))
+            self._named.append((variable, next(name for name in candidates if name not in taken)))
+
+    def __getitem__(self, variable: Any) -> str:
+        for known, name in self._named:
+            if known.same_as(variable):
+                return name
+        raise NotCovered(f"buffer {variable.name} is neither an argument nor allocated by the function")
 
 
 def _realizes(stmt: Any) -> Iterator[SBlockRealize]:
@@ -59,7 +75,7 @@ def _realizes(stmt: Any) -> Iterator[SBlockRealize]:
         raise NotCovered(f"a {type(stmt).__name__} stands where a loop or a block is expected")
 
 
-def _node(realize: SBlockRealize) -> Node:
+def _node(realize: SBlockRealize, names: _Names) -> Node:
     block: SBlock = realize.block
     store = block.body
     if not isinstance(store, tirx.BufferStore):
@@ -71,11 +87,11 @@ def _node(realize: SBlockRealize) -> Node:
     loads: dict[Access, None] = {}
     for load in _all(store.value, ir.TensorLoad):
         if not load.source.same_as(store.buffer):  # a reduction's own accumulator is no input
-            loads[_access(load.source, load.indices, variables)] = None
+            loads[_access(names[load.source], load.indices, variables)] = None
     return Node(
         name=block.name_hint,
         axes=axes,
-        write=_access(store.buffer, store.indices, variables),
+        write=_access(names[store.buffer], store.indices, variables),
         reads=tuple(loads),
         flops=_flops(store.value),
         has_branch=_has_branch(store.value),
@@ -92,16 +108,16 @@ def _axis(block: SBlock, var: Any) -> Axis:
     return Axis(var.var.name, int(var.dom.extent), kinds[var.iter_type])
 
 
-def _buffer(variable: Any, role: BufferRole) -> Buffer:
+def _buffer(variable: Any, names: _Names, role: BufferRole) -> Buffer:
     typed = variable.ty
     if not isinstance(typed, tirx.BufferType) or not all(isinstance(e, tirx.IntImm) for e in typed.shape):
         raise NotCovered(f"{variable.name} is not a buffer of fixed shape")
     item_bytes = (tvm.DataType(str(typed.dtype)).bits + 7) // 8
-    return Buffer(variable.name, tuple(int(extent) for extent in typed.shape), item_bytes, role)
+    return Buffer(names[variable], tuple(int(extent) for extent in typed.shape), item_bytes, role)
 
 
-def _access(buffer: Any, indices: Any, variables: list[Any]) -> Access:
-    return Access(buffer.name, tuple(_index(i, variables) for i in indices))
+def _access(buffer: str, indices: Any, variables: list[Any]) -> Access:
+    return Access(buffer, tuple(_index(i, variables) for i in indices))
 
 
 def _index(expression: Any, variables: list[Any]) -> Index:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 ALPHA = 0.2
 BETA = 2.0
 WINDOW = 3
+# Trials after which a task that lags behind similar ones no longer counts as similar.
+PATIENCE = 32
 
 
 @dataclass(frozen=True)
@@ -64,25 +66,28 @@ def _priority(tasks: Sequence[TaskProgress], index: int, issued: int) -> tuple[b
 
 
 def gain_per_trial(tasks: Sequence[TaskProgress], index: int, issued: int) -> float:
-    """Seconds of end-to-end latency that the next trial of a task is expected to save: |df/dt| of the
-    paper with f1 = sum of weight * latency, the past slope and the optimistic guess mixed by alpha."""
+    """Seconds of end-to-end latency that the next trial of a task is expected to save.
+
+    |df/dt| of the paper for f1 = sum of weight * latency: the slope so far and an optimistic guess, mixed
+    by alpha. The guess is the larger of best / trials and what is missing to beta times less than the
+    speed of similar tasks; a task that stays behind them for long is judged on its own.
+    """
     task = tasks[index]
     before = task.history[max(0, len(task.history) - 1 - WINDOW)]
     slope = (before - task.best_s) / WINDOW if math.isfinite(before) else 0.0
-    optimistic = min(task.best_s / issued, task.best_s)
-    reachable = _reachable_s(tasks, index)
-    hoped = max(min(optimistic, task.best_s), 0.0) if reachable is None else max(
-        optimistic, (task.best_s - reachable) / max(issued, 1)
-    )
+    hoped = task.best_s / issued
+    if issued < PATIENCE:
+        hoped = max(hoped, task.best_s - _reachable_s(tasks, index))
     return task.weight * (ALPHA * slope + (1 - ALPHA) * hoped)
 
 
-def _reachable_s(tasks: Sequence[TaskProgress], index: int) -> float | None:
-    """The latency at beta times less than the best speed of similar tasks: b * C_i / max V_k."""
+def _reachable_s(tasks: Sequence[TaskProgress], index: int) -> float:
+    """beta * C_i / max V_k over similar tasks k; inf when there is none to compare with."""
     task = tasks[index]
     speeds = [
         other.flops / other.best_s
         for other in tasks
-        if other.tag == task.tag and other is not task and math.isfinite(other.best_s) and other.flops > 0
+        if other.tag == task.tag and other is not task and math.isfinite(other.best_s)
     ]
-    return BETA * task.flops / max(speeds) if speeds and task.flops > 0 else None
+    fastest = max(speeds, default=0.0)
+    return BETA * task.flops / fastest if fastest > 0 else math.inf

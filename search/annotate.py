@@ -9,12 +9,13 @@ from search.dag import AxisKind
 from search.factors import Ints, factorizations
 from search.nest import Nest, product
 from search.program import Population
-from search.sketch import Sketch, Split
+from search.sketch import UNROLL_STEPS, Sketch, Split
 
 MAX_INNERMOST = 64
-# Unrolled register tiles beyond this only spill, and take the compiler seconds.
+# Unrolled bodies beyond this only spill, and take the compiler seconds.
 MAX_TILE_ELEMENTS = 1024
-MAX_UNROLLED = 64
+MAX_TILE_ROWS = 64
+MAX_UNROLLED_ELEMENTS = 8192
 
 
 def sample(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
@@ -37,15 +38,22 @@ def table_of(split: Split) -> Ints:
 
 
 def valid(population: Population) -> NDArray[np.bool_]:
-    """[programs]: whether the unrolled tile of every tiled node is within what compiles quickly."""
+    """[programs]: whether the unrolled body of every tiled node is within what compiles quickly."""
     keep = np.ones(len(population), dtype=bool)
     for stage in population.sketch.tiled:
         nest = Nest.of(population, stage)
         tile = nest.extents[-1]
         axis = nest.vector_axis()
         elements = product(tile, len(population))
-        width = tile[axis] if axis is not None else np.ones_like(elements)
+        rows = elements // (tile[axis] if axis is not None else 1)
         innermost = [tile[i] for i, a in enumerate(nest.node.axes) if a.kind is AxisKind.SPATIAL]
-        keep &= np.all(np.stack(innermost) <= MAX_INNERMOST, axis=0)
-        keep &= (elements <= MAX_TILE_ELEMENTS) & (elements // width <= MAX_UNROLLED)
+        keep &= np.all(np.stack(innermost) <= MAX_INNERMOST, axis=0) if innermost else True
+        keep &= (elements <= MAX_TILE_ELEMENTS) & (rows <= MAX_TILE_ROWS)
+        keep &= elements * _unrolled_steps(population, nest, rows) <= MAX_UNROLLED_ELEMENTS
     return keep
+
+
+def _unrolled_steps(population: Population, nest: Nest, rows: Ints) -> Ints:
+    """How many innermost reduction steps the chosen unroll limit, which counts vector rows, covers."""
+    limits = np.array(UNROLL_STEPS)[population.column(nest.node.name, "unroll")]
+    return np.clip(limits // rows, 1, nest.trips(nest.depth - 2))
