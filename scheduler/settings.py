@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -19,9 +21,13 @@ class Settings(BrokerSettings):
 
     `plan_ahead` is the number of batches kept waiting while one is measured. It is 0 where the planner
     shares the worker's cores: planning then would disturb what is being timed.
+
+    `scheduler_name` claims jobs, so that after a crash the same scheduler goes on at once; several schedulers
+    on one host need a name each.
     """
 
     database_url: str = Field(min_length=1)
+    scheduler_name: str = Field(default_factory=socket.gethostname, min_length=1)
     plan_ahead: int = Field(default=1, ge=0, le=8)
     batch_size: int = Field(default=32, ge=1, le=1024)
     trials_per_pick: int = Field(default=4, ge=1, le=256)

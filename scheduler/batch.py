@@ -1,0 +1,99 @@
+"""The trials of one round: tasks picked, programs evolved, lowered to traces."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from compiler.lower import LoweringError, lower
+from records.tasks import Task
+from records.trials import NewTrial
+from scheduler.known import Known, gather
+from scheduler.situation import Situation
+from scheduler.spaces import Space
+from search.allocate import TaskProgress, next_tasks
+from search.cost_model import CostModel
+from search.policy import Proposal, propose
+
+ASKS_PER_TASK = 3
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Subject:
+    """A task while its trials of this round are being picked."""
+
+    task: Task
+    space: Space
+    known: Known
+    progress: TaskProgress
+
+    def lowered(self, proposal: Proposal) -> NewTrial | None:
+        """The trial, or None when TVM refuses the program or its trace was issued before."""
+        try:
+            trace = lower(self.space.module, proposal.program, self.space.search.device)
+        except LoweringError as error:
+            log.info("%s: a program was refused: %s", self.task.name, error)
+            trace = None
+        if trace is None or trace in self.known.traces:
+            self.space.spent.add(proposal.program)
+            return None
+        self.known = self.known.issued(proposal.program, trace)
+        data = proposal.program.to_json()
+        return NewTrial(self.task.id, self.task.workload_hash, data, trace, proposal.predicted_s)
+
+
+def plan(
+    situation: Situation,
+    spaces: Mapping[str, Space],
+    model: CostModel,
+    rng: np.random.Generator,
+    slots: int,
+    per_pick: int,
+) -> list[NewTrial]:
+    """Up to `slots` trials, about `per_pick` for each pick of the allocator; fewer when the spaces end."""
+    subjects = _subjects(situation, spaces)
+    batch: list[NewTrial] = []
+    while len(batch) < slots:
+        picks = Counter(next_tasks([s.progress for s in subjects], slots - len(batch), per_pick))
+        if not picks:
+            break
+        for index, times in picks.items():
+            wanted = min(times * per_pick, slots - len(batch))
+            batch += _new_trials(subjects[index], model, rng, wanted)
+    return batch
+
+
+def _subjects(situation: Situation, spaces: Mapping[str, Space]) -> list[Subject]:
+    subjects = []
+    for task in situation.tasks:
+        space = spaces.get(task.workload_hash)
+        if space is not None:
+            records = situation.records.get(task.workload_hash, ())
+            known = gather(space, records, situation.trials[task.id])
+            subjects.append(Subject(task, space, known, known.progress(task, space)))
+    return subjects
+
+
+def _new_trials(subject: Subject, model: CostModel, rng: np.random.Generator, wanted: int) -> list[NewTrial]:
+    """Asks the search again, a few times, when what it proposes can't be lowered or is known already.
+
+    A task that gives less than what is wanted is exhausted.
+    """
+    found: list[NewTrial] = []
+    for _ in range(ASKS_PER_TASK):
+        missing = wanted - len(found)
+        if missing == 0:
+            break
+        exclude = subject.known.open | subject.space.spent
+        proposals = propose(subject.space.search, model, subject.known.measured, missing, rng, exclude)
+        lowered = [subject.lowered(proposal) for proposal in proposals]
+        found += [trial for trial in lowered if trial is not None]
+    issued = subject.progress.issued + len(found)
+    subject.progress = replace(subject.progress, issued=issued, exhausted=len(found) < wanted)
+    return found

@@ -1,0 +1,136 @@
+"""Taking a job's next step: one holder at a time; what goes wrong becomes a message, never an exception."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from compiler.model import ModelError
+from records import jobs, leases
+from records.blobs import BlobNotFound
+from records.database import StorageError
+from records.jobs import Job, JobNotFound, JobState
+from scheduler import intake, publish, rounds
+from scheduler.context import Context
+from scheduler.errors import PermanentError
+
+STEP_OF: Mapping[JobState, str] = {
+    JobState.QUEUED: "intake",
+    JobState.IMPORTING: "intake",
+    JobState.TUNING: "plan",
+    JobState.PUBLISHING: "publish",
+}
+STEPS: Mapping[str, Callable[[Context, Job], None]] = {
+    "intake": intake.run,
+    "plan": rounds.run,
+    "publish": publish.run,
+}
+PERMANENT = (PermanentError, ModelError, BlobNotFound)
+
+log = logging.getLogger(__name__)
+
+
+def drive(context: Context, step: str, job_id: str) -> None:
+    """Take the step if it is the job's next one; a wake-up for another one is passed on."""
+    with _claimed(context, job_id) as job:
+        if job is None:
+            return
+        if STEP_OF.get(job.state) == step:
+            _take(context, STEPS[step], job)
+    _pass_on(context, step, job_id)
+
+
+def sweep(context: Context) -> None:
+    """Repair what a lost message or device left behind: lapsed leases, jobs that nobody looks at."""
+    try:
+        with context.database.begin() as session:
+            leases.expire(session, context.now())
+            unfinished = jobs.unfinished(session)
+    except StorageError as error:
+        log.error("no sweep: %s", error)
+        return
+    for job in unfinished:
+        context.wake(STEP_OF[job.state], job.id)
+
+
+@contextmanager
+def _claimed(context: Context, job_id: str) -> Iterator[Job | None]:
+    """The job for this scheduler alone, or None when there is nothing to do for it."""
+    job = _claim(context, job_id)
+    try:
+        yield job
+    finally:
+        if job is not None:
+            _release(context, job_id)
+
+
+def _claim(context: Context, job_id: str) -> Job | None:
+    try:
+        with context.database.begin() as session:
+            job = jobs.get(session, job_id)
+            if job.state.finished:
+                return None
+            claimed = jobs.claim(session, job_id, context.holder, context.now(), context.settings.claim_ttl_s)
+            return job if claimed else None
+    except JobNotFound:
+        log.warning("asked to step job %s, which does not exist", job_id)
+    except StorageError as error:
+        log.error("job %s has to wait: %s", job_id, error)
+    return None
+
+
+def _release(context: Context, job_id: str) -> None:
+    try:
+        with context.database.begin() as session:
+            jobs.release(session, job_id, context.holder)
+    except StorageError as error:
+        log.error("job %s stays claimed until the claim lapses: %s", job_id, error)
+
+
+def _take(context: Context, action: Callable[[Context, Job], None], job: Job) -> None:
+    try:
+        action(context, job)
+    except PERMANENT as error:
+        _fail(context, job, str(error))
+    except StorageError as error:
+        log.error("job %s will be tried again: %s", job.id, error)
+    except Exception as error:
+        log.exception("job %s will be tried again", job.id)
+        _note(context, job, f"trying again after {type(error).__name__}: {_first_line(error)}")
+
+
+def _fail(context: Context, job: Job, cause: str) -> None:
+    log.warning("job %s failed: %s", job.id, cause)
+    try:
+        with context.database.begin() as session:
+            unfinished = {state for state in JobState if not state.finished}
+            jobs.advance(session, job.id, unfinished, JobState.FAILED, context.now(), error=cause)
+    except StorageError as error:
+        log.error("job %s could not be marked as failed: %s", job.id, error)
+
+
+def _note(context: Context, job: Job, message: str) -> None:
+    try:
+        with context.database.begin() as session:
+            jobs.set_message(session, job.id, message)
+    except StorageError as error:
+        log.error("job %s: %s", job.id, error)
+
+
+def _pass_on(context: Context, step: str, job_id: str) -> None:
+    """A job that has come to another state is looked at again at once, not only by the next sweep."""
+    try:
+        with context.database.begin() as session:
+            state = jobs.get(session, job_id).state
+    except StorageError as error:
+        log.error("job %s waits for the next sweep: %s", job_id, error)
+        return
+    due = STEP_OF.get(state)
+    if due is not None and due != step:
+        context.wake(due, job_id)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else "no message"

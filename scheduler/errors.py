@@ -1,0 +1,7 @@
+"""Failures that trying again won't mend."""
+
+from __future__ import annotations
+
+
+class PermanentError(Exception):
+    """The job can't succeed; the message is one sentence for the user."""

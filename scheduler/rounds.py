@@ -1,0 +1,110 @@
+"""One round of the search: learn from everything measured, pick tasks, evolve programs, issue a batch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from sqlalchemy.orm import Session
+
+from records import events, jobs, trials
+from records.jobs import Job, JobState
+from records.trials import NewTrial, TrialCounts
+from scheduler import journal, waiting
+from scheduler.batch import plan
+from scheduler.context import Context
+from scheduler.learning import trained
+from scheduler.situation import Situation, read
+
+
+def run(context: Context, job: Job) -> None:
+    """Issue the next batch when it is time, or end the tuning when nothing is left to do."""
+    max_attempts = context.settings.max_failures
+    with context.database.begin() as session:
+        waiting.note_end_to_end(session, job)
+        order = _decide(session, context, job)
+        if order.slots and not journal.begin(session, job, "searching", context.now(), max_attempts):
+            return
+    if order.slots and _issue(context, job, order.slots):
+        return
+    with context.database.begin() as session:
+        if order.is_last or order.slots:
+            _end_if_idle(session, context, job)
+        waiting.note_missing_device(session, job, context.now())
+
+
+@dataclass(frozen=True)
+class Order:
+    """How many trials to issue now, and whether none are to follow (budget or minutes spent)."""
+
+    slots: int
+    is_last: bool
+
+
+def _decide(session: Session, context: Context, job: Job) -> Order:
+    if _time_is_up(job, context.now()):
+        trials.drop_pending(session, job.id)
+        return Order(slots=0, is_last=True)
+    counts = trials.counts(session, job.id)
+    room = _room(job, counts)
+    num_open = counts.pending + counts.leased
+    is_time = num_open <= context.settings.plan_ahead * context.settings.batch_size
+    # A search that found nothing new finds nothing until another result is in.
+    is_barren = num_open > 0 and context.barren.get(job.id) == counts.done
+    slots = min(room, context.settings.batch_size) if is_time and not is_barren else 0
+    return Order(slots, is_last=room == 0)
+
+
+def _time_is_up(job: Job, now: float) -> bool:
+    if job.request.minutes is None or job.started_at is None:
+        return False
+    return now >= job.started_at + 60 * job.request.minutes
+
+
+def _room(job: Job, counts: TrialCounts) -> int:
+    return max(job.request.trials - counts.pending - counts.leased - counts.done, 0)
+
+
+def _issue(context: Context, job: Job, slots: int) -> int:
+    """Plan up to `slots` trials and store them; how many they were."""
+    with context.database.begin() as session:
+        situation = read(session, job)
+    hashes = [task.workload_hash for task in situation.tasks]
+    spaces = context.spaces.load(context.database, hashes, situation.device)
+    model = trained(context, situation.device, situation.history)
+    rng = np.random.default_rng((job.request.seed % 2**63, situation.round))
+    batch = plan(situation, spaces, model, rng, slots, context.settings.trials_per_pick)
+    with context.database.begin() as session:
+        return _store(session, context, situation, batch)
+
+
+def _store(session: Session, context: Context, situation: Situation, batch: Sequence[NewTrial]) -> int:
+    """Issue the batch unless the job has moved on meanwhile, and never more than the budget allows."""
+    job = jobs.get(session, situation.job.id)
+    if job.state is not JobState.TUNING:
+        return 0
+    now = context.now()
+    room = _room(job, trials.counts(session, job.id))
+    issued = trials.add(session, job.id, situation.round, batch[:room], now)
+    data = {"round": situation.round, "trials": len(issued), "tasks": _names(situation, batch[:room])}
+    events.append(session, job.id, journal.ROUND, data, now)
+    if issued:
+        jobs.set_message(session, job.id, f"round {situation.round + 1}: measuring {len(issued)} candidates")
+    return len(issued)
+
+
+def _names(situation: Situation, batch: Sequence[NewTrial]) -> dict[str, int]:
+    """How many trials each task got."""
+    names = {task.id: task.name for task in situation.tasks}
+    return dict(Counter(names[trial.task_id] for trial in batch))
+
+
+def _end_if_idle(session: Session, context: Context, job: Job) -> None:
+    counts = trials.counts(session, job.id)
+    if counts.pending + counts.leased == 0:
+        message = "compiling the model with the best schedules"
+        jobs.advance(session, job.id, {JobState.TUNING}, JobState.PUBLISHING, context.now(), message=message)
+    else:
+        context.barren[job.id] = counts.done

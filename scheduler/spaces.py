@@ -1,0 +1,88 @@
+"""Workloads with their search spaces, kept by hash: parsing one takes milliseconds, a plan needs many."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from compiler import workload
+from compiler.subgraph import NotCovered, read_dag
+from records import tasks
+from records.database import Database
+from search.cost_model import CostModel
+from search.device import Device
+from search.policy import SearchTask
+from search.program import Program
+from search.sketch import generate
+
+LIMIT = 512
+SIMILAR = 1.618
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Space:
+    """One workload on one device class; `module` is TVM's.
+
+    `spent` are programs not worth proposing again though nobody measured them: TVM refused them, or they
+    lower to a trace that another program has.
+    """
+
+    module: Any
+    search: SearchTask
+    spent: set[Program] = field(default_factory=set)
+
+    @cached_property
+    def tag(self) -> str:
+        """Tasks of one tag are alike: the same kind of loop nest at its heart, the same order of work."""
+        heart = max(self.search.dag.nodes, key=lambda node: node.flops * node.iterations)
+        nest = "".join(axis.kind for axis in heart.axes)
+        return f"{nest}{len(heart.reads)}:{int(math.log(self.search.dag.flops + 1, SIMILAR))}"
+
+
+@dataclass
+class Spaces:
+    """The last `LIMIT` spaces used, and the cost model of each device class with what it was trained on."""
+
+    _spaces: dict[tuple[str, str], Space | None] = field(default_factory=dict)
+    learned: dict[str, tuple[object, CostModel]] = field(default_factory=dict)
+
+    def load(self, database: Database, hashes: Collection[str], device: Device) -> dict[str, Space]:
+        """The spaces of those workloads that are stored and covered by the search."""
+        wanted = dict.fromkeys(hashes)
+        missing = [name for name in wanted if (name, device.key) not in self._spaces]
+        if missing:
+            with database.begin() as session:
+                texts = tasks.workloads(session, missing)
+            for name in missing:
+                self._spaces[name, device.key] = _parse(name, texts[name], device) if name in texts else None
+        found = {name: self._touch(name, device.key) for name in wanted}
+        self._forget(max(LIMIT, len(wanted)))
+        return {name: space for name, space in found.items() if space is not None}
+
+    def _touch(self, name: str, device_class: str) -> Space | None:
+        space = self._spaces.pop((name, device_class))
+        self._spaces[name, device_class] = space
+        return space
+
+    def _forget(self, limit: int) -> None:
+        for key in list(self._spaces)[: max(len(self._spaces) - limit, 0)]:
+            del self._spaces[key]
+
+
+def _parse(name: str, text: str, device: Device) -> Space | None:
+    try:
+        module = workload.from_json(text)
+        if workload.workload_hash(module) != name:
+            # Stored by an import that named it wrongly: what is measured of it says nothing of `name`.
+            raise ValueError("the stored module has another hash")
+        dag = read_dag(module)
+    except (ValueError, NotCovered) as error:
+        log.warning("workload %s is left out of the search: %s", name, error)
+        return None
+    return Space(module, SearchTask(dag, generate(dag), device))

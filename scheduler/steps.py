@@ -1,0 +1,33 @@
+"""The Celery tasks, called steps here: each looks at one job and leaves the thinking to its module."""
+
+from __future__ import annotations
+
+from celery import Celery
+
+from scheduler.context import Context
+from scheduler.drive import drive, sweep
+
+
+def register(app: Celery, context: Context) -> None:
+    """Make the steps known to the application, and have the clock sweep regularly."""
+
+    @app.task(name="scheduler.intake", shared=False)
+    def intake_step(job_id: str) -> None:
+        drive(context, "intake", job_id)
+
+    @app.task(name="scheduler.plan", shared=False)
+    def plan_step(job_id: str) -> None:
+        drive(context, "plan", job_id)
+
+    @app.task(name="scheduler.publish", shared=False)
+    def publish_step(job_id: str) -> None:
+        drive(context, "publish", job_id)
+
+    @app.task(name="scheduler.sweep", shared=False)
+    def sweep_step() -> None:
+        sweep(context)
+
+    interval_s = context.settings.sweep_interval_s
+    # A sweep that waited behind a long step is not worth running when the next one is there.
+    entry = {"task": "scheduler.sweep", "schedule": interval_s, "options": {"expires": interval_s}}
+    app.conf.beat_schedule = {"sweep": entry}
