@@ -125,7 +125,7 @@ class Client:
         return _parse(list[Worker], self._get("/v1/workers").get("items"))
 
     def best(self, workload: str, target: str = "native") -> Schedule:
-        """The best schedule of one workload, given by its structural hash in hex."""
+        """The best schedule of one workload, given by its structural hash."""
         return _parse(Schedule, self._get("/v1/schedules/best", {"workload": workload, "target": target}))
 
     def best_of(self, workloads: Sequence[str], target: str = "native") -> dict[str, Schedule]:

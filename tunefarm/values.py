@@ -130,7 +130,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class ExportedWorkload:
-    """A workload's module as TVM's JSON, under its structural hash in hex."""
+    """A workload's module as TVM's JSON, under its structural hash."""
 
     hash: str
     module_json: str

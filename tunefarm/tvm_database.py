@@ -1,0 +1,75 @@
+"""A TVM database that reads the best schedules from a tunefarm service. Needs TVM.
+
+with Client("http://tuner:8760") as client, service_database(client, target="rpi5"):
+    module = relax.transform.MetaScheduleApplyDatabase()(module)
+"""
+
+from __future__ import annotations
+
+import json
+
+import tvm
+from tvm.ir.utils import derived_object
+from tvm.s_tir.meta_schedule.database import Database, PyDatabase, TuningRecord, Workload
+
+from compiler.workload import workload_hash
+from tunefarm.client import Client, ProblemError
+
+NOT_FOUND = 404
+
+
+def service_database(client: Client, target: str = "native") -> Database:
+    """The service's best schedules for a device class, as TVM's passes look them up.
+
+    Each workload is asked for once. Looking up raises ClientError when the service can't be asked.
+    """
+    database: Database = _ServiceDatabase(client, target)
+    return database
+
+
+@derived_object
+class _ServiceDatabase(PyDatabase):
+    """Looks workloads up by their structural hash; a service is not written to this way."""
+
+    def __init__(self, client: Client, target: str) -> None:
+        super().__init__()
+        self._client = client
+        self._target = target
+        self._known: dict[str, TuningRecord | None] = {}
+
+    def has_workload(self, mod: tvm.IRModule) -> bool:
+        return self._look_up(Workload(mod)) is not None
+
+    def commit_workload(self, mod: tvm.IRModule) -> Workload:
+        """Every look-up of TVM's begins with this: nothing is sent."""
+        return Workload(mod)
+
+    def commit_tuning_record(self, record: TuningRecord) -> None:
+        raise NotImplementedError("the service takes records through `tunefarm import`, not from here")
+
+    def get_top_k(self, workload: Workload, top_k: int) -> list[TuningRecord]:
+        found = self._look_up(workload)
+        return [found] if found is not None and top_k > 0 else []
+
+    def get_all_tuning_records(self) -> list[TuningRecord]:
+        """Those that have been looked up."""
+        return [record for record in self._known.values() if record is not None]
+
+    def __len__(self) -> int:
+        return len(self.get_all_tuning_records())
+
+    def _look_up(self, workload: Workload) -> TuningRecord | None:
+        name = workload_hash(workload.mod)
+        if name not in self._known:
+            self._known[name] = self._fetch(name, workload)
+        return self._known[name]
+
+    def _fetch(self, name: str, workload: Workload) -> TuningRecord | None:
+        try:
+            best = self._client.best(name, self._target)
+        except ProblemError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
+        fields = [json.loads(best.trace), list(best.run_secs), json.loads(best.target), None]
+        return TuningRecord.from_json(fields, workload)
