@@ -307,7 +307,7 @@ def _id(number: int) -> int:
 def _check_target(text: str) -> None:
     try:
         target = json.loads(text)
-    except ValueError as problem:
+    except (ValueError, RecursionError) as problem:
         raise WireError("the device's target is not JSON") from problem
     if not isinstance(target, dict):
         raise WireError("the device's target is not a JSON object")

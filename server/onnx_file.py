@@ -43,22 +43,24 @@ def _fields(file: IO[bytes], size: int) -> set[int]:
         number, kind = tag >> 3, tag & 7
         if number == 0 or (number == _GRAPH_FIELD and kind != _BYTES):
             raise _MalformedError("its bytes follow another format")
-        _skip(file, kind)
-        if file.tell() > size:
+        begin = file.tell()
+        end = begin + _length(file, kind)
+        if end > size:
             raise _MalformedError("it is cut short")
+        file.seek(end)
         found.add(number)
     raise _MalformedError("its bytes follow another format")
 
 
-def _skip(file: IO[bytes], kind: int) -> None:
-    if kind == _VARINT:
-        _varint(file)
-    elif kind == _BYTES:
-        file.seek(_varint(file), os.SEEK_CUR)
-    elif kind in (_FIXED32, _FIXED64):
-        file.seek(4 if kind == _FIXED32 else 8, os.SEEK_CUR)
-    else:
+def _length(file: IO[bytes], kind: int) -> int:
+    """How many bytes from where the value begins to where it ends."""
+    begin = file.tell()
+    if kind in (_FIXED32, _FIXED64):
+        return 4 if kind == _FIXED32 else 8
+    if kind not in (_VARINT, _BYTES):
         raise _MalformedError("its bytes follow another format")
+    number = _varint(file)
+    return file.tell() - begin + (number if kind == _BYTES else 0)
 
 
 def _varint(file: IO[bytes]) -> int:

@@ -128,7 +128,11 @@ def _invalid_part(part: Mapping[str, Any]) -> dict[str, str]:
 
 async def _on_missing(_request: Request, error: Exception) -> JSONResponse:
     what = next(name for kind, name in _MISSING.items() if isinstance(error, kind))
-    return Problem(404, f"{what}-not-found", f"There is no such {what}.").response()
+    return Problem(404, f"{what}-not-found", f"{_sentence(str(error))}.").response()
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}"
 
 
 async def _on_conflict(_request: Request, _error: Exception) -> JSONResponse:

@@ -75,8 +75,6 @@ def _present(session: Session, report: WorkerReport, announced: bool, now: float
     known = announced or report.device is None
     if known and not report.starting:
         return devices.seen(session, worker_id, session_id, state, now)
-    if report.device is not None:
-        devices.put_class(session, report.device)
     try:
         devices.register(session, worker_id, session_id, report.device, state, now)
     except SessionFenced:

@@ -1,0 +1,185 @@
+"""A real server: uvicorn and grpc on free ports over SQLite; only the scheduler is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import httpx
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from proto import convert
+from proto import fleet_pb2 as pb
+from proto.fleet_pb2_grpc import FleetStub
+from proto.values import Answer, LeaseId, Result, WorkerReport, WorkerState
+from records.database import Database
+from search.device import Device
+from server.context import Context
+from server.main import serve
+from server.settings import Settings
+
+DEVICE = Device(
+    name="test board",
+    triple="x86_64-linux-gnu",
+    mcpu="skylake",
+    features=("avx2",),
+    cores=2,
+    vector_bytes=32,
+    l1_bytes=32768,
+    l2_bytes=1 << 20,
+    l3_bytes=1 << 24,
+    toolchain="test",
+    target='{"kind":"llvm"}',
+)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def onnx_model(size: int = 4) -> bytes:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [size]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", ends[:1], ends[1:])
+    made: onnx.ModelProto = helper.make_model(graph)
+    return made.SerializeToString()
+
+
+@dataclass
+class Service:
+    """A running server, seen from outside and from its database."""
+
+    context: Context
+    url: str
+    http: httpx.Client
+    fleet: FleetStub
+    wakes: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def database(self) -> Database:
+        return self.context.database
+
+    def upload(self, data: bytes | None = None) -> str:
+        answer = self.http.post("/v1/models?name=relu", content=data or onnx_model())
+        assert answer.status_code == 201, answer.text
+        sha: str = answer.json()["sha256"]
+        return sha
+
+    def submit(self, **changes: object) -> str:
+        body = {"model": self.upload(), "trials": 10} | changes
+        answer = self.http.post("/v1/jobs", json=body)
+        assert answer.status_code == 202, answer.text
+        job_id: str = answer.json()["id"]
+        return job_id
+
+
+@dataclass
+class Worker:
+    """A worker's side of the protocol, without a device."""
+
+    fleet: FleetStub
+    id: str = "board"
+    session: str = field(default_factory=lambda: uuid.uuid4().hex)
+    device: Device = DEVICE
+    starting: bool = True
+
+    def call(
+        self,
+        state: WorkerState = WorkerState.READY,
+        *,
+        held: LeaseId | None = None,
+        results: tuple[Result, ...] = (),
+        slots: int = 8,
+        wait_s: float = 0.0,
+    ) -> Answer:
+        device = None if state is WorkerState.PROBING else self.device
+        report = WorkerReport(
+            self.id, self.session, self.starting, state, device, held, results, slots, wait_s
+        )
+        answer: pb.SynchronizeResponse = self.fleet.Synchronize(convert.report_to_wire(report), timeout=40)
+        self.starting = False
+        return convert.answer_from_wire(answer, held)
+
+
+Start = Callable[..., Service]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts servers with other settings than the usual."""
+    stops: list[Callable[[], None]] = []
+
+    def start_one(**changes: object) -> Service:
+        service, stop = _start(tmp_path, **changes)
+        stops.append(stop)
+        return service
+
+    yield start_one
+    for stop in stops:
+        stop()
+
+
+@pytest.fixture
+def service(start: Start) -> Service:
+    return start()
+
+
+@pytest.fixture
+def worker(service: Service) -> Worker:
+    return Worker(service.fleet)
+
+
+def _start(folder: Path, **changes: object) -> tuple[Service, Callable[[], None]]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    settings = Settings(
+        database_url=f"sqlite:///{folder}/tunefarm.db",
+        broker=str(folder / "broker"),
+        grpc_port=free_port(),
+        **changes,  # type: ignore[arg-type]
+    )
+    database = Database(settings.database_url)
+    database.migrate()
+    wakes: list[tuple[str, str]] = []
+    context = Context(
+        settings, database, lambda step, job: wakes.append((step, job)), time.time, lambda: uuid.uuid4().hex
+    )
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def run() -> None:
+        loops.append(asyncio.get_running_loop())
+        await serve(context, listening)
+
+    thread = threading.Thread(target=lambda: asyncio.run(run()))
+    thread.start()
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    client = httpx.Client(base_url=url, trust_env=False, timeout=20)
+    channel = grpc.insecure_channel(f"127.0.0.1:{settings.grpc_port}")
+
+    def stop() -> None:
+        loops[0].call_soon_threadsafe(context.stopping.set)
+        thread.join(10)
+        assert not thread.is_alive(), "the server didn't stop"
+        client.close()
+        channel.close()
+        database.close()
+        listening.close()
+
+    wait_until(lambda: client.get("/healthz").is_success)
+    return Service(context, url, client, FleetStub(channel), wakes), stop
+
+
+def wait_until(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.02)

@@ -1,0 +1,128 @@
+"""Jobs over HTTP: asking, listing, cancelling, fetching."""
+
+from __future__ import annotations
+
+import pytest
+
+from records import blobs, jobs, tasks
+from records.jobs import JobState
+from records.tasks import TaskSpec
+
+from .conftest import Service, Worker
+
+
+def finish(service: Service, job_id: str, state: JobState = JobState.DONE) -> None:
+    with service.database.begin() as session:
+        assert jobs.advance(session, job_id, {JobState.QUEUED}, state, 5.0, error="it broke")
+
+
+def test_a_job_is_accepted_and_shown(service: Service) -> None:
+    sha = service.upload()
+    body = {"model": sha, "trials": 12, "minutes": 2.5, "seed": 7, "shapes": {"x": [1, 3]}}
+    answer = service.http.post("/v1/jobs", json=body)
+    assert answer.status_code == 202
+    job = answer.json()
+    assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
+    assert service.wakes == [("intake", job["id"])]
+    shown = service.http.get(answer.headers["location"]).json()
+    assert shown == job
+    assert (shown["state"], shown["model"], shown["model_name"]) == ("queued", sha, "relu")
+    assert (shown["trials"], shown["minutes"], shown["seed"], shown["shapes"]) == (12, 2.5, 7, {"x": [1, 3]})
+
+
+def test_the_same_idempotency_key_is_the_same_job(service: Service) -> None:
+    body = {"model": service.upload(), "trials": 10}
+    first, second = (
+        service.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "k1"}) for _ in range(2)
+    )
+    assert first.json()["id"] == second.json()["id"]
+    other = service.http.post("/v1/jobs", json=body | {"trials": 11}, headers={"Idempotency-Key": "k1"})
+    assert other.status_code == 409
+    assert other.json()["type"] == "urn:tunefarm:problem:idempotency-conflict"
+    assert len(service.http.get("/v1/jobs").json()["items"]) == 1
+
+
+def test_without_a_key_every_request_is_a_new_job(service: Service) -> None:
+    assert service.submit() != service.submit()
+
+
+def test_jobs_are_listed_by_page_newest_first(service: Service) -> None:
+    ids = [service.submit() for _ in range(5)]
+    seen, before = [], None
+    while True:
+        query = {"limit": 2} if before is None else {"limit": 2, "before": before}
+        page = service.http.get("/v1/jobs", params=query).json()
+        seen += [job["id"] for job in page["items"]]
+        before = page["next"]
+        if before is None:
+            break
+    assert seen == ids[::-1]
+
+
+def test_an_unfinished_job_is_cancelled_once_and_for_all(service: Service) -> None:
+    job_id = service.submit()
+    for _ in range(2):
+        answer = service.http.post(f"/v1/jobs/{job_id}:cancel")
+        assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
+
+
+def test_a_finished_job_is_not_cancelled(service: Service) -> None:
+    job_id = service.submit()
+    finish(service, job_id)
+    answer = service.http.post(f"/v1/jobs/{job_id}:cancel")
+    assert (answer.status_code, answer.json()["title"]) == (409, "Job finished")
+
+
+def test_a_jobs_tasks_are_shown(service: Service) -> None:
+    job_id = service.submit()
+    with service.database.begin() as session:
+        tasks.put_workload(session, "abc", "{}")
+        spec = TaskSpec(job_id, "abc", "conv", 3, 1e6, covered=False, reason="a loop", constants=(1,))
+        tasks.add_tasks(session, job_id, [spec])
+    (task,) = service.http.get(f"/v1/jobs/{job_id}/tasks").json()["items"]
+    assert (task["workload"], task["name"], task["weight"], task["best_s"]) == ("abc", "conv", 3, None)
+    assert (task["covered"], task["reason"]) == (False, "a loop")
+
+
+def test_the_artifact_is_there_when_the_job_is_done(service: Service) -> None:
+    job_id = service.submit()
+    early = service.http.get(f"/v1/jobs/{job_id}/artifact")
+    assert (early.status_code, early.json()["state"]) == (409, "queued")
+    data = bytes(range(256)) * 40_000
+    with service.database.begin() as session:
+        assert jobs.set_artifacts(session, job_id, tuned_sha=blobs.put(session, data))
+    finish(service, job_id)
+    answer = service.http.get(f"/v1/jobs/{job_id}/artifact")
+    assert answer.status_code == 200
+    assert answer.content == data
+    assert answer.headers["content-type"] == "application/x-tar"
+
+
+def test_a_failed_job_has_no_artifact_and_says_why(service: Service) -> None:
+    job_id = service.submit()
+    finish(service, job_id, JobState.FAILED)
+    answer = service.http.get(f"/v1/jobs/{job_id}/artifact")
+    assert answer.status_code == 409
+    assert "it broke" in answer.json()["detail"]
+
+
+def test_a_target_can_be_a_device_class_and_an_unknown_one_lists_those(
+    service: Service, worker: Worker
+) -> None:
+    worker.call()
+    for target in (worker.device.key, worker.device.name):
+        job = service.http.get(f"/v1/jobs/{service.submit(target=target)}").json()
+        assert job["target"] == target
+    body = {"model": service.upload(), "trials": 1, "target": "toaster"}
+    answer = service.http.post("/v1/jobs", json=body)
+    assert answer.status_code == 422
+    assert "'toaster'" in answer.json()["detail"]
+    assert answer.json()["known"] == [{"key": worker.device.key, "name": worker.device.name}]
+
+
+@pytest.mark.parametrize("path", ["", "/tasks", "/artifact", "/events"])
+def test_an_unknown_job_is_not_found(service: Service, path: str) -> None:
+    answer = service.http.get(f"/v1/jobs/nope{path}")
+    assert answer.status_code == 404
+    assert answer.json()["type"] == "urn:tunefarm:problem:job-not-found"
+    assert answer.json()["detail"] == "There is no job 'nope'."

@@ -1,0 +1,226 @@
+"""The wire <-> value mapping: what is valid survives, what is not becomes a clear refusal."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+
+from proto import convert
+from proto import fleet_pb2 as pb
+from proto.convert import ProtocolMismatchError, WireError
+from proto.values import (
+    Answer,
+    Candidate,
+    Lease,
+    LeaseId,
+    Limits,
+    ModuleRun,
+    Result,
+    WorkerReport,
+    WorkerState,
+)
+from search.device import Device
+from search.measurement import Measurement, Outcome
+
+DEVICE = Device(
+    name="a board",
+    triple="aarch64-linux-gnu",
+    mcpu="cortex-a72",
+    features=("neon", "fp16"),
+    cores=4,
+    vector_bytes=16,
+    l1_bytes=32768,
+    l2_bytes=1 << 20,
+    l3_bytes=1 << 20,
+    toolchain="tvm 0.27",
+    target='{"kind":"llvm"}',
+)
+HELD = LeaseId("lease-1", 1)
+OK = Measurement(Outcome.OK, (1e-3, 1.1e-3), 0.03)
+REPORT = WorkerReport(
+    "board", "s1", True, WorkerState.READY, DEVICE, HELD, (Result(7, HELD, OK, trial_id=3),), 16, 20.0
+)
+LEASE = Lease(HELD, '{"kind":"llvm"}', Limits(), 30.0, (Candidate(3, "ab12", "[]", (1, 2)),))
+
+
+def wire_report(**changes: object) -> pb.SynchronizeRequest:
+    message = convert.report_to_wire(REPORT)
+    for field, value in changes.items():
+        setattr(message, field, value)
+    return message
+
+
+@pytest.mark.parametrize("outcome", list(Outcome))
+def test_every_outcome_survives(outcome: Outcome) -> None:
+    measurement = OK if outcome is Outcome.OK else Measurement(outcome, (), 0.5, "why")
+    assert convert.measurement_from_wire(convert.measurement_to_wire(measurement)) == measurement
+
+
+@pytest.mark.parametrize("run_secs", [[], [math.nan], [-1.0], [0.0], [1e-3, math.inf]])
+def test_an_ok_measurement_without_possible_times_is_a_failure(run_secs: list[float]) -> None:
+    measurement = convert.measurement_from_wire(pb.Measurement(outcome="OUTCOME_OK", run_secs=run_secs))
+    assert measurement.outcome is Outcome.UNKNOWN
+    assert "made no sense" in measurement.error
+
+
+def test_an_outcome_of_the_future_is_a_failure() -> None:
+    message = pb.Measurement.FromString(bytes([0x08, 99]))
+    assert message.outcome == 99
+    assert convert.measurement_from_wire(message).outcome is Outcome.UNKNOWN
+
+
+def test_times_of_a_failure_and_absurd_build_times_are_dropped() -> None:
+    message = pb.Measurement(outcome="OUTCOME_RUN_ERROR", run_secs=[1.0], build_secs=math.nan, error="boom")
+    assert convert.measurement_from_wire(message) == Measurement(Outcome.RUN_ERROR, (), 0.0, "boom")
+
+
+def test_too_many_repeats_are_a_failure() -> None:
+    message = pb.Measurement(outcome="OUTCOME_OK", run_secs=[1.0] * (convert.MAX_REPEATS + 1))
+    assert convert.measurement_from_wire(message).outcome is Outcome.UNKNOWN
+
+
+def test_errors_keep_their_tail_and_nothing_that_cannot_be_stored() -> None:
+    error = "x" * 20000 + "\0\ud800 the end"
+    sent = convert.measurement_to_wire(Measurement(Outcome.RUN_ERROR, error=error))
+    received = convert.measurement_from_wire(sent).error
+    assert received.endswith("the end")
+    assert len(received) <= convert.MAX_ERROR_CHARS
+    assert "\0" not in received
+
+
+def test_a_device_survives() -> None:
+    assert convert.device_from_wire(convert.device_to_wire(DEVICE)) == DEVICE
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("cores", 0),
+        ("cores", 100_000),
+        ("vector_bytes", 0),
+        ("l3_bytes", 1 << 60),
+        ("name", "n" * 300),
+        ("name", ""),
+        ("triple", ""),
+        ("target", "llvm -mcpu=native"),
+        ("target", "[1]"),
+        ("target", "[" * 60_000),
+        ("target", ""),
+    ],
+)
+def test_an_impossible_device_is_refused(field: str, value: object) -> None:
+    message = convert.device_to_wire(DEVICE)
+    setattr(message, field, value)
+    with pytest.raises(WireError, match=field):
+        convert.device_from_wire(message)
+
+
+def test_too_many_features_are_refused() -> None:
+    with pytest.raises(WireError, match="features"):
+        convert.device_from_wire(convert.device_to_wire(replace(DEVICE, features=("f",) * 5000)))
+
+
+def test_a_report_survives() -> None:
+    assert convert.report_from_wire(convert.report_to_wire(REPORT)) == REPORT
+
+
+def test_a_module_runs_result_survives() -> None:
+    report = replace(REPORT, results=(Result(1, HELD, OK, module_run_id=9),))
+    assert convert.report_from_wire(convert.report_to_wire(report)) == report
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"worker_id": ""}, "worker id"),
+        ({"worker_id": "a b"}, "worker id"),
+        ({"worker_id": "w" * 200}, "worker id"),
+        ({"session_id": "s\n"}, "session id"),
+        ({"state": 0}, "not a state"),
+        ({"state": 77}, "not a state"),
+        ({"wait_s": -1.0}, "wait_s"),
+        ({"wait_s": math.nan}, "wait_s"),
+    ],
+)
+def test_a_senseless_report_is_refused(changes: dict[str, object], why: str) -> None:
+    with pytest.raises(WireError, match=why):
+        convert.report_from_wire(wire_report(**changes))
+
+
+def test_a_ready_worker_without_a_device_is_refused() -> None:
+    message = wire_report()
+    message.ClearField("device")
+    with pytest.raises(WireError, match="fingerprint"):
+        convert.report_from_wire(message)
+
+
+def test_a_result_of_nothing_is_refused() -> None:
+    message = wire_report()
+    message.results[0].ClearField("trial_id")
+    with pytest.raises(WireError, match="a trial or a module run"):
+        convert.report_from_wire(message)
+
+
+def test_a_result_of_an_id_no_database_has_is_refused() -> None:
+    message = wire_report()
+    message.results[0].trial_id = 2**64 - 1
+    with pytest.raises(WireError, match="not an id"):
+        convert.report_from_wire(message)
+
+
+def test_a_result_without_a_lease_is_refused() -> None:
+    message = wire_report()
+    message.results[0].ClearField("lease")
+    with pytest.raises(WireError, match="lease id"):
+        convert.report_from_wire(message)
+
+
+def test_too_many_results_are_refused() -> None:
+    message = wire_report()
+    message.results.extend([message.results[0]] * 1000)
+    with pytest.raises(WireError, match="at most 1000"):
+        convert.report_from_wire(message)
+
+
+def test_another_protocol_is_named() -> None:
+    with pytest.raises(ProtocolMismatchError, match="protocol 1, the worker 2"):
+        convert.report_from_wire(wire_report(protocol=2))
+
+
+def test_the_wait_is_cut_to_what_is_allowed() -> None:
+    assert convert.report_from_wire(wire_report(wait_s=1e9)).wait_s == 30.0
+
+
+@pytest.mark.parametrize(
+    "lease", [LEASE, replace(LEASE, candidates=(), module_run=ModuleRun(4, "tuned", "c0ffee"))]
+)
+def test_an_answer_with_a_new_lease_survives(lease: Lease) -> None:
+    answer = Answer(lease=lease, acknowledged=(1, 2), call_again_after_s=5.0)
+    assert convert.answer_from_wire(convert.answer_to_wire(answer), held=None) == answer
+
+
+def test_a_kept_lease_travels_as_its_id() -> None:
+    answer = Answer(keeps=HELD, call_again_after_s=5.0)
+    message = convert.answer_to_wire(answer)
+    assert not message.lease.candidates
+    assert convert.answer_from_wire(message, held=HELD) == answer
+
+
+def test_a_kept_lease_that_is_not_held_is_refused() -> None:
+    message = convert.answer_to_wire(Answer(keeps=HELD))
+    with pytest.raises(WireError, match="lease makes no sense"):
+        convert.answer_from_wire(message, held=LeaseId("other", 1))
+
+
+def test_a_fenced_answer_and_a_senseless_pause_survive() -> None:
+    message = pb.SynchronizeResponse(fenced=True, call_again_after_s=math.nan)
+    assert convert.answer_from_wire(message, held=None) == Answer(fenced=True)
+
+
+def test_a_lease_of_an_unknown_kind_is_refused() -> None:
+    message = convert.lease_to_wire(replace(LEASE, candidates=(), module_run=ModuleRun(4, "tuned", "c0")))
+    message.module_run.kind = "faster"
+    with pytest.raises(WireError, match="untuned or tuned"):
+        convert.lease_from_wire(message)

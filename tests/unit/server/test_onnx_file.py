@@ -1,0 +1,47 @@
+"""The cheap look at an uploaded file tells ONNX models from other things."""
+
+from __future__ import annotations
+
+import io
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from server.onnx_file import complaint
+
+
+def model() -> bytes:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", ends[:1], ends[1:])
+    made: onnx.ModelProto = helper.make_model(graph)
+    return made.SerializeToString()
+
+
+def test_a_model_passes() -> None:
+    assert complaint(io.BytesIO(model())) is None
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20])
+def test_a_cut_model_is_told(cut: int) -> None:
+    assert "not an ONNX file" in (complaint(io.BytesIO(model()[:-cut])) or "")
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "empty"),
+        (b"PK\x03\x04 a zip archive", "not an ONNX file"),
+        (b"\x7fELF\x02\x01\x01", "not an ONNX file"),
+        (b"<html>not found</html>", "not an ONNX file"),
+        (b"{}", "not an ONNX file"),
+        (b"\x00" * 100, "not an ONNX file"),
+        (b"\xff" * 100, "not an ONNX file"),
+        (b"\x08\x07", "no graph"),
+        (b"\x38\x07", "not an ONNX file"),
+        (b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "not an ONNX file"),
+        (b"\x08\x01" * 200_000, "not an ONNX file"),
+    ],
+)
+def test_other_things_are_told(data: bytes, why: str) -> None:
+    assert why in (complaint(io.BytesIO(data)) or "")
