@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import pytest
+from sqlalchemy.orm import Session
+
+from records import blobs, devices, events, jobs, leases, models, trials
+from records.jobs import JobState
+from tests.unit.records.farm import DEVICE, Farm, request
+
+
+def create(session: Session, job_id: str, now: float = 1.0, key: str | None = None) -> jobs.Job:
+    return jobs.create(session, job_id, request(session), key, now=now)
+
+
+def states(session: Session, job_id: str) -> list[str]:
+    happened = events.since(session, job_id, 0, 100)
+    return [event.data["state"] for event in happened if event.kind == "state"]
+
+
+class TestRequest:
+    @pytest.mark.parametrize("trials_", [0, -1, jobs.MAX_TRIALS + 1])
+    def test_trials_must_be_positive(self, session: Session, trials_: int) -> None:
+        with pytest.raises(ValueError, match="trials must be between 1 and"):
+            request(session, trials=trials_)
+
+    @pytest.mark.parametrize("minutes", [0.0, -1.0, float("inf"), float("nan")])
+    def test_minutes_must_be_positive(self, session: Session, minutes: float) -> None:
+        with pytest.raises(ValueError, match="minutes must be positive"):
+            request(session, minutes=minutes)
+
+    def test_a_seed_must_fit_a_column(self, session: Session) -> None:
+        with pytest.raises(ValueError, match="seed"):
+            request(session, seed=2**63)
+        assert request(session, seed=2**63 - 1)
+
+    def test_extents_must_be_positive(self, session: Session) -> None:
+        with pytest.raises(ValueError, match="'data' must be positive"):
+            request(session, shapes={"data": (1, 0)})
+
+
+class TestCreate:
+    def test_round_trip(self, session: Session) -> None:
+        asked = request(session, shapes={"a": (1, 3), "b": ()}, minutes=2.5, seed=2**63 - 1)
+        created = jobs.create(session, "job", asked, None, now=5.0)
+        assert created.request == asked
+        assert (created.state, created.created_at, created.message) == (JobState.QUEUED, 5.0, "")
+        assert (created.trials_done, created.trials_issued) == (0, 0)
+        assert created.started_at is created.finished_at is created.error is created.tuned_secs is None
+        assert jobs.get(session, "job") == created
+        assert states(session, "job") == ["queued"]
+
+    def test_without_a_key_each_is_a_new_job(self, session: Session) -> None:
+        assert create(session, "a").id == "a"
+        assert create(session, "b").id == "b"
+
+    def test_the_same_key_and_request_return_the_first_job(self, session: Session) -> None:
+        create(session, "a", key="key")
+        assert create(session, "b", now=9.0, key="key") == jobs.get(session, "a")
+        assert [job.id for job in jobs.unfinished(session)] == ["a"]
+
+    def test_the_same_key_with_another_request(self, session: Session) -> None:
+        create(session, "a", key="key")
+        with pytest.raises(jobs.IdempotencyConflict, match="'key' belongs to another request"):
+            jobs.create(session, "b", request(session, trials=7), "key", now=1.0)
+
+    def test_an_unknown_model(self, session: Session) -> None:
+        with pytest.raises(models.ModelNotFound):
+            jobs.create(session, "a", request(session, model_sha="feed"), None, now=1.0)
+
+    def test_an_unknown_job(self, session: Session) -> None:
+        with pytest.raises(jobs.JobNotFound, match="there is no job 'x'"):
+            jobs.get(session, "x")
+
+
+class TestLists:
+    def test_pages_run_from_the_newest(self, session: Session) -> None:
+        for job_id, now in (("a", 1.0), ("b", 2.0), ("c", 2.0), ("d", 3.0)):
+            create(session, job_id, now)
+        first = [job.id for job in jobs.list_jobs(session, 2, None)]
+        second = [job.id for job in jobs.list_jobs(session, 2, first[-1])]
+        assert (first, second) == (["d", "c"], ["b", "a"])
+        assert jobs.list_jobs(session, 2, "a") == []
+
+    def test_an_unknown_cursor(self, session: Session) -> None:
+        with pytest.raises(jobs.JobNotFound):
+            jobs.list_jobs(session, 2, "x")
+
+    def test_unfinished_ones_from_the_oldest(self, session: Session) -> None:
+        for job_id, now in (("a", 3.0), ("b", 2.0), ("c", 1.0)):
+            create(session, job_id, now)
+        jobs.cancel(session, "b", now=4.0)
+        assert [job.id for job in jobs.unfinished(session)] == ["c", "a"]
+
+
+class TestClaim:
+    def test_only_one_holds_it(self, session: Session) -> None:
+        create(session, "job")
+        assert jobs.claim(session, "job", "one", now=1.0, ttl_s=10.0)
+        assert not jobs.claim(session, "job", "two", now=10.9, ttl_s=10.0)
+        assert jobs.claim(session, "job", "two", now=11.0, ttl_s=10.0)
+        assert not jobs.claim(session, "job", "one", now=12.0, ttl_s=10.0)
+
+    def test_its_holder_renews_it(self, session: Session) -> None:
+        create(session, "job")
+        jobs.claim(session, "job", "one", now=1.0, ttl_s=10.0)
+        assert jobs.claim(session, "job", "one", now=9.0, ttl_s=10.0)
+        assert not jobs.claim(session, "job", "two", now=18.0, ttl_s=10.0)
+
+    def test_released_it_is_free(self, session: Session) -> None:
+        create(session, "job")
+        jobs.claim(session, "job", "one", now=1.0, ttl_s=10.0)
+        jobs.release(session, "job", "two")
+        assert not jobs.claim(session, "job", "two", now=2.0, ttl_s=10.0)
+        jobs.release(session, "job", "one")
+        assert jobs.claim(session, "job", "two", now=2.0, ttl_s=10.0)
+
+    def test_no_job_no_claim(self, session: Session) -> None:
+        assert not jobs.claim(session, "x", "one", now=1.0, ttl_s=10.0)
+
+
+class TestAdvance:
+    def test_through_its_life(self, session: Session) -> None:
+        create(session, "job")
+        path = [JobState.QUEUED, JobState.IMPORTING, JobState.TUNING, JobState.PUBLISHING, JobState.DONE]
+        for now, (state, to) in enumerate(zip(path, path[1:], strict=False), start=2):
+            assert jobs.advance(session, "job", {state}, to, now=float(now), message=f"is {to}")
+        job = jobs.get(session, "job")
+        assert (job.state, job.message, job.started_at, job.finished_at) == (JobState.DONE, "is done", 2.0, 5.0)
+        assert states(session, "job") == path
+
+    def test_a_stale_step_changes_nothing(self, session: Session) -> None:
+        before = create(session, "job")
+        assert not jobs.advance(session, "job", {JobState.TUNING}, JobState.PUBLISHING, now=2.0)
+        assert not jobs.advance(session, "x", set(JobState), JobState.DONE, now=2.0)
+        assert jobs.get(session, "job") == before
+        assert states(session, "job") == ["queued"]
+
+    def test_a_failure_says_why(self, session: Session) -> None:
+        create(session, "job")
+        jobs.advance(session, "job", {JobState.QUEUED}, JobState.FAILED, now=2.0, error="no operator Foo")
+        assert jobs.get(session, "job").error == "no operator Foo"
+        assert events.since(session, "job", 0, 9)[-1].data["error"] == "no operator Foo"
+
+    def test_which_states_are_final(self) -> None:
+        assert {state for state in JobState if state.finished} == {"done", "failed", "cancelled"}
+
+
+class TestCancel:
+    def test_drops_what_waits_and_lets_the_rest_lapse(self, farm: Farm) -> None:
+        first, second = farm.issue("t1", "t2")
+        sha = blobs.put(farm.session, b"artifact")
+        farm.leased("lease", limit=1)
+        leases.add_module_run(farm.session, "job", "untuned", sha, now=10.0)
+        assert jobs.cancel(farm.session, "job", now=21.0).state is JobState.CANCELLED
+        assert [(trial.id, trial.state) for trial in farm.trials()] == [(first, "leased")]
+        assert leases.module_runs(farm.session, "job") == []
+        assert farm.report("lease", [first]).accepted == 1
+        assert second not in [trial.id for trial in farm.trials()]
+
+    def test_what_lapses_is_not_leased_again(self, farm: Farm) -> None:
+        farm.issue("t1")
+        farm.leased("lease")
+        jobs.cancel(farm.session, "job", now=21.0)
+        assert leases.expire(farm.session, now=100.0) == ["job"]
+        assert farm.trials() == []
+        assert farm.take("other", now=101.0) is None
+
+    def test_a_finished_job_stays_what_it_is(self, session: Session) -> None:
+        create(session, "job")
+        jobs.advance(session, "job", {JobState.QUEUED}, JobState.DONE, now=2.0)
+        assert jobs.cancel(session, "job", now=3.0).state is JobState.DONE
+        assert jobs.get(session, "job").finished_at == 2.0
+
+    def test_an_unknown_job(self, session: Session) -> None:
+        with pytest.raises(jobs.JobNotFound):
+            jobs.cancel(session, "x", now=3.0)
+
+
+class TestSetters:
+    def test_round_trip(self, session: Session) -> None:
+        create(session, "job")
+        devices.put_class(session, DEVICE)
+        one, two = blobs.put(session, b"1"), blobs.put(session, b"2")
+        assert jobs.set_device_class(session, "job", DEVICE.key)
+        assert jobs.set_message(session, "job", "waiting for a device")
+        assert jobs.set_artifacts(session, "job", untuned_sha=one)
+        assert jobs.set_artifacts(session, "job", tuned_sha=two)
+        assert jobs.set_end_to_end(session, "job", "untuned", [0.2, 0.25])
+        assert jobs.set_end_to_end(session, "job", "tuned", (0.1,))
+        job = jobs.get(session, "job")
+        assert (job.device_class, job.message) == (DEVICE.key, "waiting for a device")
+        assert (job.untuned_artifact_sha, job.artifact_sha) == (one, two)
+        assert (job.untuned_secs, job.tuned_secs) == ((0.2, 0.25), (0.1,))
+
+    def test_a_cancelled_job_takes_nothing(self, session: Session) -> None:
+        create(session, "job")
+        devices.put_class(session, DEVICE)
+        sha = blobs.put(session, b"1")
+        before = jobs.cancel(session, "job", now=2.0)
+        assert not jobs.set_device_class(session, "job", DEVICE.key)
+        assert not jobs.set_message(session, "job", "still here")
+        assert not jobs.set_artifacts(session, "job", tuned_sha=sha)
+        assert not jobs.set_end_to_end(session, "job", "tuned", [0.1])
+        assert jobs.get(session, "job") == before
+
+    def test_an_unknown_device_class(self, session: Session) -> None:
+        create(session, "job")
+        with pytest.raises(devices.DeviceClassNotFound):
+            jobs.set_device_class(session, "job", "feed")
+
+
+class TestProgress:
+    def test_counts_its_own_trials(self, farm: Farm) -> None:
+        ids = farm.issue("t1", "t2", "t3")
+        farm.leased("lease", limit=2)
+        farm.report("lease", ids[:1])
+        job = jobs.get(farm.session, "job")
+        assert (job.trials_done, job.trials_issued) == (1, 3)
+        assert trials.counts(farm.session, "job") == trials.TrialCounts(pending=1, leased=1, done=1)

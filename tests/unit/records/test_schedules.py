@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from records import devices, schedules, tasks
+from records.schedules import Record
+from search.measurement import Outcome
+from tests.unit.records.farm import DEVICE
+
+OTHER = replace(DEVICE, cores=8)
+
+
+@pytest.fixture(autouse=True)
+def _classes(session: Session) -> None:
+    for device in (DEVICE, OTHER):
+        devices.put_class(session, device)
+    for workload in ("w1", "w2"):
+        tasks.put_workload(session, workload, "{}")
+
+
+def record(trace: str, latency_s: float | None = None, **changes: object) -> Record:
+    outcome = Outcome.RUN_ERROR if latency_s is None else Outcome.OK
+    secs = () if latency_s is None else (latency_s,)
+    target = DEVICE.target
+    plain = Record(
+        "w1", DEVICE.key, trace, {"p": 1}, latency_s, secs, outcome, target, "trial", created_at=5.0
+    )
+    return replace(plain, **changes)  # type: ignore[arg-type]
+
+
+def put(session: Session, *records: Record) -> None:
+    for each in records:
+        schedules.put_measured(session, each)
+
+
+class TestBest:
+    def test_is_the_fastest_that_went_well(self, session: Session) -> None:
+        fast = record("t2", 1e-3)
+        put(session, record("t1", 2e-3), fast, record("t3"), record("t4", 3e-3))
+        assert schedules.best(session, "w1", DEVICE.key) == fast
+
+    def test_keeps_workloads_and_classes_apart(self, session: Session) -> None:
+        one, two = record("t", 2e-3), record("t", 3e-3, workload_hash="w2")
+        other = record("t", 1e-3, device_class=OTHER.key)
+        put(session, one, two, other)
+        assert schedules.best_many(session, ["w1", "w2", "w3"], DEVICE.key) == {"w1": one, "w2": two}
+        assert schedules.best_many(session, ["w1", "w2"], OTHER.key) == {"w1": other}
+        assert schedules.best_many(session, [], DEVICE.key) == {}
+
+    def test_none_without_a_success(self, session: Session) -> None:
+        put(session, record("t"))
+        assert schedules.best(session, "w1", DEVICE.key) is None
+
+    def test_is_looked_up_by_index(self, session: Session) -> None:
+        if session.get_bind().dialect.name != "sqlite":
+            pytest.skip("the plan is asked of SQLite")
+        query = "SELECT id FROM records WHERE workload_hash = 'w' AND device_class = 'd' AND latency_s > 0"
+        plan = session.execute(text(f"EXPLAIN QUERY PLAN {query} ORDER BY latency_s, id LIMIT 1")).all()
+        assert len(plan) == 1
+        assert "USING COVERING INDEX ix_records_workload_hash_device_class_latency_s" in plan[0][-1]
+
+
+class TestRemeasuring:
+    def test_the_newest_success_stands(self, session: Session) -> None:
+        newer = record("t", 2e-3, created_at=6.0)
+        put(session, record("t", 1e-3), newer)
+        assert schedules.history(session, DEVICE.key) == [newer]
+
+    def test_a_failure_replaces_no_success(self, session: Session) -> None:
+        good = record("t", 1e-3)
+        put(session, good, record("t"))
+        assert schedules.best(session, "w1", DEVICE.key) == good
+
+    def test_a_wrong_result_does(self, session: Session) -> None:
+        put(session, record("t", 1e-3), record("t", outcome=Outcome.WRONG_RESULT))
+        assert schedules.best(session, "w1", DEVICE.key) is None
+
+    def test_a_success_replaces_a_failure(self, session: Session) -> None:
+        good = record("t", 1e-3)
+        put(session, record("t"), good)
+        assert schedules.history(session, DEVICE.key) == [good]
+
+
+class TestHistory:
+    def test_newest_first_of_any_outcome_with_a_program(self, session: Session) -> None:
+        old, failed, new = (record("t1", 1e-3), record("t2", created_at=6.0), record("t3", 1e-3, created_at=7.0))
+        put(session, new, old, failed, record("t4", 1e-3, program=None))
+        put(session, record("t5", 1e-3, device_class=OTHER.key))
+        assert schedules.history(session, DEVICE.key) == [new, failed, old]
+        assert schedules.history(session, DEVICE.key, limit=1) == [new]
+
+    def test_successes_by_workload_and_latency(self, session: Session) -> None:
+        slow, fast, other = record("t1", 2e-3), record("t2", 1e-3), record("t", 1.0, workload_hash="w2")
+        put(session, other, slow, fast, record("t3"))
+        assert schedules.successes(session, DEVICE.key) == [fast, slow, other]
+        assert schedules.successes(session, DEVICE.key, ["w2"]) == [other]
+
+
+class TestImport:
+    def test_round_trip(self, session: Session) -> None:
+        foreign = record("t", 1e-3, program=None, source="import")
+        assert schedules.add_imported(session, [foreign], now=9.0) == 1
+        assert schedules.best(session, "w1", DEVICE.key) == replace(foreign, created_at=9.0)
+
+    def test_a_trace_that_has_a_record_is_left_alone(self, session: Session) -> None:
+        ours = record("t1", 2e-3)
+        put(session, ours)
+        foreign = [record("t1", 1e-3), record("t2", 3e-3), record("t2", 4e-3)]
+        assert schedules.add_imported(session, foreign, now=9.0) == 1
+        assert schedules.add_imported(session, foreign, now=9.0) == 0
+        assert schedules.best(session, "w1", DEVICE.key) == ours
+
+    def test_what_it_is_about_comes_first(self, session: Session) -> None:
+        with pytest.raises(tasks.WorkloadNotFound):
+            schedules.add_imported(session, [record("t", 1e-3, workload_hash="w9")], now=9.0)
+        with pytest.raises(devices.DeviceClassNotFound):
+            schedules.add_imported(session, [record("t", 1e-3, device_class="feed")], now=9.0)
+
+
+def test_only_a_success_has_a_latency() -> None:
+    with pytest.raises(ValueError, match="exactly the records that went well"):
+        record("t", 1e-3, outcome=Outcome.UNKNOWN)
+    with pytest.raises(ValueError, match="exactly the records that went well"):
+        record("t", None, outcome=Outcome.OK)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from sqlalchemy.orm import Session
+
+from records import jobs, tasks, trials
+from search.measurement import Outcome
+from tests.unit.records.farm import Farm, make_job, task_spec
+
+
+class TestWorkloads:
+    def test_round_trip(self, session: Session) -> None:
+        tasks.put_workload(session, "w1", '{"nodes": []}')
+        tasks.put_workload(session, "w1", "a repetition")
+        assert tasks.workload(session, "w1") == '{"nodes": []}'
+        assert tasks.workloads(session, ["w1", "w2"]) == {"w1": '{"nodes": []}'}
+
+    def test_an_unknown_hash(self, session: Session) -> None:
+        with pytest.raises(tasks.WorkloadNotFound, match="'w9'"):
+            tasks.workload(session, "w9")
+
+
+class TestTasks:
+    def test_round_trip(self, farm: Farm) -> None:
+        [task] = tasks.for_job(farm.session, "job")
+        assert task == tasks.Task(
+            farm.task_id, "job", "w1", "conv2d", 3, 2.5e8, True, "", trials=0, best_s=None, constants=(1, 2)
+        )
+
+    def test_adding_again_changes_nothing(self, farm: Farm) -> None:
+        before = tasks.for_job(farm.session, "job")
+        tasks.put_workload(farm.session, "w2", "{}")
+        tasks.add_tasks(farm.session, "job", [task_spec("job"), task_spec("job", "w2")])
+        after = tasks.for_job(farm.session, "job")
+        assert after[:1] == before
+        assert [task.workload_hash for task in after] == ["w1", "w2"]
+
+    def test_the_workload_comes_first(self, farm: Farm) -> None:
+        with pytest.raises(tasks.WorkloadNotFound):
+            tasks.add_tasks(farm.session, "job", [task_spec("job", "w9")])
+
+    def test_progress(self, farm: Farm) -> None:
+        ids = farm.issue("t1", "t2", "t3")
+        farm.leased("lease")
+        farm.report("lease", ids[:1], secs=4e-3)
+        farm.report("lease", ids[1:2], secs=3e-3)
+        farm.report("lease", ids[2:], secs=None)
+        [task] = tasks.for_job(farm.session, "job")
+        assert (task.trials, task.best_s) == (3, 6e-3)
+
+    def test_the_best_of_other_jobs_counts_but_their_trials_do_not(self, farm: Farm) -> None:
+        ids = farm.issue("t1")
+        farm.leased("lease")
+        farm.report("lease", ids, secs=4e-3)
+        other = make_job(farm.session, "other")
+        [task] = tasks.for_job(other.session, "other")
+        assert (task.trials, task.best_s) == (0, 8e-3)
+
+
+class TestTrials:
+    def test_round_trip(self, farm: Farm) -> None:
+        [trial_id] = farm.issue("t1")
+        [trial] = farm.trials()
+        assert trial == trials.Trial(
+            trial_id, "job", farm.task_id, "w1", {"trace": "t1"}, "t1", "pending", 0, None, (), ""
+        )
+        assert trial.latency_s is None
+
+    def test_results_round_trip(self, farm: Farm) -> None:
+        ids = farm.issue("t1", "t2")
+        farm.leased("lease")
+        farm.report("lease", ids[:1], secs=1e-3)
+        farm.report("lease", ids[1:], secs=None)
+        good, bad = farm.trials()
+        assert (good.outcome, good.run_secs, good.latency_s) == (Outcome.OK, (1e-3, 2e-3, 3e-3), 2e-3)
+        assert (bad.outcome, bad.run_secs, bad.latency_s) == (Outcome.BUILD_ERROR, (), None)
+        assert bad.error == "no such intrinsic"
+
+    def test_a_trace_is_issued_once_by_a_job(self, farm: Farm) -> None:
+        first = farm.issue("t1", "t2")
+        assert len(first) == 2
+        again = farm.issue("t2", "t3", "t3")
+        assert [trial.trace for trial in farm.trials()] == ["t1", "t2", "t3"]
+        assert again == [farm.trials()[2].id]
+
+    def test_another_job_may_issue_it_again(self, farm: Farm) -> None:
+        farm.issue("t1")
+        assert len(make_job(farm.session, "other").issue("t1")) == 1
+
+    def test_a_finished_job_gets_none(self, farm: Farm) -> None:
+        jobs.cancel(farm.session, "job", now=5.0)
+        assert farm.issue("t1") == []
+        assert farm.trials() == []
+
+    def test_an_unknown_job(self, farm: Farm) -> None:
+        with pytest.raises(jobs.JobNotFound):
+            trials.add(farm.session, "x", 0, [], now=1.0)
+
+    def test_dropping_leaves_what_a_device_holds(self, farm: Farm) -> None:
+        farm.issue("t1", "t2", "t3")
+        farm.leased("lease", limit=1)
+        assert trials.drop_pending(farm.session, "job") == 2
+        assert [trial.state for trial in farm.trials()] == ["leased"]
+
+    def test_ids_do_not_come_back(self, farm: Farm) -> None:
+        dropped = farm.issue("t1", "t2")
+        trials.drop_pending(farm.session, "job")
+        assert min(farm.issue("t3")) > max(dropped)
+
+    @pytest.mark.parametrize("predicted_s", [math.inf, math.nan, -1.0])
+    def test_a_prediction_is_a_number_of_seconds(self, predicted_s: float) -> None:
+        with pytest.raises(ValueError, match="predicted_s"):
+            trials.NewTrial(1, "w1", None, "t", predicted_s)
