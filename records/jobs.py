@@ -51,7 +51,10 @@ class IdempotencyConflict(Exception):
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a user asks for. `minutes` is the budget of wall-clock minutes, None for no limit."""
+    """What a user asks for. `minutes` is the budget of wall-clock minutes, None for no limit.
+
+    No `trials` at all means: compile with the schedules that are known.
+    """
 
     model_sha: str
     model_name: str
@@ -62,8 +65,8 @@ class JobRequest:
     seed: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.trials <= MAX_TRIALS:
-            raise ValueError(f"trials must be between 1 and {MAX_TRIALS}, not {self.trials}")
+        if not 0 <= self.trials <= MAX_TRIALS:
+            raise ValueError(f"trials must be between 0 and {MAX_TRIALS}, not {self.trials}")
         if self.minutes is not None and not 0 < self.minutes < math.inf:
             raise ValueError(f"minutes must be positive, not {self.minutes}")
         if not 0 <= self.seed < 2**63:

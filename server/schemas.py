@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from records.devices import WorkerInfo
 from records.jobs import Job
@@ -61,22 +61,25 @@ class JobRequestBody(_Request):
     """What to tune: `model` is the sha256 of an uploaded model, `shapes` its dynamic inputs' shapes.
 
     `target` is "native" (whatever worker is ready) or a device class's key or unique name. The job ends
-    when its budget of `trials` or of `minutes` is spent.
+    when its budget of `trials` or of `minutes` is spent. With `compile_only` nothing is measured but the
+    whole model: it is compiled with the schedules known already, and `trials` is left out.
     """
 
     model: Sha256
     shapes: dict[Name, list[int]] = {}
     target: Name = "native"
-    trials: int
+    trials: int = 0
+    compile_only: bool = False
     minutes: float | None = None
     seed: int = Field(default=0, ge=0, lt=2**63)
 
-    @field_validator("trials")
-    @classmethod
-    def _some_trials(cls, trials: int) -> int:
-        if not 1 <= trials <= MAX_TRIALS:
-            raise ValueError(f"trials must be at least 1 and at most {MAX_TRIALS}, not {trials}")
-        return trials
+    @model_validator(mode="after")
+    def _trials_unless_compile_only(self) -> JobRequestBody:
+        if self.compile_only and self.trials != 0:
+            raise ValueError(f"compile_only spends no trials: leave trials out, not {self.trials}")
+        if not self.compile_only and not 1 <= self.trials <= MAX_TRIALS:
+            raise ValueError(f"trials must be at least 1 and at most {MAX_TRIALS}, not {self.trials}")
+        return self
 
     @field_validator("minutes")
     @classmethod
