@@ -1,0 +1,246 @@
+"""The agent: tells the service what this device does, and does what the service answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
+
+from proto.values import Answer, Candidate, Lease, Limits, ModuleRun, WorkerReport, WorkerState
+from search.device import Device
+from search.measurement import Measurement, Outcome
+from worker.bench import Subject
+from worker.executor import ChildStartError, Executor
+from worker.fleet import FleetClient, NotStored, Refused
+from worker.outbox import Outbox
+
+_log = logging.getLogger(__name__)
+
+# A service that answers "call again at once" without having waited must not be called in a loop.
+MIN_PAUSE_S = 0.02
+FAREWELL_S = 2.0
+
+
+class Fenced(Exception):
+    """Another process works under this worker's name."""
+
+
+@dataclass(frozen=True)
+class Manners:
+    """How the agent behaves. `slots` candidates are asked for at once; an idle call may be held for `wait_s`.
+
+    While it measures, it reports every `report_every_s`. `once`: it ends after one lease. `overrule` turns
+    a lease's limits into those that hold on this device.
+    """
+
+    slots: int = 16
+    wait_s: float = 20.0
+    report_every_s: float = 1.0
+    probe_again_max_s: float = 60.0
+    once: bool = False
+    overrule: Callable[[Limits], Limits] = lambda limits: limits
+
+
+class Agent:
+    """One session of a worker. What it tells the service follows from what it holds."""
+
+    def __init__(
+        self, worker_id: str, session_id: str, fleet: FleetClient, executor: Executor, manners: Manners
+    ) -> None:
+        self._worker_id = worker_id
+        self._session_id = session_id
+        self._fleet = fleet
+        self._executor = executor
+        self._manners = manners
+        self._outbox = Outbox()
+        self._starting = True
+        self._device: Device | None = None
+        self._probed = False
+        self._lease: Lease | None = None
+        self._labour: asyncio.Task[None] | None = None
+        self._draining = False
+        self._news = asyncio.Event()  # something that the service should hear at once
+        self._leased = asyncio.Event()
+
+    async def run(self) -> None:
+        """Works until cancelled, or until one lease is done when asked for `once`.
+
+        Raises Refused, and Fenced when another session has taken over. The child is dead afterwards.
+        """
+        tasks = {asyncio.create_task(self._synchronize()), asyncio.create_task(self._serve())}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._executor.close()
+
+    async def farewell(self) -> None:
+        """After `run`: delivers the results that are left, in one try, and says that no more will come."""
+        self._lease, self._draining = None, True
+        with contextlib.suppress(grpc.RpcError, Refused):
+            await self._fleet.synchronize_once(self._report(), FAREWELL_S)
+
+    @property
+    def state(self) -> WorkerState:
+        if self._draining:
+            return WorkerState.DRAINING
+        if not self._probed:
+            return WorkerState.PROBING
+        return WorkerState.READY if self._lease is None else WorkerState.BUSY
+
+    # What it tells the service
+
+    async def _synchronize(self) -> None:
+        while not self._finished:
+            report, answer = await self._fleet.synchronize(self._report)
+            if self._starting:
+                _log.info("in touch with the service as %s", self._worker_id)
+            self._starting = False
+            await self._apply(report, answer)
+            await self._pause(answer.call_again_after_s)
+
+    def _report(self) -> WorkerReport:
+        self._news.clear()
+        ready = self.state is WorkerState.READY
+        return WorkerReport(
+            worker_id=self._worker_id,
+            session_id=self._session_id,
+            starting=self._starting,
+            state=self.state,
+            device=self._device,
+            held=None if self._lease is None else self._lease.id,
+            results=self._outbox.waiting(),
+            slots=self._manners.slots if ready else 0,
+            wait_s=self._manners.wait_s if ready else 0.0,
+        )
+
+    async def _apply(self, report: WorkerReport, answer: Answer) -> None:
+        """Raises Fenced."""
+        if answer.fenced:
+            raise Fenced(
+                f"another worker took over the name {self._worker_id}: "
+                "stop one of them, or give them different names with --name"
+            )
+        self._outbox.acknowledge(answer.acknowledged)
+        if report.held is not None and answer.keeps != report.held:
+            await self._drop()
+        if answer.lease is not None and self._probed and self._lease is None:
+            self._take(answer.lease)
+
+    def _take(self, lease: Lease) -> None:
+        _log.info("lease %s: %s", lease.id.id, _describe(lease))
+        self._lease = lease
+        self._draining = self._manners.once
+        self._leased.set()
+
+    async def _drop(self) -> None:
+        """The service wants the held lease no more; it may have been finished in the meantime."""
+        lease, self._lease = self._lease, None
+        if lease is not None and self._labour is not None:
+            _log.info("lease %s was taken back", lease.id.id)
+            self._labour.cancel()
+            await asyncio.wait([self._labour])
+
+    async def _pause(self, again_s: float) -> None:
+        """Until the service wants to be called, or there is something that it should hear."""
+        if self._lease is not None:
+            again_s = min(again_s, self._manners.report_every_s, self._lease.expires_after_s / 3)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(again_s, MIN_PAUSE_S)):
+                await self._news.wait()
+
+    @property
+    def _finished(self) -> bool:
+        return self._draining and self._lease is None and not self._outbox
+
+    # What it does
+
+    async def _serve(self) -> None:
+        """Probes, then works on one lease after the other; back to probing when no child comes up."""
+        while True:
+            await self._probe()
+            with contextlib.suppress(ChildStartError):
+                while True:
+                    await self._leased.wait()
+                    await self._work()
+            self._probed, self._lease = False, None
+            self._news.set()
+
+    async def _probe(self) -> None:
+        tries = AsyncRetrying(
+            retry=retry_if_exception_type(ChildStartError),
+            wait=wait_exponential(max=self._manners.probe_again_max_s),
+            before_sleep=_explain_probe,
+        )
+        device = await tries(self._executor.start)
+        self._device, self._probed = device, True
+        _log.info("ready: %s, class %s", device.name, device.key)
+        self._news.set()
+
+    async def _work(self) -> None:
+        """Works on the lease in a task of its own, which `_drop` may cancel. Raises ChildStartError."""
+        self._leased.clear()
+        lease = self._lease
+        if lease is None:
+            return
+        self._labour = asyncio.create_task(self._measure_all(lease))
+        try:
+            await asyncio.wait([self._labour])
+            if not self._labour.cancelled():
+                self._labour.result()
+        finally:
+            self._labour.cancel()
+            await asyncio.gather(self._labour, return_exceptions=True)
+            self._labour = None
+
+    async def _measure_all(self, lease: Lease) -> None:
+        limits = self._manners.overrule(lease.limits)
+        if lease.module_run is not None:
+            measurement = await self._time_module(lease.module_run, limits)
+            self._outbox.add_module_run(lease.id, lease.module_run.id, measurement)
+        measured = self._outbox.measured(lease.id)
+        for candidate in lease.candidates:
+            if candidate.trial_id not in measured:
+                measurement = await self._measure(lease.target, candidate, limits)
+                self._outbox.add_trial(lease.id, candidate.trial_id, measurement)
+        self._lease = None
+        self._news.set()
+
+    async def _measure(self, target: str, candidate: Candidate, limits: Limits) -> Measurement:
+        try:
+            module_json = await self._fleet.workload(candidate.workload_hash)
+        except NotStored as error:
+            return Measurement(Outcome.UNKNOWN, error=str(error))
+        subject = Subject(target, module_json, candidate.trace, candidate.constants)
+        return await self._executor.measure(subject, limits)
+
+    async def _time_module(self, run: ModuleRun, limits: Limits) -> Measurement:
+        with tempfile.TemporaryDirectory(prefix="tunefarm-module-") as folder:
+            path = Path(folder) / "artifact.tar"
+            try:
+                await self._fleet.fetch_blob(run.artifact_sha, path)
+            except (NotStored, OSError) as error:
+                return Measurement(Outcome.UNKNOWN, error=f"the module could not be fetched: {error}")
+            return await self._executor.measure_module(path, limits)
+
+
+def _describe(lease: Lease) -> str:
+    if lease.module_run is not None:
+        return f"time the {lease.module_run.kind} module"
+    return f"{len(lease.candidates)} candidates"
+
+
+def _explain_probe(state: RetryCallState) -> None:
+    if state.outcome is not None:
+        _log.error("this device can't measure yet: %s", state.outcome.exception())

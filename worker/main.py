@@ -1,0 +1,90 @@
+"""`python -m worker`: one worker, until it is stopped."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Sequence
+from enum import IntEnum
+
+from pydantic import ValidationError
+
+from worker.agent import Agent, Fenced, Manners
+from worker.executor import ChildConfig, Executor
+from worker.fleet import FleetClient, Refused, open_channel
+from worker.settings import Settings
+
+_log = logging.getLogger(__name__)
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    REFUSED = 1
+    USAGE = 2
+    FENCED = 3
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code. Every end that is not asked for is explained in one line on standard error."""
+    try:
+        settings = _settings(arguments)
+    except ValidationError as error:
+        print(f"tunefarm worker: {_explain(error)}", file=sys.stderr)
+        return ExitCode.USAGE
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+    try:
+        asyncio.run(_work(settings))
+    except Fenced as problem:
+        print(f"tunefarm worker: {problem}", file=sys.stderr)
+        return ExitCode.FENCED
+    except Refused as problem:
+        print(f"tunefarm worker: {problem}", file=sys.stderr)
+        return ExitCode.REFUSED
+    return ExitCode.OK
+
+
+async def _work(settings: Settings) -> None:
+    """Until SIGTERM or SIGINT. Raises Fenced and Refused."""
+    async with open_channel(settings.server, settings.reconnect_max_s) as channel:
+        fleet = FleetClient(channel, settings.server, settings.secret, settings.reconnect_max_s)
+        child = ChildConfig(settings.threads, start_timeout_s=settings.start_timeout_s)
+        manners = Manners(settings.slots, once=settings.once, overrule=settings.overrule)
+        agent = Agent(settings.name, uuid.uuid4().hex, fleet, Executor(child, os.environ), manners)
+        running = asyncio.create_task(agent.run())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+        try:
+            await running
+        except asyncio.CancelledError:
+            _log.info("stopping")
+            await agent.farewell()
+
+
+def _settings(arguments: Sequence[str]) -> Settings:
+    """Raises ValidationError."""
+    parser = argparse.ArgumentParser(
+        prog="tunefarm worker", description="Measures candidates on this device for a tunefarm service."
+    )
+    parser.add_argument("--server", metavar="HOST:PORT", help="the service's gRPC port")
+    parser.add_argument("--token", help="the service's secret; TUNEFARM_TOKEN keeps it out of process lists")
+    parser.add_argument("--name", help="this worker's name, unique in the service; the host's by default")
+    parser.add_argument("--threads", type=int, help="cores to measure on; all real ones by default")
+    parser.add_argument("--once", action="store_true", default=None, help="end after one lease")
+    given = vars(parser.parse_args(arguments))
+    return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+def _explain(error: ValidationError) -> str:
+    first = error.errors()[0]
+    name = str(first["loc"][0]).removeprefix("TUNEFARM_WORKER_").lower()
+    where = f"give --{name} or set TUNEFARM_WORKER_{name.upper()}"
+    if first["type"] == "missing":
+        return f"the setting {name} is missing: {where}"
+    return (
+        f"the setting {name} is wrong: {first['msg'].removeprefix('Value error, ')}, not {first['input']!r}"
+    )
