@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from sqlalchemy.orm import Session
 
@@ -18,9 +20,9 @@ def states(session: Session, job_id: str) -> list[str]:
 
 
 class TestRequest:
-    @pytest.mark.parametrize("trials_", [0, -1, jobs.MAX_TRIALS + 1])
-    def test_trials_must_be_positive(self, session: Session, trials_: int) -> None:
-        with pytest.raises(ValueError, match="trials must be between 1 and"):
+    @pytest.mark.parametrize("trials_", [-1, jobs.MAX_TRIALS + 1])
+    def test_trials_must_be_within_bounds(self, session: Session, trials_: int) -> None:
+        with pytest.raises(ValueError, match="trials must be between 0 and"):
             request(session, trials=trials_)
 
     @pytest.mark.parametrize("minutes", [0.0, -1.0, float("inf"), float("nan")])
@@ -122,10 +124,15 @@ class TestAdvance:
     def test_through_its_life(self, session: Session) -> None:
         create(session, "job")
         path = [JobState.QUEUED, JobState.IMPORTING, JobState.TUNING, JobState.PUBLISHING, JobState.DONE]
-        for now, (state, to) in enumerate(zip(path, path[1:], strict=False), start=2):
+        for now, (state, to) in enumerate(itertools.pairwise(path), start=2):
             assert jobs.advance(session, "job", {state}, to, now=float(now), message=f"is {to}")
         job = jobs.get(session, "job")
-        assert (job.state, job.message, job.started_at, job.finished_at) == (JobState.DONE, "is done", 2.0, 5.0)
+        assert (job.state, job.message, job.started_at, job.finished_at) == (
+            JobState.DONE,
+            "is done",
+            2.0,
+            5.0,
+        )
         assert states(session, "job") == path
 
     def test_a_stale_step_changes_nothing(self, session: Session) -> None:

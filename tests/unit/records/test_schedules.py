@@ -87,7 +87,11 @@ class TestRemeasuring:
 
 class TestHistory:
     def test_newest_first_of_any_outcome_with_a_program(self, session: Session) -> None:
-        old, failed, new = (record("t1", 1e-3), record("t2", created_at=6.0), record("t3", 1e-3, created_at=7.0))
+        old, failed, new = (
+            record("t1", 1e-3),
+            record("t2", created_at=6.0),
+            record("t3", 1e-3, created_at=7.0),
+        )
         put(session, new, old, failed, record("t4", 1e-3, program=None))
         put(session, record("t5", 1e-3, device_class=OTHER.key))
         assert schedules.history(session, DEVICE.key) == [new, failed, old]
