@@ -77,12 +77,16 @@ class Manifest:
         """Raises ArtifactError when the text is no manifest."""
         try:
             data = json.loads(text)
-            specs = {key: tuple(TensorSpec(**spec) for spec in data.pop(key)) for key in ("inputs", "outputs")}
+            specs = {
+                key: tuple(TensorSpec(**spec) for spec in data.pop(key)) for key in ("inputs", "outputs")
+            }
             tasks = tuple(TaskEntry(**entry) for entry in data.pop("tasks"))
             secs = {key: tuple(float(s) for s in data.pop(key)) for key in ("untuned_secs", "tuned_secs")}
             return cls(**data, **specs, **secs, tasks=tasks)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise ArtifactError(f"{MANIFEST} is damaged or of another version: {first_line(error)}") from error
+            raise ArtifactError(
+                f"{MANIFEST} is damaged or of another version: {first_line(error)}"
+            ) from error
 
 
 def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str) -> bytes:

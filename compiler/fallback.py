@@ -21,7 +21,9 @@ def schedule(mod: tvm.IRModule) -> tvm.IRModule:
     """
     try:
         current = Schedule(mod, debug_mask="none")
-        names = [current.get(block).name_hint for block in current.get_child_blocks(current.get_sblock("root"))]
+        names = [
+            current.get(block).name_hint for block in current.get_child_blocks(current.get_sblock("root"))
+        ]
     except (tvm_ffi.core.Error, ValueError, RuntimeError):
         return mod
     for name in names:

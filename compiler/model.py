@@ -249,7 +249,10 @@ def _merged(known: ExtractedTask, again: ExtractedTask) -> ExtractedTask:
 
 
 def _name(function: str, func: tirx.PrimFunc, inputs: int) -> str:
-    """fused_conv2d1_add1_relu1(...)  ->  conv2d_add_relu 1x56x56x64 3x3x64x64 -> 1x56x56x64: the first two operands"""
+    """The operators, the first two operands' shapes and the result's.
+
+    fused_conv2d1_add1_relu1  ->  conv2d_add_relu 1x56x56x64 3x3x64x64 -> 1x56x56x64
+    """
     operators = re.sub(r"(?<=[a-z])\d+(?=_|$)", "", function.removeprefix("fused_"))
     shapes = [_extents(param) for param in func.params]
     operands = " ".join(shapes[: min(inputs, 2)])
