@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
+from compiler.artifact import ArtifactError
 from compiler.model import ModelError
 from records import jobs, leases
-from records.blobs import BlobNotFound
 from records.database import StorageError
 from records.jobs import Job, JobNotFound, JobState
 from scheduler import intake, publish, rounds
@@ -26,7 +26,7 @@ STEPS: Mapping[str, Callable[[Context, Job], None]] = {
     "plan": rounds.run,
     "publish": publish.run,
 }
-PERMANENT = (PermanentError, ModelError, BlobNotFound)
+PERMANENT = (PermanentError, ModelError, ArtifactError)
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from compiler.model import ExtractedTask, Model, extract_tasks, fuse, read_onnx
-from compiler.target import parse_target
 from records import blobs
+from records.blobs import BlobNotFound
 from records.database import Database
 from records.jobs import JobRequest
+from scheduler.errors import PermanentError
 from search.device import Device
 
 
@@ -29,17 +30,23 @@ class Models:
         self._last: tuple[object, Prepared] | None = None
 
     def prepare(self, database: Database, request: JobRequest, device: Device) -> Prepared:
-        """Raises ModelError when the model can't be imported or compiled, BlobNotFound."""
+        """Raises ModelError when the model can't be imported or compiled, PermanentError."""
         key = (request.model_sha, tuple(sorted(request.shapes.items())), device.target)
         if self._last is None or self._last[0] != key:
             self._last = None
-            with database.begin() as session:
-                data = blobs.get(session, request.model_sha)
-            self._last = (key, _prepare(data, request, device))
+            self._last = (key, _prepare(_read(database, request.model_sha), request, device))
         return self._last[1]
+
+
+def _read(database: Database, sha: str) -> bytes:
+    try:
+        with database.begin() as session:
+            return blobs.get(session, sha)
+    except BlobNotFound as error:
+        raise PermanentError("the model's file is not stored any more: upload it again") from error
 
 
 def _prepare(data: bytes, request: JobRequest, device: Device) -> Prepared:
     model = read_onnx(data, request.shapes)
-    fused = fuse(model, parse_target(device.target))
+    fused = fuse(model, device.target)
     return Prepared(model, fused, tuple(extract_tasks(fused)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
+from compiler.artifact import ArtifactError
 from records import blobs, devices, jobs, leases, schedules, tasks
 from records.jobs import Job, JobState
 from records.leases import ModuleRun
@@ -62,17 +63,15 @@ def judge(untuned: ModuleRun | None, tuned: ModuleRun) -> Verdict:
 
 def _compile(context: Context, job: Job, untuned: ModuleRun | None) -> None:
     try:
-        with context.database.begin() as session:
-            limit = context.settings.max_failures
-            if not journal.begin(session, job, "compiling the model", context.now(), limit):
-                return
-    except PermanentError as error:
+        artifact = _artifact(context, job)
+    except (PermanentError, ArtifactError) as error:
         if untuned is None or _latency_s(untuned) is None:
             raise
         cause = f"the model could not be compiled with the schedules found ({error})"
         _publish(context, job, _fall_back(untuned, cause), [untuned])
         return
-    artifact = _artifact(context, job)
+    if artifact is None:
+        return
     with context.database.begin() as session:
         sha = blobs.put(session, artifact)
     with context.database.begin() as session:
@@ -81,15 +80,19 @@ def _compile(context: Context, job: Job, untuned: ModuleRun | None) -> None:
             jobs.set_message(session, job.id, "timing the compiled model")
 
 
-def _artifact(context: Context, job: Job) -> bytes:
+def _artifact(context: Context, job: Job) -> bytes | None:
+    """The tuned model, None when it is too early to try again. Raises PermanentError, ArtifactError."""
+    limit = context.settings.max_failures
     with context.database.begin() as session:
+        if not journal.begin(session, job, "compiling the model", context.now(), limit):
+            return None
         if job.device_class is None:
             raise PermanentError("the job has no device class: submit it again")
         device = devices.get_class(session, job.device_class)
-        listed = tasks.for_job(session, job.id)
-        best = schedules.best_many(session, [task.workload_hash for task in listed], device.key)
+        hashes = [task.workload_hash for task in tasks.for_job(session, job.id)]
+        records = schedules.successes(session, device.key, hashes)
     prepared = context.models.prepare(context.database, job.request, device)
-    return tuned_artifact(job, device, prepared, listed, best, context.now())
+    return tuned_artifact(job, device, prepared, records, context.now())
 
 
 def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[ModuleRun]) -> None:
