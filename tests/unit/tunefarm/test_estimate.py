@@ -1,0 +1,62 @@
+"""Time left, the network's latency and how they are written."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.tunefarm.samples import job, task
+from tunefarm.estimate import Pace, by_time, duration_text, latency_text, network_s, seconds_left, share
+from tunefarm.values import JobState
+
+
+def test_pace_looks_at_the_last_minute_only() -> None:
+    pace = Pace()
+    pace.note(0.0, 0)
+    assert pace.trials_per_s() is None
+    pace.note(10.0, 20)
+    assert pace.trials_per_s() == 2.0
+    pace.note(70.0, 50)
+    assert pace.trials_per_s() == 0.5
+
+
+def test_the_budget_that_ends_first_says_how_long_is_left() -> None:
+    running = job(trials=100, trials_done=40, minutes=1.0, started_at=1000.0)
+    assert seconds_left(running, 2.0, now=1010.0) == 30.0
+    assert seconds_left(running, 2.0, now=1050.0) == 10.0
+    assert seconds_left(running, None, now=1050.0) == 10.0
+    assert seconds_left(running, None, now=2000.0) == 0.0
+    assert seconds_left(job(minutes=None), None, now=0.0) is None
+    assert seconds_left(job(state=JobState.QUEUED), 2.0, now=0.0) is None
+
+
+def test_the_network_is_the_weighted_sum_of_its_covered_tasks() -> None:
+    tasks = [task("a", weight=2, best_s=0.003), task("b", best_s=0.004), task("f", covered=False)]
+    assert network_s(tasks) == pytest.approx(0.010)
+    assert share(tasks[0], tasks) == pytest.approx(0.6)
+    assert share(tasks[2], tasks) is None
+    assert network_s([*tasks, task("c")]) is None
+    assert network_s([]) is None
+
+
+def test_unmeasured_tasks_come_first_and_uncovered_ones_last() -> None:
+    tasks = [task("f", covered=False), task("slow", best_s=2.0), task("fast", best_s=1.0), task("new")]
+    assert [one.name for one in by_time(tasks)] == ["new", "slow", "fast", "f"]
+
+
+@pytest.mark.parametrize(
+    ("secs", "text"),
+    [
+        (None, "-"), (2.5, "2.5 s"), (1234.5, "1234 s"), (0.0142, "14.2 ms"), (0.5, "500 ms"),
+        (3.21e-5, "32.1 us"), (1.5e-7, "0.15 us"),
+    ],
+)  # fmt: skip
+def test_latencies(secs: float | None, text: str) -> None:
+    assert latency_text(secs) == text
+
+
+@pytest.mark.parametrize(
+    ("secs", "text"),
+    [(None, "unknown"), (0.4, "0 s"), (59.6, "1 min 0 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
+)
+def test_durations(secs: float | None, text: str) -> None:
+    assert duration_text(secs) == text

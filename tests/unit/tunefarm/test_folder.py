@@ -1,0 +1,63 @@
+"""A data folder belongs to one stack at a time."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tunefarm.errors import StackError
+from tunefarm.folder import DataFolder, Running
+
+RUNNING = Running("http://127.0.0.1:8760", "127.0.0.1:8761", pid=7, lasting=True)
+
+
+def test_a_second_owner_is_told_where_the_first_one_answers(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    with folder.locked():
+        folder.announce(RUNNING)
+        assert folder.running() == RUNNING
+        with pytest.raises(StackError, match=re.escape(RUNNING.url)), folder.locked():
+            pytest.fail("two owners")
+    assert folder.running() is None
+    with folder.locked():
+        assert folder.running() is None
+
+
+def test_the_folder_stays_taken_while_a_child_holds_the_lock(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    with folder.locked() as lock:
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lock,))
+    with child:
+        with pytest.raises(StackError, match="in use already"), folder.locked():
+            pytest.fail("two owners")
+        assert child.stdin is not None
+        child.stdin.close()
+        child.wait()
+    with folder.locked():
+        pass
+
+
+def test_a_note_left_by_a_killed_stack_is_not_believed(tmp_path: Path) -> None:
+    folder = DataFolder(tmp_path)
+    with folder.locked():
+        pass
+    folder.announce(RUNNING)
+    assert folder.running() is None
+
+
+def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(StackError, match=r"data folder .*file.* can't be written .*--data DIR"):
+        DataFolder(tmp_path / "file").prepare()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(StackError, match="Permission denied"):
+        DataFolder(tmp_path).prepare()

@@ -1,0 +1,70 @@
+"""What is shown of a job."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from tests.unit.tunefarm.samples import job, task
+from tunefarm.progress import Picture, PlainDisplay, SilentDisplay, display, render, task_table
+from tunefarm.values import JobState
+
+TASKS = (task("conv1", weight=2, best_s=0.003), task("softmax", covered=False, reason="no [reduction] rule"))
+
+
+def picture(at_s: float = 0.0, **changes: object) -> Picture:
+    return Picture(job(**changes), TASKS, 3.0, 20.0, at_s)
+
+
+def console(*, terminal: bool = False) -> Console:
+    return Console(file=io.StringIO(), width=100, height=20, force_terminal=terminal, color_system=None)
+
+
+def text_of(shown: Console) -> str:
+    assert isinstance(shown.file, io.StringIO)
+    return shown.file.getvalue()
+
+
+def test_plain_lines_come_with_news_and_every_ten_seconds() -> None:
+    out = console()
+    plain = PlainDisplay(out)
+    for at_s, done in ((0.0, 0), (1.0, 3), (9.0, 30), (10.0, 40), (11.0, 50)):
+        plain.show(picture(at_s, trials_done=done))
+    plain.show(picture(12.0, state=JobState.DONE))
+    lines = text_of(out).splitlines()
+    assert [line.split(" · ")[1] for line in lines[:2]] == ["0/100 trials", "40/100 trials"]
+    assert lines[0] == "net: tuning · 0/100 trials · 6 ms end to end (estimate) · 20 s left"
+    assert lines[2:] == ["net: done"]
+
+
+def test_a_model_name_is_no_markup() -> None:
+    out = console()
+    PlainDisplay(out).show(picture(model_name="[red]x[/red]"))
+    assert "[red]x[/red]: tuning" in text_of(out)
+
+
+def test_the_live_display_shows_tasks_pace_and_what_is_not_covered() -> None:
+    out = console()
+    out.print(render(picture(trials_done=40), rows=10))
+    text = text_of(out)
+    for part in ("40/100 trials", "3.0 trials/s", "conv1", "3 ms", "100%", "fallback: no [reduction] rule"):
+        assert part in text
+
+
+def test_a_long_table_is_cut() -> None:
+    out = console()
+    out.print(task_table([task(f"t{number}") for number in range(5)], rows=2))
+    assert "and 3 more" in text_of(out)
+    assert "t3" not in text_of(out)
+
+
+def test_the_display_suits_its_place() -> None:
+    with display(console(), silent=True) as shown:
+        assert isinstance(shown, SilentDisplay)
+    with display(console(), silent=False) as shown:
+        assert isinstance(shown, PlainDisplay)
+    out = console(terminal=True)
+    with display(out, silent=False) as shown:
+        shown.show(picture(trials_done=40))
+    assert "40/100 trials" in text_of(out)
