@@ -34,7 +34,11 @@ _MIGRATION_LOCK = 7_305_822_146
 
 
 class StorageError(Exception):
-    """The database can't be used; the message says why and what to do."""
+    """The database can't be used; the message says why and what to do. `full`: its disk has no space left."""
+
+    def __init__(self, message: str, *, full: bool = False) -> None:
+        super().__init__(message)
+        self.full = full
 
 
 class NotFound(KeyError):
@@ -113,7 +117,8 @@ class Database:
             cause = _cause(error)
             if cause is None:
                 raise
-            raise StorageError(f"the database {self._name} failed: {cause}") from error
+            full = cause == _SQLITE_CAUSES[sqlite3.SQLITE_FULL]
+            raise StorageError(f"the database {self._name} failed: {cause}", full=full) from error
 
 
 def _engine(url: str, busy_timeout_s: float) -> Engine:

@@ -26,8 +26,9 @@ def insert_into(session: Session, table: type[Base]) -> ConflictInsert:
 def insert_missing(session: Session, table: type[Base], row: Mapping[str, Any], key: Sequence[str]) -> bool:
     """Insert a row unless one with the same `key` columns is there; whether it was inserted."""
     statement = insert_into(session, table).on_conflict_do_nothing(index_elements=list(key))
-    result = session.execute(statement.values(row))
-    return cast("CursorResult[Any]", result).rowcount == 1
+    # How many rows an insert reports differs between drivers; what it returns does not.
+    inserted = session.execute(statement.values(row).returning(*(getattr(table, name) for name in key)))
+    return inserted.first() is not None
 
 
 def changed(session: Session, statement: Update | Delete) -> int:

@@ -47,7 +47,8 @@ class TestCreate:
         assert created.request == asked
         assert (created.state, created.created_at, created.message) == (JobState.QUEUED, 5.0, "")
         assert (created.trials_done, created.trials_issued) == (0, 0)
-        assert created.started_at is created.finished_at is created.error is created.tuned_secs is None
+        assert (created.started_at, created.finished_at, created.error) == (None, None, None)
+        assert (created.untuned_secs, created.tuned_secs) == (None, None)
         assert jobs.get(session, "job") == created
         assert states(session, "job") == ["queued"]
 
