@@ -9,19 +9,18 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm import relax, tirx
-from tvm.relax import transform
 
 from compiler import fallback
 from compiler.lower import LoweringError, apply_trace
-from compiler.onnx_file import TensorSpec, first_line
+from compiler.spec import TensorSpec, first_line
 from compiler.target import parse_target
 from compiler.workload import normalise, workload_hash
 
@@ -77,23 +76,29 @@ class Manifest:
         """Raises ArtifactError when the text is no manifest."""
         try:
             data = json.loads(text)
-            specs = {
-                key: tuple(TensorSpec(**spec) for spec in data.pop(key)) for key in ("inputs", "outputs")
-            }
-            tasks = tuple(TaskEntry(**entry) for entry in data.pop("tasks"))
-            secs = {key: tuple(float(s) for s in data.pop(key)) for key in ("untuned_secs", "tuned_secs")}
-            return cls(**data, **specs, **secs, tasks=tasks)
+            for key, make in _NESTED.items():
+                data[key] = tuple(make(item) for item in data[key])
+            return cls(**data)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise ArtifactError(
                 f"{MANIFEST} is damaged or of another version: {first_line(error)}"
             ) from error
 
 
+_NESTED: Mapping[str, Callable[[Any], object]] = {
+    "inputs": lambda spec: TensorSpec(**spec),
+    "outputs": lambda spec: TensorSpec(**spec),
+    "tasks": lambda entry: TaskEntry(**entry),
+    "untuned_secs": float,
+    "tuned_secs": float,
+}
+
+
 def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str) -> bytes:
     """Compile a fused module into a shared library that TVM's runtime alone can load.
 
     `schedules` maps workload hashes to traces; functions without one get the fallback schedule. Raises
-    ArtifactError when a trace doesn't apply, the code can't be generated or no C compiler is there to link it.
+    ArtifactError when a trace doesn't apply, the code can't be generated or no C compiler is there to link.
     """
     return build_library(_scheduled(fused, schedules), target)
 

@@ -1,7 +1,7 @@
 """A model of a stranger is tried in a child process first: what it does to TVM, it does there.
 
-TVM is native code that trusts its input: a file can crash it, hang it or fill the memory. The child imports and
-fuses the model under limits and is thrown away; only a model that survives that is imported by the caller.
+TVM is native code that trusts its input: a file can crash it, hang it or fill the memory. The child imports
+and fuses the model under limits and is thrown away; only a model that survives that is imported here.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from compiler.onnx_file import MAX_FILE_BYTES, ModelError, Shape
+from compiler.onnx_file import MAX_FILE_BYTES
+from compiler.spec import ModelError, Shape
 
 # TVM, LLVM and Python map gigabytes before they do anything; weights are held several times over.
 BASE_MEMORY_BYTES = 8 << 30

@@ -1,4 +1,4 @@
-"""The schedule of subgraphs that have no better one: correct for every PrimFunc, parallel and vectorizable if legal."""
+"""The schedule of subgraphs that have no better one: correct for every PrimFunc, parallel where legal."""
 
 from __future__ import annotations
 

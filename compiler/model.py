@@ -19,8 +19,9 @@ from tvm.relax import transform
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map
 
 from compiler.fold import fold_constants, static_shape
-from compiler.onnx_file import ModelError, OnnxFile, Shape, TensorSpec, first_line, node_name, read_file, walk
+from compiler.onnx_file import OnnxFile, node_name, read_file, walk
 from compiler.scales import fold_scales
+from compiler.spec import ModelError, Shape, TensorSpec, first_line
 from compiler.target import parse_target
 from compiler.workload import normalise, to_json, workload_hash
 

@@ -10,29 +10,11 @@ import onnx
 import onnx.inliner
 from google.protobuf.message import DecodeError
 
-Shape = tuple[int, ...]
+from compiler.spec import ModelError, Shape, TensorSpec, first_line
 
 MAX_FILE_BYTES = 1 << 30
 MAX_NODES = 50_000
 MAX_INPUT_ELEMENTS = 1 << 28
-
-
-class ModelError(ValueError):
-    """A model that can't be tuned: one sentence for the user that names the cause and the next step."""
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """One input or output of a model; `dtype` as numpy names it."""
-
-    name: str
-    shape: Shape
-    dtype: str
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(int(extent) for extent in self.shape))
-        if any(extent < 0 for extent in self.shape):
-            raise ValueError(f"tensor {self.name} has a negative extent: {self.shape}")
 
 
 @dataclass(frozen=True)
@@ -208,9 +190,3 @@ def _declared_text(declared: Sequence[int | None] | None) -> str:
 
 def _text(shape: Iterable[object]) -> str:
     return "(" + ",".join(str(extent) for extent in shape) + ")"
-
-
-def first_line(error: BaseException) -> str:
-    """What an error of a library says first, short enough for one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return (lines[0] if lines else type(error).__name__)[:300]

@@ -1,0 +1,31 @@
+"""What a model takes and gives, and the error for a model that can't be tuned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+Shape = tuple[int, ...]
+
+
+class ModelError(ValueError):
+    """A model that can't be tuned: one sentence for the user that names the cause and the next step."""
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One input or output of a model; `dtype` as numpy names it."""
+
+    name: str
+    shape: Shape
+    dtype: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", tuple(int(extent) for extent in self.shape))
+        if any(extent < 0 for extent in self.shape):
+            raise ValueError(f"tensor {self.name} has a negative extent: {self.shape}")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of a library says first, short enough for one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return (lines[0] if lines else type(error).__name__)[:300]
