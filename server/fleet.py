@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import IO, Any
 
@@ -40,36 +41,21 @@ class Fleet(FleetServicer):
         self, request: pb.SynchronizeRequest, context: Any
     ) -> pb.SynchronizeResponse:
         self._context.metrics.synchronizations.inc()
-        try:
-            report = report_from_wire(request)
-        except ProtocolMismatchError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except WireError as error:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        try:
-            answer = await self._answer(report)
-        except StorageError as error:
-            _log.error("storage: %s", error)
-            await context.abort(grpc.StatusCode.UNAVAILABLE, f"the service can't use its storage: {error}")
+        async with _statuses(context):
+            answer = await self._answer(report_from_wire(request))
         self._context.metrics.leases.inc(answer.lease is not None)
         return answer_to_wire(answer)
 
-    async def GetWorkload(  # noqa: N802
-        self, request: pb.WorkloadRequest, context: Any
-    ) -> pb.Workload:
-        try:
+    async def GetWorkload(self, request: pb.WorkloadRequest, context: Any) -> pb.Workload:  # noqa: N802
+        async with _statuses(context):
             module_json = await asyncio.to_thread(self._workload, request.workload_hash)
-        except WorkloadNotFound:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no workload {request.workload_hash} is stored")
         return pb.Workload(workload_hash=request.workload_hash, module_json=module_json)
 
     async def GetBlob(  # noqa: N802
         self, request: pb.BlobRequest, context: Any
     ) -> AsyncIterator[pb.Chunk]:
-        try:
+        async with _statuses(context):
             file = await asyncio.to_thread(self._spooled, request.sha256)
-        except BlobNotFound:
-            await context.abort(grpc.StatusCode.NOT_FOUND, f"no file has the digest {request.sha256}")
         for data in pieces(file):
             yield pb.Chunk(data=data)
 
@@ -119,6 +105,22 @@ class Fleet(FleetServicer):
     def _spooled(self, sha: str) -> IO[bytes]:
         with self._context.database.begin() as session:
             return spool(session, sha)
+
+
+@asynccontextmanager
+async def _statuses(context: Any) -> AsyncIterator[None]:
+    """Ends the call with the status that an error means to the worker."""
+    try:
+        yield
+    except ProtocolMismatchError as error:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+    except WireError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    except (WorkloadNotFound, BlobNotFound) as error:
+        await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+    except (StorageError, OSError) as error:
+        _log.error("storage: %s", error)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, f"the service can't use its storage: {error}")
 
 
 def _known(report: WorkerReport) -> tuple[str, str | None]:

@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from records.blobs import BlobNotFound
 from records.database import StorageError
@@ -69,11 +70,11 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(StorageError, _on_storage)
-    app.add_exception_handler(OSError, _on_os_error)
+    app.add_exception_handler(OSError, _on_storage)
     app.add_exception_handler(IdempotencyConflict, _on_conflict)
     for kind in _MISSING:
         app.add_exception_handler(kind, _on_missing)
-    app.add_exception_handler(Exception, _on_bug)
+    app.add_middleware(AnswerBugs)
 
 
 _MISSING: dict[type[Exception], str] = {
@@ -84,12 +85,15 @@ _MISSING: dict[type[Exception], str] = {
 }
 
 
-def storage_problem(error: Exception) -> Problem:
+def storage_problem(error: StorageError | OSError) -> Problem:
     """What a failing storage means to the client."""
-    if getattr(error, "full", False) or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-        detail = f"The service's disk is full: {error}. Nothing was stored; free some space and try again."
-        return Problem(507, "storage-full", detail)
-    return Problem(503, "storage-unavailable", f"The service can't use its storage: {error}")
+    full = error.full if isinstance(error, StorageError) else error.errno in _NO_SPACE
+    if full:
+        return Problem(507, "storage-full", f"The service's disk is full, nothing was stored: {error}.")
+    return Problem(503, "storage-unavailable", f"The service can't use its storage: {error}.")
+
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 async def _on_http(_request: Request, error: Exception) -> JSONResponse:
@@ -141,17 +145,32 @@ async def _on_conflict(_request: Request, _error: Exception) -> JSONResponse:
 
 
 async def _on_storage(_request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, StorageError | OSError)
+    if isinstance(error, OSError) and error.errno not in _NO_SPACE:
+        raise error
     _log.error("storage: %s", error)
     return storage_problem(error).response()
 
 
-async def _on_os_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, OSError)
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-        raise error
-    return await _on_storage(request, error)
+class AnswerBugs:
+    """ASGI middleware: what nobody foresaw is logged and answered, and the connection lives on."""
 
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
 
-async def _on_bug(_request: Request, _error: Exception) -> JSONResponse:
-    detail = "The service made a mistake; its log says more. Trying again may help."
-    return Problem(500, "internal-error", detail).response()
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def noted(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except Exception:
+            if begun:
+                raise
+            _log.exception("%s %s failed", scope.get("method"), scope.get("path"))
+            detail = "The service made a mistake; its log says more. Trying again may help."
+            await Problem(500, "internal-error", detail).response()(scope, receive, send)

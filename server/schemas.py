@@ -23,7 +23,7 @@ _MAX_DIMENSION = 2**31 - 1
 
 def _printable(text: str) -> str:
     if not text.isprintable():
-        raise ValueError(f"{text!r} has characters that can't be printed")
+        raise ValueError(f"a name has characters that can't be printed: {text!r}")
     return text
 
 

@@ -120,7 +120,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     stops: list[Callable[[], None]] = []
 
     def start_one(**changes: object) -> Service:
-        service, stop = _start(tmp_path, **changes)
+        service, stop = launch(tmp_path, **changes)
         stops.append(stop)
         return service
 
@@ -139,7 +139,8 @@ def worker(service: Service) -> Worker:
     return Worker(service.fleet)
 
 
-def _start(folder: Path, **changes: object) -> tuple[Service, Callable[[], None]]:
+def launch(folder: Path, **changes: object) -> tuple[Service, Callable[[], None]]:
+    """A server whose data is in `folder`, and what stops it."""
     listening = socket.create_server(("127.0.0.1", 0))
     settings = Settings(
         database_url=f"sqlite:///{folder}/tunefarm.db",
