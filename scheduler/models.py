@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from compiler.contained import try_model
 from compiler.model import ExtractedTask, Model, extract_tasks, fuse, read_onnx
 from records import blobs
 from records.blobs import BlobNotFound
@@ -47,6 +48,7 @@ def _read(database: Database, sha: str) -> bytes:
 
 
 def _prepare(data: bytes, request: JobRequest, device: Device) -> Prepared:
+    try_model(data, request.shapes, device.target)
     model = read_onnx(data, request.shapes)
     fused = fuse(model, device.target)
     return Prepared(model, fused, tuple(extract_tasks(fused)))

@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 class BrokerSettings(BaseSettings):
     """Where wake-ups go: a folder (no server needed) or a broker's URL such as `redis://host:6379/0`."""
 
-    model_config = SettingsConfigDict(env_prefix="TUNEFARM_", extra="ignore")
+    model_config = SettingsConfigDict(env_prefix="TUNEFARM_", extra="ignore", frozen=True)
 
     broker: str = Field(min_length=1)
 
@@ -31,6 +31,6 @@ class Settings(BrokerSettings):
     plan_ahead: int = Field(default=1, ge=0, le=8)
     batch_size: int = Field(default=32, ge=1, le=1024)
     trials_per_pick: int = Field(default=4, ge=1, le=256)
-    claim_ttl_s: float = Field(default=300.0, gt=0)
+    claim_ttl_s: float = Field(default=900.0, gt=0)
     sweep_interval_s: float = Field(default=5.0, gt=0)
     max_failures: int = Field(default=5, ge=1)

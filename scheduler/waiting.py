@@ -22,12 +22,13 @@ def note_end_to_end(session: Session, job: Job) -> None:
 
 
 def note_missing_device(session: Session, job: Job, now: float) -> None:
-    """Say so when no worker of the job's device class is there."""
-    if any(_is_there(worker, job, now) for worker in devices.workers(session)):
-        return
+    """Say so while no worker of the job's device class is there."""
     message = f"waiting for a device of class {job.device_class}: start a worker on it"
-    if job.message != message:
+    is_away = not any(_is_there(worker, job, now) for worker in devices.workers(session))
+    if is_away and job.message != message:
         jobs.set_message(session, job.id, message)
+    if not is_away and job.message == message:
+        jobs.set_message(session, job.id, "measuring")
 
 
 def _noted(job: Job, run: ModuleRun) -> tuple[float, ...] | None:

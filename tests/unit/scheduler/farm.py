@@ -1,0 +1,250 @@
+"""The service around the scheduler, played by the test: a clock, a queue of wake-ups, a compiler and a device."""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from tvm import te, topi
+
+from compiler.artifact import Manifest, unpack
+from compiler.model import ExtractedTask, Model, TensorSpec
+from compiler.workload import to_json, workload_hash
+from records import blobs, devices, jobs, leases, models, schedules, tasks, trials
+from records.database import Database
+from records.devices import WorkerState
+from records.jobs import Job, JobRequest
+from records.leases import Lease, ModuleRun, TrialResult
+from records.schedules import Record
+from records.trials import Trial
+from scheduler.context import Context
+from scheduler.drive import drive, sweep
+from scheduler.settings import Settings
+from search.annotate import sample
+from search.cost_model import CostModel
+from search.device import Device
+from search.measurement import Measurement, Outcome
+from search.policy import Proposal, SearchTask
+from search.program import Program
+from tests import workloads
+
+DEVICE = Device(
+    name="two cores",
+    triple="x86_64-linux-gnu",
+    mcpu="skylake-avx512",
+    features=("avx2", "avx512f"),
+    cores=2,
+    vector_bytes=64,
+    l1_bytes=32768,
+    l2_bytes=1048576,
+    l3_bytes=33554432,
+    toolchain="llvm 20",
+    target='{"kind":"llvm"}',
+)
+UNTUNED, TUNED = b"untuned library", b"tuned library"
+
+
+def _task(name: str, module: Any, weight: int) -> ExtractedTask:
+    return ExtractedTask(workload_hash(module), to_json(module), name, weight, (1,), (name,))
+
+
+def _argmax() -> Any:
+    """Two values stored at once: the search has no form for it."""
+    data = te.placeholder((4, 8), name="data")
+    return workloads.module([data, topi.argmax(data, axis=1)])
+
+
+MATMUL = _task("matmul", workloads.matmul(16, 16, 16), 3)
+CONV = _task("conv", workloads.conv2d(7, 4, 8, 3, 1, 1), 1)
+ARGMAX = _task("argmax", _argmax(), 1)
+
+
+@dataclass
+class FakeCompiler:
+    """Imports every file as the same `tasks`, and raises `import_error` or `build_error` while they are set."""
+
+    tasks: Sequence[ExtractedTask] = (MATMUL, CONV)
+    import_error: Exception | None = None
+    build_error: Exception | None = None
+    imported: int = 0
+    schedules: list[Mapping[str, str]] = field(default_factory=list)
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, fake in {
+            "models.try_model": lambda data, shapes, target: None,
+            "models.read_onnx": self._read_onnx,
+            "models.fuse": lambda model, target: None,
+            "models.extract_tasks": lambda fused: self.tasks,
+            "artifacts.untuned": lambda model, target: None,
+            "artifacts.build_library": lambda module, target: UNTUNED,
+            "artifacts.build_module": self._build_module,
+            "batch.propose": propose_at_random,
+        }.items():
+            monkeypatch.setattr(f"scheduler.{name}", fake)
+
+    def _read_onnx(self, data: bytes, shapes: Mapping[str, tuple[int, ...]]) -> Model:
+        self.imported += 1
+        if self.import_error is not None:
+            raise self.import_error
+        spec = (TensorSpec("data", (1, 3), "float32"),)
+        return Model(None, spec, spec)
+
+    def _build_module(self, fused: Any, schedules: Mapping[str, str], target: str) -> bytes:
+        if self.build_error is not None:
+            raise self.build_error
+        self.schedules.append(schedules)
+        return TUNED
+
+
+def propose_at_random(
+    task: SearchTask,
+    model: CostModel,
+    measured: Sequence[tuple[Program, float]],
+    count: int,
+    rng: np.random.Generator,
+    exclude: Collection[Program] = (),
+) -> list[Proposal]:
+    """What search.policy.propose promises, without the evolution."""
+    known = {program for program, _ in measured} | set(exclude)
+    found: list[Proposal] = []
+    for sketch in task.sketches:
+        population = sample(sketch, 64, rng)
+        programs = (population.program(row) for row in range(len(population)))
+        found += [Proposal(program, 1e-3) for program in programs if program not in known]
+    return [found[at] for at in rng.permutation(len(found))[:count]]
+
+
+@dataclass
+class Farm:
+    """`tick` lets five seconds pass: a sweep, all steps it leads to, and one lease worked off by the device."""
+
+    database: Database
+    now: float = 1000.0
+    settings: Settings = Settings(
+        broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0
+    )
+    wakes: deque[tuple[str, str]] = field(default_factory=deque)
+    latency_s: Mapping[bytes, float] = field(default_factory=lambda: {UNTUNED: 0.5, TUNED: 0.01})
+    broken: frozenset[bytes] = frozenset()
+    measured: list[int] = field(default_factory=list)
+    leased: int = 0
+    context: Context = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.restart()
+
+    def restart(self, database: Database | None = None, **settings: Any) -> None:
+        """A new scheduler process: nothing in its caches, no wake-up left."""
+        self.wakes.clear()
+        self.settings = self.settings.model_copy(update=settings)
+        wake = lambda step, job_id: self.wakes.append((step, job_id))  # noqa: E731
+        self.context = Context(self.settings, database or self.database, lambda: self.now, "here", wake)
+
+    def submit(self, job_id: str = "job", **changes: Any) -> str:
+        with self.database.begin() as session:
+            sha = blobs.put(session, b"a model")
+            models.add(session, sha, "net", self.now)
+            plain = JobRequest(sha, "net", {}, "native", trials=8, minutes=None, seed=7)
+            jobs.create(session, job_id, replace(plain, **changes), None, self.now)
+        return job_id
+
+    def plug_in(self, state: WorkerState = WorkerState.READY) -> None:
+        with self.database.begin() as session:
+            devices.register(session, "worker", "session", DEVICE, state, self.now)
+
+    def tick(self) -> None:
+        self.sweep()
+        self.work()
+        self.drain()
+        self.now += 5
+
+    def sweep(self) -> None:
+        sweep(self.context)
+        self.drain()
+
+    def drain(self) -> None:
+        while self.wakes:
+            step, job_id = self.wakes.popleft()
+            drive(self.context, step, job_id)
+
+    def finish(self, job_id: str = "job", ticks: int = 60) -> Job:
+        for _ in range(ticks):
+            if self.job(job_id).state.finished:
+                break
+            self.tick()
+        job = self.job(job_id)
+        assert job.state.finished, f"{job.state}: {job.message}"
+        return job
+
+    def work(self, limit: int = 64) -> Lease | None:
+        """The device leases once and reports at once."""
+        lease = self.lease(limit)
+        if lease is not None:
+            self.report(lease)
+        return lease
+
+    def lease(self, limit: int = 64) -> Lease | None:
+        self.leased += 1
+        with self.database.begin() as session:
+            name = f"lease {self.leased}"
+            args = (session, name, "worker", "session", DEVICE.key, limit)
+            devices.seen(session, "worker", "session", WorkerState.READY, self.now)
+            return leases.take(*args, now=self.now, ttl_s=60.0)
+
+    def report(self, lease: Lease) -> None:
+        results = [TrialResult(measure(trial), trial_id=trial.id) for trial in lease.trials]
+        if lease.module_run is not None:
+            results = [TrialResult(self._time(lease.module_run), module_run_id=lease.module_run.id)]
+        with self.database.begin() as session:
+            leases.report(session, lease.id, "session", results, self.now)
+        self.measured += [trial.id for trial in lease.trials]
+        for step in ("plan", "publish"):
+            self.wakes.append((step, lease.job_id))
+
+    def _time(self, run: ModuleRun) -> Measurement:
+        library, _ = unpack(self.blob(run.artifact_sha))
+        if library in self.broken:
+            return Measurement(Outcome.WRONG_RESULT, error="first line\nthe outputs differ")
+        return Measurement(Outcome.OK, (self.latency_s[library],) * 3)
+
+    def blob(self, sha: str | None) -> bytes:
+        assert sha is not None
+        with self.database.begin() as session:
+            return blobs.get(session, sha)
+
+    def published(self, job_id: str = "job") -> tuple[bytes, Manifest]:
+        return unpack(self.blob(self.job(job_id).artifact_sha))
+
+    def job(self, job_id: str = "job") -> Job:
+        with self.database.begin() as session:
+            return jobs.get(session, job_id)
+
+    def tasks(self, job_id: str = "job") -> list[tasks.Task]:
+        with self.database.begin() as session:
+            return tasks.for_job(session, job_id)
+
+    def trials(self, job_id: str = "job") -> list[Trial]:
+        with self.database.begin() as session:
+            listed = tasks.for_job(session, job_id)
+            return [trial for task in listed for trial in trials.for_task(session, task.id)]
+
+    def runs(self, job_id: str = "job") -> list[ModuleRun]:
+        with self.database.begin() as session:
+            return leases.module_runs(session, job_id)
+
+    def records(self) -> list[Record]:
+        with self.database.begin() as session:
+            return schedules.history(session, DEVICE.key)
+
+
+def measure(trial: Trial) -> Measurement:
+    """The same trace always takes the same time; one in five does not build."""
+    digest = zlib.crc32(trial.trace.encode())
+    if digest % 5 == 0:
+        return Measurement(Outcome.BUILD_ERROR, error="no such intrinsic")
+    return Measurement(Outcome.OK, (1e-4 + digest % 1000 * 1e-6,))

@@ -1,0 +1,279 @@
+"""A job from the queue to its artifact, and what can be in its way."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.artifact import ArtifactError
+from compiler.model import ModelError
+from records import events, jobs, leases, schedules, trials
+from records.devices import WorkerState
+from records.jobs import JobState
+from search.measurement import Outcome
+from tests.unit.scheduler.farm import ARGMAX, CONV, DEVICE, MATMUL, TUNED, UNTUNED, FakeCompiler, Farm
+
+
+def states(farm: Farm, job_id: str = "job") -> list[str]:
+    with farm.database.begin() as session:
+        return [e.data["state"] for e in events.since(session, job_id, 0, 1000) if e.kind == "state"]
+
+
+def test_a_job_goes_from_the_queue_to_its_artifact(farm: Farm, compiler: FakeCompiler) -> None:
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert states(farm) == ["queued", "importing", "tuning", "publishing", "done"]
+    assert (job.trials_done, job.trials_issued) == (8, 8)
+    assert job.device_class == DEVICE.key
+    assert (job.untuned_secs, job.tuned_secs) == ((0.5,) * 3, (0.01,) * 3)
+    assert job.message == "10 ms, 50.0 times faster than untuned (500 ms)"
+    library, manifest = farm.published()
+    assert library == TUNED
+    assert (manifest.untuned_secs, manifest.tuned_secs) == ((0.5,) * 3, (0.01,) * 3)
+    assert compiler.imported == 1
+
+
+def test_the_artifact_has_the_best_schedule_of_each_task(farm: Farm, compiler: FakeCompiler) -> None:
+    farm.submit(trials=12)
+    farm.plug_in()
+    farm.finish()
+    with farm.database.begin() as session:
+        best = schedules.best_many(session, [MATMUL.workload_hash, CONV.workload_hash], DEVICE.key)
+    assert compiler.schedules == [{name: record.trace for name, record in best.items()}]
+    _, manifest = farm.published()
+    entry = manifest.tasks[0]
+    assert (entry.name, entry.weight, entry.source) == ("matmul", 3, "trial")
+    assert entry.latency_s == best[MATMUL.workload_hash].latency_s
+
+
+def test_without_a_device_the_job_waits_in_the_queue(farm: Farm) -> None:
+    farm.submit()
+    for _ in range(8):
+        farm.tick()
+    job = farm.job()
+    assert (job.state, job.message) == (JobState.QUEUED, "waiting for a device: start a worker")
+    farm.plug_in()
+    assert farm.finish().state is JobState.DONE
+
+
+def test_a_device_that_is_still_probing_does_not_count(farm: Farm) -> None:
+    farm.submit()
+    farm.plug_in(WorkerState.PROBING)
+    farm.tick()
+    assert farm.job().state is JobState.QUEUED
+
+
+def test_a_named_class_is_tuned_for_even_while_its_device_is_away(farm: Farm) -> None:
+    farm.plug_in()
+    farm.submit(target=DEVICE.key)
+    farm.now += 3600
+    farm.context.wake("intake", "job")
+    farm.drain()
+    job = farm.job()
+    assert job.state is JobState.TUNING
+    assert job.trials_issued == 4
+    farm.context.wake("plan", "job")
+    farm.drain()
+    assert farm.job().message == f"waiting for a device of class {DEVICE.key}: start a worker on it"
+    farm.tick()
+    assert "waiting" not in farm.job().message
+
+
+def test_a_model_that_cannot_be_imported_fails_at_once_with_its_cause(
+    farm: Farm, compiler: FakeCompiler
+) -> None:
+    compiler.import_error = ModelError("operator Foo (node bar) can't be imported")
+    farm.submit()
+    farm.plug_in()
+    farm.tick()
+    job = farm.job()
+    assert (job.state, job.error) == (JobState.FAILED, "operator Foo (node bar) can't be imported")
+    assert farm.tasks() == []
+    assert farm.runs() == []
+    assert compiler.imported == 1
+
+
+def test_an_unexpected_error_is_tried_again_and_then_given_up(farm: Farm, compiler: FakeCompiler) -> None:
+    compiler.import_error = RuntimeError("the moon\nis full")
+    farm.submit()
+    farm.plug_in()
+    farm.tick()
+    assert farm.job().message == "trying again after RuntimeError: the moon"
+    job = farm.finish()
+    assert job.state is JobState.FAILED
+    assert job.error == "gave up after 5 attempts: trying again after RuntimeError: the moon"
+    assert compiler.imported == 5
+    # With growing pauses: a fault that passes by itself gets the time to do so.
+    assert farm.now - 1000 >= 55
+
+
+def test_an_error_that_passes_does_no_harm(farm: Farm, compiler: FakeCompiler) -> None:
+    compiler.import_error = RuntimeError("once")
+    farm.submit()
+    farm.plug_in()
+    farm.tick()
+    compiler.import_error = None
+    assert farm.finish().state is JobState.DONE
+
+
+def test_a_model_the_search_does_not_cover_is_still_compiled(farm: Farm, compiler: FakeCompiler) -> None:
+    compiler.tasks = [ARGMAX]
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert (job.state, job.trials_issued) == (JobState.DONE, 0)
+    [task] = farm.tasks()
+    assert not task.covered
+    assert "more than" in task.reason
+    assert compiler.schedules == [{}]
+    assert farm.published()[1].tasks[0].source == "fallback"
+
+
+def test_a_covered_task_is_tuned_next_to_one_that_is_not(farm: Farm, compiler: FakeCompiler) -> None:
+    compiler.tasks = [ARGMAX, MATMUL]
+    farm.submit()
+    farm.plug_in()
+    assert farm.finish().trials_done == 8
+    assert {task.name: task.trials for task in farm.tasks()} == {"argmax": 0, "matmul": 8}
+
+
+def test_a_tuned_model_that_is_slower_gives_way_to_the_untuned_one(farm: Farm) -> None:
+    farm.latency_s = {UNTUNED: 0.01, TUNED: 0.02}
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert job.state is JobState.DONE
+    assert job.message == "the tuned model takes 20 ms, the untuned one 10 ms: the untuned one is published"
+    assert farm.published()[0] == UNTUNED
+
+
+def test_a_tuned_model_that_fails_gives_way_to_the_untuned_one(farm: Farm) -> None:
+    farm.broken = frozenset({TUNED})
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert job.state is JobState.DONE
+    assert "wrong_result: the outputs differ" in job.message
+    assert farm.published()[0] == UNTUNED
+    assert job.tuned_secs is None
+
+
+def test_an_untuned_model_that_fails_is_no_obstacle(farm: Farm) -> None:
+    farm.broken = frozenset({UNTUNED})
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert (job.state, farm.published()[0]) == (JobState.DONE, TUNED)
+    assert job.message == "10 ms; the untuned model could not be timed"
+
+
+def test_a_model_that_runs_neither_way_fails(farm: Farm) -> None:
+    farm.broken = frozenset({UNTUNED, TUNED})
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert job.state is JobState.FAILED
+    assert job.error == "the compiled model does not run on the device: wrong_result: the outputs differ"
+
+
+def test_schedules_that_do_not_compile_give_way_to_the_untuned_model(
+    farm: Farm, compiler: FakeCompiler
+) -> None:
+    compiler.build_error = ArtifactError("the model can't be compiled: LLVM ERROR")
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert (job.state, farm.published()[0]) == (JobState.DONE, UNTUNED)
+    assert "LLVM ERROR" in job.message
+
+
+def test_a_cancelled_job_is_left_alone(farm: Farm) -> None:
+    farm.submit()
+    farm.plug_in()
+    farm.tick()
+    with farm.database.begin() as session:
+        jobs.cancel(session, "job", farm.now)
+    for step in ("intake", "plan", "publish"):
+        farm.context.wake(step, "job")
+    farm.drain()
+    farm.tick()
+    assert farm.job().state is JobState.CANCELLED
+    assert farm.wakes == type(farm.wakes)()
+
+
+def test_a_lost_device_costs_no_trial(farm: Farm) -> None:
+    farm.submit()
+    farm.plug_in()
+    farm.tick()
+    lost = farm.lease(limit=2)
+    assert lost is not None
+    farm.now += 61
+    job = farm.finish()
+    assert (job.state, job.trials_done) == (JobState.DONE, 8)
+    assert len(farm.measured) == len(set(farm.measured)) == 8
+
+
+def test_trials_that_take_two_devices_down_do_not_hold_up_the_job(farm: Farm) -> None:
+    farm.submit()
+    farm.plug_in()
+    farm.tick()
+    for _ in range(2):
+        assert farm.lease(limit=1) is not None
+        farm.now += 61
+        farm.sweep()
+    job = farm.finish()
+    assert (job.state, job.trials_done) == (JobState.DONE, 8)
+    assert [t.outcome for t in farm.trials()].count(Outcome.DEVICE_LOST) == 1
+
+
+def test_steps_taken_twice_change_nothing(farm: Farm) -> None:
+    farm.submit()
+    farm.plug_in()
+    while not farm.job().state.finished:
+        farm.tick()
+        for step in ("intake", "plan", "publish") * 2:
+            farm.context.wake(step, "job")
+        farm.drain()
+    assert farm.job().trials_done == 8
+    assert len(farm.measured) == len(set(farm.measured)) == 8
+    assert sorted(run.kind for run in farm.runs()) == ["tuned", "untuned"]
+    assert states(farm) == ["queued", "importing", "tuning", "publishing", "done"]
+
+
+def test_a_job_that_another_scheduler_holds_is_left_alone(farm: Farm) -> None:
+    farm.submit()
+    farm.plug_in()
+    with farm.database.begin() as session:
+        assert jobs.claim(session, "job", "elsewhere", farm.now, 12)
+    farm.tick()
+    assert farm.job().state is JobState.QUEUED
+    farm.now += 10
+    assert farm.finish().state is JobState.DONE
+
+
+def test_unknown_jobs_are_ignored(farm: Farm) -> None:
+    farm.context.wake("plan", "nobody")
+    farm.drain()
+    assert not farm.wakes
+
+
+@pytest.mark.parametrize("step", ["intake", "plan", "publish"])
+def test_any_wake_up_moves_a_job_on(farm: Farm, step: str) -> None:
+    farm.submit()
+    farm.plug_in()
+    farm.context.wake(step, "job")
+    farm.drain()
+    assert farm.job().state is JobState.TUNING
+    assert farm.job().trials_issued == 4
+
+
+def test_the_sweep_takes_expired_leases_back(farm: Farm) -> None:
+    farm.submit()
+    farm.plug_in()
+    farm.tick()
+    assert farm.lease() is not None
+    farm.now += 61
+    farm.sweep()
+    with farm.database.begin() as session:
+        assert leases.current(session, "worker", "session", farm.now) is None
+        assert trials.counts(session, "job").pending == 4
