@@ -46,13 +46,10 @@ def _begin(context: Context, job: Job) -> Device | None:
         if device is None:
             _wait(session, job)
             return None
-        if not journal.begin(session, job, "importing the model", now, context.settings.max_failures):
-            return None
         jobs.set_device_class(session, job.id, device.key)
-        jobs.advance(
-            session, job.id, {JobState.QUEUED}, JobState.IMPORTING, now, message="importing the model"
-        )
-        return device
+        jobs.advance(session, job.id, {JobState.QUEUED}, JobState.IMPORTING, now)
+        is_due = journal.begin(session, job, "importing the model", now, context.settings.max_failures)
+        return device if is_due else None
 
 
 def _device(session: Session, job: Job) -> Device | None:
