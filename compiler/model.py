@@ -8,7 +8,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from tvm.relax import transform
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map
 
 from compiler.fold import fold_constants, static_shape
+from compiler.forms import lower_scalars, raise_ranks
 from compiler.onnx_file import OnnxFile, node_name, read_file, walk
 from compiler.scales import fold_scales
 from compiler.spec import ModelError, Shape, TensorSpec, first_line
@@ -97,8 +98,10 @@ def fuse(model: Model, target: str) -> tvm.IRModule:
         transform.CanonicalizeBindings(),
         fold_constants,
         fold_scales,
+        raise_ranks,
         transform.ConvertLayout(LAYOUTS),
         fold_constants,
+        lower_scalars,
         transform.FoldConstant(),
         transform.LegalizeOps(),
         transform.AnnotateTIROpPattern(),
@@ -142,7 +145,7 @@ def _check_operators(file: OnnxFile) -> None:
 
 
 class _Importer(ONNXGraphImporter):
-    """TVM's importer, which remembers the operator it failed on."""
+    """TVM's importer, which remembers the operator it failed on, and keeps bounds as plain operators."""
 
     failed = ""
 
@@ -150,11 +153,33 @@ class _Importer(ONNXGraphImporter):
         self, op_name: str, inputs: list[relax.Expr], attrs: dict[str, Any], opset: int
     ) -> relax.Expr:
         try:
+            bounds = _bounds(inputs, attrs) if op_name == "Clip" else None
+            if bounds is not None:
+                return self.bb.normalize(_clip(inputs[0], *bounds))
             return super()._convert_operator(op_name, inputs, attrs, opset)
         except Exception:
             name = attrs["tvm_custom"]["name"]
             self.failed = self.failed or f"operator {op_name} of node '{name}'"
             raise
+
+
+def _bounds(inputs: Sequence[relax.Expr | None], attrs: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The bounds of a Clip of 32-bit floats when they are known now; an absent one is infinite."""
+    bounds = [float(attrs.get("min", -math.inf)), float(attrs.get("max", math.inf))]
+    for index, bound in enumerate(inputs[1:3]):
+        if isinstance(bound, GenericConst) and math.prod(bound.value.shape) == 1:
+            bounds[index] = float(bound.value.numpy().reshape(()))
+        elif bound is not None:
+            return None
+    is_float = inputs[0] is not None and str(inputs[0].ty.dtype) == "float32"
+    return (bounds[0], bounds[1]) if is_float and not any(map(math.isnan, bounds)) else None
+
+
+def _clip(data: relax.Expr, low: float, high: float) -> relax.Expr:
+    """As binary operators: unlike relax.clip and the kernels that TVM imports, those convert their layout."""
+    if low > -math.inf:
+        data = relax.op.maximum(data, relax.const(low, "float32"))
+    return relax.op.minimum(data, relax.const(high, "float32")) if high < math.inf else data
 
 
 def _import(file: OnnxFile) -> tvm.IRModule:

@@ -1,0 +1,128 @@
+"""Tiny ONNX models of every kind, with seeded random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+Extent = int | str
+
+
+@dataclass
+class Builder:
+    """Collects nodes; every method gives back the name of what it computes."""
+
+    rng: np.random.Generator = field(default_factory=lambda: np.random.default_rng(0))
+    nodes: list[onnx.NodeProto] = field(default_factory=list)
+    weights: list[onnx.TensorProto] = field(default_factory=list)
+
+    def weight(self, *shape: int, low: float = -0.5, high: float = 0.5) -> str:
+        return self.constant(self.rng.uniform(low, high, shape).astype(np.float32))
+
+    def constant(self, value: NDArray[Any]) -> str:
+        name = f"w{len(self.weights)}"
+        self.weights.append(numpy_helper.from_array(value, name))
+        return name
+
+    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        name = f"{kind.lower()}{len(self.nodes)}"
+        self.nodes.append(helper.make_node(kind, inputs, [f"{name}.out"], name=name, **attributes))
+        return f"{name}.out"
+
+    def batch_norm(self, x: str, channels: int) -> str:
+        mean, shift = self.weight(channels), self.weight(channels)
+        scale, variance = (self.weight(channels, low=0.5, high=1.5) for _ in range(2))
+        return self.op("BatchNormalization", x, scale, shift, mean, variance)
+
+    def conv(self, x: str, inputs: int, outputs: int, kernel: int, **attributes: Any) -> str:
+        weight = self.weight(outputs, inputs // attributes.get("group", 1), *[kernel] * 2)
+        return self.op("Conv", x, weight, pads=[kernel // 2] * 4, **attributes)
+
+    def model(
+        self, inputs: Mapping[str, Sequence[Extent]], outputs: Mapping[str, Sequence[Extent] | None]
+    ) -> bytes:
+        graph = helper.make_graph(
+            self.nodes,
+            "tiny",
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
+            self.weights,
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        return bytes(model.SerializeToString())
+
+
+def residual(batch: Extent = 1, size: int = 8) -> bytes:
+    """Two convolutions with batch norms around a residual addition, pooling and a classifier."""
+    b = Builder()
+    first = b.op("Relu", b.batch_norm(b.conv("input", 3, 16, 3), 16))
+    second = b.batch_norm(b.conv(first, 16, 16, 3), 16)
+    joined = b.op("Relu", b.op("Add", second, first))
+    flat = b.op("Flatten", b.op("GlobalAveragePool", joined))
+    result = b.op("Gemm", flat, b.weight(10, 16), b.weight(10), transB=1)
+    return b.model({"input": [batch, 3, size, size]}, {result: [batch, 10]})
+
+
+def depthwise() -> bytes:
+    """An inverted residual: pointwise, depthwise, pointwise, clipped at 6."""
+    b = Builder()
+    low, high = b.constant(np.float32(0)), b.constant(np.float32(6))
+    x = b.op("Clip", b.batch_norm(b.conv("input", 8, 24, 1), 24), low, high)
+    x = b.op("Clip", b.batch_norm(b.conv(x, 24, 24, 3, group=24, strides=[2, 2]), 24), low, high)
+    x = b.batch_norm(b.conv(x, 24, 8, 1), 8)
+    return b.model({"input": [1, 8, 8, 8]}, {x: [1, 8, 4, 4]})
+
+
+def transposed() -> bytes:
+    """A generator's layer: transposed convolution, batch norm, tanh."""
+    b = Builder()
+    x = b.op("ConvTranspose", "input", b.weight(8, 6, 4, 4), strides=[2, 2], pads=[1] * 4)
+    x = b.op("Tanh", b.batch_norm(x, 6))
+    return b.model({"input": [1, 8, 4, 4]}, {x: [1, 6, 8, 8]})
+
+
+def attention() -> bytes:
+    """Scaled dot-product attention with a layer norm."""
+    b = Builder()
+    query, key, value = (b.op("MatMul", "input", b.weight(16, 16)) for _ in range(3))
+    scores = b.op("MatMul", query, b.op("Transpose", key, perm=[0, 2, 1]))
+    mixed = b.op("MatMul", b.op("Softmax", b.op("Mul", scores, b.constant(np.float32(0.25)))), value)
+    x = b.op("LayerNormalization", b.op("Add", mixed, "input"), b.weight(16), b.weight(16), axis=-1)
+    return b.model({"input": [2, 8, 16]}, {x: [2, 8, 16]})
+
+
+def shared_convolution() -> bytes:
+    """A convolution that a batch norm and another reader share: its weights must stay as they are."""
+    b = Builder()
+    conv = b.conv("input", 3, 8, 3)
+    x = b.op("Add", b.batch_norm(conv, 8), conv)
+    return b.model({"input": [1, 3, 6, 6]}, {x: [1, 8, 6, 6]})
+
+
+def two_outputs() -> bytes:
+    """Two inputs, and two outputs of which one is an intermediate value of the other."""
+    b = Builder()
+    total = b.op("Add", "left", "right")
+    return b.model({"left": [4, 5], "right": [4, 5]}, {total: [4, 5], b.op("Relu", total): [4, 5]})
+
+
+def scaled_convolution() -> bytes:
+    """Bias, multiplication, division and subtraction per channel behind a convolution, in 1-D and 3-D."""
+    b = Builder()
+    x = b.op("Conv", "input", b.weight(4, 3, 3), b.weight(4), pads=[1, 1])
+    x = b.op("Div", b.op("Mul", x, b.weight(1, 4, 1)), b.weight(4, 1, low=1.0, high=2.0))
+    x = b.op("Sub", x, b.constant(np.float32(0.25)))
+    y = b.op("Conv", b.op("Unsqueeze", x, b.constant(np.array([3, 4]))), b.weight(2, 4, 1, 1, 1))
+    return b.model({"input": [1, 3, 9]}, {b.batch_norm(y, 2): [1, 2, 9, 1, 1]})
+
+
+MODELS = {
+    make.__name__: make
+    for make in (residual, depthwise, transposed, attention, shared_convolution, two_outputs, scaled_convolution)
+}
