@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import errno
 import logging
 import signal
 import socket
@@ -41,6 +42,7 @@ class StartError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until SIGTERM or SIGINT. The exit code: 0 stopped, 1 can't start, 2 wrong settings."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         settings = _settings(argv)
     except ValidationError as error:
@@ -55,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def serve(context: Context, http: socket.socket) -> None:
     """Serves HTTP on the socket, and workers on the settings' gRPC port, until `context.stopping` is set.
 
-    Raises StartError when the gRPC port can't be had.
+    Raises RuntimeError when the gRPC port can't be had.
     """
     workers, port = await _start_fleet(context)
     config = uvicorn.Config(
@@ -85,7 +87,9 @@ class _Server(uvicorn.Server):
 
 
 async def _run(settings: Settings) -> None:
-    with _listen(settings.host, settings.port) as http:
+    with _listen(settings.host, settings.port, "TUNEFARM_PORT") as http:
+        # gRPC says only in a log of its own why it can't have a port.
+        _listen(settings.host, settings.grpc_port, "TUNEFARM_GRPC_PORT").close()
         database = Database(settings.database_url)
         try:
             await asyncio.to_thread(database.migrate)
@@ -97,12 +101,13 @@ async def _run(settings: Settings) -> None:
             database.close()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, variable: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
-        raise StartError(_port_problem(host, port, "TUNEFARM_PORT", error.strerror or str(error))) from error
+        cause = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
+        raise StartError(_port_problem(host, port, variable, cause)) from error
 
 
 async def _start_fleet(context: Context) -> tuple[grpc.aio.Server, int]:
@@ -117,11 +122,7 @@ async def _start_fleet(context: Context) -> tuple[grpc.aio.Server, int]:
     server = grpc.aio.server(interceptors=guards, options=options)
     add_FleetServicer_to_server(Fleet(context), server)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    try:
-        port = server.add_insecure_port(f"{host}:{settings.grpc_port}")
-    except RuntimeError as error:
-        cause = "it is in use"
-        raise StartError(_port_problem(host, settings.grpc_port, "TUNEFARM_GRPC_PORT", cause)) from error
+    port = server.add_insecure_port(f"{host}:{settings.grpc_port}")
     await server.start()
     return server, port
 

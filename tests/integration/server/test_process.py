@@ -1,0 +1,142 @@
+"""The server as a process: starting, refusing to start, stopping."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+
+from proto.fleet_pb2_grpc import FleetStub
+
+from .conftest import Worker, free_port, onnx_model, wait_until
+
+ROOT = Path(__file__).parents[3]
+Run = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("TUNEFARM_")}
+    return kept | {
+        "TUNEFARM_DATABASE_URL": f"sqlite:///{tmp_path}/tunefarm.db",
+        "TUNEFARM_BROKER": str(tmp_path / "broker"),
+        "TUNEFARM_PORT": str(free_port()),
+        "TUNEFARM_GRPC_PORT": str(free_port()),
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+@pytest.fixture
+def run(environment: dict[str, str]) -> Iterator[Run]:
+    """Starts server processes; what is left of them is killed at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*flags: str, **changes: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "server", *flags]
+        process = subprocess.Popen(
+            command, env=environment | changes, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def refusal(process: subprocess.Popen[str], code: int) -> str:
+    """The one line of a server that didn't start."""
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == code, errors
+    (line,) = errors.splitlines()
+    assert line.startswith("tunefarm server: ")
+    return line
+
+
+def answers(environment: dict[str, str]) -> bool:
+    try:
+        url = f"http://127.0.0.1:{environment['TUNEFARM_PORT']}/readyz"
+        return httpx.get(url, trust_env=False).is_success
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.slow
+def test_it_serves_and_stops_at_once_when_told(run: Run, environment: dict[str, str]) -> None:
+    process = run()
+    wait_until(lambda: answers(environment), 30)
+    url = f"http://127.0.0.1:{environment['TUNEFARM_PORT']}"
+    with httpx.Client(base_url=url, trust_env=False) as http:
+        model = http.post("/v1/models", content=onnx_model()).json()["sha256"]
+        job = http.post("/v1/jobs", json={"model": model, "trials": 1}).json()["id"]
+        assert any(path.is_file() for path in Path(environment["TUNEFARM_BROKER"]).rglob("*"))
+        ended: list[str] = []
+
+        def watch() -> None:
+            with http.stream("GET", f"/v1/jobs/{job}/events", timeout=30) as answer:
+                list(answer.iter_bytes())
+            ended.append("watcher")
+
+        def wait_for_work() -> None:
+            with grpc.insecure_channel(f"127.0.0.1:{environment['TUNEFARM_GRPC_PORT']}") as channel:
+                Worker(FleetStub(channel)).call(wait_s=25)
+            ended.append("worker")
+
+        threads = [threading.Thread(target=target) for target in (watch, wait_for_work)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: bool(http.get("/v1/workers").json()["items"]))
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert time.monotonic() - began < 4
+        for thread in threads:
+            thread.join(5)
+    assert sorted(ended) == ["watcher", "worker"]
+
+
+@pytest.mark.parametrize("variable", ["TUNEFARM_PORT", "TUNEFARM_GRPC_PORT"])
+def test_a_port_in_use_is_named(run: Run, environment: dict[str, str], variable: str) -> None:
+    with socket.create_server(("127.0.0.1", int(environment[variable]))):
+        line = refusal(run(), 1)
+    assert environment[variable] in line
+    assert f"set {variable}" in line
+
+
+def test_a_network_address_without_a_token_is_refused(run: Run) -> None:
+    assert "TUNEFARM_TOKEN" in refusal(run("--host", "0.0.0.0"), 2)
+
+
+def test_an_address_of_another_machine_is_refused(run: Run) -> None:
+    assert "203.0.113.7" in refusal(run(TUNEFARM_HOST="203.0.113.7", TUNEFARM_TOKEN="s3cret"), 1)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("TUNEFARM_PORT", "http"), ("TUNEFARM_DATABASE_URL", ""), ("TUNEFARM_BROKER", "")],
+)
+def test_wrong_settings_are_named(run: Run, variable: str, value: str) -> None:
+    assert variable in refusal(run(**{variable: value}), 2)
+
+
+@pytest.mark.parametrize("kind", ["missing folder", "not a database", "not a URL"])
+def test_a_database_that_cannot_be_used_is_named(run: Run, tmp_path: Path, kind: str) -> None:
+    (tmp_path / "text.db").write_text("this is not a database " * 100)
+    urls = {
+        "missing folder": f"sqlite:///{tmp_path}/none/x.db",
+        "not a database": f"sqlite:///{tmp_path}/text.db",
+        "not a URL": "tunefarm.db",
+    }
+    line = refusal(run(TUNEFARM_DATABASE_URL=urls[kind]), 1)
+    assert "database" in line
