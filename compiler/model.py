@@ -202,16 +202,23 @@ def _quiet() -> Iterator[None]:
 
 def _check_static(module: tvm.IRModule) -> None:
     """Every tensor's shape must be known now, and none may be absurdly large."""
+    for call in _all_calls(module["main"]):
+        if not isinstance(call.ty, relax.TensorType):
+            continue
+        shape = static_shape(call)
+        if shape is None:
+            operator = getattr(call.op, "name", "an operator").removeprefix("relax.")
+            raise ModelError(f"the shape of what {operator} computes depends on the data: not supported")
+        _check_size(shape, str(call.ty.dtype))
 
-    def visit(expr: Any) -> None:
-        if isinstance(expr, Call) and isinstance(expr.ty, relax.TensorType):
-            shape = static_shape(expr)
-            if shape is None:
-                operator = getattr(expr.op, "name", "?").removeprefix("relax.")
-                raise ModelError(f"the shape of what {operator} computes depends on the data: not supported")
-            _check_size(shape, str(expr.ty.dtype))
 
-    relax.analysis.post_order_visit(module["main"], visit)
+def _all_calls(function: relax.Function) -> list[Call]:
+    """The calls in a function, in order. An exception in a visitor would come back as another type."""
+    calls: list[Call] = []
+    relax.analysis.post_order_visit(
+        function, lambda expr: calls.append(expr) if isinstance(expr, Call) else None
+    )
+    return calls
 
 
 def _check_size(shape: Shape, dtype: str) -> None:
@@ -246,16 +253,13 @@ def _apply(passes: list[Any], module: tvm.IRModule, target: str) -> tvm.IRModule
 
 def _calls(fused: tvm.IRModule) -> list[tuple[GlobalVar, list[Any]]]:
     """Every call of a PrimFunc, in order: the function's name and the arguments."""
-    calls: list[tuple[GlobalVar, list[Any]]] = []
-
-    def visit(expr: Any) -> None:
-        if isinstance(expr, Call) and getattr(expr.op, "name", "").startswith("relax.call_tir"):
-            calls.append((expr.args[0], list(expr.args[1])))
-
-    for _, function in fused.functions_items():
-        if isinstance(function, relax.Function):
-            relax.analysis.post_order_visit(function, visit)
-    return calls
+    return [
+        (call.args[0], list(call.args[1]))
+        for _, function in fused.functions_items()
+        if isinstance(function, relax.Function)
+        for call in _all_calls(function)
+        if getattr(call.op, "name", "").startswith("relax.call_tir")
+    ]
 
 
 def _task(function: str, func: tirx.PrimFunc, arguments: list[Any]) -> ExtractedTask:

@@ -34,8 +34,9 @@ def read_file(data: bytes, shapes: Mapping[str, Shape]) -> OnnxFile:
     """
     proto = _parse(data)
     _check_self_contained(proto)
-    proto = _check_onnx(proto)
     inputs = _fix_inputs(proto.graph, shapes)
+    _fix_outputs(proto.graph)
+    proto = _check_onnx(proto)
     output_names = tuple(output.name for output in proto.graph.output)
     return OnnxFile(proto, inputs, output_names, _opset(proto))
 
@@ -129,6 +130,13 @@ def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> tuple[Te
             f"the model has no input '{unknown[0]}'; its inputs are: {', '.join(names) or 'none'}"
         )
     return tuple(_fix_input(value, shapes.get(value.name)) for value in inputs)
+
+
+def _fix_outputs(graph: onnx.GraphProto) -> None:
+    """ONNX's checker wants a shape of every output, even one that nobody looks at; exporters leave it out."""
+    for value in graph.output:
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+            value.type.tensor_type.shape.SetInParent()
 
 
 def _fix_input(value: onnx.ValueInfoProto, given: Shape | None) -> TensorSpec:

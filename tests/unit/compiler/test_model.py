@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from compiler.model import ExtractedTask, ModelError, extract_tasks, fuse, read_onnx, untuned
+from compiler.workload import from_json, workload_hash
+from tests.onnx_models import Builder, attention, depthwise, residual, shared_convolution, two_outputs
+
+TARGET = '{"kind":"llvm","num-cores":2}'
+
+
+def _tasks(data: bytes) -> list[ExtractedTask]:
+    return extract_tasks(fuse(read_onnx(data, {}), TARGET))
+
+
+def test_the_subgraphs_of_a_residual_network() -> None:
+    assert [(task.name, task.weight, task.constants) for task in _tasks(residual())] == [
+        ("transpose 1x3x8x8 -> 1x8x8x3", 1, ()),
+        ("conv2d_add_relu 1x8x8x3 3x3x3x16 -> 1x8x8x16", 1, (1, 2)),
+        ("conv2d_add_add_relu 1x8x8x16 3x3x16x16 -> 1x8x8x16", 1, (1, 2)),
+        ("mean 1x8x8x16 -> 1x1x1x16", 1, ()),
+        ("transpose_reshape 1x1x1x16 -> 1x16", 1, ()),
+        ("matmul_add 1x16 16x10 -> 1x10", 1, (1, 2)),
+    ]
+
+
+def test_clips_fuse_with_depthwise_convolutions_and_stay_channels_last() -> None:
+    names = [task.name for task in _tasks(depthwise())]
+    assert names == [
+        "transpose 1x8x8x8 -> 1x8x8x8",
+        "conv2d_add_maximum_minimum 1x8x8x8 1x1x8x24 -> 1x8x8x24",
+        "conv2d_add_maximum_minimum 1x8x8x24 3x3x1x24 -> 1x4x4x24",
+        "conv2d_add 1x4x4x24 1x1x24x8 -> 1x4x4x8",
+        "transpose 1x4x4x8 -> 1x8x4x4",
+    ]
+
+
+def test_equal_subgraphs_are_one_task_with_their_number_as_weight() -> None:
+    by_name = {task.name: task for task in _tasks(attention())}
+    assert by_name["matmul 2x8x16 16x16 -> 2x8x16"].weight == 3
+
+
+def test_an_argument_is_constant_only_if_it_is_at_every_call() -> None:
+    builder = Builder()
+    first = builder.op("MatMul", "left", builder.weight(4, 4))
+    second = builder.op("MatMul", "left", "right")
+    data = builder.model({"left": [4, 4], "right": [4, 4]}, {first: [4, 4], second: [4, 4]})
+    (task,) = _tasks(data)
+    assert (task.weight, task.constants) == (2, ())
+
+
+def test_a_task_carries_its_workload() -> None:
+    for task in _tasks(residual()):
+        assert workload_hash(from_json(task.module_json)) == task.workload_hash
+
+
+def test_a_shared_convolution_keeps_its_weights() -> None:
+    assert any("subtract_divide_multiply" in task.name for task in _tasks(shared_convolution()))
+
+
+def test_untuned_is_tvms_own_form_of_the_model() -> None:
+    module = untuned(read_onnx(residual(), {}), TARGET)
+    names = [name.name_hint for name, func in module.functions_items() if isinstance(func, tvm.tirx.PrimFunc)]
+    assert any(name.startswith("conv2d") for name in names)
+    assert not any("transpose" in name and "conv2d" in name for name in names)
+    (conv,) = [module[name] for name in names if name == "conv2d"]
+    assert [int(extent) for extent in conv.params[0].ty.shape] == [1, 3, 8, 8]
+
+
+def test_inputs_and_outputs_are_named_as_in_the_file() -> None:
+    model = read_onnx(two_outputs(), {})
+    assert [spec.name for spec in model.inputs] == ["left", "right"]
+    assert [(spec.name, spec.shape) for spec in model.outputs] == [
+        ("add0.out", (4, 5)),
+        ("relu1.out", (4, 5)),
+    ]
+
+
+def _single(kind: str, domain: str = "", **attributes: object) -> bytes:
+    builder = Builder()
+    output = builder.op(kind, "input", **attributes)
+    model = onnx.load_from_string(builder.model({"input": [2, 2]}, {output: [2, 2]}))
+    model.graph.node[0].domain = domain
+    if domain:
+        model.opset_import.add(domain=domain, version=1)
+    return bytes(model.SerializeToString())
+
+
+def test_an_operator_without_an_import_is_named_with_its_node() -> None:
+    with pytest.raises(ModelError, match="operator Det of node 'det0' can't be imported"):
+        read_onnx(_single("Det"), {})
+
+
+def test_an_operator_of_a_foreign_domain_is_not_taken_for_its_namesake() -> None:
+    with pytest.raises(ModelError, match=r"operator my\.domain\.Relu of node 'relu0' can't be imported"):
+        read_onnx(_single("Relu", domain="my.domain"), {})
+
+
+def test_an_operator_that_fails_to_import_is_named_with_its_node() -> None:
+    builder = Builder()
+    shape = builder.constant(np.array([7, 7]))
+    data = builder.model({"input": [2, 2]}, {builder.op("Reshape", "input", shape): [7, 7]})
+    with pytest.raises(ModelError, match="operator Reshape of node 'reshape0' can't be imported"):
+        read_onnx(data, {})
+
+
+def test_a_shape_that_depends_on_the_data_is_refused() -> None:
+    builder = Builder()
+    data = builder.model({"input": [2, 2]}, {builder.op("NonZero", "input"): None})
+    model = onnx.load_from_string(data)
+    model.graph.output[0].type.tensor_type.elem_type = onnx.TensorProto.INT64
+    with pytest.raises(ModelError):
+        read_onnx(bytes(model.SerializeToString()), {})
+
+
+def test_a_small_file_that_asks_for_a_huge_tensor_is_refused() -> None:
+    builder = Builder()
+    x = builder.op("MatMul", "left", "right")
+    data = builder.model({"left": [200_000, 1], "right": [1, 200_000]}, {x: [200_000, 200_000]})
+    with pytest.raises(ModelError, match=r"\(200000, 200000\), 160000000000 bytes; the limit is"):
+        read_onnx(data, {})
+
+
+def test_an_unknown_target_is_a_model_error_free_failure() -> None:
+    with pytest.raises(ModelError, match="not a target"):
+        fuse(read_onnx(two_outputs(), {}), "no-such-target")
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 1 << 32), changes=st.integers(1, 4))
+def test_a_damaged_file_is_a_model_error_or_a_model(seed: int, changes: int) -> None:
+    rng = random.Random(seed)
+    data = bytearray(two_outputs() if seed % 2 else depthwise())
+    for _ in range(changes):
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    if rng.random() < 0.3:
+        del data[rng.randrange(len(data)) :]
+    try:
+        extract_tasks(fuse(read_onnx(bytes(data), {}), TARGET))
+    except ModelError:
+        return  # anything else, and any crash, fails the test

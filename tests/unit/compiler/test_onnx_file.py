@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler.onnx_file import read_file
+from compiler.spec import ModelError
+from tests.onnx_models import Builder, residual
+
+
+def _changed(change: Callable[[onnx.ModelProto], object], data: bytes | None = None) -> bytes:
+    model = onnx.load_from_string(residual() if data is None else data)
+    change(model)
+    return bytes(model.SerializeToString())
+
+
+def test_a_static_model_needs_no_shapes() -> None:
+    file = read_file(residual(), {})
+    assert [(spec.name, spec.shape, spec.dtype) for spec in file.inputs] == [
+        ("input", (1, 3, 8, 8), "float32")
+    ]
+    assert file.opset == 17
+
+
+def test_dynamic_dimensions_take_the_shape_given() -> None:
+    file = read_file(residual(batch="batch"), {"input": (4, 3, 8, 8)})
+    assert file.inputs[0].shape == (4, 3, 8, 8)
+    written = file.proto.graph.input[0].type.tensor_type.shape.dim
+    assert [dim.dim_value for dim in written] == [4, 3, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        ({}, r"input 'input' has dynamic dimensions \(\?,3,8,8\).*--shape input=1,3,224,224"),
+        ({"input": (1, 3, 8)}, r"shape \(1,3,8\) doesn't fit input 'input'.*\(\?,3,8,8\)"),
+        ({"input": (1, 4, 8, 8)}, r"shape \(1,4,8,8\) doesn't fit"),
+        ({"input": (0, 3, 8, 8)}, "every dimension must be positive"),
+        ({"input": (-1, 3, 8, 8)}, "every dimension must be positive"),
+        ({"input": (1 << 40, 3, 8, 8)}, "the limit is"),
+        ({"image": (1, 3, 8, 8)}, "no input 'image'; its inputs are: input"),
+    ],
+)
+def test_shapes_that_are_missing_or_wrong(shapes: dict[str, tuple[int, ...]], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        read_file(residual(batch="batch"), shapes)
+
+
+def _move_a_weight_outside(model: onnx.ModelProto) -> None:
+    tensor = model.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    tensor.external_data.add(key="location", value="../../etc/passwd")
+
+
+def _hide_external_data_in_a_node(model: onnx.ModelProto) -> None:
+    value = numpy_helper.from_array(np.zeros(2, np.float32), "hidden")
+    value.data_location = TensorProto.EXTERNAL
+    value.external_data.add(key="location", value="/etc/passwd")
+    model.graph.node.append(helper.make_node("Constant", [], ["unused"], name="c", value=value))
+
+
+def _make_the_input_a_sequence(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.ClearField("tensor_type")
+    model.graph.input[0].type.sequence_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
+
+
+def _make_the_input_text(model: onnx.ModelProto) -> None:
+    model.graph.input[0].type.tensor_type.elem_type = TensorProto.STRING
+
+
+def _add_sparse_weights(model: onnx.ModelProto) -> None:
+    model.graph.sparse_initializer.add()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is empty"),
+        (b"GIF89a" + bytes(100), "not an ONNX model"),
+        (b"\x08\x08", "no ONNX graph"),
+        (residual()[:-7], "truncated"),
+        (_changed(lambda m: m.ClearField("graph")), "no ONNX graph"),
+        (_changed(lambda m: m.graph.ClearField("output")), "no ONNX graph"),
+        (_changed(lambda m: m.ClearField("opset_import")), "isn't valid ONNX"),
+        (_changed(_move_a_weight_outside), "'w0' is stored outside the file"),
+        (_changed(_hide_external_data_in_a_node), "'hidden' is stored outside the file"),
+        (_changed(_add_sparse_weights), "sparse weights"),
+        (_changed(lambda m: m.graph.node[0].input.append("nowhere")), "isn't valid ONNX"),
+        (_changed(lambda m: m.graph.node.reverse()), "isn't valid ONNX"),
+        (_changed(lambda m: setattr(m, "ir_version", 9999)), "isn't valid ONNX"),
+        (_changed(_make_the_input_a_sequence), "isn't a tensor|not a tensor"),
+        (_changed(_make_the_input_text), "holds text"),
+    ],
+)
+def test_bad_files_are_refused_in_one_sentence(data: bytes, message: str) -> None:
+    with pytest.raises(ModelError, match=message) as caught:
+        read_file(data, {})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_huge_file_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compiler.onnx_file.MAX_FILE_BYTES", 100)
+    with pytest.raises(ModelError, match="the limit is 100"):
+        read_file(residual(), {})
+
+
+def test_too_many_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compiler.onnx_file.MAX_NODES", 3)
+    with pytest.raises(ModelError, match="more than 3 nodes"):
+        read_file(residual(), {})
+
+
+def test_an_input_of_unknown_rank_takes_any_shape_given() -> None:
+    builder = Builder()
+    data = builder.model({"input": [2, 3]}, {builder.op("Relu", "input"): None})
+    unknown = _changed(lambda m: m.graph.input[0].type.tensor_type.ClearField("shape"), data)
+    assert read_file(unknown, {"input": (5, 6)}).inputs[0].shape == (5, 6)
+    with pytest.raises(ModelError, match=r"dynamic dimensions \(unknown\)"):
+        read_file(unknown, {})
