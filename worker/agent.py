@@ -183,7 +183,7 @@ class Agent:
             wait=wait_exponential(max=self._manners.probe_again_max_s),
             before_sleep=_explain_probe,
         )
-        device = await tries(self._executor.start)
+        device: Device = await tries(self._executor.start)
         self._device, self._probed = device, True
         _log.info("ready: %s, class %s", device.name, device.key)
         self._news.set()

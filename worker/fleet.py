@@ -6,6 +6,7 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -109,7 +110,7 @@ class FleetClient:
     async def fetch_blob(self, sha256: str, path: Path) -> None:
         """Writes a stored file to `path`. Raises NotStored, or OSError when it can't be written here."""
         for _ in range(BLOB_TRIES):
-            if await self._insist(lambda: self._stream(sha256, path)) == sha256:
+            if await self._insist(partial(self._stream, sha256, path)) == sha256:
                 return
             _log.warning("the file %s arrived damaged", sha256)
         raise NotStored(f"the file {sha256} arrived damaged {BLOB_TRIES} times")

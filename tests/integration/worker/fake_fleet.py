@@ -1,0 +1,151 @@
+"""The service's side of the protocol in memory: real gRPC that follows the comments of fleet.proto."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from proto import fleet_pb2 as pb
+from proto.convert import answer_to_wire, report_from_wire
+from proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
+from proto.values import (
+    Answer,
+    Candidate,
+    Lease,
+    LeaseId,
+    Limits,
+    ModuleRun,
+    Result,
+    WorkerReport,
+    WorkerState,
+)
+
+LIMITS = Limits(build_timeout_s=60.0, run_timeout_s=60.0, module_timeout_s=60.0, memory_bytes=1 << 28)
+
+
+class FakeFleet(FleetServicer):
+    """Keeps every report. Outlives its server, which may stop and start again on the same port."""
+
+    def __init__(self) -> None:
+        self.reports: list[WorkerReport] = []
+        self.metadata: list[dict[str, str]] = []
+        self.stored: dict[int, Result] = {}
+        self.leases: list[Lease] = []
+        self.held: Lease | None = None
+        self.workloads: dict[str, str] = {}
+        self.fetched: list[str] = []
+        self.blobs: dict[str, bytes] = {}
+        self.damaged = 0
+        self.fence = False
+        self.acknowledging = True
+        self.storing = True
+        self.refusal: tuple[grpc.StatusCode, str] | None = None
+        self.lose_answers = 0
+        self._heard = asyncio.Condition()
+        self._server: grpc.aio.Server | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        self._server = grpc.aio.server()
+        add_FleetServicer_to_server(self, self._server)
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        await self._server.stop(grace=None)
+
+    async def until(self, heard: Callable[[], bool]) -> None:
+        """Looks again after every report."""
+        async with self._heard:
+            await self._heard.wait_for(heard)
+
+    def offer(self, *traces: str, workload: str = "w", target: str = "{}", limits: Limits = LIMITS) -> Lease:
+        """A lease with a candidate per trace, to be given to the next worker that is ready."""
+        first = 1 + sum(len(lease.candidates) for lease in self.leases)
+        candidates = tuple(Candidate(first + i, workload, trace) for i, trace in enumerate(traces))
+        self.workloads.setdefault(workload, "module")
+        lease = Lease(LeaseId(f"lease{len(self.leases)}", 1), target, limits, 30.0, candidates)
+        self.leases.append(lease)
+        return lease
+
+    def offer_module(self, sha256: str) -> Lease:
+        lease = Lease(
+            LeaseId(f"lease{len(self.leases)}", 1), "{}", LIMITS, 30.0, (), ModuleRun(5, "tuned", sha256)
+        )
+        self.leases.append(lease)
+        return lease
+
+    def outcomes(self) -> list[str]:
+        """Of the stored results, by the number of their trial."""
+        ordered = sorted(self.stored.values(), key=lambda result: result.trial_id or 0)
+        return [result.measurement.outcome.value for result in ordered]
+
+    async def Synchronize(  # noqa: N802
+        self, request: pb.SynchronizeRequest, context: Any
+    ) -> pb.SynchronizeResponse:
+        report = report_from_wire(request)
+        self.metadata.append(dict(context.invocation_metadata()))
+        if self.refusal is not None:
+            await context.abort(*self.refusal)
+        answer = self._answer(report)
+        async with self._heard:
+            self.reports.append(report)
+            self._heard.notify_all()
+        if self.lose_answers > 0:
+            self.lose_answers -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "the answer got lost")
+        return answer_to_wire(answer)
+
+    async def GetWorkload(  # noqa: N802
+        self, request: pb.WorkloadRequest, context: Any
+    ) -> pb.Workload:
+        self.fetched.append(request.workload_hash)
+        if request.workload_hash not in self.workloads:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such workload")
+        return pb.Workload(
+            workload_hash=request.workload_hash, module_json=self.workloads[request.workload_hash]
+        )
+
+    async def GetBlob(  # noqa: N802
+        self, request: pb.BlobRequest, context: Any
+    ) -> AsyncIterator[pb.Chunk]:
+        self.fetched.append(request.sha256)
+        data = self.blobs[request.sha256]
+        if self.damaged > 0:
+            self.damaged -= 1
+            data = b"?" + data[1:]
+        half = len(data) // 2
+        yield pb.Chunk(data=data[:half])
+        yield pb.Chunk(data=data[half:])
+
+    def _answer(self, report: WorkerReport) -> Answer:
+        if self.fence:
+            return Answer(fenced=True)
+        for result in report.results if self.storing else ():
+            self.stored.setdefault(result.trial_id or 0, result)
+        acknowledged = (
+            tuple(result.number for result in report.results) if self.acknowledging and self.storing else ()
+        )
+        self._close_finished()
+        if self.held is not None and self.held.id == report.held:
+            return Answer(keeps=report.held, acknowledged=acknowledged, call_again_after_s=0.05)
+        lease = None
+        if report.state is WorkerState.READY:
+            lease = self.held = self.held or self._next()
+        return Answer(lease=lease, acknowledged=acknowledged, call_again_after_s=0.05)
+
+    def _next(self) -> Lease | None:
+        return next((lease for lease in self.leases if not self._finished(lease)), None)
+
+    def _close_finished(self) -> None:
+        if self.held is not None and self._finished(self.held):
+            self.held = None
+
+    def _finished(self, lease: Lease) -> bool:
+        wanted = {candidate.trial_id for candidate in lease.candidates} or {0}
+        return wanted <= {number for number, result in self.stored.items() if result.lease == lease.id}

@@ -1,0 +1,142 @@
+"""A bench whose candidates do what their trace says: the faults are real, in a real child process.
+
+Every measurement that works carries the child's process id as its build time. Imported by the child, by name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from search.device import Device
+from search.measurement import Measurement, Outcome
+from worker.bench import Phase, Subject
+
+DEVICE = Device(
+    name="test board",
+    triple="x86_64-linux-gnu",
+    mcpu="generic",
+    features=("avx2",),
+    cores=2,
+    vector_bytes=32,
+    l1_bytes=32768,
+    l2_bytes=1 << 20,
+    l3_bytes=1 << 24,
+    toolchain="test",
+    target='{"kind":"llvm"}',
+)
+
+KEPT: list[bytearray] = []
+
+
+class FaultBench:
+    def __init__(self, threads: int) -> None:
+        self._threads = threads
+
+    def check(self) -> Device:
+        broken = os.environ.get("FAULT_UNTIL")
+        if broken is not None and not Path(broken).exists():
+            print("the probe computed nonsense", file=sys.stderr)
+            sys.exit(7)
+        return DEVICE
+
+    def measure(self, subject: Subject, entered: Callable[[Phase], None]) -> Measurement:
+        when, _, fault = subject.trace.rpartition(" ")
+        if when == "build":
+            return self._do(fault, subject)
+        entered(Phase.RUN)
+        return self._do(fault, subject)
+
+    def measure_module(self, artifact: bytes) -> Measurement:
+        return self._do(artifact.decode(), None)
+
+    def _do(self, fault: str, subject: Subject | None) -> Measurement:
+        action: Callable[[Subject | None], Measurement | None] = getattr(self, f"do_{fault}")
+        return action(subject) or fine()
+
+    def do_ok(self, subject: Subject | None) -> None: ...
+
+    def do_wrong(self, subject: Subject | None) -> Measurement:
+        return Measurement(Outcome.WRONG_RESULT, error="output 0 differs")
+
+    def do_refuse(self, subject: Subject | None) -> Measurement:
+        return Measurement(Outcome.BUILD_ERROR, error="no such loop")
+
+    def do_segfault(self, subject: Subject | None) -> None:
+        print("about to follow a bad pointer", file=sys.stderr, flush=True)
+        ctypes.string_at(0)
+
+    def do_exit(self, subject: Subject | None) -> None:
+        os._exit(3)
+
+    def do_hang(self, subject: Subject | None) -> None:
+        print("spinning", file=sys.stderr, flush=True)
+        time.sleep(3600)
+
+    def do_wait_for_file(self, subject: Subject | None) -> None:
+        assert subject is not None
+        while not Path(subject.module_json).exists():
+            time.sleep(0.01)
+
+    def do_spawn(self, subject: Subject | None) -> None:
+        """Leaves a process behind whose id is in the file that the workload names, then hangs."""
+        assert subject is not None
+        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+        Path(subject.module_json).write_text(str(process.pid))
+        time.sleep(3600)
+
+    def do_allocate(self, subject: Subject | None) -> None:
+        KEPT.append(bytearray(1 << 30))
+
+    def do_grow(self, subject: Subject | None) -> None:
+        KEPT.append(bytearray(160 << 20))
+
+    def do_raise(self, subject: Subject | None) -> None:
+        raise KeyError("a bug in the bench")
+
+    def do_print(self, subject: Subject | None) -> None:
+        print("x" * 100_000, flush=True)
+        os.write(1, b"\xff" * 100_000)
+        subprocess.run([sys.executable, "-c", "print('from a child of the child')"], check=True)
+
+    def do_read(self, subject: Subject | None) -> None:
+        """A read from standard input must not swallow requests."""
+        assert sys.stdin.read() == ""
+
+    def do_scribble(self, subject: Subject | None) -> None:
+        """Writes into every pipe it can find: what a wild system call may do."""
+        for number in range(3, 32):
+            try:
+                os.write(number, b"\xff" * 64)
+            except OSError:
+                continue
+
+    def do_environment(self, subject: Subject | None) -> Measurement:
+        wanted = ("TVM_NUM_THREADS", "TUNEFARM_TOKEN", "TUNEFARM_WORKER_TOKEN")
+        return Measurement(Outcome.RUN_ERROR, error=" ".join(str(os.environ.get(name)) for name in wanted))
+
+    def do_limits(self, subject: Subject | None) -> Measurement:
+        limits = Path("/proc/self/limits").read_text().splitlines()
+        return Measurement(Outcome.RUN_ERROR, error="\n".join(limits))
+
+    def do_leave_file(self, subject: Subject | None) -> Measurement:
+        path = Path(os.environ["TMPDIR"]) / "left"
+        path.write_text("something large")
+        return Measurement(Outcome.WRONG_RESULT, error=str(path))
+
+
+def fine() -> Measurement:
+    return Measurement(Outcome.OK, (0.001,), float(os.getpid()))
+
+
+class MuteBench(FaultBench):
+    """Never gets as far as saying which device it is on."""
+
+    def check(self) -> Device:
+        time.sleep(3600)
+        return DEVICE

@@ -1,0 +1,364 @@
+"""The agent with a real child, talking real gRPC to a service in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import pytest
+
+from proto.values import Limits, WorkerState
+from tests.integration.worker.fake_fleet import FakeFleet
+from worker.agent import Agent, Fenced, Manners
+from worker.executor import ChildConfig, Executor
+from worker.fleet import FleetClient, Refused, open_channel
+
+HERE = Path(__file__).parent
+RECONNECT_MAX_S = 0.1
+BRISK = Manners(slots=4, wait_s=0.05, report_every_s=0.02, probe_again_max_s=0.05)
+
+
+@dataclass
+class Worker:
+    agent: Agent
+    executor: Executor
+    running: asyncio.Task[None]
+
+
+@contextlib.asynccontextmanager
+async def working(
+    fleet: FakeFleet, manners: Manners = BRISK, session: str = "session", token: str | None = None, **env: str
+) -> AsyncIterator[Worker]:
+    address = f"127.0.0.1:{fleet.port}"
+    environment = {**os.environ, "PYTHONPATH": str(HERE), **env}
+    async with open_channel(address, RECONNECT_MAX_S) as channel:
+        client = FleetClient(channel, address, token, RECONNECT_MAX_S)
+        executor = Executor(ChildConfig(2, "fault_bench:FaultBench"), environment)
+        agent = Agent("board", session, client, executor, manners)
+        running = asyncio.create_task(agent.run())
+        try:
+            yield Worker(agent, executor, running)
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+
+def with_fleet(work: Callable[[FakeFleet], Awaitable[None]]) -> None:
+    async def run() -> None:
+        fleet = FakeFleet()
+        await fleet.start()
+        try:
+            await work(fleet)
+        finally:
+            await fleet.stop()
+
+    asyncio.run(run())
+
+
+def states(fleet: FakeFleet) -> list[WorkerState]:
+    """Without repetitions."""
+    seen = [report.state for report in fleet.reports]
+    return [state for i, state in enumerate(seen) if i == 0 or seen[i - 1] is not state]
+
+
+def in_state(fleet: FakeFleet, state: WorkerState) -> bool:
+    return bool(fleet.reports) and fleet.reports[-1].state is state
+
+
+def test_a_worker_probes_then_works_through_its_leases() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.offer("ok", "build refuse", "ok")
+        fleet.offer("ok")
+        async with working(fleet, token="secret"):
+            await fleet.until(lambda: len(fleet.stored) == 4 and in_state(fleet, WorkerState.READY))
+        assert fleet.outcomes() == ["ok", "build_error", "ok", "ok"]
+        assert states(fleet)[:2] == [WorkerState.PROBING, WorkerState.READY]
+        assert fleet.fetched == ["w"], "a workload travels once"
+        assert {metadata["authorization"] for metadata in fleet.metadata} == {"Bearer secret"}
+
+    with_fleet(work)
+
+
+def test_what_a_report_says_agrees_with_its_state() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.offer("ok", "ok")
+        async with working(fleet):
+            await fleet.until(lambda: len(fleet.stored) == 2)
+        assert fleet.reports[0].starting
+        assert not any(report.starting for report in fleet.reports[1:])
+        for report in fleet.reports:
+            assert (report.held is not None) == (report.state is WorkerState.BUSY)
+            assert (report.slots == 4) == (report.state is WorkerState.READY)
+            assert (report.device is None) == (report.state is WorkerState.PROBING)
+
+    with_fleet(work)
+
+
+def test_results_travel_while_the_lease_goes_on(tmp_path: Path) -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.workloads["gate"] = str(tmp_path / "gate")
+        fleet.offer("ok", "ok", "wait_for_file", workload="gate")
+        async with working(fleet):
+            await fleet.until(lambda: len(fleet.stored) == 2)
+            first = len(fleet.reports)
+            # The child is busy all this time, and the lease is renewed nevertheless.
+            await fleet.until(lambda: len(fleet.reports) >= first + 5)
+            assert {report.held for report in fleet.reports[first:]} == {fleet.leases[0].id}
+            (tmp_path / "gate").touch()
+            await fleet.until(lambda: len(fleet.stored) == 3)
+
+    with_fleet(work)
+
+
+def test_faults_cost_their_own_candidate_only() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        faults = ("run segfault", "ok", "build exit", "ok", "run wrong", "ok", "run allocate", "ok")
+        fleet.offer(*faults)
+        async with working(fleet):
+            await fleet.until(lambda: len(fleet.stored) == len(faults))
+        bad = ["run_error", "build_error", "wrong_result", "run_error"]
+        assert fleet.outcomes() == [outcome for fault in bad for outcome in (fault, "ok")]
+        children = [int(r.measurement.build_secs) for r in fleet.stored.values() if r.measurement.run_secs]
+        assert len(set(children)) == 4, "each fault costs a child"
+
+    with_fleet(work)
+
+
+def test_the_limits_of_the_lease_hold_unless_this_device_has_its_own() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.offer("run hang", limits=Limits(run_timeout_s=0.2))
+        manners = Manners(2, 0.05, 0.02, overrule=lambda limits: Limits(build_timeout_s=0.3))
+        async with working(fleet):
+            await fleet.until(lambda: fleet.outcomes() == ["run_timeout"])
+        fleet.offer("build hang")
+        async with working(fleet, manners, session="other"):
+            await fleet.until(lambda: fleet.outcomes() == ["run_timeout", "build_timeout"])
+
+    with_fleet(work)
+
+
+def test_results_are_sent_until_they_are_acknowledged_and_then_no_more() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.acknowledging = False
+        fleet.offer("ok", "ok")
+        async with working(fleet):
+            await fleet.until(lambda: [len(report.results) for report in fleet.reports[-3:]] == [2, 2, 2])
+            fleet.acknowledging = True
+            first = len(fleet.reports)
+            await fleet.until(lambda: len(fleet.reports) >= first + 4)
+            # The first report may have been on its way already when the mind was changed.
+            assert all(not report.results for report in fleet.reports[first + 2 :])
+
+    with_fleet(work)
+
+
+def test_a_lease_that_is_sent_again_is_not_measured_again() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.storing = False  # it can't, and so it sends the lease again
+        fleet.offer("ok", "ok")
+        async with working(fleet):
+            await fleet.until(lambda: [len(report.results) for report in fleet.reports[-5:]] == [2] * 5)
+            fleet.storing = True
+            await fleet.until(lambda: len(fleet.stored) == 2)
+        assert {result.number for report in fleet.reports for result in report.results} == {1, 2}
+
+    with_fleet(work)
+
+
+def test_lost_answers_lose_nothing() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.offer("ok", "ok", "ok")
+        fleet.lose_answers = 3
+        async with working(fleet):
+            await fleet.until(lambda: len(fleet.stored) >= 1)
+            fleet.lose_answers = 3
+            await fleet.until(lambda: len(fleet.stored) == 3 and not fleet.reports[-1].results)
+        assert fleet.outcomes() == ["ok"] * 3
+        measured = {result.number for report in fleet.reports for result in report.results}
+        assert measured == {1, 2, 3}, "each candidate was measured once"
+
+    with_fleet(work)
+
+
+def test_a_server_that_comes_back_finds_the_worker_and_its_results(tmp_path: Path) -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.workloads["gate"] = str(tmp_path / "gate")
+        fleet.offer("ok", "wait_for_file", "ok", workload="gate")
+        async with working(fleet) as worker:
+            await fleet.until(lambda: len(fleet.stored) == 1)
+            await fleet.stop()
+            (tmp_path / "gate").touch()
+            # All is measured while nobody listens.
+            while worker.agent.state is not WorkerState.READY:
+                await asyncio.sleep(0.01)
+            await fleet.start()
+            await fleet.until(lambda: len(fleet.stored) == 3)
+        assert {report.session_id for report in fleet.reports} == {"session"}
+        assert {result.number for report in fleet.reports for result in report.results} == {1, 2, 3}
+
+    with_fleet(work)
+
+
+def test_a_worker_may_be_there_before_its_server() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        await fleet.stop()
+        async with working(fleet) as worker:
+            while worker.agent.state is not WorkerState.READY:
+                await asyncio.sleep(0.01)
+            await fleet.start()
+            fleet.offer("ok")
+            await fleet.until(lambda: fleet.outcomes() == ["ok"])
+
+    with_fleet(work)
+
+
+def test_a_fenced_worker_stops_and_says_why() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.offer("hang")
+        async with working(fleet) as worker:
+            await fleet.until(lambda: in_state(fleet, WorkerState.BUSY))
+            fleet.fence = True
+            with pytest.raises(Fenced, match="--name"):
+                await worker.running
+            assert worker.executor.child_pid is None
+        assert not fleet.stored
+
+    with_fleet(work)
+
+
+def test_a_new_session_begins_anew() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        async with working(fleet, session="one"):
+            await fleet.until(lambda: len(fleet.reports) > 2)
+        first = len(fleet.reports)
+        async with working(fleet, session="two"):
+            await fleet.until(lambda: len(fleet.reports) > first)
+        assert fleet.reports[-1].session_id == "two"
+        assert fleet.reports[first].starting
+
+    with_fleet(work)
+
+
+def test_a_lease_that_is_taken_back_is_dropped_at_once() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.offer("ok", "hang")
+        async with working(fleet) as worker:
+            await fleet.until(lambda: len(fleet.stored) == 1)
+            hanging = worker.executor.child_pid
+            fleet.leases.clear()
+            fleet.held = None
+            fleet.offer("ok")
+            fleet.stored.clear()
+            await fleet.until(lambda: fleet.outcomes() == ["ok"] and not fleet.reports[-1].held)
+            assert worker.executor.child_pid != hanging
+
+    with_fleet(work)
+
+
+@pytest.mark.parametrize(
+    ("status", "hint"),
+    [
+        (grpc.StatusCode.UNAUTHENTICATED, "--token"),
+        (grpc.StatusCode.FAILED_PRECONDITION, "same tunefarm version"),
+        (grpc.StatusCode.INVALID_ARGUMENT, "same tunefarm version"),
+    ],
+)
+def test_a_refusal_ends_the_worker_with_a_hint(status: grpc.StatusCode, hint: str) -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.refusal = status, "no"
+        async with working(fleet) as worker:
+            with pytest.raises(Refused, match=f"{fleet.port} refused this worker: no; .*{hint}"):
+                await worker.running
+
+    with_fleet(work)
+
+
+def test_a_workload_that_is_not_there_costs_its_candidates_only() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.offer("ok", workload="lost")
+        del fleet.workloads["lost"]
+        fleet.offer("ok")
+        async with working(fleet):
+            await fleet.until(lambda: len(fleet.stored) == 2)
+        assert fleet.outcomes() == ["unknown", "ok"]
+        assert "no such workload" in fleet.stored[1].measurement.error
+
+    with_fleet(work)
+
+
+@pytest.mark.parametrize(("damaged", "outcome", "fetches"), [(0, "ok", 1), (2, "ok", 3), (3, "unknown", 3)])
+def test_a_module_is_fetched_checked_and_timed(damaged: int, outcome: str, fetches: int) -> None:
+    async def work(fleet: FakeFleet) -> None:
+        sha256 = hashlib.sha256(b"ok").hexdigest()
+        fleet.blobs[sha256] = b"ok"
+        fleet.damaged = damaged
+        fleet.offer_module(sha256)
+        async with working(fleet):
+            await fleet.until(lambda: fleet.outcomes() == [outcome])
+        assert fleet.stored[0].module_run_id == 5
+        assert fleet.fetched == [sha256] * fetches
+
+    with_fleet(work)
+
+
+def test_a_device_that_fails_its_probe_gets_no_work_until_it_passes(tmp_path: Path) -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.offer("ok")
+        async with working(fleet, FAULT_UNTIL=str(tmp_path / "mended")):
+            await fleet.until(lambda: len(fleet.reports) >= 5)
+            assert states(fleet) == [WorkerState.PROBING]
+            (tmp_path / "mended").touch()
+            await fleet.until(lambda: fleet.outcomes() == ["ok"])
+
+    with_fleet(work)
+
+
+def test_a_device_that_breaks_gives_its_lease_up_and_probes(tmp_path: Path) -> None:
+    async def work(fleet: FakeFleet) -> None:
+        sound = tmp_path / "sound"
+        sound.touch()
+        async with working(fleet, FAULT_UNTIL=str(sound)):
+            await fleet.until(lambda: in_state(fleet, WorkerState.READY))
+            sound.unlink()
+            fleet.offer("run exit", "ok")
+            await fleet.until(lambda: in_state(fleet, WorkerState.PROBING))
+            assert fleet.reports[-1].held is None
+            sound.touch()
+            await fleet.until(lambda: len(fleet.stored) == 2)
+        assert fleet.outcomes() == ["run_error", "ok"]
+
+    with_fleet(work)
+
+
+def test_once_means_one_lease() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.offer("ok", "ok")
+        fleet.offer("ok")
+        async with working(fleet, Manners(2, 0.05, 0.02, once=True)) as worker:
+            await worker.running
+        assert fleet.outcomes() == ["ok", "ok"]
+        assert states(fleet) == [WorkerState.PROBING, WorkerState.READY, WorkerState.DRAINING]
+
+    with_fleet(work)
+
+
+def test_a_farewell_delivers_what_is_left() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.offer("ok", "hang")
+        fleet.acknowledging = False
+        async with working(fleet) as worker:
+            await fleet.until(lambda: len(fleet.stored) == 1)
+            worker.running.cancel()
+            await asyncio.gather(worker.running, return_exceptions=True)
+            assert worker.executor.child_pid is None
+            await worker.agent.farewell()
+        last = fleet.reports[-1]
+        assert (last.state, last.held, len(last.results)) == (WorkerState.DRAINING, None, 1)
+
+    with_fleet(work)

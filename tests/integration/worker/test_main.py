@@ -1,0 +1,141 @@
+"""`python -m worker` as it is deployed: a process of its own, its child measuring with TVM."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import grpc
+import psutil
+import pytest
+
+from compiler.workload import to_json
+from proto.values import WorkerState
+from tests import workloads
+from tests.integration.worker.fake_fleet import FakeFleet
+
+PACKAGES = Path(__file__).resolve().parents[3]
+# The trace that leaves a workload as it is.
+UNTOUCHED = "[[], []]"
+
+
+def environment(**more: str) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TUNEFARM_")}
+    return {**kept, "PYTHONPATH": str(PACKAGES), **more}
+
+
+def with_worker(
+    fleet: FakeFleet,
+    work: Callable[[asyncio.subprocess.Process], Awaitable[None]],
+    *flags: str,
+) -> tuple[int | None, str]:
+    """The exit code, and what it wrote on standard error."""
+
+    async def run() -> tuple[int | None, str]:
+        await fleet.start()
+        server = f"127.0.0.1:{fleet.port}"
+        command = (sys.executable, "-P", "-m", "worker", "--server", server, "--name", "board", *flags)
+        process = await asyncio.create_subprocess_exec(
+            *command, env=environment(), stderr=asyncio.subprocess.PIPE
+        )
+        try:
+            await work(process)
+            _, errors = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+            await fleet.stop()
+        return process.returncode, errors.decode()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_the_worker_and_its_child_cleanly(number: signal.Signals) -> None:
+    fleet = FakeFleet()
+
+    async def work(process: asyncio.subprocess.Process) -> None:
+        await fleet.until(lambda: bool(fleet.reports) and fleet.reports[-1].state is WorkerState.READY)
+        (child,) = psutil.Process(process.pid).children()
+        process.send_signal(number)
+        await process.wait()
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+    code, errors = with_worker(fleet, work)
+    assert code == 0
+    assert "Traceback" not in errors
+    assert fleet.reports[-1].state is WorkerState.DRAINING
+
+
+def test_candidates_are_measured_with_tvm() -> None:
+    fleet = FakeFleet()
+    fleet.workloads["matmul"] = to_json(workloads.matmul(16, 16, 16))
+    target = '{"kind":"llvm"}'
+    fleet.offer(UNTOUCHED, "no trace", UNTOUCHED, workload="matmul", target=target)
+
+    async def work(process: asyncio.subprocess.Process) -> None:
+        await process.wait()
+
+    code, errors = with_worker(fleet, work, "--once", "--threads", "1")
+    assert (code, fleet.outcomes()) == (0, ["ok", "build_error", "ok"]), errors
+    reported = fleet.reports[-1].device
+    assert reported is not None
+    assert reported.cores == 1
+
+
+def test_a_worker_that_is_refused_says_why_in_one_line() -> None:
+    fleet = FakeFleet()
+    fleet.refusal = grpc.StatusCode.UNAUTHENTICATED, "the token is wrong"
+
+    async def work(process: asyncio.subprocess.Process) -> None:
+        await process.wait()
+
+    code, errors = with_worker(fleet, work)
+    assert code == 1
+    assert errors.splitlines()[-1].endswith("refused this worker: the token is wrong; check --token")
+    assert "Traceback" not in errors
+
+
+def test_a_fenced_worker_has_an_exit_code_of_its_own() -> None:
+    fleet = FakeFleet()
+    fleet.fence = True
+
+    async def work(process: asyncio.subprocess.Process) -> None:
+        await process.wait()
+
+    code, errors = with_worker(fleet, work)
+    assert code == 3
+    assert errors.splitlines()[-1].startswith("tunefarm worker: another worker took over the name board")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "the setting server is missing: give --server or set TUNEFARM_WORKER_SERVER"),
+        (["--server", "http://farm"], "HOST:PORT, not 'http://farm'"),
+        (["--server", "farm:1", "--threads", "0"], "the setting threads is wrong"),
+        (["--server", "farm:1", "--name", "a b"], "the setting name is wrong"),
+    ],
+)
+def test_a_wrong_setting_is_one_clear_line(flags: list[str], says: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "worker", *flags],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert says in done.stderr
+
+
+def test_the_agent_itself_never_loads_tvm() -> None:
+    check = "import sys, worker.main; sys.exit(sum(name in sys.modules for name in ('tvm', 'compiler')))"
+    subprocess.run([sys.executable, "-c", check], env=environment(), check=True)

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+from pydantic import ValidationError
+
+from proto.values import Limits
+from worker import settings
+from worker.settings import Settings
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TOKEN", "WORKER_TOKEN", "WORKER_SERVER", "WORKER_THREADS", "WORKER_NAME"):
+        monkeypatch.delenv(f"TUNEFARM_{name}", raising=False)
+
+
+def test_the_environment_stands_in_for_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNEFARM_WORKER_SERVER", "farm:8761")
+    monkeypatch.setenv("TUNEFARM_WORKER_THREADS", "3")
+    assert (Settings().server, Settings().threads) == ("farm:8761", 3)  # type: ignore[call-arg]
+    assert Settings(server="other:1").server == "other:1"
+
+
+def test_the_nearest_token_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "somebody else's")
+    assert Settings(server="farm:1").secret is None
+    monkeypatch.setenv("TUNEFARM_TOKEN", "service")
+    assert Settings(server="farm:1").secret == "service"
+    monkeypatch.setenv("TUNEFARM_WORKER_TOKEN", "worker")
+    assert Settings(server="farm:1").secret == "worker"
+    assert Settings(server="farm:1", token="flag").secret == "flag"  # type: ignore[arg-type]
+    assert "flag" not in repr(Settings(server="farm:1", token="flag"))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("server", ["farm", "http://farm:1", "farm:0", "farm:65536", "farm:x", ":1", ""])
+def test_what_is_no_address_is_refused(server: str) -> None:
+    with pytest.raises(ValidationError):
+        Settings(server=server)
+
+
+@pytest.mark.parametrize("server", ["farm:1", "127.0.0.1:8761", "[::1]:8761"])
+def test_addresses(server: str) -> None:
+    assert Settings(server=server).server == server
+
+
+@pytest.mark.parametrize("wrong", [{"threads": 0}, {"name": "two words"}, {"name": ""}, {"run_timeout_s": 0}])
+def test_values_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Settings(server="farm:1", **wrong)  # type: ignore[arg-type]
+
+
+def test_the_host_name_is_made_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "my board\n")
+    assert Settings(server="farm:1").name == "myboard"
+    monkeypatch.setattr("socket.gethostname", lambda: "")
+    assert Settings(server="farm:1").name == "worker"
+
+
+def test_only_the_limits_that_are_set_overrule() -> None:
+    given = Limits(build_timeout_s=1.0, run_timeout_s=2.0, module_timeout_s=3.0, memory_bytes=4)
+    ours = Settings(server="farm:1", run_timeout_s=20.0, memory_bytes=5)
+    assert ours.overrule(given) == Limits(1.0, 20.0, 3.0, 5)
+
+
+@pytest.mark.parametrize(
+    ("allowed", "physical", "quota", "cores"),
+    [
+        (8, 4, "max 100000", 4),
+        (2, 4, "max 100000", 2),
+        (8, None, "max 100000", 8),
+        (8, 8, "250000 100000", 2),
+        (8, 8, "50000 100000", 1),
+        (8, 8, None, 8),
+    ],
+)
+def test_cores_are_real_allowed_and_paid_for(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    allowed: int,
+    physical: int | None,
+    quota: str | None,
+    cores: int,
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(allowed)), raising=False)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: physical)
+    monkeypatch.setattr(settings, "CGROUP_QUOTA", tmp_path / "cpu.max")
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(quota)
+    assert settings.usable_cores() == cores
