@@ -21,7 +21,8 @@ def fold_scales(mod: tvm.IRModule) -> tvm.IRModule:
 
     ((conv2d(x, w) - mean) / std) * gamma + beta  ->  conv2d(x, w * gamma / std) + shift
     """
-    return rewrite_functions(mod, lambda function: _ScaleFolder(mod, function).visit_expr(function))
+    with np.errstate(all="ignore"):  # weights may hold anything; what isn't finite stays unfolded
+        return rewrite_functions(mod, lambda function: _ScaleFolder(mod, function).visit_expr(function))
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class _Scaled:
     def then(self, operator: str, value: Vector) -> _Scaled | None:
         """This with one more operation behind it; None when the result isn't finite."""
         scale, shift = _THEN[operator](self.scale, self.shift, value)
-        finite = bool(np.isfinite(scale).all() and np.isfinite(shift).all())
+        finite = all(np.isfinite(values.astype(np.float32)).all() for values in (scale, shift))
         return _Scaled(self.convolution, scale, shift) if finite else None
 
 

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import tarfile
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compiler import artifact
+from compiler.artifact import ArtifactError, Manifest, TaskEntry, build_library, build_module, pack, unpack
+from compiler.model import extract_tasks, fuse, read_onnx
+from compiler.spec import TensorSpec
+from tests.onnx_models import two_outputs
+
+TARGET = '{"kind":"llvm","num-cores":2}'
+MANIFEST = Manifest(
+    model_name="tiny",
+    model_sha="ab" * 32,
+    target=TARGET,
+    device_class="0123456789abcdef",
+    inputs=(TensorSpec("input", (1, 3, 8, 8), "float32"),),
+    outputs=(TensorSpec("output", (1, 10), "float32"),),
+    threads=2,
+    versions={"apache-tvm": "0.27.0.post1"},
+    created_at=1700000000.0,
+    tasks=(TaskEntry("123", "conv2d", 2, "[[], []]", 0.001, "trial"), TaskEntry("4", "transpose", 1)),
+    untuned_secs=(0.3, 0.31),
+    tuned_secs=(0.01,),
+)
+
+
+def _tar(entries: list[tuple[tarfile.TarInfo, bytes]]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for entry, data in entries:
+            entry.size = len(data) if entry.isreg() else 0
+            tar.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def _link(name: str, target: str) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname = tarfile.SYMTYPE, target
+    return entry
+
+
+def test_packing_and_unpacking_changes_nothing() -> None:
+    assert unpack(pack(b"\x7fELF", MANIFEST)) == (b"\x7fELF", MANIFEST)
+
+
+def test_equal_contents_pack_to_equal_bytes() -> None:
+    assert pack(b"library", MANIFEST) == pack(b"library", dataclasses.replace(MANIFEST))
+
+
+def test_a_plain_tar_holds_the_two_files() -> None:
+    with tarfile.open(fileobj=io.BytesIO(pack(b"library", MANIFEST))) as tar:
+        assert tar.getnames() == ["manifest.json", "model.so"]
+
+
+GOOD = (tarfile.TarInfo("manifest.json"), MANIFEST.to_json().encode())
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "damaged"),
+        (b"not a tar at all" * 100, "damaged"),
+        (pack(b"x" * 5000, MANIFEST)[:4000], "damaged"),
+        (_tar([GOOD]), r"holds no model\.so"),
+        (_tar([(tarfile.TarInfo("model.so"), b"x")]), r"holds no manifest\.json"),
+        (_tar([GOOD, (tarfile.TarInfo("../model.so"), b"x")]), r"holds no model\.so"),
+        (_tar([GOOD, (_link("model.so", "/etc/passwd"), b"")]), "no plain file"),
+        (_tar([(tarfile.TarInfo("manifest.json"), b"{"), (tarfile.TarInfo("model.so"), b"x")]), "damaged"),
+        (_tar([(tarfile.TarInfo("manifest.json"), b"\xff"), (tarfile.TarInfo("model.so"), b"x")]), "damaged"),
+    ],
+)
+def test_what_is_no_artifact_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(ArtifactError, match=message):
+        unpack(data)
+
+
+def test_an_entry_over_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifact, "MAX_LIBRARY_BYTES", 3)
+    with pytest.raises(ArtifactError, match="at most 3 bytes"):
+        unpack(pack(b"four", MANIFEST))
+
+
+@settings(max_examples=100, deadline=None)
+@given(position=st.integers(0, 4095), value=st.integers(0, 255))
+def test_a_flipped_byte_is_refused_or_harmless(position: int, value: int) -> None:
+    data = bytearray(pack(b"library", MANIFEST))
+    data[position] = value
+    try:
+        unpack(bytes(data))
+    except ArtifactError:
+        return
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"threads": 0},
+        {"threads": "2"},
+        {"inputs": [{"name": "x"}]},
+        {"tasks": 5},
+        {"surprise": 1},
+        {"tuned_secs": None},
+    ],
+)
+def test_a_manifest_of_another_form_is_refused(change: dict[str, object]) -> None:
+    data = json.loads(MANIFEST.to_json()) | change
+    with pytest.raises(ArtifactError, match="damaged or of another version"):
+        Manifest.from_json(json.dumps(data))
+
+
+def test_without_a_linker_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    with pytest.raises(ArtifactError, match="install gcc or clang"):
+        build_library(fuse(read_onnx(two_outputs(), {}), TARGET), TARGET)
+
+
+def test_a_trace_that_does_not_apply_is_an_artifact_error() -> None:
+    fused = fuse(read_onnx(two_outputs(), {}), TARGET)
+    trace = '[[["GetSBlock",[],["no_such_block","main"],["b0"]]],[]]'
+    schedules = {task.workload_hash: trace for task in extract_tasks(fused)}
+    with pytest.raises(ArtifactError, match=r"the schedule of .* doesn't apply"):
+        build_module(fused, schedules, TARGET)

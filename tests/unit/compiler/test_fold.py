@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax
+
+from compiler import fold
+from compiler.fold import fold_constants
+from compiler.forms import lower_scalars, raise_ranks
+from compiler.scales import fold_scales
+
+SHAPE = (1, 4, 6, 6)
+
+
+def _module(emit: Callable[[relax.BlockBuilder, relax.Var], relax.Expr]) -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(SHAPE, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            output = builder.emit_output(emit(builder, x))
+        builder.emit_func_output(output)
+    return builder.get()
+
+
+def _const(*shape: int, seed: int = 0) -> Any:
+    return relax.const(np.random.default_rng(seed).uniform(0.5, 1.5, shape).astype(np.float32))
+
+
+def _operators(mod: tvm.IRModule) -> list[str]:
+    return [
+        binding.value.op.name.removeprefix("relax.")
+        for block in mod["main"].body.blocks
+        for binding in block.bindings
+        if isinstance(binding.value, tvm.ir.Call)
+    ]
+
+
+def _run(mod: tvm.IRModule) -> Any:
+    machine = relax.VirtualMachine(relax.build(mod, tvm.target.Target("llvm")), tvm.cpu())
+    x = np.random.default_rng(9).standard_normal(SHAPE).astype(np.float32)
+    return machine["main"](tvm.runtime.tensor(x)).numpy()
+
+
+def _convolution(b: relax.BlockBuilder, x: relax.Expr) -> relax.Var:
+    return b.emit(relax.op.nn.conv2d(x, _const(8, 4, 3, 3)))
+
+
+def test_expressions_of_constants_become_constants() -> None:
+    def emit(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        c = b.emit(relax.op.permute_dims(_const(6, 4, 1, 6), [2, 1, 0, 3]))
+        c = b.emit(relax.op.sqrt(b.emit(relax.op.add(c, relax.const(1.0)))))
+        c = b.emit(relax.op.reshape(b.emit(relax.op.divide(c, relax.const(2.0))), (1, 4, 6, 6)))
+        return relax.op.multiply(x, c)
+
+    mod = _module(emit)
+    folded = fold_constants(mod)
+    assert _operators(folded) == ["multiply"]
+    np.testing.assert_allclose(_run(folded), _run(mod), rtol=1e-6)
+
+
+def test_integer_division_is_left_to_tvm() -> None:
+    def emit(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        quotient = b.emit(relax.op.divide(relax.const(np.array([-7])), relax.const(np.array([2]))))
+        return relax.op.add(x, b.emit(relax.op.astype(quotient, "float32")))
+
+    assert "divide" in _operators(fold_constants(_module(emit)))
+
+
+def test_a_large_result_is_not_folded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fold, "MAX_CONSTANT_BYTES", 100)
+    mod = _module(lambda b, x: relax.op.add(x, b.emit(relax.op.broadcast_to(_const(1, 4, 1, 1), SHAPE))))
+    assert "broadcast_to" in _operators(fold_constants(mod))
+
+
+def test_scales_and_shifts_go_into_the_convolution() -> None:
+    def emit(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        y = b.emit(relax.op.subtract(_convolution(b, x), _const(1, 8, 1, 1)))
+        y = b.emit(relax.op.divide(y, _const(8, 1, 1, seed=1)))
+        y = b.emit(relax.op.multiply(_const(1, 8, 1, 1, seed=2), y))
+        return relax.op.add(y, relax.const(3.0))
+
+    mod = _module(emit)
+    folded = fold_scales(mod)
+    assert _operators(folded) == ["nn.conv2d", "add"]
+    np.testing.assert_allclose(_run(folded), _run(mod), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [_const(1, 8, 4, 4), _const(1, 1, 1, 4), _const(2, 8, 1, 1), relax.const(0.0)],
+    ids=["per element", "per column", "grows the batch", "division by zero"],
+)
+def test_what_is_not_per_channel_and_finite_stays(value: Any) -> None:
+    mod = _module(lambda b, x: relax.op.divide(_convolution(b, x), value))
+    assert _operators(fold_scales(mod)) == ["nn.conv2d", "divide"]
+
+
+def test_a_constant_minus_a_convolution_stays() -> None:
+    mod = _module(lambda b, x: relax.op.subtract(_const(1, 8, 1, 1), _convolution(b, x)))
+    assert _operators(fold_scales(mod)) == ["nn.conv2d", "subtract"]
+
+
+def test_a_convolution_with_two_readers_keeps_its_weights() -> None:
+    def emit(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        conv = _convolution(b, x)
+        return relax.op.add(b.emit(relax.op.multiply(conv, _const(1, 8, 1, 1))), conv)
+
+    assert _operators(fold_scales(_module(emit))) == ["nn.conv2d", "multiply", "add"]
+
+
+def test_a_convolution_that_is_an_output_keeps_its_weights() -> None:
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(SHAPE, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            conv = builder.emit_output(relax.op.nn.conv2d(x, _const(8, 4, 3, 3)))
+            scaled = builder.emit_output(relax.op.multiply(conv, _const(1, 8, 1, 1)))
+        builder.emit_func_output(relax.Tuple([conv, scaled]))
+    assert _operators(fold_scales(builder.get())) == ["nn.conv2d", "multiply"]
+
+
+def test_ranks_are_raised_and_scalars_lowered_again() -> None:
+    mod = _module(lambda b, x: relax.op.maximum(b.emit(relax.op.add(x, _const(6))), relax.const(0.5)))
+    raised = raise_ranks(mod)
+    assert [tuple(c.args[1].value.shape) for c in _calls(raised)] == [(1, 1, 1, 6), (1, 1, 1, 1)]
+    assert [tuple(c.args[1].value.shape) for c in _calls(lower_scalars(raised))] == [(1, 1, 1, 6), ()]
+    np.testing.assert_array_equal(_run(lower_scalars(raised)), _run(mod))
+
+
+def _calls(mod: tvm.IRModule) -> list[Any]:
+    return [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
