@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -164,15 +164,15 @@ def _flush_between_repeats(constants: Sequence[int]) -> None:
     tvm_ffi.register_global_func(FLUSH, flush_constants, override=True)
 
 
-def _time_calls(call: Any) -> tuple[float, ...]:
-    """Wall-clock seconds of repeated calls after a first, untimed one."""
-    call()
+def _time_calls(call: Callable[[], object]) -> tuple[float, ...]:
+    """Wall-clock seconds of repeated calls. The first one, which finds cold caches and a sleeping thread
+    pool, counts only for modules so slow that it makes no difference."""
     secs: list[float] = []
-    while len(secs) < MIN_REPEATS or (sum(secs) < MODULE_TIMING_S and len(secs) < MAX_MODULE_REPEATS):
+    while len(secs) < 2 or (sum(secs) < MODULE_TIMING_S and len(secs) <= MAX_MODULE_REPEATS):
         start = time.perf_counter()
         call()
         secs.append(time.perf_counter() - start)
-    return tuple(secs)
+    return tuple(secs[1:] if len(secs) > 2 else secs)
 
 
 def _difference(subject: _Subject, arguments: Sequence[Any]) -> str:

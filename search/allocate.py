@@ -11,6 +11,7 @@ BETA = 2.0
 WINDOW = 3
 # Trials after which a task that lags behind similar ones no longer counts as similar.
 PATIENCE = 32
+MAX_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,9 @@ class TaskProgress:
 def next_tasks(tasks: Sequence[TaskProgress], slots: int, per_pick: int) -> list[int]:
     """One index per pick of `per_pick` trials, until `slots` trials are given out.
 
-    Tasks without trials come first, heaviest first; then the largest expected gain per trial. Empty when
-    every task is exhausted.
+    Tasks without trials come first, heaviest first; then the largest expected gain per trial. Nobody knows
+    yet what the slots will bring, so one task gets at most a quarter of them while others are open. Empty
+    when every task is exhausted.
     """
     issued = [task.issued for task in tasks]
     picks: list[int] = []
@@ -49,7 +51,9 @@ def next_tasks(tasks: Sequence[TaskProgress], slots: int, per_pick: int) -> list
         open_tasks = [i for i, task in enumerate(tasks) if not task.exhausted]
         if not open_tasks:
             break
-        chosen = max(open_tasks, key=lambda i: _priority(tasks, i, issued[i]))
+        share = max(1, math.floor(MAX_SHARE * slots / per_pick))
+        below_share = [i for i in open_tasks if picks.count(i) < share]
+        chosen = max(below_share or open_tasks, key=lambda i: _priority(tasks, i, issued[i]))
         issued[chosen] += per_pick
         picks.append(chosen)
     return picks
