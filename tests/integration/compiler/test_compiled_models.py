@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,7 @@ from numpy.typing import NDArray
 from tvm import relax
 
 from compiler.artifact import build_library, build_module
-from compiler.model import Model, extract_tasks, fuse, read_onnx, untuned
-from compiler.workload import from_json
+from compiler.model import Model, fuse, read_onnx, untuned
 from tests.onnx_models import MODELS
 
 TARGET = '{"kind":"llvm","num-cores":2}'
@@ -50,3 +51,34 @@ def test_a_fused_model_gives_what_onnx_runtime_gives(name: str, tmp_path: Path) 
     assert [spec.shape for spec in model.outputs] == [value.shape for value in expected]
     for output, reference in zip(outputs, expected, strict=True):
         np.testing.assert_allclose(output, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_the_untuned_module_gives_what_onnx_runtime_gives(tmp_path: Path) -> None:
+    data = MODELS["residual"]()
+    model = read_onnx(data, {})
+    inputs = _inputs(model)
+    (output,) = _run(build_library(untuned(model, TARGET), TARGET), inputs, tmp_path)
+    np.testing.assert_allclose(output, _reference(data, model, inputs)[0], rtol=1e-4, atol=1e-5)
+
+
+RUN = """
+import sys
+import numpy, tvm
+from tvm.runtime.vm import VirtualMachine
+assert "tvm.relax" not in sys.modules, "the compiler was imported"
+machine = VirtualMachine(tvm.runtime.load_module(sys.argv[1]), tvm.cpu())
+numpy.save(sys.argv[3], machine["main"](tvm.runtime.tensor(numpy.load(sys.argv[2]))).numpy())
+"""
+
+
+def test_tvms_runtime_alone_runs_a_library(tmp_path: Path) -> None:
+    model = read_onnx(MODELS["residual"](), {})
+    (data,) = _inputs(model)
+    library, given, result = (tmp_path / name for name in ("model.so", "input.npy", "output.npy"))
+    library.write_bytes(build_module(fuse(model, TARGET), {}, TARGET))
+    np.save(given, data)
+    environment = {**os.environ, "TVM_USE_RUNTIME_LIB": "1"}
+    command = [sys.executable, "-c", RUN, str(library), str(given), str(result)]
+    subprocess.run(command, env=environment, check=True, timeout=60)
+    (expected,) = _reference(MODELS["residual"](), model, [data])
+    np.testing.assert_allclose(np.load(result), expected, rtol=1e-4, atol=1e-5)

@@ -1,0 +1,103 @@
+"""TVM's own pass compiles a model with the schedules that we export."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from tvm import relax
+from tvm.s_tir.meta_schedule.database import JSONDatabase
+
+from compiler.artifact import build_library
+from compiler.lower import lower
+from compiler.metaschedule import export_database
+from compiler.model import ExtractedTask, extract_tasks, fuse, read_onnx
+from compiler.subgraph import NotCovered, read_dag
+from compiler.target import probe
+from compiler.workload import from_json
+from search import sketch
+from search.cost_model import CostModel
+from search.policy import SearchTask, propose
+from tests.onnx_models import residual
+
+DEVICE = probe(cores=2)
+
+
+@dataclass(frozen=True)
+class _Stored:
+    workload_hash: str
+    trace: str
+    run_secs: tuple[float, ...] = (0.001,)
+    target: str = DEVICE.target
+
+
+def _proposed(task: ExtractedTask) -> str | None:
+    """The first schedule that the search would try."""
+    module = from_json(task.module_json)
+    try:
+        dag = read_dag(module)
+    except NotCovered:
+        return None
+    search_task = SearchTask(dag, sketch.generate(dag), DEVICE)
+    rng = np.random.default_rng(0)
+    proposals = propose(search_task, CostModel(), [], 1, rng, []) if search_task.sketches else []
+    return lower(module, proposals[0].program, DEVICE) if proposals else None
+
+
+@pytest.fixture(scope="module")
+def fused() -> tvm.IRModule:
+    return fuse(read_onnx(residual(size=16), {}), DEVICE.target)
+
+
+@pytest.fixture(scope="module")
+def traces(fused: tvm.IRModule) -> dict[str, str]:
+    proposed = {task.workload_hash: _proposed(task) for task in extract_tasks(fused)}
+    return {name: trace for name, trace in proposed.items() if trace is not None}
+
+
+def _applied(fused: tvm.IRModule, traces: dict[str, str], folder: Path) -> tvm.IRModule:
+    texts = export_database(
+        [_Stored(name, trace) for name, trace in traces.items()],
+        {task.workload_hash: task.module_json for task in extract_tasks(fused)},
+    )
+    for name, text in zip(("w.json", "r.json"), texts, strict=True):
+        (folder / name).write_text(text)
+    database = JSONDatabase(str(folder / "w.json"), str(folder / "r.json"), allow_missing=False)
+    with tvm.target.Target(json.loads(DEVICE.target)), database:
+        return relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(fused)
+
+
+def test_every_function_with_a_record_is_scheduled(
+    fused: tvm.IRModule, traces: dict[str, str], tmp_path: Path
+) -> None:
+    applied = _applied(fused, traces, tmp_path)
+    tasks = [task for task in extract_tasks(fused) if task.workload_hash in traces]
+    assert len(tasks) >= 3
+    for name in (name for task in tasks for name in task.functions):
+        assert applied[name].attrs["tirx.is_scheduled"], name
+        assert not tvm_ffi.structural_equal(applied[name].body, fused[name].body), name
+
+
+def test_functions_that_are_scheduled_are_no_tasks(
+    fused: tvm.IRModule, traces: dict[str, str], tmp_path: Path
+) -> None:
+    left = {task.workload_hash for task in extract_tasks(_applied(fused, traces, tmp_path))}
+    assert left == {task.workload_hash for task in extract_tasks(fused)} - set(traces)
+
+
+def test_the_applied_module_computes_the_same(
+    fused: tvm.IRModule, traces: dict[str, str], tmp_path: Path
+) -> None:
+    data = np.random.default_rng(0).standard_normal((1, 3, 16, 16)).astype(np.float32)
+    outputs = []
+    for index, module in enumerate((fused, _applied(fused, traces, tmp_path))):
+        path = tmp_path / f"model{index}.so"
+        path.write_bytes(build_library(module, DEVICE.target))
+        machine = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())
+        outputs.append(machine["main"](tvm.runtime.tensor(data)).numpy())
+    np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
