@@ -188,7 +188,7 @@ class Client:
                 raise _problem(source.response)
             if source.response.status_code != httpx.codes.NO_CONTENT:
                 for sent in source.iter_sse():
-                    yield Event(sent.id, sent.event, sent.json())
+                    yield _event(sent)
 
     def _get(self, path: str, query: Mapping[str, str | int] | None = None) -> dict[str, Any]:
         return _object(self._call(lambda: self._http.get(path, params=query)))
@@ -218,6 +218,13 @@ class Client:
     def _unreachable(self, error: httpx.TransportError) -> UnreachableError:
         cause = str(error) or type(error).__name__
         return UnreachableError(f"no tunefarm service answers at {self.url} ({cause})")
+
+
+def _event(sent: httpx_sse.ServerSentEvent) -> Event:
+    try:
+        return _parse(Event, {"id": sent.id, "kind": sent.event, "data": sent.json()})
+    except ValueError as error:
+        raise ClientError(f"the service sent an event that is not understood: {error}") from error
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:

@@ -86,17 +86,26 @@ def supervise(
     """Runs the programs until the context ends. They inherit the descriptor `lock`."""
     control = scratch / "control"
     settings = scratch / "supervisord.conf"
-    settings.write_text(settings_text(programs, control, logs))
-    process = subprocess.Popen(
-        [*TETHER, *PYTHON, "-m", "supervisor.supervisord", "--nodaemon", "--configuration", str(settings)],
-        cwd=scratch,
-        env=dict(environment),
-        pass_fds=(lock,),
-        start_new_session=True,  # a terminal's Ctrl-C reaches the command alone, which stops things in order
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    settings.write_text(settings_text(programs, scratch))
+    with (logs / "supervisor.log").open("ab") as log:
+        process = subprocess.Popen(
+            [
+                *TETHER,
+                *PYTHON,
+                "-m",
+                "supervisor.supervisord",
+                "--nodaemon",
+                "--configuration",
+                str(settings),
+            ],
+            cwd=logs,
+            env=dict(environment),
+            pass_fds=(lock,),
+            start_new_session=True,  # Ctrl-C reaches the command alone, which stops things in order
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
     supervisor = Supervisor(process, control, logs)
     try:
         yield supervisor
@@ -105,29 +114,29 @@ def supervise(
             supervisor.stop()
 
 
-def settings_text(programs: Sequence[Program], control: Path, logs: Path) -> str:
-    """supervisord's configuration file."""
+def settings_text(programs: Sequence[Program], scratch: Path) -> str:
+    """supervisord's configuration file. Logs go where it is started: their names are relative."""
     head = f"""\
 [supervisord]
 nodaemon=true
 silent=true
-logfile={_literal(logs / "supervisor.log")}
+logfile=supervisor.log
 logfile_maxbytes=1MB
 logfile_backups=1
-pidfile={_literal(control.with_name("pid"))}
+pidfile={_literal(scratch / "pid")}
 minfds={FIRST_LOCK_FD}
 
 [unix_http_server]
-file={_literal(control)}
+file={_literal(scratch / "control")}
 chmod=0600
 
 [rpcinterface:supervisor]
 supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 """
-    return head + "".join(_section(program, order, logs) for order, program in enumerate(programs))
+    return head + "".join(_section(program, order) for order, program in enumerate(programs))
 
 
-def _section(program: Program, order: int, logs: Path) -> str:
+def _section(program: Program, order: int) -> str:
     return f"""
 [program:{program.name}]
 command={_literal(shlex.join((*TETHER, *program.command)))}
@@ -138,7 +147,7 @@ startretries={RETRIES}
 stopwaitsecs={program.stop_after_s}
 killasgroup=true
 redirect_stderr=true
-stdout_logfile={_literal(logs / f"{program.name}.log")}
+stdout_logfile={program.name}.log
 stdout_logfile_maxbytes=10MB
 stdout_logfile_backups=2
 """

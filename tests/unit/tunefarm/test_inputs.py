@@ -15,7 +15,7 @@ def test_shapes_are_read_by_input_name() -> None:
     assert parsed_shapes(["image=1,3,224,224", "a=b=7"]) == {"image": (1, 3, 224, 224), "a=b": (7,)}
 
 
-@pytest.mark.parametrize("flag", ["", "x", "x=", "=1,2", "x=1,,2", "x=1,0", "x=-1", "x=1.5", "x=a,b", "x=1;2"])
+@pytest.mark.parametrize("flag", ["", "x", "x=", "=1,2", "x=1,,2", "x=1,0", "x=-1", "x=1.5", "x=a,b"])
 def test_a_shape_that_is_no_shape_is_refused(flag: str) -> None:
     with pytest.raises(CommandError, match="NAME=1,3,224,224") as refused:
         parsed_shapes([flag])

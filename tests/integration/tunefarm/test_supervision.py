@@ -1,0 +1,111 @@
+"""Processes are kept alive, given up in the end, and never outlive the one that asked for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tunefarm.folder import DataFolder
+from tunefarm.supervision import Program, Supervisor, supervise
+
+ROOT = Path(__file__).parents[3]
+SLEEPER = (sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)")
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> DataFolder:
+    made = DataFolder(tmp_path / "100% data")
+    made.prepare()
+    return made
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    made = tmp_path / "5% scratch"
+    made.mkdir()
+    return made
+
+
+@contextmanager
+def start(folder: DataFolder, scratch: Path, *programs: Program) -> Iterator[Supervisor]:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with folder.locked() as lock, supervise(programs, scratch, folder.logs, environment, lock) as supervisor:
+        yield supervisor
+
+
+@pytest.mark.slow
+def test_a_killed_program_is_started_again_and_all_stop_together(folder: DataFolder, scratch: Path) -> None:
+    with start(folder, scratch, Program("one", SLEEPER, 5), Program("two", SLEEPER, 5)) as supervisor:
+        until(lambda: supervisor.states() == {"one": "RUNNING", "two": "RUNNING"})
+        before = psutil.Process(supervisor.process.pid).children()
+        before[0].kill()
+        until(lambda: not before[0].is_running())
+        until(lambda: len(psutil.Process(supervisor.process.pid).children()) == 2)
+        after = psutil.Process(supervisor.process.pid).children()
+    assert not any(process.is_running() for process in before + after)
+    with folder.locked():
+        pass
+
+
+@pytest.mark.slow
+def test_a_program_that_keeps_failing_is_given_up_with_its_last_words(
+    folder: DataFolder, scratch: Path
+) -> None:
+    broken = (sys.executable, "-c", "raise SystemExit('100% out of luck')")
+    with start(folder, scratch, Program("good", SLEEPER, 5), Program("bad", broken, 5)) as supervisor:
+        until(lambda: supervisor.given_up() == "bad")
+        assert supervisor.last_words("bad") == "100% out of luck"
+        assert supervisor.last_words("nobody") == ""
+
+
+KILLED_LATER = """
+import os, sys, time
+from pathlib import Path
+from tunefarm.folder import DataFolder
+from tunefarm.supervision import Program, supervise
+folder = DataFolder(Path(sys.argv[1]))
+program = Program("sleeper", (sys.executable, "-c", "import time; time.sleep(600)"), 5)
+scratch = Path(sys.argv[2])
+with folder.locked() as lock, supervise([program], scratch, folder.logs, os.environ, lock) as running:
+    while running.states() != {"sleeper": "RUNNING"}:
+        time.sleep(0.05)
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the tether is Linux's")
+@pytest.mark.parametrize("victim", ["command", "supervisor"])
+def test_nothing_is_left_behind_when_something_is_killed(
+    folder: DataFolder, scratch: Path, victim: str
+) -> None:
+    arguments = [sys.executable, "-c", KILLED_LATER, str(folder.path), str(scratch)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environment) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == b"ready\n"
+        family = psutil.Process(command.pid).children(recursive=True)
+        assert len(family) == 2
+        os.kill(command.pid if victim == "command" else family[0].pid, signal.SIGKILL)
+        until(lambda: not any(process.is_running() and process.status() != "zombie" for process in family))
+        command.kill()
+    with folder.locked():
+        pass

@@ -1,0 +1,116 @@
+"""A service over real HTTP whose only job goes from queued to an end that the test chose."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from tests.unit.tunefarm.samples import job, task
+from tunefarm.values import JobState
+
+
+@dataclass
+class FakeService:
+    """`looks` counts how often the job was looked at: it is done the third time."""
+
+    end: JobState = JobState.DONE
+    error: str | None = None
+    refusal: dict[str, Any] | None = None
+    url: str = ""
+    looks: int = 0
+    requests: list[dict[str, Any]] = field(default_factory=list)
+
+    def answer(self, method: str, path: str, body: bytes) -> tuple[int, str, bytes]:
+        if method == "POST" and self.refusal is not None:
+            return self.refusal["status"], "application/problem+json", json.dumps(self.refusal).encode()
+        if path.endswith("/events"):
+            return 200, "text/event-stream", b"id: 1\nevent: state\ndata: {}\n\n"
+        if path.endswith("/artifact"):
+            return 200, "application/x-tar", _artifact()
+        return 200, "application/json", json.dumps(self._value(method, path, body)).encode()
+
+    def _value(self, method: str, path: str, body: bytes) -> Any:
+        if path.startswith("/v1/models"):
+            return {"sha256": "ab", "name": "net", "size": len(body)}
+        if path.endswith("/tasks"):
+            return {"items": [asdict(task("conv1", weight=2, best_s=0.003))]}
+        if path.endswith(":cancel"):
+            return asdict(job(state=JobState.CANCELLED))
+        if path == "/v1/workers":
+            return {"items": [_WORKER]}
+        if (method, path) == ("POST", "/v1/jobs"):
+            self.requests.append(json.loads(body))
+            return asdict(job(state=JobState.QUEUED))
+        if path.startswith("/v1/jobs?"):
+            return {"items": [asdict(job())], "next": None}
+        return asdict(self._job())
+
+    def _job(self) -> Any:
+        self.looks += 1
+        if self.looks < 3:
+            return job(state=JobState.TUNING, trials_done=self.looks)
+        latencies = {"untuned_latency_s": 0.8, "tuned_latency_s": 0.02} if self.end is JobState.DONE else {}
+        return job(state=self.end, error=self.error, trials_done=100, **latencies)
+
+
+_WORKER = {
+    "id": "w1",
+    "state": "ready",
+    "device_class": "cafe",
+    "device_name": "a board",
+    "last_seen_at": 1.0,
+    "trials_done": 5,
+    "failures": 1,
+}
+
+
+def _artifact() -> bytes:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as tar:
+        for name in ("model.so", "manifest.json"):
+            info = tarfile.TarInfo(name)
+            info.size = 2
+            tar.addfile(info, io.BytesIO(b"{}"))
+    return data.getvalue()
+
+
+@contextmanager
+def serving(service: FakeService) -> Iterator[FakeService]:
+    """Serves on a free loopback port, given as the service's `url`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._respond("GET")
+
+        def do_POST(self) -> None:
+            self._respond("POST")
+
+        def _respond(self, method: str) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, kind, content = service.answer(method, self.path, body)
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_args: object) -> None:
+            """Says nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+        http.daemon_threads = True
+        thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.05})
+        thread.start()
+        service.url = f"http://127.0.0.1:{http.server_port}"
+        try:
+            yield service
+        finally:
+            http.shutdown()
+            thread.join()

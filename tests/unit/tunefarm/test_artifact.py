@@ -1,0 +1,55 @@
+"""Artifacts are unpacked member by member; nothing else in the archive is trusted."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from tunefarm.artifact import unpack
+from tunefarm.errors import CommandError, ExitCode
+
+
+def archive(path: Path, **members: bytes | str) -> Path:
+    """A tar of files, or of symbolic links for members given as text."""
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name.replace("__", "."))
+            if isinstance(content, str):
+                info.type, info.linkname = tarfile.SYMTYPE, content
+                tar.addfile(info)
+            else:
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+    return path
+
+
+def test_both_members_are_written_and_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    unpack(archive(tmp_path / "a.tar", model__so=b"elf", manifest__json=b"{}", evil__sh=b"rm"), out)
+    assert {file.name: file.read_bytes() for file in out.iterdir()} == {
+        "model.so": b"elf",
+        "manifest.json": b"{}",
+    }
+
+
+def test_what_lacks_a_member_or_is_no_archive_is_damaged(tmp_path: Path) -> None:
+    (tmp_path / "text.tar").write_text("no tar at all")
+    for bad in (
+        tmp_path / "text.tar",
+        archive(tmp_path / "half.tar", model__so=b"elf"),
+        archive(tmp_path / "link.tar", model__so="/etc/passwd", manifest__json=b"{}"),
+    ):
+        with pytest.raises(CommandError, match="damaged artifact") as refused:
+            unpack(bad, tmp_path)
+        assert refused.value.code is ExitCode.REFUSED
+
+
+def test_a_folder_that_went_away_is_named(tmp_path: Path) -> None:
+    tar = archive(tmp_path / "a.tar", model__so=b"elf", manifest__json=b"{}")
+    with pytest.raises(CommandError, match="can't be written") as refused:
+        unpack(tar, tmp_path / "gone")
+    assert refused.value.code is ExitCode.LOCAL

@@ -1,0 +1,181 @@
+"""The command: its exit codes, its one line for every failure, and what it prints when all goes well."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.unit.tunefarm.fake_service import FakeService, serving
+from tunefarm.cli import app
+from tunefarm.errors import ExitCode
+from tunefarm.exits import run
+from tunefarm.values import JobState
+
+
+@pytest.fixture(autouse=True)
+def _own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SERVER", "TOKEN", "HOST", "PORT", "GRPC_PORT"):
+        monkeypatch.delenv(f"TUNEFARM_{name}", raising=False)
+    monkeypatch.setenv("TUNEFARM_CONFIG", str(tmp_path / "no config.toml"))
+    monkeypatch.setenv("TUNEFARM_DATA", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeService]:
+    with serving(FakeService()) as service:
+        yield service
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b"onnx")
+    return path
+
+
+def failure(capsys: pytest.CaptureFixture[str]) -> str:
+    """The only line on stderr, besides the notice that a service is being started."""
+    captured = capsys.readouterr()
+    (line,) = [line for line in captured.err.splitlines() if not line.startswith("starting the service")]
+    assert line.startswith("tunefarm: ")
+    assert captured.out == ""
+    return line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "cause"),
+    [
+        ("tune", 2, "Missing argument 'MODEL.onnx'"),
+        ("tune gone.onnx", 3, "no file gone.onnx"),
+        ("tune .", 3, "is a folder"),
+        ("tune net.onnx --trials 0", 2, "--trials"),
+        ("tune net.onnx --trials -5", 2, "--trials"),
+        ("tune net.onnx --trials many", 2, "--trials"),
+        ("tune net.onnx --minutes 0", 2, "--minutes must be more than 0"),
+        ("tune net.onnx --minutes nan", 2, "--minutes must be more than 0"),
+        ("tune net.onnx --shape x", 2, "NAME=1,3,224,224"),
+        ("tune net.onnx --seed -1", 2, "--seed"),
+        ("tune net.onnx --output net.onnx", 8, "--output DIR"),
+        ("tune net.onnx --server nowhere", 2, "http://"),
+        ("tune net.onnx --data net.onnx", 8, "--data DIR"),
+        ("up --host 0.0.0.0", 8, "set a token"),
+        ("up --port 70000", 2, "--port"),
+        ("up --host 192.0.2.1 --token t", 8, "can't listen on 192.0.2.1"),
+        ("jobs", 4, "tunefarm up"),
+        ("jobs --server http://127.0.0.1:9", 4, "no tunefarm service answers"),
+        ("watch j1 --server http://127.0.0.1:9", 4, "no tunefarm service answers"),
+        ("frobnicate", 2, "frobnicate"),
+        ("jobs --colour", 2, "--colour"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    arguments: str, code: int, cause: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert model.exists()
+    assert run(app, arguments.split()) == code
+    assert cause in failure(capsys)
+
+
+def test_a_port_in_use_is_named(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+    port = fake.url.rpartition(":")[2]
+    assert run(app, ["up", "--port", port, "--grpc-port", "0"]) == ExitCode.LOCAL
+    assert f"port {port} (Address already in use): choose another one with --port" in failure(capsys)
+
+
+def test_tune_follows_the_job_and_unpacks_its_artifact(
+    fake: FakeService, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["tune", str(model), "--server", fake.url, "--trials", "7", "--shape", "x=1,3", "--seed", "5"]
+    assert run(app, arguments) == ExitCode.OK
+    captured = capsys.readouterr()
+    for part in ("untuned   800 ms", "tuned     20 ms   40.0x faster", "conv1", "net-tuned"):
+        assert part in captured.out
+    assert "net: tuning" in captured.err
+    assert {file.name for file in Path("net-tuned").iterdir()} == {"model.so", "manifest.json"}
+    (sent,) = fake.requests
+    assert (sent["model"], sent["trials"], sent["shapes"], sent["seed"]) == ("ab", 7, {"x": [1, 3]}, 5)
+
+
+def test_tune_as_json_prints_nothing_else(
+    fake: FakeService, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(app, ["tune", str(model), "--server", fake.url, "--json", "--output", "out"]) == ExitCode.OK
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    result = json.loads(captured.out)
+    assert result["speedup"] == pytest.approx(40.0)
+    assert result["artifact"] == "out"
+    assert result["tasks"][0]["name"] == "conv1"
+
+
+def test_minutes_alone_are_the_budget(fake: FakeService, model: Path) -> None:
+    assert run(app, ["tune", str(model), "--server", fake.url, "--minutes", "2"]) == ExitCode.OK
+    assert fake.requests[0]["minutes"] == 2.0
+    assert fake.requests[0]["trials"] >= 1_000_000
+
+
+def test_compile_asks_for_no_trials(fake: FakeService, model: Path) -> None:
+    assert run(app, ["compile", str(model), "--server", fake.url]) == ExitCode.OK
+    assert fake.requests[0]["compile_only"] is True
+    assert fake.requests[0]["trials"] == 0
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "said"),
+    [
+        (JobState.FAILED, ExitCode.JOB_FAILED, "job j1 failed: the operator Foo is unknown"),
+        (JobState.CANCELLED, ExitCode.JOB_CANCELLED, "job j1 was cancelled"),
+    ],
+)
+def test_a_job_that_makes_nothing_has_its_own_exit_code(
+    end: JobState, code: ExitCode, said: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(FakeService(end=end, error="the operator Foo is unknown")) as fake:
+        assert run(app, ["tune", str(model), "--server", fake.url, "--json"]) == code
+        assert said in failure(capsys)
+        assert run(app, ["watch", "j1", "--server", fake.url]) == code
+    assert list(Path("net-tuned").iterdir()) == []
+
+
+@pytest.mark.parametrize(("status", "code"), [(422, 3), (413, 3), (401, 5), (503, 5), (507, 5)])
+def test_what_the_service_refuses_is_said_in_its_words(
+    status: int, code: int, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refusal = {"status": status, "title": "No", "detail": "Because of the weather:\n wait for sun."}
+    with serving(FakeService(refusal=refusal)) as fake:
+        assert run(app, ["tune", str(model), "--server", fake.url]) == code
+    assert "Because of the weather: wait for sun." in failure(capsys)
+
+
+def test_questions_about_jobs_and_workers(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, part in ((["jobs"], "net"), (["jobs", "j1"], "conv1"), (["workers"], "a board")):
+        assert run(app, [*arguments, "--server", fake.url]) == ExitCode.OK
+        assert part in capsys.readouterr().out
+        assert run(app, [*arguments, "--server", fake.url, "--json"]) == ExitCode.OK
+        json.loads(capsys.readouterr().out)
+    assert run(app, ["cancel", "j1", "--server", fake.url]) == ExitCode.OK
+    assert "job j1 is cancelled" in capsys.readouterr().out
+
+
+def test_help_lists_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, []) == ExitCode.OK
+    out = capsys.readouterr().out
+    commands = "tune up server scheduler worker jobs watch cancel best compile export import workers"
+    for command in commands.split():
+        assert f"\n  {command} " in out
+    for code in ExitCode:
+        assert str(int(code)) in out
+
+
+def test_the_command_starts_without_a_compiler_or_a_server() -> None:
+    heavy = "tvm onnx numpy sqlalchemy celery grpc fastapi xgboost supervisor"
+    code = f"import sys, tunefarm.cli; print([m for m in '{heavy}'.split() if m in sys.modules])"
+    root = Path(__file__).parents[3]
+    shown = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"

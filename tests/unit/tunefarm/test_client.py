@@ -1,0 +1,204 @@
+"""The client against a service that is slow, rude or gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.unit.tunefarm.samples import job
+from tunefarm.client import ATTEMPTS, Client, ClientError, ProblemError, UnreachableError
+from tunefarm.values import Event, JobRequest, JobState
+
+Answer = httpx.Response | Exception
+JOB = asdict(job()) | {"finished": False, "a field of tomorrow": 1}
+
+
+class Script:
+    """Answers request after request with what was planned, and remembers what was asked."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self._answers: Iterator[Answer] = iter(answers)
+        self.requests: list[httpx.Request] = []
+        self.pauses: list[float] = []
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        request.read()
+        self.requests.append(request)
+        answer = next(self._answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def client(self, token: str | None = None) -> Client:
+        transport = httpx.MockTransport(self)
+        return Client("http://farm:8760/", token, transport=transport, sleep=self.pauses.append)
+
+
+def ok(body: object) -> httpx.Response:
+    return httpx.Response(200, json=body)
+
+
+def stream(*events: tuple[int, str, object], then: Exception | None = None) -> httpx.Response:
+    def parts() -> Iterator[bytes]:
+        yield b": ping\n\n"
+        for number, kind, data in events:
+            yield f"id: {number}\nevent: {kind}\ndata: {json.dumps(data)}\n\n".encode()
+        if then is not None:
+            raise then
+
+    return httpx.Response(200, headers={"Content-Type": "text/event-stream"}, content=parts())
+
+
+def test_an_upload_broken_on_the_way_is_sent_again_in_full(tmp_path: Path) -> None:
+    file = tmp_path / "net.onnx"
+    file.write_bytes(b"onnx" * 1000)
+    stored = {"sha256": "ab", "name": "net", "size": 4000}
+    script = Script(httpx.ConnectError("refused"), httpx.ReadError("reset"), httpx.Response(201, json=stored))
+    with script.client() as client:
+        assert client.upload(file).sha256 == "ab"
+    assert {request.content for request in script.requests} == {b"onnx" * 1000}
+    assert script.requests[0].url.params["name"] == "net"
+    assert len(script.pauses) == 2
+
+
+def test_a_job_asked_for_again_is_the_same_job() -> None:
+    script = Script(httpx.ReadError("reset"), httpx.Response(202, json=JOB))
+    with script.client(token="hush") as client:
+        assert client.submit(JobRequest("ab", 10, {"x": (1, 3)})) == job()
+    first, second = script.requests
+    assert first.headers["Idempotency-Key"] == second.headers["Idempotency-Key"]
+    assert first.headers["Authorization"] == "Bearer hush"
+    sent = json.loads(second.content)
+    assert sent["shapes"] == {"x": [1, 3]}
+    assert "compile_only" not in sent
+
+
+def test_a_service_that_stays_away_is_named() -> None:
+    script = Script(*[httpx.ConnectError("refused")] * ATTEMPTS)
+    with script.client() as client, pytest.raises(UnreachableError, match=r"http://farm:8760 \(refused\)"):
+        client.job("j1")
+
+
+def test_a_problem_carries_what_the_service_said() -> None:
+    problem = {
+        "type": "urn:x:unknown-model",
+        "title": "Unknown model",
+        "detail": "Upload it first.",
+        "status": 422,
+    }
+    with Script(httpx.Response(422, json=problem)).client() as client, pytest.raises(ProblemError) as refused:
+        client.submit(JobRequest("ab", 10))
+    error = refused.value
+    assert (error.status, error.kind, error.title) == (422, "urn:x:unknown-model", "Unknown model")
+    assert str(error) == "Upload it first."
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        httpx.Response(200, text="<html>a proxy</html>"),
+        httpx.Response(200, json=[1]),
+        httpx.Response(200, json={"id": "j1"}),
+        httpx.Response(200, json=JOB | {"state": "dreaming"}),
+        httpx.Response(502, text="<html>"),
+        httpx.Response(404, json={"title": None}),
+    ],
+)
+def test_an_answer_that_is_no_job_is_an_error_for_people(answer: httpx.Response) -> None:
+    with Script(answer).client() as client, pytest.raises(ClientError) as refused:
+        client.job("j1")
+    assert "\n" not in str(refused.value)
+
+
+def test_jobs_are_fetched_a_page_at_a_time() -> None:
+    script = Script(
+        ok({"items": [JOB | {"id": "b"}], "next": "b"}), ok({"items": [JOB | {"id": "a"}], "next": None})
+    )
+    with script.client() as client:
+        assert [one.id for one in client.jobs()] == ["b", "a"]
+    assert script.requests[1].url.params["before"] == "b"
+
+
+def test_events_go_on_after_a_break_without_loss_or_repetition() -> None:
+    finished = JOB | {"state": "done"}
+    script = Script(
+        stream((1, "state", {"state": "tuning"}), then=httpx.ReadError("reset")),
+        httpx.ConnectError("restarting"),
+        stream((2, "progress", {"done": 3})),
+        ok(JOB),
+        stream((3, "state", {"state": "done"})),
+        ok(finished),
+    )
+    with script.client() as client:
+        seen = list(client.events("j1"))
+    assert [event.id for event in seen] == ["1", "2", "3"]
+    assert seen[1] == Event("2", "progress", {"done": 3})
+    asked = [
+        request.headers.get("Last-Event-ID") for request in script.requests if "events" in request.url.path
+    ]
+    assert asked == [None, "1", "1", "2"]
+
+
+def test_events_of_a_finished_job_that_has_none_left_end() -> None:
+    script = Script(httpx.Response(204), ok(JOB | {"state": "failed"}))
+    with script.client() as client:
+        assert list(client.events("j1", after="9")) == []
+
+
+def test_events_of_a_service_that_stays_away_end_in_an_error() -> None:
+    script = Script(*[httpx.ConnectError("refused")] * ATTEMPTS)
+    with script.client() as client, pytest.raises(UnreachableError):
+        list(client.events("j1"))
+
+
+def test_events_of_an_unknown_job_are_a_problem() -> None:
+    answer = httpx.Response(404, json={"title": "Job not found", "detail": "There is no such job."})
+    with Script(answer).client() as client, pytest.raises(ProblemError, match="no such job"):
+        list(client.events("nope"))
+
+
+def test_a_download_starts_anew_when_it_broke(tmp_path: Path) -> None:
+    def broken() -> Iterator[bytes]:
+        yield b"half"
+        raise httpx.ReadError("reset")
+
+    into = tmp_path / "artifact.tar"
+    with Script(
+        httpx.Response(200, content=broken()), httpx.Response(200, content=b"whole")
+    ).client() as client:
+        client.download("j1", into)
+    assert into.read_bytes() == b"whole"
+
+
+def test_a_refused_download_writes_nothing(tmp_path: Path) -> None:
+    answer = httpx.Response(409, json={"title": "No artifact", "detail": "Job j1 is tuning."})
+    with Script(answer).client() as client, pytest.raises(ProblemError, match="is tuning"):
+        client.download("j1", tmp_path / "artifact.tar")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_best_schedules_leave_out_what_has_none() -> None:
+    schedule: dict[str, object] = {"workload": "1", "device_class": "c", "trace": "[]", "target": "{}"}
+    schedule |= {"latency_s": 1.0, "run_secs": [1.0]}
+    with Script(ok({"device_class": "c", "schedules": {"1": schedule, "2": None}})).client() as client:
+        assert list(client.best_of(["1", "2"])) == ["1"]
+
+
+@pytest.mark.parametrize("url", ["farm:8760", "", "ftp://farm"])
+def test_an_address_says_how_to_talk(url: str) -> None:
+    with pytest.raises(ValueError, match="http://"):
+        Client(url)
+
+
+def test_states_are_those_of_the_service() -> None:
+    from records.jobs import JobState as Stored
+
+    def pairs(states: type[Stored] | type[JobState]) -> dict[str, bool]:
+        return {state.value: state.finished for state in states}
+
+    assert pairs(Stored) == pairs(JobState)
