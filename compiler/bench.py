@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tvm import relax, te, tirx
 
 from compiler.artifact import unpack
-from compiler.lower import LoweringError, apply_trace
+from compiler.lower import apply_trace
 from compiler.target import parse_target
 from compiler.workload import from_json
 from search.measurement import Measurement, Outcome
@@ -34,6 +34,7 @@ MIN_REPEATS, MAX_REPEATS = 3, 30
 MODULE_TIMING_S = 3.0
 MAX_MODULE_REPEATS = 50
 RELATIVE_TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "float16": 2e-2, "bfloat16": 5e-2}
+
 
 @dataclass(frozen=True)
 class Built:
@@ -107,7 +108,7 @@ class Bench:
         return Measurement(Outcome.OK, secs)
 
     def self_check(self) -> None:
-        """Compiles, runs and verifies a tiny kernel. Raises RuntimeError when this machine can't be trusted."""
+        """Compiles, runs and verifies a tiny kernel. Raises RuntimeError when the machine can't be trusted."""
         source = te.placeholder((64,), name="source")
         doubled = te.compute(source.shape, lambda i: source[i] * 2.0, name="doubled")
         module = tvm.IRModule({"main": te.create_prim_func([source, doubled])})
@@ -147,9 +148,7 @@ class Bench:
         return self._evaluate(library, arguments, min(max(repeats, MIN_REPEATS), MAX_REPEATS))
 
     def _evaluate(self, library: Any, arguments: list[Any], repeats: int) -> tuple[float, ...]:
-        timer = library.mod.time_evaluator(
-            "main", self._device, number=1, repeat=repeats, f_preproc=FLUSH
-        )
+        timer = library.mod.time_evaluator("main", self._device, number=1, repeat=repeats, f_preproc=FLUSH)
         return tuple(float(secs) for secs in timer(*arguments).results)
 
 
@@ -184,7 +183,9 @@ def _difference(subject: _Subject, arguments: Sequence[Any]) -> str:
         close = np.isclose(actual, expected, rtol=tolerance, atol=0.1 * tolerance * scale, equal_nan=True)
         if not close.all():
             worst = np.max(np.abs(actual.astype(np.float64) - expected.astype(np.float64)))
-            return f"output {i}: {np.count_nonzero(~close)} of {close.size} values differ, by up to {worst:.3g}"
+            return (
+                f"output {i}: {np.count_nonzero(~close)} of {close.size} values differ, by up to {worst:.3g}"
+            )
     return ""
 
 

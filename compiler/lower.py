@@ -126,13 +126,29 @@ class _Lowering:
     def _vectorize_innermost(self, block: Any) -> None:
         """Splits off the longest vector, a power of two, that divides the innermost loop."""
         loop = self.schedule.get_loops(block)[-1]
-        extent = int(self.schedule.get(loop).extent)
+        extent = self._extent(loop)
         lanes = self.device.vector_bytes // self._item_bytes(block)
         while lanes > 1 and extent % lanes:
             lanes //= 2
         if lanes > 1:
             inner = self.schedule.split(loop, [None, lanes])[-1]
             self.schedule.vectorize(inner)
+
+    def _vectorize_tile(self, loop: Any) -> list[Any]:
+        """Vectorizes the innermost factor, or its power of two, and returns the loop that is left."""
+        extent = self._extent(loop)
+        length = extent & -extent
+        if length == extent:
+            if length > 1:
+                self.schedule.vectorize(loop)
+            return []
+        outer, inner = self.schedule.split(loop, [None, length])
+        if length > 1:
+            self.schedule.vectorize(inner)
+        return [outer]
+
+    def _extent(self, loop: Any) -> int:
+        return int(self.schedule.get(loop).extent)
 
     def _item_bytes(self, block: Any) -> int:
         buffer = self.schedule.get(block).writes[0].source
@@ -152,11 +168,11 @@ class _Lowering:
             self.schedule.annotate(outermost, "pragma_auto_unroll_max_step", step)
             self.schedule.annotate(outermost, "pragma_unroll_explicit", 1)
         # The register tile is unrolled whatever the step says: only then do accumulators stay in registers.
-        *others, innermost = levels[-1]
-        if _vector_axis(node) is not None and int(self.schedule.get(innermost).extent) > 1:
-            self.schedule.vectorize(innermost)
-        for loop in others:
-            if int(self.schedule.get(loop).extent) > 1:
+        rows = levels[-1]
+        if _vector_axis(node) is not None:
+            rows = [*rows[:-1], *self._vectorize_tile(rows[-1])]
+        for loop in rows:
+            if self._extent(loop) > 1:
                 self.schedule.unroll(loop)
         self.schedule.decompose_reduction(self._block(node.name), levels[stage.structure.index("R")][0])
 

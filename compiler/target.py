@@ -19,7 +19,7 @@ DEFAULT_CACHES = {"l1": 32 << 10, "l2": 512 << 10, "l3": 2 << 20}
 
 
 def probe(cores: int | None = None) -> Device:
-    """This machine's CPU; `cores` is how many of them candidates run on, all that the process may use by default."""
+    """This machine's CPU; `cores` is how many candidates run on, by default all that the process may use."""
     mcpu = str(tvm.get_global_func("target.llvm_get_system_cpu")())
     triple = f"{platform.machine()}-linux-gnu"
     features = _features()
@@ -58,7 +58,9 @@ def _features() -> tuple[str, ...]:
     for line in _read(Path("/proc/cpuinfo")).splitlines():
         if line.startswith(("flags", "Features")):
             flags = line.partition(":")[2].split()
-            return tuple(sorted(f for f in flags if f.startswith(("avx", "sse4", "asimd", "sve", "fma", "neon"))))
+            return tuple(
+                sorted(f for f in flags if f.startswith(("avx", "sse4", "asimd", "sve", "fma", "neon")))
+            )
     return ()
 
 

@@ -1,1 +1,1 @@
-"""The search, pure: numbers in, programs out. No TVM, no network, no database, no clock, no global randomness."""
+"""The search, pure: numbers in, programs out. No TVM, network, database, clock or global randomness."""

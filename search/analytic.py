@@ -2,7 +2,7 @@
 caches and cores. It orders the first candidates and is what the learned model starts from.
 
 For a tiled node with vector width W, per iteration of its innermost reduction level:
-    accumulators  A = product of the innermost spatial factors, the vectorized one counted in vectors
+    accumulators  A = product of the innermost spatial factors, the vectorized one counted in instructions
     loads         per access: its vectors, or its scalars where it is the same for all lanes
     cycles        max(A / 2, loads / 2, 4 * A / min(A, 8) / 2) + spills
 and per cache level of capacity C: the outermost boundary whose regions fit into C gives the bytes that
@@ -13,14 +13,15 @@ times, a part of the others, divided over the cores by how evenly the parallel c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from search.dag import Access, Dag
 from search.device import Device
-from search.nest import Floats, Nest, footprint_bytes, region
+from search.factors import Ints
+from search.nest import Floats, Nest, footprint_bytes, region, vector_length
 from search.program import Population
 from search.sketch import Placement, Sketch, Stage
 
@@ -76,7 +77,9 @@ def _tiled_terms(population: Population, stage: Stage, device: Device) -> dict[s
     dag = population.sketch.dag
     chunks = nest.trips(0).astype(np.float64)
     balance = np.minimum(chunks, device.cores) / device.cores
-    balance = np.where(chunks > device.cores, chunks / (np.ceil(chunks / device.cores) * device.cores), balance)
+    balance = np.where(
+        chunks > device.cores, chunks / (np.ceil(chunks / device.cores) * device.cores), balance
+    )
     terms = _register_terms(nest, dag, device)
     traffic = _traffic_terms(nest, dag, device)
     compute_s = terms["cycles"] / CYCLES_PER_S / device.cores / balance
@@ -108,29 +111,31 @@ def _tiled_terms(population: Population, stage: Stage, device: Device) -> dict[s
 def _register_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
     """What one step of the innermost reduction level costs in registers and issue slots."""
     node = nest.node
-    tile = tuple(extent.astype(np.int64) for extent in nest.extents[-1])
+    tile = nest.extents[-1]
     item = dag.buffer[node.write.buffer].item_bytes
     lanes = max(device.vector_bytes // item, 1)
     axis = nest.vector_axis()
-    width = tile[axis].astype(np.float64) if axis is not None else np.ones(len(tile[0]))
-    vectors = np.where(width > 1, _vector_pieces(width, lanes), 1.0)
+    width = tile[axis] if axis is not None else np.ones_like(tile[0])
+    instructions = _vector_instructions(width, lanes)
     elements = np.prod(np.stack(tile), axis=0, dtype=np.float64)
-    accumulators = elements / width * vectors
-    loads = np.zeros_like(width)
+    accumulators = elements / width * instructions
+    loads = np.zeros_like(elements)
     for read in node.reads:
-        loads = loads + _loads(read, nest, tile, axis, lanes)
-    resident = accumulators + np.minimum(vectors, 4)
+        loads = loads + _loads(read, tile, axis, lanes)
+    resident = accumulators + np.minimum(instructions, 4)
     spills = 2 * np.maximum(resident - VECTOR_REGISTERS, 0)
     hidden = np.minimum(accumulators, ISSUE_WIDTH * FMA_LATENCY)
     chained = accumulators * FMA_LATENCY / hidden
-    step = np.maximum.reduce([accumulators / ISSUE_WIDTH, loads / ISSUE_WIDTH, chained]) + spills / ISSUE_WIDTH
+    step = (
+        np.maximum.reduce([accumulators / ISSUE_WIDTH, loads / ISSUE_WIDTH, chained]) + spills / ISSUE_WIDTH
+    )
     inner_reduction = nest.trips(nest.depth - 2).astype(np.float64)
     # Accumulators are loaded and stored once for every run through the innermost reduction level.
     step = step + 2 * accumulators / ISSUE_WIDTH / inner_reduction
     steps = node.iterations / elements
     return {
-        "vector_width": width,
-        "vector_waste": vectors * lanes / width,
+        "vector_width": width.astype(np.float64),
+        "vector_waste": instructions * lanes / width,
         "accumulators": accumulators,
         "loads_per_fma": loads / accumulators,
         "spills": spills,
@@ -139,33 +144,21 @@ def _register_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
     }
 
 
-def _vector_pieces(width: Floats, lanes: int) -> Floats:
-    """Instructions that a vector of `width` elements takes: whole vectors, then halves for the tail."""
-    whole = np.floor(width / lanes)
-    tail = (width - whole * lanes).astype(np.int64)
-    pieces = np.zeros_like(width)
-    for bit in range(max(int(math.log2(lanes)), 1)):
-        pieces = pieces + ((tail >> bit) & 1)
-    return whole + pieces
+def _vector_instructions(width: Ints, lanes: int) -> Floats:
+    """Instructions for one row of the tile, `width` elements in vectors of a power of two."""
+    length = vector_length(width)
+    return np.asarray(width / length * np.ceil(length / lanes))
 
 
-def _loads(
-    read: Access, nest: Nest, tile: tuple[np.ndarray, ...], axis: int | None, lanes: int
-) -> Floats:
-    """Load instructions of one access per innermost step."""
-    distinct = np.ones(len(tile[0]))
-    for extent, size in enumerate(tile):
-        used = any(extent == a for index in read.indices for a, _ in index.terms)
-        if used and extent != axis:
-            distinct = distinct * size
-    if axis is None:
-        return distinct
+def _loads(read: Access, tile: Sequence[Ints], axis: int | None, lanes: int) -> Floats:
+    """Load instructions of one access per innermost step: vectors, or scalars for all lanes, or a gather."""
+    used = {a for index in read.indices for a, _ in index.terms}
+    rows = np.prod([tile[a] for a in used if a != axis], axis=0, dtype=np.float64) * np.ones(len(tile[0]))
+    if axis not in used or axis is None:
+        return rows
     coefficients = [dict(index.terms).get(axis, 0) for index in read.indices]
-    if not any(coefficients):
-        return distinct
     contiguous = coefficients[-1] == 1 and not any(coefficients[:-1])
-    width = tile[axis].astype(np.float64)
-    return distinct * (_vector_pieces(width, lanes) if contiguous else 2 * width)
+    return rows * (_vector_instructions(tile[axis], lanes) if contiguous else 2.0 * tile[axis])
 
 
 def _traffic_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:

@@ -7,15 +7,16 @@ from numpy.typing import NDArray
 
 from search.dag import AxisKind
 from search.factors import Ints, factorizations
-from search.nest import Nest, product
+from search.nest import Nest, product, vector_length
 from search.program import Population
 from search.sketch import UNROLL_STEPS, Sketch, Split
 
 MAX_INNERMOST = 64
-# Unrolled bodies beyond this only spill, and take the compiler seconds.
-MAX_TILE_ELEMENTS = 1024
-MAX_TILE_ROWS = 64
-MAX_UNROLLED_ELEMENTS = 8192
+# Unrolled bodies of more instructions only spill, and take the compiler seconds.
+MAX_TILE_INSTRUCTIONS = 64
+MAX_UNROLLED_INSTRUCTIONS = 512
+# Elements that the longest vector instructions of today work on.
+VECTOR_ELEMENTS = 16
 
 
 def sample(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
@@ -45,11 +46,13 @@ def valid(population: Population) -> NDArray[np.bool_]:
         tile = nest.extents[-1]
         axis = nest.vector_axis()
         elements = product(tile, len(population))
-        rows = elements // (tile[axis] if axis is not None else 1)
+        width = tile[axis] if axis is not None else np.ones_like(elements)
+        rows = elements // vector_length(width)
+        instructions = elements // np.minimum(vector_length(width), VECTOR_ELEMENTS)
         innermost = [tile[i] for i, a in enumerate(nest.node.axes) if a.kind is AxisKind.SPATIAL]
         keep &= np.all(np.stack(innermost) <= MAX_INNERMOST, axis=0) if innermost else True
-        keep &= (elements <= MAX_TILE_ELEMENTS) & (rows <= MAX_TILE_ROWS)
-        keep &= elements * _unrolled_steps(population, nest, rows) <= MAX_UNROLLED_ELEMENTS
+        keep &= instructions <= MAX_TILE_INSTRUCTIONS
+        keep &= instructions * _unrolled_steps(population, nest, rows) <= MAX_UNROLLED_INSTRUCTIONS
     return keep
 
 

@@ -62,6 +62,7 @@ class CostModel:
             label=np.log(measured),
             weight=np.maximum(best / measured, 0.05),
             base_margin=np.log(examples.analytic_s),
+            nthread=1,
         )
         return cls(xgboost.train(PARAMETERS, data, num_boost_round=ROUNDS))
 
@@ -69,8 +70,8 @@ class CostModel:
         """Predicted seconds [programs]."""
         if self._booster is None or len(features) == 0:
             return estimate.seconds
-        data = xgboost.DMatrix(features, base_margin=np.log(estimate.seconds))
-        return np.exp(self._booster.predict(data).astype(np.float64))
+        corrected = self._booster.inplace_predict(features, base_margin=np.log(estimate.seconds))
+        return np.exp(np.asarray(corrected, dtype=np.float64))
 
 
 def _best_of_task(examples: Examples) -> Floats:

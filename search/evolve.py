@@ -80,9 +80,7 @@ def _next_generation(
     return survivors if len(survivors) else population
 
 
-def _ranked(
-    sketch: Sketch, met: Sequence[Population], scores: Sequence[Floats]
-) -> tuple[Population, Floats]:
+def _ranked(sketch: Sketch, met: Sequence[Population], scores: Sequence[Floats]) -> tuple[Population, Floats]:
     values, first = np.unique(np.concatenate([p.values for p in met]), axis=0, return_index=True)
     flat = np.concatenate(scores)[first]
     order = np.argsort(flat, kind="stable")

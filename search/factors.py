@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 
 import numpy as np
@@ -34,13 +35,10 @@ def factorizations(extent: int, parts: int, max_last: int) -> Ints:
 
     An int64 array [ways, parts]; never empty, as everything may go into the first factor.
     """
-    rows = [(d,) for d in divisors(extent) if d <= max_last]
+    rows: list[tuple[int, ...]] = [(d,) for d in divisors(extent) if d <= max_last]
     for _ in range(parts - 2):
-        rows = [(d, *row) for row in rows for d in divisors(extent // int(np.prod(row)))]
-    if parts > 1:
-        rows = [(extent // int(np.prod(row)), *row) for row in rows]
-    else:
-        rows = [(extent,)]
-    table = np.array(rows, dtype=np.int64)
+        rows = [(d, *row) for row in rows for d in divisors(extent // math.prod(row))]
+    whole = [(extent // math.prod(row), *row) for row in rows] if parts > 1 else [(extent,)]
+    table = np.array(whole, dtype=np.int64)
     table.setflags(write=False)
     return table

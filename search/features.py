@@ -50,8 +50,8 @@ def extract(dag: Dag, estimate: Estimate) -> NDArray[np.float32]:
     columns = [_squash(estimate.quantities.get(name, missing)) for name in QUANTITIES]
     moved_bytes = float(sum(b.num_bytes for b in dag.buffers))
     widest = max((node.iterations for node in dag.nodes), default=1)
-    for constant in (dag.flops, moved_bytes, float(widest)):
-        columns.append(_squash(np.full(length, constant)))
+    constants = (dag.flops, moved_bytes, float(widest))
+    columns.extend(_squash(np.full(length, constant)) for constant in constants)
     return np.stack(columns, axis=1).astype(np.float32)
 
 

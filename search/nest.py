@@ -75,11 +75,16 @@ class Nest:
         return total
 
     def vector_axis(self) -> int | None:
-        """The axis whose innermost factor becomes a vector: the last spatial one that is contiguous in the result."""
+        """The axis whose innermost factor becomes a vector: the one that is contiguous in the result."""
         last = self.node.write.indices[-1] if self.node.write.indices else None
         if last is None or not last.is_single_axis or not last.terms:
             return None
         return last.terms[0][0]
+
+
+def vector_length(width: Ints) -> Ints:
+    """The longest power of two that divides the innermost factor: compilers choke on other vectors."""
+    return np.asarray(width & -width)
 
 
 def region(access: Access, inner: Sequence[Ints], shape: Sequence[int]) -> list[Ints]:
@@ -115,6 +120,4 @@ def product(arrays: Sequence[Ints], length: int) -> Ints:
 def _level(
     axes: Sequence[Axis], factors: Sequence[Ints], kind: AxisKind, number: int, ones: Ints
 ) -> tuple[Ints, ...]:
-    return tuple(
-        factors[axis][:, number] if axes[axis].kind is kind else ones for axis in range(len(axes))
-    )
+    return tuple(factors[axis][:, number] if axes[axis].kind is kind else ones for axis in range(len(axes)))

@@ -73,7 +73,12 @@ def train(samples: Sequence[Sample]) -> CostModel:
         measured.append(np.array([seconds for _, _, seconds in items]))
         tasks.append(np.full(len(items), numbers[task_id]))
     return CostModel.train(
-        Examples(np.concatenate(features), np.concatenate(analytic), np.concatenate(measured), np.concatenate(tasks))
+        Examples(
+            np.concatenate(features),
+            np.concatenate(analytic),
+            np.concatenate(measured),
+            np.concatenate(tasks),
+        )
     )
 
 
@@ -92,7 +97,9 @@ def propose(
     """
     settings = config or SearchConfig()
     known = {program for program, _ in measured} | set(exclude)
-    best_first = [program for program, seconds in sorted(measured, key=lambda m: m[1]) if np.isfinite(seconds)]
+    best_first = [
+        program for program, seconds in sorted(measured, key=lambda m: m[1]) if np.isfinite(seconds)
+    ]
     ranked = [
         evolve(sketch, lambda p: task.predict(p, model), best_first, rng, settings.evolution)
         for sketch in task.sketches
@@ -124,7 +131,8 @@ def _tile(population: Population, row: int) -> object:
     """What near-copies share: the innermost factors of every tiled node."""
     one = population.take(np.array([row]))
     return tuple(
-        tuple(int(extent[0]) for extent in Nest.of(one, stage).extents[-1]) for stage in population.sketch.tiled
+        tuple(int(extent[0]) for extent in Nest.of(one, stage).extents[-1])
+        for stage in population.sketch.tiled
     )
 
 

@@ -65,7 +65,5 @@ def _reads_own_position(reader: Node, buffer: str) -> bool:
     )
 
 
-def _is_axis(
-    reader: Node, terms: tuple[tuple[int, int], ...], own: tuple[tuple[int, int], ...]
-) -> bool:
+def _is_axis(reader: Node, terms: tuple[tuple[int, int], ...], own: tuple[tuple[int, int], ...]) -> bool:
     return terms == own or all(reader.axes[axis].extent == 1 for axis, _ in (*terms, *own))

@@ -108,7 +108,9 @@ def gather(programs: Sequence[Program]) -> Population:
     if len({program.sketch.key for program in programs}) != 1:
         raise ValueError("a population needs programs of one sketch")
     sketch = programs[0].sketch
-    return Population(sketch, np.array([p.values for p in programs], dtype=np.int64).reshape(len(programs), -1))
+    return Population(
+        sketch, np.array([p.values for p in programs], dtype=np.int64).reshape(len(programs), -1)
+    )
 
 
 def _check(variable: Split | Choice, values: tuple[int, ...]) -> None:
@@ -138,5 +140,7 @@ def _describe(program: Program, stage: Stage) -> list[str]:
 
 def _level(program: Program, stage: Stage, kind: AxisKind, level: int) -> str:
     axes = program.sketch.dag.node[stage.node].axes
-    parts = ((axis.name, program.factors(stage.node, i)[level]) for i, axis in enumerate(axes) if axis.kind is kind)
+    parts = (
+        (axis.name, program.factors(stage.node, i)[level]) for i, axis in enumerate(axes) if axis.kind is kind
+    )
     return " ".join(f"{name}={factor}" for name, factor in parts if factor > 1)
