@@ -51,7 +51,10 @@ class Builder:
             self.nodes,
             "tiny",
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
-            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in outputs.items()],
+            [
+                helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+                for name, shape in outputs.items()
+            ],
             self.weights,
         )
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
@@ -124,5 +127,13 @@ def scaled_convolution() -> bytes:
 
 MODELS = {
     make.__name__: make
-    for make in (residual, depthwise, transposed, attention, shared_convolution, two_outputs, scaled_convolution)
+    for make in (
+        residual,
+        depthwise,
+        transposed,
+        attention,
+        shared_convolution,
+        two_outputs,
+        scaled_convolution,
+    )
 }
