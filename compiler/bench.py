@@ -108,7 +108,7 @@ class Bench:
         return Measurement(Outcome.OK, secs)
 
     def self_check(self) -> None:
-        """Compiles, runs and verifies a tiny kernel. Raises RuntimeError when the machine can't be trusted."""
+        """Compiles, runs and verifies a tiny kernel. Raises RuntimeError if the machine can't be trusted."""
         source = te.placeholder((64,), name="source")
         doubled = te.compute(source.shape, lambda i: source[i] * 2.0, name="doubled")
         module = tvm.IRModule({"main": te.create_prim_func([source, doubled])})
