@@ -81,7 +81,7 @@ class Sketch:
     dag: Dag
     stages: tuple[Stage, ...]
 
-    @property
+    @cached_property
     def key(self) -> str:
         """Names the sketch among the sketches of its dag; stable between processes."""
         return "; ".join(str(stage) for stage in self.stages)
