@@ -74,7 +74,7 @@ def _issue(context: Context, job: Job, slots: int) -> int:
     hashes = [task.workload_hash for task in situation.tasks]
     spaces = context.spaces.load(context.database, hashes, situation.device)
     model = trained(context, situation.device, situation.history)
-    rng = np.random.default_rng((job.request.seed % 2**63, situation.round))
+    rng = np.random.default_rng((job.request.seed, situation.round))
     batch = plan(situation, spaces, model, rng, slots, context.settings.trials_per_pick)
     with context.database.begin() as session:
         return _store(session, context, situation, batch)

@@ -1,4 +1,4 @@
-"""A service whose compiler and device are quick: real records, real search, real lowering, no code generation."""
+"""A service whose compiler and device are quick: real records, real spaces, real lowering, no real code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from records.database import Database
-from tests.unit.scheduler.farm import Farm, FakeCompiler
+from tests.unit.scheduler.farm import FakeCompiler, Farm
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +35,6 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
 
 @pytest.fixture
 def farm(database_file: Path, compiler: FakeCompiler) -> Iterator[Farm]:
-    database = Database(f"sqlite:///{database_file}")
+    database = Database(f"sqlite:///{database_file}", busy_timeout_s=2.0)
     yield Farm(database)
     database.close()

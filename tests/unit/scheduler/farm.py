@@ -1,4 +1,4 @@
-"""The service around the scheduler, played by the test: a clock, a queue of wake-ups, a compiler and a device."""
+"""The world around the scheduler, played by the test: clock, queue of wake-ups, compiler and device."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ DEVICE = Device(
     toolchain="llvm 20",
     target='{"kind":"llvm"}',
 )
+SETTINGS = Settings(broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0)
 UNTUNED, TUNED = b"untuned library", b"tuned library"
 
 
@@ -66,7 +67,7 @@ ARGMAX = _task("argmax", _argmax(), 1)
 
 @dataclass
 class FakeCompiler:
-    """Imports every file as the same `tasks`, and raises `import_error` or `build_error` while they are set."""
+    """Imports every file as the same `tasks`; raises `import_error` and `build_error` while they are set."""
 
     tasks: Sequence[ExtractedTask] = (MATMUL, CONV)
     import_error: Exception | None = None
@@ -121,13 +122,11 @@ def propose_at_random(
 
 @dataclass
 class Farm:
-    """`tick` lets five seconds pass: a sweep, all steps it leads to, and one lease worked off by the device."""
+    """`tick` lets five seconds pass: a sweep, the steps it leads to, one lease worked off by the device."""
 
     database: Database
     now: float = 1000.0
-    settings: Settings = Settings(
-        broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0
-    )
+    settings: Settings = SETTINGS
     wakes: deque[tuple[str, str]] = field(default_factory=deque)
     latency_s: Mapping[bytes, float] = field(default_factory=lambda: {UNTUNED: 0.5, TUNED: 0.01})
     broken: frozenset[bytes] = frozenset()

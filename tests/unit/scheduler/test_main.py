@@ -1,0 +1,74 @@
+"""The scheduler as a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from records.jobs import JobState
+from scheduler.app import make_app, send
+from tests.unit.scheduler.farm import Farm
+
+
+def start(**environment: str) -> subprocess.Popen[str]:
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("TUNEFARM_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "scheduler"],
+        env=plain | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_it_sweeps_takes_wake_ups_and_ends_cleanly(farm: Farm, database_file: Path, tmp_path: Path) -> None:
+    broker = str(tmp_path / "broker")
+    farm.submit("swept")
+    process = start(
+        TUNEFARM_BROKER=broker,
+        TUNEFARM_DATABASE_URL=f"sqlite:///{database_file}",
+        TUNEFARM_SWEEP_INTERVAL_S="0.5",
+    )
+    try:
+        send(make_app(broker), "intake", "nobody")
+        wait_for_message(farm, "swept", "waiting for a device: start a worker")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "asked to step job nobody, which does not exist" in errors
+    assert "Traceback" not in errors
+    assert farm.job("swept").state is JobState.QUEUED
+
+
+def wait_for_message(farm: Farm, job_id: str, message: str, patience_s: float = 40.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while farm.job(job_id).message != message:
+        assert time.monotonic() < deadline, farm.job(job_id)
+        time.sleep(0.1)
+
+
+def test_wrong_settings_are_refused_in_one_line(tmp_path: Path) -> None:
+    process = start(TUNEFARM_BROKER=str(tmp_path), TUNEFARM_BATCH_SIZE="0")
+    printed, errors = process.communicate(timeout=30)
+    assert (process.returncode, printed) == (2, "")
+    assert errors == (
+        "scheduler: wrong settings: TUNEFARM_DATABASE_URL: Field required; "
+        "TUNEFARM_BATCH_SIZE: Input should be greater than or equal to 1\n"
+    )
+
+
+def test_a_database_that_cannot_be_opened_is_refused_in_one_line(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/missing/tunefarm.db"
+    process = start(TUNEFARM_BROKER=str(tmp_path), TUNEFARM_DATABASE_URL=url)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert errors.startswith("scheduler: the database")
+    assert errors.count("\n") == 1

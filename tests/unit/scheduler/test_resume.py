@@ -1,0 +1,114 @@
+"""A scheduler killed after any commit: the next one finishes the job, nothing is lost or done twice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sqlalchemy.orm import Session
+
+from records.database import Database, StorageError
+from records.jobs import JobState
+from tests.unit.scheduler.farm import MATMUL, TUNED, FakeCompiler, Farm
+
+TRIALS = 4
+
+
+class Killed(BaseException):
+    """The process is gone: no handler of the scheduler may see this as an error to deal with."""
+
+
+class MortalDatabase(Database):
+    """Dies right after one of its commits (to be killed before it is to be killed after the one before)."""
+
+    def __init__(self, url: str, dies_at: int) -> None:
+        super().__init__(url)
+        self._left = dies_at
+
+    @contextmanager
+    def begin(self) -> Iterator[Session]:
+        if self._left == 0:
+            raise Killed
+        with super().begin() as session:
+            yield session
+        self._left -= 1
+        if self._left == 0:
+            raise Killed
+
+
+class FaultyDatabase(Database):
+    """One transaction in six fails at its end, as on a disk that is full now and then."""
+
+    def __init__(self, url: str, seed: int) -> None:
+        super().__init__(url)
+        self._rng = np.random.default_rng(seed)
+
+    @contextmanager
+    def begin(self) -> Iterator[Session]:
+        with super().begin() as session:
+            yield session
+            if self._rng.integers(6) == 0:
+                raise StorageError("the disk is full")
+
+
+def check_complete(farm: Farm) -> None:
+    job = farm.job()
+    assert (job.state, job.trials_done, job.trials_issued) == (JobState.DONE, TRIALS, TRIALS)
+    assert farm.published()[0] == TUNED
+    trials = farm.trials()
+    assert len({(trial.workload_hash, trial.trace) for trial in trials}) == len(trials) == TRIALS
+    assert sorted(farm.measured) == sorted(trial.id for trial in trials)
+    assert len(farm.records()) == TRIALS
+    assert Counter(run.kind for run in farm.runs()) == {"untuned": 1, "tuned": 1}
+
+
+@pytest.mark.slow
+def test_killed_at_any_commit_the_job_resumes(
+    tmp_path: Path, empty_file: Path, compiler: FakeCompiler
+) -> None:
+    compiler.tasks = [MATMUL]
+    dies_at = 0
+    survived = False
+    while not survived:
+        dies_at += 1
+        path = tmp_path / f"{dies_at}.db"
+        path.write_bytes(empty_file.read_bytes())
+        survived = _live_twice(path, dies_at)
+    assert dies_at > 25
+
+
+def _live_twice(path: Path, dies_at: int) -> bool:
+    """Whether the first scheduler did not come to its end."""
+    farm = Farm(Database(f"sqlite:///{path}"))
+    mortal = MortalDatabase(f"sqlite:///{path}", dies_at)
+    farm.submit(trials=TRIALS)
+    farm.plug_in()
+    farm.restart(mortal, plan_ahead=1, batch_size=2)
+    try:
+        farm.finish()
+        return True
+    except Killed:
+        farm.restart(plan_ahead=1, batch_size=2)
+        farm.finish()
+        return False
+    finally:
+        check_complete(farm)
+        mortal.close()
+        farm.database.close()
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_storage_that_fails_now_and_then_delays_the_job_and_no_more(
+    farm: Farm, database_file: Path, seed: int
+) -> None:
+    farm.submit(trials=TRIALS)
+    farm.plug_in()
+    faulty = FaultyDatabase(f"sqlite:///{database_file}", seed)
+    farm.restart(faulty)
+    farm.finish(ticks=300)
+    check_complete(farm)
+    faulty.close()

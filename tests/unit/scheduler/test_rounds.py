@@ -1,0 +1,270 @@
+"""Which trials are issued, when, and when there are no more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from compiler.lower import LoweringError, lower
+from records import trials
+from records.jobs import JobState
+from records.trials import NewTrial
+from scheduler import batch, known
+from search.annotate import sample
+from search.measurement import Outcome
+from search.policy import Proposal, SearchTask, propose
+from search.program import Program
+from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, FakeCompiler, Farm
+
+Measured = Sequence[tuple[Program, float]]
+
+
+def begin(farm: Farm, **request: object) -> None:
+    """A job whose first batch waits for the device."""
+    farm.submit(**request)
+    farm.plug_in()
+    farm.context.wake("intake", "job")
+    farm.drain()
+
+
+def pending(farm: Farm) -> int:
+    with farm.database.begin() as session:
+        return trials.counts(session, "job").pending
+
+
+def plan(farm: Farm) -> None:
+    farm.context.wake("plan", "job")
+    farm.drain()
+
+
+def test_a_batch_starts_with_every_task_the_heaviest_first(farm: Farm) -> None:
+    begin(farm)
+    assert Counter(trial.workload_hash for trial in farm.trials()) == {
+        MATMUL.workload_hash: 2,
+        CONV.workload_hash: 2,
+    }
+
+
+def test_the_next_batch_waits_until_the_last_is_measured(farm: Farm) -> None:
+    begin(farm)
+    farm.work()  # the untuned model
+    plan(farm)
+    farm.work(limit=3)
+    plan(farm)
+    assert pending(farm) == 1
+    farm.work()
+    plan(farm)
+    assert pending(farm) == 4
+
+
+def test_planning_ahead_keeps_a_batch_waiting(farm: Farm) -> None:
+    farm.restart(plan_ahead=1)
+    begin(farm, trials=20)
+    plan(farm)
+    assert pending(farm) == 8
+    farm.work()  # the untuned model
+    assert farm.lease(limit=4) is not None
+    plan(farm)
+    assert pending(farm) == 4
+    farm.work()
+    plan(farm)
+    assert pending(farm) == 4
+
+
+@pytest.mark.parametrize("budget", [1, 3, 5, 9])
+def test_the_budget_is_spent_exactly(farm: Farm, budget: int) -> None:
+    farm.restart(plan_ahead=1)
+    farm.submit(trials=budget)
+    farm.plug_in()
+    assert farm.finish().trials_done == budget
+
+
+def test_when_the_minutes_are_up_only_what_is_being_measured_is_waited_for(farm: Farm) -> None:
+    begin(farm, trials=100, minutes=2.0)
+    farm.work()
+    lease = farm.lease(limit=1)
+    assert lease is not None
+    farm.now += 121
+    farm.plug_in()
+    plan(farm)
+    assert (farm.job().state, pending(farm)) == (JobState.TUNING, 0)
+    with farm.database.begin() as session:
+        assert trials.counts(session, "job").leased == 1
+    farm.now -= 100
+    farm.report(lease)
+    farm.now += 100
+    farm.drain()
+    assert farm.job().state is JobState.PUBLISHING
+    job = farm.finish()
+    assert (job.state, job.trials_done) == (JobState.DONE, 1)
+
+
+def test_a_later_job_starts_from_what_earlier_ones_measured(farm: Farm) -> None:
+    farm.submit()
+    farm.plug_in()
+    farm.finish()
+    first = {(trial.workload_hash, trial.trace) for trial in farm.trials()}
+    best = {task.name: task.best_s for task in farm.tasks()}
+    farm.submit("again", seed=8)
+    job = farm.finish("again")
+    second = {(trial.workload_hash, trial.trace) for trial in farm.trials("again")}
+    assert job.trials_done == len(second) == 8
+    assert not first & second
+    for task in farm.tasks("again"):
+        assert (task.best_s or 1.0) <= (best[task.name] or 1.0)
+
+
+def test_the_same_seed_gives_the_same_trials(farm: Farm) -> None:
+    """Also when the first plan was lost with the process before it was stored."""
+    begin(farm)
+    first = [trial.trace for trial in farm.trials()]
+    with farm.database.begin() as session:
+        trials.drop_pending(session, "job")
+    farm.submit("again")
+    farm.restart()
+    farm.context.wake("intake", "again")
+    farm.drain()
+    assert [trial.trace for trial in farm.trials("again")] == first
+
+
+def test_another_seed_gives_other_trials(farm: Farm) -> None:
+    begin(farm)
+    farm.submit("other", seed=8)
+    farm.context.wake("intake", "other")
+    farm.drain()
+    assert {t.trace for t in farm.trials("other")} != {t.trace for t in farm.trials()}
+
+
+def test_an_exhausted_space_ends_the_tuning_early(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def three(
+        task: SearchTask, model: object, measured: Measured, count: int, rng: object, exclude: set[Program]
+    ) -> list[Proposal]:
+        population = sample(task.sketches[0], 16, np.random.default_rng(0))
+        known = {program for program, _ in measured} | exclude
+        programs = [population.program(row) for row in range(3)]
+        return [Proposal(program, 1e-3) for program in programs if program not in known][:count]
+
+    monkeypatch.setattr(batch, "propose", three)
+    farm.submit(trials=50)
+    farm.plug_in()
+    job = farm.finish()
+    assert (job.state, job.trials_done) == (JobState.DONE, 6)
+
+
+def test_refused_programs_are_replaced_and_never_asked_for_again(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Program] = []
+
+    def picky(module: object, program: Program, device: object) -> str:
+        asked.append(program)
+        if len(asked) % 2:
+            raise LoweringError("refused")
+        return lower(module, program, DEVICE)
+
+    monkeypatch.setattr(batch, "lower", picky)
+    farm.submit()
+    farm.plug_in()
+    assert farm.finish().trials_done == 8
+    assert len(asked) == len(set(asked)) > 8
+
+
+def test_when_everything_is_refused_the_job_still_ends(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(module: object, program: object, device: object) -> str:
+        raise LoweringError("refused")
+
+    monkeypatch.setattr(batch, "lower", refuse)
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert (job.state, job.trials_issued) == (JobState.DONE, 0)
+
+
+def test_programs_that_lower_to_one_trace_are_one_trial(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "lower", lambda module, program, device: str(sum(program.values) % 5))
+    farm.submit(trials=50)
+    farm.plug_in()
+    job = farm.finish()
+    assert job.state is JobState.DONE
+    traces = [(trial.workload_hash, trial.trace) for trial in farm.trials()]
+    assert len(traces) == len(set(traces)) == job.trials_done <= 10
+
+
+def test_a_search_that_found_nothing_waits_for_news(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    farm.restart(plan_ahead=1)
+    begin(farm)
+    calls: list[int] = []
+    monkeypatch.setattr(batch, "propose", lambda *args: calls.append(1) or [])
+    plan(farm)
+    count = len(calls)
+    assert count > 0
+    for _ in range(5):
+        plan(farm)
+    assert len(calls) == count
+    farm.work()
+    farm.work(limit=1)
+    plan(farm)
+    assert len(calls) > count
+    assert farm.job().state is JobState.TUNING
+
+
+def test_a_program_of_an_older_space_counts_but_is_not_parsed(farm: Farm) -> None:
+    begin(farm)
+    [space] = farm.context.spaces.load(farm.database, [MATMUL.workload_hash], DEVICE).values()
+    [first, *_] = [t for t in farm.trials() if t.workload_hash == MATMUL.workload_hash]
+    old = replace(first, program={"sketch": "gone", "values": [1]}, state="done", run_secs=(2e-3,))
+    gathered = known.gather(space, [], [old])
+    assert (gathered.measured, len(gathered.latencies)) == ((), 1)
+    assert known.parse(space, {"sketch": None, "values": "no"}) is None
+
+
+def test_what_another_database_brought_is_not_measured_again(farm: Farm) -> None:
+    begin(farm)
+    trial = farm.trials()[0]
+    record = schedules.Record(
+        trial.workload_hash,
+        DEVICE.key,
+        "imported",
+        None,
+        1e-6,
+        (1e-6,),
+        Outcome.OK,
+        "",
+        "import",
+        0.0,
+    )
+    [space] = farm.context.spaces.load(farm.database, [trial.workload_hash], DEVICE).values()
+    gathered = known.gather(space, [record], [trial])
+    assert gathered.latencies == (1e-6,)
+    assert gathered.traces == {"imported", trial.trace}
+    assert (gathered.measured, gathered.num_open) == ((), 1)
+
+
+def test_two_planners_at_once_stay_within_the_budget(farm: Farm) -> None:
+    """The claim should prevent it; if it lapsed in a slow plan, the budget holds all the same."""
+    begin(farm, trials=6)
+    task = farm.tasks()[0]
+    with farm.database.begin() as session:
+        new = [NewTrial(task.id, task.workload_hash, None, f"rival {n}", 1.0) for n in range(2)]
+        trials.add(session, "job", 0, new, farm.now)
+    farm.settings = farm.settings.model_copy(update={"plan_ahead": 8})
+    farm.restart()
+    plan(farm)
+    assert farm.job().trials_issued == 6
+
+
+def test_the_real_search_and_the_learned_model_work_here(
+    farm: Farm, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch, "propose", propose)
+    farm.restart(batch_size=12, trials_per_pick=6)
+    farm.submit(trials=36)
+    farm.plug_in()
+    job = farm.finish()
+    assert job.trials_done == 36
+    assert farm.context.spaces.learned[DEVICE.key]
+    assert {trial.outcome for trial in farm.trials()} > {Outcome.OK}

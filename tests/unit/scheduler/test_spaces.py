@@ -1,0 +1,51 @@
+"""Workloads parsed once, and only under their own name."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler import workload
+from records import tasks
+from scheduler import spaces
+from scheduler.spaces import Spaces
+from tests.unit.scheduler.farm import ARGMAX, CONV, DEVICE, MATMUL, Farm
+
+NAMES = [task.workload_hash for task in (MATMUL, CONV, ARGMAX)]
+
+
+@pytest.fixture(autouse=True)
+def stored(farm: Farm) -> None:
+    with farm.database.begin() as session:
+        for task in (MATMUL, CONV, ARGMAX):
+            tasks.put_workload(session, task.workload_hash, task.module_json)
+        tasks.put_workload(session, "misnamed", MATMUL.module_json)
+        tasks.put_workload(session, "damaged", "{}")
+
+
+def test_only_what_the_search_covers_is_loaded(farm: Farm) -> None:
+    names = [*NAMES, "misnamed", "damaged", "unknown"]
+    assert set(Spaces().load(farm.database, names, DEVICE)) == {MATMUL.workload_hash, CONV.workload_hash}
+
+
+def test_a_workload_is_parsed_once(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = Spaces()
+    first = loaded.load(farm.database, NAMES, DEVICE)
+    monkeypatch.setattr(workload, "from_json", None)
+    second = loaded.load(farm.database, NAMES, DEVICE)
+    assert all(second[name] is space for name, space in first.items())
+
+
+def test_the_oldest_are_forgotten(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spaces, "LIMIT", 2)
+    loaded = Spaces()
+    matmul = loaded.load(farm.database, [MATMUL.workload_hash], DEVICE)[MATMUL.workload_hash]
+    conv = loaded.load(farm.database, [CONV.workload_hash], DEVICE)[CONV.workload_hash]
+    loaded.load(farm.database, [MATMUL.workload_hash, ARGMAX.workload_hash], DEVICE)
+    assert loaded.load(farm.database, [MATMUL.workload_hash], DEVICE)[MATMUL.workload_hash] is matmul
+    assert loaded.load(farm.database, [CONV.workload_hash], DEVICE)[CONV.workload_hash] is not conv
+
+
+def test_alike_workloads_have_one_tag(farm: Farm) -> None:
+    loaded = Spaces().load(farm.database, NAMES, DEVICE)
+    assert loaded[MATMUL.workload_hash].tag.startswith("SSR")
+    assert loaded[MATMUL.workload_hash].tag != loaded[CONV.workload_hash].tag
