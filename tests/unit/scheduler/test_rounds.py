@@ -12,6 +12,7 @@ import pytest
 from compiler.lower import LoweringError, lower
 from records import trials
 from records.jobs import JobState
+from records.schedules import Record
 from records.trials import NewTrial
 from scheduler import batch, known
 from search.annotate import sample
@@ -225,17 +226,17 @@ def test_a_program_of_an_older_space_counts_but_is_not_parsed(farm: Farm) -> Non
 def test_what_another_database_brought_is_not_measured_again(farm: Farm) -> None:
     begin(farm)
     trial = farm.trials()[0]
-    record = schedules.Record(
-        trial.workload_hash,
-        DEVICE.key,
-        "imported",
-        None,
-        1e-6,
-        (1e-6,),
-        Outcome.OK,
-        "",
-        "import",
-        0.0,
+    record = Record(
+        workload_hash=trial.workload_hash,
+        device_class=DEVICE.key,
+        trace="imported",
+        program=None,
+        latency_s=1e-6,
+        run_secs=(1e-6,),
+        outcome=Outcome.OK,
+        target="",
+        source="import",
+        created_at=0.0,
     )
     [space] = farm.context.spaces.load(farm.database, [trial.workload_hash], DEVICE).values()
     gathered = known.gather(space, [record], [trial])
