@@ -13,7 +13,7 @@ times, a part of the others, divided over the cores by how evenly the parallel c
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -111,13 +111,13 @@ def _tiled_terms(population: Population, stage: Stage, device: Device) -> dict[s
 def _register_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
     """What one step of the innermost reduction level costs in registers and issue slots."""
     node = nest.node
-    tile = nest.extents[-1]
+    tile = nest.tile
     item = dag.buffer[node.write.buffer].item_bytes
     lanes = max(device.vector_bytes // item, 1)
     axis = nest.vector_axis()
     width = tile[axis] if axis is not None else np.ones_like(tile[0])
     instructions = _vector_instructions(width, lanes)
-    elements = np.prod(np.stack(tile), axis=0, dtype=np.float64)
+    elements = tile.prod(axis=0, dtype=np.float64)
     accumulators = elements / width * instructions
     loads = np.zeros_like(elements)
     for read in node.reads:
@@ -150,10 +150,10 @@ def _vector_instructions(width: Ints, lanes: int) -> Floats:
     return np.asarray(width / length * np.ceil(length / lanes))
 
 
-def _loads(read: Access, tile: Sequence[Ints], axis: int | None, lanes: int) -> Floats:
+def _loads(read: Access, tile: Ints, axis: int | None, lanes: int) -> Floats:
     """Load instructions of one access per innermost step: vectors, or scalars for all lanes, or a gather."""
     used = {a for index in read.indices for a, _ in index.terms}
-    rows = np.prod([tile[a] for a in used if a != axis], axis=0, dtype=np.float64) * np.ones(len(tile[0]))
+    rows = tile[[a for a in used if a != axis]].prod(axis=0, dtype=np.float64)
     if axis not in used or axis is None:
         return rows
     coefficients = [dict(index.terms).get(axis, 0) for index in read.indices]
@@ -164,15 +164,9 @@ def _loads(read: Access, tile: Sequence[Ints], axis: int | None, lanes: int) -> 
 def _traffic_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
     """Bytes that cross into each cache level, and the footprint at each boundary."""
     accesses = [*nest.node.reads, nest.node.write]
-    footprints, crossings = [], []
-    for boundary in range(nest.depth + 1):
-        inner = nest.inside(boundary)
-        sizes = [footprint_bytes(a, inner, dag.buffer[a.buffer], LINE_BYTES) for a in accesses]
-        visits = [nest.visits(a, boundary) for a in accesses]
-        footprints.append(np.sum(sizes, axis=0))
-        crossings.append(sum(size * visit for size, visit in zip(sizes, visits, strict=True)))
-    total = np.stack(footprints)
-    crossing = np.stack(crossings)
+    sizes = [footprint_bytes(a, nest.inside, dag.buffer[a.buffer], LINE_BYTES) for a in accesses]
+    total = np.add.reduce(sizes)
+    crossing = np.add.reduce([size * nest.visits(a) for a, size in zip(accesses, sizes, strict=True)])
     terms = {
         name: _crossing(total, crossing, capacity)
         for name, capacity in (
@@ -202,7 +196,7 @@ def _epilogue_seconds(nest: Nest, dag: Dag, device: Device) -> Floats:
     """Writing the result and reading it again, from the cache that holds the tile in between."""
     buffer = dag.buffer[nest.node.write.buffer]
     level = nest.stage.epilogue_level
-    tile = footprint_bytes(nest.node.write, nest.inside(level), buffer, LINE_BYTES)
+    tile = footprint_bytes(nest.node.write, nest.inside[level], buffer, LINE_BYTES)
     rate = np.select(
         [tile <= device.l1_bytes / 2, tile <= device.l2_bytes / 2, tile <= device.l3_bytes / 2],
         [L1_BYTES, L2_BYTES, L3_BYTES],
@@ -228,8 +222,8 @@ def _moved_seconds(population: Population, stage: Stage, device: Device) -> Floa
     at_root = np.full(len(population), 2 * elements * buffer.item_bytes / rate)
     costs = [inlined, at_root + PARALLEL_LAUNCH_S * CYCLES_PER_S * device.cores]
     for level in range(1, sketch.deepest_location(stage) + 1):
-        inner = nest.inside(level)
-        tile = sum(np.prod(np.stack(region(r, inner, buffer.shape)), axis=0, dtype=np.float64) for r in reads)
+        inner = nest.inside[level]
+        tile = sum(np.multiply.reduce(region(r, inner, buffer.shape), dtype=np.float64) for r in reads)
         visits = np.prod([nest.trips(i) for i in range(level)], axis=0, dtype=np.float64)
         costs.append(tile * visits * (BRANCH_CYCLES / lanes + 2 * buffer.item_bytes / L1_BYTES))
     chosen = np.choose(population.column(stage.node, "location"), costs)

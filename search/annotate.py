@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from search.dag import AxisKind
 from search.factors import Ints, factorizations
-from search.nest import Nest, product, vector_length
+from search.nest import Nest, vector_length
 from search.program import Population
 from search.sketch import UNROLL_STEPS, Sketch, Split
 
@@ -30,7 +29,7 @@ def sample(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
         else:
             where = sketch.columns[variable.node, variable.kind]
             drawn[:, where] = rng.integers(len(variable.options), size=(count, 1))
-    population = Population(sketch, np.unique(drawn, axis=0))
+    population = Population(sketch, drawn).distinct()
     return population.take(np.flatnonzero(valid(population)))
 
 
@@ -43,14 +42,13 @@ def valid(population: Population) -> NDArray[np.bool_]:
     keep = np.ones(len(population), dtype=bool)
     for stage in population.sketch.tiled:
         nest = Nest.of(population, stage)
-        tile = nest.extents[-1]
+        tile = nest.tile
         axis = nest.vector_axis()
-        elements = product(tile, len(population))
+        elements = tile.prod(axis=0)
         width = tile[axis] if axis is not None else np.ones_like(elements)
         rows = elements // vector_length(width)
         instructions = elements // np.minimum(vector_length(width), VECTOR_ELEMENTS)
-        innermost = [tile[i] for i, a in enumerate(nest.node.axes) if a.kind is AxisKind.SPATIAL]
-        keep &= np.all(np.stack(innermost) <= MAX_INNERMOST, axis=0) if innermost else True
+        keep &= (tile <= MAX_INNERMOST).all(axis=0)
         keep &= instructions <= MAX_TILE_INSTRUCTIONS
         keep &= instructions * _unrolled_steps(population, nest, rows) <= MAX_UNROLLED_INSTRUCTIONS
     return keep

@@ -75,13 +75,14 @@ def _next_generation(
     crossed = cross(children, population.take(parents[1]), rng)
     swap = rng.random(config.population) < config.crossover
     values = np.where(swap[:, None], crossed.values, children.values)
-    merged = Population(population.sketch, np.unique(values, axis=0))
+    merged = Population(population.sketch, values).distinct()
     survivors = merged.take(np.flatnonzero(valid(merged)))
     return survivors if len(survivors) else population
 
 
 def _ranked(sketch: Sketch, met: Sequence[Population], scores: Sequence[Floats]) -> tuple[Population, Floats]:
-    values, first = np.unique(np.concatenate([p.values for p in met]), axis=0, return_index=True)
-    flat = np.concatenate(scores)[first]
+    population = Population(sketch, np.concatenate([p.values for p in met]))
+    rows = population.distinct_rows()
+    flat = np.concatenate(scores)[rows]
     order = np.argsort(flat, kind="stable")
-    return Population(sketch, values[order]), flat[order]
+    return population.take(rows[order]), flat[order]

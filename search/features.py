@@ -47,12 +47,12 @@ def extract(dag: Dag, estimate: Estimate) -> NDArray[np.float32]:
     """[programs, NUM_FEATURES]; quantities that a program lacks are nan, which trees treat as missing."""
     length = len(estimate.seconds)
     missing = np.full(length, np.nan)
-    columns = [_squash(estimate.quantities.get(name, missing)) for name in QUANTITIES]
+    columns = [estimate.quantities.get(name, missing) for name in QUANTITIES]
     moved_bytes = float(sum(b.num_bytes for b in dag.buffers))
     widest = max((node.iterations for node in dag.nodes), default=1)
     constants = (dag.flops, moved_bytes, float(widest))
-    columns.extend(_squash(np.full(length, constant)) for constant in constants)
-    return np.stack(columns, axis=1).astype(np.float32)
+    columns.extend(np.full(length, constant) for constant in constants)
+    return _squash(np.stack(columns, axis=1)).astype(np.float32)
 
 
 def _squash(values: Floats) -> Floats:

@@ -54,7 +54,7 @@ def cross(first: Population, second: Population, rng: np.random.Generator) -> Po
     """Node-wise crossover: every node's variables come together from one of the two parents."""
     sketch = first.sketch
     values = first.values.copy()
-    for node in {variable.node for variable in sketch.variables}:
+    for node in dict.fromkeys(variable.node for variable in sketch.variables):
         from_second = rng.random(len(first)) < 0.5
         for (owner, _), where in sketch.columns.items():
             if owner == node:

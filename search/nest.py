@@ -1,18 +1,20 @@
 """The loops of a tiled node over a whole population: extents, touched regions, trips.
 
-Everything here is an array over programs. A nest has levels, outermost first, as its structure says
-(`SSRSRS` has six); boundary b is the point just outside level b, so boundary 0 is outside all loops.
+Everything here is an array whose last dimension is programs. A nest has levels, outermost first, as its
+structure says (`SSRSRS` has six); boundary b is the point just outside level b, so boundary 0 is outside all
+loops and the last one inside all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search.dag import Access, Axis, AxisKind, Buffer, Node
+from search.dag import Access, AxisKind, Buffer, Node
 from search.factors import Ints
 from search.program import Population
 from search.sketch import Stage
@@ -22,57 +24,59 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Nest:
-    """`extents[b][a]`: trips of axis a's loop in level b, each [programs]; ones where it has none."""
+    """`extents` [levels, axes, programs]: trips of each axis's loop in each level; ones where it has none."""
 
     node: Node
     stage: Stage
-    extents: tuple[tuple[Ints, ...], ...]
+    extents: Ints
 
     @classmethod
     def of(cls, population: Population, stage: Stage) -> Nest:
         node = population.sketch.dag.node[stage.node]
-        factors = [population.factors(node.name, axis) for axis in range(len(node.axes))]
-        ones = np.ones(len(population), dtype=np.int64)
-        seen = {AxisKind.SPATIAL: 0, AxisKind.REDUCTION: 0}
-        levels = []
-        for letter in stage.structure:
-            kind = AxisKind(letter)
-            levels.append(_level(node.axes, factors, kind, seen[kind], ones))
-            seen[kind] += 1
-        return cls(node, stage, tuple(levels))
+        extents = np.ones((len(stage.structure), len(node.axes), len(population)), dtype=np.int64)
+        for kind in AxisKind:
+            levels = [level for level, letter in enumerate(stage.structure) if letter == kind]
+            for number, axis in enumerate(node.axes):
+                if axis.kind is kind and axis.extent > 1:
+                    extents[levels, number] = population.factors(node.name, number).T
+        return cls(node, stage, extents)
 
     @property
     def depth(self) -> int:
         return len(self.extents)
 
-    def inside(self, boundary: int) -> tuple[Ints, ...]:
-        """How much of each axis the loops inside a boundary cover."""
-        inner = [np.ones_like(extent) for extent in self.extents[0]]
-        for level in self.extents[boundary:]:
-            inner = [total * extent for total, extent in zip(inner, level, strict=True)]
-        return tuple(inner)
+    @property
+    def tile(self) -> Ints:
+        """[axes, programs]: the innermost level."""
+        return np.asarray(self.extents[-1])
+
+    @cached_property
+    def inside(self) -> Ints:
+        """[boundaries, axes, programs]: how much of each axis the loops inside a boundary cover."""
+        outward = np.cumprod(self.extents[::-1], axis=0)
+        return np.concatenate([outward[::-1], np.ones_like(self.extents[:1])])
 
     def trips(self, level: int) -> Ints:
         """Iterations of one level's loops together."""
-        return product(self.extents[level], len(self.extents[0][0]))
+        return np.asarray(self.extents[level].prod(axis=0))
 
-    def visits(self, access: Access, boundary: int) -> Ints:
-        """How often the region that an access touches inside a boundary changes.
+    def visits(self, access: Access) -> Ints:
+        """[boundaries, programs]: how often the region that an access touches inside a boundary changes.
 
-        Loops right outside the boundary that don't move the access reuse what is there.
+        Loops right outside the boundary that don't move the access reuse what is there; all iterations up to
+        the last loop that does move it count.
         """
-        used = {axis for index in access.indices for axis, _ in index.terms}
-        total = np.ones_like(self.extents[0][0])
-        moved = np.zeros(len(total), dtype=bool)
-        for level in reversed(self.extents[:boundary]):
-            for axis in reversed(range(len(level))):
-                extent = level[axis]
-                if axis in used:
-                    moved = moved | (extent > 1)
-                    total = total * extent
-                else:
-                    total = total * np.where(moved, extent, 1)
-        return total
+        used = sorted({axis for index in access.indices for axis, _ in index.terms})
+        moves = np.where(self.extents[:, used] > 1, self._iterations[:, used], 1)
+        changes = np.ones((self.depth + 1, self.extents.shape[-1]), dtype=np.int64)
+        changes[1:] = moves.max(axis=1, initial=1)
+        return np.asarray(np.maximum.accumulate(changes, axis=0))
+
+    @cached_property
+    def _iterations(self) -> Ints:
+        """[levels, axes, programs]: iterations of a loop and all loops around it."""
+        flat = self.extents.reshape(-1, self.extents.shape[-1])
+        return np.cumprod(flat, axis=0).reshape(self.extents.shape)
 
     def vector_axis(self) -> int | None:
         """The axis whose innermost factor becomes a vector: the one that is contiguous in the result."""
@@ -87,37 +91,19 @@ def vector_length(width: Ints) -> Ints:
     return np.asarray(width & -width)
 
 
-def region(access: Access, inner: Sequence[Ints], shape: Sequence[int]) -> list[Ints]:
-    """Elements touched in each dimension while every axis a runs over inner[a] values."""
+def region(access: Access, inner: Ints, shape: Sequence[int]) -> list[Ints]:
+    """Elements touched in each dimension while the axes run over `inner` [..., axes, programs] values."""
     touched = []
     for index, size in zip(access.indices, shape, strict=True):
-        if not index.affine:
-            touched.append(np.full_like(inner[0], size))
-            continue
-        span = np.ones_like(inner[0])
+        span = np.ones_like(inner[..., 0, :])
         for axis, coefficient in index.terms:
-            span = span + abs(coefficient) * (inner[axis] - 1)
-        touched.append(np.minimum(span, size))
+            span += abs(coefficient) * (inner[..., axis, :] - 1)
+        touched.append(np.minimum(span, size) if index.affine else np.full_like(span, size))
     return touched
 
 
-def footprint_bytes(access: Access, inner: Sequence[Ints], buffer: Buffer, line_bytes: int) -> Floats:
-    """Bytes of the cache lines that an access touches (rows are taken to start on a line)."""
-    touched = region(access, inner, buffer.shape)
-    if not touched:
-        return np.full(len(inner[0]), float(buffer.item_bytes))
-    row_bytes = np.ceil(touched[-1] * buffer.item_bytes / line_bytes) * line_bytes
-    return row_bytes * product(touched[:-1], len(row_bytes))
-
-
-def product(arrays: Sequence[Ints], length: int) -> Ints:
-    total = np.ones(length, dtype=np.int64)
-    for array in arrays:
-        total = total * array
-    return total
-
-
-def _level(
-    axes: Sequence[Axis], factors: Sequence[Ints], kind: AxisKind, number: int, ones: Ints
-) -> tuple[Ints, ...]:
-    return tuple(factors[axis][:, number] if axes[axis].kind is kind else ones for axis in range(len(axes)))
+def footprint_bytes(access: Access, inner: Ints, buffer: Buffer, line_bytes: int) -> Floats:
+    """[..., programs]: bytes of the cache lines that an access touches, where every row starts on a line."""
+    *rows, row = region(access, inner, buffer.shape) or [np.ones_like(inner[..., 0, :])]
+    lines = np.ceil(row * buffer.item_bytes / line_bytes)
+    return np.asarray(np.multiply.reduce([lines * line_bytes, *rows]))

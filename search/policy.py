@@ -115,25 +115,23 @@ def _merge(
     ranked: Sequence[tuple[Population, Floats]], known: Collection[Program], depth: int = 256
 ) -> Iterator[tuple[Proposal, object]]:
     """The best of every sketch in one order, with the innermost tile of each; what is known left out."""
+    heads = [population.take(np.arange(min(len(population), depth + len(known)))) for population, _ in ranked]
+    tiles = [_tiles(head) for head in heads]
     rows = [
-        (float(scores[row]), number, row)
-        for number, (population, scores) in enumerate(ranked)
-        for row in range(min(len(population), depth + len(known)))
+        (float(ranked[number][1][row]), number, row)
+        for number, head in enumerate(heads)
+        for row in range(len(head))
     ]
     for seconds, number, row in sorted(rows):
-        population = ranked[number][0]
-        program = population.program(row)
+        program = heads[number].program(row)
         if program not in known:
-            yield Proposal(program, seconds), _tile(population, row)
+            yield Proposal(program, seconds), tiles[number][row]
 
 
-def _tile(population: Population, row: int) -> object:
-    """What near-copies share: the innermost factors of every tiled node."""
-    one = population.take(np.array([row]))
-    return tuple(
-        tuple(int(extent[0]) for extent in Nest.of(one, stage).extents[-1])
-        for stage in population.sketch.tiled
-    )
+def _tiles(population: Population) -> list[object]:
+    """What near-copies share, for every program: the innermost factors of every tiled node."""
+    tiles = [Nest.of(population, stage).tile.T for stage in population.sketch.tiled]
+    return [tuple(tile[row].tobytes() for tile in tiles) for row in range(len(population))]
 
 
 def _pick(candidates: Iterator[tuple[Proposal, object]], count: int, limit: int) -> list[Proposal]:

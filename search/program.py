@@ -99,6 +99,20 @@ class Population:
     def take(self, rows: Ints) -> Population:
         return Population(self.sketch, self.values[rows])
 
+    def distinct(self) -> Population:
+        """Every program once, in the order of their values."""
+        return self.take(self.distinct_rows())
+
+    def distinct_rows(self) -> Ints:
+        """Where each distinct program stands first, in the order of their values."""
+        if not self.sketch.num_columns:
+            return np.arange(min(len(self), 1))
+        order = np.lexsort(self.values.T[::-1])
+        ordered = self.values[order]
+        is_new = np.ones(len(self), dtype=bool)
+        is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+        return order[is_new]
+
     def program(self, row: int) -> Program:
         return Program(self.sketch, tuple(int(value) for value in self.values[row]))
 
