@@ -75,7 +75,10 @@ class FaultBench:
         os._exit(3)
 
     def do_hang(self, subject: Subject | None) -> None:
+        """The file that the workload names, if it does, appears when the hanging has begun."""
         print("spinning", file=sys.stderr, flush=True)
+        if subject is not None and subject.module_json:
+            Path(subject.module_json).touch()
         time.sleep(3600)
 
     def do_wait_for_file(self, subject: Subject | None) -> None:

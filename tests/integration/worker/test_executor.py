@@ -233,9 +233,9 @@ def test_a_bench_that_does_not_exist_is_named() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
-def test_the_child_dies_with_the_agent() -> None:
+def test_a_hanging_child_dies_with_the_agent(tmp_path: Path) -> None:
     script = """
-import asyncio, os
+import asyncio, os, sys
 from worker.bench import Subject
 from worker.executor import ChildConfig, Executor
 from proto.values import Limits
@@ -243,7 +243,7 @@ async def main():
     executor = Executor(ChildConfig(2, "fault_bench:FaultBench"), os.environ)
     await executor.start()
     print(executor.child_pid, flush=True)
-    await executor.measure(Subject("", "", "hang", ()), Limits(run_timeout_s=3600.0))
+    await executor.measure(Subject("", sys.argv[1], "hang", ()), Limits(run_timeout_s=3600.0))
 asyncio.run(main())
 """
 
@@ -253,12 +253,15 @@ asyncio.run(main())
             sys.executable,
             "-c",
             script,
+            str(tmp_path / "hanging"),
             env=environment(PYTHONPATH=path),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
         )
         assert agent.stdout is not None
         child = int(await agent.stdout.readline())
+        while not (tmp_path / "hanging").exists():
+            await asyncio.sleep(0.01)
         assert not gone(child)
         agent.send_signal(signal.SIGKILL)
         await agent.wait()
