@@ -23,7 +23,7 @@ from tunefarm.estimate import latency_text
 from tunefarm.exits import run
 from tunefarm.inputs import checked_minutes, checked_model, parsed_shapes, prepared_output
 from tunefarm.progress import display, task_table
-from tunefarm.service import Service, running_service, service
+from tunefarm.service import Service, running_service, service, wait_for_device
 from tunefarm.settings import Settings, load
 from tunefarm.values import Job, JobRequest
 
@@ -290,6 +290,7 @@ def best(
 ) -> None:
     """Show the best schedule known of a workload."""
     with service(load(server=server, token=token, data=data), _say) as found:
+        wait_for_device(found, target)
         schedule = found.client.best(workload, target)
     if as_json:
         _print_json(asdict(schedule))
@@ -313,6 +314,8 @@ def export(
 
     prepared_output(output)
     with service(load(server=server, token=token, data=data), _say) as found:
+        if job is None:
+            wait_for_device(found, target)
         written = transfer.write(found.client.export(target=target, job_id=job), output)
     if as_json:
         _print_json(asdict(written))
@@ -334,6 +337,7 @@ def import_(
 
     database = transfer.read(folder)
     with service(load(server=server, token=token, data=data), _say) as found:
+        wait_for_device(found, target)
         imported = found.client.import_(database, target)
     if as_json:
         _print_json(asdict(imported))

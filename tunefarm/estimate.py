@@ -55,8 +55,8 @@ def share(task: Task, tasks: Sequence[Task]) -> float | None:
 
 
 def by_time(tasks: Sequence[Task]) -> list[Task]:
-    """Those that cost most first, those not measured yet before them."""
-    return sorted(tasks, key=lambda task: (not task.covered, -(task.network_s or float("inf")), task.name))
+    """Those that cost most first, then those not measured yet, then those that the search doesn't cover."""
+    return sorted(tasks, key=lambda task: (not task.covered, -(task.network_s or 0.0), task.name))
 
 
 def latency_text(secs: float | None) -> str:

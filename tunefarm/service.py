@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -10,6 +11,9 @@ from tunefarm.client import Client
 from tunefarm.errors import CommandError, ExitCode
 from tunefarm.folder import DataFolder
 from tunefarm.settings import Settings
+
+DEVICE_TIMEOUT_S = 120.0
+POLL_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,23 @@ def service(settings: Settings, say: Callable[[str], None]) -> Iterator[Service]
     config = stack.StackConfig(settings.data, token=settings.secret, threads=settings.threads)
     with stack.start(config) as started, _connect(started.running.url, settings) as client:
         yield Service(client, started.check, embedded=True)
+
+
+def wait_for_device(service: Service, target: str | None) -> None:
+    """On a stack that was just started, waits until its worker says what `native` means.
+
+    Raises CommandError when that takes too long.
+    """
+    deadline = time.monotonic() + DEVICE_TIMEOUT_S
+    while service.embedded and target in (None, "native"):
+        service.check()
+        if any(worker.state in ("ready", "busy") for worker in service.client.workers()):
+            return
+        if time.monotonic() > deadline:
+            raise CommandError(
+                "the local worker is not ready: name a device class with --target", ExitCode.LOCAL
+            )
+        time.sleep(POLL_S)
 
 
 def _running_at(settings: Settings, *, lasting: bool) -> str | None:

@@ -38,9 +38,9 @@ def test_the_network_is_the_weighted_sum_of_its_covered_tasks() -> None:
     assert network_s([]) is None
 
 
-def test_unmeasured_tasks_come_first_and_uncovered_ones_last() -> None:
+def test_the_costliest_task_comes_first_and_uncovered_ones_last() -> None:
     tasks = [task("f", covered=False), task("slow", best_s=2.0), task("fast", best_s=1.0), task("new")]
-    assert [one.name for one in by_time(tasks)] == ["new", "slow", "fast", "f"]
+    assert [one.name for one in by_time(tasks)] == ["slow", "fast", "new", "f"]
 
 
 @pytest.mark.parametrize(
