@@ -16,7 +16,8 @@ from records.trials import Trial
 from scheduler import journal
 from search.device import Device
 
-HISTORY_LIMIT = 20_000
+# Reading more takes longer than a plan should; the newest teach the most about what is searched now.
+HISTORY_LIMIT = 5_000
 
 
 @dataclass(frozen=True)

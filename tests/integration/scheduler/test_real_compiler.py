@@ -1,0 +1,127 @@
+"""A job of a small real model: imported, searched, compiled, timed and published with the real compiler."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto, helper, numpy_helper
+
+from compiler.artifact import unpack
+from compiler.bench import Bench
+from compiler.target import probe
+from records import blobs, devices, jobs, leases, models, schedules, tasks
+from records.database import Database
+from records.devices import WorkerState
+from records.jobs import Job, JobRequest, JobState
+from records.leases import Lease, TrialResult
+from scheduler.context import Context
+from scheduler.drive import drive, sweep
+from scheduler.settings import Settings
+from search.measurement import Measurement
+
+SETTINGS = Settings(broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0)
+NOW = 1000.0
+
+
+def small_network() -> bytes:
+    """A convolution with its rectifier, and a pooling that the search need not understand."""
+    rng = np.random.default_rng(0)
+    weight = numpy_helper.from_array(rng.normal(size=(8, 3, 3, 3)).astype(np.float32), "weight")
+    nodes = [
+        helper.make_node("Conv", ["data", "weight"], ["conv"], pads=[1, 1, 1, 1]),
+        helper.make_node("Relu", ["conv"], ["relu"]),
+        helper.make_node("GlobalAveragePool", ["relu"], ["pool"]),
+    ]
+    data = helper.make_tensor_value_info("data", TensorProto.FLOAT, [1, 3, 16, 16])
+    pool = helper.make_tensor_value_info("pool", TensorProto.FLOAT, [1, 8, 1, 1])
+    graph = helper.make_graph(nodes, "small", [data], [pool], [weight])
+    return helper.make_model(
+        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8
+    ).SerializeToString()
+
+
+class Device:
+    """This machine as a worker without the network."""
+
+    def __init__(self, database: Database) -> None:
+        self.fingerprint = probe()
+        self._database = database
+        self._bench = Bench(self.fingerprint.target)
+        with database.begin() as session:
+            devices.register(session, "worker", "session", self.fingerprint, WorkerState.READY, NOW)
+
+    def work(self, lease_id: str) -> bool:
+        key = self.fingerprint.key
+        with self._database.begin() as session:
+            lease = leases.take(session, lease_id, "worker", "session", key, 8, NOW, 60.0)
+        if lease is None:
+            return False
+        results = self._measure(lease)
+        with self._database.begin() as session:
+            leases.report(session, lease.id, "session", results, NOW)
+        return True
+
+    def _measure(self, lease: Lease) -> list[TrialResult]:
+        if lease.module_run is not None:
+            with self._database.begin() as session:
+                artifact = blobs.get(session, lease.module_run.artifact_sha)
+            return [TrialResult(self._bench.measure_module(artifact), module_run_id=lease.module_run.id)]
+        with self._database.begin() as session:
+            texts = tasks.workloads(session, {trial.workload_hash for trial in lease.trials})
+        return [
+            TrialResult(self._trial(texts[t.workload_hash], t.trace, lease.constants[t.workload_hash]), t.id)
+            for t in lease.trials
+        ]
+
+    def _trial(self, module_json: str, trace: str, constants: tuple[int, ...]) -> Measurement:
+        built = self._bench.build(module_json, trace)
+        return built if isinstance(built, Measurement) else self._bench.run(built, module_json, constants)
+
+
+def test_a_real_model_is_tuned_and_published(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'tunefarm.db'}")
+    database.migrate()
+    try:
+        _submit(database)
+        job = _finish(database, Device(database))
+        assert (job.state, job.error) == (JobState.DONE, None)
+        assert job.trials_done == 8
+        with database.begin() as session:
+            library, manifest = unpack(blobs.get(session, str(job.artifact_sha)))
+            listed = tasks.for_job(session, "job")
+            best = schedules.best_many(session, [t.workload_hash for t in listed], str(job.device_class))
+    finally:
+        database.close()
+    assert library.startswith(b"\x7fELF")
+    assert {spec.name: spec.shape for spec in manifest.inputs} == {"data": (1, 3, 16, 16)}
+    assert any("conv2d" in task.name and task.covered and task.best_s for task in listed)
+    assert best
+    assert manifest.untuned_secs == job.untuned_secs
+    assert all(isinstance(json.loads(entry.trace), list) for entry in manifest.tasks if entry.trace)
+
+
+def _submit(database: Database) -> None:
+    with database.begin() as session:
+        sha = blobs.put(session, small_network())
+        models.add(session, sha, "small", NOW)
+        request = JobRequest(sha, "small", {}, "native", trials=8, minutes=None, seed=0)
+        jobs.create(session, "job", request, None, NOW)
+
+
+def _finish(database: Database, device: Device) -> Job:
+    wakes: list[tuple[str, str]] = []
+    context = Context(
+        SETTINGS, database, lambda: NOW, "here", lambda step, job_id: wakes.append((step, job_id))
+    )
+    for turn in range(40):
+        sweep(context)
+        while wakes:
+            drive(context, *wakes.pop(0))
+        device.work(f"lease {turn}")
+        with database.begin() as session:
+            job = jobs.get(session, "job")
+        if job.state.finished:
+            return job
+    raise AssertionError(f"{job.state}: {job.message}")
