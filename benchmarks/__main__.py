@@ -1,0 +1,28 @@
+"""Lists the benchmarks and how to run them."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+COMMANDS = {
+    "benchmarks.networks --quick --json FILE": "ResNet-18 tuned with 300 trials, against TVM untuned, "
+    "ONNX Runtime and MetaSchedule; under 10 minutes",
+    "benchmarks.networks --json FILE": "the same, and MobileNet-V2 and ResNet-50",
+    "benchmarks.report FILE...": "rewrites the tables and plots of docs/benchmarks.md from such files",
+}
+
+
+def main() -> None:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("run", no_wrap=True)
+    table.add_column("and it measures")
+    for command, what in COMMANDS.items():
+        table.add_row(f"python -m {command}", what)
+    console = Console()
+    console.print(table, highlight=False)
+    console.print("\nNothing else should run on the machine meanwhile.")
+
+
+if __name__ == "__main__":
+    main()

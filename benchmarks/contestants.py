@@ -1,0 +1,131 @@
+"""Compiled models and ONNX Runtime as contestants, each loaded in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.interleaved import Block, time_calls
+
+Arrays = Sequence[NDArray[Any]]
+# Binds inputs, so that a call does nothing but run the model; the call returns the outputs as they come.
+Bind = Callable[[Arrays], Callable[[], Any]]
+
+
+class ModelFile(Protocol):
+    """A model that can be loaded by whoever times it."""
+
+    def load(self, threads: int) -> Bind: ...
+
+
+@dataclass(frozen=True)
+class TvmLibrary:
+    """A shared library made from a relax module."""
+
+    path: Path
+
+    def load(self, threads: int) -> Bind:
+        os.environ["TVM_NUM_THREADS"] = str(threads)
+        import tvm
+        from tvm import relax
+
+        device = tvm.cpu()
+        run = relax.VirtualMachine(tvm.runtime.load_module(str(self.path)), device)["main"]
+
+        def bind(inputs: Arrays) -> Callable[[], Any]:
+            placed = [tvm.runtime.tensor(array, device=device) for array in inputs]
+            return lambda: run(*placed)
+
+        return bind
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """An ONNX file for ONNX Runtime's CPU provider, all its optimizations on."""
+
+    path: Path
+
+    def load(self, threads: int) -> Bind:
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        session = onnxruntime.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
+        names = [one.name for one in session.get_inputs()]
+
+        def bind(inputs: Arrays) -> Callable[[], Any]:
+            feed = dict(zip(names, inputs, strict=True))
+            return lambda: session.run(None, feed)
+
+        return bind
+
+
+class ProcessContestant:
+    """A model in a process of its own: two runtimes never share threads, nor memory.
+
+    What goes wrong while the model is loaded or run is raised here.
+    """
+
+    def __init__(self, model: ModelFile, threads: int, inputs: Arrays) -> None:
+        """`inputs` are what it is timed with."""
+        self._executor = own_process()
+        try:
+            self._executor.submit(_load, model, threads, inputs).result()
+        except BaseException:
+            self._executor.shutdown()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._executor.shutdown()
+
+    def time_block(self, block: Block) -> Sequence[float]:
+        """Seconds of every timed call of one turn."""
+        return self._executor.submit(_time_block, block).result()
+
+    def outputs(self, inputs: Arrays) -> list[NDArray[Any]]:
+        """What the model computes."""
+        return self._executor.submit(_outputs, inputs).result()
+
+
+def own_process() -> ProcessPoolExecutor:
+    """One fresh process, which has loaded nothing yet."""
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    bind: Bind
+    call: Callable[[], Any]
+
+
+_loaded: list[_Loaded] = []  # the child's own; it serves one contestant
+
+
+def _load(model: ModelFile, threads: int, inputs: Arrays) -> None:
+    bind = model.load(threads)
+    _loaded.append(_Loaded(bind, bind(inputs)))
+
+
+def _time_block(block: Block) -> tuple[float, ...]:
+    return time_calls(_loaded[0].call, block)
+
+
+def _outputs(inputs: Arrays) -> list[NDArray[Any]]:
+    result = _loaded[0].bind(inputs)()
+    many = [result] if hasattr(result, "numpy") else result  # TVM gives a single output as it is
+    return [np.asarray(one.numpy() if hasattr(one, "numpy") else one) for one in many]

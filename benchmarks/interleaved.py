@@ -1,0 +1,100 @@
+"""Compares latencies fairly: contestants take turns, block by block, so that all see the same machine."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Block:
+    """One turn: untimed calls, then timed ones until they took `min_s` together, within the two bounds."""
+
+    warm_up_s: float = 0.1
+    min_s: float = 0.5
+    min_calls: int = 3
+    max_calls: int = 200
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_calls <= self.max_calls:
+            raise ValueError(f"a block has between 1 and {self.max_calls} calls, not {self.min_calls}")
+
+
+class Contestant(Protocol):
+    """What is timed."""
+
+    def time_block(self, block: Block) -> Sequence[float]:
+        """Seconds of every timed call of one turn."""
+
+
+@dataclass(frozen=True)
+class Median:
+    """The median of what the blocks gave, with their 10th and 90th percentile."""
+
+    value: float
+    spread: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Timings:
+    """The median seconds of a call in every block of one contestant, in the order of the rounds."""
+
+    blocks: tuple[float, ...]
+
+    @property
+    def latency_s(self) -> Median:
+        return _median(self.blocks)
+
+    def ratio_to(self, other: Timings) -> Median:
+        """How many times `other`'s latency this is, by rounds: what slows a whole round cancels out."""
+        return _median([ours / theirs for ours, theirs in zip(self.blocks, other.blocks, strict=True)])
+
+
+def measure(
+    contestants: Mapping[str, Contestant],
+    rounds: int,
+    block: Block,
+    *,
+    rest_s: float = 0.1,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, Timings]:
+    """Gives every contestant a turn in every round; each round starts with another one.
+
+    Between turns everything rests for `rest_s`, until threads that spin after their work have gone to sleep.
+    """
+    if rounds < 1:
+        raise ValueError(f"there is at least one round, not {rounds}")
+    medians: dict[str, list[float]] = {name: [] for name in contestants}
+    names = list(contestants)
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            sleep(rest_s)
+            medians[name].append(statistics.median(contestants[name].time_block(block)))
+    return {name: Timings(tuple(blocks)) for name, blocks in medians.items()}
+
+
+def time_calls(
+    call: Callable[[], object], block: Block, clock: Callable[[], float] = time.perf_counter
+) -> tuple[float, ...]:
+    """One turn of a contestant that is a plain function."""
+    warm_at = clock() + block.warm_up_s
+    call()
+    while clock() < warm_at:
+        call()
+    secs: list[float] = []
+    while len(secs) < block.min_calls or (sum(secs) < block.min_s and len(secs) < block.max_calls):
+        start = clock()
+        call()
+        secs.append(clock() - start)
+    return tuple(secs)
+
+
+def _median(values: Sequence[float]) -> Median:
+    low, high = np.percentile(values, [10, 90])
+    return Median(statistics.median(values), (float(low), float(high)))

@@ -1,0 +1,99 @@
+"""Tunes whole networks and measures them against TVM's untuned build, ONNX Runtime and MetaSchedule.
+
+    python -m benchmarks.networks --quick --json FILE
+
+The figures go to FILE, the curves of the latencies while tuning to a file beside it. Numbers mean something
+only when nothing else runs on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import curves, figures, machine, network
+from benchmarks.figures import Results
+from benchmarks.interleaved import Block
+from benchmarks.network import Measured, Plan
+from benchmarks.network_figures import figures_of
+from examples.make_models import NETWORKS
+from tunefarm.client import ClientError
+from tunefarm.errors import CommandError
+from worker.settings import usable_cores
+
+QUICK = ("resnet18",)
+FULL = ("resnet18", "mobilenet_v2", "resnet50")
+# Keeps --quick within ten minutes on a machine that is far slower than hoped.
+QUICK_MINUTES = 4.0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 1 when a network could not be measured, whatever the figures say otherwise."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that an embedded stack stops with us
+    given = sys.argv[1:] if argv is None else argv
+    args = _parser().parse_args(given)
+    command = shlex.join(["python", "-m", "benchmarks.networks", *given])
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    where = machine.describe(args.threads)
+    console = Console()
+    done: list[Measured] = []
+    try:
+        for name in args.networks or (QUICK if args.quick else FULL):
+            with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
+                done.append(network.run(_plan(name, args), Path(folder), console))
+            found = tuple(figure for measured in done for figure in figures_of(measured))
+            Results(found, where, date, command).write(args.json)
+            curves.write([measured.curve() for measured in done], curves.beside(args.json))
+    except (CommandError, ClientError, OSError) as error:
+        print(f"benchmarks.networks: {error}", file=sys.stderr)
+        return 1
+    console.print(figures.table(found), soft_wrap=not console.is_terminal)
+    return 0
+
+
+def _plan(name: str, args: argparse.Namespace) -> Plan:
+    return Plan(
+        network=name,
+        tiny=args.tiny,
+        trials=args.trials,
+        minutes=QUICK_MINUTES if args.quick else None,
+        threads=args.threads,
+        rounds=args.rounds or (10 if args.quick else 20),
+        block=Block(),
+        peer_trials=args.peer_trials or (64 if args.quick else 96),
+        peer_limit_s=150.0 if args.quick else 600.0,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.networks", description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the figures go")
+    parser.add_argument("--quick", action="store_true", help="ResNet-18 only, in less than ten minutes")
+    parser.add_argument(
+        "--network", action="append", choices=sorted(NETWORKS), dest="networks", help="only this one"
+    )
+    parser.add_argument("--trials", type=_positive, default=300, help="for every network [300]")
+    parser.add_argument("--threads", type=_positive, default=usable_cores(), help="for everyone [all cores]")
+    parser.add_argument("--rounds", type=_positive, help="of interleaved blocks [20, quick 10]")
+    parser.add_argument("--peer-trials", type=_positive, help="of MetaSchedule [96, quick 64]")
+    parser.add_argument("--tiny", action="store_true", help="small networks of the same kind, to try it out")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,20 @@
+"""TVM's untuned build of a model: what it makes by default, without schedules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.contestants import own_process
+
+
+def build(model: Path, target: str, library: Path) -> None:
+    """Compiles an ONNX file in another process. Raises ModelError or ArtifactError as the compiler does."""
+    with own_process() as process:
+        process.submit(_build, model, target, library).result()
+
+
+def _build(model: Path, target: str, library: Path) -> None:
+    from compiler.artifact import build_library
+    from compiler.model import read_onnx, untuned
+
+    library.write_bytes(build_library(untuned(read_onnx(model.read_bytes(), {}), target), target))
