@@ -89,7 +89,7 @@ def _programs(config: StackConfig, running: Running) -> tuple[Program, ...]:
     threads = ("--threads", str(config.threads)) if config.threads else ()
     local = ("--server", running.workers_address, "--name", f"local-{socket.gethostname()}", *threads)
     return (
-        Program("server", (*PYTHON, "-m", "server"), stop_after_s=10),
+        Program("server", (*PYTHON, "-m", "server")),
         # A step that runs when the stop comes is done again by the next scheduler: short is kind enough.
         Program("scheduler", (*PYTHON, "-m", "scheduler"), stop_after_s=5),
         Program("worker", (*PYTHON, "-m", "worker", *local), stop_after_s=5),

@@ -20,17 +20,20 @@ from tunefarm.folder import FIRST_LOCK_FD
 PYTHON = (sys.executable, "-P")  # -P: a folder named `server` where the user stands is not our package
 TETHER = (*PYTHON, "-m", "tunefarm.tether")
 STOP_TIMEOUT_S = 60.0
-UP_AFTER_S = 3
 RETRIES = 4  # after 1, 2, 3 and 4 seconds
 
 
 @dataclass(frozen=True)
 class Program:
-    """A process to keep alive. Programs start in the order given and stop in the reverse one."""
+    """A process to keep alive. One that ends within `up_after_s` did not start.
+
+    Starting is tried a few times only. One that was asked to stop is killed after `stop_after_s`.
+    """
 
     name: str
     command: tuple[str, ...]
-    stop_after_s: int
+    stop_after_s: int = 10
+    up_after_s: int = 10  # loading TVM, the slowest thing that can fail, takes seconds
 
 
 @dataclass(frozen=True)
@@ -133,16 +136,17 @@ chmod=0600
 [rpcinterface:supervisor]
 supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
 """
-    return head + "".join(_section(program, order) for order, program in enumerate(programs))
+    # As one group they stop at the same time.
+    group = "\n[group:stack]\nprograms=" + ",".join(program.name for program in programs) + "\n"
+    return head + group + "".join(map(_section, programs))
 
 
-def _section(program: Program, order: int) -> str:
+def _section(program: Program) -> str:
     return f"""
 [program:{program.name}]
 command={_literal(shlex.join((*TETHER, *program.command)))}
-priority={order}
 autorestart=true
-startsecs={UP_AFTER_S}
+startsecs={program.up_after_s}
 startretries={RETRIES}
 stopwaitsecs={program.stop_after_s}
 killasgroup=true

@@ -52,7 +52,7 @@ def start(folder: DataFolder, scratch: Path, *programs: Program) -> Iterator[Sup
 
 @pytest.mark.slow
 def test_a_killed_program_is_started_again_and_all_stop_together(folder: DataFolder, scratch: Path) -> None:
-    with start(folder, scratch, Program("one", SLEEPER, 5), Program("two", SLEEPER, 5)) as supervisor:
+    with start(folder, scratch, Program("one", SLEEPER, 5, 1), Program("two", SLEEPER, 5, 1)) as supervisor:
         until(lambda: supervisor.states() == {"one": "RUNNING", "two": "RUNNING"})
         before = psutil.Process(supervisor.process.pid).children()
         before[0].kill()
@@ -69,7 +69,7 @@ def test_a_program_that_keeps_failing_is_given_up_with_its_last_words(
     folder: DataFolder, scratch: Path
 ) -> None:
     broken = (sys.executable, "-c", "raise SystemExit('100% out of luck')")
-    with start(folder, scratch, Program("good", SLEEPER, 5), Program("bad", broken, 5)) as supervisor:
+    with start(folder, scratch, Program("good", SLEEPER, 5, 1), Program("bad", broken, 5, 1)) as supervisor:
         until(lambda: supervisor.given_up() == "bad")
         assert supervisor.last_words("bad") == "100% out of luck"
         assert supervisor.last_words("nobody") == ""
@@ -81,7 +81,7 @@ from pathlib import Path
 from tunefarm.folder import DataFolder
 from tunefarm.supervision import Program, supervise
 folder = DataFolder(Path(sys.argv[1]))
-program = Program("sleeper", (sys.executable, "-c", "import time; time.sleep(600)"), 5)
+program = Program("sleeper", (sys.executable, "-c", "import time; time.sleep(600)"), 5, 1)
 scratch = Path(sys.argv[2])
 with folder.locked() as lock, supervise([program], scratch, folder.logs, os.environ, lock) as running:
     while running.states() != {"sleeper": "RUNNING"}:

@@ -1,0 +1,137 @@
+"""`tunefarm tune` on a tiny network: the real stack, from an ONNX file to a library that runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+import onnxruntime
+import psutil
+import pytest
+
+from examples.make_models import make
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+RUN = """
+import sys
+import numpy as np, tvm
+from tvm import relax
+model = relax.VirtualMachine(tvm.runtime.load_module(sys.argv[1] + "/model.so"), tvm.cpu())
+np.save(sys.argv[3], model["main"](tvm.runtime.tensor(np.load(sys.argv[2]))).numpy())
+"""
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("TUNEFARM_")}
+    config = str(tmp_path / "no config.toml")
+    return kept | {
+        "PYTHONPATH": str(ROOT),
+        "TUNEFARM_DATA": str(tmp_path / "data"),
+        "TUNEFARM_CONFIG": config,
+    }
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.onnx"
+    onnx.save(make("resnet18", tiny=True), path)
+    return path
+
+
+def tunefarm(arguments: Sequence[object], environment: dict[str, str], cwd: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tunefarm", *map(str, arguments)]
+    return subprocess.Popen(
+        command, env=environment, cwd=cwd, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+
+
+def done(process: subprocess.Popen[str]) -> str:
+    """What it printed, once it ended well."""
+    out, errors = process.communicate()
+    assert process.returncode == 0, errors
+    return out
+
+
+def test_a_model_is_tuned_compiled_again_and_computes_the_same(
+    model: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    import numpy as np
+
+    result = json.loads(done(tunefarm(["tune", model, "--trials", 24, "--json"], environment, tmp_path)))
+    assert result["job"]["state"] == "done"
+    assert result["tuned_latency_s"] <= result["untuned_latency_s"]
+    assert sum(task["trials"] for task in result["tasks"]) == 24
+
+    again = json.loads(
+        done(tunefarm(["compile", model, "--output", "again", "--json"], environment, tmp_path))
+    )
+    assert again["job"]["trials_done"] == 0
+    kept = [
+        json.loads((tmp_path / folder / "manifest.json").read_text()) for folder in ("tiny-tuned", "again")
+    ]
+    traces = [{task["workload"]: task["trace"] for task in manifest["tasks"]} for manifest in kept]
+    assert traces[0] == traces[1]
+
+    image = np.random.default_rng(1).standard_normal((1, 3, 32, 32), dtype=np.float32)
+    np.save(tmp_path / "in.npy", image)
+    files = [str(tmp_path / name) for name in ("again", "in.npy", "out.npy")]
+    subprocess.run([sys.executable, "-c", RUN, *files], check=True, env=environment)
+    reference = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
+    (expected,) = reference.run(None, {"input": image})
+    np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_an_interrupted_job_goes_on_and_nothing_runs_meanwhile(
+    model: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    arguments = ["tune", model, "--trials", 24, "--output", "out"]
+    first = tunefarm(arguments, environment, tmp_path)
+    assert first.stderr is not None
+    for line in first.stderr:
+        if "measuring" in line:
+            break
+    family = psutil.Process(first.pid).children(recursive=True)
+    first.send_signal(signal.SIGINT)
+    first.communicate()
+    assert first.returncode == 130
+    gone, alive = psutil.wait_procs(family, timeout=10)
+    assert len(gone) >= 4
+    assert not alive
+
+    second = tunefarm(arguments, environment, tmp_path)
+    _, errors = second.communicate()
+    assert second.returncode == 0, errors
+    assert "resuming job" in errors
+
+
+def test_a_service_that_is_up_serves_commands_and_keeps_its_folder(
+    model: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    up = tunefarm(["up", "--port", 0, "--grpc-port", 0], environment, tmp_path)
+    assert up.stdout is not None
+    url = up.stdout.readline().split()[-1]
+    try:
+        second = tunefarm(["up", "--port", 0, "--grpc-port", 0], environment, tmp_path)
+        _, errors = second.communicate()
+        assert second.returncode == 8
+        assert url in errors
+        result = json.loads(done(tunefarm(["tune", model, "--trials", 8, "--json"], environment, tmp_path)))
+        listed = json.loads(done(tunefarm(["jobs", "--json"], environment, tmp_path)))
+        assert [job["id"] for job in listed] == [result["job"]["id"]]
+        assert "records of" in done(tunefarm(["export", "--output", "exported"], environment, tmp_path))
+        assert "0 of" in done(tunefarm(["import", "exported"], environment, tmp_path))
+    finally:
+        started = time.monotonic()
+        up.send_signal(signal.SIGTERM)
+        up.communicate(timeout=60)
+    assert up.returncode == 0
+    assert time.monotonic() - started < 30.0
