@@ -88,12 +88,12 @@ def _new_trials(subject: Subject, model: CostModel, rng: np.random.Generator, wa
     found: list[NewTrial] = []
     for _ in range(ASKS_PER_TASK):
         missing = wanted - len(found)
-        if missing == 0:
-            break
         exclude = subject.known.open | subject.space.spent
         proposals = propose(subject.space.search, model, subject.known.measured, missing, rng, exclude)
         lowered = [subject.lowered(proposal) for proposal in proposals]
         found += [trial for trial in lowered if trial is not None]
+        if len(found) == wanted or len(proposals) < missing:
+            break
     issued = subject.progress.issued + len(found)
     subject.progress = replace(subject.progress, issued=issued, exhausted=len(found) < wanted)
     return found

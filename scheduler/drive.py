@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 
 from compiler.artifact import ArtifactError
 from compiler.model import ModelError
@@ -33,12 +32,18 @@ log = logging.getLogger(__name__)
 
 def drive(context: Context, step: str, job_id: str) -> None:
     """Take the step if it is the job's next one; a wake-up for another one is passed on."""
-    with _claimed(context, job_id) as job:
-        if job is None:
-            return
+    job = _claim(context, job_id)
+    if job is None:
+        return
+    try:
         if STEP_OF.get(job.state) == step:
             _take(context, STEPS[step], job)
-    _pass_on(context, step, job_id)
+    finally:
+        state = _release(context, job_id)
+    # A job that has come to another state is looked at again at once, not only by the next sweep.
+    due = STEP_OF.get(state) if state is not None else None
+    if due is not None and due != step:
+        context.wake(due, job_id)
 
 
 def sweep(context: Context) -> None:
@@ -54,18 +59,8 @@ def sweep(context: Context) -> None:
         context.wake(STEP_OF[job.state], job.id)
 
 
-@contextmanager
-def _claimed(context: Context, job_id: str) -> Iterator[Job | None]:
-    """The job for this scheduler alone, or None when there is nothing to do for it."""
-    job = _claim(context, job_id)
-    try:
-        yield job
-    finally:
-        if job is not None:
-            _release(context, job_id)
-
-
 def _claim(context: Context, job_id: str) -> Job | None:
+    """The job for this scheduler alone, or None when there is nothing to do for it."""
     try:
         with context.database.begin() as session:
             job = jobs.get(session, job_id)
@@ -80,12 +75,15 @@ def _claim(context: Context, job_id: str) -> Job | None:
     return None
 
 
-def _release(context: Context, job_id: str) -> None:
+def _release(context: Context, job_id: str) -> JobState | None:
+    """The state the job has come to, None when the storage is out of order."""
     try:
         with context.database.begin() as session:
             jobs.release(session, job_id, context.holder)
+            return jobs.get(session, job_id).state
     except StorageError as error:
         log.error("job %s stays claimed until the claim lapses: %s", job_id, error)
+        return None
 
 
 def _take(context: Context, action: Callable[[Context, Job], None], job: Job) -> None:
@@ -116,19 +114,6 @@ def _note(context: Context, job: Job, message: str) -> None:
             jobs.set_message(session, job.id, message)
     except StorageError as error:
         log.error("job %s: %s", job.id, error)
-
-
-def _pass_on(context: Context, step: str, job_id: str) -> None:
-    """A job that has come to another state is looked at again at once, not only by the next sweep."""
-    try:
-        with context.database.begin() as session:
-            state = jobs.get(session, job_id).state
-    except StorageError as error:
-        log.error("job %s waits for the next sweep: %s", job_id, error)
-        return
-    due = STEP_OF.get(state)
-    if due is not None and due != step:
-        context.wake(due, job_id)
 
 
 def _first_line(error: Exception) -> str:
