@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,13 +36,15 @@ class Fenced(Exception):
 class Manners:
     """How the agent behaves. `slots` candidates are asked for at once; an idle call may be held for `wait_s`.
 
-    While it measures, it reports every `report_every_s`. `once`: it ends after one lease. `overrule` turns
+    While it measures, it reports every `report_every_s`; `build_together` candidates are built at a time,
+    then measured one after the other. `once`: it ends after one lease. `overrule` turns
     a lease's limits into those that hold on this device.
     """
 
     slots: int = 16
     wait_s: float = 20.0
     report_every_s: float = 1.0
+    build_together: int = 1
     probe_again_max_s: float = 60.0
     once: bool = False
     overrule: Callable[[Limits], Limits] = lambda limits: limits
@@ -210,20 +212,26 @@ class Agent:
             measurement = await self._time_module(lease.module_run, limits)
             self._outbox.add_module_run(lease.id, lease.module_run.id, measurement)
         measured = self._outbox.measured(lease.id)
-        for candidate in lease.candidates:
-            if candidate.trial_id not in measured:
-                measurement = await self._measure(lease.target, candidate, limits)
-                self._outbox.add_trial(lease.id, candidate.trial_id, measurement)
+        left = [candidate for candidate in lease.candidates if candidate.trial_id not in measured]
+        for number, candidate in enumerate(left):
+            ahead = left[number + 1 : number + self._manners.build_together]
+            measurement = await self._measure(lease.target, candidate, ahead, limits)
+            self._outbox.add_trial(lease.id, candidate.trial_id, measurement)
         self._lease = None
         self._news.set()
 
-    async def _measure(self, target: str, candidate: Candidate, limits: Limits) -> Measurement:
+    async def _measure(
+        self, target: str, candidate: Candidate, ahead: Sequence[Candidate], limits: Limits
+    ) -> Measurement:
         try:
-            module_json = await self._fleet.workload(candidate.workload_hash)
+            subject, *next_ones = [await self._subject(target, each) for each in (candidate, *ahead)]
         except NotStored as error:
             return Measurement(Outcome.UNKNOWN, error=str(error))
-        subject = Subject(target, module_json, candidate.trace, candidate.constants)
-        return await self._executor.measure(subject, limits)
+        return await self._executor.measure(subject, limits, next_ones)
+
+    async def _subject(self, target: str, candidate: Candidate) -> Subject:
+        module_json = await self._fleet.workload(candidate.workload_hash)
+        return Subject(target, module_json, candidate.trace, candidate.constants)
 
     async def _time_module(self, run: ModuleRun, limits: Limits) -> Measurement:
         with tempfile.TemporaryDirectory(prefix="tunefarm-module-") as folder:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -35,8 +35,14 @@ class Bench(Protocol):
         """Compiles, runs and verifies a probe; this device. Raises RuntimeError when it can't be trusted."""
         ...
 
-    def measure(self, subject: Subject, entered: Callable[[Phase], None]) -> Measurement:
-        """Builds, verifies and times a candidate; calls `entered` when it goes from building to running."""
+    def measure(
+        self, subject: Subject, ahead: Sequence[Subject], entered: Callable[[Phase], None]
+    ) -> Measurement:
+        """Builds, verifies and times a candidate; calls `entered` when it goes from building to running.
+
+        Those `ahead` come next: they may be built at the same time, so that nothing is built while another
+        is timed and yet all cores build.
+        """
         ...
 
     def measure_module(self, artifact: bytes) -> Measurement:

@@ -24,7 +24,7 @@ from typing import BinaryIO
 
 from search.measurement import Measurement
 from worker import confine, frames
-from worker.bench import Bench, BenchFactory, Phase, Subject
+from worker.bench import Bench, BenchFactory, Phase
 
 MAX_TRACEBACK_CHARS = 4000
 
@@ -63,10 +63,8 @@ class Child:
     def _measure(self, request: frames.Message) -> Measurement:
         if request["do"] == "measure_module":
             return self._bench.measure_module(Path(request["path"]).read_bytes())
-        subject = Subject(
-            request["target"], request["module_json"], request["trace"], tuple(request["constants"])
-        )
-        return self._bench.measure(subject, self._entered)
+        subject, *ahead = (frames.to_subject(data) for data in request["subjects"])
+        return self._bench.measure(subject, ahead, self._entered)
 
     def _entered(self, phase: Phase) -> None:
         self._reply({"phase": phase.value})

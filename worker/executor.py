@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -30,6 +30,7 @@ _T = TypeVar("_T")
 
 _DIED = {Phase.BUILD: Outcome.BUILD_ERROR, Phase.RUN: Outcome.RUN_ERROR}
 _HUNG = {Phase.BUILD: Outcome.BUILD_TIMEOUT, Phase.RUN: Outcome.RUN_TIMEOUT}
+_DURING_BUILD = (_DIED[Phase.BUILD], _HUNG[Phase.BUILD])
 
 
 class ChildStartError(Exception):
@@ -78,14 +79,18 @@ class Executor:
             await self.close()
             raise
 
-    async def measure(self, subject: Subject, limits: Limits) -> Measurement:
-        """Building and running have a time limit each."""
+    async def measure(self, subject: Subject, limits: Limits, ahead: Sequence[Subject] = ()) -> Measurement:
+        """Building and running have a time limit each. Those `ahead` are measured next and built already."""
+        measurement = await self._measure([subject, *ahead], limits)
+        if ahead and measurement.outcome in _DURING_BUILD and self._child is None:
+            # Any of those built together may be to blame; a candidate is judged by what it does alone.
+            return await self._measure([subject], limits)
+        return measurement
+
+    async def _measure(self, subjects: Sequence[Subject], limits: Limits) -> Measurement:
         request = {
             "do": "measure",
-            "target": subject.target,
-            "module_json": subject.module_json,
-            "trace": subject.trace,
-            "constants": subject.constants,
+            "subjects": [frames.from_subject(subject) for subject in subjects],
             "memory_bytes": limits.memory_bytes,
         }
         allowed_s = {Phase.BUILD: limits.build_timeout_s, Phase.RUN: limits.run_timeout_s}

@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+from dataclasses import asdict
 from typing import Any, BinaryIO
 
 from search.measurement import Measurement, Outcome
+from worker.bench import Subject
 
 # A workload's text at its limit, its quotes escaped.
 MAX_BODY_BYTES = 128 << 20
@@ -51,6 +53,16 @@ async def receive(stream: asyncio.StreamReader) -> Message:
     """The next message. Raises FrameError, or IncompleteReadError at the end of the stream."""
     head = await stream.readexactly(_LENGTH.size)
     return _decode(await stream.readexactly(_body_length(head)))
+
+
+def from_subject(subject: Subject) -> Message:
+    return asdict(subject)
+
+
+def to_subject(message: Message) -> Subject:
+    """Raises KeyError when something is missing: only the agent, which we trust, sends subjects."""
+    constants = tuple(message["constants"])
+    return Subject(message["target"], message["module_json"], message["trace"], constants)
 
 
 def from_measurement(measurement: Measurement) -> Message:

@@ -53,7 +53,9 @@ async def _work(settings: Settings) -> None:
     async with open_channel(settings.server, settings.reconnect_max_s) as channel:
         fleet = FleetClient(channel, settings.server, settings.secret, settings.reconnect_max_s)
         child = ChildConfig(settings.threads, start_timeout_s=settings.start_timeout_s)
-        manners = Manners(settings.slots, once=settings.once, overrule=settings.overrule)
+        manners = Manners(
+            settings.slots, build_together=settings.threads, once=settings.once, overrule=settings.overrule
+        )
         agent = Agent(settings.name, uuid.uuid4().hex, fleet, Executor(child, os.environ), manners)
         running = asyncio.create_task(agent.run())
         for number in (signal.SIGTERM, signal.SIGINT):

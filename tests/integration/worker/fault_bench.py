@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from search.device import Device
@@ -45,7 +45,12 @@ class FaultBench:
             sys.exit(7)
         return DEVICE
 
-    def measure(self, subject: Subject, entered: Callable[[Phase], None]) -> Measurement:
+    def measure(
+        self, subject: Subject, ahead: Sequence[Subject], entered: Callable[[Phase], None]
+    ) -> Measurement:
+        for other in ahead:
+            if other.trace.startswith("build "):
+                self._do(other.trace.removeprefix("build "), other)
         when, _, fault = subject.trace.rpartition(" ")
         if when == "build":
             return self._do(fault, subject)

@@ -20,6 +20,7 @@ from worker.executor import PACKAGES, ChildConfig, ChildStartError, Executor
 HERE = Path(__file__).parent
 GENEROUS = Limits(build_timeout_s=60.0, run_timeout_s=60.0, memory_bytes=1 << 28)
 HASTY_BUILD = Limits(build_timeout_s=0.2, run_timeout_s=60.0)
+HASTY_BUILD_ALONG = Limits(build_timeout_s=2.0, run_timeout_s=60.0)
 HASTY_RUN = Limits(build_timeout_s=60.0, run_timeout_s=0.2, module_timeout_s=0.2)
 
 
@@ -70,6 +71,20 @@ def test_a_child_that_behaves_is_kept() -> None:
         refused = await executor.measure(subject("build refuse"), GENEROUS)
         assert refused == Measurement(Outcome.BUILD_ERROR, error="no such loop")
         assert await child_of_next(executor) == first == executor.child_pid
+
+    with_executor(work)
+
+
+@pytest.mark.parametrize("fault", ["build segfault", "build hang"])
+def test_a_candidate_does_not_pay_for_one_that_was_built_along(fault: str) -> None:
+    async def work(executor: Executor) -> None:
+        first = await child_of_next(executor)
+        guilty = subject(fault)
+        innocent = await executor.measure(subject("ok"), HASTY_BUILD_ALONG, [guilty])
+        assert innocent.outcome is Outcome.OK
+        assert innocent.build_secs != first, "the child that died with both was replaced"
+        alone = await executor.measure(guilty, HASTY_BUILD_ALONG)
+        assert alone.outcome in (Outcome.BUILD_ERROR, Outcome.BUILD_TIMEOUT)
 
     with_executor(work)
 
