@@ -90,8 +90,10 @@ def _store(
         tasks.put_workload(session, task.workload_hash, task.module_json)
     tasks.add_tasks(session, job.id, specs)
     num_covered = sum(spec.covered for spec in specs)
-    message = f"searching {num_covered} of {len(specs)} subgraphs"
-    jobs.advance(session, job.id, OPEN, JobState.TUNING, now, message=message)
+    to, message = JobState.TUNING, f"searching {num_covered} of {len(specs)} subgraphs"
+    if job.request.trials == 0:
+        to, message = JobState.PUBLISHING, "compiling the model with the schedules known"
+    jobs.advance(session, job.id, OPEN, to, now, message=message)
 
 
 def _ask_for_timing(session: Session, job: Job, artifact_sha: str, now: float) -> None:

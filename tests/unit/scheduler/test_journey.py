@@ -46,6 +46,18 @@ def test_the_artifact_has_the_best_schedule_of_each_task(farm: Farm, compiler: F
     assert entry.latency_s == best[MATMUL.workload_hash].latency_s
 
 
+def test_a_job_without_trials_is_compiled_with_what_is_known(farm: Farm, compiler: FakeCompiler) -> None:
+    farm.submit()
+    farm.plug_in()
+    farm.finish()
+    farm.submit("compile", trials=0)
+    job = farm.finish("compile")
+    assert states(farm, "compile") == ["queued", "importing", "publishing", "done"]
+    assert job.trials_issued == 0
+    tuned, compiled = compiler.schedules
+    assert tuned == compiled != {}
+
+
 def test_without_a_device_the_job_waits_in_the_queue(farm: Farm) -> None:
     farm.submit()
     for _ in range(8):
