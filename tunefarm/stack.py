@@ -110,6 +110,8 @@ def _environment(config: StackConfig, folder: DataFolder, port: int, grpc_port: 
         "TUNEFARM_HOST": config.host,
         "TUNEFARM_PORT": str(port),
         "TUNEFARM_GRPC_PORT": str(grpc_port),
+        # The scheduler shares the worker's cores: planning ahead would disturb what is being timed.
+        "TUNEFARM_PLAN_AHEAD": "0",
     }
     return kept | ours | ({"TUNEFARM_TOKEN": config.token} if config.token else {})
 
