@@ -29,8 +29,8 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         )
     except ClientError as error:
         return _fail(str(error), ExitCode.REFUSED)
-    except (KeyboardInterrupt, typer.Abort):
-        return ExitCode.INTERRUPTED
+    except typer.Abort:
+        return _fail("interrupted", ExitCode.INTERRUPTED)
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - whoever read our output is gone
         return ExitCode.OK
@@ -43,6 +43,8 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
 
 def _run(app: typer.Typer, arguments: Sequence[str]) -> int:
     result = get_command(app).main(args=list(arguments), prog_name="tunefarm", standalone_mode=False)
+    if result == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
+        return _fail("interrupted", ExitCode.INTERRUPTED)
     return result if isinstance(result, int) else ExitCode.OK
 
 

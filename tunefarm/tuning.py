@@ -60,8 +60,11 @@ def make(
     """
     stored = service.client.upload(model)
     job = _start(service, replace(request, model=stored.sha256), console.print)
-    with display(console, silent=silent) as shown:
-        job = watch(service, job.id, shown)
+    try:
+        with display(console, silent=silent) as shown:
+            job = watch(service, job.id, shown)
+    except KeyboardInterrupt as interrupt:
+        raise CommandError(_interrupted(service, job), ExitCode.INTERRUPTED) from interrupt
     require_done(job)
     archive = output / ".artifact.tar"
     try:
@@ -80,6 +83,12 @@ def require_done(job: Job) -> None:
         raise CommandError(f"job {job.id} was cancelled: nothing was made", ExitCode.JOB_CANCELLED)
     if job.state is not JobState.DONE:
         raise CommandError(f"job {job.id} failed: {job.error or 'no reason is known'}", ExitCode.JOB_FAILED)
+
+
+def _interrupted(service: Service, job: Job) -> str:
+    if service.embedded:
+        return "interrupted: the same command goes on where this one was"
+    return f"interrupted: the job goes on; follow it with `tunefarm watch {job.id}` or cancel it"
 
 
 def _start(service: Service, request: JobRequest, say: Callable[[str], None]) -> Job:

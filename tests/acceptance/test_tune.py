@@ -101,8 +101,9 @@ def test_an_interrupted_job_goes_on_and_nothing_runs_meanwhile(
             break
     family = psutil.Process(first.pid).children(recursive=True)
     first.send_signal(signal.SIGINT)
-    first.communicate()
+    _, errors = first.communicate()
     assert first.returncode == 130
+    assert "the same command goes on" in errors
     gone, alive = psutil.wait_procs(family, timeout=10)
     assert len(gone) >= 4
     assert not alive
