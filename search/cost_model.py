@@ -1,7 +1,7 @@
 """The learned cost model: gradient-boosted trees that correct the analytic estimate.
 
-The trees start from log(analytic seconds) as their base margin and learn what it gets wrong, so that few
-records already help, and none is the analytic model itself.
+The trees predict log(measured / analytic seconds), what the estimate gets wrong, so that few records already
+help, and none is the analytic model itself.
 """
 
 from __future__ import annotations
@@ -59,9 +59,8 @@ class CostModel:
         measured = np.where(np.isfinite(examples.measured_s), examples.measured_s, best * FAILURE_FACTOR)
         data = xgboost.DMatrix(
             examples.features,
-            label=np.log(measured),
+            label=np.log(measured / examples.analytic_s),
             weight=np.maximum(best / measured, 0.05),
-            base_margin=np.log(examples.analytic_s),
             nthread=1,
         )
         return cls(xgboost.train(PARAMETERS, data, num_boost_round=ROUNDS))
@@ -70,8 +69,8 @@ class CostModel:
         """Predicted seconds [programs]."""
         if self._booster is None or len(features) == 0:
             return estimate.seconds
-        corrected = self._booster.inplace_predict(features, base_margin=np.log(estimate.seconds))
-        return np.exp(np.asarray(corrected, dtype=np.float64))
+        correction = np.asarray(self._booster.inplace_predict(features), dtype=np.float64)
+        return np.asarray(estimate.seconds * np.exp(correction))
 
 
 def _best_of_task(examples: Examples) -> Floats:

@@ -68,7 +68,7 @@ class FakeFleet(FleetServicer):
         """A lease with a candidate per trace, to be given to the next worker that is ready."""
         first = 1 + sum(len(lease.candidates) for lease in self.leases)
         candidates = tuple(Candidate(first + i, workload, trace) for i, trace in enumerate(traces))
-        self.workloads.setdefault(workload, "module")
+        self.workloads.setdefault(workload, "")
         lease = Lease(LeaseId(f"lease{len(self.leases)}", 1), target, limits, 30.0, candidates)
         self.leases.append(lease)
         return lease
