@@ -61,7 +61,7 @@ class _Lowering:
                 self._move(stage)
         for stage in self.sketch.stages:
             if stage.placement in (Placement.NEST, Placement.MOVABLE) and not self._is_placed(stage):
-                self._annotate_nest(self._block(stage.node))
+                self._annotate_nest(stage)
         for stage in self.sketch.tiled:
             self._annotate_tile(stage)
 
@@ -112,9 +112,10 @@ class _Lowering:
         self.schedule.compute_at(block, target, preserve_unit_loops=True)
         self._vectorize_innermost(block)
 
-    def _annotate_nest(self, block: Any) -> None:
-        """A nest of its own: its loops fused and parallel, a vector innermost."""
-        if not self.schedule.get_loops(block):
+    def _annotate_nest(self, stage: Stage) -> None:
+        """A nest of its own: loops fused and parallel, a vector innermost. A sum of everything is serial."""
+        block = self._block(stage.node)
+        if not self.schedule.get_loops(block) or self.sketch.dag.node[stage.node].reduction:
             return
         self._vectorize_innermost(block)
         outer = self.schedule.get_loops(block)

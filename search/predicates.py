@@ -16,11 +16,19 @@ def is_strictly_inlineable(node: Node) -> bool:
 
 
 def needs_tiling(node: Node) -> bool:
-    """Whether data is reused: some input is read again for every value of an output axis."""
-    if not node.spatial or not all(i.affine for read in node.reads for i in read.indices):
+    """Whether a reduction reuses data: some input is read again for every value of an output axis.
+
+    Narrower than the paper's rule: what is read again without a reduction is a vector or two, which stays in
+    the caches whatever the loops.
+    """
+    if not is_tileable(node) or not all(i.affine for read in node.reads for i in read.indices):
         return False
-    reused = sum(_misses_an_axis(node, read) for read in node.reads)
-    return reused >= 2 or (reused >= 1 and bool(node.reduction))
+    return any(_misses_an_axis(node, read) for read in node.reads)
+
+
+def is_tileable(node: Node) -> bool:
+    """Whether it has both loops to run in parallel and a reduction to keep inside them."""
+    return bool(node.spatial and node.reduction)
 
 
 def elementwise_consumer(dag: Dag, node: Node, inlined: Collection[str]) -> Node | None:

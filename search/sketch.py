@@ -16,7 +16,7 @@ from enum import Enum, StrEnum
 from functools import cached_property
 
 from search.dag import BufferRole, Dag, Node
-from search.predicates import elementwise_consumer, is_strictly_inlineable, needs_tiling
+from search.predicates import elementwise_consumer, is_strictly_inlineable, is_tileable, needs_tiling
 
 CPU_TILING = "SSRSRS"
 CPU_REDUCTION = "SRS"
@@ -286,9 +286,9 @@ CPU_RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "MultiLevelTilingWithFusion",
-        lambda s: _when(bool(s.current.reduction) and _epilogue(s) is not None, Verdict.APPLY),
+        lambda s: _when(is_tileable(s.current) and _epilogue(s) is not None, Verdict.APPLY),
         _tile_and_fuse,
     ),
-    Rule("MultiLevelTiling", lambda s: _when(bool(s.current.reduction)), _tile),
+    Rule("MultiLevelTiling", lambda s: _when(is_tileable(s.current)), _tile),
     Rule("Skip", lambda s: Verdict.APPLY, lambda s: [s.put(Stage(s.current.name, Placement.NEST))]),
 )
