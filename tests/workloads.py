@@ -74,6 +74,47 @@ def take(rows: int, columns: int, count: int) -> tvm.IRModule:
     return module([table, indices, topi.take(table, indices, axis=0)])
 
 
+def residual(n: int, m: int, k: int) -> tvm.IRModule:
+    """A matrix product, another tensor added to it, rectified."""
+    a, b = te.placeholder((n, k), name="a"), te.placeholder((k, m), name="b")
+    c = te.placeholder((n, m), name="c")
+    return module([a, b, c, topi.nn.relu(topi.add(topi.matmul(a, b), c))])
+
+
+def two_matmuls(n: int) -> tvm.IRModule:
+    a, b, c = (te.placeholder((n, n), name=name) for name in "abc")
+    return module([a, b, c, topi.matmul(topi.nn.relu(topi.matmul(a, b)), c)])
+
+
+def conv2d_transpose(size: int, inputs: int, outputs: int) -> tvm.IRModule:
+    data = te.placeholder((1, inputs, size, size), name="data")
+    weight = te.placeholder((inputs, outputs, 4, 4), name="weight")
+    conv = topi.nn.conv2d_transpose_nchw(data, weight, (2, 2), (1, 1), "float32", (0, 0))
+    return module([data, weight, conv])
+
+
+def layer_norm(rows: int, columns: int) -> tvm.IRModule:
+    data = te.placeholder((rows, columns), name="data")
+    scale, shift = te.placeholder((columns,), name="scale"), te.placeholder((columns,), name="shift")
+    return module([data, scale, shift, topi.nn.layer_norm(data, scale, shift, [1])])
+
+
+def scale_shift(rows: int, columns: int) -> tvm.IRModule:
+    """Two vectors read again for every row."""
+    data = te.placeholder((rows, columns), name="data")
+    scale, shift = te.placeholder((columns,), name="scale"), te.placeholder((columns,), name="shift")
+    shape = (rows, columns)
+    return module(
+        [data, scale, shift, te.compute(shape, lambda i, j: data[i, j] * scale[j] + shift[j], name="affine")]
+    )
+
+
+def total(count: int) -> tvm.IRModule:
+    """A sum of everything: a result without axes."""
+    data = te.placeholder((count,), name="data")
+    return module([data, topi.sum(data)])
+
+
 WORKLOADS: dict[str, Callable[[], tvm.IRModule]] = {
     "conv2d": lambda: conv2d(14, 16, 32, 3, 1, 1),
     "conv2d_stride": lambda: conv2d(15, 3, 24, 7, 2, 3),
@@ -89,4 +130,10 @@ WORKLOADS: dict[str, Callable[[], tvm.IRModule]] = {
     "add_relu": lambda: add_relu(14, 24),
     "transpose": lambda: transpose(24, 40),
     "take": lambda: take(50, 16, 12),
+    "residual": lambda: residual(24, 32, 40),
+    "two_matmuls": lambda: two_matmuls(16),
+    "conv2d_transpose": lambda: conv2d_transpose(5, 8, 4),
+    "layer_norm": lambda: layer_norm(12, 32),
+    "scale_shift": lambda: scale_shift(16, 32),
+    "total": lambda: total(64),
 }

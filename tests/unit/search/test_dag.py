@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from search.dag import Axis, AxisKind, BufferRole
+from tests.unit.search.dags import add_relu, conv2d, dag, index, matmul, node, softmax, take
+
+
+def test_flops_count_every_iteration_of_every_node() -> None:
+    assert matmul(n=4, m=6, k=5).flops == 2 * 4 * 6 * 5
+    assert conv2d(size=4, inputs=2, outputs=3).flops == 2 * (4 * 4 * 3) * (3 * 3 * 2) + 2 * (4 * 4 * 3)
+
+
+def test_producers_and_consumers_follow_the_buffers() -> None:
+    graph = softmax()
+    maximum, exponent, total, quotient = graph.nodes
+    assert graph.consumers(exponent) == (total, quotient)
+    assert graph.producers(quotient) == (exponent, total)
+    assert graph.producers(maximum) == ()
+    assert graph.consumers(quotient) == ()
+
+
+def test_a_node_that_reads_what_is_not_written_yet_is_refused() -> None:
+    first, second = add_relu().nodes
+    with pytest.raises(ValueError, match=r"relu reads \['add'\] before they are written"):
+        dag({"a": (1, 14, 14, 24), "b": (1, 14, 14, 24)}, [second, first])
+
+
+def test_a_buffer_is_written_once() -> None:
+    once = node("twice", {"i": 4}, ["a[i]"])
+    with pytest.raises(ValueError, match="twice writes twice, which is already written"):
+        dag({"a": (4,)}, [once, once])
+
+
+def test_an_axis_has_a_positive_extent() -> None:
+    with pytest.raises(ValueError, match="axis i must have a positive extent, not 0"):
+        Axis("i", 0, AxisKind.SPATIAL)
+
+
+def test_axes_are_told_apart_by_kind() -> None:
+    (product,) = matmul(n=4, m=6, k=5).nodes
+    assert (product.spatial, product.reduction, product.iterations) == ((0, 1), (2,), 120)
+
+
+def test_buffers_know_their_bytes_and_roles() -> None:
+    graph = take(rows=50, columns=16, count=12)
+    assert {b.name: b.num_bytes for b in graph.buffers} == {"table": 3200, "indices": 96, "take": 768}
+    assert [b.role for b in graph.buffers] == [BufferRole.INPUT, BufferRole.INPUT, BufferRole.OUTPUT]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("i", True), ("i - 1", True), ("0", True), ("2*i", False), ("i + j", False), ("?i", False)],
+)
+def test_a_single_axis_is_an_axis_plus_a_constant(text: str, expected: bool) -> None:
+    assert index(text, ["i", "j"]).is_single_axis is expected
