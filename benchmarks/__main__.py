@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from rich.console import Console
 from rich.table import Table
 
@@ -19,7 +21,7 @@ def main() -> None:
     table.add_column("and it measures")
     for command, what in COMMANDS.items():
         table.add_row(f"python -m {command}", what)
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=120)
     console.print(table, highlight=False)
     console.print("\nNothing else should run on the machine meanwhile.")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -15,19 +16,36 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STARTED = "started"
+WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
+FAILED_S = 1e9  # a candidate that failed is recorded as one that took longer than this
+# Its own 30 s may pass while its builders import what they need, 15 s of work, on a machine with few cores.
+BUILD_LIMIT_S = 120.0
+
+
+class PeerFailed(Exception):
+    """MetaSchedule ended by itself without measuring anything; the message is its last line."""
 
 
 @dataclass(frozen=True)
 class TrialRate:
-    """`trials` were measured within `seconds`, counted from the call of TVM's tuner to its last record."""
+    """`trials`, of which some `failed`, took `seconds` from the call of TVM's tuner to its last record.
+
+    The first `set_up_s` of these went by before the first task was picked, however many trials followed.
+    """
 
     trials: int
+    failed: int
     seconds: float
+    set_up_s: float
 
     @property
     def per_s(self) -> float:
         return self.trials / self.seconds
+
+    def per_s_over(self, trials: int) -> float:
+        """What `per_s` would be if it went on like this for so many trials."""
+        return trials / (self.set_up_s + trials * (self.seconds - self.set_up_s) / self.trials)
 
 
 def trial_rate(
@@ -35,11 +53,12 @@ def trial_rate(
 ) -> TrialRate | None:
     """Tunes until `trials` are done or `limit_s` is over; None when it measured nothing in that time.
 
-    `folder` is empty; MetaSchedule's database and logs stay there.
+    `folder` is empty; MetaSchedule's database and logs stay there. Raises PeerFailed.
     """
     command = (sys.executable, "-m", __name__, str(model), str(folder), target, str(trials))
     environment = os.environ | {"TVM_NUM_THREADS": str(threads)}
-    with (folder / "output.log").open("wb") as log:
+    output = folder / "output.log"
+    with output.open("wb") as log:
         process = subprocess.Popen(
             command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -49,20 +68,28 @@ def trial_rate(
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return read_rate(folder)
+            failed = process.wait() not in (0, -signal.SIGKILL)
+    rate = read_rate(folder)
+    if failed and rate is None:
+        raise PeerFailed(output.read_text(errors="replace").strip().rpartition("\n")[2])
+    return rate
 
 
 def read_rate(folder: Path) -> TrialRate | None:
     """What a run left in its folder: its records are appended a batch at a time."""
-    started, records = folder / STARTED, folder / RECORDS
-    trials = len(records.read_bytes().splitlines()) if records.exists() else 0
-    if not started.exists() or trials == 0:
+    started, workloads, records = (folder / name for name in (STARTED, WORKLOADS, RECORDS))
+    if not records.exists() or records.stat().st_size == 0:
         return None
-    return TrialRate(trials, records.stat().st_mtime - started.stat().st_mtime)
+    start_s = started.stat().st_mtime
+    lines = records.read_bytes().splitlines()
+    failed = sum(min(json.loads(line)[1][1]) >= FAILED_S for line in lines)
+    return TrialRate(
+        len(lines), failed, records.stat().st_mtime - start_s, workloads.stat().st_mtime - start_s
+    )
 
 
 def _tune(model: Path, folder: Path, target: str, trials: int) -> None:
+    from tvm.s_tir.meta_schedule.builder import LocalBuilder
     from tvm.s_tir.meta_schedule.relax_integration import tune_relax
 
     from compiler.model import fuse, read_onnx
@@ -70,7 +97,15 @@ def _tune(model: Path, folder: Path, target: str, trials: int) -> None:
 
     fused = fuse(read_onnx(model.read_bytes(), {}), target)
     (folder / STARTED).touch()
-    tune_relax(fused, {}, parse_target(target), str(folder), max_trials_global=trials, seed=0)
+    tune_relax(
+        fused,
+        {},
+        parse_target(target),
+        str(folder),
+        max_trials_global=trials,
+        builder=LocalBuilder(timeout_sec=BUILD_LIMIT_S),
+        seed=0,
+    )
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from benchmarks import agreement, metaschedule, untuned
 from benchmarks.contestants import ModelFile, OnnxFile, ProcessContestant, TvmLibrary
 from benchmarks.curves import Curve
 from benchmarks.interleaved import Block, Timings, measure
-from benchmarks.metaschedule import TrialRate
+from benchmarks.metaschedule import PeerFailed, TrialRate
 from benchmarks.tuning import Tuning, tune
 from examples import make_models
 
@@ -96,7 +96,8 @@ def run(plan: Plan, folder: Path, console: Console) -> Measured:
     }
     timings, deviation = _compete(files, _inputs(manifest), plan)
     console.print(f"{plan.label}: {plan.peer_trials} trials of MetaSchedule")
-    return Measured(plan.label, tuning, timings, deviation, _peer_rate(model, manifest, plan, folder))
+    rate = _peer_rate(model, manifest, plan, folder, console)
+    return Measured(plan.label, tuning, timings, deviation, rate)
 
 
 def _inputs(manifest: Manifest) -> list[list[NDArray[Any]]]:
@@ -116,14 +117,21 @@ def _compete(
         return timings, agreement.compare(contestants[TUNED], contestants[ONNXRUNTIME], inputs)
 
 
-def _peer_rate(model: Path, manifest: Manifest, plan: Plan, folder: Path) -> TrialRate | None:
+def _peer_rate(
+    model: Path, manifest: Manifest, plan: Plan, folder: Path, console: Console
+) -> TrialRate | None:
+    """What there is to know without MetaSchedule is still worth knowing, so its failures are only told."""
     work = folder / "metaschedule"
     work.mkdir()
-    return metaschedule.trial_rate(
-        model,
-        manifest.target,
-        threads=plan.threads,
-        trials=plan.peer_trials,
-        limit_s=plan.peer_limit_s,
-        folder=work,
-    )
+    try:
+        return metaschedule.trial_rate(
+            model,
+            manifest.target,
+            threads=plan.threads,
+            trials=plan.peer_trials,
+            limit_s=plan.peer_limit_s,
+            folder=work,
+        )
+    except PeerFailed as error:
+        console.print(f"{plan.label}: MetaSchedule failed: {error}", markup=False)
+        return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from benchmarks import agreement
 from benchmarks.figures import Aim, Figure, at_least, at_most, figure, number
 from benchmarks.interleaved import Median
+from benchmarks.metaschedule import TrialRate
 from benchmarks.network import ONNXRUNTIME, SEEDS, TUNED, UNTUNED, Measured
 
 
@@ -73,7 +74,7 @@ def _agreement(measured: Measured) -> list[Figure]:
 def _search(measured: Measured, aims: Aims) -> list[Figure]:
     """Trials a second, from the whole run to the search alone, and MetaSchedule's."""
     label, tuning, rate = measured.label, measured.tuning, measured.peer_rate
-    peer = f"MetaSchedule: {number(rate.per_s)} /s over {rate.trials} trials" if rate else None
+    peer = _peer(rate, tuning.job.trials_done) if rate else None
     rates = [
         figure(
             f"{label}: trials a second from start to finish",
@@ -88,10 +89,20 @@ def _search(measured: Measured, aims: Aims) -> list[Figure]:
         searching = tuning.search_trials_per_s
         rates.append(figure(f"{label}: trials a second while searching", searching, "/s", peer=peer))
     if rate is not None:
-        ratio = tuning.trials_per_s / rate.per_s
-        rates.append(figure(f"{label}: trials a second of theirs", ratio, "x", peer=peer))
-        rates.append(figure(f"{label}: trials a second, MetaSchedule", rate.per_s, "/s"))
+        theirs = rate.per_s_over(tuning.job.trials_done)
+        rates.append(
+            figure(f"{label}: trials a second of theirs", tuning.trials_per_s / theirs, "x", peer=peer)
+        )
+        rates.append(figure(f"{label}: trials a second, MetaSchedule", theirs, "/s"))
     return rates
+
+
+def _peer(rate: TrialRate, trials: int) -> str:
+    failed = f" ({rate.failed} failed)" if rate.failed else ""
+    return (
+        f"MetaSchedule: {number(rate.per_s_over(trials))} /s over {trials}, going by "
+        f"{rate.trials}{failed} in {number(rate.seconds)} s, {number(rate.set_up_s)} s of it set-up"
+    )
 
 
 def _times(measured: Measured) -> list[Figure]:

@@ -33,6 +33,7 @@ QUICK = ("resnet18",)
 FULL = ("resnet18", "mobilenet_v2", "resnet50")
 # Keeps --quick within ten minutes on a machine that is far slower than hoped.
 QUICK_MINUTES = 4.0
+WIDTH = 160  # of the table where there is no terminal to ask
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = shlex.join(["python", "-m", "benchmarks.networks", *given])
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     where = machine.describe(args.threads)
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     done: list[Measured] = []
     try:
         for name in args.networks or (QUICK if args.quick else FULL):
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CommandError, ClientError, OSError) as error:
         print(f"benchmarks.networks: {error}", file=sys.stderr)
         return 1
-    console.print(figures.table(found), soft_wrap=not console.is_terminal)
+    console.print(figures.table(found))
     return 0
 
 
@@ -68,8 +69,8 @@ def _plan(name: str, args: argparse.Namespace) -> Plan:
         threads=args.threads,
         rounds=args.rounds or (10 if args.quick else 20),
         block=Block(),
-        peer_trials=args.peer_trials or (64 if args.quick else 96),
-        peer_limit_s=150.0 if args.quick else 600.0,
+        peer_trials=args.peer_trials or (64 if args.quick else 128),
+        peer_limit_s=220.0 if args.quick else 600.0,
     )
 
 
@@ -83,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trials", type=_positive, default=300, help="for every network [300]")
     parser.add_argument("--threads", type=_positive, default=usable_cores(), help="for everyone [all cores]")
     parser.add_argument("--rounds", type=_positive, help="of interleaved blocks [20, quick 10]")
-    parser.add_argument("--peer-trials", type=_positive, help="of MetaSchedule [96, quick 64]")
+    parser.add_argument("--peer-trials", type=_positive, help="of MetaSchedule [128, quick 64]")
     parser.add_argument("--tiny", action="store_true", help="small networks of the same kind, to try it out")
     return parser
 
