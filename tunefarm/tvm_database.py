@@ -21,7 +21,7 @@ NOT_FOUND = 404
 def service_database(client: Client, target: str = "native") -> Database:
     """The service's best schedules for a device class, as TVM's passes look them up.
 
-    Each workload is asked for once. Looking up raises ClientError when the service can't be asked.
+    Each workload is asked for once. Where it can't be, TVM raises a RuntimeError that says why.
     """
     database: Database = _ServiceDatabase(client, target)
     return database

@@ -1,0 +1,142 @@
+"""TVM's own passes find the service's schedules, and its files carry them both ways."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, te
+
+from compiler.workload import normalise, to_json, workload_hash
+from tunefarm import transfer
+from tunefarm.client import Client
+from tunefarm.errors import InputError
+from tunefarm.tvm_database import service_database
+from tunefarm.values import Database, ExportedRecord, ExportedWorkload, Schedule
+
+TARGET = json.dumps({"kind": "llvm", "num-cores": 1})
+# split the first loop of the only block by 4
+TRACE = json.dumps(
+    [
+        [
+            ["GetSBlock", [], ["C", "main"], ["b0"]],
+            ["GetLoops", ["b0"], [], ["l1", "l2", "l3"]],
+            ["Split", ["l1", "None", 4], [1, 0], ["l4", "l5"]],
+        ],
+        [],
+    ]
+)
+
+
+def matmul() -> tvm.tirx.PrimFunc:
+    a, b = te.placeholder((32, 16), name="A"), te.placeholder((16, 8), name="B")
+    k = te.reduce_axis((0, 16), name="k")
+    c = te.compute((32, 8), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C")
+    return te.create_prim_func([a, b, c])
+
+
+def network() -> tvm.IRModule:
+    builder = relax.BlockBuilder()
+    x, w = (relax.Var(name, relax.TensorType(shape, "float32")) for name, shape in SHAPES)
+    with builder.function("main", [x, w]):
+        function = builder.add_func(matmul(), "matmul")
+        out = relax.TensorType((32, 8), "float32")
+        builder.emit_func_output(builder.emit(relax.call_tir(function, [x, w], out)))
+    return builder.get()
+
+
+SHAPES = (("x", (32, 16)), ("w", (16, 8)))
+
+
+class Service:
+    """Knows one workload, and counts what it is asked."""
+
+    def __init__(self, status: int = 404) -> None:
+        self.asked: list[str] = []
+        self.known = workload_hash(normalise(matmul()))
+        self._status = status
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        workload = request.url.params["workload"]
+        self.asked.append(workload)
+        if workload != self.known or self._status != 404:
+            return httpx.Response(self._status, json={"title": "No schedule"})
+        best = Schedule(workload, "cafe", TRACE, 1e-3, (1e-3,), TARGET)
+        return httpx.Response(200, json=asdict(best))
+
+    def client(self) -> Client:
+        return Client("http://farm", transport=httpx.MockTransport(self))
+
+
+def loops(mod: tvm.IRModule, name: str) -> int:
+    schedule = tvm.s_tir.Schedule(mod)
+    schedule.work_on(name)
+    return len(schedule.get_loops(schedule.get_sblock("C")))
+
+
+def test_a_pass_compiles_with_the_service_s_schedule() -> None:
+    service, mod = Service(), network()
+    assert loops(mod, "matmul") == 3
+    with service.client() as client, tvm.target.Target(TARGET), service_database(client):
+        tuned = relax.transform.MetaScheduleApplyDatabase()(mod)
+    assert loops(tuned, "matmul") == 4
+    assert service.asked == [service.known]
+
+
+def test_a_workload_without_a_schedule_stays_as_it_is() -> None:
+    service = Service()
+    service.known = "another"
+    database = service_database(service.client())
+    mod = normalise(matmul())
+    assert not database.has_workload(mod)
+    assert database.query_schedule(mod, tvm.target.Target(TARGET), "main") is None
+    assert len(service.asked) == 1
+    assert len(database) == 0
+
+
+def test_a_service_that_refuses_is_not_taken_for_one_that_knows_nothing() -> None:
+    database = service_database(Service(status=401).client())
+    with pytest.raises(RuntimeError, match="No schedule"):
+        database.has_workload(normalise(matmul()))
+
+
+def exported() -> Database:
+    mod = normalise(matmul())
+    name = workload_hash(mod)
+    record = ExportedRecord(name, TRACE, (1e-3, 2e-3), TARGET)
+    return Database((ExportedWorkload(name, to_json(mod)),), (record,))
+
+
+def test_files_written_are_read_back(tmp_path: Path) -> None:
+    written = transfer.write(exported(), tmp_path)
+    assert (written.workloads, written.records) == (1, 1)
+    read = transfer.read(tmp_path)
+    assert read.workloads == exported().workloads
+    (record,) = read.records
+    assert json.loads(record.trace) == json.loads(TRACE)
+    assert np.allclose(record.run_secs, (1e-3, 2e-3))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "cause"),
+    [
+        (transfer.RECORD_FILE, b"[0, ", "database_tuning_record.json, line 1"),
+        (transfer.WORKLOAD_FILE, b'["1", "!"]', "database_workload.json, line 1"),
+        (transfer.WORKLOAD_FILE, b"\xff\xfe", "no text"),
+        (transfer.WORKLOAD_FILE, None, "can't be read"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: Any, cause: str) -> None:
+    transfer.write(exported(), tmp_path)
+    if content is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(InputError, match=cause):
+        transfer.read(tmp_path)
