@@ -67,8 +67,8 @@ def from_json(sketches: Sequence[Sketch], data: Mapping[str, Any]) -> Program:
     """
     for sketch in sketches:
         if sketch.key == data.get("sketch"):
-            values = data.get("values", [])
-            if not all(isinstance(value, int) for value in values):
+            values = data.get("values")
+            if not isinstance(values, list) or not all(isinstance(value, int) for value in values):
                 raise ValueError("a program's values are integers")
             return Program(sketch, tuple(values))
     raise ValueError(f"no such sketch: {data.get('sketch')!r}")

@@ -1,0 +1,204 @@
+"""The arithmetic of nests against loops that are really run."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search.dag import Access, AxisKind, Buffer, BufferRole, Dag, Node
+from search.nest import Nest, footprint_bytes, region, vector_length
+from search.program import Population, Program, gather
+from search.sketch import Sketch, Stage, generate
+from tests.unit.search.dags import access, dag, matmul, node
+from tests.unit.search.programs import all_programs, drawn, seeds
+
+Position = tuple[int, ...]
+
+
+def _strided() -> Dag:
+    """A convolution along one dimension, stride 2."""
+    return dag(
+        {"data": (14, 2), "weight": (3, 2, 4)},
+        [
+            node(
+                "conv",
+                {"x": 6, "f": 4},
+                ["data[2*x + r, c]", "weight[r, c, f]"],
+                reduction={"r": 3, "c": 2},
+            )
+        ],
+    )
+
+
+def _pooling() -> Dag:
+    return dag(
+        {"data": (9, 4)},
+        [node("pool", {"x": 4, "c": 4}, ["data[2*x + r, c]"], reduction={"r": 3})],
+    )
+
+
+SMALL = [sketch for make in (lambda: matmul(4, 6, 4), _strided, _pooling) for sketch in generate(make())]
+
+small_sketches = st.sampled_from(SMALL)
+
+
+class _Loops:
+    """One program's loops as they run: (level, axis, trips), outermost first."""
+
+    def __init__(self, program: Program, stage: Stage) -> None:
+        self.node = program.sketch.dag.node[stage.node]
+        self.loops: list[tuple[int, int, int]] = []
+        seen = {AxisKind.SPATIAL: 0, AxisKind.REDUCTION: 0}
+        for level, letter in enumerate(stage.structure):
+            kind = AxisKind(letter)
+            for number, axis in enumerate(self.node.axes):
+                if axis.kind is kind:
+                    self.loops.append((level, number, program.factors(stage.node, number)[seen[kind]]))
+            seen[kind] += 1
+
+    def run(self, levels: range) -> Iterator[Position]:
+        """Where every axis stands in each iteration of some levels' loops, the others standing at zero."""
+        trips = [range(extent) if level in levels else range(1) for level, _, extent in self.loops]
+        for counters in itertools.product(*trips):
+            position = [0] * len(self.node.axes)
+            for (_, axis, extent), counter in zip(self.loops, counters, strict=True):
+                position[axis] = position[axis] * extent + counter
+            yield tuple(position)
+
+
+def _element(read: Access, position: Position) -> Position:
+    return tuple(index.offset + sum(c * position[axis] for axis, c in index.terms) for index in read.indices)
+
+
+def _cases(sketch: Sketch, seed: int) -> Iterator[tuple[Nest, int, _Loops]]:
+    population = drawn(sketch, seed, count=3)
+    (stage,) = sketch.tiled
+    nest = Nest.of(population, stage)
+    for row, program in enumerate(all_programs(population)):
+        yield nest, row, _Loops(program, stage)
+
+
+@given(small_sketches, seeds)
+def test_the_loops_cover_every_iteration_once(sketch: Sketch, seed: int) -> None:
+    for nest, _, loops in _cases(sketch, seed):
+        positions = list(loops.run(range(nest.depth)))
+        assert len(positions) == len(set(positions)) == loops.node.iterations
+
+
+@given(small_sketches, seeds)
+def test_trips_are_the_iterations_of_a_level(sketch: Sketch, seed: int) -> None:
+    for nest, row, loops in _cases(sketch, seed):
+        for level in range(nest.depth):
+            assert nest.trips(level)[row] == len(list(loops.run(range(level, level + 1))))
+
+
+@given(small_sketches, seeds)
+def test_inside_is_what_the_inner_loops_cover(sketch: Sketch, seed: int) -> None:
+    for nest, row, loops in _cases(sketch, seed):
+        for boundary in range(nest.depth + 1):
+            positions = list(loops.run(range(boundary, nest.depth)))
+            covered = [
+                len({position[axis] for position in positions}) for axis in range(len(loops.node.axes))
+            ]
+            assert nest.inside[boundary, :, row].tolist() == covered
+
+
+@given(small_sketches, seeds)
+def test_the_region_is_the_box_around_the_elements_touched(sketch: Sketch, seed: int) -> None:
+    for nest, row, loops in _cases(sketch, seed):
+        for read in (*loops.node.reads, loops.node.write):
+            buffer = sketch.dag.buffer[read.buffer]
+            for boundary in range(nest.depth + 1):
+                touched = {_element(read, p) for p in loops.run(range(boundary, nest.depth))}
+                box = [max(dim) - min(dim) + 1 for dim in zip(*touched, strict=True)]
+                found = region(read, nest.inside[boundary], buffer.shape)
+                assert [int(extent[row]) for extent in found] == box
+                lines = math.prod(box[:-1]) * math.ceil(box[-1] * buffer.item_bytes / 16)
+                assert footprint_bytes(read, nest.inside, buffer, 16)[boundary, row] == lines * 16
+
+
+@given(small_sketches, seeds)
+def test_visits_count_how_often_the_inner_region_is_another(sketch: Sketch, seed: int) -> None:
+    for nest, row, loops in _cases(sketch, seed):
+        for read in (*loops.node.reads, loops.node.write):
+            used = {axis for index in read.indices for axis, _ in index.terms}
+            for boundary in range(nest.depth + 1):
+                places = [
+                    tuple(p for axis, p in enumerate(position) if axis in used)
+                    for position in _outer(loops, boundary)
+                ]
+                assert nest.visits(read)[boundary, row] == sum(1 for _ in itertools.groupby(places))
+
+
+def _outer(loops: _Loops, boundary: int) -> Iterator[Position]:
+    return loops.run(range(boundary))
+
+
+def test_a_matrix_product_by_hand() -> None:
+    """i = 2 x 1 x 2 x 1, j = 1 x 3 x 1 x 2, k = 2 x 2, write cache at 1."""
+    sketch = generate(matmul(4, 6, 4))[0]
+    (stage,) = sketch.tiled
+    nest = Nest.of(gather([Program(sketch, (2, 1, 2, 1, 1, 3, 1, 2, 2, 2, 0))]), stage)
+    a, b = nest.node.reads
+    assert nest.inside[:, :, 0].tolist() == [
+        [4, 6, 4],
+        [2, 6, 4],
+        [2, 2, 4],
+        [2, 2, 2],
+        [1, 2, 2],
+        [1, 2, 1],
+        [1, 1, 1],
+    ]
+    # Column by column a is the same: its rows are visited again only where k moves inside.
+    assert nest.visits(a)[:, 0].tolist() == [1, 2, 2, 12, 24, 48, 48]
+    assert nest.visits(b)[:, 0].tolist() == [1, 1, 6, 12, 12, 48, 96]
+
+
+def test_data_dependent_accesses_touch_the_whole_dimension() -> None:
+    read = access("table[?i, j]", ["i", "j"])
+    inner = np.array([[2, 3], [5, 7]])
+    assert [dim.tolist() for dim in region(read, inner, (50, 16))] == [[50, 50], [5, 7]]
+
+
+def test_a_region_never_exceeds_its_buffer() -> None:
+    read = access("data[3*i + k]", ["i", "k"])
+    assert region(read, np.array([[4], [9]]), (12,))[0].tolist() == [12]
+
+
+def test_a_scalar_takes_one_line() -> None:
+    buffer = Buffer("total", (), 4, BufferRole.INTERMEDIATE)
+    assert (
+        footprint_bytes(Access("total", ()), np.ones((2, 3), dtype=np.int64), buffer, 64).tolist()
+        == [64.0] * 3
+    )
+
+
+@pytest.mark.parametrize(("width", "length"), [(1, 1), (2, 2), (12, 4), (48, 16), (7, 1), (64, 64)])
+def test_vectors_are_powers_of_two(width: int, length: int) -> None:
+    assert vector_length(np.array([width])).tolist() == [length]
+
+
+def _vector_axis(subject: Node) -> int | None:
+    stage = Stage(subject.name, generate(matmul())[0].stages[0].placement, "SRS")
+    return Nest(subject, stage, np.ones((3, len(subject.axes), 1), dtype=np.int64)).vector_axis()
+
+
+def test_the_vector_axis_is_contiguous_in_the_result() -> None:
+    assert _vector_axis(matmul().nodes[0]) == 1
+    assert _vector_axis(node("total", {}, ["data[k]"], reduction={"k": 4})) is None
+
+
+def test_a_population_keeps_its_programs_apart() -> None:
+    sketch = SMALL[0]
+    (stage,) = sketch.tiled
+    together = drawn(sketch, 0, count=16)
+    nest = Nest.of(together, stage)
+    for row in range(len(together)):
+        alone = Nest.of(Population(sketch, together.values[row : row + 1]), stage)
+        assert np.array_equal(nest.extents[:, :, row], alone.extents[:, :, 0])
