@@ -9,7 +9,8 @@ from dataclasses import dataclass
 ALPHA = 0.2
 BETA = 2.0
 WINDOW = 3
-# Trials after which a task that lags behind similar ones no longer counts as similar.
+# Trials after which a task that lags behind similar ones no longer counts as similar, and one where nothing
+# has worked comes after all the others.
 PATIENCE = 32
 MAX_SHARE = 0.25
 
@@ -64,8 +65,9 @@ def _priority(tasks: Sequence[TaskProgress], index: int, issued: int) -> tuple[b
     if issued == 0:
         return True, task.flops * task.weight
     if math.isinf(task.best_s):
-        # Nothing worked yet: the more has been tried in vain, the less is expected.
-        return False, task.flops * task.weight / issued * 1e-9
+        # Nothing worked yet: the more has been tried in vain, the less is expected, in the end nothing.
+        hopeless = len(task.history) >= PATIENCE
+        return False, -float(issued) if hopeless else task.flops * task.weight / issued * 1e-9
     return False, gain_per_trial(tasks, index, issued)
 
 

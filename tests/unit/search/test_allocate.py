@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search.allocate import PATIENCE, TaskProgress, gain_per_trial, next_tasks
+
+
+def _task(
+    *history: float,
+    weight: int = 1,
+    flops: float = 1e6,
+    issued: int | None = None,
+    exhausted: bool = False,
+    tag: str = "",
+) -> TaskProgress:
+    count = len(history) if issued is None else issued
+    return TaskProgress(weight, flops, tuple(history), count, exhausted, tag or f"only{flops}")
+
+
+def test_every_task_is_tried_before_any_is_tried_again() -> None:
+    tasks = [_task(1e-3, 9e-4), _task(), _task(1.0, 0.5), _task()]
+    assert sorted(next_tasks(tasks, slots=2, per_pick=1)) == [1, 3]
+
+
+def test_the_heaviest_task_is_tried_first() -> None:
+    tasks = [_task(flops=1e6), _task(flops=1e8), _task(flops=1e6, weight=50)]
+    assert next_tasks(tasks, slots=24, per_pick=8) == [1, 2, 0]
+
+
+def test_slots_are_given_out_in_whole_picks() -> None:
+    tasks = [_task(1e-3, 1e-3)]
+    assert next_tasks(tasks, slots=10, per_pick=4) == [0, 0, 0]
+    assert next_tasks(tasks, slots=0, per_pick=4) == []
+
+
+def test_a_task_that_occurs_more_often_matters_more() -> None:
+    history = (2e-3, 1e-3, 1e-3, 1e-3, 1e-3)
+    tasks = [_task(*history), _task(*history, weight=9)]
+    assert next_tasks(tasks, slots=1, per_pick=1) == [1]
+
+
+def test_a_task_that_improves_is_preferred_to_one_that_stalls() -> None:
+    stalled = _task(1e-3, 1e-3, 1e-3, 1e-3, 1e-3, flops=1e6)
+    improving = _task(8e-3, 4e-3, 2e-3, 1.2e-3, 1e-3, flops=2e6)
+    assert next_tasks([stalled, improving], slots=1, per_pick=1) == [1]
+
+
+def test_exhausted_tasks_are_skipped() -> None:
+    tasks = [_task(1.0, exhausted=True), _task(1e-6), _task(exhausted=True)]
+    assert set(next_tasks(tasks, slots=8, per_pick=1)) == {1}
+    assert next_tasks([_task(exhausted=True)], slots=8, per_pick=1) == []
+    assert next_tasks([], slots=8, per_pick=1) == []
+
+
+def test_picks_made_already_count_as_trials() -> None:
+    """Two tasks alike share a batch evenly instead of one getting it all."""
+    history = (1e-3, 1e-3, 1e-3, 1e-3)
+    tasks = [_task(*history, flops=1e6), _task(*history, flops=2e6)]
+    picks = next_tasks(tasks, slots=64, per_pick=8)
+    assert picks.count(0) == picks.count(1) == 4
+
+
+def test_a_task_where_nothing_works_does_not_starve_the_others() -> None:
+    broken = _task(*[math.inf] * 64, flops=1e9, weight=10)
+    working = _task(1e-3, 9e-4, 8e-4, 7e-4, 6e-4, flops=1e6)
+    assert set(next_tasks([broken, working], slots=16, per_pick=1)) == {1}
+    assert set(next_tasks([broken], slots=16, per_pick=1)) == {0}
+
+
+def test_a_heavy_task_that_failed_a_few_times_is_tried_again() -> None:
+    unlucky = _task(math.inf, math.inf, flops=1e9, weight=10)
+    working = _task(1e-3, 9e-4, 8e-4, 7e-4, 6e-4, flops=1e6)
+    assert next_tasks([unlucky, working], slots=1, per_pick=1) == [0]
+
+
+def test_the_papers_formula_on_a_worked_example() -> None:
+    """alpha 0.2, beta 2, window 3: weight 5, 8 ms three trials ago, 4 ms now, 10 trials issued.
+
+    slope = (8 - 4) / 3 ms; optimistic: 4 ms / 10; a similar task runs 1e9 operations a second, so 2e6
+    operations might take 2 * 2 ms, which saves nothing.
+    gain = 5 * (0.2 * 4/3 + 0.8 * 0.4) ms
+    """
+    task = _task(9e-3, 8e-3, 6e-3, 5e-3, 4e-3, weight=5, flops=2e6, issued=10, tag="conv")
+    similar = _task(1e-3, flops=1e6, tag="conv")
+    assert gain_per_trial([task, similar], 0, 10) == pytest.approx(5 * (0.2 * 4e-3 / 3 + 0.8 * 0.4e-3))
+
+
+def test_a_similar_task_that_is_much_faster_promises_more() -> None:
+    """At 8e9 operations a second, 2e6 operations might take 0.5 ms instead of 4: 3.5 ms to gain."""
+    task = _task(4e-3, 4e-3, 4e-3, 4e-3, weight=5, flops=2e6, issued=10, tag="conv")
+    fast = _task(1e-3, flops=8e6, tag="conv")
+    other = _task(1e-3, flops=8e6, tag="pool")
+    assert gain_per_trial([task, fast], 0, 10) == pytest.approx(5 * 0.8 * 3.5e-3)
+    assert gain_per_trial([task, other], 0, 10) == pytest.approx(5 * 0.8 * 0.4e-3)
+
+
+def test_a_task_that_stays_behind_is_judged_on_its_own() -> None:
+    task = _task(*[4e-3] * PATIENCE, flops=2e6, tag="conv")
+    fast = _task(1e-3, flops=8e6, tag="conv")
+    assert gain_per_trial([task, fast], 0, PATIENCE) == pytest.approx(0.8 * 4e-3 / PATIENCE)
+
+
+def test_the_first_success_is_no_slope() -> None:
+    task = _task(math.inf, math.inf, math.inf, 2e-3)
+    assert gain_per_trial([task], 0, 4) == pytest.approx(0.8 * 2e-3 / 4)
+
+
+@pytest.mark.parametrize(("weight", "issued"), [(0, 1), (-1, 1), (1, 0)])
+def test_impossible_progress_is_refused(weight: int, issued: int) -> None:
+    with pytest.raises(ValueError, match="no more results than trials"):
+        _task(1e-3, weight=weight, issued=issued)
+
+
+_histories = st.lists(st.one_of(st.just(math.inf), st.floats(1e-7, 1.0)), max_size=8).map(
+    lambda found: tuple(min(found[: i + 1]) for i in range(len(found)))
+)
+_tasks = st.builds(
+    lambda weight, flops, history, more, exhausted, tag: TaskProgress(
+        weight, flops, history, len(history) + more, exhausted, tag
+    ),
+    st.integers(1, 20),
+    st.floats(0.0, 1e10),
+    _histories,
+    st.integers(0, 40),
+    st.booleans(),
+    st.sampled_from(["conv", "pool"]),
+)
+
+
+@given(st.lists(_tasks, max_size=6), st.integers(0, 64), st.integers(1, 16))
+def test_slots_are_filled_by_open_tasks(tasks: list[TaskProgress], slots: int, per_pick: int) -> None:
+    picks = next_tasks(tasks, slots, per_pick)
+    assert not any(tasks[i].exhausted for i in picks)
+    is_open = any(not task.exhausted for task in tasks)
+    assert len(picks) == (math.ceil(slots / per_pick) if is_open else 0)

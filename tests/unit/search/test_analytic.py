@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from search.analytic import estimate
+from search.device import Device
+from search.features import NUM_FEATURES, QUANTITIES, extract
+from search.program import Program, gather
+from search.sketch import Sketch, generate
+from tests.unit.search import dags
+from tests.unit.search.dags import DAGS, DEVICE
+from tests.unit.search.programs import drawn, seeds, sketches
+
+BOARD = replace(DEVICE, vector_bytes=16, cores=1, l1_bytes=16 << 10, l2_bytes=256 << 10, l3_bytes=512 << 10)
+
+
+@given(sketches, seeds)
+def test_every_estimate_is_positive_and_finite(sketch: Sketch, seed: int) -> None:
+    population = drawn(sketch, seed)
+    for device in (DEVICE, BOARD):
+        guess = estimate(population, device)
+        assert guess.seconds.shape == (len(population),)
+        assert np.isfinite(guess.seconds).all()
+        assert (guess.seconds > 0).all()
+        for name, values in guess.quantities.items():
+            assert np.isfinite(values).all(), name
+            assert (values >= 0).all(), name
+
+
+@given(sketches, seeds)
+def test_a_program_is_described_alone_as_in_company(sketch: Sketch, seed: int) -> None:
+    population = drawn(sketch, seed, count=8)
+    together = extract(sketch.dag, estimate(population, DEVICE))
+    for row in range(len(population)):
+        alone = extract(sketch.dag, estimate(population.take(np.array([row])), DEVICE))
+        assert np.array_equal(together[row], alone[0], equal_nan=True)
+
+
+@given(sketches, seeds)
+def test_features_are_numbers_or_missing(sketch: Sketch, seed: int) -> None:
+    population = drawn(sketch, seed)
+    features = extract(sketch.dag, estimate(population, DEVICE))
+    assert features.shape == (len(population), NUM_FEATURES)
+    assert not np.isinf(features).any()
+
+
+def test_every_quantity_has_a_feature() -> None:
+    described: set[str] = set()
+    for make in DAGS.values():
+        for sketch in generate(make()):
+            described |= set(estimate(drawn(sketch, 0), DEVICE).quantities)
+    assert described == set(QUANTITIES)
+
+
+def _matmul_s(i: tuple[int, ...], j: tuple[int, ...], k: tuple[int, ...], device: Device = DEVICE) -> float:
+    sketch = generate(dags.matmul(n=64, m=64, k=64))[2]
+    return float(estimate(gather([Program(sketch, (*i, *j, *k, 0))]), device).seconds[0])
+
+
+GOOD = ((8, 1, 1, 8), (2, 1, 1, 32), (1, 64))
+
+
+@pytest.mark.parametrize(
+    "worse",
+    [
+        pytest.param(((64, 1, 1, 1), (64, 1, 1, 1), (64, 1)), id="without a register tile"),
+        pytest.param(((8, 1, 1, 8), (16, 4, 1, 1), (1, 64)), id="without vectors"),
+        pytest.param(((1, 8, 1, 8), (1, 2, 1, 32), (1, 64)), id="on one core"),
+        pytest.param(((1, 1, 1, 64), (1, 1, 1, 64), (1, 64)), id="with more accumulators than registers"),
+        pytest.param(((8, 1, 1, 8), (2, 1, 1, 32), (64, 1)), id="with accumulators stored at every step"),
+    ],
+)
+def test_a_plainly_worse_program_is_estimated_slower(worse: tuple[tuple[int, ...], ...]) -> None:
+    assert _matmul_s(*GOOD) < _matmul_s(*worse)
+
+
+def test_a_smaller_device_is_estimated_slower() -> None:
+    assert _matmul_s(*GOOD, DEVICE) < _matmul_s(*GOOD, BOARD)
+
+
+def test_more_work_takes_longer() -> None:
+    (small,) = generate(dags.add_relu(size=14))
+    (large,) = generate(dags.add_relu(size=56))
+    first, second = (float(estimate(drawn(s, 0), DEVICE).seconds[0]) for s in (small, large))
+    assert first < second
+
+
+def test_a_uneven_share_for_the_cores_is_estimated_slower() -> None:
+    even = _matmul_s((4, 2, 1, 8), *GOOD[1:])
+    uneven = _matmul_s((1, 8, 1, 8), (1, 2, 1, 32), GOOD[2], replace(DEVICE, cores=1))
+    assert even < uneven
