@@ -38,7 +38,6 @@ WIDTH = 160  # of the table where there is no terminal to ask
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 when a network could not be measured, whatever the figures say otherwise."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that an embedded stack stops with us
     given = sys.argv[1:] if argv is None else argv
     args = _parser().parse_args(given)
     command = shlex.join(["python", "-m", "benchmarks.networks", *given])
@@ -97,4 +96,5 @@ def _positive(text: str) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that an embedded stack stops with us
     sys.exit(main())

@@ -1,0 +1,65 @@
+"""Contestants in processes of their own: a real ONNX Runtime and a real TVM build of the same model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from benchmarks import untuned
+from benchmarks.agreement import compare, random_inputs
+from benchmarks.contestants import OnnxFile, ProcessContestant, TvmLibrary, own_process
+from benchmarks.interleaved import Block, measure
+from compiler.artifact import ArtifactError
+from compiler.model import ModelError
+from compiler.target import probe
+from examples import make_models
+
+INPUTS = [random_inputs([((1, 3, 32, 32), "float32")], seed) for seed in range(2)]
+SHORT = Block(warm_up_s=0.0, min_s=0.0, min_calls=2, max_calls=2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "tiny.onnx"
+    onnx.save(make_models.make("resnet18", tiny=True), path)
+    return path
+
+
+def _target() -> str:
+    """Asked in another process: TVM reads how many threads it has only once."""
+    with own_process() as process:
+        return process.submit(probe).result().target
+
+
+@pytest.mark.slow
+def test_an_untuned_build_takes_turns_and_agrees_with_onnxruntime(model: Path, tmp_path: Path) -> None:
+    untuned.build(model, _target(), tmp_path / "untuned.so")
+    with (
+        ProcessContestant(TvmLibrary(tmp_path / "untuned.so"), 2, INPUTS[0]) as ours,
+        ProcessContestant(OnnxFile(model), 2, INPUTS[0]) as theirs,
+    ):
+        timings = measure({"ours": ours, "theirs": theirs}, 2, SHORT, rest_s=0.0)
+        assert all(0 < secs < 10 for each in timings.values() for secs in each.blocks)
+        assert compare(ours, theirs, INPUTS).of_allowed < 1
+        first, second = (theirs.outputs(each)[0] for each in INPUTS)
+        assert first.shape == (1, 10)
+        assert not np.allclose(first, second)
+
+
+def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    with pytest.raises(Exception, match=r"bad\.onnx"):
+        ProcessContestant(OnnxFile(tmp_path / "bad.onnx"), 1, INPUTS[0])
+
+
+@pytest.mark.slow
+def test_a_model_that_cannot_be_built_says_why(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.onnx").write_bytes(b"no model")
+    with pytest.raises(ModelError):
+        untuned.build(tmp_path / "bad.onnx", "{}", tmp_path / "bad.so")
+    with pytest.raises((ArtifactError, ValueError), match="target"):
+        untuned.build(model, "{}", tmp_path / "bad.so")
+    assert not (tmp_path / "bad.so").exists()

@@ -1,0 +1,112 @@
+"""Figures: held against their aims, written and read again, and nothing else accepted."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from benchmarks import figures
+from benchmarks.figures import Figure, FiguresError, Results, at_least, at_most, figure
+
+RESULTS = Results(
+    (
+        figure("speed-up", 32.5, "x", aim=at_least(30), peer="untuned: 400 ms", spread=(31.0, 33.5)),
+        figure("latency", 1.75, "x", aim=at_most(1.5), peer="ONNX Runtime: 10 ms"),
+        figure("trials", 300, ""),
+    ),
+    machine="a machine",
+    date="2025-01-02T03:04:05+00:00",
+    command="python -m benchmarks.networks --json networks.json",
+)
+
+
+@pytest.mark.parametrize(
+    ("aim", "value", "reached"),
+    [
+        (at_least(30), 29.9, False),
+        (at_least(30), 30.0, True),
+        (at_most(1.5), 1.5, True),
+        (at_most(1.5), 1.51, False),
+    ],
+)
+def test_a_bound_itself_is_still_reached(aim: figures.Aim, value: float, reached: bool) -> None:
+    assert figure("one", value, "x", aim=aim).reached is reached
+
+
+def test_the_file_has_exactly_the_fields_agreed_on(tmp_path: Path) -> None:
+    RESULTS.write(tmp_path / "networks.json")
+    data = json.loads((tmp_path / "networks.json").read_text())
+    assert set(data) == {"figures", "machine", "date", "command"}
+    assert all(
+        set(one) == {"name", "value", "unit", "aim", "reached", "peer", "spread"} for one in data["figures"]
+    )
+    assert data["figures"][0] == {
+        "name": "speed-up",
+        "value": 32.5,
+        "unit": "x",
+        "aim": "at least 30",
+        "reached": True,
+        "peer": "untuned: 400 ms",
+        "spread": [31.0, 33.5],
+    }
+    assert data["figures"][2]["aim"] is data["figures"][2]["reached"] is None
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    RESULTS.write(tmp_path / "networks.json")
+    assert figures.read(tmp_path / "networks.json") == RESULTS
+    assert [path.name for path in tmp_path.iterdir()] == ["networks.json"]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda data: data.pop("machine"),
+        lambda data: data.update(curves=[]),
+        lambda data: data["figures"][0].update(colour="red"),
+        lambda data: data["figures"][0].update(value="fast"),
+        lambda data: data["figures"][0].update(reached=None),
+    ],
+)
+def test_files_that_hold_anything_else_are_refused(tmp_path: Path, damage: object) -> None:
+    path = tmp_path / "networks.json"
+    RESULTS.write(path)
+    data = json.loads(path.read_text())
+    damage(data)  # type: ignore[operator]
+    path.write_text(json.dumps(data))
+    with pytest.raises(FiguresError, match="holds no figures"):
+        figures.read(path)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FiguresError, match="absent"):
+        figures.read(tmp_path / "absent.json")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_no_number_is_no_figure(value: float) -> None:
+    with pytest.raises(ValueError, match="no measurement"):
+        Figure("latency", value, "ms")
+    with pytest.raises(ValueError, match="no measurement"):
+        replace(RESULTS.figures[0], spread=(value, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0.00263, "0.00263"), (31.46, "31.5"), (12345.6, "12346"), (2.98e-7, "2.98e-07")]
+)
+def test_numbers_have_three_digits(value: float, text: str) -> None:
+    assert figures.number(value) == text
+
+
+def test_the_table_says_what_was_missed() -> None:
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(figures.table(RESULTS.figures))
+    lines = console.export_text().splitlines()
+    assert "31 .. 33.5" in lines[1]
+    assert "at least 30: reached" in lines[1]
+    assert "at most 1.5: missed" in lines[2]
