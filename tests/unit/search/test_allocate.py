@@ -67,8 +67,23 @@ def test_picks_made_already_count_as_trials() -> None:
 def test_a_task_where_nothing_works_does_not_starve_the_others() -> None:
     broken = _task(*[math.inf] * 64, flops=1e9, weight=10)
     working = _task(1e-3, 9e-4, 8e-4, 7e-4, 6e-4, flops=1e6)
-    assert set(next_tasks([broken, working], slots=16, per_pick=1)) == {1}
+    picks = next_tasks([broken, working], slots=16, per_pick=1)
+    assert picks[0] == 1
+    assert picks.count(1) > picks.count(0)
     assert set(next_tasks([broken], slots=16, per_pick=1)) == {0}
+
+
+def test_one_task_gets_a_quarter_of_the_slots_at_first() -> None:
+    promising = _task(8e-3, 4e-3, 2e-3, 1.2e-3, 1e-3, weight=100)
+    others = [_task(1e-6, 1e-6, flops=float(flops)) for flops in range(1, 5)]
+    picks = next_tasks([promising, *others], slots=64, per_pick=4)
+    assert picks.count(0) == 4
+    assert picks[:4] == [0] * 4
+
+
+def test_what_nobody_else_can_use_is_shared_out_beyond_the_quarter() -> None:
+    tasks = [_task(1e-3), _task(1e-3, flops=2e6), _task(exhausted=True)]
+    assert len(next_tasks(tasks, slots=64, per_pick=4)) == 16
 
 
 def test_a_heavy_task_that_failed_a_few_times_is_tried_again() -> None:
