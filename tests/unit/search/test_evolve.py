@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from search.evolve import EvolutionConfig, evolve
+from search.nest import Floats
+from search.program import Population
+from search.sketch import Sketch, generate
+from tests.unit.search import dags
+from tests.unit.search.programs import all_programs, drawn, seeds, sketches
+
+SMALL = EvolutionConfig(population=16, generations=2)
+
+
+def _outer_trips(population: Population) -> Floats:
+    """A made-up time: the fewer trips of the outermost tile level, the faster."""
+    columns = [population.sketch.columns[node, axis].start for node, axis in _splits(population.sketch)]
+    return 1e-6 * population.values[:, columns].sum(axis=1).astype(np.float64)
+
+
+def _splits(sketch: Sketch) -> list[tuple[str, int]]:
+    return [(node, axis) for node, axis in sketch.columns if isinstance(axis, int)]
+
+
+@given(sketches, seeds)
+def test_what_it_finds_is_valid_distinct_and_best_first(sketch: Sketch, seed: int) -> None:
+    population, seconds = evolve(sketch, _outer_trips, [], np.random.default_rng(seed), SMALL)
+    programs = all_programs(population)
+    assert len(programs) == len(set(programs)) > 0
+    assert (np.diff(seconds) >= 0).all()
+    assert np.array_equal(seconds, _outer_trips(population))
+
+
+@given(sketches, seeds)
+def test_the_same_seed_finds_the_same_programs_in_the_same_order(sketch: Sketch, seed: int) -> None:
+    first, second = (
+        evolve(sketch, _outer_trips, [], np.random.default_rng(seed), SMALL)[0].values for _ in range(2)
+    )
+    assert np.array_equal(first, second)
+
+
+def test_generations_find_better_programs_than_sampling() -> None:
+    sketch = generate(dags.conv2d())[0]
+    best = []
+    for generations in (0, 8):
+        config = EvolutionConfig(population=64, generations=generations)
+        runs = [
+            evolve(sketch, _outer_trips, [], np.random.default_rng(seed), config)[1][0] for seed in range(5)
+        ]
+        best.append(np.mean(runs))
+    assert best[1] < best[0]
+
+
+def test_the_best_measured_programs_join_the_first_population() -> None:
+    sketch = generate(dags.conv2d())[0]
+    measured = all_programs(drawn(sketch, 5, count=8))
+    config = EvolutionConfig(population=16, generations=0, seeds=0.25)
+    population, _ = evolve(sketch, _outer_trips, measured, np.random.default_rng(0), config)
+    met = set(all_programs(population))
+    assert set(measured[:4]) <= met
+    assert not set(measured[4:]) & met
+
+
+def test_programs_of_other_sketches_are_left_out() -> None:
+    first, second = generate(dags.conv2d())[:2]
+    measured = all_programs(drawn(second, 5, count=8))
+    population, _ = evolve(first, _outer_trips, measured, np.random.default_rng(0), SMALL)
+    assert population.sketch is first
+
+
+@pytest.mark.parametrize(("population", "generations"), [(1, 4), (16, -1)])
+def test_impossible_sizes_are_refused(population: int, generations: int) -> None:
+    with pytest.raises(ValueError, match="at least two programs and no negative generations"):
+        EvolutionConfig(population=population, generations=generations)
