@@ -99,7 +99,10 @@ class Node:
 
 @dataclass(frozen=True)
 class Dag:
-    """The nodes of a subgraph, producers before consumers. Raises ValueError when they are not."""
+    """The nodes of a subgraph, producers before consumers, each with a name of its own.
+
+    Raises ValueError when they are not.
+    """
 
     name: str
     buffers: tuple[Buffer, ...]
@@ -107,7 +110,11 @@ class Dag:
 
     def __post_init__(self) -> None:
         ready = {b.name for b in self.buffers if b.role is BufferRole.INPUT}
+        named: set[str] = set()
         for node in self.nodes:
+            if node.name in named:
+                raise ValueError(f"two nodes are called {node.name}")
+            named.add(node.name)
             missing = {read.buffer for read in node.reads} - ready
             if missing:
                 raise ValueError(f"{node.name} reads {sorted(missing)} before they are written")

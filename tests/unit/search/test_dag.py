@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from search.dag import Axis, AxisKind, BufferRole
@@ -27,9 +29,17 @@ def test_a_node_that_reads_what_is_not_written_yet_is_refused() -> None:
 
 
 def test_a_buffer_is_written_once() -> None:
-    once = node("twice", {"i": 4}, ["a[i]"])
-    with pytest.raises(ValueError, match="twice writes twice, which is already written"):
-        dag({"a": (4,)}, [once, once])
+    once = node("sum", {"i": 4}, ["a[i]"])
+    again = replace(once, name="again")
+    with pytest.raises(ValueError, match="again writes sum, which is already written"):
+        dag({"a": (4,)}, [once, again])
+
+
+def test_no_two_nodes_share_a_name() -> None:
+    once = node("sum", {"i": 4}, ["a[i]"])
+    other = replace(node("other", {"i": 4}, ["a[i]"]), name="sum")
+    with pytest.raises(ValueError, match="two nodes are called sum"):
+        dag({"a": (4,)}, [once, other])
 
 
 def test_an_axis_has_a_positive_extent() -> None:
