@@ -39,9 +39,16 @@ def _latencies(measured: Measured, aims: Aims) -> list[Figure]:
     gain = timings[UNTUNED].ratio_to(timings[TUNED])
     behind = timings[TUNED].ratio_to(timings[ONNXRUNTIME])
     found = [
-        figure(f"{label}: speed-up", gain.value, "x", aim=aims.speedup, peer=slow, spread=gain.spread),
         figure(
-            f"{label}: latency of theirs",
+            f"{label}: speed-up over TVM untuned",
+            gain.value,
+            "x",
+            aim=aims.speedup,
+            peer=slow,
+            spread=gain.spread,
+        ),
+        figure(
+            f"{label}: latency relative to ONNX Runtime",
             behind.value,
             "x",
             aim=aims.of_onnxruntime,
@@ -65,7 +72,13 @@ def _agreement(measured: Measured) -> list[Figure]:
     peer = f"{ONNXRUNTIME}, {len(SEEDS)} random inputs"
     allowed = f"{peer}; allowed: {agreement.ABSOLUTE:g} + {agreement.RELATIVE:g} |theirs|"
     return [
-        figure(f"{label}: deviation of allowed", deviation.of_allowed, "x", aim=at_most(1), peer=allowed),
+        figure(
+            f"{label}: deviation relative to what is allowed",
+            deviation.of_allowed,
+            "x",
+            aim=at_most(1),
+            peer=allowed,
+        ),
         figure(f"{label}: absolute deviation", deviation.absolute, "", peer=peer),
         figure(f"{label}: relative deviation", deviation.relative, "", peer=peer),
     ]
@@ -74,7 +87,7 @@ def _agreement(measured: Measured) -> list[Figure]:
 def _search(measured: Measured, aims: Aims) -> list[Figure]:
     """Trials a second, from the whole run to the search alone, and MetaSchedule's."""
     label, tuning, rate = measured.label, measured.tuning, measured.peer_rate
-    peer = _peer(rate, tuning.job.trials_done) if rate else None
+    peer = f"MetaSchedule: {number(rate.per_s_over(tuning.job.trials_done))} /s" if rate else None
     rates = [
         figure(
             f"{label}: trials a second from start to finish",
@@ -90,19 +103,18 @@ def _search(measured: Measured, aims: Aims) -> list[Figure]:
         rates.append(figure(f"{label}: trials a second while searching", searching, "/s", peer=peer))
     if rate is not None:
         theirs = rate.per_s_over(tuning.job.trials_done)
+        ratio = tuning.trials_per_s / theirs
         rates.append(
-            figure(f"{label}: trials a second of theirs", tuning.trials_per_s / theirs, "x", peer=peer)
+            figure(f"{label}: trials a second relative to MetaSchedule", ratio, "x", peer=_basis(rate))
         )
         rates.append(figure(f"{label}: trials a second, MetaSchedule", theirs, "/s"))
     return rates
 
 
-def _peer(rate: TrialRate, trials: int) -> str:
+def _basis(rate: TrialRate) -> str:
     failed = f" ({rate.failed} failed)" if rate.failed else ""
-    return (
-        f"MetaSchedule: {number(rate.per_s_over(trials))} /s over {trials}, going by "
-        f"{rate.trials}{failed} in {number(rate.seconds)} s, {number(rate.set_up_s)} s of it set-up"
-    )
+    seconds = f"{number(rate.seconds)} s, {number(rate.set_up_s)} s of it set-up"
+    return f"MetaSchedule as it would go on after {rate.trials} trials{failed} in {seconds}"
 
 
 def _times(measured: Measured) -> list[Figure]:
