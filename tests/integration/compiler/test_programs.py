@@ -1,0 +1,169 @@
+"""Programs of every workload's every sketch become schedules that compute what the workload says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+
+from compiler.bench import Bench, Built
+from compiler.lower import LoweringError, apply_trace, lower
+from compiler.subgraph import read_dag
+from compiler.target import probe
+from compiler.workload import from_json, to_json, workload_hash
+from search.annotate import sample
+from search.measurement import Measurement, Outcome
+from search.program import Population, Program
+from search.sketch import generate
+from tests.workloads import WORKLOADS
+
+DEVICE = probe()
+
+
+def _programs(module: tvm.IRModule, per_sketch: int, seed: int) -> Iterator[Program]:
+    rng = np.random.default_rng(seed)
+    for sketch in generate(read_dag(module)):
+        population = _sampled(sample(sketch, 256, rng), per_sketch, rng)
+        yield from (population.program(row) for row in range(len(population)))
+
+
+def _sampled(population: Population, count: int, rng: np.random.Generator) -> Population:
+    return population.take(rng.permutation(len(population))[:count])
+
+
+@cache
+def _bench() -> Bench:
+    return Bench(DEVICE.target)
+
+
+def _measure(module: tvm.IRModule, trace: str) -> Measurement:
+    text = to_json(module)
+    built = _bench().build(text, trace)
+    return _bench().run(built, text, ()) if isinstance(built, Built) else built
+
+
+def _check(name: str, programs: list[Program]) -> None:
+    module = WORKLOADS[name]()
+    for program in programs:
+        measurement = _measure(module, lower(module, program, DEVICE))
+        assert measurement.outcome is Outcome.OK, f"{measurement.error}\n{program}"
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_programs_compute_the_right_result(name: str) -> None:
+    programs = list(_programs(WORKLOADS[name](), per_sketch=2, seed=1))
+    rng = np.random.default_rng(0)
+    _check(name, [programs[i] for i in rng.permutation(len(programs))[:3]])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_many_programs_compute_the_right_result(name: str) -> None:
+    _check(name, list(_programs(WORKLOADS[name](), per_sketch=6, seed=2)))
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_program_lowers_to_a_trace_that_replays(name: str) -> None:
+    module = WORKLOADS[name]()
+    copy = from_json(to_json(module))
+    for program in _programs(module, per_sketch=4, seed=3):
+        trace = lower(module, program, DEVICE)
+        replayed = apply_trace(module, trace)
+        assert tvm_ffi.structural_equal(replayed, apply_trace(copy, trace))
+        assert lower(copy, program, DEVICE) == trace
+
+
+@pytest.mark.parametrize("name", ["conv2d", "softmax", "matmul"])
+def test_different_programs_are_different_schedules(name: str) -> None:
+    module = WORKLOADS[name]()
+    programs = list(_programs(module, per_sketch=8, seed=4))
+    traces = {lower(module, program, DEVICE) for program in programs}
+    assert len(traces) == len(programs)
+
+
+def test_lowering_leaves_the_workload_as_it_was() -> None:
+    module = WORKLOADS["conv2d"]()
+    before = workload_hash(module)
+    for program in _programs(module, per_sketch=1, seed=5):
+        apply_trace(module, lower(module, program, DEVICE))
+    assert workload_hash(module) == before
+
+
+REPLAY = """
+import json, sys
+from compiler.lower import apply_trace
+from compiler.workload import from_json, workload_hash
+for text, traces in json.load(sys.stdin):
+    for trace in traces:
+        print(workload_hash(apply_trace(from_json(text), trace)))
+"""
+
+
+def test_another_process_replays_to_the_same_modules() -> None:
+    work, expected = [], []
+    for make in WORKLOADS.values():
+        module = make()
+        traces = [lower(module, program, DEVICE) for program in _programs(module, per_sketch=1, seed=6)]
+        work.append((to_json(module), traces))
+        expected += [workload_hash(apply_trace(module, trace)) for trace in traces]
+    told = subprocess.run(
+        [sys.executable, "-c", REPLAY],
+        input=json.dumps(work),
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert told.stdout.split() == expected
+
+
+def test_vectors_follow_the_device() -> None:
+    module = WORKLOADS["add_relu"]()
+    (program,) = _programs(module, per_sketch=1, seed=0)
+    lanes = {}
+    for vector_bytes in (16, 64):
+        trace = lower(module, program, replace(DEVICE, vector_bytes=vector_bytes))
+        lanes[vector_bytes] = _vectorized(apply_trace(module, trace))
+    # 24 channels of float32: four lanes, or eight, the longest power of two that divides them.
+    assert lanes == {16: [4], 64: [8]}
+
+
+def _vectorized(module: tvm.IRModule) -> list[int]:
+    found: list[int] = []
+
+    def collect(loop: tvm.tirx.For) -> None:
+        if loop.kind == tvm.tirx.ForKind.VECTORIZED:
+            found.append(int(loop.extent))
+
+    tvm_ffi.structural_walk(module["main"].body, [(tvm.tirx.For, collect)])
+    return found
+
+
+@pytest.mark.parametrize(
+    "trace", ["", "no trace", "[]", "{}", "null", '[["SplitThatNobodyKnows", [], [], []]]']
+)
+def test_what_is_no_trace_is_refused(trace: str) -> None:
+    with pytest.raises(LoweringError):
+        apply_trace(WORKLOADS["matmul"](), trace)
+
+
+def test_a_trace_of_another_workload_is_refused() -> None:
+    other = WORKLOADS["conv2d"]()
+    program = next(_programs(other, per_sketch=1, seed=0))
+    with pytest.raises(LoweringError, match="Cannot find a block"):
+        apply_trace(WORKLOADS["matmul"](), lower(other, program, DEVICE))
+
+
+def test_a_program_of_another_workload_is_refused() -> None:
+    program = next(_programs(WORKLOADS["conv2d"](), per_sketch=1, seed=0))
+    with pytest.raises(LoweringError):
+        lower(WORKLOADS["matmul"](), program, DEVICE)
