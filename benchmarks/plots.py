@@ -7,6 +7,7 @@ import io
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks.curves import Curve
 
@@ -38,4 +39,8 @@ def _panel(axes: Axes, across: list[float], curve: Curve) -> None:
     heights = [point.latency_s * 1e3 for point in curve.points]
     axes.step(across, heights, where="post", color="tab:blue", label="sum of its tasks")
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlim(left=0)
     axes.grid(visible=True, which="major", alpha=0.3)
