@@ -1,0 +1,245 @@
+"""What a worker's child does with candidates, good and bad, on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tvm
+from tvm import te
+from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
+
+import compiler.bench
+from compiler.artifact import Manifest, build_module, pack
+from compiler.bench import MAX_MODULE_REPEATS, MAX_REPEATS, Bench, Built
+from compiler.model import fuse, read_onnx
+from compiler.spec import TensorSpec
+from compiler.target import probe
+from compiler.workload import to_json
+from search.measurement import Measurement, Outcome
+from tests.onnx_models import residual
+from tests.workloads import WORKLOADS, matmul, module
+
+DEVICE = probe()
+# What a schedule's trace looks like before anything was done to it.
+UNSCHEDULED = "[[],[]]"
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench(DEVICE.target)
+
+
+def _elementwise(compute: Callable[[Any], Any], dtype: str = "float32", size: int = 64) -> tvm.IRModule:
+    data = te.placeholder((size,), dtype, name="data")
+    return module([data, te.compute((size,), lambda i: compute(data[i]), name="result")])
+
+
+def _measure(
+    bench: Bench, candidate: tvm.IRModule, workload: tvm.IRModule, constants: tuple[int, ...] = ()
+) -> Measurement:
+    """Runs one workload's code as if it were a candidate for another."""
+    built = bench.build(to_json(candidate), UNSCHEDULED)
+    assert isinstance(built, Built)
+    return bench.run(built, to_json(workload), constants)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_workload_itself_is_right(bench: Bench, name: str) -> None:
+    workload = WORKLOADS[name]()
+    measurement = _measure(bench, workload, workload)
+    assert measurement.outcome is Outcome.OK, measurement.error
+    assert 1 <= len(measurement.run_secs) <= MAX_REPEATS
+    assert measurement.build_secs > 0
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        "",
+        "nonsense",
+        "[]",
+        "null",
+        '[["Unknown", [], [], []]]',
+        '[[["GetSBlock",[],["no","main"],["b0"]]],[]]',
+    ],
+)
+def test_a_wrong_trace_is_a_build_error(bench: Bench, trace: str) -> None:
+    measurement = bench.build(to_json(matmul(8, 8, 8)), trace)
+    assert isinstance(measurement, Measurement)
+    assert measurement.outcome is Outcome.BUILD_ERROR
+    assert measurement.error
+
+
+@pytest.mark.parametrize("text", ["", "{}", "nonsense", '{"nodes":[],"root_index":0}'])
+def test_a_wrong_workload_is_a_build_error(bench: Bench, text: str) -> None:
+    measurement = bench.build(text, UNSCHEDULED)
+    assert isinstance(measurement, Measurement)
+    assert measurement.outcome is Outcome.BUILD_ERROR
+    assert measurement.error
+
+
+def test_a_kernel_that_computes_something_else_is_caught(bench: Bench) -> None:
+    measurement = _measure(bench, _elementwise(lambda x: x + 1.0), _elementwise(lambda x: x + 2.0))
+    assert measurement.outcome is Outcome.WRONG_RESULT
+    assert measurement.error == "output 1: 64 of 64 values differ, by up to 1"
+    assert measurement.run_secs == ()
+
+
+def test_a_kernel_that_leaves_a_part_undone_is_caught(bench: Bench) -> None:
+    @T.prim_func(s_tir=True)
+    def main(data: T.Buffer((64,), "float32"), result: T.Buffer((64,), "float32")):
+        for i in range(63):
+            with T.sblock("result"):
+                vi = T.axis.spatial(63, i)
+                result[vi] = data[vi] * T.float32(0)
+
+    measurement = _measure(bench, tvm.IRModule({"main": main}), _elementwise(lambda x: x * 0.0))
+    assert measurement.outcome is Outcome.WRONG_RESULT
+    assert measurement.error == "output 1: 1 of 64 values differ, by up to 113"
+
+
+def test_a_kernel_that_adds_to_what_was_there_is_caught(bench: Bench) -> None:
+    @T.prim_func(s_tir=True)
+    def main(data: T.Buffer((64,), "float32"), result: T.Buffer((64,), "float32")):
+        for i in range(64):
+            with T.sblock("result"):
+                vi = T.axis.spatial(64, i)
+                result[vi] = result[vi] + data[vi]
+
+    measurement = _measure(bench, tvm.IRModule({"main": main}), _elementwise(lambda x: x * 1.0))
+    assert measurement.outcome is Outcome.WRONG_RESULT
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factor", "outcome"),
+    [
+        ("float32", 1.0001, Outcome.OK),
+        ("float32", 1.01, Outcome.WRONG_RESULT),
+        ("float64", 1.0001, Outcome.WRONG_RESULT),
+        ("int32", 1, Outcome.OK),
+        ("int32", 2, Outcome.WRONG_RESULT),
+    ],
+)
+def test_results_may_differ_by_roundings_only(
+    bench: Bench, dtype: str, factor: float, outcome: Outcome
+) -> None:
+    workload = _elementwise(lambda x: x * te.const(1, dtype), dtype)
+    candidate = _elementwise(lambda x: x * te.const(factor, dtype), dtype)
+    assert _measure(bench, candidate, workload).outcome is outcome
+
+
+def _overflowing(x: Any) -> Any:
+    """Infinite for one half of the inputs, zero for the other."""
+    return te.exp(x * 1e4)
+
+
+@pytest.mark.parametrize("compute", [te.sqrt, te.log, _overflowing])
+def test_workloads_that_give_no_numbers_for_some_inputs_can_be_measured(
+    bench: Bench, compute: Callable[[Any], Any]
+) -> None:
+    workload = _elementwise(compute)
+    assert _measure(bench, workload, workload).outcome is Outcome.OK
+
+
+@pytest.mark.parametrize("compute", [te.sqrt, te.log, _overflowing])
+def test_numbers_beside_what_is_none_are_still_compared(bench: Bench, compute: Callable[[Any], Any]) -> None:
+    other = _elementwise(lambda x: compute(x) + 5.0)
+    assert _measure(bench, other, _elementwise(compute)).outcome is Outcome.WRONG_RESULT
+
+
+def test_a_kernel_of_another_signature_is_a_run_error(bench: Bench) -> None:
+    measurement = _measure(bench, matmul(8, 8, 8), _elementwise(lambda x: x))
+    assert measurement.outcome is Outcome.RUN_ERROR
+    assert measurement.error
+
+
+def test_a_constant_that_does_not_exist_is_a_run_error(bench: Bench) -> None:
+    workload = matmul(8, 8, 8)
+    assert _measure(bench, workload, workload, constants=(7,)).outcome is Outcome.RUN_ERROR
+
+
+@pytest.mark.parametrize("constants", [(), (0,), (1,), (0, 1)])
+def test_constants_are_flushed_before_every_repeat(
+    bench: Bench, constants: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[list[tuple[int, ...]]] = []
+    find = tvm.get_global_func
+
+    def find_recorder(name: str) -> Any:
+        if name != "cache_flush_cpu_non_first_arg":
+            return find(name)
+        return lambda _first, *arguments: flushed.append([tuple(a.shape) for a in arguments])
+
+    monkeypatch.setattr(compiler.bench.tvm, "get_global_func", find_recorder)
+    workload = matmul(4, 8, 16)
+    measurement = _measure(bench, workload, workload, constants)
+    shapes = [[(4, 16), (16, 8)][i] for i in constants]
+    assert measurement.outcome is Outcome.OK, measurement.error
+    # One more: how many repeats there is time for is found out by a first one.
+    assert flushed == ([shapes] * (len(measurement.run_secs) + 1) if constants else [])
+
+
+def test_flushing_leaves_the_constants_as_they_were(bench: Bench) -> None:
+    workload = matmul(8, 8, 8)
+    for _ in range(2):
+        assert _measure(bench, workload, workload, constants=(0, 1)).outcome is Outcome.OK
+
+
+def test_an_unknown_target_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a target that TVM knows: nonsense"):
+        Bench("nonsense")
+
+
+def test_this_machine_passes_its_self_check(bench: Bench) -> None:
+    bench.self_check()
+
+
+def test_a_machine_that_computes_nothing_fails_its_self_check(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler.bench.tvm, "compile", lambda *_, **__: {"main": lambda *_: None})
+    with pytest.raises(RuntimeError, match="the probe kernel computed a wrong result on this machine"):
+        bench.self_check()
+
+
+def _artifact(inputs: tuple[TensorSpec, ...] | None = None, library: bytes | None = None) -> bytes:
+    model = read_onnx(residual(), {})
+    manifest = Manifest(
+        model_name="tiny",
+        model_sha="0" * 64,
+        target=DEVICE.target,
+        device_class=DEVICE.key,
+        inputs=model.inputs if inputs is None else inputs,
+        outputs=model.outputs,
+        threads=1,
+        versions={},
+        created_at=0.0,
+    )
+    return pack(
+        build_module(fuse(model, DEVICE.target), {}, DEVICE.target) if library is None else library, manifest
+    )
+
+
+def test_a_compiled_model_is_timed_end_to_end(bench: Bench) -> None:
+    measurement = bench.measure_module(_artifact())
+    assert measurement.outcome is Outcome.OK, measurement.error
+    assert 1 < len(measurement.run_secs) <= MAX_MODULE_REPEATS
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: b"",
+        lambda: b"no archive" * 100,
+        lambda: _artifact(library=b"no library"),
+        lambda: _artifact(inputs=()),
+        lambda: _artifact(inputs=(TensorSpec("input", (1, 3, 9, 9), "float32"),)),
+    ],
+    ids=["empty", "no archive", "no library", "without inputs", "with inputs of another shape"],
+)
+def test_a_damaged_artifact_is_a_run_error(bench: Bench, make: Callable[[], bytes]) -> None:
+    measurement = bench.measure_module(make())
+    assert measurement.outcome is Outcome.RUN_ERROR
+    assert measurement.error
