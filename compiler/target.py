@@ -12,6 +12,7 @@ import tvm
 
 from search.device import Device
 
+CPU_INFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # Assumed where the system tells nothing: a small core's.
@@ -55,7 +56,7 @@ def _target(triple: str, mcpu: str, cores: int) -> str:
 
 def _features() -> tuple[str, ...]:
     """The vector instruction sets that the kernel reports."""
-    for line in _read(Path("/proc/cpuinfo")).splitlines():
+    for line in _read(CPU_INFO).splitlines():
         if line.startswith(("flags", "Features")):
             flags = line.partition(":")[2].split()
             return tuple(
