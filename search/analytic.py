@@ -4,7 +4,7 @@ caches and cores. It orders the first candidates and is what the learned model s
 For a tiled node with vector width W, per iteration of its innermost reduction level:
     accumulators  A = product of the innermost spatial factors, the vectorized one counted in instructions
     loads         per access: its vectors, or its scalars where it is the same for all lanes
-    cycles        max(A / 2, loads / 2, 4 * A / min(A, 8) / 2) + spills
+    cycles        max(A / 2, loads / 1.25, 4 * A / min(A * neighbours, 8)) + spills
 and per cache level of capacity C: the outermost boundary whose regions fit into C gives the bytes that
 cross from the level below, sum over accesses of footprint * visits. The node takes the longest of these
 times, a part of the others, divided over the cores by how evenly the parallel chunks fall.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search.dag import Access, Dag
+from search.dag import Access, Buffer, Dag
 from search.device import Device
 from search.factors import Ints
 from search.nest import Floats, Nest, footprint_bytes, region, vector_length
@@ -34,7 +34,13 @@ LINE_BYTES = 64
 L1_BYTES, L2_BYTES, L3_BYTES, MEMORY_BYTES = 128.0, 40.0, 16.0, 10.0
 PARALLEL_LAUNCH_S = 3e-6
 BRANCH_CYCLES = 4.0
-OVERLAP = 0.3
+OVERLAP = 0.5
+# What a jump to another row costs, in bytes that would have streamed in meanwhile.
+MEMORY_STALL_BYTES = 256.0
+# An accumulator that lives in memory, and how many too many it takes until all of them do.
+SPILL_CYCLES, SPILL_ALL = 1.5, 8
+LOADS_PER_CYCLE = 1.25
+REORDER_WINDOW = 512
 
 
 @dataclass(frozen=True)
@@ -122,16 +128,16 @@ def _register_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
     loads = np.zeros_like(elements)
     for read in node.reads:
         loads = loads + _loads(read, tile, axis, lanes)
-    resident = accumulators + np.minimum(instructions, 4)
-    spills = 2 * np.maximum(resident - VECTOR_REGISTERS, 0)
-    hidden = np.minimum(accumulators, ISSUE_WIDTH * FMA_LATENCY)
-    chained = accumulators * FMA_LATENCY / hidden
-    step = (
-        np.maximum.reduce([accumulators / ISSUE_WIDTH, loads / ISSUE_WIDTH, chained]) + spills / ISSUE_WIDTH
-    )
     inner_reduction = nest.trips(nest.depth - 2).astype(np.float64)
+    # Short reductions of neighbouring tiles run side by side, as far as the reorder buffer reaches.
+    neighbours = REORDER_WINDOW / (inner_reduction * (accumulators + instructions))
+    chains = accumulators * np.maximum(neighbours, 1.0)
+    chained = accumulators * FMA_LATENCY / np.minimum(chains, ISSUE_WIDTH * FMA_LATENCY)
+    step = np.maximum.reduce([accumulators / ISSUE_WIDTH, loads / LOADS_PER_CYCLE, chained])
+    missing = accumulators + np.minimum(instructions, 4) - VECTOR_REGISTERS
+    spills = SPILL_CYCLES * accumulators * np.clip(missing / SPILL_ALL, 0.0, 1.0)
     # Accumulators are loaded and stored once for every run through the innermost reduction level.
-    step = step + 2 * accumulators / ISSUE_WIDTH / inner_reduction
+    step = step + spills + 2 * accumulators / ISSUE_WIDTH / inner_reduction
     steps = node.iterations / elements
     return {
         "vector_width": width.astype(np.float64),
@@ -166,18 +172,29 @@ def _traffic_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
     accesses = [*nest.node.reads, nest.node.write]
     sizes = [footprint_bytes(a, nest.inside, dag.buffer[a.buffer], LINE_BYTES) for a in accesses]
     total = np.add.reduce(sizes)
-    crossing = np.add.reduce([size * nest.visits(a) for a, size in zip(accesses, sizes, strict=True)])
+    crossings = [size * nest.visits(access) for access, size in zip(accesses, sizes, strict=True)]
+    stalls = [_stalls(access, nest, dag.buffer[access.buffer], device) for access in accesses]
+    stalled = np.add.reduce([c * stall for c, stall in zip(crossings, stalls, strict=True)])
+    crossing = np.add.reduce(crossings)
     terms = {
-        name: _crossing(total, crossing, capacity)
-        for name, capacity in (
-            ("l2_traffic", 0.8 * device.l1_bytes),
-            ("l3_traffic", 0.7 * device.l2_bytes),
-            ("memory_traffic", 0.6 * device.l3_bytes),
-        )
+        "l2_traffic": _crossing(total, crossing, 0.8 * device.l1_bytes),
+        "l3_traffic": _crossing(total, crossing, 0.7 * device.l2_bytes),
+        "memory_traffic": _crossing(total, stalled, 0.6 * device.l3_bytes),
     }
     for boundary in range(1, nest.depth):
         terms[f"footprint_{boundary}"] = total[boundary]
     return terms
+
+
+def _stalls(access: Access, nest: Nest, buffer: Buffer, device: Device) -> Floats | float:
+    """How much longer than streaming it takes to read the rows of a large buffer: the innermost reduction and
+    spatial levels read them in runs, and every jump to the next run costs as much as MEMORY_STALL_BYTES
+    would have taken."""
+    if buffer.num_bytes <= device.l2_bytes:
+        return 1.0
+    row = region(access, nest.inside[-3], buffer.shape)[-1]
+    run = np.maximum(row * buffer.item_bytes, LINE_BYTES)
+    return np.asarray(1.0 + np.where(row < buffer.shape[-1], MEMORY_STALL_BYTES / run, 0.0))
 
 
 def _crossing(total: Floats, crossing: Floats, capacity: float) -> Floats:
