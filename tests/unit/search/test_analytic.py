@@ -70,7 +70,7 @@ GOOD = ((8, 1, 1, 8), (2, 1, 1, 32), (1, 64))
         pytest.param(((64, 1, 1, 1), (64, 1, 1, 1), (64, 1)), id="without a register tile"),
         pytest.param(((8, 1, 1, 8), (16, 4, 1, 1), (1, 64)), id="without vectors"),
         pytest.param(((1, 8, 1, 8), (1, 2, 1, 32), (1, 64)), id="on one core"),
-        pytest.param(((1, 1, 1, 64), (1, 1, 1, 64), (1, 64)), id="with more accumulators than registers"),
+        pytest.param(((2, 1, 1, 32), (2, 1, 1, 32), (1, 64)), id="with more accumulators than registers"),
         pytest.param(((8, 1, 1, 8), (2, 1, 1, 32), (64, 1)), id="with accumulators stored at every step"),
     ],
 )
@@ -89,7 +89,34 @@ def test_more_work_takes_longer() -> None:
     assert first < second
 
 
-def test_a_uneven_share_for_the_cores_is_estimated_slower() -> None:
-    even = _matmul_s((4, 2, 1, 8), *GOOD[1:])
-    uneven = _matmul_s((1, 8, 1, 8), (1, 2, 1, 32), GOOD[2], replace(DEVICE, cores=1))
-    assert even < uneven
+def _quantities(device: Device) -> dict[str, float]:
+    """Of GOOD: tiles of 8 x 32 results, the whole reduction inside, 8 x 2 tiles in parallel."""
+    sketch = generate(dags.matmul(n=64, m=64, k=64))[2]
+    i, j, k = GOOD
+    found = estimate(gather([Program(sketch, (*i, *j, *k, 0))]), device).quantities
+    return {name: float(values[0]) for name, values in found.items()}
+
+
+def test_the_quantities_of_a_program_by_hand() -> None:
+    found = _quantities(DEVICE)
+    assert found["vector_width"] == 32
+    assert found["accumulators"] == 8 * 2
+    # Per step 8 scalars of a, 2 vectors of b.
+    assert found["loads_per_fma"] == (8 + 2) / 16
+    assert found["spills"] == 0
+    assert found["inner_reduction"] == 64
+    assert found["chunks"] == 16
+    assert found["balance"] == 1
+    # Inside the parallel loops: 8 rows of a, a half of b, which is two lines a row, and of the result.
+    assert found["footprint_1"] == 8 * 64 * 4 + 64 * 32 * 4 + 8 * 32 * 4
+
+
+def test_an_uneven_share_for_the_cores_is_unbalanced() -> None:
+    assert _quantities(replace(DEVICE, cores=3))["balance"] == pytest.approx(16 / 18)
+    assert _quantities(replace(DEVICE, cores=32))["balance"] == pytest.approx(16 / 32)
+
+
+def test_narrow_vectors_need_more_registers() -> None:
+    found = _quantities(replace(DEVICE, vector_bytes=16))
+    assert found["accumulators"] == 8 * 8
+    assert found["spills"] > 0

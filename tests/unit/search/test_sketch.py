@@ -101,6 +101,18 @@ def test_a_movable_node_finds_its_reader_through_inlined_ones() -> None:
     assert sketch.host(sketch.stage["pad"]) == sketch.stage["matmul"]
 
 
+def test_a_sum_of_everything_does_not_move() -> None:
+    graph = dag(
+        {"data": (16,), "left": (16, 16), "right": (16, 16)},
+        [
+            node("total", {}, ["data[k]"], reduction={"k": 16}),
+            node("matmul", {"i": 16, "j": 16}, ["left[i, k]", "right[k, j]", "total"], reduction={"k": 16}),
+        ],
+    )
+    for sketch in generate(graph):
+        assert sketch.stage["total"].placement is Placement.NEST
+
+
 def test_own_rules_come_before_the_built_in_ones() -> None:
     def is_matmul(state: State) -> Verdict:
         return Verdict.APPLY_AND_STOP if state.current.name == "matmul" else Verdict.SKIP
