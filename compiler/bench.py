@@ -30,7 +30,7 @@ from search.measurement import Measurement, Outcome
 FLUSH = "tunefarm.flush_constants"
 SEED = 0
 # A candidate is repeated until its timing has taken this long, within these bounds.
-TIMING_S = 0.06
+TIMING_S = 0.04
 MIN_REPEATS, MAX_REPEATS = 3, 30
 MODULE_TIMING_S = 3.0
 MAX_MODULE_REPEATS = 50
@@ -65,13 +65,14 @@ class Bench:
         """Raises ValueError when TVM doesn't know the target."""
         self._target = parse_target(target)
         self._device = tvm.cpu()
+        self._workload = lru_cache(maxsize=64)(from_json)
         self._subject = lru_cache(maxsize=64)(self._make_subject)
 
     def build(self, module_json: str, trace: str) -> Built | Measurement:
         """Replays a trace on a workload and compiles it. Threads may build at the same time."""
         start = time.perf_counter()
         try:
-            scheduled = apply_trace(from_json(module_json), trace)
+            scheduled = apply_trace(self._workload(module_json), trace)
             library = tvm.compile(scheduled, target=self._target)
             # Machine code is emitted on the first look-up: that is building, not running.
             function = library["main"]
@@ -120,7 +121,7 @@ class Bench:
             raise RuntimeError("the probe kernel computed a wrong result on this machine")
 
     def _make_subject(self, module_json: str) -> _Subject:
-        module = from_json(module_json)
+        module = self._workload(module_json)
         function = module["main"]
         outputs = _outputs(function)
         rng = np.random.default_rng(SEED)
