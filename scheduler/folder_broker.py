@@ -20,6 +20,8 @@ from kombu.transport import filesystem
 
 log = logging.getLogger(__name__)
 
+MAX_DRAIN_S = 0.2
+
 
 class Channel(filesystem.Channel):
     """Messages are files, written whole and taken by the reader that removes them."""
@@ -45,6 +47,11 @@ class Channel(filesystem.Channel):
 
 class Transport(filesystem.Transport):
     Channel = Channel
+
+    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+        """Celery looks between two calls whether it should stop, and would let each take two seconds."""
+        capped_s = MAX_DRAIN_S if timeout is None else min(timeout, MAX_DRAIN_S)
+        super().drain_events(connection, timeout=capped_s)
 
 
 def _take(path: Path) -> dict[str, Any] | None:
