@@ -10,6 +10,7 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 
+from compiler.fallback import MIN_PARALLEL_ITERATIONS
 from search.dag import AxisKind, Node
 from search.device import Device
 from search.program import Program
@@ -115,14 +116,19 @@ class _Lowering:
     def _annotate_nest(self, stage: Stage) -> None:
         """A nest of its own: loops fused and parallel, a vector innermost. A sum of everything is serial."""
         block = self._block(stage.node)
-        if not self.schedule.get_loops(block) or self.sketch.dag.node[stage.node].reduction:
+        node = self.sketch.dag.node[stage.node]
+        if not self.schedule.get_loops(block) or node.reduction:
             return
         self._vectorize_innermost(block)
         outer = self.schedule.get_loops(block)
         kinds = [self._kind(loop) for loop in outer]
         serial = outer[: len(outer) - kinds.count("vectorized")]
         if serial:
-            self.schedule.parallel(self.schedule.fuse(*serial))
+            self._parallel(self.schedule.fuse(*serial), node)
+
+    def _parallel(self, loop: Any, node: Node) -> None:
+        if node.iterations >= MIN_PARALLEL_ITERATIONS:
+            self.schedule.parallel(loop)
 
     def _vectorize_innermost(self, block: Any) -> None:
         """Splits off the longest vector, a power of two, that divides the innermost loop."""
@@ -163,7 +169,7 @@ class _Lowering:
         node = self.sketch.dag.node[stage.node]
         levels = self.levels[stage.node]
         outermost = levels[0][0]
-        self.schedule.parallel(outermost)
+        self._parallel(outermost, node)
         step = self.program.choice(stage.node, "unroll")
         if step:
             self.schedule.annotate(outermost, "pragma_auto_unroll_max_step", step)

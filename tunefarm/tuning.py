@@ -42,12 +42,21 @@ class Tuned:
             "artifact": str(self.output),
         }
 
+    @property
+    def gain_text(self) -> str:
+        if not self.speedup:
+            return "not measured"
+        return (
+            f"{self.speedup:.1f}x faster" if self.speedup >= 1 else "slower, so the untuned one was published"
+        )
+
     def print(self, console: Console) -> None:
-        gain = f"{self.speedup:.1f}x faster" if self.speedup else "not measured"
         console.print(task_table(self.tasks))
         console.print()
         console.print(f"untuned   {latency_text(self.job.untuned_latency_s)}", highlight=False)
-        console.print(f"tuned     {latency_text(self.job.tuned_latency_s)}   {gain}", highlight=False)
+        console.print(
+            f"tuned     {latency_text(self.job.tuned_latency_s)}   {self.gain_text}", highlight=False
+        )
         console.print(f"artifact  {self.output}", highlight=False, markup=False, soft_wrap=True)
 
 
