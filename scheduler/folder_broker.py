@@ -48,10 +48,10 @@ class Channel(filesystem.Channel):
 class Transport(filesystem.Transport):
     Channel = Channel
 
-    def drain_events(self, connection: Any, timeout: float | None = None) -> None:
+    def drain_events(self, connection: Any, timeout: float | None = None, **_: Any) -> None:
         """Celery looks between two calls whether it should stop, and would let each take two seconds."""
-        capped_s = MAX_DRAIN_S if timeout is None else min(timeout, MAX_DRAIN_S)
-        super().drain_events(connection, timeout=capped_s)
+        timeout_s = min(timeout or MAX_DRAIN_S, MAX_DRAIN_S)
+        super().drain_events(connection, timeout=timeout_s)  # type: ignore[no-untyped-call]
 
 
 def _take(path: Path) -> dict[str, Any] | None:

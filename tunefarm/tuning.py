@@ -46,9 +46,7 @@ class Tuned:
     def gain_text(self) -> str:
         if not self.speedup:
             return "not measured"
-        return (
-            f"{self.speedup:.1f}x faster" if self.speedup >= 1 else "slower, so the untuned one was published"
-        )
+        return f"{self.speedup:.1f}x faster" if self.speedup >= 1 else "slower: the untuned one is published"
 
     def print(self, console: Console) -> None:
         console.print(task_table(self.tasks))

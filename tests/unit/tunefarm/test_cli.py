@@ -42,7 +42,9 @@ def model(tmp_path: Path) -> Path:
 def failure(capsys: pytest.CaptureFixture[str]) -> str:
     """The only line on stderr, besides the notice that a service is being started."""
     captured = capsys.readouterr()
-    (line,) = [line for line in captured.err.splitlines() if not line.startswith("starting the service")]
+    lines = [line for line in captured.err.splitlines() if not line.startswith("starting the service")]
+    assert len(lines) == 1, lines
+    (line,) = lines
     assert line.startswith("tunefarm: ")
     assert captured.out == ""
     return line
