@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from benchmarks import agreement, metaschedule, untuned
+from benchmarks import agreement, exported, metaschedule, untuned
 from benchmarks.contestants import ModelFile, OnnxFile, ProcessContestant, TvmLibrary
 from benchmarks.curves import Curve
 from benchmarks.interleaved import Block, Timings, measure
@@ -22,6 +22,7 @@ from benchmarks.tuning import Tuning, tune
 from examples import make_models
 
 TUNED, UNTUNED, ONNXRUNTIME = "tunefarm", "TVM untuned", "ONNX Runtime"
+EXPORTED = "TVM with tunefarm's exported database"
 SEEDS = range(5)
 
 
@@ -88,9 +89,11 @@ def run(plan: Plan, folder: Path, console: Console) -> Measured:
     manifest = TypeAdapter(Manifest).validate_json(tuning.manifest.read_bytes())
     console.print(f"{plan.label}: building it untuned")
     untuned.build(model, manifest.target, folder / "untuned.so")
+    exported.build(model, manifest.target, tuning.database, folder / "exported.so")
     console.print(f"{plan.label}: {plan.rounds} rounds of interleaved blocks")
     files: dict[str, ModelFile] = {
         TUNED: TvmLibrary(tuning.library),
+        EXPORTED: TvmLibrary(folder / "exported.so"),
         UNTUNED: TvmLibrary(folder / "untuned.so"),
         ONNXRUNTIME: OnnxFile(model),
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.curves import Point
-from tunefarm import stack
+from tunefarm import stack, transfer
 from tunefarm.artifact import unpack
 from tunefarm.client import Client
 from tunefarm.estimate import network_s
@@ -52,7 +52,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A finished job; `library` and `manifest` are its artifact.
+    """A finished job; `library` and `manifest` are its artifact, `database` the folder of its exported one.
 
     `total_s` runs from before the stack's start until the artifact is unpacked, `start_s` of these are the
     stack's start, `search_s` what the job spent on trials, the first and the last build left out.
@@ -61,6 +61,7 @@ class Tuning:
     job: Job
     library: Path
     manifest: Path
+    database: Path
     total_s: float
     start_s: float
     search_s: float | None
@@ -107,10 +108,12 @@ def tune(
         client.download(job.id, folder / "artifact.tar")
         unpack(folder / "artifact.tar", folder)
         done_s = clock()
+        transfer.write(client.export(), folder)
     return Tuning(
         job,
         folder / "model.so",
         folder / "manifest.json",
+        folder,
         done_s - before_s,
         ready_s - before_s,
         recorder.search_s(),

@@ -1,0 +1,36 @@
+"""The model compiled by TVM alone, with the schedules of a database that tunefarm exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.contestants import own_process
+from tunefarm.transfer import RECORD_FILE, WORKLOAD_FILE
+
+
+def build(model: Path, target: str, database: Path, library: Path) -> None:
+    """Applies the two MetaSchedule files in the folder `database`, in another process.
+
+    Raises ModelError or ArtifactError as the compiler does, RuntimeError when no record applies.
+    """
+    with own_process() as process:
+        process.submit(_build, model, target, database, library).result()
+
+
+def _build(model: Path, target: str, database: Path, library: Path) -> None:
+    import tvm
+    import tvm_ffi
+    from tvm import relax
+    from tvm.s_tir.meta_schedule.database import JSONDatabase
+
+    from compiler.artifact import build_library
+    from compiler.model import fuse, read_onnx
+    from compiler.target import parse_target
+
+    fused = fuse(read_onnx(model.read_bytes(), {}), target)
+    records = JSONDatabase(str(database / WORKLOAD_FILE), str(database / RECORD_FILE), allow_missing=False)
+    with records, parse_target(target), tvm.transform.PassContext(opt_level=3):
+        applied = relax.transform.MetaScheduleApplyDatabase()(fused)
+    if tvm_ffi.structural_equal(applied, fused):
+        raise RuntimeError("no record of the exported database fits the model")
+    library.write_bytes(build_library(applied, target))
