@@ -18,7 +18,7 @@ from search.sketch import Placement, Stage
 
 
 class LoweringError(Exception):
-    """TVM refuses a program or a trace; the message is TVM's first line."""
+    """TVM refuses a program or a trace; the message is TVM's last line, which names the cause."""
 
 
 def lower(module: tvm.IRModule, program: Program, device: Device) -> str:
@@ -28,7 +28,7 @@ def lower(module: tvm.IRModule, program: Program, device: Device) -> str:
         _Lowering(schedule, program, device).run()
         return json.dumps(_plain(schedule.trace.as_json()), separators=(",", ":"))
     except Exception as error:  # TVM raises whatever class its C++ side names
-        raise LoweringError(_first_line(error)) from error
+        raise LoweringError(_last_line(error)) from error
 
 
 def apply_trace(module: tvm.IRModule, trace: str) -> tvm.IRModule:
@@ -37,7 +37,7 @@ def apply_trace(module: tvm.IRModule, trace: str) -> tvm.IRModule:
     try:
         Trace.apply_json_to_schedule(json.loads(trace), schedule)
     except Exception as error:
-        raise LoweringError(_first_line(error)) from error
+        raise LoweringError(_last_line(error)) from error
     return schedule.mod
 
 
@@ -91,7 +91,7 @@ class _Lowering:
             for axis, loop in enumerate(self.schedule.get_loops(block))
         ]
         levels = _by_level(stage.structure, node, parts)
-        _put_last(levels[-1], parts, _vector_axis(node))
+        _put_last(levels[-1], parts, node.vector_axis)
         self.schedule.reorder(*(loop for level in levels for loop in level))
         levels[0] = [self.schedule.fuse(*levels[0])]
         self.levels[stage.node] = levels
@@ -176,7 +176,7 @@ class _Lowering:
             self.schedule.annotate(outermost, "pragma_unroll_explicit", 1)
         # The register tile is unrolled whatever the step says: only then do accumulators stay in registers.
         rows = levels[-1]
-        if _vector_axis(node) is not None:
+        if node.vector_axis is not None:
             rows = [*rows[:-1], *self._vectorize_tile(rows[-1])]
         for loop in rows:
             if self._extent(loop) > 1:
@@ -193,11 +193,6 @@ def _by_level(structure: str, node: Node, parts: Sequence[Sequence[Any]]) -> lis
         levels.append([parts[i][seen[kind]] for i, axis in enumerate(node.axes) if axis.kind is kind])
         seen[kind] += 1
     return levels
-
-
-def _vector_axis(node: Node) -> int | None:
-    last = node.write.indices[-1] if node.write.indices else None
-    return last.terms[0][0] if last is not None and last.is_single_axis and last.terms else None
 
 
 def _put_last(level: list[Any], parts: Sequence[Sequence[Any]], axis: int | None) -> None:
@@ -218,6 +213,6 @@ def _plain(value: Any) -> Any:
     return value.value
 
 
-def _first_line(error: BaseException) -> str:
+def _last_line(error: BaseException) -> str:
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     return lines[-1] if lines else type(error).__name__

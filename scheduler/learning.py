@@ -11,10 +11,7 @@ from scheduler.known import parse
 from scheduler.spaces import Space
 from search.cost_model import CostModel
 from search.device import Device
-from search.policy import SearchTask, train
-from search.program import Program
-
-Sample = tuple[SearchTask, Program, float]
+from search.policy import Sample, train
 
 
 def trained(context: Context, device: Device, history: Sequence[Record]) -> CostModel:

@@ -120,7 +120,7 @@ def _register_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
     tile = nest.tile
     item = dag.buffer[node.write.buffer].item_bytes
     lanes = max(device.vector_bytes // item, 1)
-    axis = nest.vector_axis()
+    axis = node.vector_axis
     width = tile[axis] if axis is not None else np.ones_like(tile[0])
     instructions = _vector_instructions(width, lanes)
     elements = tile.prod(axis=0, dtype=np.float64)

@@ -43,7 +43,7 @@ def valid(population: Population) -> NDArray[np.bool_]:
     for stage in population.sketch.tiled:
         nest = Nest.of(population, stage)
         tile = nest.tile
-        axis = nest.vector_axis()
+        axis = nest.node.vector_axis
         elements = tile.prod(axis=0)
         width = tile[axis] if axis is not None else np.ones_like(elements)
         rows = elements // vector_length(width)

@@ -85,6 +85,14 @@ class Node:
     is_expensive: bool = False
 
     @property
+    def vector_axis(self) -> int | None:
+        """The axis whose innermost factor becomes a vector: the one that is contiguous in the result."""
+        last = self.write.indices[-1] if self.write.indices else None
+        if last is None or not last.is_single_axis or not last.terms:
+            return None
+        return last.terms[0][0]
+
+    @property
     def spatial(self) -> tuple[int, ...]:
         return tuple(i for i, axis in enumerate(self.axes) if axis.kind is AxisKind.SPATIAL)
 

@@ -78,13 +78,6 @@ class Nest:
         flat = self.extents.reshape(-1, self.extents.shape[-1])
         return np.cumprod(flat, axis=0).reshape(self.extents.shape)
 
-    def vector_axis(self) -> int | None:
-        """The axis whose innermost factor becomes a vector: the one that is contiguous in the result."""
-        last = self.node.write.indices[-1] if self.node.write.indices else None
-        if last is None or not last.is_single_axis or not last.terms:
-            return None
-        return last.terms[0][0]
-
 
 def vector_length(width: Ints) -> Ints:
     """The longest power of two that divides the innermost factor: compilers choke on other vectors."""

@@ -150,8 +150,8 @@ def _random(
     task: SearchTask, model: CostModel, known: Collection[Program], rng: np.random.Generator
 ) -> Iterator[tuple[Proposal, object]]:
     """Programs nobody asked the model about, so that it also learns where it is wrong."""
-    drawn = [(sketch, sample(sketch, 64, rng)) for sketch in task.sketches]
-    pairs = [(population, row) for _, population in drawn for row in range(len(population))]
+    drawn = [sample(sketch, 64, rng) for sketch in task.sketches]
+    pairs = [(population, row) for population in drawn for row in range(len(population))]
     given: set[Program] = set()
     for at in rng.permutation(len(pairs)):
         population, row = pairs[at]

@@ -10,20 +10,7 @@ from sqlalchemy.orm import Session
 from records import blobs, devices, jobs, leases, models, tasks, trials
 from search.device import Device
 from search.measurement import Measurement, Outcome
-
-DEVICE = Device(
-    name="two cores",
-    triple="x86_64-linux-gnu",
-    mcpu="skylake-avx512",
-    features=("avx2", "avx512f"),
-    cores=2,
-    vector_bytes=64,
-    l1_bytes=32768,
-    l2_bytes=1048576,
-    l3_bytes=33554432,
-    toolchain="llvm 20",
-    target='{"kind":"llvm"}',
-)
+from tests.devices import DEVICE
 
 
 @dataclass(frozen=True)

@@ -27,25 +27,12 @@ from scheduler.drive import drive, sweep
 from scheduler.settings import Settings
 from search.annotate import sample
 from search.cost_model import CostModel
-from search.device import Device
 from search.measurement import Measurement, Outcome
 from search.policy import Proposal, SearchTask
 from search.program import Program
 from tests import workloads
+from tests.devices import DEVICE
 
-DEVICE = Device(
-    name="two cores",
-    triple="x86_64-linux-gnu",
-    mcpu="skylake-avx512",
-    features=("avx2", "avx512f"),
-    cores=2,
-    vector_bytes=64,
-    l1_bytes=32768,
-    l2_bytes=1048576,
-    l3_bytes=33554432,
-    toolchain="llvm 20",
-    target='{"kind":"llvm"}',
-)
 SETTINGS = Settings(broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0)
 UNTUNED, TUNED = b"untuned library", b"tuned library"
 

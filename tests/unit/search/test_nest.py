@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.dag import Access, AxisKind, Buffer, BufferRole, Dag, Node
+from search.dag import Access, AxisKind, Buffer, BufferRole, Dag
 from search.nest import Nest, footprint_bytes, region, vector_length
 from search.program import Population, Program, gather
 from search.sketch import Sketch, Stage, generate
@@ -184,14 +184,9 @@ def test_vectors_are_powers_of_two(width: int, length: int) -> None:
     assert vector_length(np.array([width])).tolist() == [length]
 
 
-def _vector_axis(subject: Node) -> int | None:
-    stage = Stage(subject.name, generate(matmul())[0].stages[0].placement, "SRS")
-    return Nest(subject, stage, np.ones((3, len(subject.axes), 1), dtype=np.int64)).vector_axis()
-
-
 def test_the_vector_axis_is_contiguous_in_the_result() -> None:
-    assert _vector_axis(matmul().nodes[0]) == 1
-    assert _vector_axis(node("total", {}, ["data[k]"], reduction={"k": 4})) is None
+    assert matmul().nodes[0].vector_axis == 1
+    assert node("total", {}, ["data[k]"], reduction={"k": 4}).vector_axis is None
 
 
 def test_a_population_keeps_its_programs_apart() -> None:
