@@ -11,7 +11,7 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.sym import detect_linear_equation
 
-from search.dag import Access, Axis, AxisKind, Buffer, BufferRole, Dag, Index, Node
+from search.dag import Access, Axis, AxisKind, Buffer, BufferRole, Dag, Index, Node, Term
 
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.Max, tirx.Min)
 BRANCH_OPS = ("prim.if_then_else",)
@@ -112,8 +112,7 @@ def _buffer(variable: Any, names: _Names, role: BufferRole) -> Buffer:
     typed = variable.ty
     if not isinstance(typed, tirx.BufferType) or not all(isinstance(e, tirx.IntImm) for e in typed.shape):
         raise NotCovered(f"{variable.name} is not a buffer of fixed shape")
-    item_bytes = (tvm.DataType(str(typed.dtype)).bits + 7) // 8
-    return Buffer(names[variable], tuple(int(extent) for extent in typed.shape), item_bytes, role)
+    return Buffer(names[variable], tuple(int(extent) for extent in typed.shape), str(typed.dtype), role)
 
 
 def _access(buffer: str, indices: Any, variables: list[Any]) -> Access:
@@ -125,13 +124,13 @@ def _index(expression: Any, variables: list[Any]) -> Index:
     if not coefficients or not all(isinstance(c, (int, tirx.IntImm)) for c in coefficients):
         return Index(_variables_in(expression, variables), affine=False)
     numbers = [int(c) for c in coefficients]
-    terms = tuple((axis, number) for axis, number in enumerate(numbers[:-1]) if number)
+    terms = tuple(Term(axis, number) for axis, number in enumerate(numbers[:-1]) if number)
     return Index(terms, numbers[-1])
 
 
-def _variables_in(expression: Any, variables: list[Any]) -> tuple[tuple[int, int], ...]:
+def _variables_in(expression: Any, variables: list[Any]) -> tuple[Term, ...]:
     used = _all(expression, ir.Var)
-    return tuple((i, 1) for i, var in enumerate(variables) if any(var.same_as(other) for other in used))
+    return tuple(Term(i, 1) for i, var in enumerate(variables) if any(var.same_as(other) for other in used))
 
 
 def _flops(value: Any) -> float:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search.dag import Access, Buffer, Dag
+from search.dag import Access, Buffer, Dag, Term
 from search.device import Device
 from search.factors import Ints
 from search.nest import Floats, Nest, footprint_bytes, region, vector_length
@@ -158,12 +158,12 @@ def _vector_instructions(width: Ints, lanes: int) -> Floats:
 
 def _loads(read: Access, tile: Ints, axis: int | None, lanes: int) -> Floats:
     """Load instructions of one access per innermost step: vectors, or scalars for all lanes, or a gather."""
-    used = {a for index in read.indices for a, _ in index.terms}
+    used = read.axes
     rows = tile[[a for a in used if a != axis]].prod(axis=0, dtype=np.float64)
     if axis not in used or axis is None:
         return rows
-    coefficients = [dict(index.terms).get(axis, 0) for index in read.indices]
-    contiguous = coefficients[-1] == 1 and not any(coefficients[:-1])
+    *outer, last = read.indices
+    contiguous = Term(axis, 1) in last.terms and not any(axis in index.axes for index in outer)
     return rows * (_vector_instructions(tile[axis], lanes) if contiguous else 2.0 * tile[axis])
 
 

@@ -7,10 +7,12 @@ axes wherever they can be, which is what lets the rest of the search reason with
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from typing import NamedTuple
 
 
 class AxisKind(StrEnum):
@@ -29,28 +31,45 @@ class Axis:
             raise ValueError(f"axis {self.name} must have a positive extent, not {self.extent}")
 
 
+class Term(NamedTuple):
+    """coefficient * (axis // divisor), where `axis` is a position in the node's axes."""
+
+    axis: int
+    coefficient: int
+    divisor: int = 1
+
+
 @dataclass(frozen=True)
 class Index:
-    """One dimension of an access: sum of coefficient * axis + offset.
+    """One dimension of an access: the sum of its terms and an offset.
 
-    `terms` pairs a position in the node's axes with its coefficient. An index that is not affine
-    (data dependent, a quotient) has `affine=False` and is taken to touch its whole dimension.
+    An index of another form (data dependent, a remainder, a product of axes) has `affine=False`, names the
+    axes that it depends on, and is taken to touch its whole dimension.
     """
 
-    terms: tuple[tuple[int, int], ...]
+    terms: tuple[Term, ...]
     offset: int = 0
     affine: bool = True
 
     @property
     def is_single_axis(self) -> bool:
         """Whether it reads `axis + constant` or a constant."""
-        return self.affine and (not self.terms or (len(self.terms) == 1 and self.terms[0][1] == 1))
+        return self.affine and (not self.terms or (len(self.terms) == 1 and self.terms[0][1:] == (1, 1)))
+
+    @property
+    def axes(self) -> frozenset[int]:
+        return frozenset(term.axis for term in self.terms)
 
 
 @dataclass(frozen=True)
 class Access:
     buffer: str
     indices: tuple[Index, ...]
+
+    @property
+    def axes(self) -> frozenset[int]:
+        """The positions of the axes that move it."""
+        return frozenset(axis for index in self.indices for axis in index.axes)
 
 
 class BufferRole(StrEnum):
@@ -61,10 +80,19 @@ class BufferRole(StrEnum):
 
 @dataclass(frozen=True)
 class Buffer:
+    """`dtype` is such as float32, bfloat16, int8, bool. A `constant` is an input whose layout is free: it can
+    be packed ahead of time."""
+
     name: str
     shape: tuple[int, ...]
-    item_bytes: int
+    dtype: str
     role: BufferRole
+    constant: bool = False
+
+    @property
+    def item_bytes(self) -> int:
+        bits = re.search(r"\d+", self.dtype)
+        return (int(bits[0]) + 7) // 8 if bits else 1
 
     @property
     def num_bytes(self) -> int:
@@ -74,7 +102,12 @@ class Buffer:
 @dataclass(frozen=True)
 class Node:
     """One loop nest. `flops` counts the arithmetic of a single iteration; a reduction's accumulator is not
-    among its `reads`."""
+    among its `reads`.
+
+    `reducer` says how a reduction combines values: "sum", "prod", "max", "min" or "other"; None without one.
+    `extra_writes` are the further results of a nest that stores several (argmax: position and value).
+    `constant_axes` are the positions of axes over small constant matrices, to be unrolled completely.
+    """
 
     name: str
     axes: tuple[Axis, ...]
@@ -83,6 +116,13 @@ class Node:
     flops: float
     has_branch: bool = False
     is_expensive: bool = False
+    reducer: str | None = None
+    extra_writes: tuple[Access, ...] = ()
+    constant_axes: tuple[int, ...] = ()
+
+    @property
+    def writes(self) -> tuple[Access, ...]:
+        return (self.write, *self.extra_writes)
 
     @property
     def vector_axis(self) -> int | None:
@@ -90,7 +130,7 @@ class Node:
         last = self.write.indices[-1] if self.write.indices else None
         if last is None or not last.is_single_axis or not last.terms:
             return None
-        return last.terms[0][0]
+        return last.terms[0].axis
 
     @property
     def spatial(self) -> tuple[int, ...]:
@@ -126,9 +166,10 @@ class Dag:
             missing = {read.buffer for read in node.reads} - ready
             if missing:
                 raise ValueError(f"{node.name} reads {sorted(missing)} before they are written")
-            if node.write.buffer in ready:
-                raise ValueError(f"{node.name} writes {node.write.buffer}, which is already written")
-            ready.add(node.write.buffer)
+            for write in node.writes:
+                if write.buffer in ready:
+                    raise ValueError(f"{node.name} writes {write.buffer}, which is already written")
+                ready.add(write.buffer)
 
     @cached_property
     def buffer(self) -> Mapping[str, Buffer]:
@@ -141,13 +182,11 @@ class Dag:
     @cached_property
     def producer(self) -> Mapping[str, Node]:
         """The node that writes each buffer that is not an input."""
-        return {n.write.buffer: n for n in self.nodes}
+        return {write.buffer: n for n in self.nodes for write in n.writes}
 
     def consumers(self, node: Node) -> tuple[Node, ...]:
-        return tuple(n for n in self.nodes if any(r.buffer == node.write.buffer for r in n.reads))
-
-    def producers(self, node: Node) -> tuple[Node, ...]:
-        return tuple(n for n in self.nodes if n in {self.producer.get(r.buffer) for r in node.reads})
+        written = {write.buffer for write in node.writes}
+        return tuple(n for n in self.nodes if any(r.buffer in written for r in n.reads))
 
     @cached_property
     def flops(self) -> float:

@@ -66,7 +66,7 @@ class Nest:
         Loops right outside the boundary that don't move the access reuse what is there; all iterations up to
         the last loop that does move it count.
         """
-        used = sorted({axis for index in access.indices for axis, _ in index.terms})
+        used = sorted(access.axes)
         moves = np.where(self.extents[:, used] > 1, self._iterations[:, used], 1)
         changes = np.ones((self.depth + 1, self.extents.shape[-1]), dtype=np.int64)
         changes[1:] = moves.max(axis=1, initial=1)
@@ -89,8 +89,9 @@ def region(access: Access, inner: Ints, shape: Sequence[int]) -> list[Ints]:
     touched = []
     for index, size in zip(access.indices, shape, strict=True):
         span = np.ones_like(inner[..., 0, :])
-        for axis, coefficient in index.terms:
-            span += abs(coefficient) * (inner[..., axis, :] - 1)
+        for axis, coefficient, divisor in index.terms:
+            # Tiles start at multiples of their size: those shorter than the divisor see one quotient.
+            span += abs(coefficient) * ((inner[..., axis, :] + divisor - 1) // divisor - 1)
         touched.append(np.minimum(span, size) if index.affine else np.full_like(span, size))
     return touched
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from search.dag import Access, Dag, Node
+from search.dag import Access, Dag, Node, Term
 
 
 def is_strictly_inlineable(node: Node) -> bool:
     """Cheap enough to compute again wherever it is read: every load is at axes plus constants, in the
     order of the axes and each at most once, without branches or expensive calls."""
-    if node.reduction or node.has_branch or node.is_expensive:
+    if node.reduction or node.extra_writes or node.has_branch or node.is_expensive:
         return False
     return all(_reads_in_order(node, read) for read in node.reads)
 
@@ -27,8 +27,8 @@ def needs_tiling(node: Node) -> bool:
 
 
 def is_tileable(node: Node) -> bool:
-    """Whether it has both loops to run in parallel and a reduction to keep inside them."""
-    return bool(node.spatial and node.reduction)
+    """Whether it has both loops to run in parallel and a reduction of one value to keep inside them."""
+    return bool(node.spatial and node.reduction and not node.extra_writes)
 
 
 def elementwise_consumer(dag: Dag, node: Node, inlined: Collection[str]) -> Node | None:
@@ -54,13 +54,12 @@ def elementwise_consumer(dag: Dag, node: Node, inlined: Collection[str]) -> Node
 def _reads_in_order(node: Node, read: Access) -> bool:
     if not all(index.is_single_axis for index in read.indices):
         return False
-    axes = [index.terms[0][0] for index in read.indices if index.terms]
+    axes = [index.terms[0].axis for index in read.indices if index.terms]
     return axes == sorted(set(axes))
 
 
 def _misses_an_axis(node: Node, read: Access) -> bool:
-    used = {axis for index in read.indices for axis, _ in index.terms}
-    return any(node.axes[axis].extent > 1 and axis not in used for axis in node.spatial)
+    return any(node.axes[axis].extent > 1 and axis not in read.axes for axis in node.spatial)
 
 
 def _reads_own_position(reader: Node, buffer: str) -> bool:
@@ -73,5 +72,5 @@ def _reads_own_position(reader: Node, buffer: str) -> bool:
     )
 
 
-def _is_axis(reader: Node, terms: tuple[tuple[int, int], ...], own: tuple[tuple[int, int], ...]) -> bool:
-    return terms == own or all(reader.axes[axis].extent == 1 for axis, _ in (*terms, *own))
+def _is_axis(reader: Node, terms: tuple[Term, ...], own: tuple[Term, ...]) -> bool:
+    return terms == own or all(reader.axes[term.axis].extent == 1 for term in (*terms, *own))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from search.dag import Access, Axis, AxisKind, Buffer, BufferRole, Dag, Index, Node
+from search.dag import Access, Axis, AxisKind, Buffer, BufferRole, Dag, Index, Node, Term
 from search.device import Device
 
 DEVICE = Device(
@@ -64,16 +64,18 @@ def index(text: str, axes: list[str]) -> Index:
             terms[axes.index(name)] = int(coefficient or 1)
         elif part:
             offset += int(part)
-    return Index(tuple(sorted(terms.items())), offset, affine="?" not in text)
+    return Index(tuple(Term(*term) for term in sorted(terms.items())), offset, affine="?" not in text)
 
 
-def dag(inputs: dict[str, Shape], nodes: list[Node], item_bytes: dict[str, int] | None = None) -> Dag:
+def dag(inputs: dict[str, Shape], nodes: list[Node], dtypes: dict[str, str] | None = None) -> Dag:
     """The last node's result is the output."""
-    sizes = item_bytes or {}
-    buffers = [Buffer(name, shape, sizes.get(name, 4), BufferRole.INPUT) for name, shape in inputs.items()]
+    types = dtypes or {}
+    buffers = [
+        Buffer(name, shape, types.get(name, "float32"), BufferRole.INPUT) for name, shape in inputs.items()
+    ]
     for item in nodes:
         role = BufferRole.OUTPUT if item is nodes[-1] else BufferRole.INTERMEDIATE
-        buffers.append(Buffer(item.name, tuple(item.axes[a].extent for a in item.spatial), 4, role))
+        buffers.append(Buffer(item.name, tuple(item.axes[a].extent for a in item.spatial), "float32", role))
     return Dag(nodes[-1].name, tuple(buffers), tuple(nodes))
 
 
@@ -204,7 +206,7 @@ def take(rows: int = 50, columns: int = 16, count: int = 12) -> Dag:
     return dag(
         {"table": (rows, columns), "indices": (count,)},
         [node("take", {"i": count, "j": columns}, ["indices[i]", "table[?i, j]"])],
-        item_bytes={"indices": 8},
+        dtypes={"indices": "int64"},
     )
 
 

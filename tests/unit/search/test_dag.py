@@ -13,12 +13,12 @@ def test_flops_count_every_iteration_of_every_node() -> None:
     assert conv2d(size=4, inputs=2, outputs=3).flops == 2 * (4 * 4 * 3) * (3 * 3 * 2) + 2 * (4 * 4 * 3)
 
 
-def test_producers_and_consumers_follow_the_buffers() -> None:
+def test_producer_and_consumers_follow_the_buffers() -> None:
     graph = softmax()
     maximum, exponent, total, quotient = graph.nodes
     assert graph.consumers(exponent) == (total, quotient)
-    assert graph.producers(quotient) == (exponent, total)
-    assert graph.producers(maximum) == ()
+    assert [graph.producer.get(read.buffer) for read in quotient.reads] == [exponent, total]
+    assert graph.producer.get(maximum.reads[0].buffer) is None
     assert graph.consumers(quotient) == ()
 
 

@@ -73,7 +73,10 @@ class _Loops:
 
 
 def _element(read: Access, position: Position) -> Position:
-    return tuple(index.offset + sum(c * position[axis] for axis, c in index.terms) for index in read.indices)
+    return tuple(
+        index.offset + sum(c * (position[axis] // divisor) for axis, c, divisor in index.terms)
+        for index in read.indices
+    )
 
 
 def _cases(sketch: Sketch, seed: int) -> Iterator[tuple[Nest, int, _Loops]]:
@@ -127,7 +130,7 @@ def test_the_region_is_the_box_around_the_elements_touched(sketch: Sketch, seed:
 def test_visits_count_how_often_the_inner_region_is_another(sketch: Sketch, seed: int) -> None:
     for nest, row, loops in _cases(sketch, seed):
         for read in (*loops.node.reads, loops.node.write):
-            used = {axis for index in read.indices for axis, _ in index.terms}
+            used = read.axes
             for boundary in range(nest.depth + 1):
                 places = [
                     tuple(p for axis, p in enumerate(position) if axis in used)
@@ -172,7 +175,7 @@ def test_a_region_never_exceeds_its_buffer() -> None:
 
 
 def test_a_scalar_takes_one_line() -> None:
-    buffer = Buffer("total", (), 4, BufferRole.INTERMEDIATE)
+    buffer = Buffer("total", (), "float32", BufferRole.INTERMEDIATE)
     assert (
         footprint_bytes(Access("total", ()), np.ones((2, 3), dtype=np.int64), buffer, 64).tolist()
         == [64.0] * 3
