@@ -15,24 +15,9 @@ from search.dag import Access, Axis, AxisKind, Node
 KINDS = {tirx.IterVar.DataPar: AxisKind.SPATIAL, tirx.IterVar.CommReduce: AxisKind.REDUCTION}
 REDUCERS = {tirx.Add: "sum", tirx.Mul: "prod", tirx.Max: "max", tirx.Min: "min"}
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.FloorMod, tirx.Max, tirx.Min)
-BRANCH_OPS = ("prim.if_then_else",)
+BRANCH_OPS = ("if_then_else",)
 # Calls that are one instruction or none.
-CHEAP_OPS = {
-    "prim.bitwise_and",
-    "prim.bitwise_not",
-    "prim.bitwise_or",
-    "prim.bitwise_xor",
-    "prim.shift_left",
-    "prim.shift_right",
-    "prim.likely",
-    "prim.reinterpret",
-    "tirx.ceil",
-    "tirx.fabs",
-    "tirx.floor",
-    "tirx.isnan",
-    "tirx.nearbyint",
-    "tirx.trunc",
-}
+CHEAP_OPS = ("ceil", "fabs", "floor", "isnan", "likely", "nearbyint", "reinterpret", "round", "trunc")
 # Calls that cost as much as many multiplications, and what they are counted as.
 EXPENSIVE_FLOPS = 16.0
 
@@ -101,6 +86,7 @@ class BlockReader:
     def _statements(self, body: Any) -> tuple[list[Any], list[Any]]:
         """The values that a block computes, and its stores."""
         values, stores = [], []
+        self._expect(not find_all(body, SBlock), "contains other blocks")
         for statement in body if isinstance(body, tirx.SeqStmt) else [body]:
             self._expect(isinstance(statement, (tirx.Bind, tirx.BufferStore)), "does more than store values")
             values.append(statement.value)
@@ -205,4 +191,5 @@ def _is_expensive(call: Any) -> bool:
 
 
 def _op_name(call: Any) -> str:
-    return str(getattr(call.op, "name", call.op))
+    """Without the dialect that it belongs to, of which some have several."""
+    return str(getattr(call.op, "name", call.op)).rpartition(".")[2]

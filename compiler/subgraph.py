@@ -24,13 +24,9 @@ def read_dag(module: tvm.IRModule) -> Dag:
     """The computation of the workload's `main`; a node's axes are the loops that a schedule finds around its
     block. Raises NotCovered naming the first thing it can't express."""
     func = module["main"]
-    root = getattr(func, "body", None)
-    if not isinstance(root, SBlockRealize) or root.block.name_hint != "root":
-        raise NotCovered("the function is not made of blocks")
-    names = _names([*func.params, *root.block.alloc_buffers])
-    nests = list(_nests(root.block.body, ()))
-    if not nests:
-        raise NotCovered("the function computes nothing")
+    root = _root(func)
+    names = _names([*func.params, *root.alloc_buffers])
+    nests = list(_nests(root.body, ()))
     nodes = tuple(BlockReader(realize, loops, names).node() for realize, loops in nests)
     buffers = tuple(_buffers(func, names, {write.buffer for node in nodes for write in node.writes}))
     try:
@@ -39,6 +35,16 @@ def read_dag(module: tvm.IRModule) -> Dag:
         raise NotCovered(str(error)) from error
     _check_bindings(module, nodes)
     return _with_constant_axes(dag)
+
+
+def _root(func: Any) -> SBlock:
+    """The block around all others."""
+    body = getattr(func, "body", None)
+    if not isinstance(body, SBlockRealize):
+        raise NotCovered("the function is not made of blocks")
+    if not find_all(body.block.body, SBlock):
+        raise NotCovered(f"block {body.block.name_hint} computes by itself, without a block for each value")
+    return body.block
 
 
 def _names(variables: Sequence[Any]) -> Mapping[Any, str]:
@@ -67,8 +73,10 @@ def _check_loop(loop: Any) -> None:
     where = f"{_blocks(loop.body)}: the loop {loop.loop_var.name}"
     if loop.kind != tirx.ForKind.SERIAL:
         raise NotCovered(f"{where} is {tirx.ForKind(loop.kind).name.lower()}")
-    if not isinstance(loop.extent, tirx.IntImm) or int(loop.extent) < 1:
+    if not isinstance(loop.extent, tirx.IntImm):
         raise NotCovered(f"{where} has no fixed extent")
+    if int(loop.extent) < 1:
+        raise NotCovered(f"{where} has no iterations")
     if not isinstance(loop.min, tirx.IntImm) or int(loop.min) or loop.step not in (None, 1):
         raise NotCovered(f"{where} doesn't count from zero by ones")
 
@@ -100,7 +108,10 @@ def _buffer(variable: Any, names: Mapping[Any, str], role: BufferRole, constant:
 
 def _check_bindings(module: tvm.IRModule, nodes: Sequence[Node]) -> None:
     """Only blocks whose bindings TVM takes for affine can have their loops reordered."""
-    schedule = Schedule(module, debug_mask="none")
+    try:
+        schedule = Schedule(module, debug_mask="none")
+    except Exception as error:  # TVM raises whatever class its C++ side names
+        raise NotCovered(f"TVM can't schedule the function: {str(error).strip().splitlines()[-1]}") from error
     for node in nodes:
         block = schedule.get_sref(schedule.get_sblock(node.name))
         if not schedule.state._get_cached_flags(block).affine_binding:

@@ -43,8 +43,9 @@ class Term(NamedTuple):
 class Index:
     """One dimension of an access: the sum of its terms and an offset.
 
-    An index of another form (data dependent, a remainder, a product of axes) has `affine=False`, names the
-    axes that it depends on, and is taken to touch its whole dimension.
+    The quotient of a sum is taken as the sum of its terms' quotients, at most one less for every term. An
+    index of another form (data dependent, a remainder, a product of axes) has `affine=False`, names the axes
+    that it depends on, and is taken to touch its whole dimension.
     """
 
     terms: tuple[Term, ...]
@@ -192,3 +193,47 @@ class Dag:
     def flops(self) -> float:
         """Arithmetic operations of the whole subgraph."""
         return float(sum(n.flops * n.iterations for n in self.nodes))
+
+    def __str__(self) -> str:
+        """The buffers, then every node with its axes and what it computes from what."""
+        shown = [b for b in self.buffers if b.role is not BufferRole.INTERMEDIATE]
+        return "\n".join([*map(_buffer_text, shown), *map(_node_text, self.nodes)])
+
+
+def _buffer_text(buffer: Buffer) -> str:
+    role = "constant" if buffer.constant else str(buffer.role)
+    return f"{role} {buffer.name}: {buffer.dtype}{list(buffer.shape)}"
+
+
+def _node_text(node: Node) -> str:
+    """Such as: T_matmul(S i=32 j=48, R k=64): T_matmul[i, j] = sum(a[i, k], b[k, j])"""
+    parts = (_axes_text(node, node.spatial), _axes_text(node, node.reduction))
+    writes = ", ".join(_access_text(node, write) for write in node.writes)
+    reads = ", ".join(_access_text(node, read) for read in node.reads)
+    return f"{node.name}({', '.join(filter(None, parts))}): {writes} = {node.reducer or ''}({reads})"
+
+
+def _axes_text(node: Node, axes: tuple[int, ...]) -> str:
+    named = [f"{node.axes[axis].name}={node.axes[axis].extent}" for axis in axes]
+    return " ".join([node.axes[axes[0]].kind, *named]) if axes else ""
+
+
+def _access_text(node: Node, access: Access) -> str:
+    return f"{access.buffer}[{', '.join(_index_text(node, index) for index in access.indices)}]"
+
+
+def _index_text(node: Node, index: Index) -> str:
+    if not index.affine:
+        return f"?({', '.join(node.axes[term.axis].name for term in index.terms)})"
+    terms = [_term_text(node, term) for term in index.terms]
+    if index.offset or not terms:
+        terms.append(str(index.offset))
+    return " + ".join(terms).replace("+ -", "- ")
+
+
+def _term_text(node: Node, term: Term) -> str:
+    name = node.axes[term.axis].name
+    quotient = name if term.divisor == 1 else f"{name}//{term.divisor}"
+    if abs(term.coefficient) == 1:
+        return quotient if term.coefficient == 1 else f"-{quotient}"
+    return f"{term.coefficient}*{quotient}" if term.divisor == 1 else f"{term.coefficient}*({quotient})"

@@ -9,8 +9,9 @@ from search.dag import Access, Dag, Node, Term
 
 def is_strictly_inlineable(node: Node) -> bool:
     """Cheap enough to compute again wherever it is read: every load is at axes plus constants, in the
-    order of the axes and each at most once, without branches or expensive calls."""
-    if node.reduction or node.extra_writes or node.has_branch or node.is_expensive:
+    order of the axes and each at most once, without branches or expensive calls. Constants always are: their
+    branches go away where the axes are unrolled."""
+    if node.reduction or node.extra_writes or node.is_expensive or (node.has_branch and node.reads):
         return False
     return all(_reads_in_order(node, read) for read in node.reads)
 
@@ -29,6 +30,14 @@ def needs_tiling(node: Node) -> bool:
 def is_tileable(node: Node) -> bool:
     """Whether it has both loops to run in parallel and a reduction of one value to keep inside them."""
     return bool(node.spatial and node.reduction and not node.extra_writes)
+
+
+def reduces_rows(node: Node) -> bool:
+    """Whether the last reduction runs along the rows of an operand: its partial results can fill vectors."""
+    if not node.reduction:
+        return False
+    rows = [read.indices[-1] for read in node.reads if read.indices]
+    return any(row.is_single_axis and row.axes == {node.reduction[-1]} for row in rows)
 
 
 def elementwise_consumer(dag: Dag, node: Node, inlined: Collection[str]) -> Node | None:
