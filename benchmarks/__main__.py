@@ -11,6 +11,9 @@ COMMANDS = {
     "benchmarks.networks --quick --json FILE": "ResNet-18 tuned with 300 trials, against TVM untuned, "
     "ONNX Runtime and MetaSchedule; under 10 minutes",
     "benchmarks.networks --json FILE": "the same, and MobileNet-V2 and ResNet-50",
+    "benchmarks.space --quick --json FILE": "our space of programs against MetaSchedule's, for three "
+    "operators: random programs, the best of both, programs sampled a second; under 10 minutes",
+    "benchmarks.space --json FILE": "the same for the whole suite; about an hour",
     "benchmarks.report FILE...": "rewrites the tables and plots of docs/benchmarks.md from such files",
 }
 

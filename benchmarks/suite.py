@@ -33,7 +33,7 @@ WITH_INT8 = (*FLOATS, "int8")
 class Operator:
     """An operator by the paper's name; `shapes` are the paper's four (or like them) without the batch.
 
-    `benchmark` is the one of them that benchmarks take, small enough that its slowest programs end in seconds.
+    `benchmark` is the one of them that benchmarks take; its slowest programs still end within seconds.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Operator:
     dtypes: tuple[str, ...] = FLOATS
 
     def module(self, shape: Shape, batch: int = 1, dtype: str = "float32") -> tvm.IRModule:
-        """The workload, its function named `main`. Raises ValueError for an element type it doesn't come in."""
+        """The workload, its function named `main`. Raises ValueError for an unknown element type."""
         if dtype not in self.dtypes:
             raise ValueError(f"{self.name} comes in {', '.join(self.dtypes)}, not in {dtype}")
         tensors = list(self.make(batch, shape, dtype, SUMMED_IN[dtype]))

@@ -1,0 +1,89 @@
+"""Our space of one workload: what benchmarks ask of `search` and `compiler`, and nothing else of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tvm
+
+from benchmarks.judge import Candidate
+from compiler.lower import LoweringError, lower
+from compiler.subgraph import read_dag
+from compiler.workload import to_json
+from search.annotate import sample
+from search.cost_model import CostModel
+from search.device import Device
+from search.policy import SearchTask, propose, train
+from search.program import Program
+from search.sketch import Sketch, generate
+
+TRIALS_A_ROUND = 32
+DRAWN_AT_ONCE = 64
+# A sketch of which so many samples in a row held no valid program has none.
+MAX_DRAWS = 50
+
+# Seconds of every program; inf where it failed.
+Measure = Callable[[Sequence[Candidate | None]], Sequence[float]]
+
+
+class EmptySketch(Exception):
+    """A sketch has no valid programs; the message names it."""
+
+
+class OurSpace:
+    """The sketches of one workload on one device."""
+
+    def __init__(self, module: tvm.IRModule, device: Device) -> None:
+        """Raises NotCovered when the search has no form for the workload."""
+        dag = read_dag(module)
+        self._module = module
+        self._text = to_json(module)
+        self._task = SearchTask(dag, generate(dag), device)
+
+    def random(self, count: int, rng: np.random.Generator) -> list[Program]:
+        """Each from a sketch drawn uniformly, one row of a sample of it. Raises EmptySketch."""
+        sketches = self._task.sketches
+        return [self._draw(sketches[rng.integers(len(sketches))], rng) for _ in range(count)]
+
+    def sample_all(self, count: int, rng: np.random.Generator) -> int:
+        """Draws `count` programs of every sketch; how many valid ones there were."""
+        return sum(len(sample(sketch, count, rng)) for sketch in self._task.sketches)
+
+    def lower(self, program: Program) -> Candidate:
+        """Raises LoweringError when TVM refuses the program."""
+        return Candidate(self._text, lower(self._module, program, self._task.device))
+
+    def candidate(self, program: Program) -> Candidate | None:
+        """The program lowered; None when TVM refuses it."""
+        try:
+            return self.lower(program)
+        except LoweringError:
+            return None
+
+    def tune(
+        self, trials: int, measure: Measure, rng: np.random.Generator
+    ) -> list[tuple[Candidate | None, float]]:
+        """Searches as a job does, a round at a time; everything measured, in its order."""
+        known: list[tuple[Program, float]] = []
+        found: list[tuple[Candidate | None, float]] = []
+        model = CostModel()
+        while len(known) < trials:
+            count = min(TRIALS_A_ROUND, trials - len(known))
+            programs = [one.program for one in propose(self._task, model, known, count, rng)]
+            if not programs:
+                break
+            candidates = [self.candidate(program) for program in programs]
+            secs = measure(candidates)
+            known += zip(programs, secs, strict=True)
+            found += zip(candidates, secs, strict=True)
+            model = train([(self._task, program, one_s) for program, one_s in known])
+        return found
+
+    @staticmethod
+    def _draw(sketch: Sketch, rng: np.random.Generator) -> Program:
+        for _ in range(MAX_DRAWS):
+            population = sample(sketch, DRAWN_AT_ONCE, rng)
+            if len(population):
+                return population.program(int(rng.integers(len(population))))
+        raise EmptySketch(sketch.key)

@@ -1,0 +1,184 @@
+"""Both engines' spaces of one operator: random programs, the best after a search, the rate of sampling."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.interleaved import Block, Timings, measure, time_calls
+from benchmarks.judge import Candidate, Finalist, Judge, seconds
+from benchmarks.ours import OurSpace
+from benchmarks.suite import OPERATORS
+from benchmarks.theirs import TheirSpace
+from compiler.bench import Built
+from compiler.target import probe
+
+# Where valid programs a second are measured too.
+RATED = ("GMM", "C2D")
+SAMPLED_OF_A_SKETCH = 2048
+RATE_BLOCK = Block(warm_up_s=0.1, min_s=0.5, min_calls=1)
+FINAL_BLOCK = Block()  # finalists repeat as often as the bench finds right
+
+# Candidates with the seconds each took when it was first timed; None for one that never came to be.
+Timed = Sequence[tuple[Candidate | None, float]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`programs` are drawn at random of each engine, `trials` searched for, the fastest `finalists` of each
+    timed again in `rounds` turns; everything runs on `threads` cores."""
+
+    programs: int
+    trials: int
+    threads: int
+    finalists: int = 3
+    rounds: int = 10
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Final:
+    """The best finalist of each engine, timed in turns."""
+
+    ours: Timings
+    theirs: Timings
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Seconds a valid program in every turn on one core: ours in arrays, ours as traces, MetaSchedule's."""
+
+    ours: Timings
+    lowered: Timings
+    theirs: Timings
+
+
+@dataclass(frozen=True)
+class Found:
+    """One operator. Seconds of random programs are infinite for those that failed to build or to agree.
+
+    `errors` says why ours failed, each reason once. A final is None when an engine has nobody to send.
+    """
+
+    operator: str
+    ours_s: tuple[float, ...]
+    theirs_s: tuple[float, ...]
+    errors: tuple[str, ...]
+    random: Final | None
+    ceiling: Final | None
+    rates: Rates | None
+
+
+def run(operator: str, plan: Plan) -> Found:
+    """Wants a process of its own, with TVM_NUM_THREADS in the environment.
+
+    Raises NotCovered or EmptySketch when our search has no programs for the operator.
+    """
+    return _Run(operator, plan).found()
+
+
+class _Run:
+    def __init__(self, operator: str, plan: Plan) -> None:
+        self._plan = plan
+        self._operator = operator
+        self._rng = np.random.default_rng(plan.seed)
+        device = probe(plan.threads)
+        chosen = OPERATORS[operator]
+        module = chosen.module(chosen.benchmark)
+        self._ours = OurSpace(module, device)
+        self._theirs = TheirSpace(module, device, plan.seed)
+        self._judge = Judge(module, device)
+
+    def found(self) -> Found:
+        ours, theirs, errors = self._random()
+        ours_tuned, theirs_tuned = self._tuned()
+        return Found(
+            self._operator,
+            tuple(secs for _, secs in ours),
+            tuple(secs for _, secs in theirs),
+            errors,
+            self._final(ours, theirs),
+            self._final([*ours, *ours_tuned], [*theirs, *theirs_tuned]),
+            self._rates() if self._operator in RATED else None,
+        )
+
+    def _random(self) -> tuple[Timed, Timed, tuple[str, ...]]:
+        """Both engines' random programs, timed alternately."""
+        programs = self._ours.random(self._plan.programs, self._rng)
+        ours = [self._ours.candidate(program) for program in programs]
+        theirs = self._theirs.random(self._plan.programs)
+        mixed = [candidate for pair in zip(ours, theirs, strict=True) for candidate in pair]
+        measured = self._judge.measure(mixed)
+        errors = dict.fromkeys(f"{one.outcome}: {one.error}" for one in measured[::2] if one.error)
+        secs = [seconds(one) for one in measured]
+        return (
+            list(zip(ours, secs[::2], strict=True)),
+            list(zip(theirs, secs[1::2], strict=True)),
+            tuple(errors),
+        )
+
+    def _tuned(self) -> tuple[Timed, Timed]:
+        def measure_all(candidates: Sequence[Candidate | None]) -> list[float]:
+            return [seconds(one) for one in self._judge.measure(candidates)]
+
+        ours = self._ours.tune(self._plan.trials, measure_all, self._rng)
+        with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
+            return ours, self._theirs.tune(self._plan.trials, self._judge, Path(folder))
+
+    def _final(self, ours: Timed, theirs: Timed) -> Final | None:
+        finalists = {
+            f"{side} {number}": Finalist(self._judge, built)
+            for side, timed in (("ours", ours), ("theirs", theirs))
+            for number, built in enumerate(self._judge.build(fastest(timed, self._plan.finalists)))
+            if isinstance(built, Built)
+        }
+        timings = measure(finalists, self._plan.rounds, FINAL_BLOCK, rest_s=0.02) if finalists else {}
+        best = [_best(timings, side) for side in ("ours", "theirs")]
+        return Final(best[0], best[1]) if best[0] and best[1] else None
+
+    def _rates(self) -> Rates:
+        def arrays() -> int:
+            return self._ours.sample_all(SAMPLED_OF_A_SKETCH, self._rng)
+
+        def traces() -> int:
+            programs = self._ours.random(16, self._rng)
+            return sum(self._ours.candidate(program) is not None for program in programs)
+
+        contestants = {
+            "ours": _Sampler(arrays),
+            "lowered": _Sampler(traces),
+            "theirs": _Sampler(lambda: len(self._theirs.sample())),
+        }
+        return Rates(**measure(contestants, self._plan.rounds, RATE_BLOCK))
+
+
+def fastest(timed: Timed, count: int) -> list[Candidate]:
+    """At most `count` different ones, those that failed left out."""
+    ranked = sorted((pair for pair in timed if math.isfinite(pair[1])), key=lambda pair: pair[1])
+    return list(dict.fromkeys(candidate for candidate, _ in ranked if candidate is not None))[:count]
+
+
+@dataclass(frozen=True)
+class _Sampler:
+    """Draws programs again and again; a turn gives the seconds a valid program took."""
+
+    draw: Callable[[], int]
+
+    def time_block(self, block: Block) -> Sequence[float]:
+        """Raises RuntimeError when nothing valid was drawn."""
+        drawn: list[int] = []
+        secs = time_calls(lambda: drawn.append(self.draw()), block)
+        timed = drawn[-len(secs) :]
+        if not sum(timed):
+            raise RuntimeError("no valid program was drawn")
+        return [sum(secs) / sum(timed)]
+
+
+def _best(timings: dict[str, Timings], side: str) -> Timings | None:
+    own = [each for name, each in timings.items() if name.startswith(side)]
+    return min(own, key=lambda each: each.latency_s.value, default=None)

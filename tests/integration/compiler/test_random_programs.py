@@ -1,0 +1,125 @@
+"""Random programs of every operator of the suite compile and compute what a float64 reference says.
+
+A program is drawn as a benchmark draws it: a sketch uniformly, then one row of a sample. An operator's
+programs are spread over its small shapes and element types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from itertools import cycle, islice
+
+import numpy as np
+import pytest
+import tvm
+
+from benchmarks.ours import OurSpace
+from benchmarks.suite import OPERATORS
+from compiler.bench import Bench, Built
+from compiler.lower import LoweringError
+from compiler.target import probe
+from search.program import Program
+from tests.suite import Case, cases
+
+FEW, MANY = 12, 200
+SHOWN = 3  # failures that a message tells of
+DEVICE = probe()
+BENCH = Bench(DEVICE.target)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One program: at most one of the errors, empty when it did well."""
+
+    case: Case
+    program: Program
+    build_error: str
+    wrong: str
+
+    def __str__(self) -> str:
+        return f"{self.case}\n{self.program}\n{self.build_error or self.wrong}\n"
+
+
+class _Workload:
+    """One case's space, inputs and expected result."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.space = OurSpace(case.module(), DEVICE)
+        self.arguments = case.arguments()
+        self.expected = case.reference(self.arguments[:-1])
+
+    def build(self, program: Program) -> Built | str:
+        """The compiled program, or why there is none."""
+        try:
+            candidate = self.space.lower(program)
+        except LoweringError as error:
+            return f"lowering: {error}"
+        built = BENCH.build(candidate.module_json, candidate.trace)
+        return built if isinstance(built, Built) else f"building: {built.error}"
+
+    def difference(self, built: Built) -> str:
+        placed = [tvm.runtime.tensor(array, device=tvm.cpu()) for array in self.arguments]
+        try:
+            built.function(*placed)
+        except Exception as error:  # TVM raises whatever class its C++ side names
+            return f"running: {error}"
+        return self.case.difference(placed[-1].numpy(), self.expected)
+
+
+@cache
+def _try(operator: str, count: int, seed: int) -> tuple[Tried, ...]:
+    """Two are compiled at a time; LLVM lets go of Python's lock."""
+    rng = np.random.default_rng(seed)
+    workloads = islice(cycle([_Workload(case) for case in cases(operator)]), count)
+    drawn = [(workload, workload.space.random(1, rng)[0]) for workload in workloads]
+    with ThreadPoolExecutor(2) as builders:
+        built = builders.map(lambda pair: pair[0].build(pair[1]), drawn)
+        return tuple(
+            _judged(workload, program, one) for (workload, program), one in zip(drawn, built, strict=True)
+        )
+
+
+def _judged(workload: _Workload, program: Program, built: Built | str) -> Tried:
+    if isinstance(built, str):
+        return Tried(workload.case, program, built, "")
+    return Tried(workload.case, program, "", workload.difference(built))
+
+
+def _told(failed: Sequence[Tried]) -> str:
+    return f"{len(failed)} programs failed:\n" + "\n".join(str(one) for one in failed[:SHOWN])
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_random_programs_compute_the_right_result(operator: str) -> None:
+    failed = [one for one in _try(operator, FEW, seed=1) if one.build_error or one.wrong]
+    assert not failed, _told(failed)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_every_one_of_many_programs_that_compiles_is_right(operator: str) -> None:
+    wrong = [one for one in _try(operator, MANY, seed=2) if one.wrong]
+    assert not wrong, _told(wrong)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_fewer_than_one_in_two_hundred_programs_of_the_suite_fail_to_build() -> None:
+    tried = [one for operator in OPERATORS for one in _try(operator, MANY, seed=2)]
+    failed = [one for one in tried if one.build_error]
+    assert len(failed) < 0.005 * len(tried), _told(failed)
+
+
+def test_a_wrong_result_is_noticed() -> None:
+    workload = _Workload(Case("GMM", (16, 32, 64)))
+    other = _Workload(Case("GMM", (16, 32, 64)))
+    other.expected = other.expected + 1.0
+    built = workload.build(workload.space.random(1, np.random.default_rng(0))[0])
+    assert isinstance(built, Built)
+    assert not workload.difference(built)
+    assert "512 of 512 values differ" in other.difference(built)
