@@ -206,11 +206,13 @@ def _buffer_text(buffer: Buffer) -> str:
 
 
 def _node_text(node: Node) -> str:
-    """Such as: T_matmul(S i=32 j=48, R k=64): T_matmul[i, j] = sum(a[i, k], b[k, j])"""
+    """Such as: matmul(S i=32 j=48, R k=64): matmul[i, j] = sum(a[i, k], b[k, j])"""
     parts = (_axes_text(node, node.spatial), _axes_text(node, node.reduction))
     writes = ", ".join(_access_text(node, write) for write in node.writes)
     reads = ", ".join(_access_text(node, read) for read in node.reads)
-    return f"{node.name}({', '.join(filter(None, parts))}): {writes} = {node.reducer or ''}({reads})"
+    value = f"{node.reducer or ''}({reads})"
+    facts = f"{' branch' * node.has_branch}{' expensive' * node.is_expensive}"
+    return f"{node.name}({', '.join(filter(None, parts))}): {writes} = {value}{facts}"
 
 
 def _axes_text(node: Node, axes: tuple[int, ...]) -> str:

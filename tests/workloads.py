@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import tvm
 from tvm import te, topi
+from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
 Tensors = list[te.Tensor]
 
@@ -115,6 +116,112 @@ def total(count: int) -> tvm.IRModule:
     return module([data, topi.sum(data)])
 
 
+def typed_matmul(dtype: str, summed: str) -> tvm.IRModule:
+    """16x24x32, its products summed in another type than its operands have."""
+    a, b = te.placeholder((16, 32), dtype, name="a"), te.placeholder((32, 24), dtype, name="b")
+    k = te.reduce_axis((0, 32), name="k")
+    products = te.compute(
+        (16, 24), lambda i, j: te.sum(a[i, k].astype(summed) * b[k, j].astype(summed), axis=k), name="matmul"
+    )
+    return module([a, b, products])
+
+
+def group_conv2d(size: int, channels: int, groups: int) -> tvm.IRModule:
+    data = te.placeholder((1, channels, size, size), name="data")
+    weight = te.placeholder((2 * channels, channels // groups, 3, 3), name="weight")
+    return module([data, weight, topi.nn.group_conv2d_nchw(data, weight, 1, 1, 1, groups)])
+
+
+def winograd(size: int, inputs: int, outputs: int) -> tvm.IRModule:
+    data = te.placeholder((1, size, size, inputs), name="data")
+    weight = te.placeholder((3, 3, inputs, outputs), name="weight")
+    return module([data, weight, topi.nn.conv2d_winograd_nhwc(data, weight, 1, 1, 1, "float32")])
+
+
+def attention(heads: int, length: int, width: int) -> tvm.IRModule:
+    query, key, value = (te.placeholder((heads, length, width), name=name) for name in ("q", "k", "v"))
+    weights = topi.nn.softmax(topi.nn.batch_matmul(query, key))
+    return module([query, key, value, topi.nn.batch_matmul(weights, value, transpose_b=False)])
+
+
+def norm(rows: int, columns: int) -> tvm.IRModule:
+    data = te.placeholder((rows, columns), name="data")
+    return module([data, topi.sqrt(topi.sum(topi.multiply(data, data), axis=1))])
+
+
+def log_softmax(rows: int, columns: int) -> tvm.IRModule:
+    data = te.placeholder((rows, columns), name="data")
+    return module([data, topi.nn.log_softmax(data)])
+
+
+def argmax(rows: int, columns: int) -> tvm.IRModule:
+    data = te.placeholder((rows, columns), name="data")
+    return module([data, topi.argmax(data, axis=1)])
+
+
+def gather(rows: int, columns: int, count: int) -> tvm.IRModule:
+    data = te.placeholder((rows, columns), name="data")
+    positions = te.placeholder((rows, count), dtype="int64", name="positions")
+    return module([data, positions, topi.gather(data, 1, positions)])
+
+
+def split_heads(length: int, heads: int, width: int) -> tvm.IRModule:
+    data = te.placeholder((1, length, heads * width), name="data")
+    parted = topi.reshape(data, (1, length, heads, width))
+    return module([data, topi.transpose(parted, (0, 2, 1, 3))])
+
+
+def fold_rows(rows: int, columns: int) -> tvm.IRModule:
+    """A reshape of rows into rows of another length."""
+    data = te.placeholder((rows, columns), name="data")
+    return module([data, topi.nn.relu(topi.reshape(data, (columns, rows)))])
+
+
+def concatenate(rows: int) -> tvm.IRModule:
+    a, b = te.placeholder((rows, 12), name="a"), te.placeholder((rows, 20), name="b")
+    return module([a, b, topi.concatenate([a, b], axis=1)])
+
+
+def scalar() -> tvm.IRModule:
+    data = te.placeholder((), name="data")
+    return module([data, te.compute((), lambda: data() * data() + 1.0, name="squared")])
+
+
+def tiled_by_hand() -> tvm.IRModule:
+    """A matrix product whose loops were split and reordered before we see it."""
+
+    @T.prim_func(s_tir=True)
+    def main(
+        a: T.Buffer((16, 8), "float32"), b: T.Buffer((8, 12), "float32"), c: T.Buffer((16, 12), "float32")
+    ):
+        T.func_attr({"tirx.noalias": True})
+        for io, k, j, ii in T.grid(4, 8, 12, 4):
+            with T.sblock("product"):
+                vi = T.axis.spatial(16, io * 4 + ii)
+                vj = T.axis.spatial(12, j)
+                vk = T.axis.reduce(8, k)
+                with T.init():
+                    c[vi, vj] = T.float32(0)
+                c[vi, vj] = c[vi, vj] + a[vi, vk] * b[vk, vj]
+
+    return tvm.IRModule({"main": main})
+
+
+def guarded() -> tvm.IRModule:
+    """Loops that run past the end, and a condition that stops them there."""
+
+    @T.prim_func(s_tir=True)
+    def main(x: T.Buffer((30,), "float32"), y: T.Buffer((30,), "float32")):
+        T.func_attr({"tirx.noalias": True})
+        for io, ii in T.grid(4, 8):
+            with T.sblock("copy"):
+                vi = T.axis.spatial(30, io * 8 + ii)
+                T.where(io * 8 + ii < 30)
+                y[vi] = x[vi] + T.float32(1)
+
+    return tvm.IRModule({"main": main})
+
+
 WORKLOADS: dict[str, Callable[[], tvm.IRModule]] = {
     "conv2d": lambda: conv2d(14, 16, 32, 3, 1, 1),
     "conv2d_stride": lambda: conv2d(15, 3, 24, 7, 2, 3),
@@ -136,4 +243,20 @@ WORKLOADS: dict[str, Callable[[], tvm.IRModule]] = {
     "layer_norm": lambda: layer_norm(12, 32),
     "scale_shift": lambda: scale_shift(16, 32),
     "total": lambda: total(64),
+    "int8": lambda: typed_matmul("int8", "int32"),
+    "float16": lambda: typed_matmul("float16", "float32"),
+    "bfloat16": lambda: typed_matmul("bfloat16", "float32"),
+    "group_conv2d": lambda: group_conv2d(7, 8, 4),
+    "winograd": lambda: winograd(8, 4, 8),
+    "attention": lambda: attention(2, 12, 8),
+    "norm": lambda: norm(6, 40),
+    "log_softmax": lambda: log_softmax(6, 40),
+    "argmax": lambda: argmax(12, 20),
+    "gather": lambda: gather(10, 16, 6),
+    "split_heads": lambda: split_heads(6, 4, 16),
+    "fold_rows": lambda: fold_rows(12, 20),
+    "concatenate": lambda: concatenate(8),
+    "scalar": scalar,
+    "tiled_by_hand": tiled_by_hand,
+    "guarded": guarded,
 }
