@@ -25,7 +25,7 @@ def _shape(graph: Dag) -> object:
         (
             [(axis.extent, axis.kind) for axis in node.axes],
             [(number[a.buffer], a.indices) for a in (node.write, *node.reads)],
-            (node.flops, node.has_branch, node.is_expensive),
+            (node.flops, node.has_branch, node.is_expensive, node.reducer),
         )
         for node in graph.nodes
     ]

@@ -33,9 +33,10 @@ def node(
     flops: float = 0.0,
     has_branch: bool = False,
     is_expensive: bool = False,
+    reducer: str = "sum",
 ) -> Node:
     """A node that writes a buffer of its own name at its spatial axes, in order; `reads` are such as
-    "data[n, 2*y + ry - 1, ?i]", where ? marks what is not affine."""
+    "data[n, 2*y + ry - 1, 3*f//4, ?i]": three times f//4; ? marks what is not affine."""
     axes = [Axis(axis, extent, AxisKind.SPATIAL) for axis, extent in spatial.items()]
     axes += [Axis(axis, extent, AxisKind.REDUCTION) for axis, extent in (reduction or {}).items()]
     names = [axis.name for axis in axes]
@@ -47,6 +48,7 @@ def node(
         flops=flops,
         has_branch=has_branch,
         is_expensive=is_expensive,
+        reducer=reducer if reduction else None,
     )
 
 
@@ -56,15 +58,16 @@ def access(text: str, axes: list[str]) -> Access:
 
 
 def index(text: str, axes: list[str]) -> Index:
-    terms: dict[int, int] = {}
+    terms: list[Term] = []
     offset = 0
     for part in text.replace(" ", "").replace("-", "+-").replace("?", "").split("+"):
-        coefficient, _, name = part.rpartition("*")
+        coefficient, _, quotient = part.rpartition("*")
+        name, _, divisor = quotient.partition("//")
         if name in axes:
-            terms[axes.index(name)] = int(coefficient or 1)
+            terms.append(Term(axes.index(name), int(coefficient or 1), int(divisor or 1)))
         elif part:
             offset += int(part)
-    return Index(tuple(Term(*term) for term in sorted(terms.items())), offset, affine="?" not in text)
+    return Index(tuple(sorted(terms)), offset, affine="?" not in text)
 
 
 def dag(inputs: dict[str, Shape], nodes: list[Node], dtypes: dict[str, str] | None = None) -> Dag:
@@ -151,6 +154,7 @@ def max_pool(size: int = 14, channels: int = 32) -> Dag:
                 ["pad[n, 2*y + ry, 2*x + rx, c]"],
                 reduction={"ry": 3, "rx": 3},
                 flops=1.0,
+                reducer="max",
             ),
         ],
     )
@@ -178,7 +182,7 @@ def softmax(rows: int = 16, columns: int = 40) -> Dag:
     return dag(
         {"data": (rows, columns)},
         [
-            node("max", row, ["data[i, k]"], reduction={"k": columns}, flops=1.0),
+            node("max", row, ["data[i, k]"], reduction={"k": columns}, flops=1.0, reducer="max"),
             node("exp", element, ["data[i, j]", "max[i]"], flops=17.0, is_expensive=True),
             node("sum", row, ["exp[i, k]"], reduction={"k": columns}, flops=1.0),
             node("divide", element, ["exp[i, j]", "sum[i]"], flops=1.0),

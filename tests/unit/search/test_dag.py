@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from search.dag import Axis, AxisKind, BufferRole
-from tests.unit.search.dags import add_relu, conv2d, dag, index, matmul, node, softmax, take
+from search.dag import Axis, AxisKind, Buffer, BufferRole, Dag
+from tests.unit.search.dags import access, add_relu, conv2d, dag, index, matmul, node, softmax, take
 
 
 def test_flops_count_every_iteration_of_every_node() -> None:
@@ -60,7 +60,78 @@ def test_buffers_know_their_bytes_and_roles() -> None:
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("i", True), ("i - 1", True), ("0", True), ("2*i", False), ("i + j", False), ("?i", False)],
+    [
+        ("i", True),
+        ("i - 1", True),
+        ("0", True),
+        ("2*i", False),
+        ("i//2", False),
+        ("i + j", False),
+        ("?i", False),
+    ],
 )
 def test_a_single_axis_is_an_axis_plus_a_constant(text: str, expected: bool) -> None:
     assert index(text, ["i", "j"]).is_single_axis is expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [("float32", 4), ("bfloat16", 2), ("int64", 8), ("int8", 1), ("float8_e4m3fn", 1), ("bool", 1)],
+)
+def test_every_type_has_a_size(dtype: str, expected: int) -> None:
+    buffer = Buffer("data", (2, 3), dtype, BufferRole.INPUT)
+    assert (buffer.item_bytes, buffer.num_bytes) == (expected, 6 * expected)
+
+
+def test_an_access_is_moved_by_the_axes_in_its_indices() -> None:
+    assert access("data[i, 4*k//8 + 1, ?j]", ["i", "j", "k", "l"]).axes == {0, 1, 2}
+
+
+def _argmax() -> Dag:
+    position = node("position", {"i": 8}, ["data[i, k]"], reduction={"k": 4}, reducer="other")
+    both = replace(position, extra_writes=(access("value[i]", ["i"]),))
+    reader = node("double", {"i": 8}, ["value[i]"])
+    graph = dag({"data": (8, 4)}, [position])
+    buffers = [
+        *graph.buffers,
+        Buffer("value", (8,), "float32", BufferRole.INTERMEDIATE),
+        Buffer("double", (8,), "float32", BufferRole.OUTPUT),
+    ]
+    return Dag("double", tuple(buffers), (both, reader))
+
+
+def test_a_node_may_have_several_results() -> None:
+    graph = _argmax()
+    both, reader = graph.nodes
+    assert [write.buffer for write in both.writes] == ["position", "value"]
+    assert graph.producer["position"] is graph.producer["value"] is both
+    assert graph.consumers(both) == (reader,)
+
+
+def test_each_of_several_results_is_written_once() -> None:
+    graph = _argmax()
+    both, _ = graph.nodes
+    with pytest.raises(ValueError, match="again writes position, which is already written"):
+        Dag("again", graph.buffers, (both, replace(both, name="again")))
+
+
+def test_the_text_says_what_is_computed_from_what() -> None:
+    strided = node(
+        "strided",
+        {"i": 4, "j": 6},
+        ["a[2*i + k - 1, j//3]", "b[?k, -1*i + 3]", "c[2*j//4]", "d[0]", "e[]"],
+        reduction={"k": 3},
+        has_branch=True,
+        is_expensive=True,
+    )
+    shapes = {"a": (9, 2), "b": (5, 4), "c": (4,), "d": (1,), "e": ()}
+    assert str(dag(shapes, [strided], dtypes={"b": "int8"})).splitlines() == [
+        "input a: float32[9, 2]",
+        "input b: int8[5, 4]",
+        "input c: float32[4]",
+        "input d: float32[1]",
+        "input e: float32[]",
+        "output strided: float32[4, 6]",
+        "strided(S i=4 j=6, R k=3): strided[i, j] = "
+        "sum(a[2*i + k - 1, j//3], b[?(k), -i + 3], c[2*(j//4)], d[0], e[]) branch expensive",
+    ]

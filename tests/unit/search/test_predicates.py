@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from search.dag import Dag, Node
 from search.predicates import elementwise_consumer, is_strictly_inlineable, is_tileable, needs_tiling
 from tests.unit.search import dags
-from tests.unit.search.dags import dag, node
+from tests.unit.search.dags import access, dag, node
 
 
 def _rows(*reads: str, **facts: bool) -> Node:
@@ -28,7 +29,11 @@ def _rows(*reads: str, **facts: bool) -> Node:
         (_rows("a[i + j]"), False),
         (_rows("a[?i]"), False),
         (_rows("a[i, j]", has_branch=True), False),
+        (_rows("a[i//2, j]"), False),
         (_rows("a[i, j]", is_expensive=True), False),
+        (_rows(has_branch=True), True),
+        (_rows(is_expensive=True), False),
+        (replace(_rows("a[i, j]"), extra_writes=(access("other[i, j]", ["i", "j"]),)), False),
         (node("sum", {"i": 8}, ["a[i, k]"], reduction={"k": 4}), False),
     ],
 )
@@ -68,6 +73,8 @@ def test_data_dependent_reads_have_no_tiles() -> None:
 def test_tiles_need_spatial_and_reduction_loops() -> None:
     assert is_tileable(dags.matmul().nodes[0])
     assert not is_tileable(dags.total().nodes[0])
+    (product,) = dags.matmul().nodes
+    assert not is_tileable(replace(product, extra_writes=(product.write,)))
     assert not is_tileable(dags.transpose().nodes[0])
 
 
