@@ -1,0 +1,85 @@
+"""Both engines' spaces of small workloads, sampled, searched and timed for real."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import figures, space
+from benchmarks.interleaved import Block
+from benchmarks.judge import Candidate, Finalist, Judge, seconds
+from benchmarks.ours import OurSpace
+from benchmarks.theirs import TheirSpace
+from compiler.bench import Built
+from compiler.target import probe
+from search.measurement import Outcome
+from tests.suite import Case
+
+DEVICE = probe()
+CASE = Case("GMM", (16, 32, 64))
+
+
+def test_ours_are_random_and_searched() -> None:
+    ours, judge = OurSpace(CASE.module(), DEVICE), Judge(CASE.module(), DEVICE)
+    rng = np.random.default_rng(0)
+    first, *others = ours.random(6, rng)
+    assert any(one != first for one in others)
+    assert ours.sample_all(64, rng) > 64
+    rounds: list[int] = []
+
+    def measure(candidates: list[Candidate | None]) -> list[float]:
+        rounds.append(len(candidates))
+        return [seconds(one) for one in judge.measure(candidates)]
+
+    found = ours.tune(40, measure, rng)
+    assert rounds == [32, 8]
+    assert len({candidate for candidate, _ in found}) == 40
+    assert all(0 < secs < 1 for _, secs in found)
+
+
+def test_candidates_that_never_came_to_be_or_are_wrong_are_infinitely_slow() -> None:
+    judge = Judge(CASE.module(), DEVICE)
+    other = Candidate.scheduled(Case("GMM", (16, 32, 49)).module())
+    good = Candidate.scheduled(CASE.module())
+    missing, wrong, right = judge.measure([None, other, good])
+    assert missing.outcome is Outcome.BUILD_ERROR
+    assert wrong.outcome in (Outcome.WRONG_RESULT, Outcome.RUN_ERROR)
+    assert (seconds(missing), seconds(wrong)) == (math.inf, math.inf)
+    assert seconds(right) < 1
+
+
+def test_a_finalist_is_timed_again() -> None:
+    judge = Judge(CASE.module(), DEVICE)
+    (built,) = judge.build([Candidate.scheduled(CASE.module())])
+    assert isinstance(built, Built)
+    assert all(0 < secs < 1 for secs in Finalist(judge, built).time_block(Block()))
+
+
+@pytest.mark.slow
+def test_theirs_are_random_and_searched(tmp_path: Path) -> None:
+    theirs, judge = TheirSpace(CASE.module(), DEVICE, 0), Judge(CASE.module(), DEVICE)
+    assert 0 < len(theirs.sample()) <= 64
+    candidates = theirs.random(70)
+    assert len(candidates) == 70
+    assert len(set(candidates)) > 60
+    assert all(one.outcome is Outcome.OK for one in judge.measure(candidates[:4]))
+    found = theirs.tune(6, judge, tmp_path)
+    assert len(found) == 6
+    assert all(0 < secs < 1 for _, secs in found)
+
+
+@pytest.mark.slow
+def test_one_operator_from_command_to_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TVM_NUM_THREADS", "2")  # the command sets it
+    file = tmp_path / "space.json"
+    small = ["--operator", "NRM", "--programs", "3", "--trials", "4", "--rounds", "2", "--threads", "2"]
+    assert space.main([*small, "--json", str(file)]) == 0
+    names = [figure.name for figure in figures.read(file).figures]
+    assert [name for name in names if name.startswith("NRM") and "failed" not in name] == [
+        "NRM: median over best of 3 random programs",
+        "NRM: best of 3 random programs relative to MetaSchedule's",
+        "NRM: best known after 4 trials relative to MetaSchedule's",
+    ]
