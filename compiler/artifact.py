@@ -19,8 +19,10 @@ from tvm import relax, tirx
 
 from compiler import fallback
 from compiler.lower import LoweringError, apply_trace
+from compiler.packing import prepack
 from compiler.spec import TensorSpec, first_line
 from compiler.target import parse_target
+from compiler.vector_math import expand_math
 from compiler.workload import normalise, workload_hash
 
 LIBRARY = "model.so"
@@ -99,7 +101,12 @@ def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str)
     `schedules` maps workload hashes to traces; functions without one get the fallback schedule. Raises
     ArtifactError when a trace doesn't apply, the code can't be generated or no C compiler is there to link.
     """
-    return build_library(_scheduled(fused, schedules), target)
+    scheduled = _scheduled(fused, schedules)
+    try:
+        prepacked = prepack(scheduled)
+    except Exception as error:  # TVM raises whatever class its C++ side names
+        raise ArtifactError(f"the model's constants can't be packed: {first_line(error)}") from error
+    return build_library(expand_math(prepacked, parse_target(target)), target)
 
 
 def build_library(module: tvm.IRModule, target: str) -> bytes:

@@ -1,7 +1,8 @@
 """Build, verify and time candidates and whole modules on this machine: what a worker's child does.
 
-A candidate is timed as it will be deployed: between the repeats the constants of the model (weights) are
-flushed from the caches, because a network streams them, while the activations stay.
+A candidate is timed as it will be deployed: what it packs is packed before, and between the repeats the
+constants of the model (weights) are flushed from the caches, because a network streams them, while the
+activations stay.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from tvm import relax, te, tirx
 from compiler import fallback
 from compiler.artifact import unpack
 from compiler.lower import apply_trace
+from compiler.packing import Split, split
 from compiler.target import parse_target
+from compiler.vector_math import expand_math
 from compiler.workload import from_json
 from search.measurement import Measurement, Outcome
 
@@ -39,11 +42,12 @@ RELATIVE_TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "float16": 2e-2, "bfloat
 
 @dataclass(frozen=True)
 class Built:
-    """A compiled candidate, machine code emitted, ready to run."""
+    """A compiled candidate, machine code emitted, ready to run. With `parts`, on packed constants."""
 
     library: Any
     function: Any
     build_secs: float
+    parts: Split | None = None
 
 
 @dataclass(frozen=True)
@@ -73,18 +77,20 @@ class Bench:
         start = time.perf_counter()
         try:
             scheduled = apply_trace(self._workload(module_json), trace)
-            library = tvm.compile(scheduled, target=self._target)
+            parts = split(scheduled)
+            expanded = expand_math(parts.module if parts else scheduled, self._target)
+            library = tvm.compile(expanded, target=self._target)
             # Machine code is emitted on the first look-up: that is building, not running.
             function = library["main"]
         except Exception as error:  # TVM raises whatever class its C++ side names
             return Measurement(Outcome.BUILD_ERROR, error=_tail(error))
-        return Built(library, function, time.perf_counter() - start)
+        return Built(library, function, time.perf_counter() - start, parts)
 
     def run(self, built: Built, module_json: str, constants: Sequence[int]) -> Measurement:
         """Checks a candidate's outputs against the unsearched workload's, then times it."""
         try:
             subject = self._subject(module_json)
-            arguments = self._place(subject)
+            arguments = self._packed(built, self._place(subject))
             built.function(*arguments)
             wrong = _difference(subject, arguments)
             if wrong:
@@ -138,6 +144,19 @@ class Bench:
             garbage = np.full(subject.arguments[i].shape, 113, dtype=subject.arguments[i].dtype)
             placed[i] = self._tensor(garbage)
         return placed
+
+    def _packed(self, built: Built, arguments: list[Any]) -> list[Any]:
+        """The arguments as the candidate's `main` takes them."""
+        parts = built.parts
+        if parts is None:
+            return arguments
+        packed = [
+            tvm.runtime.empty(shape, dtype, self._device)
+            for shape, dtype in zip(parts.shapes, parts.dtypes, strict=True)
+        ]
+        built.library["pack"](*(arguments[i] for i in parts.operands), *packed)
+        replaced = dict(zip(parts.operands, packed, strict=True))
+        return [replaced.get(i, argument) for i, argument in enumerate(arguments)]
 
     def _tensor(self, array: NDArray[Any]) -> Any:
         return tvm.runtime.tensor(array, device=self._device)

@@ -21,6 +21,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_conver
 from compiler.fold import fold_constants, static_shape
 from compiler.forms import lower_scalars, raise_ranks
 from compiler.onnx_file import OnnxFile, node_name, read_file, walk
+from compiler.packing import LAYOUT_FREE
 from compiler.scales import fold_scales
 from compiler.spec import ModelError, Shape, TensorSpec, first_line
 from compiler.target import parse_target
@@ -62,8 +63,8 @@ class Model:
 class ExtractedTask:
     """One workload of a model.
 
-    `weight` is how often the model calls it, `constants` are the arguments that are constants of the model at
-    every call, `functions` the fused module's functions that compute it.
+    `weight` is how often the model calls it, `constants` are the arguments that are constants of the model
+    (with others it is another workload), `functions` the fused module's functions that compute it.
     """
 
     workload_hash: str
@@ -109,6 +110,8 @@ def fuse(model: Model, target: str) -> tvm.IRModule:
         transform.DeadCodeElimination(),
         transform.FuseOps(),
         transform.FuseTIR(),
+        # A workload says which of its operands are constants: those may be packed (see compiler.packing).
+        transform.AttachAttrLayoutFreeBuffers(),
     ]
     return _apply(passes, model.module, target)
 
@@ -125,11 +128,11 @@ def extract_tasks(fused: tvm.IRModule) -> list[ExtractedTask]:
     external libraries (which are no PrimFuncs).
     """
     found: dict[str, ExtractedTask] = {}
-    for name, arguments in _calls(fused):
+    for name, inputs in _calls(fused):
         func = fused[name]
         if func.attrs.get("tirx.is_scheduled", False):
             continue
-        task = _task(name.name_hint, func, arguments)
+        task = _task(name.name_hint, func, inputs)
         known = found.get(task.workload_hash)
         found[task.workload_hash] = task if known is None else _merged(known, task)
     return list(found.values())
@@ -251,10 +254,10 @@ def _apply(passes: list[Any], module: tvm.IRModule, target: str) -> tvm.IRModule
     return module
 
 
-def _calls(fused: tvm.IRModule) -> list[tuple[GlobalVar, list[Any]]]:
-    """Every call of a PrimFunc, in order: the function's name and the arguments."""
+def _calls(fused: tvm.IRModule) -> list[tuple[GlobalVar, int]]:
+    """Every call of a PrimFunc, in order: the function's name and the number of inputs."""
     return [
-        (call.args[0], list(call.args[1]))
+        (call.args[0], len(call.args[1]))
         for _, function in fused.functions_items()
         if isinstance(function, relax.Function)
         for call in _all_calls(function)
@@ -262,18 +265,18 @@ def _calls(fused: tvm.IRModule) -> list[tuple[GlobalVar, list[Any]]]:
     ]
 
 
-def _task(function: str, func: tirx.PrimFunc, arguments: list[Any]) -> ExtractedTask:
+def _task(function: str, func: tirx.PrimFunc, inputs: int) -> ExtractedTask:
     module = normalise(func)
-    constants = tuple(i for i, argument in enumerate(arguments) if isinstance(argument, GenericConst))
-    name = _name(function, func, len(arguments))
-    return ExtractedTask(workload_hash(module), to_json(module), name, 1, constants, (function,))
+    constants = tuple(int(index) for index in func.attrs.get(LAYOUT_FREE, ()))
+    return ExtractedTask(
+        workload_hash(module), to_json(module), _name(function, func, inputs), 1, constants, (function,)
+    )
 
 
 def _merged(known: ExtractedTask, again: ExtractedTask) -> ExtractedTask:
     return dataclasses.replace(
         known,
         weight=known.weight + 1,
-        constants=tuple(index for index in known.constants if index in again.constants),
         functions=tuple(dict.fromkeys(known.functions + again.functions)),
     )
 

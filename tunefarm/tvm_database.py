@@ -1,7 +1,12 @@
 """A TVM database that reads the best schedules from a tunefarm service. Needs TVM.
 
 with Client("http://tuner:8760") as client, service_database(client, target="rpi5"):
+    module = relax.transform.AttachAttrLayoutFreeBuffers()(module)
     module = relax.transform.MetaScheduleApplyDatabase()(module)
+    module = relax.transform.SplitLayoutRewritePreproc()(module)
+    module = relax.transform.FoldConstant()(module)
+
+The first pass names the constant operands, which the schedules are stored by; the last two pack them once.
 """
 
 from __future__ import annotations

@@ -47,13 +47,26 @@ def test_equal_subgraphs_are_one_task_with_their_number_as_weight() -> None:
     assert by_name["matmul 2x8x16 16x16 -> 2x8x16"].weight == 3
 
 
-def test_an_argument_is_constant_only_if_it_is_at_every_call() -> None:
+def test_a_subgraph_with_a_constant_and_one_without_are_two_tasks() -> None:
     builder = Builder()
     first = builder.op("MatMul", "left", builder.weight(4, 4))
     second = builder.op("MatMul", "left", "right")
     data = builder.model({"left": [4, 4], "right": [4, 4]}, {first: [4, 4], second: [4, 4]})
-    (task,) = _tasks(data)
-    assert (task.weight, task.constants) == (2, ())
+    assert [(task.weight, task.constants) for task in _tasks(data)] == [(1, (1,)), (1, ())]
+
+
+def test_a_workload_names_its_constant_operands() -> None:
+    for task in _tasks(residual()):
+        attrs = from_json(task.module_json)["main"].attrs
+        assert tuple(attrs["layout_free_buffers"]) == task.constants
+
+
+def test_a_constant_that_two_calls_share_is_constant_in_both() -> None:
+    builder = Builder()
+    weight = builder.weight(4, 4)
+    results = [builder.op("MatMul", name, weight) for name in ("left", "right")]
+    data = builder.model({"left": [4, 4], "right": [4, 4]}, {result: [4, 4] for result in results})
+    assert [(task.weight, task.constants) for task in _tasks(data)] == [(2, (1,))]
 
 
 def test_a_task_carries_its_workload() -> None:

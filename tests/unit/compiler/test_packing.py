@@ -1,0 +1,112 @@
+"""Packing blocks are split from the computation, and only where a workload's constants are packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+import tvm_ffi
+from numpy.typing import NDArray
+from tvm.s_tir import Schedule
+
+from compiler.lower import apply_trace
+from compiler.packing import Split, prepack, split
+from tests.packing import pack, packed_everywhere, packed_twice, text, tile, with_constants
+from tests.workloads import conv2d, matmul, residual
+
+Array = NDArray[Any]
+
+
+def _packed(mod: tvm.IRModule, constants: Sequence[int], width: int = 16) -> tvm.IRModule:
+    """The workload under a trace that packs all its constants."""
+    workload = with_constants(mod, constants)
+    trace = packed_everywhere(workload, width)
+    assert trace is not None
+    return apply_trace(workload, trace)
+
+
+def _parts(scheduled: tvm.IRModule) -> Split:
+    parts = split(scheduled)
+    assert parts is not None
+    return parts
+
+
+def _blocked(weight: Array, width: int) -> Array:
+    """What packing makes of a matrix: columns in pieces, the pieces outermost, zeros behind the last one."""
+    filled = np.pad(weight, ((0, 0), (0, -weight.shape[1] % width)))
+    return np.ascontiguousarray(filled.reshape(len(weight), -1, width).transpose(1, 0, 2))
+
+
+def _run(mod: tvm.IRModule, name: str, arguments: Sequence[Array]) -> None:
+    """Results are written into the last of the arrays."""
+    placed = [tvm.runtime.tensor(argument) for argument in arguments]
+    tvm.compile(mod, target="llvm")[name](*placed)
+    arguments[-1][...] = placed[-1].numpy()
+
+
+@pytest.mark.parametrize("columns", [48, 50, 3])
+def test_a_matrix_is_packed_apart_from_its_product(columns: int) -> None:
+    parts = _parts(_packed(matmul(8, columns, 24), [1]))
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((8, 24), "float32"), rng.standard_normal((24, columns), "float32")
+    packed, result = np.full(parts.shapes[0], 7, "float32"), np.zeros((8, columns), "float32")
+    _run(parts.module, "pack", [b, packed])
+    assert (parts.operands, parts.dtypes) == ((1,), ("float32",))
+    np.testing.assert_array_equal(packed, _blocked(b, 16))
+    _run(parts.module, "main", [a, packed, result])
+    np.testing.assert_allclose(result, a @ b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_several_operands_are_packed_by_one_function(order: tuple[int, int]) -> None:
+    workload = with_constants(residual(8, 48, 24), [1, 2])
+    trace = packed_everywhere(workload, 16, order)
+    assert trace is not None
+    parts = _parts(apply_trace(workload, trace))
+    assert dict(zip(parts.operands, parts.shapes, strict=True)) == {1: (3, 24, 16), 2: (3, 8, 16)}
+    taken = [tuple(map(int, param.ty.shape)) for param in parts.module["pack"].params]
+    plain = {1: (24, 48), 2: (8, 48)}
+    assert taken == [*(plain[operand] for operand in parts.operands), *parts.shapes]
+
+
+def test_the_computation_no_longer_takes_the_plain_constant() -> None:
+    parts = _parts(_packed(conv2d(8, 4, 20, 3, 1, 1), [1]))
+    shapes = [tuple(map(int, param.ty.shape)) for param in parts.module["main"].params]
+    assert shapes == [(1, 8, 8, 4), (2, 3, 3, 4, 16), (1, 1, 1, 20), (1, 8, 8, 20)]
+
+
+@pytest.mark.parametrize("constants", [[], [0]])
+def test_what_is_no_constant_is_packed_at_every_call(constants: list[int]) -> None:
+    workload = with_constants(matmul(8, 48, 24), constants)
+    sch = Schedule(workload, debug_mask="none")
+    pack(sch, sch.get_sblock("T_matmul"), workload["main"].params[1], 16)
+    assert split(sch.mod) is None
+
+
+def test_what_packs_nothing_is_not_split() -> None:
+    assert split(matmul(8, 48, 24)) is None
+    assert split(with_constants(matmul(8, 48, 24), [1])) is None
+
+
+def test_a_constant_that_is_packed_twice_is_refused() -> None:
+    workload = with_constants(matmul(8, 48, 24), [1])
+    with pytest.raises(Exception, match="preproc buffer is not found"):
+        split(apply_trace(workload, packed_twice(workload, "T_matmul", 1)))
+
+
+@pytest.mark.parametrize("columns", [48, 50])
+def test_a_trace_that_packs_replays(columns: int) -> None:
+    workload = with_constants(matmul(8, columns, 24), [1])
+    sch = Schedule(workload, debug_mask="none")
+    block = sch.get_sblock("T_matmul")
+    pack(sch, block, workload["main"].params[1], 16)
+    tile(sch, block, 1, 16)
+    assert tvm_ffi.structural_equal(apply_trace(workload, text(sch)), sch.mod)
+
+
+def test_a_module_without_packing_is_left_alone() -> None:
+    mod = matmul(8, 48, 24)
+    assert prepack(mod) is mod
