@@ -33,4 +33,7 @@ def _build(model: Path, target: str, database: Path, library: Path) -> None:
         applied = relax.transform.MetaScheduleApplyDatabase()(fused)
     if tvm_ffi.structural_equal(applied, fused):
         raise RuntimeError("no record of the exported database fits the model")
-    library.write_bytes(build_library(applied, target))
+    packed = tvm.transform.Sequential(
+        [relax.transform.SplitLayoutRewritePreproc(), relax.transform.FoldConstant()]
+    )(applied)
+    library.write_bytes(build_library(packed, target))
