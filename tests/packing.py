@@ -17,7 +17,7 @@ def with_constants(mod: tvm.IRModule, constants: Sequence[int]) -> tvm.IRModule:
 
 
 def pack(sch: Schedule, block: Any, param: Any, width: int) -> None:
-    """The innermost axis of `param` in pieces of `width`, pieces outermost, the last one filled with zeros."""
+    """The innermost axis of `param` in pieces of `width`, pieces outermost, the last filled with zeros."""
     reads = [region.source for region in sch.get(block).reads]
     index = next(i for i, source in enumerate(reads) if source.same_as(param))
     copy = sch.cache_read(block, index, "global")
