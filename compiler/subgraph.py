@@ -47,6 +47,12 @@ def _root(func: Any) -> SBlock:
     return body.block
 
 
+def named_buffers(func: Any) -> Mapping[str, Any]:
+    """The function's buffers by the names that they have in its dag."""
+    root = _root(func)
+    return {name: buffer for buffer, name in _names([*func.params, *root.alloc_buffers]).items()}
+
+
 def _names(variables: Sequence[Any]) -> Mapping[Any, str]:
     """A name for every buffer, different ones for different buffers (TIR allows namesakes)."""
     return dict(zip(variables, distinct([variable.name for variable in variables]), strict=True))
@@ -77,7 +83,7 @@ def _check_loop(loop: Any) -> None:
         raise NotCovered(f"{where} has no fixed extent")
     if int(loop.extent) < 1:
         raise NotCovered(f"{where} has no iterations")
-    if not isinstance(loop.min, tirx.IntImm) or int(loop.min) or loop.step not in (None, 1):
+    if not isinstance(loop.min, tirx.IntImm) or int(loop.min) or loop.step is not None:
         raise NotCovered(f"{where} doesn't count from zero by ones")
 
 

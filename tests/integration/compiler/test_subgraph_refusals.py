@@ -136,6 +136,55 @@ def _from_one() -> tvm.IRModule:
     return tvm.IRModule({"main": main})
 
 
+def _by_twos() -> tvm.IRModule:
+    @T.prim_func(s_tir=True)
+    def main(x: T.Buffer((8,), "float32"), y: T.Buffer((8,), "float32")):
+        for i in T.serial(0, 8, step=2):
+            with T.sblock("copy"):
+                vi = T.axis.spatial(8, i)
+                y[vi] = x[vi]
+
+    return tvm.IRModule({"main": main})
+
+
+def _mixed() -> tvm.IRModule:
+    @T.prim_func(s_tir=True)
+    def main(x: T.Buffer((8, 4), "float32"), y: T.Buffer((8,), "float32")):
+        for i in range(32):
+            with T.sblock("sum"):
+                vi = T.axis.spatial(8, i // 4)
+                vj = T.axis.reduce(4, i % 4)
+                with T.init():
+                    y[vi] = T.float32(0)
+                y[vi] = y[vi] + x[vi, vj]
+
+    return tvm.IRModule({"main": main})
+
+
+def _library_call() -> tvm.IRModule:
+    @T.prim_func(s_tir=True)
+    def main(x: T.Buffer((8,), "float32")):
+        for i in range(8):
+            with T.sblock("call"):
+                vi = T.axis.spatial(8, i)
+                T.reads(x[vi])
+                T.writes()
+                T.evaluate(T.call_extern("int32", "print", x[vi]))
+
+    return tvm.IRModule({"main": main})
+
+
+def _number() -> tvm.IRModule:
+    @T.prim_func(s_tir=True)
+    def main(factor: T.float32, x: T.Buffer((8,), "float32"), y: T.Buffer((8,), "float32")):
+        for i in range(8):
+            with T.sblock("scale"):
+                vi = T.axis.spatial(8, i)
+                y[vi] = x[vi] * factor
+
+    return tvm.IRModule({"main": main})
+
+
 def _empty() -> tvm.IRModule:
     data = te.placeholder((0, 4), name="data")
     return module([data, topi.exp(data)])
@@ -179,6 +228,10 @@ def _dynamic() -> tvm.IRModule:
         (_scatter, "block scatter chooses by data where it stores"),
         (_again_and_again, "block copy doesn't depend on the loop _j around it"),
         (_from_one, "block copy: the loop i doesn't count from zero by ones"),
+        (_by_twos, "block copy: the loop i doesn't count from zero by ones"),
+        (_mixed, "block sum has a loop i that is neither spatial nor a reduction"),
+        (_library_call, "block call does more than store values"),
+        (_number, "factor is not a buffer of fixed shape"),
         (_empty, "block compute: the loop i0 has no iterations"),
         (_nothing, "the function is not made of blocks"),
         (_cumulative, "block cumsum_generic computes by itself, without a block for each value"),
