@@ -1,8 +1,12 @@
-"""Times candidates of whatever engine with our bench, so that all are measured alike."""
+"""Times candidates of whatever engine with our bench, so that all are measured alike.
+
+Each engine's are compiled as the engine compiles them: ours by the bench, others by TVM's plain pipeline.
+"""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -11,25 +15,23 @@ import tvm
 
 from benchmarks.interleaved import Block
 from compiler.bench import Bench, Built
-from compiler.workload import to_json
+from compiler.target import parse_target
+from compiler.workload import from_json, to_json
 from search.device import Device
 from search.measurement import Measurement, Outcome
-
-# The trace of a module that was scheduled already.
-NOTHING_MORE = "[[],[]]"
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A module as JSON text and the trace that schedules it."""
+    """A module as JSON text and the trace that schedules it; no trace when another engine has done so."""
 
     module_json: str
-    trace: str
+    trace: str | None
 
     @classmethod
     def scheduled(cls, module: tvm.IRModule) -> Candidate:
         """One that another engine has scheduled to the end."""
-        return cls(to_json(module), NOTHING_MORE)
+        return cls(to_json(module), None)
 
 
 class Judge:
@@ -37,6 +39,7 @@ class Judge:
 
     def __init__(self, module: tvm.IRModule, device: Device) -> None:
         self._bench = Bench(device.target)
+        self._target = parse_target(device.target)
         self._workload = to_json(module)
         self._builders = ThreadPoolExecutor(device.cores)
 
@@ -55,7 +58,19 @@ class Judge:
     def _build(self, candidate: Candidate | None) -> Built | Measurement:
         if candidate is None:
             return Measurement(Outcome.BUILD_ERROR, error="not a schedule")
+        if candidate.trace is None:
+            return self._build_plainly(candidate.module_json)
         return self._bench.build(candidate.module_json, candidate.trace)
+
+    def _build_plainly(self, module_json: str) -> Built | Measurement:
+        """What MetaSchedule's own builder does, in this process."""
+        start_s = time.perf_counter()
+        try:
+            library = tvm.compile(from_json(module_json), target=self._target)
+            function = library["main"]  # emits the machine code
+        except Exception as error:  # TVM raises whatever class its C++ side names
+            return Measurement(Outcome.BUILD_ERROR, error=str(error))
+        return Built(library, function, time.perf_counter() - start_s)
 
 
 @dataclass(frozen=True)
