@@ -1,20 +1,27 @@
-"""Draws curves as small SVG files whose text stays text; the same curve gives the same bytes."""
+"""Draws measurements as small SVG files whose text stays text; the same ones give the same bytes."""
 
 from __future__ import annotations
 
 import io
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks.curves import Curve
+from benchmarks.drawn import Drawn
+
+PANELS_A_ROW = 4
 
 
 def draw(curve: Curve) -> bytes:
     """The network's latency against seconds and against trials, with its peers' as lines."""
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tunefarm", "font.size": 9}):
+    with _style():
         figure = Figure(figsize=(8, 3.2), layout="constrained")
         by_seconds, by_trials = figure.subplots(1, 2, sharey=True)
         _panel(by_seconds, [point.at_s for point in curve.points], curve)
@@ -23,8 +30,43 @@ def draw(curve: Curve) -> bytes:
         by_trials.set(xlabel="trials")
         by_trials.legend(loc="upper right", fontsize=8)
         figure.suptitle(curve.network)
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
+        return _svg(figure)
+
+
+def draw_drawn(drawn: Sequence[Drawn]) -> bytes:
+    """A panel an operator: the latencies of both engines' random programs over the fastest one's."""
+    rows = math.ceil(len(drawn) / PANELS_A_ROW)
+    with _style():
+        figure = Figure(figsize=(8, 1.9 * rows), layout="constrained")
+        panels = figure.subplots(rows, PANELS_A_ROW, sharex=True, sharey=True, squeeze=False).ravel()
+        for axes, each in zip(panels, drawn, strict=False):
+            _ranked(axes, each)
+        for axes in panels[len(drawn) :]:
+            axes.set_visible(False)
+        panels[0].legend(loc="upper left", fontsize=8)
+        figure.supxlabel("share of the random programs")
+        figure.supylabel("times the fastest's latency")
+        return _svg(figure)
+
+
+def _ranked(axes: Axes, drawn: Drawn) -> None:
+    best_s = min((*drawn.ours_s, *drawn.theirs_s), default=1.0)
+    for name, secs, colour in (
+        ("ours", drawn.ours_s, "tab:blue"),
+        ("MetaSchedule", drawn.theirs_s, "tab:orange"),
+    ):
+        axes.plot(np.linspace(0, 1, len(secs)), np.array(secs) / best_s, color=colour, label=name)
+    axes.set_title(drawn.operator, fontsize=9)
+    _logarithmic(axes)
+
+
+def _style() -> AbstractContextManager[None]:
+    return mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "tunefarm", "font.size": 9})
+
+
+def _svg(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return b"\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + b"\n"
 
 
@@ -38,9 +80,13 @@ def _panel(axes: Axes, across: list[float], curve: Curve) -> None:
         axes.axhline(secs * 1e3, color=colour, linestyle=style, linewidth=1, label=name)
     heights = [point.latency_s * 1e3 for point in curve.points]
     axes.step(across, heights, where="post", color="tab:blue", label="sum of its tasks")
-    axes.set_yscale("log")
+    _logarithmic(axes)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.set_xlim(left=0)
+
+
+def _logarithmic(axes: Axes) -> None:
+    axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlim(left=0)
     axes.grid(visible=True, which="major", alpha=0.3)

@@ -1,6 +1,6 @@
 """Rewrites the measured sections of docs/benchmarks.md, and its plots, from files of figures.
 
-    python -m benchmarks.report docs/benchmarks/networks.json
+    python -m benchmarks.report docs/benchmarks/networks.json docs/benchmarks/space.json
 
 The figures in NAME.json go between `<!-- begin NAME -->` and `<!-- end NAME -->`.
 """
@@ -11,11 +11,12 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import curves, figures
+from benchmarks import curves, drawn, figures
 from benchmarks.curves import Curve
+from benchmarks.drawn import Drawn
 from benchmarks.figures import FiguresError, Results
 
 
@@ -57,11 +58,24 @@ def markdown(results: Results) -> str:
 
 def _section(file: Path, document: Path, plots: Path) -> str:
     parts = [markdown(figures.read(file))]
-    for curve in _curves(file):
-        drawn = _draw(curve, plots / f"{file.stem}-{curve.network}.svg")
-        address = Path(os.path.relpath(drawn, document.parent)).as_posix()
-        parts.append(f"![{curve.network}: latency while it is tuned]({address})\n")
+    for name, what, image in _images(file):
+        path = plots / f"{file.stem}-{name}.svg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(image)
+        address = Path(os.path.relpath(path, document.parent)).as_posix()
+        parts.append(f"![{what}]({address})\n")
     return "\n".join(parts)
+
+
+def _images(file: Path) -> Iterator[tuple[str, str, bytes]]:
+    """Name, description and SVG of every plot of what is kept beside a file of figures."""
+    from benchmarks import plots  # slow to import, and not needed by tables
+
+    for curve in _curves(file):
+        yield curve.network, f"{curve.network}: latency while it is tuned", plots.draw(curve)
+    programs = _drawn(file)
+    if programs:
+        yield "random", "latencies of random programs", plots.draw_drawn(programs)
 
 
 def _curves(file: Path) -> tuple[Curve, ...]:
@@ -72,12 +86,12 @@ def _curves(file: Path) -> tuple[Curve, ...]:
         raise FiguresError(f"{path} holds no curves: measure again or remove it") from error
 
 
-def _draw(curve: Curve, path: Path) -> Path:
-    from benchmarks import plots  # slow to import, and not needed by tables
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(plots.draw(curve))
-    return path
+def _drawn(file: Path) -> tuple[Drawn, ...]:
+    path = drawn.beside(file)
+    try:
+        return drawn.read(path)
+    except ValueError as error:
+        raise FiguresError(f"{path} holds no random programs: measure again or remove it") from error
 
 
 def _escaped(cell: str) -> str:

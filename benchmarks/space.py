@@ -2,7 +2,8 @@
 
     python -m benchmarks.space --quick --json FILE
 
-Numbers mean something only when nothing else runs on the machine.
+The figures go to FILE, the latencies of the random programs to a file beside it. Numbers mean something only
+when nothing else runs on the machine.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import figures, machine, space_run
+from benchmarks import drawn, figures, machine, space_run
 from benchmarks.contestants import own_process
 from benchmarks.figures import Results
 from benchmarks.ours import EmptySketch
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for error_text in found[-1].errors:
             console.print(f"  failed: {error_text}", highlight=False, markup=False)
         Results(tuple(figures_of(found, plan)), where, date, command).write(args.json)
+        drawn.write([one.drawn() for one in found], drawn.beside(args.json))
     console.print(figures.table(figures_of(found, plan)))
     return int(failures > 0)
 

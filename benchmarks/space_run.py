@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.drawn import Drawn
 from benchmarks.interleaved import Block, Timings, measure, time_calls
 from benchmarks.judge import Candidate, Finalist, Judge, seconds
 from benchmarks.ours import OurSpace
@@ -72,6 +73,11 @@ class Found:
     random: Final | None
     ceiling: Final | None
     rates: Rates | None
+
+    def drawn(self) -> Drawn:
+        """What is drawn of it."""
+        ours, theirs = (tuple(sorted(filter(math.isfinite, side))) for side in (self.ours_s, self.theirs_s))
+        return Drawn(self.operator, ours, theirs)
 
 
 def run(operator: str, plan: Plan) -> Found:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import figures, space
+from benchmarks import drawn, figures, space
 from benchmarks.figures import Figure
 from benchmarks.interleaved import Timings
 from benchmarks.judge import Candidate
@@ -129,6 +129,12 @@ def test_quick_measures_three_operators(tmp_path: Path, measured: list[tuple[str
     results = figures.read(file)
     assert results.command == f"python -m benchmarks.space --quick --threads 2 --json {file}"
     assert results.figures[0].name.startswith("geometric mean of 3 operators")
+    assert [each.operator for each in drawn.read(drawn.beside(file))] == ["GMM", "C2D", "softmax"]
+
+
+def test_only_programs_that_ran_are_drawn_fastest_first() -> None:
+    found = replace(FOUND, ours_s=(3.0, math.inf, 1.0))
+    assert found.drawn().ours_s == (1.0, 3.0)
 
 
 def test_the_whole_suite_goes_on_after_a_failure(
