@@ -67,7 +67,8 @@ def packed_everywhere(mod: tvm.IRModule, width: int, operands: Sequence[int] | N
     func = mod["main"]
     sch = Schedule(mod, debug_mask="none")
     blocks = sch.get_child_blocks(sch.get_sblock("root"))
-    params = [func.params[i] for i in (func.attrs["layout_free_buffers"] if operands is None else operands)]
+    given = [func.params[i] for i in (func.attrs["layout_free_buffers"] if operands is None else operands)]
+    params = [param for param in given if len(param.ty.shape)]
     for param in params:
         readers = [b for b in blocks if any(read.source.same_as(param) for read in sch.get(b).reads)]
         pack(sch, readers[0], param, width)
