@@ -165,6 +165,15 @@ def test_wrong_flags_are_refused(wrong: list[str], tmp_path: Path) -> None:
         space.main([*wrong, *where])
 
 
+def test_a_folder_that_is_missing_is_noticed_at_once(
+    tmp_path: Path, measured: list[tuple[str, Plan]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        space.main(["--json", str(tmp_path / "absent" / "space.json")])
+    assert f"there is no folder {tmp_path / 'absent'}" in capsys.readouterr().err
+    assert not measured
+
+
 def test_a_process_that_dies_is_a_failure_of_its_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     class Dying:
         def __enter__(self) -> Dying:
