@@ -16,7 +16,8 @@ from search.cost_model import CostModel
 from search.device import Device
 from search.policy import SearchTask, propose, train
 from search.program import Program
-from search.sketch import Sketch, generate
+from search.sketch import Sketch
+from search.space import generate
 
 TRIALS_A_ROUND = 32
 DRAWN_AT_ONCE = 64
@@ -39,7 +40,7 @@ class OurSpace:
         dag = read_dag(module)
         self._module = module
         self._text = to_json(module)
-        self._task = SearchTask(dag, generate(dag), device)
+        self._task = SearchTask(dag, generate(dag, device), device)
 
     def random(self, count: int, rng: np.random.Generator) -> list[Program]:
         """Each from a sketch drawn uniformly, one row of a sample of it. Raises EmptySketch."""

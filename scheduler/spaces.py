@@ -17,7 +17,7 @@ from search.cost_model import CostModel
 from search.device import Device
 from search.policy import SearchTask
 from search.program import Program
-from search.sketch import generate
+from search.space import generate
 
 LIMIT = 512
 SIMILAR = 1.618
@@ -85,4 +85,4 @@ def _parse(name: str, text: str, device: Device) -> Space | None:
     except (ValueError, NotCovered) as error:
         log.warning("workload %s is left out of the search: %s", name, error)
         return None
-    return Space(module, SearchTask(dag, generate(dag), device))
+    return Space(module, SearchTask(dag, generate(dag, device), device))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from search.factors import Ints, factorizations
-from search.nest import Nest, vector_length
+from search.factors import Ints
+from search.nest import Nest, vector_instructions
 from search.program import Population
-from search.sketch import UNROLL_STEPS, Sketch, Split
+from search.sketch import Sketch
+from search.stage import Stage
+from search.variables import MAX_INNERMOST, Split
 
-MAX_INNERMOST = 64
 # Unrolled bodies of more instructions only spill, and take the compiler seconds.
 MAX_TILE_INSTRUCTIONS = 64
 MAX_UNROLLED_INSTRUCTIONS = 512
@@ -22,39 +23,102 @@ def sample(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
     """`count` programs drawn uniformly, variable by variable, without those that `valid` refuses."""
     drawn = np.zeros((count, sketch.num_columns), dtype=np.int64)
     for variable in sketch.variables:
+        where = sketch.columns[variable.key]
         if isinstance(variable, Split):
-            table = table_of(variable)
-            where = sketch.columns[variable.node, variable.axis]
+            table = variable.table
             drawn[:, where] = table[rng.integers(len(table), size=count)]
         else:
-            where = sketch.columns[variable.node, variable.kind]
             drawn[:, where] = rng.integers(len(variable.options), size=(count, 1))
-    population = Population(sketch, drawn).distinct()
-    return population.take(np.flatnonzero(valid(population)))
+    return legal(Population(sketch, drawn))
 
 
-def table_of(split: Split) -> Ints:
-    return factorizations(split.extent, split.parts, MAX_INNERMOST)
+def legal(population: Population) -> Population:
+    """Every distinct program that `valid` admits, with the variables that don't matter at their first value."""
+    distinct = _settled(population).distinct()
+    return distinct.take(np.flatnonzero(valid(distinct)))
 
 
 def valid(population: Population) -> NDArray[np.bool_]:
-    """[programs]: whether the unrolled body of every tiled node is within what compiles quickly."""
+    """[programs]: whether the unrolled body of every tiled node is within what compiles quickly, and no nest
+    is computed inside loops that one of its readers is outside of."""
     keep = np.ones(len(population), dtype=bool)
     for stage in population.sketch.tiled:
-        nest = Nest.of(population, stage)
-        tile = nest.tile
-        axis = nest.node.vector_axis
-        elements = tile.prod(axis=0)
-        width = tile[axis] if axis is not None else np.ones_like(elements)
-        rows = elements // vector_length(width)
-        instructions = elements // np.minimum(vector_length(width), VECTOR_ELEMENTS)
-        keep &= (tile <= MAX_INNERMOST).all(axis=0)
-        keep &= instructions <= MAX_TILE_INSTRUCTIONS
-        keep &= instructions * _unrolled_steps(population, nest, rows) <= MAX_UNROLLED_INSTRUCTIONS
+        keep &= _is_small(population, Nest.of(population, stage))
+    for stage in population.sketch.nests:
+        keep &= _encloses_readers(population, stage)
     return keep
+
+
+def depth_of(population: Population, node: str) -> Ints:
+    """[programs]: the number of its host's loops inside which a nest is computed; 0 for a nest of its own and
+    for an inlined one."""
+    variable = population.sketch.choice(node, "location")
+    if variable is None:
+        return np.zeros(len(population), dtype=np.int64)
+    depths = [int(option) if str(option).isdigit() else 0 for option in variable.options]
+    return np.array(depths, dtype=np.int64)[population.column(node, "location")]
+
+
+def is_inlined(population: Population, node: str) -> NDArray[np.bool_]:
+    """[programs]"""
+    variable = population.sketch.choice(node, "location")
+    if variable is None or "inline" not in variable.options:
+        return np.zeros(len(population), dtype=bool)
+    return np.asarray(population.column(node, "location") == variable.options.index("inline"))
+
+
+def _is_small(population: Population, nest: Nest) -> NDArray[np.bool_]:
+    axis = nest.node.vector_axis
+    elements = nest.tile.prod(axis=0)
+    width = nest.tile[axis] if axis is not None else np.ones_like(elements)
+    rows = elements // width * vector_instructions(width, MAX_INNERMOST)
+    instructions = elements // width * vector_instructions(width, VECTOR_ELEMENTS)
+    keep = (nest.tile <= MAX_INNERMOST).all(axis=0) & (instructions <= MAX_TILE_INSTRUCTIONS)
+    unrolled = instructions * _unrolled_steps(population, nest, rows)
+    return np.asarray(keep & (unrolled <= MAX_UNROLLED_INSTRUCTIONS))
 
 
 def _unrolled_steps(population: Population, nest: Nest, rows: Ints) -> Ints:
     """How many innermost reduction steps the chosen unroll limit, which counts vector rows, covers."""
-    limits = np.array(UNROLL_STEPS)[population.column(nest.node.name, "unroll")]
+    limits = population.options(nest.node.name, "unroll")
     return np.clip(limits // rows, 1, nest.trips(nest.depth - 2))
+
+
+def _encloses_readers(population: Population, stage: Stage) -> NDArray[np.bool_]:
+    sketch = population.sketch
+    outer = sketch.hosts.get(stage.node)
+    depth = depth_of(population, stage.node)
+    if outer is None:
+        return np.ones(len(depth), dtype=bool)
+    deepest = _readers_depth(population, stage.node, outer.name)
+    return np.asarray(depth <= np.where(is_inlined(population, outer.name), 0, deepest))
+
+
+def _readers_depth(population: Population, node: str, outer: str) -> Ints:
+    """[programs]: the smallest depth at which a reader of `node` stands in the nest of `outer`."""
+    dag = population.sketch.dag
+    least = np.full(len(population), np.iinfo(np.int64).max)
+    for consumer in dag.consumers(dag.node[node]):
+        if consumer.name == outer:
+            continue
+        own = depth_of(population, consumer.name)
+        onward = _readers_depth(population, consumer.name, outer)
+        passes = is_inlined(population, consumer.name) | (consumer.name not in population.sketch.nest_names)
+        least = np.minimum(least, np.where(passes, onward, own))
+    return least
+
+
+def _settled(population: Population) -> Population:
+    """Loops of a nest that is computed elsewhere are neither parallel nor unrolled, and inlined ones have no
+    loops at all."""
+    sketch, values = population.sketch, population.values.copy()
+    for stage in sketch.nests:
+        variable = sketch.choice(stage.node, "location")
+        if variable is None:
+            continue
+        inlined = is_inlined(population, stage.node)
+        moved = inlined | (depth_of(population, stage.node) > 0)
+        for kind, rows in (("parallel", moved), ("unroll", moved), ("vector", inlined)):
+            if (stage.node, kind) in sketch.columns:
+                values[rows, sketch.columns[stage.node, kind]] = 0
+    return Population(sketch, values)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search.annotate import sample, valid
+from search.annotate import legal, sample
 from search.mutate import cross, mutate
 from search.nest import Floats
 from search.program import Population, Program, gather
@@ -75,8 +75,7 @@ def _next_generation(
     crossed = cross(children, population.take(parents[1]), rng)
     swap = rng.random(config.population) < config.crossover
     values = np.where(swap[:, None], crossed.values, children.values)
-    merged = Population(population.sketch, values).distinct()
-    survivors = merged.take(np.flatnonzero(valid(merged)))
+    survivors = legal(Population(population.sketch, values))
     return survivors if len(survivors) else population
 
 

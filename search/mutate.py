@@ -7,9 +7,11 @@ from numpy.typing import NDArray
 
 from search.factors import Ints, prime_factors
 from search.program import Population
-from search.sketch import Choice, Split
+from search.variables import Choice, Split
 
 TILE_PROBABILITY = 0.85
+# How often a split is drawn anew instead of moving one of its factors.
+REDRAW_PROBABILITY = 0.1
 
 
 def mutate(population: Population, rng: np.random.Generator) -> Population:
@@ -26,12 +28,22 @@ def mutate(population: Population, rng: np.random.Generator) -> Population:
     for number, split in enumerate(splits):
         rows = np.flatnonzero(tiled & (picked_split == number))
         where = population.sketch.columns[split.node, split.axis]
-        values[rows, where] = move_factor(values[rows, where], split.extent, rng)
+        values[rows, where] = _mutate_split(values[rows, where], split, rng)
     for number, choice in enumerate(choices):
         rows = np.flatnonzero(~tiled & (picked_choice == number))
         where = population.sketch.columns[choice.node, choice.kind]
         values[rows, where] = rng.integers(len(choice.options), size=(len(rows), 1))
     return Population(population.sketch, values)
+
+
+def _mutate_split(factors: Ints, split: Split, rng: np.random.Generator) -> Ints:
+    """[programs, parts]: exact factors mostly exchange a prime; partial tiles are always drawn anew."""
+    redrawn = rng.random(len(factors)) < REDRAW_PROBABILITY
+    redrawn |= factors.prod(axis=1) != split.extent
+    table = split.table
+    changed = table[rng.integers(len(table), size=len(factors))]
+    changed[~redrawn] = move_factor(factors[~redrawn], split.extent, rng)
+    return changed
 
 
 def move_factor(factors: Ints, extent: int, rng: np.random.Generator) -> Ints:

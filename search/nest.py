@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from search.dag import Access, AxisKind, Buffer, Node
 from search.factors import Ints
 from search.program import Population
-from search.sketch import Stage
+from search.stage import Stage
 
 Floats = NDArray[np.float64]
 
@@ -79,9 +79,11 @@ class Nest:
         return np.cumprod(flat, axis=0).reshape(self.extents.shape)
 
 
-def vector_length(width: Ints) -> Ints:
-    """The longest power of two that divides the innermost factor: compilers choke on other vectors."""
-    return np.asarray(width & -width)
+def vector_instructions(width: Ints, lanes: int) -> Ints:
+    """Instructions for a row of `width` elements: full vectors, and one for each power of two in the rest."""
+    rest = width % lanes
+    bits = (rest[..., None] >> np.arange(lanes.bit_length())) & 1
+    return np.asarray(width // lanes + bits.sum(axis=-1))
 
 
 def region(access: Access, inner: Ints, shape: Sequence[int]) -> list[Ints]:

@@ -10,7 +10,9 @@ import numpy as np
 
 from search.dag import AxisKind
 from search.factors import Ints
-from search.sketch import Choice, Placement, Sketch, Split, Stage
+from search.sketch import Sketch
+from search.stage import Placement, Stage
+from search.variables import Choice, Variable
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,10 @@ class Program:
         if len(self.values) != self.sketch.num_columns:
             raise ValueError(f"the sketch has {self.sketch.num_columns} columns, not {len(self.values)}")
         for variable in self.sketch.variables:
-            _check(variable, self.of(variable))
+            variable.check(self.of(variable))
 
-    def of(self, variable: Split | Choice) -> tuple[int, ...]:
-        key = (variable.node, variable.axis if isinstance(variable, Split) else variable.kind)
-        return self.values[self.sketch.columns[key]]
+    def of(self, variable: Variable) -> tuple[int, ...]:
+        return self.values[self.sketch.columns[variable.key]]
 
     def factors(self, node: str, axis: int) -> tuple[int, ...]:
         """The tile factors of an axis, outermost first; ones where the axis has extent 1."""
@@ -39,11 +40,14 @@ class Program:
         return (1,) * self.sketch.stage[node].structure.count(kind)
 
     def choice(self, node: str, kind: str) -> int | str:
-        """The chosen option of a variable; raises KeyError when the sketch leaves no such choice open."""
-        for variable in self.sketch.variables:
-            if isinstance(variable, Choice) and (variable.node, variable.kind) == (node, kind):
-                return variable.options[self.values[self.sketch.columns[node, kind]][0]]
-        raise KeyError((node, kind))
+        """The chosen option; raises KeyError when the sketch leaves no such choice open."""
+        variable = self.sketch.variable[node, kind]
+        assert isinstance(variable, Choice)
+        return variable.options[self.of(variable)[0]]
+
+    def location(self, node: str) -> str:
+        """Where a nest is computed: "inline", "root", or a number of its host's loops."""
+        return str(self.choice(node, "location")) if (node, "location") in self.sketch.variable else "root"
 
     def to_json(self) -> dict[str, Any]:
         return {"sketch": self.sketch.key, "values": list(self.values)}
@@ -96,6 +100,12 @@ class Population:
         """[programs]: positions in the options of a choice."""
         return self.values[:, self.sketch.columns[node, kind].start]
 
+    def options(self, node: str, kind: str) -> Ints:
+        """[programs]: the chosen numbers of a choice between numbers."""
+        variable = self.sketch.variable[node, kind]
+        assert isinstance(variable, Choice)
+        return np.array(variable.options, dtype=np.int64)[self.column(node, kind)]
+
     def take(self, rows: Ints) -> Population:
         return Population(self.sketch, self.values[rows])
 
@@ -127,28 +137,16 @@ def gather(programs: Sequence[Program]) -> Population:
     )
 
 
-def _check(variable: Split | Choice, values: tuple[int, ...]) -> None:
-    if isinstance(variable, Split):
-        product = 1
-        for value in values:
-            product *= value
-        if product != variable.extent or min(values) < 1:
-            raise ValueError(f"factors {values} of axis {variable.axis} must multiply to {variable.extent}")
-    elif not 0 <= values[0] < len(variable.options):
-        raise ValueError(f"{variable.kind} of {variable.node} has {len(variable.options)} options")
-
-
 def _describe(program: Program, stage: Stage) -> list[str]:
     lines = [str(stage)]
-    if stage.placement is Placement.MOVABLE:
-        lines[0] += f" to {program.choice(stage.node, 'location')}"
     if stage.placement is Placement.TILED:
         levels = {AxisKind.SPATIAL: 0, AxisKind.REDUCTION: 0}
         for letter in stage.structure:
             kind = AxisKind(letter)
             lines.append(f"  {letter}{levels[kind]} {_level(program, stage, kind, levels[kind])}".rstrip())
             levels[kind] += 1
-        lines.append(f"  unroll {program.choice(stage.node, 'unroll')}")
+    chosen = [v for v in program.sketch.variables if isinstance(v, Choice) and v.node == stage.node]
+    lines += [f"  {v.kind} {v.options[program.of(v)[0]]}" for v in chosen]
     return lines
 
 

@@ -43,7 +43,7 @@ def _proposed(task: ExtractedTask) -> str | None:
         dag = read_dag(module)
     except NotCovered:
         return None
-    search_task = SearchTask(dag, sketch.generate(dag), DEVICE)
+    search_task = SearchTask(dag, generate(dag, DEVICE), DEVICE)
     rng = np.random.default_rng(0)
     proposals = propose(search_task, CostModel(), [], 1, rng, []) if search_task.sketches else []
     return lower(module, proposals[0].program, DEVICE) if proposals else None

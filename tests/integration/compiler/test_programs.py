@@ -23,7 +23,7 @@ from compiler.workload import from_json, to_json, workload_hash
 from search.annotate import sample
 from search.measurement import Measurement, Outcome
 from search.program import Population, Program
-from search.sketch import generate
+from search.space import generate
 from tests.workloads import WORKLOADS
 
 DEVICE = probe()
@@ -31,7 +31,7 @@ DEVICE = probe()
 
 def _programs(module: tvm.IRModule, per_sketch: int, seed: int) -> Iterator[Program]:
     rng = np.random.default_rng(seed)
-    for sketch in generate(read_dag(module)):
+    for sketch in generate(read_dag(module), DEVICE):
         population = _sampled(sample(sketch, 256, rng), per_sketch, rng)
         yield from (population.program(row) for row in range(len(population)))
 

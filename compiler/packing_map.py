@@ -1,0 +1,59 @@
+"""The order in which a tiled node's loops read a packed operand, as an index map."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from search.dag import AxisKind
+from search.program import Program
+from search.stage import Stage
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One factor of a dimension: (index // stride) % factor, without the remainder for the outermost."""
+
+    dim: int
+    stride: int
+    factor: int
+    outermost: bool
+
+
+@dataclass(frozen=True)
+class PackingMap:
+    """Where an element goes: its dimensions split as the loops are, in the loops' order."""
+
+    parts: tuple[_Part, ...]
+    is_padded: bool
+
+    @classmethod
+    def of(cls, program: Program, stage: Stage, buffer: str) -> PackingMap:
+        """The operand must be read by a permutation of axes (search.sketch.is_permutation)."""
+        node = program.sketch.dag.node[stage.node]
+        read = next(read for read in node.reads if read.buffer == buffer)
+        axis_of = {dim: index.terms[0].axis for dim, index in enumerate(read.indices) if index.terms}
+        dims = sorted(axis_of, key=lambda dim: (axis_of[dim] == node.vector_axis, axis_of[dim]))
+        factors = {dim: program.factors(node.name, axis) for dim, axis in axis_of.items()}
+        parts = []
+        seen = {AxisKind.SPATIAL: 0, AxisKind.REDUCTION: 0}
+        for letter in stage.structure:
+            kind = AxisKind(letter)
+            level = seen[kind]
+            parts += [
+                _Part(dim, math.prod(factors[dim][level + 1 :]), factors[dim][level], level == 0)
+                for dim in dims
+                if node.axes[axis_of[dim]].kind is kind
+            ]
+            seen[kind] += 1
+        is_padded = any(math.prod(factors[dim]) > node.axes[axis].extent for dim, axis in axis_of.items())
+        return cls(tuple(part for part in parts if part.factor > 1), is_padded)
+
+    def place(self, *indices: Any) -> list[Any]:
+        """For the index variables of an element, those of its place."""
+        places = []
+        for part in self.parts:
+            index = indices[part.dim] // part.stride if part.stride > 1 else indices[part.dim]
+            places.append(index if part.outermost else index % part.factor)
+        return places or [indices[0]]

@@ -1,0 +1,152 @@
+"""The analytic estimate of nests: work in vectors or partial results, shared out to the cores, on data that lies
+where the nest before left it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from search.annotate import depth_of, is_inlined
+from search.dag import Access, AxisKind, Node
+from search.device import Device
+from search.machine import (
+    BRANCH_CYCLES,
+    CYCLES_PER_S,
+    FMA_LATENCY,
+    GATHER_CYCLES,
+    L1_BYTES,
+    L2_BYTES,
+    L3_BYTES,
+    MEMORY_BYTES,
+    PARALLEL_LAUNCH_S,
+    balance_of,
+)
+from search.nest import Floats, Nest, region
+from search.program import Population
+from search.sketch import Sketch
+from search.stage import Placement, Rfactor, Stage
+
+
+def nest_seconds(population: Population, stage: Stage, device: Device) -> Floats:
+    """[programs]: seconds of a nest, wherever it is computed."""
+    outer = population.sketch.hosts.get(stage.node)
+    if outer is not None and population.sketch.stage[outer.name].placement is Placement.TILED:
+        return _moved_seconds(population, stage, outer, device)
+    return _nest_seconds(population, stage, device)
+
+
+def _nest_seconds(population: Population, stage: Stage, device: Device) -> Floats:
+    sketch = population.sketch
+    node = sketch.dag.node[stage.node]
+    guest = depth_of(population, stage.node) > 0
+    inlined = is_inlined(population, stage.node)
+    cycles = _compute_cycles(population, stage, device)
+    cycles = np.where(inlined, cycles * _readings(sketch, node), cycles)
+    chunks = _chunks(population, stage, device)
+    own_s = np.maximum(cycles / CYCLES_PER_S, 0.0) / device.cores / balance_of(chunks, device.cores)
+    memory_s = _memory_seconds(population, stage, device)
+    launch_s = np.where(guest | inlined, 0.0, np.where(chunks > 1, PARALLEL_LAUNCH_S, 0.0))
+    return np.asarray(own_s + np.where(inlined, 0.0, memory_s) + launch_s)
+
+
+def _compute_cycles(population: Population, stage: Stage, device: Device) -> Floats:
+    """Cycles of one core for all iterations."""
+    node = population.sketch.dag.node[stage.node]
+    lanes = max(device.vector_bytes // population.sketch.dag.buffer[node.write.buffer].item_bytes, 1)
+    used = np.ones(len(population), dtype=np.int64)
+    along = node.vector_axis
+    if stage.rfactor is Rfactor.INNER:
+        used, along = population.options(stage.node, "lanes"), node.reduction[-1]
+    elif (stage.node, "vector") in population.sketch.columns:
+        used = population.options(stage.node, "vector")
+    parallel = np.minimum(used, lanes)
+    gathers = sum(_is_gather(read, along) for read in (*node.reads, node.write)) if along is not None else 0
+    step = max(node.flops, 1.0) / parallel + np.where(used > 1, GATHER_CYCLES * gathers, 0.0)
+    if node.reduction:
+        # One accumulator for every vector: the next step waits for the last one.
+        chains = np.maximum(used / lanes, 1.0)
+        step = np.maximum(step, FMA_LATENCY / (parallel * chains))
+    return np.asarray(node.iterations * step)
+
+
+def _is_gather(access: Access, axis: int) -> bool:
+    if not access.indices or axis not in access.axes:
+        return False
+    last = access.indices[-1]
+    return not (last.is_single_axis and last.axes == {axis}) or any(
+        axis in index.axes for index in access.indices[:-1]
+    )
+
+
+def _readings(sketch: Sketch, node: Node) -> float:
+    """How often a value of an inlined node is computed: once for every iteration that reads it."""
+    iterations = sum(consumer.iterations for consumer in sketch.dag.consumers(node))
+    return max(iterations / node.iterations, 1.0)
+
+
+def _chunks(population: Population, stage: Stage, device: Device) -> Floats:
+    """Pieces of work that run in parallel: those of the nest that a node is computed in."""
+    sketch = population.sketch
+    outer = sketch.hosts.get(stage.node, sketch.dag.node[stage.node])
+    own = _own_chunks(population, sketch.dag.node[stage.node])
+    hosted = _own_chunks(population, outer)
+    elsewhere = (depth_of(population, stage.node) > 0) | is_inlined(population, stage.node)
+    return np.where(elsewhere, hosted, own)
+
+
+def _own_chunks(population: Population, node: Node) -> Floats:
+    if (node.name, "parallel") not in population.sketch.columns:
+        return np.ones(len(population))
+    extents = [node.axes[axis].extent for axis in node.spatial]
+    products = np.cumprod([1, *extents])
+    return products[population.options(node.name, "parallel")].astype(np.float64)
+
+
+def _memory_seconds(population: Population, stage: Stage, device: Device) -> Floats:
+    """Every operand read and the result written once, from the cache that holds what was just computed."""
+    sketch = population.sketch
+    node = sketch.dag.node[stage.node]
+    shared = np.maximum(depth_of(population, stage.node), 0)
+    outer = sketch.hosts.get(stage.node, node)
+    extents = np.cumprod([1, *(axis.extent for axis in outer.axes if axis.kind is AxisKind.SPATIAL)])
+    pieces = extents[np.minimum(shared, len(extents) - 1)]
+    seconds = np.zeros(len(population))
+    for access in (*node.reads, *node.writes):
+        size = sketch.dag.buffer[access.buffer].num_bytes
+        part = size / pieces
+        rate = np.select(
+            [part <= device.l1_bytes / 2, part <= device.l2_bytes / 2, part <= device.l3_bytes / 2],
+            [L1_BYTES, L2_BYTES, L3_BYTES],
+            MEMORY_BYTES / device.cores,
+        )
+        seconds = seconds + size / rate / CYCLES_PER_S / device.cores
+    return seconds
+
+
+def _moved_seconds(population: Population, stage: Stage, outer: Node, device: Device) -> Floats:
+    """The cost of a nest that tiles read, at each of its possible locations."""
+    sketch = population.sketch
+    node = sketch.dag.node[stage.node]
+    nest = Nest.of(population, sketch.stage[outer.name])
+    buffer = sketch.dag.buffer[node.write.buffer]
+    reads = [read for read in nest.node.reads if read.buffer == buffer.name]
+    lanes = max(device.vector_bytes // buffer.item_bytes, 1)
+    elements = math.prod(buffer.shape)
+    rate = L2_BYTES if buffer.num_bytes * 2 < device.l2_bytes * device.cores else L3_BYTES
+    root = 2 * elements * buffer.item_bytes / rate + PARALLEL_LAUNCH_S * CYCLES_PER_S * device.cores
+    costs = {"inline": BRANCH_CYCLES * nest.node.iterations / lanes, "root": root}
+    variable = sketch.choice(stage.node, "location")
+    assert variable is not None
+    options = []
+    for option in map(str, variable.options):
+        if option in costs:
+            options.append(np.full(len(population), costs[option]))
+            continue
+        level = int(option)
+        regions = [region(read, nest.inside[level], buffer.shape) for read in reads]
+        tile = sum(np.multiply.reduce(touched, dtype=np.float64) for touched in regions)
+        visits = np.prod([nest.trips(i) for i in range(level)], axis=0, dtype=np.float64)
+        options.append(tile * visits * (BRANCH_CYCLES / lanes + 2 * buffer.item_bytes / L1_BYTES))
+    chosen = np.choose(population.column(stage.node, "location"), options)
+    return np.asarray(chosen / CYCLES_PER_S / device.cores)

@@ -1,0 +1,223 @@
+"""The analytic estimate of a tiled node: a roofline over registers, caches and cores.
+
+With vector width W, per iteration of the innermost reduction level:
+    accumulators  A = product of the innermost spatial factors, the vectorized one counted in instructions
+    loads         per access: its vectors, or its scalars where it is the same for all lanes
+    cycles        max(A / 2, loads / 1.25, 4 * A / min(A * neighbours, 8)) + spills
+and per cache level of capacity C: the outermost boundary whose regions fit into C gives the bytes that
+cross from the level below, sum over accesses of footprint * visits. The node takes the longest of these
+times, a part of the others, divided over the cores by how evenly the parallel chunks fall.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from search.dag import Access, Dag, Term
+from search.device import Device
+from search.factors import Ints
+from search.machine import (
+    COPY_CYCLES,
+    CYCLES_PER_S,
+    FMA_LATENCY,
+    ISSUE_WIDTH,
+    L1_BYTES,
+    L2_BYTES,
+    L3_BYTES,
+    LINE_BYTES,
+    LOADS_PER_CYCLE,
+    MEMORY_BYTES,
+    MEMORY_STALL_BYTES,
+    OVERLAP,
+    PARALLEL_LAUNCH_S,
+    REORDER_WINDOW,
+    SPILL_ALL,
+    SPILL_CYCLES,
+    VECTOR_REGISTERS,
+    balance_of,
+)
+from search.nest import Floats, Nest, footprint_bytes, region, vector_instructions
+from search.program import Population
+from search.sketch import read_kind
+from search.stage import Stage
+
+
+def tile_terms(population: Population, stage: Stage, device: Device) -> dict[str, Floats]:
+    """The quantities of one tiled node, each [programs]; `node_s` and `epilogue_s` are its seconds."""
+    nest = Nest.of(population, stage)
+    dag = population.sketch.dag
+    chunks = nest.trips(0).astype(np.float64)
+    balance = balance_of(chunks, device.cores)
+    terms = _register_terms(nest, dag, device)
+    traffic = _traffic_terms(population, nest, device)
+    copy_cycles = _copy_cycles(population, nest, device)
+    compute_s = (terms["cycles"] + copy_cycles) / CYCLES_PER_S / device.cores / balance
+    memory_s = [
+        traffic[name] / rate / CYCLES_PER_S / share / balance
+        for name, rate, share in (
+            ("l2_traffic", L2_BYTES, device.cores),
+            ("l3_traffic", L3_BYTES, device.cores),
+            ("memory_traffic", MEMORY_BYTES, 1),
+        )
+    ]
+    every = [compute_s, *memory_s]
+    longest = np.maximum.reduce(every)
+    node_s = longest + OVERLAP * (np.sum(every, axis=0) - longest) + PARALLEL_LAUNCH_S
+    return {
+        **terms,
+        **traffic,
+        **_shape_terms(nest),
+        "copy_cycles": copy_cycles,
+        "chunks": chunks,
+        "balance": balance,
+        "compute_s": compute_s,
+        "node_s": node_s,
+        "epilogue_s": _epilogue_seconds(nest, dag, device),
+        "epilogue_level": np.full(len(chunks), float(stage.epilogue_level)),
+        "unroll": population.column(stage.node, "unroll").astype(np.float64),
+    }
+
+
+def _register_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
+    """What one step of the innermost reduction level costs in registers and issue slots."""
+    node = nest.node
+    tile = nest.tile
+    item = dag.buffer[node.write.buffer].item_bytes
+    lanes = max(device.vector_bytes // item, 1)
+    axis = node.vector_axis
+    width = tile[axis] if axis is not None else np.ones_like(tile[0])
+    instructions = vector_instructions(width, lanes).astype(np.float64)
+    elements = tile.prod(axis=0, dtype=np.float64)
+    accumulators = elements / width * instructions
+    loads = np.zeros_like(elements)
+    for read in node.reads:
+        loads = loads + _loads(read, tile, axis, lanes)
+    inner_reduction = nest.trips(nest.depth - 2).astype(np.float64)
+    # Short reductions of neighbouring tiles run side by side, as far as the reorder buffer reaches.
+    neighbours = REORDER_WINDOW / (inner_reduction * (accumulators + instructions))
+    chains = accumulators * np.maximum(neighbours, 1.0)
+    chained = accumulators * FMA_LATENCY / np.minimum(chains, ISSUE_WIDTH * FMA_LATENCY)
+    step = np.maximum.reduce([accumulators / ISSUE_WIDTH, loads / LOADS_PER_CYCLE, chained])
+    missing = accumulators + np.minimum(instructions, 4) - VECTOR_REGISTERS
+    spills = SPILL_CYCLES * accumulators * np.clip(missing / SPILL_ALL, 0.0, 1.0)
+    # Accumulators are loaded and stored once for every run through the innermost reduction level.
+    step = step + spills + 2 * accumulators / ISSUE_WIDTH / inner_reduction
+    # A partial last tile takes as long as a full one.
+    steps = nest.inside[0].prod(axis=0, dtype=np.float64) / elements
+    return {
+        "vector_width": width.astype(np.float64),
+        "vector_waste": instructions * lanes / width,
+        "accumulators": accumulators,
+        "loads_per_fma": loads / accumulators,
+        "spills": spills,
+        "inner_reduction": inner_reduction,
+        "cycles": steps * step,
+    }
+
+
+def _loads(read: Access, tile: Ints, axis: int | None, lanes: int) -> Floats:
+    """Load instructions of one access per innermost step: vectors, or scalars for all lanes, or a gather."""
+    used = read.axes
+    rows = tile[[a for a in used if a != axis]].prod(axis=0, dtype=np.float64)
+    if axis not in used or axis is None:
+        return rows
+    *outer, last = read.indices
+    contiguous = Term(axis, 1) in last.terms and not any(axis in index.axes for index in outer)
+    return rows * (vector_instructions(tile[axis], lanes) if contiguous else 2.0 * tile[axis])
+
+
+def _traffic_terms(population: Population, nest: Nest, device: Device) -> dict[str, Floats]:
+    """Bytes that cross into each cache level, and the footprint at each boundary."""
+    dag = population.sketch.dag
+    accesses = [*nest.node.reads, nest.node.write]
+    sizes = [_footprint(population, nest, access) for access in accesses]
+    total = np.add.reduce(sizes)
+    crossings = [size * nest.visits(access) for access, size in zip(accesses, sizes, strict=True)]
+    stalls = [
+        np.where(_copied_at(population, nest, access) == 0, 1.0, _stalls(access, nest, dag, device))
+        for access in accesses
+    ]
+    stalled = np.add.reduce([c * stall for c, stall in zip(crossings, stalls, strict=True)])
+    crossing = np.add.reduce(crossings)
+    terms = {
+        "l2_traffic": _crossing(total, crossing, 0.8 * device.l1_bytes),
+        "l3_traffic": _crossing(total, crossing, 0.7 * device.l2_bytes),
+        "memory_traffic": _crossing(total, stalled, 0.6 * device.l3_bytes),
+    }
+    for boundary in range(1, nest.depth):
+        terms[f"footprint_{boundary}"] = total[boundary]
+    return terms
+
+
+def _copied_at(population: Population, nest: Nest, access: Access) -> Ints:
+    """[programs]: the boundary at which an operand is copied into the order of the loops: 0 for one packed
+    ahead of time, one more than there are for one that is read as it lies."""
+    never = nest.depth + 1
+    variable = population.sketch.choice(nest.node.name, read_kind(access.buffer))
+    if variable is None:
+        return np.full(len(population), never)
+    levels = {"direct": never, "packed": 0}
+    boundaries = [levels.get(str(way)) or int(str(way).replace("packed", "0")) for way in variable.options]
+    return np.array(boundaries)[population.column(nest.node.name, variable.kind)]
+
+
+def _footprint(population: Population, nest: Nest, access: Access) -> Floats:
+    """[boundaries, programs]: bytes of the lines touched; a copy has no lines but its own."""
+    buffer = population.sketch.dag.buffer[access.buffer]
+    lines = footprint_bytes(access, nest.inside, buffer, LINE_BYTES)
+    elements = np.multiply.reduce(region(access, nest.inside, buffer.shape), dtype=np.float64)
+    copied = np.arange(nest.depth + 1)[:, None] >= _copied_at(population, nest, access)
+    return np.where(copied, np.maximum(elements * buffer.item_bytes, LINE_BYTES), lines)
+
+
+def _copy_cycles(population: Population, nest: Nest, device: Device) -> Floats:
+    """What it costs to copy operands into the order of the loops, every time their part changes."""
+    cycles = np.zeros(len(population))
+    for access in dict.fromkeys(nest.node.reads):
+        copied_at = _copied_at(population, nest, access)
+        buffer = population.sketch.dag.buffer[access.buffer]
+        elements = np.multiply.reduce(region(access, nest.inside, buffer.shape), dtype=np.float64)
+        trips = np.concatenate([np.ones((1, len(population))), nest.extents.prod(axis=1)])
+        copies = np.cumprod(trips, axis=0)
+        for level in range(1, nest.depth):
+            here = elements[level] * copies[level] * buffer.item_bytes / device.vector_bytes * COPY_CYCLES
+            cycles = cycles + np.where(copied_at == level, here, 0.0)
+    return cycles
+
+
+def _stalls(access: Access, nest: Nest, dag: Dag, device: Device) -> Floats | float:
+    """How much longer than streaming it takes to read the rows of a large buffer: the innermost reduction and
+    spatial levels read them in runs, and every jump to the next run costs as much as MEMORY_STALL_BYTES
+    would have taken."""
+    buffer = dag.buffer[access.buffer]
+    if buffer.num_bytes <= device.l2_bytes:
+        return 1.0
+    row = region(access, nest.inside[-3], buffer.shape)[-1]
+    run = np.maximum(row * buffer.item_bytes, LINE_BYTES)
+    return np.asarray(1.0 + np.where(row < buffer.shape[-1], MEMORY_STALL_BYTES / run, 0.0))
+
+
+def _crossing(total: Floats, crossing: Floats, capacity: float) -> Floats:
+    """Traffic at the outermost boundary whose regions fit; the innermost where none does."""
+    fits = total <= capacity
+    fits[-1] = True
+    return np.asarray(np.take_along_axis(crossing, np.argmax(fits, axis=0)[None], axis=0)[0])
+
+
+def _shape_terms(nest: Nest) -> dict[str, Floats]:
+    """The trips of every level and the innermost factors, outermost first."""
+    return {f"trips_{level}": nest.trips(level).astype(np.float64) for level in range(nest.depth)}
+
+
+def _epilogue_seconds(nest: Nest, dag: Dag, device: Device) -> Floats:
+    """Writing the result and reading it again, from the cache that holds the tile in between."""
+    buffer = dag.buffer[nest.node.write.buffer]
+    level = nest.stage.epilogue_level
+    tile = footprint_bytes(nest.node.write, nest.inside[level], buffer, LINE_BYTES)
+    rate = np.select(
+        [tile <= device.l1_bytes / 2, tile <= device.l2_bytes / 2, tile <= device.l3_bytes / 2],
+        [L1_BYTES, L2_BYTES, L3_BYTES],
+        MEMORY_BYTES / device.cores,
+    )
+    launch = 0.0 if level else PARALLEL_LAUNCH_S
+    return np.asarray(2 * buffer.num_bytes / rate / CYCLES_PER_S / device.cores + launch)

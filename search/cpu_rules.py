@@ -1,0 +1,124 @@
+"""The derivation rules for CPUs, in the order in which they are tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from search.dag import Node
+from search.derive import Rule, State, Verdict, when
+from search.location import host
+from search.predicates import is_strictly_inlineable, is_tileable, needs_tiling, reduces_rows
+from search.sketch import rfactor_lanes
+from search.stage import Placement, Rfactor, Stage
+
+TILING = "SSRSRS"
+REDUCTION = "SRS"
+# Below so many results for each core, the cores share a reduction.
+RESULTS_PER_CORE = 16
+
+
+def _inline(state: State) -> list[State]:
+    return [state.put(Stage(state.current.name, Placement.INLINE))]
+
+
+def _unroll(state: State) -> list[State]:
+    """A sum over a small constant matrix  ->  its axes unrolled, the others tiled in two levels."""
+    return [state.put(Stage(state.current.name, Placement.UNROLLED))]
+
+
+def _should_rfactor(state: State) -> bool:
+    return any(_rfactors(state))
+
+
+def _rfactor(state: State) -> list[State]:
+    """s[i] += a[i, k]  ->  partial[i, v] += a[i, ko*V + v]; s[i] += partial[i, v]"""
+    return [state.put(Stage(state.current.name, Placement.NEST, rfactor=half)) for half in _rfactors(state)]
+
+
+def _rfactors(state: State) -> Iterator[Rfactor]:
+    node = state.current
+    if node.reducer in (None, "other"):
+        return
+    results, summed = _sizes(node)
+    few = results <= summed and results <= state.device.cores * RESULTS_PER_CORE
+    if reduces_rows(node) and (few or not needs_tiling(node)) and rfactor_lanes(node, Rfactor.INNER):
+        yield Rfactor.INNER
+    if few and summed > state.device.cores and rfactor_lanes(node, Rfactor.OUTER):
+        yield Rfactor.OUTER
+
+
+def _sizes(node: Node) -> tuple[int, int]:
+    """How many results there are, and how many values each one sums up."""
+    results = summed = 1
+    for axis in node.spatial:
+        results *= node.axes[axis].extent
+    for axis in node.reduction:
+        summed *= node.axes[axis].extent
+    return results, summed
+
+
+def _tile(state: State) -> list[State]:
+    node = state.current
+    return [state.put(Stage(node.name, Placement.TILED, _structure(node)))]
+
+
+def _tile_and_fuse(state: State) -> list[State]:
+    """conv; relu  ->  tiles of conv, each followed by its tile of relu, at either outer level."""
+    consumer = state.epilogue()
+    assert consumer is not None
+    fused = Stage(consumer.name, Placement.FUSED)
+    return [state.put(tile, fused) for tile in _tiles(state.current, consumer.name)]
+
+
+def _tile_in_cache(state: State) -> list[State]:
+    """conv  ->  tiles of conv in a small buffer, each copied out when it is done."""
+    return [state.put(replace(tile, cache_write=True)) for tile in _tiles(state.current, None)]
+
+
+def _tiles(node: Node, epilogue: str | None) -> list[Stage]:
+    structure = _structure(node)
+    levels = range(1, structure.index("R") + 1)
+    return [Stage(node.name, Placement.TILED, structure, epilogue, level) for level in levels]
+
+
+def _structure(node: Node) -> str:
+    return TILING if needs_tiling(node) else REDUCTION
+
+
+def _sums_columns(state: State) -> bool:
+    """Whether a plain reduction leaves an axis to vectorize: rows are summed up by partial results."""
+    return is_tileable(state.current) and (needs_tiling(state.current) or not _should_rfactor(state))
+
+
+def _may_move(state: State) -> bool:
+    """Whether the nests that read a plain reduction may compute it in their loops."""
+    stages = {stage.node: stage for stage in state.stages}
+    return not needs_tiling(state.current) and host(state.dag, stages, state.current) is not None
+
+
+def _leave(state: State) -> list[State]:
+    return [state.put(Stage(state.current.name, Placement.NEST))]
+
+
+CPU_RULES: tuple[Rule, ...] = (
+    Rule(
+        "AlwaysInline",
+        lambda s: when(not s.is_output and is_strictly_inlineable(s.current)),
+        _inline,
+    ),
+    Rule("SimplifyConstTensor", lambda s: when(bool(s.current.constant_axes)), _unroll),
+    Rule("AddRfactor", lambda s: when(_should_rfactor(s), Verdict.APPLY), _rfactor),
+    Rule(
+        "AddCacheWrite",
+        lambda s: when(needs_tiling(s.current) and s.epilogue() is None, Verdict.APPLY),
+        _tile_in_cache,
+    ),
+    Rule(
+        "MultiLevelTilingWithFusion",
+        lambda s: when(_sums_columns(s) and s.epilogue() is not None, Verdict.APPLY),
+        _tile_and_fuse,
+    ),
+    Rule("MultiLevelTiling", lambda s: when(_sums_columns(s), Verdict.APPLY), _tile),
+    Rule("Skip", lambda s: when(not _sums_columns(s) or _may_move(s)), _leave),
+)

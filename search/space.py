@@ -1,0 +1,19 @@
+"""The search space of a subgraph on a device: all sketches that the rules derive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from search.cpu_rules import CPU_RULES
+from search.dag import Dag
+from search.derive import Rule, derive
+from search.device import Device
+from search.sketch import Sketch
+
+
+def generate(dag: Dag, device: Device, user_rules: Sequence[Rule] = ()) -> tuple[Sketch, ...]:
+    """All sketches of `dag` on `device`, the same ones in the same order on every call.
+
+    `user_rules` are tried before the built-in ones.
+    """
+    return derive(dag, device, (*user_rules, *CPU_RULES))

@@ -1,0 +1,65 @@
+"""What a sketch leaves open: integers with a few legal values each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from search.factors import Ints, Tail, covers, tilings
+
+MAX_INNERMOST = 64
+
+
+@dataclass(frozen=True)
+class Split:
+    """The factors of one axis of a tiled node, outermost first; their product is `extent`, or a little more
+    where `tail` allows a partial last tile."""
+
+    node: str
+    axis: int
+    extent: int
+    parts: int
+    tail: Tail = Tail.NONE
+
+    @property
+    def key(self) -> tuple[str, str | int]:
+        return self.node, self.axis
+
+    @property
+    def width(self) -> int:
+        return self.parts
+
+    @property
+    def table(self) -> Ints:
+        """Every legal value that random programs are drawn from, [ways, parts]."""
+        return tilings(self.extent, self.parts, MAX_INNERMOST, self.tail)
+
+    def check(self, values: Sequence[int]) -> None:
+        """Raises ValueError when the factors don't fit."""
+        if not covers(values, self.extent, self.tail):
+            raise ValueError(f"factors {values} of axis {self.axis} must multiply to {self.extent}")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A position in `options`."""
+
+    kind: str
+    node: str
+    options: tuple[int | str, ...]
+
+    @property
+    def key(self) -> tuple[str, str | int]:
+        return self.node, self.kind
+
+    @property
+    def width(self) -> int:
+        return 1
+
+    def check(self, values: Sequence[int]) -> None:
+        """Raises ValueError when there is no such option."""
+        if not 0 <= values[0] < len(self.options):
+            raise ValueError(f"{self.kind} of {self.node} has {len(self.options)} options")
+
+
+Variable = Split | Choice
