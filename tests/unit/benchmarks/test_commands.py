@@ -34,6 +34,7 @@ def test_the_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> N
     listing.main()
     text = capsys.readouterr().out
     assert "python -m benchmarks.networks --quick --json FILE" in text
+    assert "python -m benchmarks.space --quick --json FILE" in text
     assert "python -m benchmarks.report" in text
 
 
