@@ -18,6 +18,8 @@ from tvm import tirx
 from tvm.ir import Call
 from tvm.tirx import Let, PrimFunc, Select
 
+from compiler.indices import find_all
+
 Expr = Any
 _Function = Callable[[Expr], Expr]
 
@@ -80,8 +82,10 @@ def expand_math(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule
     """
     if target.kind.name != "llvm":
         return module
-    # Only later would TVM widen bfloat16, and repeat what it rounds; its vectorizer refuses a repeated `Let`.
-    module = tirx.transform.BF16ComputeLegalize()(module)
+    if _has_bfloat16_math(module):
+        # Only later would TVM widen bfloat16, and repeat what it rounds; its vectorizer refuses a repeated
+        # `Let`. Widened this early, other vectors of bfloat16 fail to compile.
+        module = tirx.transform.BF16ComputeLegalize()(module)
     functions = {
         name: _expand(function) if isinstance(function, PrimFunc) else function
         for name, function in module.functions_items()
@@ -89,13 +93,23 @@ def expand_math(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
 
 
+def _has_bfloat16_math(module: tvm.IRModule) -> bool:
+    functions = [function for _, function in module.functions_items() if isinstance(function, PrimFunc)]
+    calls = (call for function in functions for call in find_all(function.body, Call))
+    return any(_name(call) in FUNCTIONS and str(call.ty.dtype) == "bfloat16" for call in calls)
+
+
+def _name(call: Call) -> str:
+    # The same function is in one of two dialects, prim or tirx.
+    return str(getattr(call.op, "name", "")).removeprefix("prim.").removeprefix("tirx.")
+
+
 def _expand(function: PrimFunc) -> PrimFunc:
     return function.with_body(tvm_ffi.structural_map(function.body, (Call, _expand_call)))
 
 
 def _expand_call(call: Call) -> Expr:
-    # The same function is in one of two dialects, prim or tirx.
-    name = getattr(call.op, "name", "").removeprefix("prim.").removeprefix("tirx.")
+    name = _name(call)
     if name == "pow":
         return _power(call)
     function, dtype = FUNCTIONS.get(name), str(call.ty.dtype)
