@@ -162,6 +162,8 @@ class Nests:
         assert node.vector_axis is not None
         place = node.spatial.index(node.vector_axis)
         loop, lanes = own.spatial[place], int(self.program.choice(stage.node, "vector"))
+        if not self.tools.is_fixed(loop):
+            return
         extent = self.tools.extent(loop)
         lanes = min(lanes, 1 << (extent - 1).bit_length())
         if lanes == 1:

@@ -6,14 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tvm
+from tvm import tirx
 from tvm.s_tir import Schedule
 
 from search.dag import AxisKind, Node
 
 
 class Primitives:
-    """Small steps on one schedule; `vector_bytes` is the device's longest vector, `buffers` are the workload's
-    by their names in the dag."""
+    """Small steps on one schedule; `vector_bytes` is the device's longest vector, `buffers` are those of the
+    workload by their names in the dag."""
 
     def __init__(self, schedule: Schedule, vector_bytes: int, buffers: Mapping[str, Any]) -> None:
         self.schedule = schedule
@@ -29,6 +30,10 @@ class Primitives:
 
     def extent(self, loop: Any) -> int:
         return int(self.schedule.get(loop).extent)
+
+    def is_fixed(self, loop: Any) -> bool:
+        """Whether the loop always has the same extent: parts of quotients that tiles straddle don't."""
+        return isinstance(self.schedule.get(loop).extent, tirx.IntImm)
 
     def split(self, loop: Any, factors: Sequence[int]) -> list[Any]:
         return list(self.schedule.split(loop, [int(factor) for factor in factors]))
@@ -50,7 +55,7 @@ class Primitives:
         self._later.append(lambda: self._vectorize(block, lanes or self.lanes(block)))
 
     def peel_later(self, block: Any, loop: Any, width: int) -> None:
-        """The last iteration of `loop` on its own, where only `width` iterations of the innermost loop exist."""
+        """The last iteration of `loop` on its own, as the innermost loop has only `width` iterations there."""
         if self.can_partition:
             self._later.append(lambda: self._peel(block, loop, width))
 
@@ -61,6 +66,8 @@ class Primitives:
 
     def _vectorize(self, block: Any, lanes: int) -> None:
         loop = self.schedule.get_loops(block)[-1]
+        if not self.is_fixed(loop):
+            return
         if not self.can_partition:
             lanes = min(lanes, power_of_two(self.extent(loop)))
         for part in self._partition(loop, vector_parts(self.extent(loop), lanes)):

@@ -3,7 +3,7 @@
 Errors against the true value are at most 2 ulp for exp, exp2, log and log2, 4 ulp for log10, log1p, sigmoid
 and rsqrt, and 4 ulp or 1e-6 (whichever is more) for tanh and erf. Infinities and nan give what libm gives.
 Results of exp and exp2 below float32's smallest normal number are 0: such numbers slow many CPUs down.
-float16 and bfloat16 go through float32; float64 stays with libm.
+float16 goes through float32; float64 stays with libm, and so does bfloat16, which TVM widens only later.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call
-from tvm.tirx import Let, PrimFunc, Select
+from tvm.ir import Call, TensorLoad
+from tvm.tirx import Cast, Let, PrimFunc, Select
 
 from compiler.indices import find_all
 
@@ -82,21 +82,11 @@ def expand_math(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule
     """
     if target.kind.name != "llvm":
         return module
-    if _has_bfloat16_math(module):
-        # Only later would TVM widen bfloat16, and repeat what it rounds; its vectorizer refuses a repeated
-        # `Let`. Widened this early, other vectors of bfloat16 fail to compile.
-        module = tirx.transform.BF16ComputeLegalize()(module)
     functions = {
         name: _expand(function) if isinstance(function, PrimFunc) else function
         for name, function in module.functions_items()
     }
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
-
-
-def _has_bfloat16_math(module: tvm.IRModule) -> bool:
-    functions = [function for _, function in module.functions_items() if isinstance(function, PrimFunc)]
-    calls = (call for function in functions for call in find_all(function.body, Call))
-    return any(_name(call) in FUNCTIONS and str(call.ty.dtype) == "bfloat16" for call in calls)
 
 
 def _name(call: Call) -> str:
@@ -113,9 +103,17 @@ def _expand_call(call: Call) -> Expr:
     if name == "pow":
         return _power(call)
     function, dtype = FUNCTIONS.get(name), str(call.ty.dtype)
-    if function is None or dtype not in ("float32", "float16", "bfloat16") or _too_deep(call.args[0]):
+    if function is None or dtype not in ("float32", "float16"):
+        return call
+    if _too_deep(call.args[0]) or _has_bfloat16(call.args[0]):
         return call
     return function(call.args[0].astype("float32")).astype(dtype)
+
+
+def _has_bfloat16(argument: Expr) -> bool:
+    # TVM widens bfloat16 later, repeats what it rounds, and refuses or confuses a repeated `Let`.
+    values = find_all(argument, TensorLoad, Cast)
+    return any(str(value.ty.dtype) == "bfloat16" for value in values)
 
 
 def _too_deep(argument: Expr) -> bool:
