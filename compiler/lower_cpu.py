@@ -1,4 +1,4 @@
-"""Programs for CPUs as TVM schedule primitives: parallel chunks outside, vectors and register tiles inside."""
+"""Programs for CPUs as schedule primitives: parallel chunks outside, vectors and register tiles inside."""
 
 from __future__ import annotations
 

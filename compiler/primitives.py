@@ -55,12 +55,12 @@ class Primitives:
         self._later.append(lambda: self._vectorize(block, lanes or self.lanes(block)))
 
     def peel_later(self, block: Any, loop: Any, width: int) -> None:
-        """The last iteration of `loop` on its own, as the innermost loop has only `width` iterations there."""
+        """The last iteration of `loop` on its own: the innermost loop has only `width` iterations there."""
         if self.can_partition:
             self._later.append(lambda: self._peel(block, loop, width))
 
     def peel_vectors_later(self, block: Any) -> None:
-        """The innermost loop as loops whose lengths fill vectors; the compiler makes vectors of them."""
+        """The innermost loop as several whose lengths fill vectors; the compiler makes vectors of them."""
         if self.can_partition:
             self._later.append(lambda: self._peel_vectors(block))
 

@@ -1,5 +1,5 @@
-"""An analytic estimate of a program's run time, before anything was measured: rooflines of its tiled nodes and
-of its nests. It orders the first candidates and is what the learned model starts from.
+"""An analytic estimate of a program's run time, before anything was measured: rooflines of its tiled nodes
+and of its nests. It orders the first candidates and is what the learned model starts from.
 """
 
 from __future__ import annotations

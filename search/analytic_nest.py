@@ -1,5 +1,5 @@
-"""The analytic estimate of nests: work in vectors or partial results, shared out to the cores, on data that lies
-where the nest before left it."""
+"""The analytic estimate of nests: work in vectors or partial results, shared out to the cores, on data that
+lies where the nest before left it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 
-from search.annotate import depth_of, is_inlined
 from search.dag import Access, AxisKind, Node
 from search.device import Device
 from search.machine import (
@@ -22,6 +21,7 @@ from search.machine import (
     PARALLEL_LAUNCH_S,
     balance_of,
 )
+from search.moves import depth_of, is_inlined
 from search.nest import Floats, Nest, region
 from search.program import Population
 from search.sketch import Sketch

@@ -6,10 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.factors import Ints
+from search.moves import depth_of, encloses_readers, is_inlined
 from search.nest import Nest, vector_instructions
 from search.program import Population
 from search.sketch import Sketch
-from search.stage import Stage
 from search.variables import MAX_INNERMOST, Split
 
 # Unrolled bodies of more instructions only spill, and take the compiler seconds.
@@ -33,7 +33,7 @@ def sample(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
 
 
 def legal(population: Population) -> Population:
-    """Every distinct program that `valid` admits, with the variables that don't matter at their first value."""
+    """Every distinct program that `valid` admits; variables that don't matter stand at their first value."""
     distinct = _settled(population).distinct()
     return distinct.take(np.flatnonzero(valid(distinct)))
 
@@ -45,26 +45,8 @@ def valid(population: Population) -> NDArray[np.bool_]:
     for stage in population.sketch.tiled:
         keep &= _is_small(population, Nest.of(population, stage))
     for stage in population.sketch.nests:
-        keep &= _encloses_readers(population, stage)
+        keep &= encloses_readers(population, stage)
     return keep
-
-
-def depth_of(population: Population, node: str) -> Ints:
-    """[programs]: the number of its host's loops inside which a nest is computed; 0 for a nest of its own and
-    for an inlined one."""
-    variable = population.sketch.choice(node, "location")
-    if variable is None:
-        return np.zeros(len(population), dtype=np.int64)
-    depths = [int(option) if str(option).isdigit() else 0 for option in variable.options]
-    return np.array(depths, dtype=np.int64)[population.column(node, "location")]
-
-
-def is_inlined(population: Population, node: str) -> NDArray[np.bool_]:
-    """[programs]"""
-    variable = population.sketch.choice(node, "location")
-    if variable is None or "inline" not in variable.options:
-        return np.zeros(len(population), dtype=bool)
-    return np.asarray(population.column(node, "location") == variable.options.index("inline"))
 
 
 def _is_small(population: Population, nest: Nest) -> NDArray[np.bool_]:
@@ -82,30 +64,6 @@ def _unrolled_steps(population: Population, nest: Nest, rows: Ints) -> Ints:
     """How many innermost reduction steps the chosen unroll limit, which counts vector rows, covers."""
     limits = population.options(nest.node.name, "unroll")
     return np.clip(limits // rows, 1, nest.trips(nest.depth - 2))
-
-
-def _encloses_readers(population: Population, stage: Stage) -> NDArray[np.bool_]:
-    sketch = population.sketch
-    outer = sketch.hosts.get(stage.node)
-    depth = depth_of(population, stage.node)
-    if outer is None:
-        return np.ones(len(depth), dtype=bool)
-    deepest = _readers_depth(population, stage.node, outer.name)
-    return np.asarray(depth <= np.where(is_inlined(population, outer.name), 0, deepest))
-
-
-def _readers_depth(population: Population, node: str, outer: str) -> Ints:
-    """[programs]: the smallest depth at which a reader of `node` stands in the nest of `outer`."""
-    dag = population.sketch.dag
-    least = np.full(len(population), np.iinfo(np.int64).max)
-    for consumer in dag.consumers(dag.node[node]):
-        if consumer.name == outer:
-            continue
-        own = depth_of(population, consumer.name)
-        onward = _readers_depth(population, consumer.name, outer)
-        passes = is_inlined(population, consumer.name) | (consumer.name not in population.sketch.nest_names)
-        least = np.minimum(least, np.where(passes, onward, own))
-    return least
 
 
 def _settled(population: Population) -> Population:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,11 @@ from search.program import Population, Program, gather
 from search.sketch import Sketch
 
 RANDOM_SHARE = 0.05
+MIN_POPULATION = 32
+# So many times as many programs are drawn as are kept of them, likelier the better the estimate.
+DRAWN_FOR_EACH = 4
+# A program that is estimated to be twice as fast is this power of two times as likely.
+FAVOUR = 2.0
 
 
 @dataclass(frozen=True)
@@ -48,10 +53,18 @@ class Proposal:
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """How a batch is picked: `same_tile` is the largest share of it with one innermost tile."""
+    """How a batch is picked: `same_tile` is the largest share of it with one innermost tile. Only the most
+    promising `sketches` evolve, together no more than `populations` times the programs of one."""
 
     evolution: EvolutionConfig = field(default_factory=EvolutionConfig)
     same_tile: float = 0.25
+    populations: int = 4
+    sketches: int = 8
+
+    def share(self, sketches: int) -> EvolutionConfig:
+        """The evolution of one sketch among so many."""
+        size = self.evolution.population * self.populations // max(sketches, self.populations)
+        return replace(self.evolution, population=max(size, MIN_POPULATION))
 
 
 Sample = tuple[SearchTask, Program, float]
@@ -100,10 +113,9 @@ def propose(
     best_first = [
         program for program, seconds in sorted(measured, key=lambda m: m[1]) if np.isfinite(seconds)
     ]
-    ranked = [
-        evolve(sketch, lambda p: task.predict(p, model), best_first, rng, settings.evolution)
-        for sketch in task.sketches
-    ]
+    sketches = _promising(task, model, settings.sketches, rng)
+    share = settings.share(len(sketches))
+    ranked = [evolve(sketch, lambda p: task.predict(p, model), best_first, rng, share) for sketch in sketches]
     num_random = int(rng.binomial(count, RANDOM_SHARE)) if measured else 0
     limit = max(1, round(settings.same_tile * count))
     picked = _pick(_merge(ranked, known), count - num_random, limit)
@@ -146,11 +158,31 @@ def _pick(candidates: Iterator[tuple[Proposal, object]], count: int, limit: int)
     return picked + passed_over[: count - len(picked)]
 
 
+def _promising(task: SearchTask, model: CostModel, limit: int, rng: np.random.Generator) -> list[Sketch]:
+    """The sketches whose best random programs are predicted to be the fastest."""
+    if len(task.sketches) <= limit:
+        return list(task.sketches)
+    drawn = [draw(task, sketch, MIN_POPULATION, rng) for sketch in task.sketches]
+    best = [task.predict(programs, model).min(initial=np.inf) for programs in drawn]
+    return [task.sketches[number] for number in np.argsort(best, kind="stable")[:limit]]
+
+
+def draw(task: SearchTask, sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
+    """Up to `count` random programs of a sketch: every one is possible, and the likelier the better its
+    registers, caches and cores are used as the analytic estimate has it."""
+    drawn = sample(sketch, DRAWN_FOR_EACH * count, rng)
+    if len(drawn) <= count:
+        return drawn
+    # The largest of log-weights with Gumbel noise are a draw by weight, without putting back.
+    keys = rng.gumbel(size=len(drawn)) - FAVOUR * np.log(estimate(drawn, task.device).seconds)
+    return drawn.take(np.sort(np.argpartition(-keys, count)[:count]))
+
+
 def _random(
     task: SearchTask, model: CostModel, known: Collection[Program], rng: np.random.Generator
 ) -> Iterator[tuple[Proposal, object]]:
     """Programs nobody asked the model about, so that it also learns where it is wrong."""
-    drawn = [sample(sketch, 64, rng) for sketch in task.sketches]
+    drawn = [draw(task, sketch, 64, rng) for sketch in task.sketches]
     pairs = [(population, row) for population in drawn for row in range(len(population))]
     given: set[Program] = set()
     for at in rng.permutation(len(pairs)):

@@ -7,8 +7,8 @@ from enum import StrEnum
 
 
 class Placement(StrEnum):
-    """What becomes of a node: `NEST` is a loop nest of its own or one inside the nest that reads it, `FUSED` is
-    computed inside the tile of its producer, `UNROLLED` is a nest around small constant matrices."""
+    """What becomes of a node: `NEST` is a loop nest of its own or one inside the nest that reads it, `FUSED`
+    is computed inside the tile of its producer, `UNROLLED` is a nest around small constant matrices."""
 
     INLINE = "inline"
     TILED = "tile"

@@ -1,0 +1,53 @@
+"""Where the nests of each program of a population are computed."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search.factors import Ints
+from search.program import Population
+from search.stage import Stage
+
+
+def depth_of(population: Population, node: str) -> Ints:
+    """[programs]: the number of its host's loops inside which a nest is computed; 0 for a nest of its own and
+    for an inlined one."""
+    variable = population.sketch.choice(node, "location")
+    if variable is None:
+        return np.zeros(len(population), dtype=np.int64)
+    depths = [int(option) if str(option).isdigit() else 0 for option in variable.options]
+    return np.array(depths, dtype=np.int64)[population.column(node, "location")]
+
+
+def is_inlined(population: Population, node: str) -> NDArray[np.bool_]:
+    """[programs]"""
+    variable = population.sketch.choice(node, "location")
+    if variable is None or "inline" not in variable.options:
+        return np.zeros(len(population), dtype=bool)
+    return np.asarray(population.column(node, "location") == variable.options.index("inline"))
+
+
+def encloses_readers(population: Population, stage: Stage) -> NDArray[np.bool_]:
+    """[programs]: whether a nest is computed outside of all loops that one of its readers is outside of."""
+    sketch = population.sketch
+    outer = sketch.hosts.get(stage.node)
+    depth = depth_of(population, stage.node)
+    if outer is None:
+        return np.ones(len(depth), dtype=bool)
+    deepest = _readers_depth(population, stage.node, outer.name)
+    return np.asarray(depth <= np.where(is_inlined(population, outer.name), 0, deepest))
+
+
+def _readers_depth(population: Population, node: str, outer: str) -> Ints:
+    """[programs]: the smallest depth at which a reader of `node` stands in the nest of `outer`."""
+    dag = population.sketch.dag
+    least = np.full(len(population), np.iinfo(np.int64).max)
+    for consumer in dag.consumers(dag.node[node]):
+        if consumer.name == outer:
+            continue
+        own = depth_of(population, consumer.name)
+        onward = _readers_depth(population, consumer.name, outer)
+        passes = is_inlined(population, consumer.name) | (consumer.name not in population.sketch.nest_names)
+        least = np.minimum(least, np.where(passes, onward, own))
+    return least
