@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from search.dag import Access, Axis, AxisKind, Buffer, BufferRole, Dag, Index, Node, Term
+from search.dag import Dag, Node
 from search.device import Device
+from tests.unit.search.builders import dag, node
 
 DEVICE = Device(
     name="board",
@@ -21,65 +22,11 @@ DEVICE = Device(
     target="{}",
 )
 
-Shape = tuple[int, ...]
 
-
-def node(
-    name: str,
-    spatial: dict[str, int],
-    reads: list[str],
-    *,
-    reduction: dict[str, int] | None = None,
-    flops: float = 0.0,
-    has_branch: bool = False,
-    is_expensive: bool = False,
-    reducer: str = "sum",
-) -> Node:
-    """A node that writes a buffer of its own name at its spatial axes, in order; `reads` are such as
-    "data[n, 2*y + ry - 1, 3*f//4, ?i]": three times f//4; ? marks what is not affine."""
-    axes = [Axis(axis, extent, AxisKind.SPATIAL) for axis, extent in spatial.items()]
-    axes += [Axis(axis, extent, AxisKind.REDUCTION) for axis, extent in (reduction or {}).items()]
-    names = [axis.name for axis in axes]
-    return Node(
-        name=name,
-        axes=tuple(axes),
-        write=access(f"{name}[{', '.join(spatial)}]", names),
-        reads=tuple(access(read, names) for read in reads),
-        flops=flops,
-        has_branch=has_branch,
-        is_expensive=is_expensive,
-        reducer=reducer if reduction else None,
-    )
-
-
-def access(text: str, axes: list[str]) -> Access:
-    buffer, _, inner = text.removesuffix("]").partition("[")
-    return Access(buffer, tuple(index(part, axes) for part in inner.split(",") if part.strip()))
-
-
-def index(text: str, axes: list[str]) -> Index:
-    terms: list[Term] = []
-    offset = 0
-    for part in text.replace(" ", "").replace("-", "+-").replace("?", "").split("+"):
-        coefficient, _, quotient = part.rpartition("*")
-        name, _, divisor = quotient.partition("//")
-        if name in axes:
-            terms.append(Term(axes.index(name), int(coefficient or 1), int(divisor or 1)))
-        elif part:
-            offset += int(part)
-    return Index(tuple(sorted(terms)), offset, affine="?" not in text)
-
-
-def dag(inputs: dict[str, Shape], nodes: list[Node], dtypes: dict[str, str] | None = None) -> Dag:
-    """The last node's result is the output."""
-    types = dtypes or {}
-    buffers = [
-        Buffer(name, shape, types.get(name, "float32"), BufferRole.INPUT) for name, shape in inputs.items()
-    ]
-    for item in nodes:
-        role = BufferRole.OUTPUT if item is nodes[-1] else BufferRole.INTERMEDIATE
-        buffers.append(Buffer(item.name, tuple(item.axes[a].extent for a in item.spatial), "float32", role))
-    return Dag(nodes[-1].name, tuple(buffers), tuple(nodes))
+def _pad(size: int, channels: int) -> Node:
+    """A border of one around images."""
+    shape = {"n": 1, "y": size + 2, "x": size + 2, "c": channels}
+    return node("pad", shape, ["data[n, y - 1, x - 1, c]"], has_branch=True)
 
 
 def conv2d(size: int = 14, inputs: int = 16, outputs: int = 32) -> Dag:
@@ -88,12 +35,7 @@ def conv2d(size: int = 14, inputs: int = 16, outputs: int = 32) -> Dag:
     return dag(
         {"data": (1, size, size, inputs), "weight": (3, 3, inputs, outputs), "bias": (1, 1, 1, outputs)},
         [
-            node(
-                "pad",
-                {"n": 1, "y": size + 2, "x": size + 2, "c": inputs},
-                ["data[n, y - 1, x - 1, c]"],
-                has_branch=True,
-            ),
+            _pad(size, inputs),
             node(
                 "conv",
                 out,
@@ -119,12 +61,7 @@ def depthwise(size: int = 14, channels: int = 32) -> Dag:
     return dag(
         {"data": (1, size, size, channels), "weight": (3, 3, channels, 1)},
         [
-            node(
-                "pad",
-                {"n": 1, "y": size + 2, "x": size + 2, "c": channels},
-                ["data[n, y - 1, x - 1, c]"],
-                has_branch=True,
-            ),
+            _pad(size, channels),
             node(
                 "depthwise",
                 out,
@@ -142,12 +79,7 @@ def max_pool(size: int = 14, channels: int = 32) -> Dag:
     return dag(
         {"data": (1, size, size, channels)},
         [
-            node(
-                "pad",
-                {"n": 1, "y": size + 2, "x": size + 2, "c": channels},
-                ["data[n, y - 1, x - 1, c]"],
-                has_branch=True,
-            ),
+            _pad(size, channels),
             node(
                 "pool",
                 {"n": 1, "y": size // 2, "x": size // 2, "c": channels},
@@ -190,6 +122,211 @@ def softmax(rows: int = 16, columns: int = 40) -> Dag:
     )
 
 
+def log_softmax(rows: int = 6, columns: int = 40) -> Dag:
+    """Its sum reads the data and the greatest value itself: no exponentials are kept."""
+    return dag(
+        {"data": (rows, columns)},
+        [
+            node("max", {"i": rows}, ["data[i, k]"], reduction={"k": columns}, flops=1.0, reducer="max"),
+            node(
+                "sum",
+                {"i": rows},
+                ["data[i, k]", "max[i]"],
+                reduction={"k": columns},
+                flops=18.0,
+                is_expensive=True,
+            ),
+            node(
+                "log",
+                {"i": rows, "j": columns},
+                ["data[i, j]", "max[i]", "sum[i]"],
+                flops=18.0,
+                is_expensive=True,
+            ),
+        ],
+    )
+
+
+def layer_norm(rows: int = 12, columns: int = 32) -> Dag:
+    """Two passes: the mean, then the sum of squared distances from it."""
+    row = {"i": rows}
+    reads = ["data[i, j]", "mean[i]", "variance[i]", "scale[j]", "shift[j]"]
+    return dag(
+        {"data": (rows, columns), "scale": (columns,), "shift": (columns,)},
+        [
+            node("sum", row, ["data[i, k]"], reduction={"k": columns}, flops=1.0),
+            node("mean", row, ["sum[i]"], flops=1.0),
+            node("variance", row, ["data[i, k]", "mean[i]"], reduction={"k": columns}, flops=3.0),
+            node("norm", {"i": rows, "j": columns}, reads, flops=8.0, is_expensive=True),
+        ],
+    )
+
+
+def layer_norm_one_pass(rows: int = 12, columns: int = 32) -> Dag:
+    """The sums of values and of squares come out of one nest."""
+    sums = node(
+        "sums",
+        {"i": rows},
+        ["data[i, k]"],
+        reduction={"k": columns},
+        flops=3.0,
+        reducer="other",
+        also=("squares",),
+    )
+    reads = ["data[i, j]", "sums[i]", "squares[i]", "scale[j]", "shift[j]"]
+    norm = node("norm", {"i": rows, "j": columns}, reads, flops=8.0, is_expensive=True)
+    return dag({"data": (rows, columns), "scale": (columns,), "shift": (columns,)}, [sums, norm])
+
+
+def attention(heads: int = 2, length: int = 12, size: int = 8) -> Dag:
+    """softmax(Q K^T / sqrt(size)) V"""
+    row = {"h": heads, "i": length}
+    square = row | {"j": length}
+    return dag(
+        dict.fromkeys(("query", "key", "value"), (heads, length, size)),
+        [
+            node("scores", square, ["query[h, i, d]", "key[h, j, d]"], reduction={"d": size}, flops=2.0),
+            node("scaled", square, ["scores[h, i, j]"], flops=1.0),
+            node("max", row, ["scaled[h, i, k]"], reduction={"k": length}, flops=1.0, reducer="max"),
+            node("exp", square, ["scaled[h, i, j]", "max[h, i]"], flops=17.0, is_expensive=True),
+            node("sum", row, ["exp[h, i, k]"], reduction={"k": length}, flops=1.0),
+            node("weights", square, ["exp[h, i, j]", "sum[h, i]"], flops=1.0),
+            node(
+                "attention",
+                row | {"c": size},
+                ["weights[h, i, t]", "value[h, t, c]"],
+                reduction={"t": length},
+                flops=2.0,
+            ),
+        ],
+    )
+
+
+def norm(rows: int = 6, columns: int = 40) -> Dag:
+    return dag(
+        {"data": (rows, columns)},
+        [
+            node("square", {"i": rows, "k": columns}, ["data[i, k]"], flops=1.0),
+            node("sum", {"i": rows}, ["square[i, k]"], reduction={"k": columns}, flops=1.0),
+            node("root", {"i": rows}, ["sum[i]"], flops=1.0, is_expensive=True),
+        ],
+    )
+
+
+def argmax(rows: int = 12, columns: int = 20) -> Dag:
+    """Position and value are found together, then the position is copied out."""
+    found = node(
+        "found",
+        {"i": rows},
+        ["data[i, k]"],
+        reduction={"k": columns},
+        flops=1.0,
+        reducer="other",
+        has_branch=True,
+        also=("value",),
+    )
+    position = node("position", {"i": rows}, ["found[i]"])
+    types = {"found": "int32", "position": "int32"}
+    return dag({"data": (rows, columns)}, [found, position], dtypes=types)
+
+
+def winograd(tiles: int = 4, inputs: int = 4, outputs: int = 8) -> Dag:
+    """Tiles of 4 x 4, transformed by constant matrices before and after a product for each position."""
+    place = {"e": 4, "v": 4, "p": tiles}
+    both = {"r": 4, "s": 4}
+    return dag(
+        {"tile": (4, 4, tiles, inputs), "weight": (4, 4, outputs, inputs)},
+        [
+            node("B", {"i": 4, "j": 4}, [], has_branch=True),
+            node(
+                "packed",
+                place | {"c": inputs},
+                ["tile[r, s, p, c]", "B[r, e]", "B[s, v]"],
+                reduction=both,
+                flops=4.0,
+                constant_axes=("e", "v", "r", "s"),
+            ),
+            node(
+                "product",
+                place | {"f": outputs},
+                ["packed[e, v, p, c]", "weight[e, v, f, c]"],
+                reduction={"c": inputs},
+                flops=2.0,
+            ),
+            node("A", {"i": 4, "j": 2}, [], has_branch=True),
+            node(
+                "inverse",
+                {"y": 2, "x": 2, "p": tiles, "f": outputs},
+                ["product[r, s, p, f]", "A[r, y]", "A[s, x]"],
+                reduction=both,
+                flops=4.0,
+                constant_axes=("y", "x", "r", "s"),
+            ),
+        ],
+        constants=("weight",),
+    )
+
+
+def grouped(size: int = 8, channels: int = 16, groups: int = 4) -> Dag:
+    """1 x 1 in groups: each result reads the channels of its own group."""
+    inside = channels // groups
+    return dag(
+        {"data": (size, size, channels), "weight": (inside, channels)},
+        [
+            node(
+                "grouped",
+                {"y": size, "x": size, "f": channels},
+                [f"data[y, x, {inside}*f//{inside} + c]", "weight[c, f]"],
+                reduction={"c": inside},
+                flops=2.0,
+            )
+        ],
+    )
+
+
+def transposed(size: int = 4, inputs: int = 8, outputs: int = 16) -> Dag:
+    """4 x 4, stride 2: the gaps between the inputs are asked for in the sum itself."""
+    reads = ["pad[n, y//2 + ry//2, x//2 + rx//2, c]", "weight[3 + -1*ry, 3 + -1*rx, c, f]"]
+    return dag(
+        {"data": (1, size, size, inputs), "weight": (4, 4, inputs, outputs)},
+        [
+            _pad(size, inputs),
+            node(
+                "conv",
+                {"n": 1, "y": 2 * size, "x": 2 * size, "f": outputs},
+                reads,
+                reduction={"ry": 4, "rx": 4, "c": inputs},
+                flops=2.0,
+                has_branch=True,
+            ),
+        ],
+    )
+
+
+def two_matmuls(n: int = 16) -> Dag:
+    """The second product reads the rectified first one."""
+    square = {"i": n, "j": n}
+    return dag(
+        dict.fromkeys("abc", (n, n)),
+        [
+            node("first", square, ["a[i, k]", "b[k, j]"], reduction={"k": n}, flops=2.0),
+            node("relu", square, ["first[i, j]"], flops=1.0),
+            node("second", square, ["relu[i, k]", "c[k, j]"], reduction={"k": n}, flops=2.0),
+        ],
+    )
+
+
+def split_heads(length: int = 6, heads: int = 4, size: int = 16) -> Dag:
+    """A reshape and a transposition: nothing but copies."""
+    return dag(
+        {"data": (length, heads * size)},
+        [
+            node("reshape", {"l": length, "h": heads, "d": size}, [f"data[l, {size}*h + d]"]),
+            node("heads", {"h": heads, "l": length, "d": size}, ["reshape[l, h, d]"]),
+        ],
+    )
+
+
 def add_relu(size: int = 14, channels: int = 24) -> Dag:
     shape = {"n": 1, "y": size, "x": size, "c": channels}
     sizes = (1, size, size, channels)
@@ -227,16 +364,36 @@ def total(count: int = 64) -> Dag:
     return dag({"data": (count,)}, [node("total", {}, ["data[k]"], reduction={"k": count}, flops=1.0)])
 
 
+def scalar() -> Dag:
+    """One value: nothing is left open."""
+    return dag({"data": ()}, [node("squared", {}, ["data"], flops=2.0)])
+
+
 DAGS: dict[str, Callable[[], Dag]] = {
     "conv2d": conv2d,
     "matmul": matmul,
+    # A row, and extents that no tile divides.
+    "gemv": lambda: matmul(1, 40, 128),
+    "prime_matmul": lambda: matmul(19, 101, 7),
+    "two_matmuls": two_matmuls,
     "depthwise": depthwise,
+    "grouped": grouped,
+    "transposed": transposed,
+    "winograd": winograd,
     "max_pool": max_pool,
     "global_pool": global_pool,
     "softmax": softmax,
+    "log_softmax": log_softmax,
+    "layer_norm": layer_norm,
+    "layer_norm_one_pass": layer_norm_one_pass,
+    "attention": attention,
+    "norm": norm,
+    "argmax": argmax,
     "add_relu": add_relu,
     "transpose": transpose,
+    "split_heads": split_heads,
     "take": take,
     "scale_shift": scale_shift,
     "total": total,
+    "scalar": scalar,
 }

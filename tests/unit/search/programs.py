@@ -5,27 +5,83 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from search.annotate import sample, table_of
-from search.program import Population, Program
-from search.sketch import Choice, Sketch, Split, generate
-from tests.unit.search.dags import DAGS
+from search.annotate import legal, sample
+from search.dag import Dag
+from search.device import Device
+from search.program import Population, Program, gather
+from search.sketch import Sketch
+from search.space import generate
+from search.variables import Choice, Variable
+from tests.unit.search.dags import DAGS, DEVICE
 
-OPEN_SKETCHES = [sketch for make in DAGS.values() for sketch in generate(make()) if sketch.num_columns]
+DEVICES = {"cpu": DEVICE}
 
-sketches = st.sampled_from(OPEN_SKETCHES)
+# By the name of the dag; only those that leave something open.
+OPEN_SKETCHES = {
+    name: found
+    for name, make in DAGS.items()
+    if (found := [sketch for sketch in generate(make(), DEVICE) if sketch.num_columns])
+}
+
+# Every dag as often as any other, however many sketches it has.
+sketches = st.sampled_from(sorted(OPEN_SKETCHES)).flatmap(lambda name: st.sampled_from(OPEN_SKETCHES[name]))
 seeds = st.integers(0, 2**32 - 1)
 
 
+def sketch_of(graph: Dag, key: str, device: Device = DEVICE) -> Sketch:
+    """The sketch with this key; an error lists those that there are."""
+    found = {sketch.key: sketch for sketch in generate(graph, device)}
+    assert key in found, f"no sketch {key!r} among:\n" + "\n".join(found)
+    return found[key]
+
+
+def program_of(sketch: Sketch, **values: object) -> Program:
+    """Every variable's middle value, and every nest as deep inside another as it can be; but for the values
+    given, by node and by axis or kind of choice, such as `matmul={"i": (4, 1, 1, 8), "unroll": 16}`: factors,
+    or an option itself."""
+    chosen = {variable.key: _middle(variable) for variable in sketch.variables}
+    for node, settings in values.items():
+        assert isinstance(settings, dict)
+        for name, value in settings.items():
+            key, column = _setting(sketch, node, name, value)
+            assert key in chosen, f"{key} is not among {list(chosen)}"
+            chosen[key] = column
+    return Program(sketch, tuple(value for column in chosen.values() for value in column))
+
+
+def _setting(
+    sketch: Sketch, node: str, name: str, value: object
+) -> tuple[tuple[str, str | int], tuple[int, ...]]:
+    if isinstance(value, tuple):
+        axes = [axis.name for axis in sketch.dag.node[node].axes]
+        return (node, axes.index(name)), value
+    variable = sketch.variable[node, name]
+    assert isinstance(variable, Choice)
+    assert value in variable.options, f"{value} is not among {variable.options} of {name} of {node}"
+    return variable.key, (variable.options.index(value),)  # type: ignore[arg-type]
+
+
 def middling(sketch: Sketch) -> Program:
-    """The same program on every call: each variable's middle value."""
-    return Program(sketch, tuple(v for variable in sketch.variables for v in _middle(variable)))
+    """The same legal program on every call, somewhere in the middle of the space."""
+    found = legal(gather([program_of(sketch)]))
+    assert len(found), f"not legal:\n{program_of(sketch)}"
+    return found.program(0)
 
 
-def _middle(variable: Split | Choice) -> tuple[int, ...]:
+def _middle(variable: Variable) -> tuple[int, ...]:
     if isinstance(variable, Choice):
-        return (len(variable.options) // 2,)
-    table = table_of(variable)
+        last = len(variable.options) - 1
+        return (last if variable.kind == "location" else (last + 1) // 2,)
+    table = variable.table
     return tuple(int(factor) for factor in table[len(table) // 2])
+
+
+def described(graph: Dag, device: Device) -> str:
+    """A dag, its sketches, and the middling programs of the first and of the last of them, as text."""
+    found = generate(graph, device)
+    programs = [f"\n{middling(sketch)}\n" for sketch in dict.fromkeys((found[0], found[-1]))]
+    keys = "".join(f"    {sketch.key}\n" for sketch in found)
+    return f"{graph}\n\nsketches:\n{keys}" + "".join(programs)
 
 
 def drawn(sketch: Sketch, seed: int, count: int = 32) -> Population:

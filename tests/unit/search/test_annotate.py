@@ -1,22 +1,42 @@
+"""Random programs: what is drawn, what is valid, and which values don't matter."""
+
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
+import pytest
 from hypothesis import given
 
 from search.annotate import (
-    MAX_INNERMOST,
     MAX_TILE_INSTRUCTIONS,
     MAX_UNROLLED_INSTRUCTIONS,
     VECTOR_ELEMENTS,
+    depth_of,
+    is_inlined,
+    legal,
     sample,
     valid,
 )
-from search.program import Program, gather
-from search.sketch import Sketch, Split, generate
+from search.program import Population, Program, gather
+from search.sketch import Sketch
+from search.space import generate
+from search.stage import Placement
+from search.variables import MAX_INNERMOST
 from tests.unit.search import dags
-from tests.unit.search.programs import all_programs, drawn, middling, seeds, sketches
+from tests.unit.search.dags import DEVICE
+from tests.unit.search.programs import all_programs, drawn, program_of, seeds, sketch_of, sketches
+
+
+def _unchecked(sketch: Sketch, seed: int, count: int = 32) -> Population:
+    """Values drawn without a look at whether they go together."""
+    rng = np.random.default_rng(seed)
+    columns = []
+    for variable in sketch.variables:
+        table = variable.table if hasattr(variable, "table") else np.arange(len(variable.options))[:, None]
+        columns.append(table[rng.integers(len(table), size=count)])
+    return Population(sketch, np.concatenate(columns, axis=1))
 
 
 @given(sketches, seeds)
@@ -32,46 +52,165 @@ def test_samples_depend_on_nothing_but_the_seed(sketch: Sketch, seed: int) -> No
 
 
 @given(sketches, seeds)
-def test_what_is_unrolled_stays_within_the_limits(sketch: Sketch, seed: int) -> None:
-    for program in all_programs(drawn(sketch, seed, count=8)):
-        for stage in sketch.tiled:
-            assert _unrolled_instructions(program, stage.node) <= MAX_UNROLLED_INSTRUCTIONS
+def test_valid_is_what_is_small_and_encloses_its_readers(sketch: Sketch, seed: int) -> None:
+    population = _unchecked(sketch, seed)
+    for program, keep in zip(all_programs(population), valid(population), strict=True):
+        small = all(_is_small(program, stage.node) for stage in sketch.tiled)
+        encloses = all(_encloses_readers(program, stage.node) for stage in sketch.nests)
+        assert keep == (small and encloses), program
 
 
-def _unrolled_instructions(program: Program, name: str) -> int:
+def _is_small(program: Program, name: str) -> bool:
     """Counted loop by loop: vector instructions of the register tile, times the unrolled reduction steps."""
     node = program.sketch.dag.node[name]
-    tile = [program.factors(name, axis)[-1] for axis in node.spatial]
-    assert max(tile) <= MAX_INNERMOST
-    vector = 1
-    while tile[-1] % (2 * vector) == 0:
-        vector *= 2
-    rows = math.prod(tile) // vector
-    instructions = math.prod(tile) // min(vector, VECTOR_ELEMENTS)
-    assert instructions <= MAX_TILE_INSTRUCTIONS
+    tile = {axis: program.factors(name, axis)[-1] for axis in node.spatial}
+    width = tile.get(node.vector_axis, 1)
+    rows = math.prod(tile.values()) // width
+    instructions = rows * _instructions(width, VECTOR_ELEMENTS)
     steps = math.prod(program.factors(name, axis)[-1] for axis in node.reduction)
-    unrolled = max(1, min(steps, int(program.choice(name, "unroll")) // rows))
-    return instructions * unrolled
+    limit = int(program.choice(name, "unroll")) // (rows * _instructions(width, MAX_INNERMOST))
+    unrolled = max(1, min(steps, limit))
+    return (
+        max(tile.values()) <= MAX_INNERMOST
+        and instructions <= MAX_TILE_INSTRUCTIONS
+        and instructions * unrolled <= MAX_UNROLLED_INSTRUCTIONS
+    )
+
+
+def _instructions(width: int, lanes: int) -> int:
+    """The largest power of two that is left, again and again."""
+    count = 0
+    while width:
+        width -= min(lanes, 1 << (width.bit_length() - 1))
+        count += 1
+    return count
+
+
+def _encloses_readers(program: Program, name: str) -> bool:
+    """Whether everything that reads a nest stands inside the loops that the nest is computed in."""
+    depth = _depth(program, name)
+    if not depth:
+        return True
+    host = program.sketch.hosts[name].name
+    if program.location(host) == "inline":
+        return False
+    return all(
+        reader == host or (program.sketch.hosts[reader].name == host and _depth(program, reader) >= depth)
+        for reader in _readers(program, name)
+    )
+
+
+def _depth(program: Program, name: str) -> int:
+    location = program.location(name)
+    return int(location) if location.isdigit() else 0
+
+
+def _readers(program: Program, name: str) -> Iterator[str]:
+    for consumer in program.sketch.dag.consumers(program.sketch.dag.node[name]):
+        placed = program.sketch.stage[consumer.name].placement
+        if placed is Placement.INLINE or program.location(consumer.name) == "inline":
+            yield from _readers(program, consumer.name)
+        else:
+            yield consumer.name
+
+
+def _softmax(max_at: str, exp_at: str, sum_at: str) -> Program:
+    sketch = sketch_of(dags.softmax(), "nest max; nest exp; nest sum; nest divide")
+    return program_of(sketch, max={"location": max_at}, exp={"location": exp_at}, sum={"location": sum_at})
+
+
+@pytest.mark.parametrize(
+    ("max_at", "exp_at", "sum_at", "expected"),
+    [
+        ("root", "root", "root", True),
+        ("root", "1", "1", True),
+        ("1", "1", "1", True),
+        ("1", "inline", "1", True),
+        ("root", "inline", "root", True),
+        ("root", "root", "1", True),
+        # The sum reads exponentials that are gone by then, or not yet there.
+        ("root", "1", "root", False),
+        ("1", "1", "root", False),
+        # The exponentials are computed by themselves, or within a sum by itself.
+        ("1", "root", "1", False),
+        ("1", "inline", "root", False),
+    ],
+)
+def test_a_nest_is_inside_no_loops_that_a_reader_is_outside_of(
+    max_at: str, exp_at: str, sum_at: str, expected: bool
+) -> None:
+    assert valid(gather([_softmax(max_at, exp_at, sum_at)])).tolist() == [expected]
+
+
+def test_a_nest_joins_no_inlined_nest() -> None:
+    sketch = generate(dags.attention(), DEVICE)[0]
+    for max_at, exp_at, expected in [("2", "root", True), ("root", "inline", True), ("2", "inline", False)]:
+        program = program_of(sketch, max={"location": max_at}, exp={"location": exp_at})
+        assert valid(gather([program])).tolist() == [expected]
+
+
+@given(sketches, seeds)
+def test_the_loops_of_what_moved_have_one_value(sketch: Sketch, seed: int) -> None:
+    for program in all_programs(drawn(sketch, seed)):
+        for stage in sketch.nests:
+            location = program.location(stage.node)
+            fixed = {"inline": ("vector", "parallel", "unroll"), "root": ()}.get(
+                location, ("parallel", "unroll")
+            )
+            for kind in fixed:
+                variable = sketch.choice(stage.node, kind)
+                assert variable is None or program.choice(stage.node, kind) == variable.options[0]
+
+
+@given(sketches, seeds)
+def test_values_that_do_not_matter_make_no_other_program(sketch: Sketch, seed: int) -> None:
+    """Parallel and unrolled loops of a nest that moved, drawn anew, settle where they were."""
+    first = drawn(sketch, seed)
+    second = Population(sketch, first.values.copy())
+    for stage in sketch.nests:
+        moved = is_inlined(first, stage.node) | (depth_of(first, stage.node) > 0)
+        for kind in ("parallel", "unroll"):
+            variable = sketch.choice(stage.node, kind)
+            if variable is not None:
+                second.values[moved, sketch.columns[variable.key]] = len(variable.options) - 1
+    assert np.array_equal(legal(second).values, first.values)
+
+
+@given(sketches, seeds)
+def test_legal_programs_stay_as_they_are(sketch: Sketch, seed: int) -> None:
+    once = legal(_unchecked(sketch, seed))
+    assert np.array_equal(legal(once).values, once.values)
 
 
 def test_sampling_reaches_every_program_of_a_small_space() -> None:
-    sketch = generate(dags.matmul(n=2, m=3, k=2))[0]
-    population = sample(sketch, 20_000, np.random.default_rng(0))
-    size = math.prod(
-        4 if v.node == "matmul" and not isinstance(v, Split) else v.parts for v in sketch.variables
-    )
-    assert len(population) == size == 4 * 4 * 2 * 4
+    sketch = sketch_of(dags.matmul(n=2, m=3, k=2), "tile matmul SSRSRS")
+    population = sample(sketch, 50_000, np.random.default_rng(0))
+    assert len(population) == 4 * 4 * 2 * 4 * 3 * 3
+
+
+def test_sampling_reaches_every_place_of_a_small_softmax() -> None:
+    sketch = sketch_of(dags.softmax(2, 2), "nest max; nest exp; nest sum; nest divide")
+    found = {
+        tuple(program.location(name) for name in ("max", "exp", "sum"))
+        for program in all_programs(sample(sketch, 5000, np.random.default_rng(0)))
+    }
+    everywhere = {
+        (max_at, exp_at, sum_at)
+        for max_at in ("root", "1")
+        for exp_at in ("inline", "root", "1")
+        for sum_at in ("root", "1")
+        if valid(gather([_softmax(max_at, exp_at, sum_at)])).all()
+    }
+    assert found == everywhere
 
 
 def test_a_tile_that_is_too_large_is_not_valid() -> None:
-    sketch = generate(dags.matmul(n=64, m=64, k=64))[0]
-    program = middling(sketch)
-    values = np.array([program.values])
-    values[0, sketch.columns["matmul", 0]] = [1, 1, 1, 64]
-    values[0, sketch.columns["matmul", 1]] = [1, 1, 1, 64]
-    assert not valid(type(gather([program]))(sketch, values)).any()
+    sketch = generate(dags.matmul(n=64, m=64, k=64), DEVICE)[0]
+    for rows, expected in [(8, True), (16, True), (32, False)]:
+        tile = {"i": (64 // rows, 1, 1, rows), "j": (1, 1, 1, 64), "k": (64, 1), "unroll": 0}
+        assert valid(gather([program_of(sketch, matmul=tile)])).tolist() == [expected]
 
 
 def test_a_sketch_without_variables_has_one_program() -> None:
-    (sketch,) = generate(dags.add_relu())
+    (sketch,) = generate(dags.scalar(), DEVICE)
     assert len(sample(sketch, 10, np.random.default_rng(0))) == 1

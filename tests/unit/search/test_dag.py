@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from search.dag import Axis, AxisKind, Buffer, BufferRole, Dag
-from tests.unit.search.dags import access, add_relu, conv2d, dag, index, matmul, node, softmax, take
+from tests.unit.search.builders import access, dag, index, node
+from tests.unit.search.dags import add_relu, conv2d, matmul, softmax, take
 
 
 def test_flops_count_every_iteration_of_every_node() -> None:

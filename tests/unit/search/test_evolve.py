@@ -8,8 +8,11 @@ from search.annotate import valid
 from search.evolve import EvolutionConfig, evolve
 from search.nest import Floats
 from search.program import Population
-from search.sketch import Sketch, generate
+from search.sketch import Sketch
+from search.space import generate
+from search.variables import Split
 from tests.unit.search import dags
+from tests.unit.search.dags import DEVICE
 from tests.unit.search.programs import all_programs, drawn, seeds, sketches
 
 SMALL = EvolutionConfig(population=16, generations=2)
@@ -17,12 +20,9 @@ SMALL = EvolutionConfig(population=16, generations=2)
 
 def _outer_trips(population: Population) -> Floats:
     """A made-up time: the fewer trips of the outermost tile level, the faster."""
-    columns = [population.sketch.columns[node, axis].start for node, axis in _splits(population.sketch)]
-    return 1e-6 * population.values[:, columns].sum(axis=1).astype(np.float64)
-
-
-def _splits(sketch: Sketch) -> list[tuple[str, int]]:
-    return [(node, axis) for node, axis in sketch.columns if isinstance(axis, int)]
+    splits = [variable.key for variable in population.sketch.variables if isinstance(variable, Split)]
+    columns = [population.sketch.columns[key].start for key in splits]
+    return 1e-6 * (1.0 + population.values[:, columns].sum(axis=1))
 
 
 @given(sketches, seeds)
@@ -44,7 +44,7 @@ def test_the_same_seed_finds_the_same_programs_in_the_same_order(sketch: Sketch,
 
 
 def test_generations_find_better_programs_than_sampling() -> None:
-    sketch = generate(dags.conv2d())[0]
+    sketch = generate(dags.conv2d(), DEVICE)[0]
     best = []
     for generations in (0, 8):
         config = EvolutionConfig(population=64, generations=generations)
@@ -57,14 +57,14 @@ def test_generations_find_better_programs_than_sampling() -> None:
 
 def test_generations_follow_the_prediction() -> None:
     """Selection alone does it: what is met on the way is faster on average than what is drawn."""
-    sketch = generate(dags.conv2d())[0]
+    sketch = generate(dags.conv2d(), DEVICE)[0]
     config = EvolutionConfig(population=256, generations=8)
     _, seconds = evolve(sketch, _outer_trips, [], np.random.default_rng(0), config)
     assert seconds.mean() < 0.8 * _outer_trips(drawn(sketch, 1, count=1000)).mean()
 
 
 def test_the_best_measured_programs_join_the_first_population() -> None:
-    sketch = generate(dags.conv2d())[0]
+    sketch = generate(dags.conv2d(), DEVICE)[0]
     measured = all_programs(drawn(sketch, 5, count=8))
     config = EvolutionConfig(population=16, generations=0, seeds=0.25)
     population, _ = evolve(sketch, _outer_trips, measured, np.random.default_rng(0), config)
@@ -74,7 +74,7 @@ def test_the_best_measured_programs_join_the_first_population() -> None:
 
 
 def test_programs_of_other_sketches_are_left_out() -> None:
-    first, second = generate(dags.conv2d())[:2]
+    first, second = generate(dags.conv2d(), DEVICE)[:2]
     measured = all_programs(drawn(second, 5, count=8))
     population, _ = evolve(first, _outer_trips, measured, np.random.default_rng(0), SMALL)
     assert population.sketch is first

@@ -1,17 +1,32 @@
 from __future__ import annotations
 
-import math
-
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from search.annotate import legal, valid
 from search.factors import factorizations
 from search.mutate import cross, move_factor, mutate
 from search.program import Population
-from search.sketch import Sketch, generate
+from search.sketch import Sketch
+from search.space import generate
+from search.variables import Choice, Variable
 from tests.unit.search import dags
-from tests.unit.search.programs import all_programs, drawn, seeds, sketches
+from tests.unit.search.dags import DEVICE
+from tests.unit.search.programs import (
+    OPEN_SKETCHES,
+    all_programs,
+    drawn,
+    middling,
+    program_of,
+    seeds,
+    sketch_of,
+    sketches,
+)
+
+# Tables of splits with more ways than this take too long to meet all of.
+SMALL_TABLE = 64
 
 
 @given(sketches, seeds)
@@ -71,22 +86,74 @@ def test_crossing_takes_every_node_whole_from_one_parent(sketch: Sketch, seed: i
 
 
 def test_crossing_mixes_nodes_of_both_parents() -> None:
-    sketch = generate(dags.softmax())[0]
-    first = Population(sketch, np.repeat(drawn(sketch, 1).values[:1], 200, axis=0))
-    second = Population(sketch, np.repeat(drawn(sketch, 1).values[-1:], 200, axis=0))
-    assert len(cross(first, second, np.random.default_rng(0)).distinct()) == 4
+    sketch = generate(dags.layer_norm_one_pass(), DEVICE)[0]
+    programs = (
+        program_of(sketch, sums={"vector": lanes}, norm={"vector": lanes, "unroll": 16 * (lanes > 1)})
+        for lanes in (1, 16)
+    )
+    first, second = (Population(sketch, np.repeat([p.values], 200, axis=0)) for p in programs)
+    children = cross(first, second, np.random.default_rng(0)).distinct()
+    lanes = {(p.choice("sums", "vector"), p.choice("norm", "vector")) for p in all_programs(children)}
+    assert lanes == {(1, 1), (1, 16), (16, 1), (16, 16)}
+    assert len(children) == 4
 
 
-def test_every_variable_mutates() -> None:
-    sketch = generate(dags.conv2d())[0]
-    parents = Population(sketch, np.repeat(drawn(sketch, 3).values[:1], 2000, axis=0))
-    children = mutate(parents, np.random.default_rng(0))
-    changed = (children.values != parents.values).any(axis=0)
-    assert all(changed[where].any() for where in sketch.columns.values())
+@pytest.mark.parametrize("name", OPEN_SKETCHES)
+def test_every_value_is_reachable_by_mutation(name: str) -> None:
+    """From one program: every option of every choice and every way to split, one mutation at a time."""
+    for sketch in {OPEN_SKETCHES[name][0], OPEN_SKETCHES[name][-1]}:
+        start = np.array([middling(sketch).values])
+        population = Population(sketch, np.repeat(start, 2000, axis=0))
+        rng = np.random.default_rng(0)
+        missing = {variable.key: _values(variable) for variable in sketch.variables}
+        for _ in range(300):
+            population = mutate(population, rng)
+            for key, values in missing.items():
+                values -= {tuple(row) for row in population.values[:, sketch.columns[key]].tolist()}
+            missing = {key: values for key, values in missing.items() if values}
+            if not missing:
+                break
+        assert not missing
+
+
+def _values(variable: Variable) -> set[tuple[int, ...]]:
+    if isinstance(variable, Choice):
+        return {(option,) for option in range(len(variable.options))}
+    table = variable.table if len(variable.table) <= SMALL_TABLE else variable.table[::8]
+    return {tuple(row) for row in table.tolist()}
+
+
+@given(sketches, seeds)
+def test_what_is_legal_of_the_children_is_valid(sketch: Sketch, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    parents = drawn(sketch, seed)
+    for children in (mutate(parents, rng), cross(parents, mutate(parents, rng), rng)):
+        kept = legal(children)
+        assert valid(kept).all()
+        assert np.array_equal(legal(kept).values, kept.values)
+
+
+def test_a_split_of_one_part_stays_as_it_is() -> None:
+    sketch = sketch_of(dags.max_pool(), "nest pad; tile pool SRS")
+    population = drawn(sketch, 0)
+    for _ in range(20):
+        population = mutate(population, np.random.default_rng(0))
+    assert (population.factors("pool", 4) == 3).all()
+
+
+def test_partial_tiles_mutate_to_exact_ones_and_back() -> None:
+    sketch = sketch_of(dags.matmul(19, 101, 7), "tile matmul SSRSRS")
+    exact = program_of(sketch, matmul={"i": (19, 1, 1, 1), "j": (1, 101, 1, 1)})
+    partial = program_of(sketch, matmul={"i": (1, 5, 1, 4), "j": (1, 1, 7, 16)})
+    for start, is_partial in ((exact, True), (partial, False)):
+        parents = Population(sketch, np.repeat([start.values], 2000, axis=0))
+        children = mutate(parents, np.random.default_rng(0))
+        for axis, extent in enumerate((19, 101)):
+            assert ((children.factors("matmul", axis).prod(axis=1) != extent) == is_partial).any()
 
 
 def test_a_sketch_without_variables_stays_as_it_is() -> None:
-    (sketch,) = generate(dags.add_relu())
+    (sketch,) = generate(dags.scalar(), DEVICE)
     alone = drawn(sketch, 0)
-    assert len(mutate(alone, np.random.default_rng(0))) == 1
-    assert math.prod(cross(alone, alone, np.random.default_rng(0)).values.shape) == 0
+    assert mutate(alone, np.random.default_rng(0)).values.shape == (1, 0)
+    assert cross(alone, alone, np.random.default_rng(0)).values.shape == (1, 0)

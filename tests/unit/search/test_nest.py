@@ -15,7 +15,8 @@ from search.dag import Access, AxisKind, Buffer, BufferRole, Dag
 from search.nest import Nest, footprint_bytes, region, vector_length
 from search.program import Population, Program, gather
 from search.sketch import Sketch, Stage, generate
-from tests.unit.search.dags import access, dag, matmul, node
+from tests.unit.search.builders import access, dag, node
+from tests.unit.search.dags import matmul
 from tests.unit.search.programs import all_programs, drawn, seeds
 
 Position = tuple[int, ...]

@@ -8,7 +8,7 @@ import pytest
 from search.dag import Dag, Node
 from search.predicates import elementwise_consumer, is_strictly_inlineable, is_tileable, needs_tiling
 from tests.unit.search import dags
-from tests.unit.search.dags import access, dag, node
+from tests.unit.search.builders import access, dag, node
 
 
 def _rows(*reads: str, **facts: bool) -> Node:

@@ -1,132 +1,149 @@
+"""What a sketch leaves open: its variables, their columns, and the ways to read operands."""
+
 from __future__ import annotations
 
 from collections import Counter
 
 import pytest
 
-from search.dag import Dag
-from search.sketch import Placement, Rule, Sketch, Split, Stage, State, Verdict, generate
+from search.factors import Tail
+from search.sketch import Sketch
+from search.space import generate
+from search.variables import Choice, Split
 from tests.unit.search import dags
-from tests.unit.search.dags import DAGS, dag, node
-from tests.unit.search.programs import OPEN_SKETCHES
+from tests.unit.search.builders import dag, node
+from tests.unit.search.dags import DAGS, DEVICE
+from tests.unit.search.programs import OPEN_SKETCHES, sketch_of
+
+names = pytest.mark.parametrize("name", OPEN_SKETCHES)
 
 
-def _keys(graph: Dag) -> list[str]:
-    return [sketch.key for sketch in generate(graph)]
+def _options(sketch: Sketch, name: str, kind: str) -> tuple[int | str, ...]:
+    found = sketch.choice(name, kind)
+    return found.options if found else ()
 
 
 @pytest.mark.parametrize("name", DAGS)
 def test_sketches_are_distinct_and_the_same_on_every_call(name: str) -> None:
-    keys = _keys(DAGS[name]())
-    assert keys == _keys(DAGS[name]())
-    assert keys
-    assert len(keys) == len(set(keys))
+    first, again = ([sketch.key for sketch in generate(DAGS[name](), DEVICE)] for _ in range(2))
+    assert first == again
+    assert len(first) == len(set(first)) > 0
 
 
 @pytest.mark.parametrize("name", DAGS)
 def test_every_node_has_one_stage_in_the_order_of_the_dag(name: str) -> None:
     graph = DAGS[name]()
-    for sketch in generate(graph):
+    for sketch in generate(graph, DEVICE):
         assert [stage.node for stage in sketch.stages] == [n.name for n in graph.nodes]
 
 
-@pytest.mark.parametrize("sketch", OPEN_SKETCHES, ids=lambda sketch: sketch.key)
-def test_every_axis_of_a_tiled_node_is_split_once(sketch: Sketch) -> None:
-    split = Counter((v.node, v.axis) for v in sketch.variables if isinstance(v, Split))
-    expected = {
-        (stage.node, position): axis.extent
-        for stage in sketch.tiled
-        for position, axis in enumerate(sketch.dag.node[stage.node].axes)
-        if axis.extent > 1
-    }
-    assert set(split) == set(expected)
-    assert set(split.values()) <= {1}
-    assert all(v.extent == expected[v.node, v.axis] for v in sketch.variables if isinstance(v, Split))
+@names
+def test_every_axis_of_a_tiled_node_is_split_once(name: str) -> None:
+    for sketch in OPEN_SKETCHES[name]:
+        split = Counter((v.node, v.axis, v.extent) for v in sketch.variables if isinstance(v, Split))
+        expected = {
+            (stage.node, position, axis.extent)
+            for stage in sketch.tiled
+            for position, axis in enumerate(sketch.dag.node[stage.node].axes)
+            if axis.extent > 1
+        }
+        assert split == Counter(expected)
 
 
-@pytest.mark.parametrize("sketch", OPEN_SKETCHES, ids=lambda sketch: sketch.key)
-def test_columns_are_the_variables_without_gaps_or_overlaps(sketch: Sketch) -> None:
-    covered = [column for where in sketch.columns.values() for column in range(where.start, where.stop)]
-    assert covered == list(range(sketch.num_columns))
-    assert len(sketch.columns) == len(sketch.variables)
+@names
+def test_columns_are_the_variables_without_gaps_or_overlaps(name: str) -> None:
+    for sketch in OPEN_SKETCHES[name]:
+        covered = [column for where in sketch.columns.values() for column in range(where.start, where.stop)]
+        assert covered == list(range(sketch.num_columns))
+        assert list(sketch.columns) == [variable.key for variable in sketch.variables]
 
 
-def test_padding_may_move_down_to_the_outermost_reduction_level() -> None:
-    sketch = generate(dags.conv2d())[0]
-    (location,) = (v for v in sketch.variables if v.node == "pad")
-    assert location.options == ("inline", "root", "1", "2", "3")  # type: ignore[union-attr]
-    pooling = generate(dags.max_pool())[0]
-    (location,) = (v for v in pooling.variables if v.node == "pad")
-    assert location.options == ("inline", "root", "1")  # type: ignore[union-attr]
+@names
+def test_choices_are_between_different_options(name: str) -> None:
+    for sketch in OPEN_SKETCHES[name]:
+        for variable in sketch.variables:
+            if isinstance(variable, Choice):
+                assert len(variable.options) == len(set(variable.options)) > 0
 
 
-def test_a_node_read_twice_does_not_move() -> None:
+def test_partial_tiles_are_for_rows_and_peeled_vectors() -> None:
+    tiled = sketch_of(dags.matmul(19, 101, 7), "tile matmul SSRSRS")
+    tails = {axis: tiled.variable["matmul", axis].tail for axis in range(3)}  # type: ignore[union-attr]
+    assert tails == {0: Tail.ANY, 1: Tail.INNER, 2: Tail.NONE}
+    pool = sketch_of(dags.max_pool(), "nest pad; tile pool SRS")
+    assert {v.tail for v in pool.variables if isinstance(v, Split)} == {Tail.NONE}
+
+
+def test_operands_are_read_as_they_lie_or_through_copies() -> None:
+    tiled = sketch_of(dags.matmul(), "tile matmul SSRSRS")
+    assert _options(tiled, "matmul", "read a") == ("direct", "2", "3")
+    assert _options(tiled, "matmul", "read b") == ("direct", "2", "3")
+
+
+def test_constants_are_packed_if_every_element_is_read_at_one_place() -> None:
+    product = {"spatial": {"i": 16, "j": 16}, "reduction": {"k": 16}}
+    for read, ways in [
+        ("b[k, j]", ("direct", "packed")),
+        ("b[j, k]", ("direct", "packed")),
+        ("b[j + k, j]", ()),
+        ("b[k, 0]", ()),
+    ]:
+        graph = dag(
+            {"a": (16, 16), "b": (16, 16)},
+            [node("matmul", product["spatial"], ["a[i, k]", read], reduction=product["reduction"])],
+            constants=("b",),
+        )
+        assert _options(sketch_of(graph, "tile matmul SSRSRS"), "matmul", "read b") == ways, read
+
+
+def test_what_may_still_move_is_not_copied() -> None:
+    sketch = generate(dags.conv2d(), DEVICE)[0]
+    assert _options(sketch, "conv", "read weight")
+    assert not _options(sketch, "conv", "read pad")
+
+
+def test_what_is_read_twice_or_at_unknown_places_is_not_copied() -> None:
     graph = dag(
-        {"data": (16, 16), "left": (16, 16), "right": (16, 16)},
+        {"a": (16, 16), "table": (16, 16), "b": (16, 16)},
         [
-            node("pad", {"i": 16, "j": 16}, ["data[i, j]"], has_branch=True),
-            node("first", {"i": 16, "j": 16}, ["pad[i, k]", "left[k, j]"], reduction={"k": 16}),
-            node("second", {"i": 16, "j": 16}, ["pad[i, k]", "right[k, j]"], reduction={"k": 16}),
-            node("both", {"i": 16, "j": 16}, ["first[i, j]", "second[i, j]"]),
+            node(
+                "twice", {"i": 16, "j": 16}, ["a[i, k]", "a[k, j]", "b[k, j]"], reduction={"k": 16}, flops=2.0
+            )
         ],
     )
-    for sketch in generate(graph):
-        assert sketch.stage["pad"].placement is Placement.NEST
+    tiled = sketch_of(graph, "tile twice SSRSRS")
+    assert not _options(tiled, "twice", "read a")
+    assert _options(tiled, "twice", "read b")
 
 
-def test_an_epilogue_is_fused_into_one_of_its_producers_only() -> None:
-    graph = dag(
-        {"data": (16, 16), "left": (16, 16), "right": (16, 16)},
-        [
-            node("first", {"i": 16, "j": 16}, ["data[i, k]", "left[k, j]"], reduction={"k": 16}),
-            node("second", {"i": 16, "j": 16}, ["data[i, k]", "right[k, j]"], reduction={"k": 16}),
-            node("both", {"i": 16, "j": 16}, ["first[i, j]", "second[i, j]"]),
-        ],
-    )
-    for sketch in generate(graph):
-        assert sum(stage.epilogue == "both" for stage in sketch.stages) <= 1
+def test_plain_reductions_copy_nothing() -> None:
+    sketch = sketch_of(dags.global_pool(), "tile sum SRS; nest average")
+    assert {v.kind for v in sketch.variables if isinstance(v, Choice) and v.node == "sum"} == {"unroll"}
 
 
-def test_a_movable_node_finds_its_reader_through_inlined_ones() -> None:
-    graph = dag(
-        {"data": (16, 16), "weight": (16, 16)},
-        [
-            node("pad", {"i": 16, "k": 16}, ["data[i, k]"], has_branch=True),
-            node("scale", {"i": 16, "k": 16}, ["pad[i, k]"], flops=1.0),
-            node("matmul", {"i": 16, "j": 16}, ["scale[i, k]", "weight[k, j]"], reduction={"k": 16}),
-        ],
-    )
-    sketch = generate(graph)[0]
-    assert sketch.stage["scale"].placement is Placement.INLINE
-    assert sketch.host(sketch.stage["pad"]) == sketch.stage["matmul"]
+@pytest.mark.parametrize(
+    ("extent", "lanes"), [(1, (1,)), (3, (1, 4)), (40, (1, 4, 8, 16, 32, 64)), (7, (1, 4, 8))]
+)
+def test_vectors_are_less_than_twice_the_row(extent: int, lanes: tuple[int, ...]) -> None:
+    graph = dag({"a": (8, extent)}, [node("copy", {"i": 8, "j": extent}, ["a[i, j]"])])
+    assert _options(sketch_of(graph, "nest copy"), "copy", "vector") == lanes
 
 
-def test_a_sum_of_everything_does_not_move() -> None:
-    graph = dag(
-        {"data": (16,), "left": (16, 16), "right": (16, 16)},
-        [
-            node("total", {}, ["data[k]"], reduction={"k": 16}),
-            node("matmul", {"i": 16, "j": 16}, ["left[i, k]", "right[k, j]", "total"], reduction={"k": 16}),
-        ],
-    )
-    for sketch in generate(graph):
-        assert sketch.stage["total"].placement is Placement.NEST
+def test_loops_of_one_iteration_make_no_difference_in_parallel() -> None:
+    (sketch,) = generate(dags.add_relu(), DEVICE)
+    assert [axis.extent for axis in dags.add_relu().node["relu"].axes] == [1, 14, 14, 24]
+    assert _options(sketch, "relu", "parallel") == (0, 2, 3, 4)
 
 
-def test_own_rules_come_before_the_built_in_ones() -> None:
-    def is_matmul(state: State) -> Verdict:
-        return Verdict.APPLY_AND_STOP if state.current.name == "matmul" else Verdict.SKIP
-
-    def leave(state: State) -> list[State]:
-        return [state.put(Stage(state.current.name, Placement.NEST))]
-
-    sketches = generate(dags.matmul(), [Rule("LeaveAlone", is_matmul, leave)])
-    assert [sketch.key for sketch in sketches] == ["nest matmul"]
+@pytest.mark.parametrize(
+    ("columns", "lanes"),
+    [(40, (8, 40)), (64, (8, 16, 32, 64)), (1000, (8, 40)), (20, (2, 4, 5, 10, 20)), (7, (7,))],
+)
+def test_partial_results_fill_vectors_where_they_can(columns: int, lanes: tuple[int, ...]) -> None:
+    sketch = sketch_of(dags.norm(6, columns), "inline square; nest sum rfactor inner; nest root")
+    assert _options(sketch, "sum", "lanes") == lanes
 
 
-def test_a_rule_that_only_applies_adds_its_sketches_to_the_others() -> None:
-    def leave(state: State) -> list[State]:
-        return [state.put(Stage(state.current.name, Placement.NEST))]
-
-    sketches = generate(dags.matmul(), [Rule("AlsoAlone", lambda state: Verdict.APPLY, leave)])
-    assert [sketch.key for sketch in sketches] == ["nest matmul", *_keys(dags.matmul())]
+def test_partial_results_of_cores_are_not_the_whole_sum() -> None:
+    sketch = sketch_of(dags.norm(6, 20), "inline square; nest sum rfactor outer; nest root")
+    assert _options(sketch, "sum", "lanes") == (2, 4, 5, 10)
