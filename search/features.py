@@ -17,6 +17,7 @@ QUANTITIES = (
     "spills",
     "inner_reduction",
     "cycles",
+    "copy_cycles",
     "l2_traffic",
     "l3_traffic",
     "memory_traffic",

@@ -10,10 +10,11 @@ from search.analytic import estimate
 from search.device import Device
 from search.features import NUM_FEATURES, QUANTITIES, extract
 from search.program import Program, gather
-from search.sketch import Sketch, generate
+from search.sketch import Sketch
+from search.space import generate
 from tests.unit.search import dags
 from tests.unit.search.dags import DAGS, DEVICE
-from tests.unit.search.programs import drawn, seeds, sketches
+from tests.unit.search.programs import drawn, middling, program_of, seeds, sketch_of, sketches
 
 BOARD = replace(DEVICE, vector_bytes=16, cores=1, l1_bytes=16 << 10, l2_bytes=256 << 10, l3_bytes=512 << 10)
 
@@ -51,14 +52,22 @@ def test_features_are_numbers_or_missing(sketch: Sketch, seed: int) -> None:
 def test_every_quantity_has_a_feature() -> None:
     described: set[str] = set()
     for make in DAGS.values():
-        for sketch in generate(make()):
+        for sketch in generate(make(), DEVICE):
             described |= set(estimate(drawn(sketch, 0), DEVICE).quantities)
     assert described == set(QUANTITIES)
 
 
-def _matmul_s(i: tuple[int, ...], j: tuple[int, ...], k: tuple[int, ...], device: Device = DEVICE) -> float:
-    sketch = generate(dags.matmul(n=64, m=64, k=64))[2]
-    return float(estimate(gather([Program(sketch, (*i, *j, *k, 0))]), device).seconds[0])
+Tiling = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+def _matmul(tiling: Tiling) -> Program:
+    sketch = sketch_of(dags.matmul(n=64, m=64, k=64), "tile matmul SSRSRS")
+    factors = dict(zip("ijk", tiling, strict=True))
+    return program_of(sketch, matmul=factors | {"unroll": 0, "read a": "direct", "read b": "direct"})
+
+
+def _matmul_s(tiling: Tiling, device: Device = DEVICE) -> float:
+    return float(estimate(gather([_matmul(tiling)]), device).seconds[0])
 
 
 GOOD = ((8, 1, 1, 8), (2, 1, 1, 32), (1, 64))
@@ -74,26 +83,26 @@ GOOD = ((8, 1, 1, 8), (2, 1, 1, 32), (1, 64))
         pytest.param(((8, 1, 1, 8), (2, 1, 1, 32), (64, 1)), id="with accumulators stored at every step"),
     ],
 )
-def test_a_plainly_worse_program_is_estimated_slower(worse: tuple[tuple[int, ...], ...]) -> None:
-    assert _matmul_s(*GOOD) < _matmul_s(*worse)
+def test_a_plainly_worse_program_is_estimated_slower(worse: Tiling) -> None:
+    assert _matmul_s(GOOD) < _matmul_s(worse)
 
 
 def test_a_smaller_device_is_estimated_slower() -> None:
-    assert _matmul_s(*GOOD, DEVICE) < _matmul_s(*GOOD, BOARD)
+    assert _matmul_s(GOOD, DEVICE) < _matmul_s(GOOD, BOARD)
 
 
 def test_more_work_takes_longer() -> None:
-    (small,) = generate(dags.add_relu(size=14))
-    (large,) = generate(dags.add_relu(size=56))
-    first, second = (float(estimate(drawn(s, 0), DEVICE).seconds[0]) for s in (small, large))
+    first, second = (
+        float(estimate(gather([middling(sketch)]), DEVICE).seconds[0])
+        for size in (14, 56)
+        for sketch in generate(dags.add_relu(size), DEVICE)
+    )
     assert first < second
 
 
 def _quantities(device: Device) -> dict[str, float]:
     """Of GOOD: tiles of 8 x 32 results, the whole reduction inside, 8 x 2 tiles in parallel."""
-    sketch = generate(dags.matmul(n=64, m=64, k=64))[2]
-    i, j, k = GOOD
-    found = estimate(gather([Program(sketch, (*i, *j, *k, 0))]), device).quantities
+    found = estimate(gather([_matmul(GOOD)]), device).quantities
     return {name: float(values[0]) for name, values in found.items()}
 
 

@@ -12,12 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search.dag import Access, AxisKind, Buffer, BufferRole, Dag
-from search.nest import Nest, footprint_bytes, region, vector_length
+from search.nest import Nest, footprint_bytes, region, vector_instructions
 from search.program import Population, Program, gather
-from search.sketch import Sketch, Stage, generate
+from search.sketch import Sketch
+from search.space import generate
+from search.stage import Stage
 from tests.unit.search.builders import access, dag, node
-from tests.unit.search.dags import matmul
-from tests.unit.search.programs import all_programs, drawn, seeds
+from tests.unit.search.dags import DEVICE, grouped, matmul, max_pool
+from tests.unit.search.programs import all_programs, drawn, program_of, seeds, sketch_of
 
 Position = tuple[int, ...]
 
@@ -44,7 +46,18 @@ def _pooling() -> Dag:
     )
 
 
-SMALL = [sketch for make in (lambda: matmul(4, 6, 4), _strided, _pooling) for sketch in generate(make())]
+SMALL = [
+    sketch
+    for make in (
+        lambda: matmul(4, 6, 4),
+        lambda: matmul(19, 2, 2),  # rows with partial tiles
+        _strided,
+        _pooling,
+        lambda: grouped(2, 8, 2),
+    )
+    for sketch in generate(make(), DEVICE)
+    if sketch.tiled
+]
 
 small_sketches = st.sampled_from(SMALL)
 
@@ -72,6 +85,10 @@ class _Loops:
                 position[axis] = position[axis] * extent + counter
             yield tuple(position)
 
+    def exists(self, position: Position) -> bool:
+        """False for what a partial last tile lacks."""
+        return all(at < axis.extent for at, axis in zip(position, self.node.axes, strict=True))
+
 
 def _element(read: Access, position: Position) -> Position:
     return tuple(
@@ -91,7 +108,7 @@ def _cases(sketch: Sketch, seed: int) -> Iterator[tuple[Nest, int, _Loops]]:
 @given(small_sketches, seeds)
 def test_the_loops_cover_every_iteration_once(sketch: Sketch, seed: int) -> None:
     for nest, _, loops in _cases(sketch, seed):
-        positions = list(loops.run(range(nest.depth)))
+        positions = [position for position in loops.run(range(nest.depth)) if loops.exists(position)]
         assert len(positions) == len(set(positions)) == loops.node.iterations
 
 
@@ -119,7 +136,8 @@ def test_the_region_is_the_box_around_the_elements_touched(sketch: Sketch, seed:
         for read in (*loops.node.reads, loops.node.write):
             buffer = sketch.dag.buffer[read.buffer]
             for boundary in range(nest.depth + 1):
-                touched = {_element(read, p) for p in loops.run(range(boundary, nest.depth))}
+                inside = loops.run(range(boundary, nest.depth))
+                touched = {_element(read, position) for position in inside if loops.exists(position)}
                 box = [max(dim) - min(dim) + 1 for dim in zip(*touched, strict=True)]
                 found = region(read, nest.inside[boundary], buffer.shape)
                 assert [int(extent[row]) for extent in found] == box
@@ -145,10 +163,10 @@ def _outer(loops: _Loops, boundary: int) -> Iterator[Position]:
 
 
 def test_a_matrix_product_by_hand() -> None:
-    """i = 2 x 1 x 2 x 1, j = 1 x 3 x 1 x 2, k = 2 x 2, write cache at 1."""
-    sketch = generate(matmul(4, 6, 4))[0]
-    (stage,) = sketch.tiled
-    nest = Nest.of(gather([Program(sketch, (2, 1, 2, 1, 1, 3, 1, 2, 2, 2, 0))]), stage)
+    """i = 2 x 1 x 2 x 1, j = 1 x 3 x 1 x 2, k = 2 x 2."""
+    sketch = sketch_of(matmul(4, 6, 4), "tile matmul SSRSRS")
+    program = program_of(sketch, matmul={"i": (2, 1, 2, 1), "j": (1, 3, 1, 2), "k": (2, 2)})
+    nest = Nest.of(gather([program]), sketch.tiled[0])
     a, b = nest.node.reads
     assert nest.inside[:, :, 0].tolist() == [
         [4, 6, 4],
@@ -183,9 +201,52 @@ def test_a_scalar_takes_one_line() -> None:
     )
 
 
-@pytest.mark.parametrize(("width", "length"), [(1, 1), (2, 2), (12, 4), (48, 16), (7, 1), (64, 64)])
-def test_vectors_are_powers_of_two(width: int, length: int) -> None:
-    assert vector_length(np.array([width])).tolist() == [length]
+def _instructions(width: int, lanes: int) -> int:
+    """The longest vector that fits into what is left, again and again."""
+    count = 0
+    while width:
+        while lanes > width:
+            lanes //= 2
+        width -= lanes
+        count += 1
+    return count
+
+
+@given(st.integers(1, 200), st.sampled_from([1, 2, 4, 8, 16, 32, 64]))
+def test_a_row_takes_full_vectors_and_powers_of_two(width: int, lanes: int) -> None:
+    assert vector_instructions(np.array([width]), lanes).tolist() == [_instructions(width, lanes)]
+
+
+@pytest.mark.parametrize(("width", "count"), [(1, 1), (16, 1), (32, 2), (48, 3), (24, 2), (7, 3), (31, 5)])
+def test_instructions_of_some_rows(width: int, count: int) -> None:
+    assert vector_instructions(np.array([width]), 16).tolist() == [count]
+
+
+def test_many_rows_are_counted_at_once() -> None:
+    assert vector_instructions(np.array([[1, 16], [17, 15]]), 16).tolist() == [[1, 1], [2, 4]]
+
+
+@given(st.integers(1, 6), st.integers(1, 12), st.integers(0, 11), st.integers(1, 3))
+def test_the_quotients_that_a_tile_sees(divisor: int, tile: int, number: int, coefficient: int) -> None:
+    """Of the tiles of an axis: exact where they line up with the divisor, else one less at most."""
+    read = access(f"data[{coefficient}*f//{divisor}]", ["f"])
+    (touched,) = region(read, np.array([[tile]]), (10_000,))
+    quotients = {f // divisor for f in range(number * tile, (number + 1) * tile)}
+    box = coefficient * (max(quotients) - min(quotients)) + 1
+    if tile % divisor == 0 or divisor % tile == 0:
+        assert touched.tolist() == [box]
+    else:
+        assert box - coefficient <= int(touched[0]) <= box + coefficient
+
+
+def test_tiles_of_a_group_read_the_channels_of_that_group() -> None:
+    sketch = sketch_of(grouped(2, 8, 2), "tile grouped SSRSRS")
+    for f, channels in [((1, 1, 1, 8), 8), ((1, 1, 2, 4), 4), ((1, 1, 4, 2), 4), ((2, 1, 4, 1), 4)]:
+        shape = {"y": (2, 1, 1, 1), "x": (2, 1, 1, 1), "f": f, "c": (1, 4)}
+        nest = Nest.of(gather([program_of(sketch, grouped=shape)]), sketch.tiled[0])
+        data = nest.node.reads[0]
+        # Inside the innermost reduction level: its channels for the features of the register tile.
+        assert region(data, nest.inside[4], (2, 2, 8))[2].tolist() == [channels]
 
 
 def test_the_vector_axis_is_contiguous_in_the_result() -> None:
@@ -194,7 +255,7 @@ def test_the_vector_axis_is_contiguous_in_the_result() -> None:
 
 
 def test_a_population_keeps_its_programs_apart() -> None:
-    sketch = SMALL[0]
+    sketch = sketch_of(max_pool(), "nest pad; tile pool SRS")
     (stage,) = sketch.tiled
     together = drawn(sketch, 0, count=16)
     nest = Nest.of(together, stage)

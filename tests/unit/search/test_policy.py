@@ -17,16 +17,16 @@ from search.dag import Dag
 from search.evolve import EvolutionConfig
 from search.policy import Proposal, Sample, SearchConfig, SearchTask, propose, train
 from search.program import Program, gather
-from search.sketch import generate
+from search.space import generate
 from tests.unit.search import dags
 from tests.unit.search.dags import DAGS, DEVICE
-from tests.unit.search.programs import all_programs, drawn, seeds
+from tests.unit.search.programs import all_programs, drawn, seeds, sketch_of
 
 QUICK = SearchConfig(EvolutionConfig(population=32, generations=2))
 
 
 def _task(graph: Dag) -> SearchTask:
-    return SearchTask(graph, generate(graph), DEVICE)
+    return SearchTask(graph, generate(graph, DEVICE), DEVICE)
 
 
 TASKS = {name: _task(make()) for name, make in DAGS.items()}
@@ -76,9 +76,9 @@ from search.annotate import sample
 from search.cost_model import CostModel
 from search.mutate import cross
 from search.policy import SearchTask, propose
-from search.sketch import generate
+from search.space import generate
 from tests.unit.search.dags import DEVICE, softmax
-task = SearchTask(softmax(), generate(softmax()), DEVICE)
+task = SearchTask(softmax(), generate(softmax(), DEVICE), DEVICE)
 pool = sample(task.sketches[0], 64, np.random.default_rng(0))
 print(cross(pool, pool.take(np.arange(len(pool))[::-1]), np.random.default_rng(1)).values.sum(axis=1))
 for proposal in propose(task, CostModel(), [], 16, np.random.default_rng(3)):
@@ -119,7 +119,7 @@ def test_a_small_space_is_exhausted_without_repeats(make: Callable[[], Dag]) -> 
 
 
 def test_the_last_programs_of_a_space_are_a_smaller_batch() -> None:
-    task = _task(dags.total())
+    task = _task(dags.scalar())
     assert len(_propose(task, 8)) == 1
     (only,) = _propose(task, 8)
     assert _propose(task, 8, measured=[(only.program, 1e-3)]) == []
@@ -147,7 +147,8 @@ def test_near_copies_fill_no_more_than_their_share() -> None:
 
 
 def test_the_share_gives_way_where_there_is_nothing_else() -> None:
-    task = _task(dags.matmul(2, 1, 4096))
+    graph = dags.matmul(2, 1, 4096)
+    task = SearchTask(graph, (sketch_of(graph, "tile matmul SSRSRS"),), DEVICE)
     proposals = _propose(task, 16)
     tiles = Counter(proposal.program.factors("matmul", 0)[-1] for proposal in proposals)
     assert len(proposals) == 16
