@@ -16,14 +16,18 @@ import numpy as np
 from search.dag import Access, Dag, Term
 from search.device import Device
 from search.factors import Ints
+from search.intrinsics import BY_NAME
 from search.machine import (
     COPY_CYCLES,
     CYCLES_PER_S,
     FMA_LATENCY,
     ISSUE_WIDTH,
     L1_BYTES,
+    L1_SHARE,
     L2_BYTES,
+    L2_SHARE,
     L3_BYTES,
+    L3_SHARE,
     LINE_BYTES,
     LOADS_PER_CYCLE,
     MEMORY_BYTES,
@@ -89,10 +93,15 @@ def _register_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
     instructions = vector_instructions(width, lanes).astype(np.float64)
     elements = tile.prod(axis=0, dtype=np.float64)
     accumulators = elements / width * instructions
+    # An intrinsic takes several steps of the reduction at once.
+    depth = BY_NAME[nest.stage.intrinsic].depth if nest.stage.intrinsic else 1
+    inner_reduction = nest.trips(nest.depth - 2) / depth
     loads = np.zeros_like(elements)
     for read in node.reads:
-        loads = loads + _loads(read, tile, axis, lanes)
-    inner_reduction = nest.trips(nest.depth - 2).astype(np.float64)
+        vectors = _loads(read, tile, axis, lanes)
+        # A short reduction is unrolled: what it reads stays in registers while the loop around it goes on.
+        kept = vectors * inner_reduction <= VECTOR_REGISTERS - accumulators - 1
+        loads = loads + vectors / np.where(kept, _repeats(nest, read), 1)
     # Short reductions of neighbouring tiles run side by side, as far as the reorder buffer reaches.
     neighbours = REORDER_WINDOW / (inner_reduction * (accumulators + instructions))
     chains = accumulators * np.maximum(neighbours, 1.0)
@@ -103,7 +112,7 @@ def _register_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
     # Accumulators are loaded and stored once for every run through the innermost reduction level.
     step = step + spills + 2 * accumulators / ISSUE_WIDTH / inner_reduction
     # A partial last tile takes as long as a full one.
-    steps = nest.inside[0].prod(axis=0, dtype=np.float64) / elements
+    steps = nest.inside[0].prod(axis=0, dtype=np.float64) / elements / depth
     return {
         "vector_width": width.astype(np.float64),
         "vector_waste": instructions * lanes / width,
@@ -122,8 +131,19 @@ def _loads(read: Access, tile: Ints, axis: int | None, lanes: int) -> Floats:
     if axis not in used or axis is None:
         return rows
     *outer, last = read.indices
+    if all(term.divisor > 1 for index in read.indices for term in index.terms if term.axis == axis):
+        return rows  # a group of lanes reads the same value
     contiguous = Term(axis, 1) in last.terms and not any(axis in index.axes for index in outer)
     return rows * (vector_instructions(tile[axis], lanes) if contiguous else 2.0 * tile[axis])
+
+
+def _repeats(nest: Nest, read: Access) -> Ints:
+    """[programs]: iterations of the loop right outside the innermost reduction, if they all read the same."""
+    order = np.arange(1, len(nest.node.axes) + 1)[:, None]
+    last = np.argmax(np.where(nest.extents[-3] > 1, order, 0), axis=0)
+    moves = np.isin(last, sorted(read.axes))
+    extent = np.take_along_axis(nest.extents[-3], last[None], axis=0)[0]
+    return np.where(moves, 1, extent)
 
 
 def _traffic_terms(population: Population, nest: Nest, device: Device) -> dict[str, Floats]:
@@ -137,12 +157,17 @@ def _traffic_terms(population: Population, nest: Nest, device: Device) -> dict[s
         np.where(_copied_at(population, nest, access) == 0, 1.0, _stalls(access, nest, dag, device))
         for access in accesses
     ]
-    stalled = np.add.reduce([c * stall for c, stall in zip(crossings, stalls, strict=True)])
+    stalled = [crossing * stall for crossing, stall in zip(crossings, stalls, strict=True)]
+    everything = np.add.reduce(stalled)
+    # Where all of it fits into the last cache, only the weights come from memory.
+    fits = total[0] <= L3_SHARE * device.l3_bytes
+    is_cold = [dag.buffer[access.buffer].constant for access in accesses]
+    cold = sum((s[0] for s, constant in zip(stalled, is_cold, strict=True) if constant), start=np.zeros(1))
     crossing = np.add.reduce(crossings)
     terms = {
-        "l2_traffic": _crossing(total, crossing, 0.8 * device.l1_bytes),
-        "l3_traffic": _crossing(total, crossing, 0.7 * device.l2_bytes),
-        "memory_traffic": _crossing(total, stalled, 0.6 * device.l3_bytes),
+        "l2_traffic": _crossing(total, crossing, L1_SHARE * device.l1_bytes),
+        "l3_traffic": _crossing(total, crossing, L2_SHARE * device.l2_bytes),
+        "memory_traffic": np.where(fits, cold, _crossing(total, everything, L3_SHARE * device.l3_bytes)),
     }
     for boundary in range(1, nest.depth):
         terms[f"footprint_{boundary}"] = total[boundary]
@@ -179,7 +204,7 @@ def _copy_cycles(population: Population, nest: Nest, device: Device) -> Floats:
         elements = np.multiply.reduce(region(access, nest.inside, buffer.shape), dtype=np.float64)
         trips = np.concatenate([np.ones((1, len(population))), nest.extents.prod(axis=1)])
         copies = np.cumprod(trips, axis=0)
-        for level in range(1, nest.depth):
+        for level in range(0 if not buffer.constant else 1, nest.depth):
             here = elements[level] * copies[level] * buffer.item_bytes / device.vector_bytes * COPY_CYCLES
             cycles = cycles + np.where(copied_at == level, here, 0.0)
     return cycles

@@ -13,6 +13,8 @@ ISSUE_WIDTH = 2
 LINE_BYTES = 64
 # Bytes a cycle that one core draws from each level; memory is shared by the cores.
 L1_BYTES, L2_BYTES, L3_BYTES, MEMORY_BYTES = 128.0, 40.0, 16.0, 10.0
+# How much of each cache a tile can count on.
+L1_SHARE, L2_SHARE, L3_SHARE = 0.8, 0.7, 0.6
 PARALLEL_LAUNCH_S = 3e-6
 BRANCH_CYCLES = 4.0
 OVERLAP = 0.5

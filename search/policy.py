@@ -23,9 +23,9 @@ from search.sketch import Sketch
 RANDOM_SHARE = 0.05
 MIN_POPULATION = 32
 # So many times as many programs are drawn as are kept of them, likelier the better the estimate.
-DRAWN_FOR_EACH = 4
-# A program that is estimated to be twice as fast is this power of two times as likely.
-FAVOUR = 2.0
+DRAWN_FOR_EACH = 8
+# A program that is estimated to be twice as fast is two to this power times as likely.
+FAVOUR = 3.0
 
 
 @dataclass(frozen=True)
