@@ -29,7 +29,7 @@ def _pad(size: int, channels: int) -> Node:
     return node("pad", shape, ["data[n, y - 1, x - 1, c]"], has_branch=True)
 
 
-def conv2d(size: int = 14, inputs: int = 16, outputs: int = 32) -> Dag:
+def conv2d(size: int = 14, inputs: int = 16, outputs: int = 32, constants: tuple[str, ...] = ()) -> Dag:
     """3x3, stride 1, padded by 1; then bias and rectifier."""
     out = {"n": 1, "y": size, "x": size, "f": outputs}
     return dag(
@@ -46,6 +46,7 @@ def conv2d(size: int = 14, inputs: int = 16, outputs: int = 32) -> Dag:
             node("add", out, ["conv[n, y, x, f]", "bias[n, 0, 0, f]"], flops=1.0),
             node("relu", out, ["add[n, y, x, f]"], flops=1.0),
         ],
+        constants=constants,
     )
 
 

@@ -1,0 +1,40 @@
+"""The space contains the programs that are known to be good."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from search.annotate import legal
+from search.program import Program, gather
+from search.variables import Split
+from tests.unit.search.known_good import KNOWN_GOOD
+
+names = pytest.mark.parametrize("name", KNOWN_GOOD)
+
+
+@names
+def test_a_good_program_is_legal_as_it_stands(name: str) -> None:
+    population = gather([KNOWN_GOOD[name].program])
+    assert np.array_equal(legal(population).values, population.values)
+
+
+@names
+def test_random_programs_can_be_the_good_one(name: str) -> None:
+    """Each variable's value is among those that are drawn; any option of a choice is."""
+    program = KNOWN_GOOD[name].program
+    for variable in program.sketch.variables:
+        if isinstance(variable, Split):
+            assert program.of(variable) in {tuple(row) for row in variable.table.tolist()}, variable
+
+
+@names
+def test_every_value_of_a_good_program_is_on_purpose(name: str) -> None:
+    """None is left to what happens to be in the middle."""
+    known = KNOWN_GOOD[name]
+    given = {(node, setting) for node, settings in known.values.items() for setting in settings}
+    assert given == {_written(known.program, *variable.key) for variable in known.program.sketch.variables}
+
+
+def _written(program: Program, node: str, key: str | int) -> tuple[str, str]:
+    return node, key if isinstance(key, str) else program.sketch.dag.node[node].axes[key].name
