@@ -8,7 +8,7 @@ from typing import Any
 from tvm.s_tir import Schedule
 
 from compiler.lower_nest import Nests
-from compiler.lower_tile import Tiles
+from compiler.lower_tensor import TensorTiles
 from compiler.primitives import Primitives
 from search.device import Device
 from search.program import Program
@@ -22,7 +22,7 @@ def lower_cpu(schedule: Schedule, program: Program, device: Device, buffers: Map
     """
     sketch = program.sketch
     tools = Primitives(schedule, device.vector_bytes, buffers)
-    tiles = Tiles(tools, program, buffers)
+    tiles = TensorTiles(tools, program, buffers)
     nests = Nests(tools, program, tiles.levels)
     for stage in sketch.stages:
         if stage.placement is Placement.INLINE or nests.is_inlined(stage):

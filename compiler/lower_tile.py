@@ -9,6 +9,7 @@ from typing import Any
 from compiler.packing_map import PackingMap
 from compiler.primitives import Primitives, by_level, power_of_two
 from search.dag import Node
+from search.intrinsics import extents
 from search.program import Program
 from search.sketch import read_kind
 from search.stage import Stage
@@ -29,20 +30,12 @@ class Tiles:
 
     def tile(self, stage: Stage) -> None:
         """Splits every axis, orders the parts by level and attaches the epilogue and the copies."""
-        node = self._node(stage)
         block = self.schedule.get_sblock(stage.node)
         copies = [self._copy(stage, block, choice) for choice in self._read_choices(stage)]
         epilogue = self.schedule.get_sblock(stage.epilogue) if stage.epilogue else None
         if stage.cache_write:
             epilogue = self.schedule.cache_write(block, 0, "global")
-        parts = [
-            self.tools.split(loop, self.program.factors(node.name, axis))
-            for axis, loop in enumerate(self.schedule.get_loops(block))
-        ]
-        levels = by_level(stage.structure, node, parts)
-        _put_last(levels[-1], parts, node.vector_axis)
-        self.schedule.reorder(*(loop for level in levels for loop in level))
-        levels[0] = [self.schedule.fuse(*levels[0])]
+        levels = self._split(stage, block)
         self.levels[stage.node] = levels
         for copy, level in filter(None, copies):
             self.schedule.compute_at(copy, levels[level - 1][-1], preserve_unit_loops=True)
@@ -55,22 +48,43 @@ class Tiles:
     def annotate(self, stage: Stage) -> None:
         """Parallel outside, the register tile vectorized and unrolled, the accumulators set ahead."""
         node = self._node(stage)
-        levels = self.levels[stage.node]
-        outermost = levels[0][0]
+        rows = self.levels[stage.node][-1]
+        if node.vector_axis is not None:
+            rows = [*rows[:-1], *self._vectorize(stage, rows[-1])]
+        self._annotate_loops(stage, rows)
+        block = self.schedule.get_sblock(node.name)
+        init = self.schedule.decompose_reduction(block, self._first_reduction(stage))
+        if node.vector_axis is not None:
+            self._peel_tail(stage, block, init, node.vector_axis)
+
+    def _annotate_loops(self, stage: Stage, rows: Sequence[Any]) -> None:
+        outermost = self.levels[stage.node][0][0]
         if self.tools.extent(outermost) > 1:
             self.schedule.parallel(outermost)
         self.tools.unroll_up_to(outermost, int(self.program.choice(stage.node, "unroll")))
         # The register tile is unrolled whatever the step says: only then do accumulators stay in registers.
-        rows = levels[-1]
-        if node.vector_axis is not None:
-            rows = [*rows[:-1], *self._vectorize(stage, rows[-1])]
         for loop in rows:
             if self.tools.extent(loop) > 1:
                 self.schedule.unroll(loop)
-        block = self.schedule.get_sblock(node.name)
-        init = self.schedule.decompose_reduction(block, levels[stage.structure.index("R")][0])
-        if node.vector_axis is not None:
-            self._peel_tail(stage, block, init, node.vector_axis)
+
+    def _first_reduction(self, stage: Stage) -> Any:
+        return self.levels[stage.node][stage.structure.index("R")][0]
+
+    def _split(self, stage: Stage, block: Any) -> list[list[Any]]:
+        """The loops of every tile level, the outermost of them fused; an intrinsic's own are inside them."""
+        node = self._node(stage)
+        reach = extents(self.program.sketch.dag, stage)
+        parts, inner = [], {}
+        for axis, loop in enumerate(self.schedule.get_loops(block)):
+            factors = self.program.factors(node.name, axis)
+            loops = self.tools.split(loop, [*factors, *([reach[axis]] if axis in reach else [])])
+            parts.append(loops[: len(factors)])
+            inner[axis] = loops[len(factors) :]
+        levels = by_level(stage.structure, node, parts)
+        _put_last(levels[-1], parts, node.vector_axis)
+        own = [inner[axis][0] for axis in reach]
+        self.schedule.reorder(*(loop for level in levels for loop in level), *own)
+        return [[self.schedule.fuse(*levels[0])], *levels[1:]]
 
     def _node(self, stage: Stage) -> Node:
         return self.program.sketch.dag.node[stage.node]
@@ -84,8 +98,7 @@ class Tiles:
         """Packs an operand ahead of time, or copies it: then the copy and the tile level it belongs into."""
         way = str(self.program.choice(stage.node, choice.kind))
         name = choice.kind.removeprefix(read_kind(""))
-        sources = [read.source for read in self.schedule.get(block).reads]
-        index = next((i for i, s in enumerate(sources) if s.same_as(self.buffers[name])), None)
+        index = self._operand(block, name)
         if way == "direct" or index is None:  # an operand that was inlined is read no longer
             return None
         copy = self.schedule.cache_read(block, index, "global")
@@ -97,6 +110,11 @@ class Tiles:
         self.schedule.transform_layout(block, ("read", index), packing.place, pad_value=padding)
         self.schedule.annotate(copy, PACKED, True)
         return None
+
+    def _operand(self, block: Any, name: str) -> int | None:
+        """Where a buffer stands among those that a block reads."""
+        sources = [read.source for read in self.schedule.get(block).reads]
+        return next((i for i, s in enumerate(sources) if s.same_as(self.buffers[name])), None)
 
     def _vectorize(self, stage: Stage, loop: Any) -> list[Any]:
         """Vectorizes the innermost factor and returns the loop that is left; what doesn't fill vectors is

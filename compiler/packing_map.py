@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from search.dag import AxisKind
+from search.intrinsics import extents
 from search.program import Program
 from search.stage import Stage
 
@@ -30,24 +31,29 @@ class PackingMap:
 
     @classmethod
     def of(cls, program: Program, stage: Stage, buffer: str) -> PackingMap:
-        """The operand must be read by a permutation of axes (search.sketch.is_permutation)."""
+        """The operand must be read by a permutation of axes (search.predicates.is_permutation)."""
         node = program.sketch.dag.node[stage.node]
         read = next(read for read in node.reads if read.buffer == buffer)
         axis_of = {dim: index.terms[0].axis for dim, index in enumerate(read.indices) if index.terms}
         dims = sorted(axis_of, key=lambda dim: (axis_of[dim] == node.vector_axis, axis_of[dim]))
         factors = {dim: program.factors(node.name, axis) for dim, axis in axis_of.items()}
+        reach = extents(program.sketch.dag, stage)
+        size = {dim: reach.get(axis, 1) for dim, axis in axis_of.items()}
         parts = []
         seen = {AxisKind.SPATIAL: 0, AxisKind.REDUCTION: 0}
         for letter in stage.structure:
             kind = AxisKind(letter)
             level = seen[kind]
             parts += [
-                _Part(dim, math.prod(factors[dim][level + 1 :]), factors[dim][level], level == 0)
+                _Part(dim, math.prod(factors[dim][level + 1 :]) * size[dim], factors[dim][level], level == 0)
                 for dim in dims
                 if node.axes[axis_of[dim]].kind is kind
             ]
             seen[kind] += 1
-        is_padded = any(math.prod(factors[dim]) > node.axes[axis].extent for dim, axis in axis_of.items())
+        parts += [_Part(dim, 1, size[dim], False) for axis in reach for dim in dims if axis_of[dim] == axis]
+        is_padded = any(
+            math.prod(factors[dim]) * size[dim] > node.axes[axis].extent for dim, axis in axis_of.items()
+        )
         return cls(tuple(part for part in parts if part.factor > 1), is_padded)
 
     def place(self, *indices: Any) -> list[Any]:

@@ -11,6 +11,7 @@ from search.location import host
 from search.predicates import is_strictly_inlineable, is_tileable, needs_tiling, reduces_rows
 from search.sketch import rfactor_lanes
 from search.stage import Placement, Rfactor, Stage
+from search.tensor_rules import TENSORIZE, feeds_intrinsic
 
 TILING = "SSRSRS"
 REDUCTION = "SRS"
@@ -104,10 +105,11 @@ def _leave(state: State) -> list[State]:
 CPU_RULES: tuple[Rule, ...] = (
     Rule(
         "AlwaysInline",
-        lambda s: when(not s.is_output and is_strictly_inlineable(s.current)),
+        lambda s: when(not s.is_output and is_strictly_inlineable(s.current) and not feeds_intrinsic(s)),
         _inline,
     ),
     Rule("SimplifyConstTensor", lambda s: when(bool(s.current.constant_axes)), _unroll),
+    TENSORIZE,
     Rule("AddRfactor", lambda s: when(_should_rfactor(s), Verdict.APPLY), _rfactor),
     Rule(
         "AddCacheWrite",

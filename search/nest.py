@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from search.dag import Access, AxisKind, Buffer, Node
 from search.factors import Ints
+from search.intrinsics import extents as intrinsic_extents
 from search.program import Population
 from search.stage import Stage
 
@@ -24,7 +25,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Nest:
-    """`extents` [levels, axes, programs]: trips of each axis's loop in each level; ones where it has none."""
+    """`extents` [levels, axes, programs]: trips of each axis's loop in each level; ones where it has none. An
+    intrinsic's own extents count in its axes' innermost levels."""
 
     node: Node
     stage: Stage
@@ -33,12 +35,14 @@ class Nest:
     @classmethod
     def of(cls, population: Population, stage: Stage) -> Nest:
         node = population.sketch.dag.node[stage.node]
+        reach = intrinsic_extents(population.sketch.dag, stage)
         extents = np.ones((len(stage.structure), len(node.axes), len(population)), dtype=np.int64)
         for kind in AxisKind:
             levels = [level for level, letter in enumerate(stage.structure) if letter == kind]
             for number, axis in enumerate(node.axes):
                 if axis.kind is kind and axis.extent > 1:
                     extents[levels, number] = population.factors(node.name, number).T
+                    extents[levels[-1], number] *= reach.get(number, 1)
         return cls(node, stage, extents)
 
     @property

@@ -40,6 +40,20 @@ def reduces_rows(node: Node) -> bool:
     return any(row.is_single_axis and row.axes == {node.reduction[-1]} for row in rows)
 
 
+def is_permutation(dag: Dag, node: Node, read: Access) -> bool:
+    """Whether an access runs over its whole buffer once, one axis a dimension."""
+    axes = [index.terms[0].axis for index in read.indices if index.is_single_axis and index.terms]
+    shape = dag.buffer[read.buffer].shape
+    constants = all(size == 1 for index, size in zip(read.indices, shape, strict=True) if not index.terms)
+    whole = all(
+        index.is_single_axis
+        and index.offset == 0
+        and (not index.terms or node.axes[index.terms[0].axis].extent == size)
+        for index, size in zip(read.indices, shape, strict=True)
+    )
+    return whole and constants and len(set(axes)) == len(axes)
+
+
 def elementwise_consumer(dag: Dag, node: Node, inlined: Collection[str]) -> Node | None:
     """Follows `node`'s only reader through inlined nodes to the first one that stays.
 

@@ -8,13 +8,22 @@ from enum import StrEnum
 
 class Placement(StrEnum):
     """What becomes of a node: `NEST` is a loop nest of its own or one inside the nest that reads it, `FUSED`
-    is computed inside the tile of its producer, `UNROLLED` is a nest around small constant matrices."""
+    is computed inside the tile of its producer, `UNROLLED` is a nest around small constant matrices.
+
+    On GPUs: `THREADS` is a kernel whose iterations are spread over threads, `ROWS` one whose blocks take some
+    rows of a node each, `ACROSS` is a reduction inside the rows of another node by all threads of a block,
+    `LOCAL` is computed by every thread of its reader for itself.
+    """
 
     INLINE = "inline"
     TILED = "tile"
     FUSED = "fuse"
     NEST = "nest"
     UNROLLED = "unroll"
+    THREADS = "threads"
+    ROWS = "rows"
+    ACROSS = "across"
+    LOCAL = "local"
 
 
 class Rfactor(StrEnum):
@@ -30,7 +39,12 @@ class Rfactor(StrEnum):
 class Stage:
     """A tiled stage carries its structure, such as `SSRSRS`, and its epilogue: the elementwise consumer (or,
     with `cache_write`, the copy out of the cache) and the number of spatial tile levels after which the
-    epilogue is computed (0: not fused). A nest that reduces may carry an `rfactor`."""
+    epilogue is computed (0: not fused); its innermost tile may be counted in instructions, each an
+    `intrinsic` of search.intrinsics. A nest that reduces may carry an `rfactor`.
+
+    On GPUs the reads `shared` go through shared memory, fetched at the innermost loop of the outermost
+    reduction level; `host` is the node in whose loops an `ACROSS` or `LOCAL` one is computed; `rows` are the
+    axes of a `ROWS` node that number its rows."""
 
     node: str
     placement: Placement
@@ -39,10 +53,20 @@ class Stage:
     epilogue_level: int = 0
     cache_write: bool = False
     rfactor: Rfactor = Rfactor.NONE
+    intrinsic: str = ""
+    shared: tuple[str, ...] = ()
+    host: str | None = None
+    rows: tuple[int, ...] = ()
 
     def __str__(self) -> str:
+        if self.host is not None:
+            return f"{self.placement} {self.node} in {self.host}"
+        if self.placement is Placement.THREADS and self.epilogue:
+            return f"{self.placement} {self.node}, {self.epilogue}"
         if self.placement is not Placement.TILED:
             return f"{self.placement} {self.node}" + (f" rfactor {self.rfactor}" if self.rfactor else "")
         cache = " in a write cache" if self.cache_write else ""
         fused = f", {self.epilogue or 'copy'} at {self.epilogue_level}" if self.epilogue_level else ""
-        return f"tile {self.node} {self.structure}{cache}{fused}"
+        shared = f", shared {' '.join(self.shared)}" if self.shared else ""
+        intrinsic = f" of {self.intrinsic}" if self.intrinsic else ""
+        return f"tile {self.node} {self.structure}{intrinsic}{cache}{fused}{shared}"

@@ -1,0 +1,120 @@
+"""Instructions of CPUs that sum up several products at once, and how a node's axes map onto them.
+
+An instruction adds to each of its lanes the products of a few neighbours along the reduction:
+    sums[lane] += rows[0] * columns[lane, 0] + ... + rows[depth - 1] * columns[lane, depth - 1]
+`columns` must lie in this order, which no operand does by itself: it is packed or copied. `rows` is read as
+it lies, so the reduction must be contiguous in it.
+
+Left out: AVX-512's pmaddubsw, whose sums of two products saturate at 16 bits; and int8 times int8 on x86,
+which has no instruction for it (shifting one side by 128 would be another computation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from search.dag import Access, AxisKind, BufferRole, Dag, Node
+from search.device import Device
+from search.predicates import is_permutation
+from search.stage import Stage
+
+
+@dataclass(frozen=True)
+class Intrinsic:
+    """`name` is TVM's; `features` are the kernel's words for what a device needs to have."""
+
+    name: str
+    lanes: int
+    depth: int
+    rows: str
+    columns: str
+    sums: str
+    features: tuple[str, ...]
+
+
+# The better ones first.
+INTRINSICS = (
+    Intrinsic("dot_16x4_vnni", 16, 4, "uint8", "int8", "int32", ("avx512_vnni",)),
+    Intrinsic("dot_4x4_i8i8s32_sdot", 4, 4, "int8", "int8", "int32", ("asimddp",)),
+    Intrinsic("dot_4x4_u8u8u32_udot", 4, 4, "uint8", "uint8", "uint32", ("asimddp",)),
+    Intrinsic("dot_4x4_u8u8i32_hdot", 4, 4, "uint8", "uint8", "int32", ("asimddp",)),
+    Intrinsic("dot_4x4_i8i8s32_neon", 4, 4, "int8", "int8", "int32", ("asimd",)),
+)
+BY_NAME = {intrinsic.name: intrinsic for intrinsic in INTRINSICS}
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The axes and operands of a node in an intrinsic's terms: positions of axes, names of buffers."""
+
+    lane: int
+    depth: int
+    rows: str
+    columns: str
+
+
+def usable(dag: Dag, node: Node, device: Device) -> Intrinsic | None:
+    """The best intrinsic that the device has and the node matches."""
+    for intrinsic in INTRINSICS:
+        if set(intrinsic.features) <= set(device.features) and roles(dag, node, intrinsic):
+            return intrinsic
+    return None
+
+
+def roles(dag: Dag, node: Node, intrinsic: Intrinsic) -> Roles | None:
+    """How `node` is a sum of the intrinsic's products; None where it is not, or its extents don't divide."""
+    lane = node.vector_axis
+    is_dot = node.reducer == "sum" and len(node.reads) == 2 and node.flops == 2
+    if lane is None or not is_dot or dag.buffer[node.write.buffer].dtype != intrinsic.sums:
+        return None
+    for rows, columns in (node.reads, node.reads[::-1]):
+        depth = _contiguous_axis(rows)
+        if depth is not None and _fits(dag, node, intrinsic, (rows, columns), (lane, depth)):
+            return Roles(lane, depth, rows.buffer, columns.buffer)
+    return None
+
+
+def extents(dag: Dag, stage: Stage) -> Mapping[int, int]:
+    """How far a tiled stage's intrinsic reaches along its two axes, lanes first, by the axes' positions;
+    empty without an intrinsic. Raises ValueError when it doesn't match its node."""
+    if not stage.intrinsic:
+        return {}
+    intrinsic = BY_NAME[stage.intrinsic]
+    found = stage_roles(dag, stage)
+    return {found.lane: intrinsic.lanes, found.depth: intrinsic.depth}
+
+
+def stage_roles(dag: Dag, stage: Stage) -> Roles:
+    """Raises ValueError when the stage's intrinsic doesn't match its node."""
+    found = roles(dag, dag.node[stage.node], BY_NAME[stage.intrinsic])
+    if found is None:
+        raise ValueError(f"{stage.intrinsic} does not compute {stage.node}")
+    return found
+
+
+def _contiguous_axis(access: Access) -> int | None:
+    if not access.indices:
+        return None
+    *outer, last = access.indices
+    if not last.is_single_axis or not last.terms:
+        return None
+    axis = last.terms[0].axis
+    return None if any(axis in index.axes for index in outer) else axis
+
+
+def _fits(
+    dag: Dag, node: Node, intrinsic: Intrinsic, operands: tuple[Access, Access], axes: tuple[int, int]
+) -> bool:
+    (rows, columns), (lane, depth) = operands, axes
+    source = dag.buffer[columns.buffer]
+    return (
+        (dag.buffer[rows.buffer].dtype, source.dtype) == (intrinsic.rows, intrinsic.columns)
+        and source.role is BufferRole.INPUT
+        and is_permutation(dag, node, columns)
+        and lane not in rows.axes
+        and {lane, depth} <= columns.axes
+        and node.axes[depth].kind is AxisKind.REDUCTION
+        and node.axes[lane].extent % intrinsic.lanes == 0
+        and node.axes[depth].extent % intrinsic.depth == 0
+    )
