@@ -76,17 +76,26 @@ class Nests:
                 self.tools.peel_vectors_later(init)
 
     def unroll_constants(self, stage: Stage) -> None:
-        """Loops over small constant matrices innermost and unrolled, the others parallel."""
+        """The free axes in two levels, the outer one parallel, around unrolled loops over constants."""
         node = self._node(stage)
-        loops = self.schedule.get_loops(self.schedule.get_sblock(stage.node))
-        constant = [loops[axis] for axis in node.constant_axes]
-        others = [loop for axis, loop in enumerate(loops) if axis not in node.constant_axes]
-        spatial = [loops[axis] for axis in node.spatial if axis not in node.constant_axes]
-        self.schedule.reorder(*others, *constant)
-        for loop in constant:
+        block = self.schedule.get_sblock(stage.node)
+        loops = self.schedule.get_loops(block)
+        free = [axis for axis in node.spatial if axis not in node.constant_axes]
+        parts = {axis: self.tools.split(loops[axis], self.program.factors(node.name, axis)) for axis in free}
+        outer = [parts[axis][0] for axis in free]
+        inner = [parts[axis][1] for axis in free if axis != node.vector_axis]
+        unrolled = [loops[axis] for axis in (*node.spatial, *node.reduction) if axis not in free]
+        vector = [parts[node.vector_axis][1]] if node.vector_axis in parts else []
+        self.schedule.reorder(*outer, *inner, *unrolled, *vector)
+        for loop in unrolled:
             self.schedule.unroll(loop)
-        if spatial:
-            self.schedule.parallel(spatial[0])
+        for loop in vector:
+            length = power_of_two(self.tools.extent(loop))
+            self.schedule.vectorize(self.tools.split(loop, [self.tools.extent(loop) // length, length])[-1])
+        if outer:
+            self.schedule.parallel(self.schedule.fuse(*outer))
+        if node.reduction:
+            self.schedule.decompose_reduction(block, loops[node.reduction[0]])
 
     def _node(self, stage: Stage) -> Node:
         return self.program.sketch.dag.node[stage.node]

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search.analytic_nest import nest_seconds
+from search.analytic_nest import nest_seconds, unrolled_seconds
 from search.analytic_tile import tile_terms
 from search.device import Device
-from search.machine import CYCLES_PER_S, L3_BYTES, PARALLEL_LAUNCH_S
 from search.nest import Floats
 from search.program import Population
 from search.sketch import Sketch
@@ -30,7 +29,7 @@ class Estimate:
 def estimate(population: Population, device: Device) -> Estimate:
     """Estimated seconds and the quantities behind them; the largest tiled node's stand for the program."""
     sketch = population.sketch
-    seconds = np.full(len(population), _unrolled_seconds(sketch, device))
+    seconds = np.zeros(len(population))
     quantities: dict[str, Floats] = {}
     largest = _largest(sketch)
     for stage in sketch.tiled:
@@ -38,6 +37,8 @@ def estimate(population: Population, device: Device) -> Estimate:
         seconds = seconds + terms["node_s"] + terms["epilogue_s"]
         if stage == largest:
             quantities = terms
+    for stage in sketch.placed(Placement.UNROLLED):
+        seconds = seconds + unrolled_seconds(population, stage, device)
     for stage in sketch.nests:
         moved = nest_seconds(population, stage, device)
         seconds = seconds + moved
@@ -51,14 +52,3 @@ def _largest(sketch: Sketch) -> Stage | None:
         return max(node.flops, 1.0) * node.iterations
 
     return max(sketch.tiled, key=work, default=None)
-
-
-def _unrolled_seconds(sketch: Sketch, device: Device) -> float:
-    """Nests around small constant matrices cost the same in every program: one pass over their data."""
-    total = 0.0
-    for stage in sketch.placed(Placement.UNROLLED):
-        node = sketch.dag.node[stage.node]
-        touched = sum(sketch.dag.buffer[a.buffer].num_bytes for a in (*node.reads, node.write))
-        work = node.iterations * max(node.flops, 1.0) / (device.vector_bytes / 4)
-        total += PARALLEL_LAUNCH_S + max(touched / L3_BYTES, work) / CYCLES_PER_S / device.cores
-    return total

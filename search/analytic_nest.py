@@ -36,6 +36,26 @@ def nest_seconds(population: Population, stage: Stage, device: Device) -> Floats
     return _nest_seconds(population, stage, device)
 
 
+def unrolled_seconds(population: Population, stage: Stage, device: Device) -> Floats:
+    """[programs]: seconds of a nest around small constant matrices: one pass over its data, in vectors."""
+    dag = population.sketch.dag
+    node = dag.node[stage.node]
+    lanes, chunks = np.ones(len(population)), np.ones(len(population))
+    for axis in node.spatial:
+        if (node.name, axis) in population.sketch.columns:
+            factors = population.factors(node.name, axis)
+            chunks = chunks * factors[:, 0]
+            if axis == node.vector_axis:
+                lanes = np.minimum(
+                    factors[:, 1], device.vector_bytes // dag.buffer[node.write.buffer].item_bytes
+                )
+    touched = sum(dag.buffer[access.buffer].num_bytes for access in (*node.reads, node.write))
+    cycles = np.maximum(node.iterations * max(node.flops, 1.0) / lanes, touched / L3_BYTES)
+    return np.asarray(
+        cycles / CYCLES_PER_S / device.cores / balance_of(chunks, device.cores) + PARALLEL_LAUNCH_S
+    )
+
+
 def _nest_seconds(population: Population, stage: Stage, device: Device) -> Floats:
     sketch = population.sketch
     node = sketch.dag.node[stage.node]

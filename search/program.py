@@ -139,7 +139,7 @@ def gather(programs: Sequence[Program]) -> Population:
 
 def _describe(program: Program, stage: Stage) -> list[str]:
     lines = [str(stage)]
-    if stage.placement is Placement.TILED:
+    if stage.structure:
         levels = {AxisKind.SPATIAL: 0, AxisKind.REDUCTION: 0}
         for letter in stage.structure:
             kind = AxisKind(letter)
