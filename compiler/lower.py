@@ -10,7 +10,9 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 
 from compiler.lower_cpu import lower_cpu
+from compiler.lower_gpu import lower_gpu
 from compiler.subgraph import named_buffers
+from compiler.tensor_intrinsics import register_used
 from search.device import Device
 from search.program import Program
 
@@ -23,7 +25,11 @@ def lower(module: tvm.IRModule, program: Program, device: Device) -> str:
     """The trace, as JSON text, that turns a workload into the program. Raises LoweringError."""
     schedule = Schedule(module, debug_mask="none")
     try:
-        lower_cpu(schedule, program, device, named_buffers(module["main"]))
+        buffers = named_buffers(module["main"])
+        if device.kind == "gpu":
+            lower_gpu(schedule, program, buffers)
+        else:
+            lower_cpu(schedule, program, device, buffers)
         return json.dumps(_plain(schedule.trace.as_json()), separators=(",", ":"))
     except Exception as error:  # TVM raises whatever class its C++ side names
         raise LoweringError(_last_line(error)) from error
@@ -33,7 +39,9 @@ def apply_trace(module: tvm.IRModule, trace: str) -> tvm.IRModule:
     """The workload under a trace. Raises LoweringError when it is no trace or doesn't fit the workload."""
     schedule = Schedule(module, debug_mask="none")
     try:
-        Trace.apply_json_to_schedule(json.loads(trace), schedule)
+        steps = json.loads(trace)
+        register_used(steps)
+        Trace.apply_json_to_schedule(steps, schedule)
     except Exception as error:
         raise LoweringError(_last_line(error)) from error
     return schedule.mod

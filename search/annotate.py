@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.factors import Ints
+from search.gpu_valid import gpu_valid, redraw
 from search.moves import depth_of, encloses_readers, is_inlined
 from search.nest import Nest, vector_instructions
 from search.program import Population
@@ -29,7 +30,8 @@ def sample(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
             drawn[:, where] = table[rng.integers(len(table), size=count)]
         else:
             drawn[:, where] = rng.integers(len(variable.options), size=(count, 1))
-    return legal(Population(sketch, drawn))
+    population = Population(sketch, drawn)
+    return legal(population if sketch.gpu is None else redraw(population, rng))
 
 
 def legal(population: Population) -> Population:
@@ -40,7 +42,9 @@ def legal(population: Population) -> Population:
 
 def valid(population: Population) -> NDArray[np.bool_]:
     """[programs]: whether the unrolled body of every tiled node is within what compiles quickly, and no nest
-    is computed inside loops that one of its readers is outside of."""
+    is computed inside loops that one of its readers is outside of; on a GPU, whether it can run them."""
+    if population.sketch.gpu is not None:
+        return gpu_valid(population)
     keep = np.ones(len(population), dtype=bool)
     for stage in population.sketch.tiled:
         keep &= _is_small(population, Nest.of(population, stage))

@@ -76,7 +76,7 @@ def derive(dag: Dag, device: Device, rules: Sequence[Rule]) -> tuple[Sketch, ...
     while open_states:
         state = open_states.pop(0)
         if state.position < 0:
-            sketch = Sketch(dag, state.stages)
+            sketch = Sketch(dag, state.stages, device.gpu)
             found.setdefault(sketch.key, sketch)
         else:
             open_states.extend(_next(state, rules))

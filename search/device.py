@@ -5,6 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a CUDA device allows: threads and 32-bit registers of a block, threads of a warp, bytes of shared
+    memory that a kernel may declare, and the compute capability, ten times its number (80 for 8.0)."""
+
+    max_threads: int = 1024
+    warp_size: int = 32
+    shared_bytes: int = 48 << 10
+    registers: int = 64 << 10
+    capability: int = 80
+
+    def __post_init__(self) -> None:
+        for field, value in asdict(self).items():
+            if value <= 0:
+                raise ValueError(f"a GPU's {field} must be positive, not {value}")
 
 
 @dataclass(frozen=True)
@@ -12,7 +30,8 @@ class Device:
     """A device's fingerprint: devices with equal fingerprints form one device class.
 
     Sizes are bytes, caches per core except `l3_bytes`, which all cores share. `target` is the
-    canonical JSON of the TVM target that code for this device is generated with.
+    canonical JSON of the TVM target that code for this device is generated with. Of a device with a `gpu`,
+    the cores are its multiprocessors and `vector_bytes` the widest load of a thread.
     """
 
     name: str
@@ -26,6 +45,7 @@ class Device:
     l3_bytes: int
     toolchain: str
     target: str
+    gpu: Gpu | None = None
 
     def __post_init__(self) -> None:
         sizes = ("cores", "vector_bytes", "l1_bytes", "l2_bytes", "l3_bytes")
@@ -35,20 +55,34 @@ class Device:
         object.__setattr__(self, "features", tuple(self.features))
 
     @property
+    def kind(self) -> str:
+        """ "cpu" or "gpu"."""
+        return "gpu" if self.gpu else "cpu"
+
+    @property
     def key(self) -> str:
         """The device class: a short digest of everything but the human name."""
-        facts = asdict(self)
+        facts = self._facts()
         del facts["name"]
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
+        return json.dumps(self._facts(), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Device:
         """Raises ValueError when the text is not a device."""
         try:
-            return cls(**json.loads(text))
+            facts = json.loads(text)
+            gpu = facts.get("gpu") if isinstance(facts, dict) else None
+            return cls(**{**facts, "gpu": Gpu(**gpu)} if gpu else facts)
         except TypeError as error:
             raise ValueError(f"not a device fingerprint: {error}") from error
+
+    def _facts(self) -> dict[str, Any]:
+        """Every field; CPUs are described as they were before there were GPUs."""
+        facts = asdict(self)
+        if self.gpu is None:
+            del facts["gpu"]
+        return facts

@@ -45,7 +45,7 @@ def depths(dag: Dag, stages: Stages, node: Node) -> tuple[int, ...]:
     structure = stages[found.name].structure
     if structure:
         return tuple(range(1, structure.index("R") + int(structure.count("R") > 1) + 1))
-    shared = set(_aligned(dag, found, node).values())
+    shared = set(aligned(dag, found, node).values())
     possible = []
     for depth, axis in enumerate(found.axes, start=1):
         is_outer = axis.kind is AxisKind.SPATIAL and depth - 1 != found.vector_axis
@@ -82,12 +82,12 @@ def _nest_of(dag: Dag, stages: Stages, node: Node) -> str | None:
     return outer.name if stages[outer.name].placement is Placement.NEST else None
 
 
-def _aligned(dag: Dag, outer: Node, node: Node) -> dict[int, int]:
+def aligned(dag: Dag, outer: Node, node: Node) -> dict[int, int]:
     """Which axis of `outer` each axis of `node` moves with, in all reads of it, through other nodes too."""
     if node is outer:
         return {axis: axis for axis in node.spatial}
     maps = [
-        _through(node, write, read, _aligned(dag, outer, consumer))
+        _through(node, write, read, aligned(dag, outer, consumer))
         for consumer in dag.consumers(node)
         for write in node.writes
         for read in consumer.reads

@@ -11,9 +11,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from search.dag import Access, AxisKind, Dag, Node
+from search.dag import AxisKind, Dag, Node
+from search.device import Gpu
 from search.factors import Tail, divisors
-from search.location import can_inline, depths, host
+from search.gpu_variables import gpu_variables
+from search.intrinsics import extents, stage_roles
+from search.location import can_inline, depths, host, readers
+from search.predicates import is_permutation
 from search.stage import Placement, Rfactor, Stage
 from search.variables import MAX_INNERMOST, Choice, Split, Variable
 
@@ -23,10 +27,12 @@ VECTOR_LANES = (1, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Sketch:
-    """A structure for every node of `dag`, in the dag's order, and the variables it leaves open."""
+    """A structure for every node of `dag`, in the dag's order, and the variables it leaves open. `gpu` is
+    what the device allows that it is for; None for CPUs."""
 
     dag: Dag
     stages: tuple[Stage, ...]
+    gpu: Gpu | None = None
 
     @cached_property
     def key(self) -> str:
@@ -46,6 +52,8 @@ class Sketch:
 
     @cached_property
     def variables(self) -> tuple[Variable, ...]:
+        if self.gpu is not None:
+            return tuple(gpu_variables(self.dag, self.stages, self.gpu))
         return tuple(variable for stage in self.stages for variable in self._variables_of(stage))
 
     @cached_property
@@ -88,9 +96,11 @@ class Sketch:
     def _variables_of(self, stage: Stage) -> Iterator[Variable]:
         node = self.dag.node[stage.node]
         if stage.placement is Placement.TILED:
-            yield from _tile_variables(self.dag, node, stage.structure, self._settled)
+            yield from _tile_variables(self.dag, stage, self._settled)
         elif stage.placement is Placement.NEST:
             yield from self._nest_variables(node, stage)
+        elif stage.placement is Placement.UNROLLED:
+            yield from _unrolled_variables(node, stage.structure)
 
     @cached_property
     def _settled(self) -> frozenset[str]:
@@ -101,9 +111,12 @@ class Sketch:
         produced = {write.buffer for name in open_to_move for write in self.dag.node[name].writes}
         return frozenset(self.dag.buffer) - produced
 
+    def _feeds_intrinsic(self, node: Node) -> bool:
+        return any(self.stage[reader.name].intrinsic for reader in readers(self.dag, self.stage, node))
+
     def _nest_variables(self, node: Node, stage: Stage) -> Iterator[Variable]:
         inside = depths(self.dag, self.stage, node)
-        inline = ("inline",) if can_inline(self.dag, node) else ()
+        inline = ("inline",) if can_inline(self.dag, node) and not self._feeds_intrinsic(node) else ()
         if inside or inline:
             yield Choice("location", node.name, (*inline, "root", *(str(depth) for depth in inside)))
         if stage.rfactor:
@@ -115,15 +128,25 @@ class Sketch:
             yield Choice("unroll", node.name, UNROLL_STEPS)
 
 
-def _tile_variables(dag: Dag, node: Node, structure: str, settled: Collection[str]) -> Iterator[Variable]:
+def _unrolled_variables(node: Node, structure: str) -> Iterator[Variable]:
+    for axis in node.spatial:
+        if axis not in node.constant_axes and node.axes[axis].extent > 1:
+            yield Split(node.name, axis, node.axes[axis].extent, len(structure))
+
+
+def _tile_variables(dag: Dag, stage: Stage, settled: Collection[str]) -> Iterator[Variable]:
+    node, structure = dag.node[stage.node], stage.structure
+    reach = extents(dag, stage)
     for position, axis in enumerate(node.axes):
-        if axis.extent > 1:
-            tail = _tail(node, position, structure)
-            yield Split(node.name, position, axis.extent, structure.count(axis.kind), tail)
+        count = axis.extent // reach.get(position, 1)
+        if count > 1:
+            tail = Tail.NONE if position in reach else _tail(node, position, structure)
+            yield Split(node.name, position, count, structure.count(axis.kind), tail)
     yield Choice("unroll", node.name, UNROLL_STEPS)
     for buffer in dict.fromkeys(read.buffer for read in node.reads if read.buffer in settled):
-        ways = _ways_to_read(dag, node, buffer, structure)
-        if len(ways) > 1:
+        if stage.intrinsic and buffer == stage_roles(dag, stage).columns:
+            yield Choice(read_kind(buffer), node.name, _ways_to_arrange(dag, buffer, structure))
+        elif len(ways := _ways_to_read(dag, node, buffer, structure)) > 1:
             yield Choice(read_kind(buffer), node.name, ways)
 
 
@@ -152,18 +175,12 @@ def _ways_to_read(dag: Dag, node: Node, buffer: str, structure: str) -> tuple[st
     return ("direct", str(inner), str(inner + 1))
 
 
-def is_permutation(dag: Dag, node: Node, read: Access) -> bool:
-    """Whether an access runs over its whole buffer once, one axis a dimension."""
-    axes = [index.terms[0].axis for index in read.indices if index.is_single_axis and index.terms]
-    shape = dag.buffer[read.buffer].shape
-    constants = all(size == 1 for index, size in zip(read.indices, shape, strict=True) if not index.terms)
-    whole = all(
-        index.is_single_axis
-        and index.offset == 0
-        and (not index.terms or node.axes[index.terms[0].axis].extent == size)
-        for index, size in zip(read.indices, shape, strict=True)
-    )
-    return whole and constants and len(set(axes)) == len(axes)
+def _ways_to_arrange(dag: Dag, buffer: str, structure: str) -> tuple[str, ...]:
+    """As an intrinsic reads its columns: packed ahead of time, or copied, at first or part by part."""
+    if dag.buffer[buffer].constant:
+        return ("packed",)
+    inner = structure.index("R")
+    return ("0", str(inner), str(inner + 1))
 
 
 def _lanes_up_to(extent: int) -> tuple[int, ...]:

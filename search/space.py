@@ -8,6 +8,7 @@ from search.cpu_rules import CPU_RULES
 from search.dag import Dag
 from search.derive import Rule, derive
 from search.device import Device
+from search.gpu_rules import GPU_RULES
 from search.sketch import Sketch
 
 
@@ -16,4 +17,4 @@ def generate(dag: Dag, device: Device, user_rules: Sequence[Rule] = ()) -> tuple
 
     `user_rules` are tried before the built-in ones.
     """
-    return derive(dag, device, (*user_rules, *CPU_RULES))
+    return derive(dag, device, (*user_rules, *(GPU_RULES if device.kind == "gpu" else CPU_RULES)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from search.factors import Ints, Tail, covers, tilings
 
 MAX_INNERMOST = 64
@@ -34,6 +36,10 @@ class Split:
         """Every legal value that random programs are drawn from, [ways, parts]."""
         return tilings(self.extent, self.parts, MAX_INNERMOST, self.tail)
 
+    def draw(self, count: int, rng: np.random.Generator) -> Ints:
+        """[count, width]: random legal values."""
+        return self.table[rng.integers(len(self.table), size=count)]
+
     def check(self, values: Sequence[int]) -> None:
         """Raises ValueError when the factors don't fit."""
         if not covers(values, self.extent, self.tail):
@@ -55,6 +61,10 @@ class Choice:
     @property
     def width(self) -> int:
         return 1
+
+    def draw(self, count: int, rng: np.random.Generator) -> Ints:
+        """[count, 1]: random positions."""
+        return rng.integers(len(self.options), size=(count, 1))
 
     def check(self, values: Sequence[int]) -> None:
         """Raises ValueError when there is no such option."""

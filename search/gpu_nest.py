@@ -1,0 +1,92 @@
+"""What a tiled kernel of a GPU asks of the device, over a whole population."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search.dag import Access, Dag
+from search.factors import Ints
+from search.nest import Nest, region
+from search.program import Population
+from search.stage import Stage
+
+BLOCK, VTHREAD, THREAD, FETCH = range(4)
+# Registers of a thread for addresses, loop counters and values on their way.
+OTHER_REGISTERS = 40
+
+
+@dataclass(frozen=True)
+class GpuTile:
+    """One tiled stage; every quantity is [programs]."""
+
+    nest: Nest
+    dag: Dag
+    stage: Stage
+
+    @classmethod
+    def of(cls, population: Population, stage: Stage) -> GpuTile:
+        return cls(Nest.of(population, stage), population.sketch.dag, stage)
+
+    @property
+    def blocks(self) -> Ints:
+        return self.nest.trips(BLOCK)
+
+    @property
+    def vthreads(self) -> Ints:
+        return self.nest.trips(VTHREAD)
+
+    @property
+    def threads(self) -> Ints:
+        return self.nest.trips(THREAD)
+
+    @property
+    def fetches(self) -> Ints:
+        """How often a block fetches its operands."""
+        return self.nest.trips(FETCH)
+
+    @cached_property
+    def accumulators(self) -> Ints:
+        """Results that a thread sums up at once."""
+        nest = self.nest
+        inner = nest.inside[FETCH][list(nest.node.spatial)].prod(axis=0)
+        return np.asarray(inner * self.vthreads)
+
+    @cached_property
+    def registers(self) -> Ints:
+        """An estimate, for each thread."""
+        item = self.dag.buffer[self.nest.node.write.buffer].item_bytes
+        return self.accumulators * max(item // 4, 1) + OTHER_REGISTERS
+
+    @property
+    def fetched(self) -> Ints:
+        """[axes, programs]: how much of each axis a block covers between two fetches."""
+        extents = self.nest.extents
+        return np.asarray(self.nest.inside[FETCH + 1] * extents[VTHREAD] * extents[THREAD])
+
+    def elements(self, access: Access) -> Ints:
+        """Elements of one operand that a block fetches at once."""
+        parts = region(access, self.fetched, self.dag.buffer[access.buffer].shape)
+        return np.asarray(np.multiply.reduce([np.ones_like(self.blocks), *parts]))
+
+    def keeps_its_shape(self, access: Access) -> NDArray[np.bool_]:
+        """[programs]: whether every fetch of an operand has the same extents: those of a quotient change when
+        tiles straddle it."""
+        keep = np.ones(len(self.blocks), dtype=bool)
+        outside = self.nest.extents[BLOCK] * self.nest.extents[FETCH]
+        for index in access.indices:
+            for axis, _, divisor in index.terms:
+                keep &= (outside[axis] == 1) | (self.fetched[axis] % divisor == 0)
+        return keep
+
+    @cached_property
+    def shared_bytes(self) -> Ints:
+        """Bytes of shared memory of a block."""
+        total = np.zeros_like(self.blocks)
+        for read in self.nest.node.reads:
+            if read.buffer in self.stage.shared:
+                total = total + self.elements(read) * self.dag.buffer[read.buffer].item_bytes
+        return total

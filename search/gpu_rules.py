@@ -1,0 +1,163 @@
+"""The derivation rules for CUDA GPUs, in the order in which they are tried.
+
+AddCacheRead has no rule of its own: what a tiled node reads goes through shared memory, always.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from search.dag import Node
+from search.derive import Rule, State, Verdict, when
+from search.gpu_variables import extent_of
+from search.location import aligned, can_inline, readers
+from search.predicates import needs_tiling
+from search.stage import Placement, Stage
+
+TILING = "SSSRRSRS"
+# The epilogue is computed by the threads that computed the tile.
+THREAD_LEVEL = 3
+
+
+def _compute_in_thread(state: State) -> list[State]:
+    """gather; sum over a small constant matrix  ->  every thread of the sum gathers what it reads"""
+    host = _constant_reader(state)
+    assert host is not None
+    return [state.put(Stage(state.current.name, Placement.LOCAL, host=host.name))]
+
+
+def _constant_reader(state: State) -> Node | None:
+    """The only reader, if it is a sum over a small constant matrix."""
+    node = state.current
+    consumers = state.dag.consumers(node)
+    if not can_inline(state.dag, node) or not node.reads or len(consumers) != 1:
+        return None
+    return consumers[0] if consumers[0].constant_axes else None
+
+
+def _inline(state: State) -> list[State]:
+    return [state.put(Stage(state.current.name, Placement.INLINE))]
+
+
+def _reduce_across(state: State) -> list[State]:
+    """max; exp; sum; divide  ->  a kernel whose blocks take some rows; or one of the reduction alone"""
+    node = state.current
+    target = _row_host(state)
+    if target is None:
+        rows = tuple(axis for axis in node.spatial)
+        return [state.put(Stage(node.name, Placement.ROWS, rows=rows))]
+    rows = _rows(state, target)
+    across = Stage(node.name, Placement.ACROSS, host=target.name)
+    return [state.put(across, Stage(target.name, Placement.ROWS, rows=rows))]
+
+
+def _spans_threads(state: State) -> bool:
+    node = state.current
+    gpu = state.device.gpu
+    if gpu is None or not node.reduction or not _is_known(node):
+        return False
+    results, summed = extent_of(node, node.spatial), extent_of(node, node.reduction)
+    if needs_tiling(node):
+        return results <= gpu.max_threads and results < summed
+    return summed > gpu.warp_size
+
+
+def _is_known(node: Node) -> bool:
+    """Whether TVM can combine the partial results of threads: one of its reducers, or position and value."""
+    return node.reducer != "other" or len(node.extra_writes) == 1
+
+
+def _row_host(state: State) -> Node | None:
+    """The node in whose rows the current reduction can be computed: all of its readers belong to it."""
+    stages = {stage.node: stage for stage in state.stages}
+    if state.is_output:
+        return None
+    hosts = {_kernel_of(stages[reader.name]) for reader in readers(state.dag, stages, state.current)}
+    name = hosts.pop() if len(hosts) == 1 else None
+    if name is None:
+        return None
+    target, stage = state.dag.node[name], stages[name]
+    is_free = stage.placement is Placement.THREADS and not target.reduction and not target.extra_writes
+    rows = _rows(state, target)
+    if is_free:
+        return target if rows or extent_of(target, target.spatial) == 1 else None
+    return target if stage.placement is Placement.ROWS and _same_rows(target, rows, stage.rows) else None
+
+
+def _kernel_of(stage: Stage) -> str | None:
+    """The node whose rows a kernel's blocks take, or may come to take."""
+    if stage.placement is Placement.ACROSS:
+        return stage.host
+    return stage.node if stage.placement in (Placement.ROWS, Placement.THREADS) else None
+
+
+def _rows(state: State, target: Node) -> tuple[int, ...]:
+    """The axes of `target` that the results of the current node move with, all of them; () if they don't."""
+    node = state.current
+    moves = aligned(state.dag, target, node)
+    own = [axis for axis in node.spatial if node.axes[axis].extent > 1]
+    whole = all(a in moves and target.axes[moves[a]].extent == node.axes[a].extent for a in own)
+    rows = tuple(sorted({moves[axis] for axis in own})) if whole else ()
+    return rows if len(rows) == len(own) else ()
+
+
+def _same_rows(target: Node, first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    def moving(axes: tuple[int, ...]) -> set[int]:
+        return {axis for axis in axes if target.axes[axis].extent > 1}
+
+    return moving(first) == moving(second)
+
+
+def _tile_in_cache(state: State) -> list[State]:
+    """conv  ->  tiles of conv in registers, each copied out when it is done"""
+    return [state.put(replace(_tile(state.current), cache_write=True))]
+
+
+def _tile_and_fuse(state: State) -> list[State]:
+    """conv; relu  ->  tiles of conv in registers, each followed by its tile of relu"""
+    consumer = _epilogue(state)
+    assert consumer is not None
+    fused = Stage(consumer.name, Placement.FUSED)
+    return [state.put(replace(_tile(state.current), epilogue=consumer.name), fused)]
+
+
+def _tile(node: Node) -> Stage:
+    shared = tuple(dict.fromkeys(read.buffer for read in node.reads if read.buffer != node.write.buffer))
+    return Stage(node.name, Placement.TILED, TILING, epilogue_level=THREAD_LEVEL, shared=shared)
+
+
+def _epilogue(state: State) -> Node | None:
+    """The elementwise consumer that the current node's kernel can compute: one that is still a kernel of its
+    own and reads no other kernel that comes later."""
+    consumer = state.epilogue()
+    stages = {stage.node: stage for stage in state.stages}
+    if consumer is None or stages[consumer.name].placement is not Placement.THREADS:
+        return None
+    later = (s for s in state.stages if s.placement is not Placement.INLINE and s.node != consumer.name)
+    reads_later = any(consumer in readers(state.dag, stages, state.dag.node[s.node]) for s in later)
+    return None if reads_later else consumer
+
+
+def _spread(state: State) -> list[State]:
+    """A kernel of its own, which computes the elementwise consumer of a reduction too."""
+    node = state.current
+    consumer = _epilogue(state) if node.reduction and not node.extra_writes else None
+    if consumer is None:
+        return [state.put(Stage(node.name, Placement.THREADS))]
+    fused = Stage(consumer.name, Placement.FUSED)
+    return [state.put(Stage(node.name, Placement.THREADS, epilogue=consumer.name), fused)]
+
+
+GPU_RULES: tuple[Rule, ...] = (
+    Rule("SpecialComputeLocation", lambda s: when(_constant_reader(s) is not None), _compute_in_thread),
+    Rule("AlwaysInline", lambda s: when(can_inline(s.dag, s.current)), _inline),
+    Rule("SimplifyConstTensor", lambda s: when(bool(s.current.constant_axes)), _spread),
+    Rule("CrossThreadReduction", lambda s: when(_spans_threads(s), Verdict.APPLY), _reduce_across),
+    Rule(
+        "AddCacheWrite",
+        lambda s: when(needs_tiling(s.current) and _epilogue(s) is None),
+        _tile_in_cache,
+    ),
+    Rule("MultiLevelTilingWithFusion", lambda s: when(needs_tiling(s.current)), _tile_and_fuse),
+    Rule("Skip", lambda s: when(True), _spread),
+)

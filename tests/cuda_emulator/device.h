@@ -1,0 +1,198 @@
+// Runs the CUDA C that TVM writes on a CPU: a fiber for each thread, one block at a time.
+//
+// Threads run until they come to a barrier or exchange values with other lanes. `launch` runs them in the order
+// of their numbers or, with a seed, shuffled, so that a missing barrier shows in the results.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <memory>
+#include <type_traits>
+#include <ucontext.h>
+#include <vector>
+
+#undef __global__
+#undef __shared__
+#undef __device__
+#undef __launch_bounds__
+#undef __forceinline__
+#define __global__
+#define __device__
+#define __shared__ static
+#define __launch_bounds__(...)
+#define __forceinline__ inline
+#define uint unsigned int
+#define uchar unsigned char
+#define ushort unsigned short
+using std::max;
+using std::min;
+
+namespace emulator {
+
+constexpr int kMaxThreads = 1024;
+constexpr size_t kStackBytes = 256 << 10;
+enum State { kReady, kAtBarrier, kDone };
+enum Status { kOk, kTooManyThreads, kDivergedAtBarrier };
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  State state;
+  dim3 index;
+};
+
+static ucontext_t scheduler;
+static std::vector<Fiber> fibers;
+static int running;  // the number of the thread that runs, within its block
+static uint64_t slots[kMaxThreads];  // what each thread gives to the others
+static void (*body)();
+static dim3 thread_index, block_index, block_size;
+
+static void leave(State state) {
+  fibers[running].state = state;
+  swapcontext(&fibers[running].context, &scheduler);
+}
+
+static void enter() {
+  body();
+  leave(kDone);
+}
+
+// Every thread gives a value, then reads that of thread `source`.
+template <class T>
+T exchange(T value, int source) {
+  std::memcpy(&slots[running], &value, sizeof(T));
+  leave(kReady);
+  T result;
+  std::memcpy(&result, &slots[source], sizeof(T));
+  leave(kReady);
+  return result;
+}
+
+static void prepare(Fiber& fiber, int number) {
+  if (!fiber.stack) fiber.stack.reset(new char[kStackBytes]);
+  fiber.state = kReady;
+  fiber.index = dim3(number % block_size.x, number / block_size.x % block_size.y,
+                     number / (block_size.x * block_size.y));
+  getcontext(&fiber.context);
+  fiber.context.uc_stack.ss_sp = fiber.stack.get();
+  fiber.context.uc_stack.ss_size = kStackBytes;
+  fiber.context.uc_link = &scheduler;
+  makecontext(&fiber.context, enter, 0);
+}
+
+static void run_ready(const std::vector<int>& order) {
+  for (int number : order) {
+    if (fibers[number].state != kReady) continue;
+    running = number;
+    thread_index = fibers[number].index;
+    swapcontext(&scheduler, &fibers[number].context);
+  }
+}
+
+static Status run_block(const std::vector<int>& order) {
+  int count = order.size();
+  for (int number = 0; number < count; ++number) prepare(fibers[number], number);
+  for (;;) {
+    run_ready(order);
+    int waiting = 0, done = 0;
+    for (int number = 0; number < count; ++number) {
+      waiting += fibers[number].state == kAtBarrier;
+      done += fibers[number].state == kDone;
+    }
+    if (done == count) return kOk;
+    if (waiting == count) {
+      for (int number = 0; number < count; ++number) fibers[number].state = kReady;
+    } else if (waiting + done == count) {
+      return kDivergedAtBarrier;
+    }
+  }
+}
+
+static Status launch(dim3 grid, dim3 block, void (*kernel)(), int seed) {
+  int count = block.x * block.y * block.z;
+  if (count > kMaxThreads) return kTooManyThreads;
+  if (fibers.empty()) fibers.resize(kMaxThreads);
+  body = kernel;
+  block_size = block;
+  std::vector<int> order(count);
+  for (int number = 0; number < count; ++number) order[number] = number;
+  std::srand(seed);
+  for (int number = count - 1; seed && number > 0; --number)
+    std::swap(order[number], order[std::rand() % (number + 1)]);
+  for (unsigned z = 0; z < grid.z; ++z)
+    for (unsigned y = 0; y < grid.y; ++y)
+      for (unsigned x = 0; x < grid.x; ++x) {
+        block_index = dim3(x, y, z);
+        Status status = run_block(order);
+        if (status != kOk) return status;
+      }
+  return kOk;
+}
+
+static int warp_start() { return running / 32 * 32; }
+static int lane() { return running % 32; }
+
+}  // namespace emulator
+
+#define threadIdx (emulator::thread_index)
+#define blockIdx (emulator::block_index)
+#define blockDim (emulator::block_size)
+
+static inline void __syncthreads() { emulator::leave(emulator::kAtBarrier); }
+static inline void __syncwarp(unsigned = 0) { emulator::leave(emulator::kReady); }
+static inline unsigned __activemask() { return 0xffffffffu; }
+
+template <class T>
+T __shfl_sync(unsigned, T value, int source, int width = 32) {
+  int first = emulator::warp_start() + emulator::lane() / width * width;
+  return emulator::exchange(value, first + source % width);
+}
+template <class T>
+T __shfl_down_sync(unsigned, T value, unsigned distance, int width = 32) {
+  int lane = emulator::lane();
+  bool inside = lane % width + int(distance) < width;
+  return emulator::exchange(value, emulator::warp_start() + (inside ? lane + distance : lane));
+}
+template <class T>
+T __shfl_up_sync(unsigned, T value, unsigned distance, int width = 32) {
+  int lane = emulator::lane();
+  bool inside = lane % width >= int(distance);
+  return emulator::exchange(value, emulator::warp_start() + (inside ? lane - distance : lane));
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T value, int mask, int = 32) {
+  return emulator::exchange(value, emulator::warp_start() + (emulator::lane() ^ mask));
+}
+
+// Half floats have no such functions on the host.
+#define HALF_FUNCTION(name, function)                                           \
+  static inline half name(half x) { return half(function(float(x))); }          \
+  static inline __nv_bfloat16 name(__nv_bfloat16 x) { return __nv_bfloat16(function(float(x))); }
+HALF_FUNCTION(hexp, expf)
+HALF_FUNCTION(hexp2, exp2f)
+HALF_FUNCTION(hlog, logf)
+HALF_FUNCTION(hlog2, log2f)
+HALF_FUNCTION(hsqrt, sqrtf)
+HALF_FUNCTION(hsin, sinf)
+HALF_FUNCTION(hcos, cosf)
+HALF_FUNCTION(hfloor, floorf)
+HALF_FUNCTION(hceil, ceilf)
+
+#define __expf expf
+#define __logf logf
+#define __powf powf
+#define __cosf cosf
+#define __sinf sinf
+#define __tanf tanf
+#define rsqrtf(x) (1.0f / sqrtf(x))
+#define __fdividef(x, y) ((x) / (y))
+template <class T>
+T __ldg(const T* pointer) {
+  return *pointer;
+}
