@@ -14,22 +14,18 @@ from compiler.workload import to_json
 from search.annotate import sample
 from search.cost_model import CostModel
 from search.device import Device
-from search.policy import SearchTask, propose, train
+from search.policy import SearchTask, draw, propose, train
 from search.program import Program
-from search.sketch import Sketch
 from search.space import generate
 
 TRIALS_A_ROUND = 32
-DRAWN_AT_ONCE = 64
-# A sketch of which so many samples in a row held no valid program has none.
-MAX_DRAWS = 50
 
 # Seconds of every program; inf where it failed.
 Measure = Callable[[Sequence[Candidate | None]], Sequence[float]]
 
 
-class EmptySketch(Exception):
-    """A sketch has no valid programs; the message names it."""
+class EmptySpace(Exception):
+    """A workload has no valid programs; the message names it."""
 
 
 class OurSpace:
@@ -43,9 +39,11 @@ class OurSpace:
         self._task = SearchTask(dag, generate(dag, device), device)
 
     def random(self, count: int, rng: np.random.Generator) -> list[Program]:
-        """Each from a sketch drawn uniformly, one row of a sample of it. Raises EmptySketch."""
-        sketches = self._task.sketches
-        return [self._draw(sketches[rng.integers(len(sketches))], rng) for _ in range(count)]
+        """As the search draws them when it knows nothing but the estimate. Raises EmptySpace."""
+        programs = draw(self._task, count, rng)
+        if not programs:
+            raise EmptySpace(self._task.dag.name)
+        return programs
 
     def sample_all(self, count: int, rng: np.random.Generator) -> int:
         """Draws `count` programs of every sketch; how many valid ones there were."""
@@ -80,11 +78,3 @@ class OurSpace:
             found += zip(candidates, secs, strict=True)
             model = train([(self._task, program, one_s) for program, one_s in known])
         return found
-
-    @staticmethod
-    def _draw(sketch: Sketch, rng: np.random.Generator) -> Program:
-        for _ in range(MAX_DRAWS):
-            population = sample(sketch, DRAWN_AT_ONCE, rng)
-            if len(population):
-                return population.program(int(rng.integers(len(population))))
-        raise EmptySketch(sketch.key)

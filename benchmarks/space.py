@@ -22,7 +22,7 @@ from rich.console import Console
 from benchmarks import drawn, figures, machine, space_run
 from benchmarks.contestants import own_process
 from benchmarks.figures import Results
-from benchmarks.ours import EmptySketch
+from benchmarks.ours import EmptySpace
 from benchmarks.space_figures import figures_of
 from benchmarks.space_run import Found, Plan
 from benchmarks.suite import OPERATORS
@@ -75,7 +75,7 @@ def _measure(name: str, plan: Plan) -> Found:
             return process.submit(space_run.run, name, plan).result()
     except NotCovered as error:
         raise Failed(f"our search does not cover {name}: {error}") from error
-    except EmptySketch as error:
+    except EmptySpace as error:
         raise Failed(f"our search finds no valid program of {name}: {error}") from error
     except BrokenProcessPool as error:
         raise Failed(f"a candidate of {name} ended the process that timed it") from error

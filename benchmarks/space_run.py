@@ -83,7 +83,7 @@ class Found:
 def run(operator: str, plan: Plan) -> Found:
     """Wants a process of its own, with TVM_NUM_THREADS in the environment.
 
-    Raises NotCovered or EmptySketch when our search has no programs for the operator.
+    Raises NotCovered or EmptySpace when our search has no programs for the operator.
     """
     return _Run(operator, plan).found()
 

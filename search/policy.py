@@ -21,6 +21,7 @@ from search.program import Population, Program, gather
 from search.sketch import Sketch
 
 RANDOM_SHARE = 0.05
+RANDOM_DRAWS = 64
 MIN_POPULATION = 32
 # So many times as many programs are drawn as are kept of them, likelier the better the estimate.
 DRAWN_FOR_EACH = 8
@@ -162,33 +163,29 @@ def _promising(task: SearchTask, model: CostModel, limit: int, rng: np.random.Ge
     """The sketches whose best random programs are predicted to be the fastest."""
     if len(task.sketches) <= limit:
         return list(task.sketches)
-    drawn = [draw(task, sketch, MIN_POPULATION, rng) for sketch in task.sketches]
+    drawn = [sample(sketch, DRAWN_FOR_EACH * MIN_POPULATION, rng) for sketch in task.sketches]
     best = [task.predict(programs, model).min(initial=np.inf) for programs in drawn]
     return [task.sketches[number] for number in np.argsort(best, kind="stable")[:limit]]
 
 
-def draw(task: SearchTask, sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
-    """Up to `count` random programs of a sketch: every one is possible, and the likelier the better its
-    registers, caches and cores are used as the analytic estimate has it."""
-    drawn = sample(sketch, DRAWN_FOR_EACH * count, rng)
-    if len(drawn) <= count:
-        return drawn
+def draw(task: SearchTask, count: int, rng: np.random.Generator) -> list[Program]:
+    """Up to `count` random programs: every one of every sketch is possible, and the likelier the better it
+    uses registers, caches and cores as the analytic estimate has it."""
+    drawn = [
+        sample(sketch, -(-DRAWN_FOR_EACH * count // len(task.sketches)), rng) for sketch in task.sketches
+    ]
+    seconds = np.concatenate([estimate(population, task.device).seconds for population in drawn])
+    places = [(population, row) for population in drawn for row in range(len(population))]
     # The largest of log-weights with Gumbel noise are a draw by weight, without putting back.
-    keys = rng.gumbel(size=len(drawn)) - FAVOUR * np.log(estimate(drawn, task.device).seconds)
-    return drawn.take(np.sort(np.argpartition(-keys, count)[:count]))
+    keys = rng.gumbel(size=len(places)) - FAVOUR * np.log(seconds)
+    chosen = np.argsort(-keys)[:count]
+    return [places[at][0].program(places[at][1]) for at in chosen]
 
 
 def _random(
     task: SearchTask, model: CostModel, known: Collection[Program], rng: np.random.Generator
 ) -> Iterator[tuple[Proposal, object]]:
     """Programs nobody asked the model about, so that it also learns where it is wrong."""
-    drawn = [draw(task, sketch, 64, rng) for sketch in task.sketches]
-    pairs = [(population, row) for population in drawn for row in range(len(population))]
-    given: set[Program] = set()
-    for at in rng.permutation(len(pairs)):
-        population, row = pairs[at]
-        program = population.program(row)
-        if program not in known and program not in given:
-            given.add(program)
-            seconds = task.predict(population.take(np.array([row])), model)
-            yield Proposal(program, float(seconds[0])), program
+    for program in draw(task, RANDOM_DRAWS, rng):
+        if program not in known:
+            yield Proposal(program, float(task.predict(gather([program]), model)[0])), program
