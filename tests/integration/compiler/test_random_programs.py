@@ -1,7 +1,7 @@
 """Random programs of every operator of the suite compile and compute what a float64 reference says.
 
-A program is drawn as a benchmark draws it: a sketch uniformly, then one row of a sample. An operator's
-programs are spread over its small shapes and element types.
+A sketch is drawn uniformly, then one row of a sample of it, good or bad. An operator's programs are spread
+over its small shapes and element types.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ import numpy as np
 import pytest
 import tvm
 
-from benchmarks.ours import OurSpace
 from benchmarks.suite import OPERATORS
 from compiler.bench import Bench, Built
-from compiler.lower import LoweringError
+from compiler.lower import LoweringError, lower
+from compiler.subgraph import read_dag
 from compiler.target import probe
+from compiler.workload import to_json
+from search.annotate import sample
 from search.program import Program
+from search.space import generate
 from tests.suite import Case, cases
 
 FEW, MANY = 12, 200
+DRAWN = 64  # of which one is taken
 SHOWN = 3  # failures that a message tells of
 DEVICE = probe()
 BENCH = Bench(DEVICE.target)
@@ -48,17 +52,22 @@ class _Workload:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.space = OurSpace(case.module(), DEVICE)
+        self.workload = case.module()
+        self.sketches = generate(read_dag(self.workload), DEVICE)
         self.arguments = case.arguments()
         self.expected = case.reference(self.arguments[:-1])
+
+    def draw(self, rng: np.random.Generator) -> Program:
+        population = sample(self.sketches[rng.integers(len(self.sketches))], DRAWN, rng)
+        return population.program(int(rng.integers(len(population))))
 
     def build(self, program: Program) -> Built | str:
         """The compiled program, or why there is none."""
         try:
-            candidate = self.space.lower(program)
+            trace = lower(self.workload, program, DEVICE)
         except LoweringError as error:
             return f"lowering: {error}"
-        built = BENCH.build(candidate.module_json, candidate.trace)
+        built = BENCH.build(to_json(self.workload), trace)
         return built if isinstance(built, Built) else f"building: {built.error}"
 
     def difference(self, built: Built) -> str:
@@ -75,7 +84,7 @@ def _try(operator: str, count: int, seed: int) -> tuple[Tried, ...]:
     """Two are compiled at a time; LLVM lets go of Python's lock."""
     rng = np.random.default_rng(seed)
     workloads = islice(cycle([_Workload(case) for case in cases(operator)]), count)
-    drawn = [(workload, workload.space.random(1, rng)[0]) for workload in workloads]
+    drawn = [(workload, workload.draw(rng)) for workload in workloads]
     with ThreadPoolExecutor(2) as builders:
         built = builders.map(lambda pair: pair[0].build(pair[1]), drawn)
         return tuple(
@@ -119,7 +128,7 @@ def test_a_wrong_result_is_noticed() -> None:
     workload = _Workload(Case("GMM", (16, 32, 64)))
     other = _Workload(Case("GMM", (16, 32, 64)))
     other.expected = other.expected + 1.0
-    built = workload.build(workload.space.random(1, np.random.default_rng(0))[0])
+    built = workload.build(workload.draw(np.random.default_rng(0)))
     assert isinstance(built, Built)
     assert not workload.difference(built)
     assert "512 of 512 values differ" in other.difference(built)
