@@ -6,9 +6,12 @@ import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import tvm
+from tvm.target.codegen import target_has_features
 
 from search.device import Device
 
@@ -17,6 +20,9 @@ CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # Assumed where the system tells nothing: a small core's.
 DEFAULT_CACHES = {"l1": 32 << 10, "l2": 512 << 10, "l3": 2 << 20}
+# What the search's intrinsics need, in the kernel's words and in LLVM's: told to LLVM where it knows the CPU
+# by a general name only.
+ATTRIBUTES = {"asimddp": "dotprod", "avx512_vnni": "avx512vnni"}
 
 
 def probe(cores: int | None = None) -> Device:
@@ -37,7 +43,7 @@ def probe(cores: int | None = None) -> Device:
         l2_bytes=caches["l2"],
         l3_bytes=caches["l3"],
         toolchain=_toolchain(),
-        target=_target(triple, mcpu, num_cores),
+        target=_target(triple, mcpu, features, num_cores),
     )
 
 
@@ -49,8 +55,17 @@ def parse_target(text: str) -> tvm.target.Target:
         raise ValueError(f"not a target that TVM knows: {text[:200]}") from error
 
 
-def _target(triple: str, mcpu: str, cores: int) -> str:
-    facts = {"kind": "llvm", "mtriple": triple, "mcpu": mcpu, "num-cores": cores}
+def _target(triple: str, mcpu: str, features: Sequence[str], cores: int) -> str:
+    facts: dict[str, Any] = {"kind": "llvm", "mtriple": triple, "mcpu": mcpu, "num-cores": cores}
+    known = tvm.target.Target(facts)
+    # LLVM ends the process over an instruction that it thinks the CPU doesn't have.
+    unknown = [
+        f"+{attribute}"
+        for feature, attribute in ATTRIBUTES.items()
+        if feature in features and not target_has_features(attribute, known)
+    ]
+    if unknown:
+        facts["mattr"] = unknown
     return json.dumps(facts, sort_keys=True, separators=(",", ":"))
 
 

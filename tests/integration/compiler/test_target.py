@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+import tvm
 
 import compiler.target
 from compiler.target import parse_target, probe
@@ -76,6 +77,28 @@ def test_vectors_are_as_long_as_the_instructions_allow(
 ) -> None:
     _machine(monkeypatch, tmp_path, cpu_info, [])
     assert probe().vector_bytes == vector_bytes
+
+
+@pytest.mark.parametrize(
+    ("mcpu", "flags", "told"),
+    [
+        ("x86-64", "avx512f avx512_vnni", ["+avx512vnni"]),
+        ("x86-64", "avx512f", None),
+        ("znver5", "avx512f avx512_vnni", None),
+    ],
+)
+def test_llvm_is_told_of_instructions_that_a_general_name_does_not_have(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mcpu: str, flags: str, told: list[str] | None
+) -> None:
+    _machine(monkeypatch, tmp_path, f"flags : {flags}\n", [])
+    known = tvm.get_global_func
+    monkeypatch.setattr(
+        tvm, "get_global_func", lambda name: (lambda: mcpu) if name.endswith("system_cpu") else known(name)
+    )
+    monkeypatch.setattr(compiler.target.platform, "machine", lambda: "x86_64")
+    device = probe()
+    assert json.loads(device.target).get("mattr") == told
+    assert str(parse_target(device.target).kind) == "llvm"
 
 
 def test_a_board_that_tells_nothing_has_small_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

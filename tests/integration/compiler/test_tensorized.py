@@ -1,0 +1,244 @@
+"""Programs that use dot product instructions: right for every byte, in this process and in others."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from numpy.typing import NDArray
+from tvm import te, topi
+
+from compiler.lower import LoweringError, apply_trace, lower
+from compiler.subgraph import read_dag
+from compiler.target import parse_target, probe
+from compiler.workload import to_json
+from search.annotate import sample
+from search.device import Device
+from search.program import Program
+from search.space import generate
+
+Array = NDArray[Any]
+DEVICE = probe()
+FEW, MANY = 2, 40  # programs of a sketch
+needs_vnni = pytest.mark.skipif(
+    "avx512_vnni" not in DEVICE.features, reason="this CPU has no such instruction"
+)
+COPIED_OR_PACKED = pytest.mark.parametrize("constants", [(), (1,)], ids=["copied", "packed"])
+
+
+@dataclass(frozen=True)
+class Case:
+    """`compute` makes the result from the operands as TE tensors, `expect` from arrays of int64."""
+
+    operands: tuple[tuple[int, ...], tuple[int, ...]]
+    compute: Callable[[te.Tensor, te.Tensor], te.Tensor]
+    expect: Callable[[Array, Array], Array]
+    dtypes: tuple[str, str, str] = ("uint8", "int8", "int32")
+
+    def module(self, constants: Sequence[int] = ()) -> tvm.IRModule:
+        a, b = (
+            te.placeholder(s, d, name=n) for s, d, n in zip(self.operands, self.dtypes, "ab", strict=False)
+        )
+        function = te.create_prim_func([a, b, self.compute(a, b)]).with_attr("tirx.noalias", True)
+        if constants:
+            function = function.with_attr("layout_free_buffers", list(constants))
+        return tvm.IRModule({"main": function})
+
+    def inputs(self) -> list[Array]:
+        """Every byte that there is: sums of two products don't fit into 16 bits."""
+        rng = np.random.default_rng(0)
+        return [_bytes(rng, shape, dtype) for shape, dtype in zip(self.operands, self.dtypes, strict=False)]
+
+
+def _bytes(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> Array:
+    limits = np.iinfo(dtype)
+    values = rng.integers(limits.min, limits.max + 1, size=shape, dtype=dtype)
+    values.flat[: values.size // 4] = limits.max
+    return values
+
+
+def _matmul(n: int, m: int, k: int, *dtypes: str, transposed: bool = False) -> Case:
+    summed = dtypes[2] if dtypes else "int32"
+
+    def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+        axis = te.reduce_axis((0, k), name="k")
+        return te.compute(
+            (n, m),
+            lambda i, j: te.sum(
+                a[i, axis].astype(summed) * (b[j, axis] if transposed else b[axis, j]).astype(summed), axis
+            ),
+            name="matmul",
+        )
+
+    shape = (m, k) if transposed else (k, m)
+    return Case(((n, k), shape), compute, lambda a, b: a @ (b.T if transposed else b), dtypes or Case.dtypes)
+
+
+def _batched(batch: int, n: int, m: int, k: int) -> Case:
+    def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+        axis = te.reduce_axis((0, k), name="k")
+        return te.compute(
+            (batch, n, m),
+            lambda z, i, j: te.sum(a[z, i, axis].astype("int32") * b[z, axis, j].astype("int32"), axis),
+            name="matmul",
+        )
+
+    return Case(((batch, n, k), (batch, k, m)), compute, lambda a, b: a @ b)
+
+
+def _conv(size: int, inputs: int, outputs: int, kernel: int, stride: int, padding: int) -> Case:
+    """Channels last, rectified."""
+
+    def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
+        conv = topi.nn.conv2d(a, b, stride, padding, 1, "NHWC", "HWIO", out_dtype="int32")
+        return topi.nn.relu(conv)
+
+    def expect(a: Array, b: Array) -> Array:
+        padded = np.pad(a, [(0, 0), (padding, padding), (padding, padding), (0, 0)])
+        windows = np.lib.stride_tricks.sliding_window_view(padded, (kernel, kernel), axis=(1, 2))
+        return np.maximum(np.einsum("nyxchw,hwcf->nyxf", windows[:, ::stride, ::stride], b), 0)
+
+    shapes = ((1, size, size, inputs), (kernel, kernel, inputs, outputs))
+    return Case(shapes, compute, expect)
+
+
+CASES = {
+    "matmul": _matmul(32, 48, 64),
+    "odd rows": _matmul(37, 32, 20),
+    "one instruction": _matmul(1, 16, 4),
+    "transposed": _matmul(16, 32, 24, transposed=True),
+    "batched": _batched(2, 12, 32, 16),
+    "convolution": _conv(10, 8, 32, 3, 1, 1),
+    "strided": _conv(9, 12, 16, 3, 2, 1),
+    "pointwise": _conv(7, 16, 48, 1, 1, 0),
+}
+
+
+def _programs(module: tvm.IRModule, device: Device, seed: int, each: int) -> list[Program]:
+    """Tensorized ones, some of every sketch."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for sketch in generate(read_dag(module), device):
+        if any(stage.intrinsic for stage in sketch.stages):
+            drawn = sample(sketch, 32 * each, rng)
+            rows = rng.permutation(len(drawn))[:each]
+            found += [drawn.program(int(row)) for row in rows]
+    return found
+
+
+def _compiled(module: tvm.IRModule, program: Program, device: Device) -> Any:
+    scheduled = apply_trace(module, lower(module, program, device))
+    return tvm.compile(scheduled, target=parse_target(device.target))
+
+
+def _run(library: Any, case: Case, expected: Array) -> Array:
+    placed = [tvm.runtime.tensor(array, device=tvm.cpu()) for array in case.inputs()]
+    result = tvm.runtime.tensor(np.full(expected.shape, 113, case.dtypes[2]), device=tvm.cpu())
+    library["main"](*placed, result)
+    return np.asarray(result.numpy())
+
+
+@needs_vnni
+@COPIED_OR_PACKED
+@pytest.mark.parametrize("name", CASES)
+def test_random_programs_are_right_and_use_the_instruction(name: str, constants: tuple[int, ...]) -> None:
+    _check(CASES[name], constants, FEW)
+
+
+@needs_vnni
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@COPIED_OR_PACKED
+@pytest.mark.parametrize("name", CASES)
+def test_many_random_programs_are_right(name: str, constants: tuple[int, ...]) -> None:
+    _check(CASES[name], constants, MANY)
+
+
+def _check(case: Case, constants: tuple[int, ...], each: int) -> None:
+    module = case.module(constants)
+    expected = case.expect(*(array.astype(np.int64) for array in case.inputs()))
+    programs = _programs(module, DEVICE, each, each)
+    assert len(programs) >= each
+    with ThreadPoolExecutor(2) as builders:
+        libraries = list(builders.map(lambda one: _compiled(module, one, DEVICE), programs))
+    for program, library in zip(programs, libraries, strict=True):
+        assert "vpdpbusd" in library.mod.inspect_source("asm"), str(program)
+        assert np.array_equal(_run(library, case, expected), expected), str(program)
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "mcpu", "features", "instruction"),
+    [
+        (("int8", "int8", "int32"), "cortex-a76", ("asimd", "asimddp"), "sdot"),
+        (("uint8", "uint8", "uint32"), "cortex-a76", ("asimd", "asimddp"), "udot"),
+        (("uint8", "uint8", "int32"), "cortex-a76", ("asimd", "asimddp"), "udot"),
+        (("int8", "int8", "int32"), "cortex-a53", ("asimd",), "smull"),
+    ],
+)
+def test_boards_use_their_instructions(
+    dtypes: tuple[str, str, str], mcpu: str, features: tuple[str, ...], instruction: str
+) -> None:
+    target = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": mcpu}
+    board = replace(DEVICE, features=features, vector_bytes=16, mcpu=mcpu, target=json.dumps(target))
+    module = _matmul(16, 32, 16, *dtypes).module([1])
+    for program in _programs(module, board, seed=0, each=1):
+        library = _compiled(module, program, board)
+        assert re.search(rf"\b{instruction}\b", library.mod.inspect_source("asm")), str(program)
+
+
+REPLAY = """
+import sys, tvm
+from compiler.lower import apply_trace
+from compiler.workload import from_json
+from compiler.target import parse_target
+workload, trace, target = (open(path).read() for path in sys.argv[1:4])
+library = tvm.compile(apply_trace(from_json(workload), trace), target=parse_target(target))
+assert "vpdpbusd" in library.mod.inspect_source("asm")
+assert "tvm.s_tir.tensor_intrin.cuda" not in sys.modules, "more than what is needed was imported"
+if len(sys.argv) > 4:
+    import tvm.s_tir.tensor_intrin
+    assert tvm.s_tir.TensorIntrin.get("wmma_fill_16x16x16_f32") is not None
+"""
+
+
+def _replay(folder: Any, *more: str) -> subprocess.CompletedProcess[str]:
+    module = CASES["matmul"].module([1])
+    (program, *_) = _programs(module, DEVICE, seed=0, each=1)
+    texts = {"workload": to_json(module), "trace": lower(module, program, DEVICE), "target": DEVICE.target}
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+    command = [sys.executable, "-c", REPLAY, *(str(folder / name) for name in texts), *more]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+@needs_vnni
+def test_a_trace_replays_in_another_process(tmp_path: Any) -> None:
+    replayed = _replay(tmp_path)
+    assert replayed.returncode == 0, replayed.stderr
+
+
+@needs_vnni
+@pytest.mark.slow
+def test_all_of_tvms_instructions_can_still_be_imported(tmp_path: Any) -> None:
+    replayed = _replay(tmp_path, "all")
+    assert replayed.returncode == 0, replayed.stderr
+
+
+@needs_vnni
+@pytest.mark.slow
+def test_a_trace_with_an_instruction_that_nobody_knows_is_refused() -> None:
+    module = CASES["matmul"].module()
+    (program, *_) = _programs(module, DEVICE, seed=0, each=1)
+    trace = lower(module, program, DEVICE)
+    assert "dot_16x4_vnni" in trace
+    with pytest.raises(LoweringError, match="abacus"):
+        apply_trace(module, trace.replace("dot_16x4_vnni", "abacus"))

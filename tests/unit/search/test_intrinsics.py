@@ -1,0 +1,274 @@
+"""Which nodes an instruction computes, the sketches that use it, and how their programs are counted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from search.analytic import estimate
+from search.dag import Dag
+from search.device import Device
+from search.intrinsics import BY_NAME, INTRINSICS, Roles, extents, roles, stage_roles, usable
+from search.mutate import cross, mutate
+from search.nest import Nest
+from search.program import Population, Program, gather
+from search.sketch import Sketch
+from search.space import generate
+from search.stage import Placement, Stage
+from search.variables import Choice, Split
+from tests.unit.search.builders import dag, node
+from tests.unit.search.dags import DEVICE
+from tests.unit.search.programs import all_programs, drawn, program_of, sketch_of
+
+SERVER = replace(DEVICE, features=(*DEVICE.features, "avx512_vnni"))
+BOARD = replace(DEVICE, triple="aarch64-linux-gnu", features=("asimd", "asimddp"), vector_bytes=16)
+OLD_BOARD = replace(BOARD, features=("asimd",))
+VNNI = BY_NAME["dot_16x4_vnni"]
+U8_S8 = {"a": "uint8", "b": "int8", "matmul": "int32"}
+
+
+def _matmul(
+    i: int = 32,
+    j: int = 48,
+    k: int = 64,
+    *,
+    dtypes: dict[str, str] | None = None,
+    b: str = "b[k, j]",
+    a: str = "a[i, k]",
+    flops: float = 2.0,
+    reducer: str = "sum",
+    constants: tuple[str, ...] = (),
+) -> Dag:
+    a_shape = (k, i) if a == "a[k, i]" else (i, k)
+    b_shape = (j, k) if b == "b[j, k]" else (k, j)
+    product = node("matmul", {"i": i, "j": j}, [a, b], reduction={"k": k}, flops=flops, reducer=reducer)
+    return dag({"a": a_shape, "b": b_shape}, [product], dtypes or U8_S8, constants)
+
+
+def _conv(constants: tuple[str, ...] = ("weight",)) -> Dag:
+    """Padding, a convolution of bytes, and a rectifier."""
+    space = {"y": 8, "x": 8}
+    return dag(
+        {"data": (8, 8, 16), "weight": (3, 3, 16, 32)},
+        [
+            node("pad", {"y": 10, "x": 10, "c": 16}, ["data[y - 1, x - 1, c]"], has_branch=True),
+            node(
+                "conv",
+                {**space, "f": 32},
+                ["pad[y + ry, x + rx, c]", "weight[ry, rx, c, f]"],
+                reduction={"ry": 3, "rx": 3, "c": 16},
+                flops=2.0,
+            ),
+            node("relu", {**space, "f": 32}, ["conv[y, x, f]"], flops=1.0),
+        ],
+        {"data": "uint8", "pad": "uint8", "weight": "int8", "conv": "int32", "relu": "int32"},
+        constants,
+    )
+
+
+def _matched(graph: Dag) -> Roles | None:
+    return roles(graph, graph.nodes[-1], VNNI)
+
+
+def _tensorized(graph: Dag, device: Device = SERVER) -> list[Sketch]:
+    return [s for s in generate(graph, device) if any(stage.intrinsic for stage in s.stages)]
+
+
+def test_a_product_of_bytes_is_a_sum_of_dot_products() -> None:
+    assert _matched(_matmul()) == Roles(lane=1, depth=2, rows="a", columns="b")
+    assert _matched(_matmul(b="b[j, k]")) == Roles(lane=1, depth=2, rows="a", columns="b")
+
+
+def test_the_operands_may_come_in_any_order() -> None:
+    graph = _matmul()
+    product = replace(graph.nodes[0], reads=graph.nodes[0].reads[::-1])
+    assert roles(replace(graph, nodes=(product,)), product, VNNI) == Roles(1, 2, "a", "b")
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        _matmul(j=40),
+        _matmul(k=66),
+        _matmul(a="a[k, i]"),
+        _matmul(flops=3.0),
+        _matmul(reducer="max"),
+        _matmul(dtypes={**U8_S8, "matmul": "int16"}),
+        _matmul(dtypes={**U8_S8, "a": "int8"}),
+        _matmul(dtypes={**U8_S8, "b": "uint8"}),
+        _matmul(dtypes={"a": "int8", "b": "uint8", "matmul": "int32"}),
+    ],
+    ids=[
+        "lanes don't divide",
+        "depth doesn't divide",
+        "rows are not contiguous along the reduction",
+        "more than a product",
+        "not a sum",
+        "another result",
+        "signed rows",
+        "unsigned columns",
+        "signs the other way round",
+    ],
+)
+def test_other_nodes_are_left_to_vectors(graph: Dag) -> None:
+    assert _matched(graph) is None
+    assert not _tensorized(graph)
+
+
+def test_operands_that_both_have_the_lanes_are_no_dot_product() -> None:
+    depthwise = node("depth", {"c": 32}, ["data[c, k]", "weight[c, k]"], reduction={"k": 8}, flops=2.0)
+    types = {"data": "uint8", "weight": "int8", "depth": "int32"}
+    assert _matched(dag({"data": (32, 8), "weight": (32, 8)}, [depthwise], types)) is None
+
+
+def test_columns_that_the_subgraph_computes_are_not_rearranged() -> None:
+    graph = dag(
+        {"a": (32, 64), "raw": (64, 48)},
+        [
+            node("b", {"k": 64, "j": 48}, ["raw[k, j]"], is_expensive=True),
+            node("matmul", {"i": 32, "j": 48}, ["a[i, k]", "b[k, j]"], reduction={"k": 64}, flops=2.0),
+        ],
+        {**U8_S8, "raw": "int8"},
+    )
+    assert _matched(graph) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "types", "expected"),
+    [
+        (DEVICE, ("uint8", "int8", "int32"), None),
+        (SERVER, ("uint8", "int8", "int32"), "dot_16x4_vnni"),
+        (SERVER, ("int8", "int8", "int32"), None),
+        (BOARD, ("int8", "int8", "int32"), "dot_4x4_i8i8s32_sdot"),
+        (BOARD, ("uint8", "uint8", "uint32"), "dot_4x4_u8u8u32_udot"),
+        (BOARD, ("uint8", "uint8", "int32"), "dot_4x4_u8u8i32_hdot"),
+        (BOARD, ("uint8", "int8", "int32"), None),
+        (OLD_BOARD, ("int8", "int8", "int32"), "dot_4x4_i8i8s32_neon"),
+        (OLD_BOARD, ("uint8", "uint8", "int32"), None),
+    ],
+)
+def test_a_device_uses_the_best_instruction_that_it_has(
+    device: Device, types: tuple[str, ...], expected: str | None
+) -> None:
+    graph = _matmul(dtypes=dict(zip(("a", "b", "matmul"), types, strict=True)))
+    found = usable(graph, graph.nodes[0], device)
+    assert (found.name if found else None) == expected
+
+
+def test_names_are_distinct() -> None:
+    assert len(BY_NAME) == len(INTRINSICS)
+
+
+def test_sketches_with_and_without_the_instruction() -> None:
+    assert [sketch.key for sketch in generate(_matmul(), SERVER)] == [
+        "tile matmul SSRSRS of dot_16x4_vnni",
+        "tile matmul SSRSRS of dot_16x4_vnni in a write cache, copy at 1",
+        "tile matmul SSRSRS of dot_16x4_vnni in a write cache, copy at 2",
+        "tile matmul SSRSRS in a write cache, copy at 1",
+        "tile matmul SSRSRS in a write cache, copy at 2",
+        "tile matmul SSRSRS",
+    ]
+
+
+def test_the_consumer_is_fused_and_the_padding_stays_in_memory() -> None:
+    found = _tensorized(_conv())
+    assert [sketch.key for sketch in found] == [
+        "nest pad; tile conv SSRSRS of dot_16x4_vnni; nest relu",
+        "nest pad; tile conv SSRSRS of dot_16x4_vnni, relu at 1; fuse relu",
+        "nest pad; tile conv SSRSRS of dot_16x4_vnni, relu at 2; fuse relu",
+    ]
+    for sketch in found:
+        location = sketch.choice("pad", "location")
+        assert location is not None
+        assert location.options == ("root", "1", "2", "3")
+
+
+def test_what_would_be_inlined_elsewhere_stays_in_memory_too() -> None:
+    graph = dag(
+        {"raw": (32, 64), "b": (64, 48)},
+        [
+            node("a", {"i": 32, "k": 64}, ["raw[i, k]"], flops=1.0),
+            node("matmul", {"i": 32, "j": 48}, ["a[i, k]", "b[k, j]"], reduction={"k": 64}, flops=2.0),
+        ],
+        {**U8_S8, "raw": "uint8"},
+    )
+    placed = {bool(s.stage["matmul"].intrinsic): s.stage["a"].placement for s in generate(graph, SERVER)}
+    assert placed == {True: Placement.NEST, False: Placement.INLINE}
+
+
+def test_tiles_are_counted_in_instructions() -> None:
+    sketch = sketch_of(_matmul(32, 48, 64), "tile matmul SSRSRS of dot_16x4_vnni", SERVER)
+    counted = {v.axis: v.extent for v in sketch.variables if isinstance(v, Split)}
+    assert counted == {0: 32, 1: 3, 2: 16}
+
+
+@pytest.mark.parametrize(("constants", "ways"), [((), ("0", "2", "3")), (("b",), ("packed",))])
+def test_columns_are_always_rearranged(constants: tuple[str, ...], ways: tuple[str, ...]) -> None:
+    sketch = sketch_of(_matmul(constants=constants), "tile matmul SSRSRS of dot_16x4_vnni", SERVER)
+    choice = sketch.choice("matmul", "read b")
+    assert isinstance(choice, Choice)
+    assert choice.options == ways
+
+
+def test_an_axis_of_one_instruction_is_not_split() -> None:
+    sketch = sketch_of(_matmul(32, 16, 4), "tile matmul SSRSRS of dot_16x4_vnni", SERVER)
+    assert {v.axis for v in sketch.variables if isinstance(v, Split)} == {0}
+    population = drawn(sketch, seed=0)
+    nest = Nest.of(population, sketch.stages[0])
+    assert (nest.inside[0] == [[32], [16], [4]]).all()
+
+
+def test_a_program_reads_as_its_loops_around_instructions() -> None:
+    sketch = sketch_of(_matmul(constants=("b",)), "tile matmul SSRSRS of dot_16x4_vnni", SERVER)
+    settings = {"i": (2, 2, 2, 4), "j": (3, 1, 1, 1), "k": (4, 4), "unroll": 16}
+    assert str(program_of(sketch, matmul=settings)).splitlines() == [
+        "tile matmul SSRSRS of dot_16x4_vnni",
+        "  S0 i=2 j=3",
+        "  S1 i=2",
+        "  R0 k=4",
+        "  S2 i=2",
+        "  R1 k=4",
+        "  S3 i=4",
+        "  unroll 16",
+        "  read a 2",
+        "  read b packed",
+    ]
+
+
+@pytest.mark.parametrize("graph", [_matmul(), _conv(), _conv(())], ids=["matmul", "packed", "copied"])
+def test_programs_cover_every_element_and_change_into_others(graph: Dag) -> None:
+    for sketch in _tensorized(graph):
+        population = drawn(sketch, seed=1, count=64)
+        (tiled,) = sketch.tiled
+        whole = [axis.extent for axis in graph.node[tiled.node].axes]
+        assert (Nest.of(population, tiled).inside[0] >= np.array(whole)[:, None]).all()
+        rng = np.random.default_rng(2)
+        all_programs(mutate(population, rng))
+        all_programs(cross(population, mutate(population, rng), rng))
+
+
+def test_an_instruction_takes_as_long_as_one_of_a_vector() -> None:
+    """Two accumulators in a row: as many cycles as a quarter of the products take in vectors."""
+    settings = {"i": (4, 1, 1, 8), "k": (1, 16), "unroll": 0, "read a": "direct", "read b": "packed"}
+    sketch = sketch_of(_matmul(32, 32, 64, constants=("b",)), "tile matmul SSRSRS of dot_16x4_vnni", SERVER)
+    dots = program_of(sketch, matmul={**settings, "j": (1, 1, 1, 2)})
+    sketch = sketch_of(_matmul(32, 32, 16, constants=("b",)), "tile matmul SSRSRS", SERVER)
+    vectors = program_of(sketch, matmul={**settings, "j": (1, 1, 1, 32)})
+    (dot_cycles,), (cycles,) = (
+        estimate(_alone(program), SERVER).quantities["cycles"] for program in (dots, vectors)
+    )
+    assert dot_cycles == pytest.approx(cycles)
+
+
+def _alone(program: Program) -> Population:
+    return gather([program])
+
+
+def test_an_intrinsic_that_does_not_fit_its_node_is_refused() -> None:
+    graph = _matmul(j=40)
+    stage = Stage("matmul", Placement.TILED, "SSRSRS", intrinsic="dot_16x4_vnni")
+    with pytest.raises(ValueError, match="dot_16x4_vnni does not compute matmul"):
+        stage_roles(graph, stage)
+    assert extents(graph, replace(stage, intrinsic="")) == {}
