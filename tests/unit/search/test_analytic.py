@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 
 from search.analytic import estimate
-from search.device import Device
+from search.device import Device, Gpu
 from search.features import NUM_FEATURES, QUANTITIES, extract
 from search.program import Program, gather
 from search.sketch import Sketch
@@ -16,6 +16,7 @@ from tests.unit.search import dags
 from tests.unit.search.dags import DAGS, DEVICE
 from tests.unit.search.programs import drawn, middling, program_of, seeds, sketch_of, sketches
 
+GPU = replace(DEVICE, gpu=Gpu())
 BOARD = replace(DEVICE, vector_bytes=16, cores=1, l1_bytes=16 << 10, l2_bytes=256 << 10, l3_bytes=512 << 10)
 
 
@@ -51,9 +52,10 @@ def test_features_are_numbers_or_missing(sketch: Sketch, seed: int) -> None:
 
 def test_every_quantity_has_a_feature() -> None:
     described: set[str] = set()
-    for make in DAGS.values():
-        for sketch in generate(make(), DEVICE):
-            described |= set(estimate(drawn(sketch, 0), DEVICE).quantities)
+    for device in (DEVICE, GPU):
+        for make in DAGS.values():
+            for sketch in generate(make(), device):
+                described |= set(estimate(drawn(sketch, 0), device).quantities)
     assert described == set(QUANTITIES)
 
 

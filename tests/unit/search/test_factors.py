@@ -103,7 +103,7 @@ def test_nothing_is_partial_unless_asked_for(extent: int) -> None:
     assert not _partial(extent, Tail.NONE)
 
 
-@pytest.mark.parametrize("extent", [7, 16, 49, 56, 1000])
+@pytest.mark.parametrize("extent", [7, 16, 17, 49, 56, 1000])
 def test_rows_with_a_good_divisor_or_few_of_them_stay_exact(extent: int) -> None:
     assert not _partial(extent, Tail.ANY)
 
