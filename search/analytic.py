@@ -4,12 +4,13 @@ and of its nests. It orders the first candidates and is what the learned model s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from search.analytic_nest import nest_seconds, unrolled_seconds
+from search.analytic_gpu import gpu_terms
+from search.analytic_nest import nest_terms, unrolled_seconds
 from search.analytic_tile import tile_terms
 from search.device import Device
 from search.nest import Floats
@@ -27,28 +28,30 @@ class Estimate:
 
 
 def estimate(population: Population, device: Device) -> Estimate:
-    """Estimated seconds and the quantities behind them; the largest tiled node's stand for the program."""
+    """Estimated seconds and the quantities behind them: those of the largest tiled node and, by rank, of the
+    nests that do the most work."""
     sketch = population.sketch
+    if sketch.gpu is not None:
+        return Estimate(*gpu_terms(population, device))
     seconds = np.zeros(len(population))
     quantities: dict[str, Floats] = {}
-    largest = _largest(sketch)
-    for stage in sketch.tiled:
-        terms = tile_terms(population, stage, device)
-        seconds = seconds + terms["node_s"] + terms["epilogue_s"]
-        if stage == largest:
-            quantities = terms
+    for stage in reversed(_by_work(sketch, sketch.tiled)):
+        quantities = tile_terms(population, stage, device)
+        seconds = seconds + quantities["node_s"] + quantities["epilogue_s"]
     for stage in sketch.placed(Placement.UNROLLED):
         seconds = seconds + unrolled_seconds(population, stage, device)
-    for stage in sketch.nests:
-        moved = nest_seconds(population, stage, device)
-        seconds = seconds + moved
-        quantities["moved_s"] = quantities.get("moved_s", 0.0) + moved
+    for rank, stage in enumerate(_by_work(sketch, sketch.nests)):
+        terms = nest_terms(population, stage, device)
+        seconds = seconds + terms["s"]
+        quantities |= {f"nest_{rank}_{name}": term for name, term in terms.items()}
     return Estimate(seconds, quantities)
 
 
-def _largest(sketch: Sketch) -> Stage | None:
+def _by_work(sketch: Sketch, stages: Sequence[Stage]) -> list[Stage]:
+    """Those that compute most first."""
+
     def work(stage: Stage) -> float:
         node = sketch.dag.node[stage.node]
         return max(node.flops, 1.0) * node.iterations
 
-    return max(sketch.tiled, key=work, default=None)
+    return sorted(stages, key=work, reverse=True)

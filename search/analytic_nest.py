@@ -9,6 +9,7 @@ import numpy as np
 
 from search.dag import Access, AxisKind, Node
 from search.device import Device
+from search.factors import Ints
 from search.machine import (
     BRANCH_CYCLES,
     CYCLES_PER_S,
@@ -28,12 +29,20 @@ from search.sketch import Sketch
 from search.stage import Placement, Rfactor, Stage
 
 
-def nest_seconds(population: Population, stage: Stage, device: Device) -> Floats:
-    """[programs]: seconds of a nest, wherever it is computed."""
+def nest_terms(population: Population, stage: Stage, device: Device) -> dict[str, Floats]:
+    """The quantities of a nest, wherever it is computed, each [programs]; `s` is its seconds."""
     outer = population.sketch.hosts.get(stage.node)
-    if outer is not None and population.sketch.stage[outer.name].placement is Placement.TILED:
-        return _moved_seconds(population, stage, outer, device)
-    return _nest_seconds(population, stage, device)
+    in_tiles = outer is not None and population.sketch.stage[outer.name].placement is Placement.TILED
+    if outer is not None and in_tiles:
+        seconds = _moved_seconds(population, stage, outer, device)
+    else:
+        seconds = _nest_seconds(population, stage, device)
+    return {
+        "s": seconds,
+        "vector": _vector(population, stage).astype(np.float64),
+        "chunks": _own_chunks(population, population.sketch.dag.node[stage.node]),
+        "depth": np.where(is_inlined(population, stage.node), 0.0, 1.0 + depth_of(population, stage.node)),
+    }
 
 
 def unrolled_seconds(population: Population, stage: Stage, device: Device) -> Floats:
@@ -74,12 +83,8 @@ def _compute_cycles(population: Population, stage: Stage, device: Device) -> Flo
     """Cycles of one core for all iterations."""
     node = population.sketch.dag.node[stage.node]
     lanes = max(device.vector_bytes // population.sketch.dag.buffer[node.write.buffer].item_bytes, 1)
-    used = np.ones(len(population), dtype=np.int64)
-    along = node.vector_axis
-    if stage.rfactor is Rfactor.INNER:
-        used, along = population.options(stage.node, "lanes"), node.reduction[-1]
-    elif (stage.node, "vector") in population.sketch.columns:
-        used = population.options(stage.node, "vector")
+    used = _vector(population, stage)
+    along = node.reduction[-1] if stage.rfactor is Rfactor.INNER else node.vector_axis
     parallel = np.minimum(used, lanes)
     gathers = sum(_is_gather(read, along) for read in (*node.reads, node.write)) if along is not None else 0
     step = max(node.flops, 1.0) / parallel + np.where(used > 1, GATHER_CYCLES * gathers, 0.0)
@@ -88,6 +93,14 @@ def _compute_cycles(population: Population, stage: Stage, device: Device) -> Flo
         chains = np.maximum(used / lanes, 1.0)
         step = np.maximum(step, FMA_LATENCY / (parallel * chains))
     return np.asarray(node.iterations * step)
+
+
+def _vector(population: Population, stage: Stage) -> Ints:
+    """[programs]: elements that the innermost loop computes together."""
+    kind = "lanes" if stage.rfactor is Rfactor.INNER else "vector"
+    if (stage.node, kind) in population.sketch.columns:
+        return population.options(stage.node, kind)
+    return np.ones(len(population), dtype=np.int64)
 
 
 def _is_gather(access: Access, axis: int) -> bool:

@@ -9,6 +9,8 @@ from search.analytic import Estimate
 from search.dag import Dag
 from search.nest import Floats
 
+# So many nests of a subgraph are described, those that do the most work.
+NESTS = 4
 QUANTITIES = (
     "vector_width",
     "vector_waste",
@@ -39,7 +41,11 @@ QUANTITIES = (
     "epilogue_s",
     "epilogue_level",
     "unroll",
+    *(f"nest_{rank}_{name}" for rank in range(NESTS) for name in ("s", "vector", "chunks", "depth")),
     "moved_s",
+    "threads",
+    "resident_blocks",
+    "shared_bytes",
 )
 NUM_FEATURES = len(QUANTITIES) + 3
 

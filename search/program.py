@@ -11,7 +11,7 @@ import numpy as np
 from search.dag import AxisKind
 from search.factors import Ints
 from search.sketch import Sketch
-from search.stage import Placement, Stage
+from search.stage import Stage
 from search.variables import Choice, Variable
 
 
