@@ -20,6 +20,7 @@ import tvm
 import tvm_ffi
 from numpy.typing import NDArray
 from tvm import relax, te, tirx
+from tvm.s_tir import Schedule
 
 from compiler import fallback
 from compiler.artifact import unpack
@@ -60,7 +61,8 @@ class _Subject:
 
 
 class Bench:
-    """Measures on this machine's CPU. Bad candidates come back as measurements, never as exceptions.
+    """Measures on this machine's CPU, or on its GPU for CUDA. Bad candidates come back as measurements,
+    never as exceptions. Without a GPU, those for CUDA can be built, not run.
 
     `TVM_NUM_THREADS` in the environment sets how many threads they run on; TVM reads it once.
     """
@@ -68,7 +70,8 @@ class Bench:
     def __init__(self, target: str) -> None:
         """Raises ValueError when TVM doesn't know the target."""
         self._target = parse_target(target)
-        self._device = tvm.cpu()
+        self._on_gpu = self._target.kind.name == "cuda"
+        self._device = tvm.cuda(0) if self._on_gpu else tvm.cpu()
         self._workload = lru_cache(maxsize=64)(from_json)
         self._subject = lru_cache(maxsize=64)(self._make_subject)
 
@@ -82,6 +85,9 @@ class Bench:
             library = tvm.compile(expanded, target=self._target)
             # Machine code is emitted on the first look-up: that is building, not running.
             function = library["main"]
+            if self._on_gpu and not library.mod.imports:
+                # Host code that reads the device's memory would bring this process down.
+                return Measurement(Outcome.BUILD_ERROR, error="nothing is bound to the GPU's threads")
         except Exception as error:  # TVM raises whatever class its C++ side names
             return Measurement(Outcome.BUILD_ERROR, error=_tail(error))
         return Built(library, function, time.perf_counter() - start, parts)
@@ -120,6 +126,8 @@ class Bench:
         source = te.placeholder((64,), name="source")
         doubled = te.compute(source.shape, lambda i: source[i] * 2.0, name="doubled")
         module = tvm.IRModule({"main": te.create_prim_func([source, doubled])})
+        if self._on_gpu:
+            module = _one_block(module)
         given = np.arange(64, dtype="float32")
         arguments = [self._tensor(given), self._tensor(np.zeros(64, dtype="float32"))]
         tvm.compile(module, target=self._target)["main"](*arguments)
@@ -132,9 +140,11 @@ class Bench:
         outputs = _outputs(function)
         rng = np.random.default_rng(SEED)
         arguments = tuple(_random(_shape(p), str(p.ty.dtype), rng) for p in function.params)
-        placed = [self._tensor(argument) for argument in arguments]
+        placed = [tvm.runtime.tensor(argument) for argument in arguments]
         # The fallback's few safe steps share nothing with the search, and take a tenth of plain loops' time.
-        tvm.compile(fallback.schedule(module), target=self._target)["main"](*placed)
+        # It runs on the CPU, also for a GPU's candidates.
+        target = (self._target.host or "llvm") if self._on_gpu else self._target
+        tvm.compile(fallback.schedule(module), target=target)["main"](*placed)
         return _Subject(arguments, outputs, tuple(placed[i].numpy() for i in outputs))
 
     def _place(self, subject: _Subject) -> list[Any]:
@@ -162,7 +172,8 @@ class Bench:
         return tvm.runtime.tensor(array, device=self._device)
 
     def _time(self, library: Any, arguments: list[Any], constants: Sequence[int]) -> tuple[float, ...]:
-        _flush_between_repeats(constants)
+        # A GPU's timer calls nothing between repeats: its caches are small beside what a network streams.
+        _flush_between_repeats(() if self._on_gpu else constants)
         start = time.perf_counter()
         self._evaluate(library, arguments, 1)
         # Flushing takes longer than many a kernel, so what a repeat costs is not what it times.
@@ -172,6 +183,17 @@ class Bench:
     def _evaluate(self, library: Any, arguments: list[Any], repeats: int) -> tuple[float, ...]:
         timer = library.mod.time_evaluator("main", self._device, number=1, repeat=repeats, f_preproc=FLUSH)
         return tuple(float(secs) for secs in timer(*arguments).results)
+
+
+def _one_block(module: tvm.IRModule) -> tvm.IRModule:
+    """The probe's one loop as threads of a GPU."""
+    schedule = Schedule(module, debug_mask="none")
+    block = schedule.get_sblock("doubled")
+    (loop,) = schedule.get_loops(block)
+    grid, thread = schedule.split(loop, [None, 32])
+    schedule.bind(grid, "blockIdx.x")
+    schedule.bind(thread, "threadIdx.x")
+    return schedule.mod
 
 
 def _flush_between_repeats(constants: Sequence[int]) -> None:

@@ -23,7 +23,7 @@ class GpuKernels:
     def threads(self, stage: Stage) -> None:
         """for s...: for r...  ->  for blockIdx: for threadIdx: (vector) for r...
 
-        A reduction is summed up in registers and stored once; loops over small constant matrices are unrolled.
+        Reductions are summed up in registers and stored once; loops over constant matrices are unrolled.
         """
         node, block = self._node(stage), self.schedule.get_sblock(stage.node)
         loops = self.schedule.get_loops(block)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict, fields
 from typing import Literal
 
 from proto import fleet_pb2 as pb
@@ -26,7 +27,7 @@ from proto.values import (
     WorkerReport,
     WorkerState,
 )
-from search.device import Device
+from search.device import Device, Gpu
 from search.measurement import Measurement, Outcome
 
 MAX_ERROR_CHARS = 8192
@@ -42,6 +43,7 @@ _DEVICE_SIZES = {
     "l3_bytes": 1 << 40,
 }
 _MAX_FEATURES = 1024
+_MAX_GPU_SIZE = 1 << 24
 
 
 class WireError(ValueError):
@@ -92,6 +94,7 @@ def device_to_wire(device: Device) -> pb.Device:
         l3_bytes=device.l3_bytes,
         toolchain=device.toolchain,
         target=device.target,
+        gpu=pb.Gpu(**asdict(device.gpu)) if device.gpu else None,
     )
 
 
@@ -120,7 +123,16 @@ def device_from_wire(message: pb.Device) -> Device:
         l3_bytes=message.l3_bytes,
         toolchain=message.toolchain,
         target=message.target,
+        gpu=_gpu_from_wire(message.gpu) if message.HasField("gpu") else None,
     )
+
+
+def _gpu_from_wire(message: pb.Gpu) -> Gpu:
+    facts = {field.name: int(getattr(message, field.name)) for field in fields(Gpu)}
+    for name, value in facts.items():
+        if not 0 < value <= _MAX_GPU_SIZE:
+            raise WireError(f"the GPU's {name} must be 1 to {_MAX_GPU_SIZE}, not {value}")
+    return Gpu(**facts)
 
 
 def lease_to_wire(lease: Lease) -> pb.Lease:

@@ -76,7 +76,7 @@ class SynchronizeResponse(_message.Message):
     def __init__(self, fenced: _Optional[bool] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., acknowledged: _Optional[_Iterable[int]] = ..., call_again_after_s: _Optional[float] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("name", "triple", "mcpu", "features", "cores", "vector_bytes", "l1_bytes", "l2_bytes", "l3_bytes", "toolchain", "target")
+    __slots__ = ("name", "triple", "mcpu", "features", "cores", "vector_bytes", "l1_bytes", "l2_bytes", "l3_bytes", "toolchain", "target", "gpu")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TRIPLE_FIELD_NUMBER: _ClassVar[int]
     MCPU_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +88,7 @@ class Device(_message.Message):
     L3_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOOLCHAIN_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
+    GPU_FIELD_NUMBER: _ClassVar[int]
     name: str
     triple: str
     mcpu: str
@@ -99,7 +100,22 @@ class Device(_message.Message):
     l3_bytes: int
     toolchain: str
     target: str
-    def __init__(self, name: _Optional[str] = ..., triple: _Optional[str] = ..., mcpu: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., vector_bytes: _Optional[int] = ..., l1_bytes: _Optional[int] = ..., l2_bytes: _Optional[int] = ..., l3_bytes: _Optional[int] = ..., toolchain: _Optional[str] = ..., target: _Optional[str] = ...) -> None: ...
+    gpu: Gpu
+    def __init__(self, name: _Optional[str] = ..., triple: _Optional[str] = ..., mcpu: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., vector_bytes: _Optional[int] = ..., l1_bytes: _Optional[int] = ..., l2_bytes: _Optional[int] = ..., l3_bytes: _Optional[int] = ..., toolchain: _Optional[str] = ..., target: _Optional[str] = ..., gpu: _Optional[_Union[Gpu, _Mapping]] = ...) -> None: ...
+
+class Gpu(_message.Message):
+    __slots__ = ("max_threads", "warp_size", "shared_bytes", "registers", "capability")
+    MAX_THREADS_FIELD_NUMBER: _ClassVar[int]
+    WARP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REGISTERS_FIELD_NUMBER: _ClassVar[int]
+    CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    max_threads: int
+    warp_size: int
+    shared_bytes: int
+    registers: int
+    capability: int
+    def __init__(self, max_threads: _Optional[int] = ..., warp_size: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., registers: _Optional[int] = ..., capability: _Optional[int] = ...) -> None: ...
 
 class LeaseId(_message.Message):
     __slots__ = ("id", "attempt")

@@ -1,8 +1,10 @@
-"""A device to put into databases and jobs; nothing is measured on it."""
+"""Devices to put into databases, jobs and searches; nothing is measured on them."""
 
 from __future__ import annotations
 
-from search.device import Device
+from dataclasses import replace
+
+from search.device import Device, Gpu
 
 DEVICE = Device(
     name="two cores",
@@ -16,4 +18,16 @@ DEVICE = Device(
     l3_bytes=33554432,
     toolchain="llvm 20",
     target='{"kind":"llvm"}',
+)
+
+GPU = replace(
+    DEVICE,
+    name="a GPU",
+    cores=108,
+    vector_bytes=16,
+    l1_bytes=192 << 10,
+    l2_bytes=40 << 20,
+    l3_bytes=40 << 20,
+    target='{"arch":"sm_80","kind":"cuda"}',
+    gpu=Gpu(),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,16 @@ import tvm
 from compiler.lower import LoweringError, apply_trace, lower
 from compiler.subgraph import read_dag
 from search.annotate import sample
-from search.device import Gpu
 from search.program import Program
 from search.space import generate
 from tests.cuda_emulator.emulator import EmulationError, compile_batch, headers, host_code
 from tests.cuda_emulator.toolchain import compile_error, missing, preamble
-from tests.devices import DEVICE
+from tests.devices import GPU
 from tests.suite import Case
 
 CAPABILITY = 80
 FACTS = {"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152}
 TARGET = tvm.target.Target({**FACTS, "thread_warp_size": 32}, host={"kind": "llvm"})
-GPU = replace(DEVICE, name="gpu", cores=108, vector_bytes=16, gpu=Gpu(capability=CAPABILITY))
 # So many kernels together take a compiler little longer than one.
 BATCH = 20
 DRAWN_AT_ONCE = 64

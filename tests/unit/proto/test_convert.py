@@ -21,7 +21,7 @@ from proto.values import (
     WorkerReport,
     WorkerState,
 )
-from search.device import Device
+from search.device import Device, Gpu
 from search.measurement import Measurement, Outcome
 
 DEVICE = Device(
@@ -92,6 +92,19 @@ def test_errors_keep_their_tail_and_nothing_that_cannot_be_stored() -> None:
 
 def test_a_device_survives() -> None:
     assert convert.device_from_wire(convert.device_to_wire(DEVICE)) == DEVICE
+
+
+def test_a_gpu_survives() -> None:
+    device = replace(DEVICE, gpu=Gpu(capability=90))
+    assert convert.device_from_wire(convert.device_to_wire(device)) == device
+
+
+@pytest.mark.parametrize("threads", [0, 1 << 30])
+def test_an_impossible_gpu_is_refused(threads: int) -> None:
+    message = convert.device_to_wire(replace(DEVICE, gpu=Gpu()))
+    message.gpu.max_threads = threads
+    with pytest.raises(WireError, match="the GPU's max_threads must be 1 to"):
+        convert.device_from_wire(message)
 
 
 @pytest.mark.parametrize(

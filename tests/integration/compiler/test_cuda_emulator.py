@@ -1,0 +1,69 @@
+"""The emulator itself, on kernels written by hand: it must see what a GPU would get wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cuda_emulator.emulator import Emulated, EmulationError, HostCode, Launch, compile_batch, headers
+from tests.cuda_emulator.toolchain import compile_error, missing
+
+THREADS = 64
+REVERSE = """
+extern "C" __global__ void main_kernel(float* __restrict__ result, float* __restrict__ data) {
+  __shared__ float copy[64];
+  copy[threadIdx.x] = data[threadIdx.x];
+  BARRIER
+  result[threadIdx.x] = copy[63 - threadIdx.x];
+}
+"""
+SUM = """
+extern "C" __global__ void main_kernel(float* __restrict__ result, float* __restrict__ data) {
+  float sum = data[threadIdx.x];
+  for (int distance = 16; distance > 0; distance /= 2) sum += __shfl_down_sync(0xffffffff, sum, distance, 32);
+  if (threadIdx.x % 32 == 0) result[threadIdx.x / 32] = sum;
+}
+"""
+
+pytestmark = pytest.mark.skipif(headers() is None, reason="CUDA's headers not installed")
+
+
+def emulated(source: str, folder: Path) -> Emulated:
+    host = HostCode((Launch("main_kernel", (0, 1), (1, 1, 1), (THREADS, 1, 1)),), {})
+    (program,) = compile_batch([(source, host)], folder)
+    return program
+
+
+def run(source: str, folder: Path, seed: int) -> np.ndarray:
+    data, result = np.arange(THREADS, dtype=np.float32), np.full(THREADS, -1, dtype=np.float32)
+    emulated(source, folder).run([result, data], seed)
+    return result
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_threads_exchange_values_through_shared_memory(tmp_path: Path, seed: int) -> None:
+    result = run(REVERSE.replace("BARRIER", "__syncthreads();"), tmp_path, seed)
+    assert (result == np.arange(THREADS)[::-1]).all()
+
+
+def test_a_missing_barrier_shows(tmp_path: Path) -> None:
+    assert (run(REVERSE.replace("BARRIER", ""), tmp_path, 1) != np.arange(THREADS)[::-1]).any()
+
+
+def test_lanes_of_a_warp_exchange_values(tmp_path: Path) -> None:
+    assert run(SUM, tmp_path, 0)[:2].tolist() == [sum(range(32)), sum(range(32, 64))]
+
+
+def test_a_barrier_that_some_threads_miss_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(EmulationError, match="wait at a barrier"):
+        run(REVERSE.replace("BARRIER", "if (threadIdx.x < 32) __syncthreads();"), tmp_path, 0)
+
+
+@pytest.mark.skipif(bool(missing()), reason=missing() or "installed")
+def test_cudas_compilers_accept_and_refuse(tmp_path: Path) -> None:
+    good = REVERSE.replace("BARRIER", "__syncthreads();")
+    assert compile_error([good, good], 80, tmp_path) == ""
+    assert "nvcc" in compile_error([good, good.replace("63 -", "undefined -")], 80, tmp_path)
+    assert "ptxas" in compile_error([good.replace("[64]", "[64000]")], 80, tmp_path)

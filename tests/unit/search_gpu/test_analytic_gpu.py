@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search.analytic import estimate
+from search.annotate import sample
+from search.cost_model import CostModel
+from search.features import NUM_FEATURES, extract
+from search.policy import SearchTask, propose
+from search.program import Program, gather
+from search.sketch import Sketch
+from search.space import generate
+from tests.devices import GPU
+from tests.unit.search import dags
+
+SKETCHES = [sketch for make in dags.DAGS.values() for sketch in generate(make(), GPU)]
+
+
+@given(st.sampled_from(SKETCHES), st.integers(0, 2**32 - 1))
+def test_every_program_has_an_estimate_and_features(sketch: Sketch, seed: int) -> None:
+    population = sample(sketch, 8, np.random.default_rng(seed))
+    guess = estimate(population, GPU)
+    assert np.isfinite(guess.seconds).all()
+    assert (guess.seconds > 0).all()
+    features = extract(sketch.dag, guess)
+    assert features.shape == (len(population), NUM_FEATURES)
+    assert not np.isinf(features).any()
+
+
+def matmul(rows: tuple[int, ...], columns: tuple[int, ...], summed: tuple[int, ...], lanes: int = 0) -> float:
+    (sketch,) = generate(dags.matmul(1024, 1024, 1024), GPU)
+    program = Program(sketch, (*rows, *columns, *summed, 0, lanes, lanes))
+    return float(estimate(gather([program]), GPU).seconds[0])
+
+
+GOOD = ((16, 1, 16, 2, 2), (16, 1, 16, 2, 2), (128, 2, 4))
+
+
+def test_tiles_in_registers_save_loads() -> None:
+    assert matmul(*GOOD) < matmul((64, 1, 16, 1, 1), (64, 1, 16, 1, 1), (128, 2, 4)) / 2
+
+
+def test_few_threads_leave_the_device_idle() -> None:
+    assert matmul(*GOOD) < matmul((256, 1, 4, 1, 1), (16, 1, 8, 2, 4), (128, 2, 4)) / 2
+
+
+def test_wide_fetches_cost_less_than_single_ones() -> None:
+    assert matmul(*GOOD, lanes=2) < matmul(*GOOD, lanes=0)
+
+
+def test_one_kernel_for_a_row_is_faster_than_three() -> None:
+    sketches = generate(dags.softmax(256, 256), GPU)
+    rng = np.random.default_rng(0)
+    best = [estimate(sample(sketch, 256, rng), GPU).seconds.min() for sketch in sketches]
+    assert int(np.argmin(best)) == 0
+
+
+def test_the_search_proposes_programs_for_a_gpu() -> None:
+    graph = dags.conv2d()
+    task = SearchTask(graph, generate(graph, GPU), GPU)
+    proposals = propose(task, CostModel(), [], 8, np.random.default_rng(0))
+    assert len(proposals) == 8

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+
+from search.dag import Dag
+from search.derive import Rule, when
+from search.device import Device
+from search.space import generate
+from search.stage import Placement, Stage
+from tests.devices import DEVICE, GPU
+from tests.unit.search import dags
+from tests.unit.search.builders import dag, node
+
+
+def keys(graph: Dag) -> list[str]:
+    return [sketch.key for sketch in generate(graph, GPU)]
+
+
+def test_the_kind_of_device_decides_which_rules_apply() -> None:
+    assert "SSSRRSRS" in keys(dags.matmul())[0]
+    assert all("SSSRRSRS" not in sketch.key for sketch in generate(dags.matmul(), DEVICE))
+    assert all(sketch.gpu is None for sketch in generate(dags.matmul(), DEVICE))
+
+
+def test_a_tile_fetches_padded_operands_and_computes_its_elementwise_consumer() -> None:
+    tile = "tile conv SSSRRSRS, relu at 3, shared pad weight"
+    assert keys(dags.conv2d()) == [f"inline pad; {tile}; inline add; fuse relu"]
+
+
+def test_a_chain_over_rows_is_one_kernel() -> None:
+    chain = "across max in divide; inline exp; across sum in divide; rows divide"
+    assert keys(dags.softmax(16, 100))[0] == chain
+
+
+def test_a_reduction_no_longer_than_a_warp_stays_with_one_thread() -> None:
+    assert keys(dags.softmax(16, 32)) == ["threads max; inline exp; threads sum; threads divide"]
+
+
+def test_a_reduction_along_columns_is_not_the_rows_of_what_reads_it() -> None:
+    graph = dag(
+        {"data": (64, 48)},
+        [
+            node("sum", {"j": 48}, ["data[k, j]"], reduction={"k": 64}, flops=1.0),
+            node("next", {"i": 64, "j": 48}, ["data[i, j]", "sum[j]", "sum[i]"], flops=1.0),
+        ],
+    )
+    assert not [key for key in keys(graph) if "across" in key]
+
+
+def test_rows_may_be_any_axes_of_the_reader() -> None:
+    graph = dag(
+        {"data": (64, 48)},
+        [
+            node("sum", {"j": 48}, ["data[k, j]"], reduction={"k": 64}, flops=1.0),
+            node("next", {"i": 64, "j": 48}, ["data[i, j]", "sum[j]"], flops=1.0),
+        ],
+    )
+    (rows,) = (s for s in generate(graph, GPU)[0].stages if s.placement is Placement.ROWS)
+    assert rows.rows == (1,)
+
+
+def test_a_tiled_reader_does_not_take_a_reduction_into_its_loops() -> None:
+    assert not [key for key in keys(dags.DAGS["attention"]()) if "in attention" in key]
+
+
+def test_an_epilogue_that_reads_a_later_kernel_is_not_fused() -> None:
+    shape = {"i": 64, "j": 64}
+    graph = dag(
+        {"a": (64, 64), "b": (64, 64)},
+        [
+            node("first", shape, ["a[i, k]", "b[k, j]"], reduction={"k": 64}, flops=2.0),
+            node("second", shape, ["b[i, k]", "a[k, j]"], reduction={"k": 64}, flops=2.0),
+            node("sum", shape, ["first[i, j]", "second[i, j]"], flops=1.0),
+        ],
+    )
+    (key,) = keys(graph)
+    assert "tile first SSSRRSRS in a write cache, copy at 3" in key
+    assert "tile second SSSRRSRS, sum at 3" in key
+
+
+def test_what_feeds_a_constant_matrix_is_computed_by_its_reader() -> None:
+    graph = dag(
+        {"data": (8, 8, 100), "matrix": (4, 4)},
+        [
+            node("tile", {"a": 4, "b": 4, "p": 100}, ["data[a + p, b, p]"]),
+            node(
+                "packed",
+                {"x": 4, "y": 4, "p": 100},
+                ["tile[ra, rb, p]", "matrix[ra, x]", "matrix[rb, y]"],
+                reduction={"ra": 4, "rb": 4},
+                flops=2.0,
+                constant_axes=("x", "y", "ra", "rb"),
+            ),
+        ],
+    )
+    assert keys(graph) == ["local tile in packed; threads packed"]
+
+
+def test_a_callers_rules_come_first() -> None:
+    leave = Rule(
+        "Leave",
+        lambda state: when(True),
+        lambda state: [state.put(Stage(state.current.name, Placement.THREADS))],
+    )
+    (sketch,) = generate(dags.matmul(), GPU, (leave,))
+    assert sketch.key == "threads matmul"
+
+
+def test_a_gpu_survives_json_and_is_part_of_the_class() -> None:
+    assert Device.from_json(GPU.to_json()) == GPU
+    assert (GPU.kind, DEVICE.kind) == ("gpu", "cpu")
+    assert Device.from_json(GPU.to_json().replace('"capability": 80', '"capability": 90')).key != GPU.key
+
+
+def test_cpus_are_described_as_before_there_were_gpus() -> None:
+    assert "gpu" not in DEVICE.to_json()
+
+
+def test_an_odd_gpu_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a device fingerprint"):
+        Device.from_json(GPU.to_json().replace("capability", "ability"))
+    with pytest.raises(ValueError, match="a GPU's warp_size must be positive, not 0"):
+        Device.from_json(GPU.to_json().replace('"warp_size": 32', '"warp_size": 0'))
