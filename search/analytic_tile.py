@@ -98,7 +98,8 @@ def _register_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
     inner_reduction = nest.trips(nest.depth - 2) / depth
     loads = np.zeros_like(elements)
     for read in node.reads:
-        vectors = _loads(read, tile, axis, lanes)
+        # Intrinsics read nothing but vectors, whatever order the operand lies in at first.
+        vectors = _loads(read, tile, axis, lanes, is_arranged=bool(nest.stage.intrinsic))
         # A short reduction is unrolled: what it reads stays in registers while the loop around it goes on.
         kept = vectors * inner_reduction <= VECTOR_REGISTERS - accumulators - 1
         loads = loads + vectors / np.where(kept, _repeats(nest, read), 1)
@@ -124,7 +125,7 @@ def _register_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
     }
 
 
-def _loads(read: Access, tile: Ints, axis: int | None, lanes: int) -> Floats:
+def _loads(read: Access, tile: Ints, axis: int | None, lanes: int, is_arranged: bool = False) -> Floats:
     """Load instructions of one access per innermost step: vectors, or scalars for all lanes, or a gather."""
     used = read.axes
     rows = tile[[a for a in used if a != axis]].prod(axis=0, dtype=np.float64)
@@ -134,7 +135,7 @@ def _loads(read: Access, tile: Ints, axis: int | None, lanes: int) -> Floats:
     if all(term.divisor > 1 for index in read.indices for term in index.terms if term.axis == axis):
         return rows  # a group of lanes reads the same value
     contiguous = Term(axis, 1) in last.terms and not any(axis in index.axes for index in outer)
-    return rows * (vector_instructions(tile[axis], lanes) if contiguous else 2.0 * tile[axis])
+    return rows * (vector_instructions(tile[axis], lanes) if contiguous or is_arranged else 2.0 * tile[axis])
 
 
 def _repeats(nest: Nest, read: Access) -> Ints:

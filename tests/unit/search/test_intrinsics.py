@@ -262,6 +262,15 @@ def test_an_instruction_takes_as_long_as_one_of_a_vector() -> None:
     assert dot_cycles == pytest.approx(cycles)
 
 
+def test_the_order_in_which_the_columns_lie_at_first_costs_nothing_in_registers() -> None:
+    loads = []
+    for b in ("b[k, j]", "b[j, k]"):
+        graph = _matmul(b=b, constants=("b",))
+        sketch = sketch_of(graph, "tile matmul SSRSRS of dot_16x4_vnni", SERVER)
+        loads.append(estimate(drawn(sketch, seed=3), SERVER).quantities["loads_per_fma"])
+    assert np.array_equal(*loads)
+
+
 def _alone(program: Program) -> Population:
     return gather([program])
 
