@@ -124,7 +124,7 @@ def test_plain_reductions_copy_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("extent", "lanes"), [(1, (1,)), (3, (1, 4)), (40, (1, 4, 8, 16, 32, 64)), (7, (1, 4, 8))]
+    ("extent", "lanes"), [(1, (1,)), (3, (1, 4)), (4, (1, 4)), (40, (1, 4, 8, 16, 32, 64)), (7, (1, 4, 8))]
 )
 def test_vectors_are_less_than_twice_the_row(extent: int, lanes: tuple[int, ...]) -> None:
     graph = dag({"a": (8, extent)}, [node("copy", {"i": 8, "j": extent}, ["a[i, j]"])])
