@@ -160,10 +160,25 @@ class Nests:
             self.schedule.reorder(*spatial, *steps, lanes)
             self.schedule.vectorize(lanes)
         else:
-            self.schedule.reorder(lanes, *spatial, *steps)
+            vector = self._split_vector(stage, spatial)
+            self.schedule.reorder(lanes, *spatial, *steps, *vector)
             self.schedule.parallel(lanes)
+            for loop in vector:
+                self.schedule.vectorize(loop)
         width = self.tools.extent(lanes) if stage.rfactor is Rfactor.INNER else 1
         self.partial[stage.node] = block, steps[0], width
+
+    def _split_vector(self, stage: Stage, spatial: list[Any]) -> list[Any]:
+        """Splits a vector off the axis that is contiguous in the result, if its length divides it."""
+        axis = self._node(stage).vector_axis
+        if axis is None:
+            return []
+        place = self._node(stage).spatial.index(axis)
+        extent, lanes = self.tools.extent(spatial[place]), int(self.program.choice(stage.node, "vector"))
+        if lanes == 1 or extent % lanes:
+            return []
+        spatial[place], inner = self.tools.split(spatial[place], [extent // lanes, lanes])
+        return [inner]
 
     def _vectorize(self, stage: Stage, block: Any, own: _Loops) -> None:
         """Splits vectors off the axis that is contiguous in the result and puts them innermost."""

@@ -10,6 +10,7 @@ from compiler.packing_map import PackingMap
 from compiler.primitives import Primitives, by_level, power_of_two
 from search.dag import Node
 from search.intrinsics import extents
+from search.predicates import is_arranged
 from search.program import Program
 from search.sketch import read_kind
 from search.stage import Stage
@@ -102,14 +103,20 @@ class Tiles:
         if way == "direct" or index is None:  # an operand that was inlined is read no longer
             return None
         copy = self.schedule.cache_read(block, index, "global")
-        if way != "packed":
-            return copy, int(way)
-        packing = PackingMap.of(self.program, stage, name)
-        zero = 0.0 if "float" in self.program.sketch.dag.buffer[name].dtype else 0
-        padding = zero if packing.is_padded else None
-        self.schedule.transform_layout(block, ("read", index), packing.place, pad_value=padding)
-        self.schedule.annotate(copy, PACKED, True)
-        return None
+        if way == "packed" or self._is_arranged(stage, name):
+            packing = PackingMap.of(self.program, stage, name)
+            zero = 0.0 if "float" in self.program.sketch.dag.buffer[name].dtype else 0
+            padding = zero if packing.is_padded else None
+            self.schedule.transform_layout(block, ("read", index), packing.place, pad_value=padding)
+        if way == "packed":
+            self.schedule.annotate(copy, PACKED, True)
+        elif way == "0":
+            self.schedule.parallel(self.schedule.get_loops(copy)[0])
+        return (copy, int(way)) if way not in ("packed", "0") else None
+
+    def _is_arranged(self, stage: Stage, buffer: str) -> bool:
+        dag, node = self.program.sketch.dag, self._node(stage)
+        return any(is_arranged(dag, node, read) for read in node.reads if read.buffer == buffer)
 
     def _operand(self, block: Any, name: str) -> int | None:
         """Where a buffer stands among those that a block reads."""

@@ -41,6 +41,7 @@ from search.machine import (
     balance_of,
 )
 from search.nest import Floats, Nest, footprint_bytes, region, vector_instructions
+from search.predicates import is_permutation
 from search.program import Population
 from search.sketch import read_kind
 from search.stage import Stage
@@ -52,7 +53,7 @@ def tile_terms(population: Population, stage: Stage, device: Device) -> dict[str
     dag = population.sketch.dag
     chunks = nest.trips(0).astype(np.float64)
     balance = balance_of(chunks, device.cores)
-    terms = _register_terms(nest, dag, device)
+    terms = _register_terms(population, nest, device)
     traffic = _traffic_terms(population, nest, device)
     copy_cycles = _copy_cycles(population, nest, device)
     compute_s = (terms["cycles"] + copy_cycles) / CYCLES_PER_S / device.cores / balance
@@ -82,9 +83,9 @@ def tile_terms(population: Population, stage: Stage, device: Device) -> dict[str
     }
 
 
-def _register_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
+def _register_terms(population: Population, nest: Nest, device: Device) -> dict[str, Floats]:
     """What one step of the innermost reduction level costs in registers and issue slots."""
-    node = nest.node
+    node, dag = nest.node, population.sketch.dag
     tile = nest.tile
     item = dag.buffer[node.write.buffer].item_bytes
     lanes = max(device.vector_bytes // item, 1)
@@ -100,6 +101,9 @@ def _register_terms(nest: Nest, dag: Dag, device: Device) -> dict[str, Floats]:
     for read in node.reads:
         # Intrinsics read nothing but vectors, whatever order the operand lies in at first.
         vectors = _loads(read, tile, axis, lanes, is_arranged=bool(nest.stage.intrinsic))
+        if is_permutation(dag, node, read):
+            arranged = _copied_at(population, nest, read) <= nest.depth
+            vectors = np.where(arranged, _loads(read, tile, axis, lanes, is_arranged=True), vectors)
         # A short reduction is unrolled: what it reads stays in registers while the loop around it goes on.
         kept = vectors * inner_reduction <= VECTOR_REGISTERS - accumulators - 1
         loads = loads + vectors / np.where(kept, _repeats(nest, read), 1)

@@ -16,8 +16,8 @@ from search.variables import MAX_INNERMOST, Split
 # Unrolled bodies of more instructions only spill, and take the compiler seconds.
 MAX_TILE_INSTRUCTIONS = 64
 MAX_UNROLLED_INSTRUCTIONS = 512
-# Elements that the longest vector instructions of today work on.
-VECTOR_ELEMENTS = 16
+# What the longest vector instructions of today work on.
+VECTOR_BYTES = 64
 
 
 def sample(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
@@ -58,7 +58,8 @@ def _is_small(population: Population, nest: Nest) -> NDArray[np.bool_]:
     elements = nest.tile.prod(axis=0)
     width = nest.tile[axis] if axis is not None else np.ones_like(elements)
     rows = elements // width * vector_instructions(width, MAX_INNERMOST)
-    instructions = elements // width * vector_instructions(width, VECTOR_ELEMENTS)
+    item = population.sketch.dag.buffer[nest.node.write.buffer].item_bytes
+    instructions = elements // width * vector_instructions(width, VECTOR_BYTES // item)
     keep = (nest.tile <= MAX_INNERMOST).all(axis=0) & (instructions <= MAX_TILE_INSTRUCTIONS)
     unrolled = instructions * _unrolled_steps(population, nest, rows)
     return np.asarray(keep & (unrolled <= MAX_UNROLLED_INSTRUCTIONS))

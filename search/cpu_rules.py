@@ -15,6 +15,7 @@ from search.tensor_rules import TENSORIZE, feeds_intrinsic
 
 TILING = "SSRSRS"
 REDUCTION = "SRS"
+UNROLLED = "SS"
 # Below so many results for each core, the cores share a reduction.
 RESULTS_PER_CORE = 16
 
@@ -25,7 +26,7 @@ def _inline(state: State) -> list[State]:
 
 def _unroll(state: State) -> list[State]:
     """A sum over a small constant matrix  ->  its axes unrolled, the others tiled in two levels."""
-    return [state.put(Stage(state.current.name, Placement.UNROLLED))]
+    return [state.put(Stage(state.current.name, Placement.UNROLLED, UNROLLED))]
 
 
 def _should_rfactor(state: State) -> bool:

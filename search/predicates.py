@@ -54,6 +54,19 @@ def is_permutation(dag: Dag, node: Node, read: Access) -> bool:
     return whole and constants and len(set(axes)) == len(axes)
 
 
+def is_gathered(node: Node, read: Access) -> bool:
+    """Whether neighbours along the vectorized axis lie apart in an operand."""
+    axis = node.vector_axis
+    if axis is None or axis not in read.axes:
+        return False
+    return not (read.indices[-1].is_single_axis and read.indices[-1].axes == {axis})
+
+
+def is_arranged(dag: Dag, node: Node, read: Access) -> bool:
+    """Whether copies of an operand have another order than it has itself: that of the loops."""
+    return is_gathered(node, read) and is_permutation(dag, node, read)
+
+
 def elementwise_consumer(dag: Dag, node: Node, inlined: Collection[str]) -> Node | None:
     """Follows `node`'s only reader through inlined nodes to the first one that stays.
 

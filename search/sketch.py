@@ -17,7 +17,7 @@ from search.factors import Tail, divisors
 from search.gpu_variables import gpu_variables
 from search.intrinsics import extents, stage_roles
 from search.location import can_inline, depths, host, readers
-from search.predicates import is_permutation
+from search.predicates import is_arranged, is_permutation
 from search.stage import Placement, Rfactor, Stage
 from search.variables import MAX_INNERMOST, Choice, Split, Variable
 
@@ -172,7 +172,8 @@ def _ways_to_read(dag: Dag, node: Node, buffer: str, structure: str) -> tuple[st
     if dag.buffer[buffer].constant:
         return ("direct", "packed") if is_permutation(dag, node, reads[0]) else ("direct",)
     inner = structure.index("R")
-    return ("direct", str(inner), str(inner + 1))
+    whole = ("0",) if is_arranged(dag, node, reads[0]) else ()
+    return ("direct", *whole, str(inner), str(inner + 1))
 
 
 def _ways_to_arrange(dag: Dag, buffer: str, structure: str) -> tuple[str, ...]:
@@ -189,7 +190,7 @@ def _lanes_up_to(extent: int) -> tuple[int, ...]:
 
 def rfactor_lanes(node: Node, half: Rfactor) -> tuple[int, ...]:
     """Sizes of the axis of partial results: divisors of the last reduction axis, those that fill vectors
-    where there are any."""
+    where there are any. (TVM forgets the condition of a partial step when it moves the nest.)"""
     extent = node.axes[node.reduction[-1]].extent
     found = [d for d in divisors(extent) if 1 < d <= MAX_INNERMOST and (half is Rfactor.INNER or d < extent)]
     return tuple([d for d in found if d % 8 == 0] or found)

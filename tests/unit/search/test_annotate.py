@@ -12,7 +12,7 @@ from hypothesis import given
 from search.annotate import (
     MAX_TILE_INSTRUCTIONS,
     MAX_UNROLLED_INSTRUCTIONS,
-    VECTOR_ELEMENTS,
+    VECTOR_BYTES,
     depth_of,
     is_inlined,
     legal,
@@ -66,7 +66,7 @@ def _is_small(program: Program, name: str) -> bool:
     tile = {axis: program.factors(name, axis)[-1] for axis in node.spatial}
     width = tile.get(node.vector_axis, 1)
     rows = math.prod(tile.values()) // width
-    instructions = rows * _instructions(width, VECTOR_ELEMENTS)
+    instructions = rows * _instructions(width, VECTOR_BYTES // 4)
     steps = math.prod(program.factors(name, axis)[-1] for axis in node.reduction)
     limit = int(program.choice(name, "unroll")) // (rows * _instructions(width, MAX_INNERMOST))
     unrolled = max(1, min(steps, limit))

@@ -145,7 +145,6 @@ def test_loops_of_one_iteration_make_no_difference_in_parallel() -> None:
         (1000, (8, 40)),
         (20, (2, 4, 5, 10, 20)),
         (7, (7,)),
-        (67, (16, 32, 48, 64)),
     ],
 )
 def test_partial_results_fill_vectors_where_they_can(columns: int, lanes: tuple[int, ...]) -> None:
