@@ -26,8 +26,8 @@ def lower(module: tvm.IRModule, program: Program, device: Device) -> str:
     schedule = Schedule(module, debug_mask="none")
     try:
         buffers = named_buffers(module["main"])
-        if device.kind == "gpu":
-            lower_gpu(schedule, program, buffers)
+        if device.gpu is not None:
+            lower_gpu(schedule, program, device.gpu, buffers)
         else:
             lower_cpu(schedule, program, device, buffers)
         return json.dumps(_plain(schedule.trace.as_json()), separators=(",", ":"))

@@ -19,12 +19,15 @@ from search.machine import OVERLAP, balance_of
 from search.nest import Floats, region
 from search.program import Population
 from search.stage import Placement, Stage
+from search.tensor_core import TensorTile
 
 CYCLES_PER_S = 1.4e9
 LAUNCH_S = 3e-6
 # Of one multiprocessor, each cycle: multiply-adds, loads from shared memory, bytes from the level-2 cache and
 # from memory.
 FMA_LANES, SHARED_LANES, L2_BYTES, MEMORY_BYTES = 64.0, 32.0, 32.0, 10.0
+# Multiply-adds of tensor cores, and the warps that keep them busy.
+TENSOR_LANES, TENSOR_WARPS = 512.0, 8.0
 # What a multiprocessor holds at once.
 RESIDENT_THREADS, RESIDENT_BLOCKS, RESIDENT_SHARED_BYTES = 2048, 32, 96 << 10
 # Cycles from a load of global memory to its value, and instructions in flight that hide those of arithmetic.
@@ -50,6 +53,8 @@ def gpu_terms(population: Population, device: Device) -> tuple[Floats, dict[str,
             seconds = seconds + terms["node_s"]
             work = node.flops * node.iterations
             quantities, most = (terms, work) if work > most else (quantities, most)
+        elif stage.placement is Placement.TENSOR:
+            seconds = seconds + _tensor_seconds(population, stage, device)
         elif stage.placement is Placement.THREADS:
             seconds = seconds + _thread_seconds(population, node, device)
         elif stage.placement is Placement.ROWS:
@@ -148,6 +153,23 @@ def _moved_bytes(tile: GpuTile, blocks: Floats) -> Floats:
 
 def _bytes(tile: GpuTile, access: Access) -> int:
     return tile.dag.buffer[access.buffer].num_bytes
+
+
+def _tensor_seconds(population: Population, stage: Stage, device: Device) -> Floats:
+    """A tile on tensor cores: its instructions, its traffic, its waiting."""
+    tile = TensorTile.of(population, stage)
+    item = population.sketch.dag.buffer[tile.node.reads[0].buffer].item_bytes
+    blocks, fetches = tile.blocks.astype(np.float64), tile.count("k")
+    resident = np.clip(RESIDENT_SHARED_BYTES // tile.shared_bytes, 1, RESIDENT_BLOCKS)
+    resident = np.minimum(resident, np.ceil(blocks / device.cores))
+    busy = balance_of(blocks / resident, device.cores)
+    issue = np.minimum(resident * tile.warps / TENSOR_WARPS, 1.0)
+    steps = blocks * fetches * tile.tile("i") * tile.tile("j") * tile.tile("k")
+    moved = blocks * fetches * (tile.tile("i") + tile.tile("j")) * tile.tile("k") * item
+    wait = blocks * fetches * LOAD_CYCLES / resident
+    every = np.stack([steps / TENSOR_LANES / issue, moved / L2_BYTES, wait]) / CYCLES_PER_S / device.cores
+    longest = every.max(axis=0)
+    return np.asarray((longest + OVERLAP * (every.sum(axis=0) - longest) / len(every)) / busy + LAUNCH_S)
 
 
 def _thread_seconds(population: Population, node: Node, device: Device) -> Floats:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from search.dag import Node
+from search.dag import Dag, Node
 from search.derive import Rule, State, Verdict, when
 from search.gpu_variables import extent_of
 from search.location import aligned, can_inline, readers
 from search.predicates import needs_tiling
 from search.stage import Placement, Stage
+from search.tensor_core import product
 
 TILING = "SSSRRSRS"
 # The epilogue is computed by the threads that computed the tile.
@@ -54,7 +55,7 @@ def _reduce_across(state: State) -> list[State]:
 def _spans_threads(state: State) -> bool:
     node = state.current
     gpu = state.device.gpu
-    if gpu is None or not node.reduction or not _is_known(node):
+    if gpu is None or not node.reduction or not _is_known(state.dag, node):
         return False
     results, summed = extent_of(node, node.spatial), extent_of(node, node.reduction)
     if needs_tiling(node):
@@ -62,9 +63,12 @@ def _spans_threads(state: State) -> bool:
     return summed > gpu.warp_size
 
 
-def _is_known(node: Node) -> bool:
-    """Whether TVM can combine the partial results of threads: one of its reducers, or position and value."""
-    return node.reducer != "other" or len(node.extra_writes) == 1
+def _is_known(dag: Dag, node: Node) -> bool:
+    """Whether TVM can combine the partial results of threads: by one of its reducers, or position and value;
+    of types that lanes of a warp exchange. (Others it combines in shared memory without barriers.)"""
+    types = [dag.buffer[write.buffer] for write in node.writes]
+    exchanged = all(buffer.item_bytes >= 4 or buffer.dtype == "float16" for buffer in types)
+    return exchanged and (node.reducer != "other" or len(node.extra_writes) == 1)
 
 
 def _row_host(state: State) -> Node | None:
@@ -126,6 +130,21 @@ def _tile(node: Node) -> Stage:
     return Stage(node.name, Placement.TILED, TILING, epilogue_level=THREAD_LEVEL, shared=shared)
 
 
+def _use_tensor_cores(state: State) -> list[State]:
+    """matmul of float16 or int8  ->  matrix instructions; the elementwise consumer while copying out"""
+    node, consumer = state.current, _epilogue(state)
+    tensor = Stage(node.name, Placement.TENSOR, shared=tuple(read.buffer for read in node.reads))
+    if consumer is None:
+        return [state.put(tensor)]
+    fused = Stage(consumer.name, Placement.FUSED)
+    return [state.put(replace(tensor, epilogue=consumer.name), fused)]
+
+
+def _has_tensor_cores(state: State) -> bool:
+    gpu = state.device.gpu
+    return gpu is not None and product(state.dag, state.current, gpu) is not None
+
+
 def _epilogue(state: State) -> Node | None:
     """The elementwise consumer that the current node's kernel can compute: one that is still a kernel of its
     own and reads no other kernel that comes later."""
@@ -153,6 +172,7 @@ GPU_RULES: tuple[Rule, ...] = (
     Rule("AlwaysInline", lambda s: when(can_inline(s.dag, s.current)), _inline),
     Rule("SimplifyConstTensor", lambda s: when(bool(s.current.constant_axes)), _spread),
     Rule("CrossThreadReduction", lambda s: when(_spans_threads(s), Verdict.APPLY), _reduce_across),
+    Rule("TensorCores", lambda s: when(_has_tensor_cores(s), Verdict.APPLY), _use_tensor_cores),
     Rule(
         "AddCacheWrite",
         lambda s: when(needs_tiling(s.current) and _epilogue(s) is None),

@@ -10,6 +10,7 @@ from search.gpu_nest import FETCH, GpuTile
 from search.gpu_variables import extent_of
 from search.program import Population
 from search.stage import Placement, Stage
+from search.tensor_core import MAX_FRAGMENTS, SIDE, TensorTile
 
 MAX_VTHREADS = 8
 # Beyond it a thread's registers spill, whatever the number of threads.
@@ -31,6 +32,8 @@ def fits(population: Population, stage: Stage) -> NDArray[np.bool_]:
     """[programs]: whether one stage is within the limits."""
     if stage.placement is Placement.TILED:
         return _tile_fits(population, stage)
+    if stage.placement is Placement.TENSOR:
+        return _tensors_fit(population, stage)
     if stage.placement is Placement.ROWS:
         return _rows_fit(population, stage)
     return np.ones(len(population), dtype=bool)
@@ -68,6 +71,20 @@ def _tile_fits(population: Population, stage: Stage) -> NDArray[np.bool_]:
     steps = tile.nest.inside[FETCH + 1].prod(axis=0)
     unrolled = np.minimum(steps, population.options(stage.node, "unroll")) * tile.vthreads
     return np.asarray(keep & (unrolled <= MAX_UNROLLED))
+
+
+def _tensors_fit(population: Population, stage: Stage) -> NDArray[np.bool_]:
+    gpu = population.sketch.gpu
+    assert gpu is not None
+    tile = TensorTile.of(population, stage)
+    keep = (tile.warps * gpu.warp_size <= gpu.max_threads) & (tile.fragments <= MAX_FRAGMENTS)
+    for part in "ijk":
+        # No more than half of a tile is padding.
+        keep &= (tile.tile(part) == SIDE) | (tile.tile(part) <= 2 * tile.extent(part))
+    if tile.product.operand != tile.product.sums:
+        # Otherwise TVM puts the results where an operand was, and then minds that its type is another.
+        keep &= tile.result_bytes > np.maximum(*tile.operand_bytes)
+    return np.asarray(keep & (tile.shared_bytes <= gpu.shared_bytes))
 
 
 def _rows_fit(population: Population, stage: Stage) -> NDArray[np.bool_]:

@@ -14,6 +14,9 @@ from search.variables import Choice, Split, Variable
 UNROLL_STEPS = (0, 16, 64, 512, 1024)
 LANES = (1, 2, 4, 8, 16)
 ROWS = (1, 2, 4, 8, 16)
+# Tiles of tensor cores, in units of 16: warps of a block, fragments of a warp, fragments along k a fetch.
+TENSOR_KINDS = ("warps i", "warps j", "fragments i", "fragments j", "fragments k")
+TENSOR_TILES = (1, 2, 4)
 # The widest load of a thread.
 MAX_VECTOR_BYTES = 16
 # TVM writes no guarded loads of more values of eight bits.
@@ -25,6 +28,8 @@ def gpu_variables(dag: Dag, stages: Sequence[Stage], gpu: Gpu) -> Iterator[Varia
         node = dag.node[stage.node]
         if stage.placement is Placement.TILED:
             yield from _tile_variables(dag, node, stage)
+        elif stage.placement is Placement.TENSOR:
+            yield from _tensor_variables(dag, node, stage)
         elif stage.placement is Placement.THREADS:
             yield from _thread_variables(dag, node, gpu)
         elif stage.placement is Placement.ROWS:
@@ -54,6 +59,15 @@ def _tile_variables(dag: Dag, node: Node, stage: Stage) -> Iterator[Variable]:
             tail = Tail.ANY if axis.kind is AxisKind.SPATIAL else Tail.NONE
             yield Split(node.name, position, axis.extent, stage.structure.count(axis.kind), tail)
     yield Choice("unroll", node.name, UNROLL_STEPS)
+    for name in stage.shared:
+        shape = dag.buffer[name].shape
+        yield Choice(shared_kind(name), node.name, _lanes(dag, [name], shape[-1] if shape else 1))
+
+
+def _tensor_variables(dag: Dag, node: Node, stage: Stage) -> Iterator[Variable]:
+    for kind in TENSOR_KINDS:
+        yield Choice(kind, node.name, TENSOR_TILES)
+    yield Choice("unroll", node.name, UNROLL_STEPS[:3])
     for name in stage.shared:
         shape = dag.buffer[name].shape
         yield Choice(shared_kind(name), node.name, _lanes(dag, [name], shape[-1] if shape else 1))

@@ -12,7 +12,7 @@ class Placement(StrEnum):
 
     On GPUs: `THREADS` is a kernel whose iterations are spread over threads, `ROWS` one whose blocks take some
     rows of a node each, `ACROSS` is a reduction inside the rows of another node by all threads of a block,
-    `LOCAL` is computed by every thread of its reader for itself.
+    `LOCAL` is computed by every thread of its reader for itself, `TENSOR` is tiled for tensor cores.
     """
 
     INLINE = "inline"
@@ -24,6 +24,7 @@ class Placement(StrEnum):
     ROWS = "rows"
     ACROSS = "across"
     LOCAL = "local"
+    TENSOR = "tensor cores"
 
 
 class Rfactor(StrEnum):
@@ -61,7 +62,7 @@ class Stage:
     def __str__(self) -> str:
         if self.host is not None:
             return f"{self.placement} {self.node} in {self.host}"
-        if self.placement is Placement.THREADS and self.epilogue:
+        if self.placement in (Placement.THREADS, Placement.TENSOR) and self.epilogue:
             return f"{self.placement} {self.node}, {self.epilogue}"
         if self.placement is not Placement.TILED:
             return f"{self.placement} {self.node}" + (f" rfactor {self.rfactor}" if self.rfactor else "")

@@ -196,3 +196,61 @@ template <class T>
 T __ldg(const T* pointer) {
   return *pointer;
 }
+
+// Matrix fragments. Every thread of a warp holds a whole one, and computes it by itself.
+namespace nvcuda {
+namespace wmma {
+
+struct row_major {};
+struct col_major {};
+struct matrix_a {};
+struct matrix_b {};
+struct accumulator {};
+enum layout_t { mem_row_major, mem_col_major };
+
+template <class Kind, int M, int N, int K, class T, class Layout = void>
+struct fragment {
+  static constexpr int rows = std::is_same<Kind, matrix_b>::value ? K : M;
+  static constexpr int columns = std::is_same<Kind, matrix_a>::value ? K : N;
+  T x[rows * columns];
+};
+
+template <class Kind, int M, int N, int K, class T, class Layout, class Value>
+void fill_fragment(fragment<Kind, M, N, K, T, Layout>& filled, Value value) {
+  for (auto& element : filled.x) element = T(value);
+}
+
+template <class Kind, int M, int N, int K, class T, class Layout, class Source>
+void load_matrix_sync(fragment<Kind, M, N, K, T, Layout>& loaded, const Source* source, unsigned stride) {
+  __syncwarp();
+  bool by_columns = std::is_same<Layout, col_major>::value;
+  for (int i = 0; i < loaded.rows; ++i)
+    for (int j = 0; j < loaded.columns; ++j)
+      loaded.x[i * loaded.columns + j] = T(source[by_columns ? j * stride + i : i * stride + j]);
+  __syncwarp();
+}
+
+template <class A, class B, class C, class D>
+void mma_sync(D& result, const A& a, const B& b, const C& c) {
+  typedef typename std::remove_reference<decltype(result.x[0])>::type Element;
+  for (int i = 0; i < A::rows; ++i)
+    for (int j = 0; j < B::columns; ++j) {
+      double sum = float(c.x[i * B::columns + j]);
+      for (int k = 0; k < A::columns; ++k)
+        sum += double(float(a.x[i * A::columns + k])) * double(float(b.x[k * B::columns + j]));
+      result.x[i * B::columns + j] = Element(float(sum));
+    }
+}
+
+template <class Kind, int M, int N, int K, class T, class Layout, class Target>
+void store_matrix_sync(Target* target, const fragment<Kind, M, N, K, T, Layout>& stored, unsigned stride,
+                       layout_t layout) {
+  __syncwarp();
+  for (int i = 0; i < M; ++i)
+    for (int j = 0; j < N; ++j)
+      target[layout == mem_row_major ? i * stride + j : j * stride + i] = stored.x[i * N + j];
+  __syncwarp();
+}
+
+}  // namespace wmma
+}  // namespace nvcuda

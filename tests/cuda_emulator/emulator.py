@@ -147,6 +147,8 @@ def headers() -> Path | None:
 
 def _for_cpu(source: str) -> str:
     source = re.sub(r"#include <(cuda|mma)\.h>", "", source)
+    # Fragments are classes, which g++ aligns by itself.
+    source = re.sub(r"alignas\(64\) (?=nvcuda)", "", source)
     source = source.replace("alignas(64)", "__attribute__((aligned(64)))")
     return source.replace("half_t", "half")
 

@@ -8,9 +8,23 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from compiler.subgraph import read_dag
+from search.annotate import sample
+from search.space import generate
+from search.stage import Placement
+from tests.devices import GPU
 from tests.gpu_programs import Failure, compiled, draw, failures, why_not_checked
-from tests.suite import SHAPES, cases
+from tests.suite import SHAPES, Case, cases
 
+# Divided by tiles and padded, the second operand by rows and by columns, a batch, an epilogue.
+TENSOR_CASES = (
+    Case("GMM", (64, 64, 64), dtype="float16"),
+    Case("GMM", (50, 70, 40), batch=2, dtype="int8"),
+    Case("C2D", (14, 14, 16, 32, 3, 1, 1), dtype="float16"),
+    Case("C2D", (8, 8, 32, 32, 3, 1, 1), batch=2, dtype="int8"),
+    Case("ConvLayer", (14, 14, 8, 16, 3, 2, 1), dtype="float16"),
+    Case("attention", (2, 32, 16), dtype="float16"),
+)
 WHY_NOT = why_not_checked()
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -29,6 +43,18 @@ def check(operator: str, count: int) -> list[Failure]:
 def test_random_programs_compute_what_the_reference_does(operator: str) -> None:
     found = check(operator, 5)
     assert not found, "\n\n".join(map(str, found))
+
+
+@pytest.mark.parametrize("case", TENSOR_CASES, ids=str)
+def test_tensor_cores_compute_what_the_reference_does(case: Case) -> None:
+    rng = np.random.default_rng(0)
+    found = generate(read_dag(case.module()), GPU)
+    (sketch,) = (sketch for sketch in found if sketch.placed(Placement.TENSOR))
+    population = sample(sketch, 64, rng)
+    results = [compiled(case, population.program(row)) for row in range(0, 64, 16)]
+    wrong = [one for one in results if isinstance(one, Failure)]
+    wrong += failures([one for one in results if not isinstance(one, Failure)])
+    assert not wrong, "\n\n".join(map(str, wrong))
 
 
 @pytest.mark.slow

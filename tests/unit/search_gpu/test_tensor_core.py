@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from search.analytic import estimate
+from search.annotate import sample
+from search.dag import Dag
+from search.device import Gpu
+from search.predicates import needs_tiling
+from search.space import generate
+from search.stage import Placement
+from search.tensor_core import TensorTile, product
+from tests.devices import GPU
+from tests.unit.search import dags
+
+
+def typed(graph: Dag, operand: str = "float16", sums: str = "float32") -> Dag:
+    """The same graph on inputs of one type, summed up in another."""
+    inputs = {read.buffer for node in graph.nodes if needs_tiling(node) for read in node.reads}
+    buffers = [replace(b, dtype=operand if b.name in inputs else sums) for b in graph.buffers]
+    return replace(graph, buffers=tuple(buffers))
+
+
+def parts(graph: Dag, name: str) -> str | None:
+    found = product(graph, graph.node[name], Gpu())
+    return found and found.parts
+
+
+def test_axes_fall_into_the_parts_of_a_matrix_product() -> None:
+    assert parts(typed(dags.matmul()), "matmul") == "ijk"
+    assert parts(typed(dags.conv2d()), "conv") == "iiijkkk"
+
+
+@pytest.mark.parametrize(
+    ("operand", "sums", "capability", "has"),
+    [
+        ("float16", "float32", 70, True),
+        ("float16", "float16", 70, True),
+        ("int8", "int32", 72, True),
+        ("int8", "int32", 70, False),
+        ("float16", "float32", 61, False),
+        ("float32", "float32", 90, False),
+    ],
+)
+def test_types_need_a_compute_capability(operand: str, sums: str, capability: int, has: bool) -> None:
+    graph = typed(dags.matmul(), operand, sums)
+    assert (product(graph, graph.node["matmul"], Gpu(capability=capability)) is not None) is has
+
+
+def test_small_parts_would_be_padding() -> None:
+    assert parts(typed(dags.matmul(8, 64, 64)), "matmul") is None
+
+
+def test_a_depthwise_convolution_is_no_matrix_product() -> None:
+    assert parts(typed(dags.depthwise()), "depthwise") is None
+
+
+def test_tensor_cores_are_one_sketch_more() -> None:
+    keys = [sketch.key for sketch in generate(typed(dags.conv2d()), GPU)]
+    assert keys == [
+        "inline pad; tensor cores conv, relu; inline add; fuse relu",
+        "inline pad; tile conv SSSRRSRS, relu at 3, shared pad weight; inline add; fuse relu",
+    ]
+
+
+@pytest.mark.parametrize("size", [16, 64, 1000])
+def test_drawn_tiles_are_within_the_limits(size: int) -> None:
+    sketch = generate(typed(dags.matmul(size, size, size)), GPU)[0]
+    (stage,) = sketch.placed(Placement.TENSOR)
+    population = sample(sketch, 256, np.random.default_rng(0))
+    assert len(population) > 12
+    tile = TensorTile.of(population, stage)
+    assert (tile.shared_bytes <= Gpu().shared_bytes).all()
+    assert (tile.warps * 32 <= Gpu().max_threads).all()
+    # What TVM would put in the place of an operand of another type.
+    assert (tile.result_bytes > np.maximum(*tile.operand_bytes)).all()
+    assert (estimate(population, GPU).seconds > 0).all()
+
+
+def test_rows_in_shared_memory_are_moved_apart() -> None:
+    sketch = generate(typed(dags.matmul(64, 64, 64)), GPU)[0]
+    population = sample(sketch, 256, np.random.default_rng(0))
+    tile = TensorTile.of(population, sketch.placed(Placement.TENSOR)[0])
+    first, _ = tile.operand_bytes
+    # 16 halves take 40, 32 take 40, 64 take 72.
+    rows = {1: 40, 2: 40, 4: 72}
+    expected = [tile.tile("i")[n] * rows[tile.chosen("fragments k")[n]] * 2 for n in range(len(population))]
+    assert first.tolist() == expected
