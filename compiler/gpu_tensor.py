@@ -12,15 +12,17 @@ from typing import Any
 
 import tvm
 from tvm.s_tir import Schedule
-from tvm.s_tir.tensor_intrin.cuda import get_wmma_intrin_group
 from tvm.tirx import IterVar
 
 from compiler.gpu_tile import unroll_up_to
+from compiler.tensor_intrinsics import register
 from search.device import Gpu
 from search.gpu_variables import shared_kind
 from search.program import Program
 from search.stage import Stage
 from search.tensor_core import BANKS, SIDE, SKEW, Product, product
+
+SHORT = {"float16": "f16", "float32": "f32", "int8": "s8", "int32": "s32"}
 
 
 class GpuTensors:
@@ -55,9 +57,7 @@ class GpuTensors:
         """Tiles, fetches and replaces the innermost loops by instructions; what was inlined is computed while
         fetching, what is elementwise afterwards while copying out."""
         found, inner = self._product(stage), self.schedule.get_sblock(stage.node)
-        group = get_wmma_intrin_group(
-            "shared", "shared", found.operand, found.sums, trans_b=not found.second_by_rows
-        )
+        group = _instructions(found)
         outer, grid, warp, k0, k1 = self._tile(stage, inner)
         fetches = [self.schedule.cache_read(outer, index, "shared") for index in (found.first, found.second)]
         for index, fetch in zip((found.first, found.second), fetches, strict=True):
@@ -165,6 +165,22 @@ class GpuTensors:
         j, jj = self.schedule.split(j, [None, SIDE])
         self.schedule.reorder(i, j, ii, jj)
         self.schedule.tensorize(ii, intrinsic)
+
+
+def _instructions(found: Product) -> Mapping[str, str]:
+    """TVM's names of the instructions, known to TVM from now on."""
+    operand, sums = SHORT[found.operand], SHORT[found.sums]
+    transposed = "" if found.second_by_rows else "_trans"
+    group = {
+        "init": f"wmma_fill_16x16x16_{sums}",
+        "load_a": f"wmma_load_16x16x16_{operand}_a_shared",
+        "load_b": f"wmma_load_16x16x16_{operand}_b{transposed}_shared",
+        "compute": f"wmma_sync_16x16x16_{operand}{operand}{sums}{transposed}",
+        "store": f"wmma_store_16x16x16_{sums}_shared",
+    }
+    for name in group.values():
+        register(name)
+    return group
 
 
 def _position(axes: Sequence[Any], used: Any) -> int:

@@ -21,7 +21,7 @@ from compiler import vnni
 
 PACKAGE = "tvm.s_tir.tensor_intrin"
 VNNI = "dot_16x4_vnni"
-X86, ARM = ("x86",), ("dot_product_common", "arm_cpu")
+X86, ARM, CUDA = ("x86",), ("dot_product_common", "arm_cpu"), ("cuda",)
 FILES = {
     VNNI: X86,
     "dot_4x4_i8i8s32_sdot": ARM,
@@ -39,7 +39,7 @@ def register(name: str) -> None:
         if name in _registered:
             return
         if TensorIntrin.get(name, allow_missing=True) is None:
-            _import(FILES.get(name, ()))
+            _import(CUDA if name.startswith("wmma_") else FILES.get(name, ()))
         if name == VNNI:
             vnni.replace(name)
         _registered.add(name)

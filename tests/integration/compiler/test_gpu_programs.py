@@ -41,7 +41,7 @@ def check(operator: str, count: int) -> list[Failure]:
 
 @pytest.mark.parametrize("operator", SHAPES)
 def test_random_programs_compute_what_the_reference_does(operator: str) -> None:
-    found = check(operator, 5)
+    found = check(operator, 4)
     assert not found, "\n\n".join(map(str, found))
 
 
@@ -51,7 +51,7 @@ def test_tensor_cores_compute_what_the_reference_does(case: Case) -> None:
     found = generate(read_dag(case.module()), GPU)
     (sketch,) = (sketch for sketch in found if sketch.placed(Placement.TENSOR))
     population = sample(sketch, 64, rng)
-    results = [compiled(case, population.program(row)) for row in range(0, 64, 16)]
+    results = [compiled(case, population.program(row)) for row in (0, 20)]
     wrong = [one for one in results if isinstance(one, Failure)]
     wrong += failures([one for one in results if not isinstance(one, Failure)])
     assert not wrong, "\n\n".join(map(str, wrong))
