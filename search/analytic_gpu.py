@@ -145,7 +145,7 @@ def _moved_bytes(tile: GpuTile, blocks: Floats) -> Floats:
     moved = np.full(len(blocks), float(_bytes(tile, tile.nest.node.write)))
     for read in tile.nest.node.reads:
         buffer = tile.dag.buffer[read.buffer]
-        run = (region(read, tile.fetched, buffer.shape) or [np.ones_like(tile.blocks)])[-1]
+        run = tile.run(read)
         sectors = np.ceil(run * buffer.item_bytes / SECTOR_BYTES) * SECTOR_BYTES / run
         moved = moved + blocks * tile.fetches * tile.elements(read) * sectors
     return moved

@@ -72,6 +72,11 @@ class GpuTile:
         parts = region(access, self.fetched, self.dag.buffer[access.buffer].shape)
         return np.asarray(np.multiply.reduce([np.ones_like(self.blocks), *parts]))
 
+    def run(self, access: Access) -> Ints:
+        """Elements of one row of an operand that are fetched together."""
+        parts = region(access, self.fetched, self.dag.buffer[access.buffer].shape)
+        return parts[-1] if parts else np.ones_like(self.blocks)
+
     def keeps_its_shape(self, access: Access) -> NDArray[np.bool_]:
         """[programs]: whether every fetch of an operand has the same extents: those of a quotient change when
         tiles straddle it."""

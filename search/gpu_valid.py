@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.gpu_nest import FETCH, GpuTile
-from search.gpu_variables import extent_of
+from search.gpu_variables import extent_of, shared_kind
 from search.program import Population
 from search.stage import Placement, Stage
 from search.tensor_core import MAX_FRAGMENTS, SIDE, TensorTile
@@ -64,7 +64,9 @@ def _tile_fits(population: Population, stage: Stage) -> NDArray[np.bool_]:
     keep &= tile.shared_bytes <= gpu.shared_bytes
     keep &= tile.accumulators <= MAX_ACCUMULATORS
     for read in node.reads:
-        keep &= tile.keeps_its_shape(read)
+        lanes = population.options(stage.node, shared_kind(read.buffer))
+        # Vectors over the end of a row would be loaded one by one.
+        keep &= tile.keeps_its_shape(read) & (tile.run(read) % lanes == 0)
     # Registers are given out to whole warps.
     warps = -(-tile.threads // gpu.warp_size)
     keep &= warps * gpu.warp_size * tile.registers <= gpu.registers
