@@ -79,7 +79,8 @@ class Nest:
     @cached_property
     def _iterations(self) -> Ints:
         """[levels, axes, programs]: iterations of a loop and all loops around it."""
-        flat = self.extents.reshape(-1, self.extents.shape[-1])
+        levels, axes, programs = self.extents.shape
+        flat = self.extents.reshape(levels * axes, programs)
         return np.cumprod(flat, axis=0).reshape(self.extents.shape)
 
 
