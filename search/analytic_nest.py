@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 
-from search.dag import Access, AxisKind, Node
+from search.code_size import lies_apart
+from search.dag import AxisKind, Node
 from search.device import Device
-from search.factors import Ints
 from search.machine import (
     BRANCH_CYCLES,
     CYCLES_PER_S,
@@ -22,7 +22,7 @@ from search.machine import (
     PARALLEL_LAUNCH_S,
     balance_of,
 )
-from search.moves import depth_of, is_inlined
+from search.moves import depth_of, is_inlined, vector_of
 from search.nest import Floats, Nest, region
 from search.program import Population
 from search.sketch import Sketch
@@ -39,7 +39,7 @@ def nest_terms(population: Population, stage: Stage, device: Device) -> dict[str
         seconds = _nest_seconds(population, stage, device)
     return {
         "s": seconds,
-        "vector": _vector(population, stage).astype(np.float64),
+        "vector": vector_of(population, stage).astype(np.float64),
         "chunks": _own_chunks(population, population.sketch.dag.node[stage.node]),
         "depth": np.where(is_inlined(population, stage.node), 0.0, 1.0 + depth_of(population, stage.node)),
     }
@@ -83,33 +83,16 @@ def _compute_cycles(population: Population, stage: Stage, device: Device) -> Flo
     """Cycles of one core for all iterations."""
     node = population.sketch.dag.node[stage.node]
     lanes = max(device.vector_bytes // population.sketch.dag.buffer[node.write.buffer].item_bytes, 1)
-    used = _vector(population, stage)
+    used = vector_of(population, stage)
     along = node.reduction[-1] if stage.rfactor is Rfactor.INNER else node.vector_axis
     parallel = np.minimum(used, lanes)
-    gathers = sum(_is_gather(read, along) for read in (*node.reads, node.write)) if along is not None else 0
+    gathers = sum(lies_apart(access, along) for access in (*node.reads, node.write))
     step = max(node.flops, 1.0) / parallel + np.where(used > 1, GATHER_CYCLES * gathers, 0.0)
     if node.reduction:
         # One accumulator for every vector: the next step waits for the last one.
         chains = np.maximum(used / lanes, 1.0)
         step = np.maximum(step, FMA_LATENCY / (parallel * chains))
     return np.asarray(node.iterations * step)
-
-
-def _vector(population: Population, stage: Stage) -> Ints:
-    """[programs]: elements that the innermost loop computes together."""
-    kind = "lanes" if stage.rfactor is Rfactor.INNER else "vector"
-    if (stage.node, kind) in population.sketch.columns:
-        return population.options(stage.node, kind)
-    return np.ones(len(population), dtype=np.int64)
-
-
-def _is_gather(access: Access, axis: int) -> bool:
-    if not access.indices or axis not in access.axes:
-        return False
-    last = access.indices[-1]
-    return not (last.is_single_axis and last.axes == {axis}) or any(
-        axis in index.axes for index in access.indices[:-1]
-    )
 
 
 def _readings(sketch: Sketch, node: Node) -> float:

@@ -5,19 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from search.factors import Ints
+from search.code_size import nest_is_small, tile_is_small
 from search.gpu_valid import gpu_valid, redraw
 from search.moves import depth_of, encloses_readers, is_inlined
-from search.nest import Nest, vector_instructions
+from search.nest import Nest
 from search.program import Population
 from search.sketch import Sketch
-from search.variables import MAX_INNERMOST, Split
-
-# Unrolled bodies of more instructions only spill, and take the compiler seconds.
-MAX_TILE_INSTRUCTIONS = 64
-MAX_UNROLLED_INSTRUCTIONS = 512
-# What the longest vector instructions of today work on.
-VECTOR_BYTES = 64
+from search.variables import Split
 
 
 def sample(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
@@ -41,34 +35,16 @@ def legal(population: Population) -> Population:
 
 
 def valid(population: Population) -> NDArray[np.bool_]:
-    """[programs]: whether the unrolled body of every tiled node is within what compiles quickly, and no nest
-    is computed inside loops that one of its readers is outside of; on a GPU, whether it can run them."""
+    """[programs]: whether they compile quickly, and no nest is computed inside loops that one of its readers
+    is outside of; on a GPU, whether it can run them."""
     if population.sketch.gpu is not None:
         return gpu_valid(population)
     keep = np.ones(len(population), dtype=bool)
     for stage in population.sketch.tiled:
-        keep &= _is_small(population, Nest.of(population, stage))
+        keep &= tile_is_small(population, Nest.of(population, stage))
     for stage in population.sketch.nests:
-        keep &= encloses_readers(population, stage)
+        keep &= encloses_readers(population, stage) & nest_is_small(population, stage)
     return keep
-
-
-def _is_small(population: Population, nest: Nest) -> NDArray[np.bool_]:
-    axis = nest.node.vector_axis
-    elements = nest.tile.prod(axis=0)
-    width = nest.tile[axis] if axis is not None else np.ones_like(elements)
-    rows = elements // width * vector_instructions(width, MAX_INNERMOST)
-    item = population.sketch.dag.buffer[nest.node.write.buffer].item_bytes
-    instructions = elements // width * vector_instructions(width, VECTOR_BYTES // item)
-    keep = (nest.tile <= MAX_INNERMOST).all(axis=0) & (instructions <= MAX_TILE_INSTRUCTIONS)
-    unrolled = instructions * _unrolled_steps(population, nest, rows)
-    return np.asarray(keep & (unrolled <= MAX_UNROLLED_INSTRUCTIONS))
-
-
-def _unrolled_steps(population: Population, nest: Nest, rows: Ints) -> Ints:
-    """How many innermost reduction steps the chosen unroll limit, which counts vector rows, covers."""
-    limits = population.options(nest.node.name, "unroll")
-    return np.clip(limits // rows, 1, nest.trips(nest.depth - 2))
 
 
 def _settled(population: Population) -> Population:

@@ -1,4 +1,4 @@
-"""Where the nests of each program of a population are computed."""
+"""Where the nests of each program of a population are computed, and in what vectors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from search.factors import Ints
 from search.program import Population
-from search.stage import Stage
+from search.stage import Rfactor, Stage
 
 
 def depth_of(population: Population, node: str) -> Ints:
@@ -51,3 +51,11 @@ def _readers_depth(population: Population, node: str, outer: str) -> Ints:
         passes = is_inlined(population, consumer.name) | (consumer.name not in population.sketch.nest_names)
         least = np.minimum(least, np.where(passes, onward, own))
     return least
+
+
+def vector_of(population: Population, stage: Stage) -> Ints:
+    """[programs]: elements that the innermost loop computes together."""
+    kind = "lanes" if stage.rfactor is Rfactor.INNER else "vector"
+    if (stage.node, kind) in population.sketch.columns:
+        return population.options(stage.node, kind)
+    return np.ones(len(population), dtype=np.int64)

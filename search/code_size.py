@@ -1,0 +1,101 @@
+"""How much code a program becomes. What would take the compiler long is not tried: it never runs well."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search.dag import Access, Node
+from search.factors import Ints
+from search.moves import depth_of, is_inlined, vector_of
+from search.nest import Floats, Nest, vector_instructions
+from search.predicates import is_arranged
+from search.program import Population
+from search.sketch import read_kind
+from search.stage import Rfactor, Stage
+from search.variables import MAX_INNERMOST
+
+# Unrolled bodies of more instructions only spill, and take the compiler seconds.
+MAX_TILE_INSTRUCTIONS = 64
+MAX_UNROLLED_INSTRUCTIONS = 512
+MAX_NEST_INSTRUCTIONS = 2048
+# What the longest vector instructions of today work on.
+VECTOR_BYTES = 64
+# A lane that lies apart is loaded and put into its place; a mathematical function is a polynomial.
+GATHER_INSTRUCTIONS = 2
+FUNCTION_INSTRUCTIONS = 16
+
+
+def tile_is_small(population: Population, nest: Nest) -> NDArray[np.bool_]:
+    """[programs]: whether the unrolled register tile compiles quickly."""
+    axis = nest.node.vector_axis
+    elements = nest.tile.prod(axis=0)
+    width = nest.tile[axis] if axis is not None else np.ones_like(elements)
+    rows = elements // width * vector_instructions(width, MAX_INNERMOST)
+    item = population.sketch.dag.buffer[nest.node.write.buffer].item_bytes
+    vectors = elements // width * vector_instructions(width, VECTOR_BYTES // item)
+    instructions = vectors * _computed_within(population, nest.node) + _gathered(population, nest)
+    unrolled = instructions * _unrolled_steps(population, nest, rows)
+    fits = (nest.tile <= MAX_INNERMOST).all(axis=0) & (vectors <= MAX_TILE_INSTRUCTIONS)
+    return np.asarray(fits & (unrolled <= MAX_UNROLLED_INSTRUCTIONS))
+
+
+def nest_is_small(population: Population, stage: Stage) -> NDArray[np.bool_]:
+    """[programs]: whether a nest in vectors, unrolled as its loops or its host's are, compiles quickly."""
+    sketch = population.sketch
+    node = sketch.dag.node[stage.node]
+    lanes = vector_of(population, stage)
+    along = node.reduction[-1] if stage.rfactor is Rfactor.INNER else node.vector_axis
+    gathers = sum(lies_apart(access, along) for access in (*node.reads, node.write))
+    work = GATHER_INSTRUCTIONS * gathers * lanes + -(-lanes // 16) * max(node.flops, 1.0)
+    unrolled = _unroll_of(population, stage.node)
+    if stage.node in sketch.hosts:
+        hosted = _unroll_of(population, sketch.hosts[stage.node].name)
+        unrolled = np.where(depth_of(population, stage.node) > 0, hosted, unrolled)
+    return np.asarray(is_inlined(population, stage.node) | (work * unrolled <= MAX_NEST_INSTRUCTIONS))
+
+
+def lies_apart(access: Access, axis: int | None) -> bool:
+    """Whether neighbours along an axis lie apart in memory."""
+    if axis is None or not access.indices or axis not in access.axes:
+        return False
+    *outer, last = access.indices
+    return not (last.is_single_axis and last.axes == {axis}) or any(axis in index.axes for index in outer)
+
+
+def _unroll_of(population: Population, node: str) -> Ints:
+    if (node, "unroll") not in population.sketch.columns:
+        return np.ones(len(population), dtype=np.int64)
+    return np.maximum(population.options(node, "unroll"), 1)
+
+
+def _unrolled_steps(population: Population, nest: Nest, rows: Ints) -> Ints:
+    """How many innermost reduction steps the chosen unroll limit, which counts vector rows, covers."""
+    limits = population.options(nest.node.name, "unroll")
+    return np.clip(limits // rows, 1, nest.trips(nest.depth - 2))
+
+
+def _computed_within(population: Population, node: Node) -> Ints:
+    """[programs]: instructions where there was one, as mathematical functions were inlined into a tile."""
+    dag = population.sketch.dag
+    count = np.ones(len(population), dtype=np.int64)
+    for stage in population.sketch.nests:
+        producer = dag.node[stage.node]
+        if producer.is_expensive and node in dag.consumers(producer):
+            count = count + FUNCTION_INSTRUCTIONS * is_inlined(population, stage.node)
+    return count
+
+
+def _gathered(population: Population, nest: Nest) -> Floats:
+    """[programs]: instructions that gather the lanes of operands that lie apart and are read as they lie."""
+    dag, node = population.sketch.dag, nest.node
+    total = np.zeros(len(population))
+    for read in node.reads:
+        if not lies_apart(read, node.vector_axis) or nest.stage.intrinsic:
+            continue
+        lanes = GATHER_INSTRUCTIONS * nest.tile[sorted(read.axes)].prod(axis=0, dtype=np.float64)
+        variable = population.sketch.choice(node.name, read_kind(read.buffer))
+        if variable is not None and (is_arranged(dag, node, read) or "packed" in variable.options):
+            lanes = np.where(population.column(node.name, variable.kind) > 0, 0.0, lanes)
+        total = total + lanes
+    return total
