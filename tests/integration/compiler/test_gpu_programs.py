@@ -5,6 +5,8 @@ Where there is no GPU, CUDA's compilers check the code, and it runs on an emulat
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
@@ -25,6 +27,8 @@ TENSOR_CASES = (
     Case("ConvLayer", (14, 14, 8, 16, 3, 2, 1), dtype="float16"),
     Case("attention", (2, 32, 16), dtype="float16"),
 )
+# The emulator takes a second for each: all 200 of an operator are too many for every run.
+FEW, MANY = 4, int(os.environ.get("TUNEFARM_GPU_PROGRAMS", "16"))
 WHY_NOT = why_not_checked()
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
@@ -41,7 +45,7 @@ def check(operator: str, count: int) -> list[Failure]:
 
 @pytest.mark.parametrize("operator", SHAPES)
 def test_random_programs_compute_what_the_reference_does(operator: str) -> None:
-    found = check(operator, 4)
+    found = check(operator, FEW)
     assert not found, "\n\n".join(map(str, found))
 
 
@@ -61,5 +65,5 @@ def test_tensor_cores_compute_what_the_reference_does(case: Case) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("operator", SHAPES)
 def test_fewer_than_one_in_two_hundred_fails(operator: str) -> None:
-    found = check(operator, 200)
-    assert len(found) <= 1, "\n\n".join(map(str, found))
+    found = check(operator, MANY)
+    assert len(found) <= MANY // 200, "\n\n".join(map(str, found))
