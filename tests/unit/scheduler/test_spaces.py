@@ -8,15 +8,15 @@ from compiler import workload
 from records import tasks
 from scheduler import spaces
 from scheduler.spaces import Spaces
-from tests.unit.scheduler.farm import ARGMAX, CONV, DEVICE, MATMUL, Farm
+from tests.unit.scheduler.farm import CONV, CUMSUM, DEVICE, MATMUL, Farm
 
-NAMES = [task.workload_hash for task in (MATMUL, CONV, ARGMAX)]
+NAMES = [task.workload_hash for task in (MATMUL, CONV, CUMSUM)]
 
 
 @pytest.fixture(autouse=True)
 def stored(farm: Farm) -> None:
     with farm.database.begin() as session:
-        for task in (MATMUL, CONV, ARGMAX):
+        for task in (MATMUL, CONV, CUMSUM):
             tasks.put_workload(session, task.workload_hash, task.module_json)
         tasks.put_workload(session, "misnamed", MATMUL.module_json)
         tasks.put_workload(session, "damaged", "{}")
@@ -40,7 +40,7 @@ def test_the_oldest_are_forgotten(farm: Farm, monkeypatch: pytest.MonkeyPatch) -
     loaded = Spaces()
     matmul = loaded.load(farm.database, [MATMUL.workload_hash], DEVICE)[MATMUL.workload_hash]
     conv = loaded.load(farm.database, [CONV.workload_hash], DEVICE)[CONV.workload_hash]
-    loaded.load(farm.database, [MATMUL.workload_hash, ARGMAX.workload_hash], DEVICE)
+    loaded.load(farm.database, [MATMUL.workload_hash, CUMSUM.workload_hash], DEVICE)
     assert loaded.load(farm.database, [MATMUL.workload_hash], DEVICE)[MATMUL.workload_hash] is matmul
     assert loaded.load(farm.database, [CONV.workload_hash], DEVICE)[CONV.workload_hash] is not conv
 
