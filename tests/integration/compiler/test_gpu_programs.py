@@ -28,7 +28,7 @@ TENSOR_CASES = (
     Case("attention", (2, 32, 16), dtype="float16"),
 )
 # The emulator takes a second for each: all 200 of an operator are too many for every run.
-FEW, MANY = 4, int(os.environ.get("TUNEFARM_GPU_PROGRAMS", "16"))
+FEW, MANY = 4, int(os.environ.get("TUNEFARM_GPU_PROGRAMS", "8"))
 WHY_NOT = why_not_checked()
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)

@@ -28,7 +28,7 @@ from search.space import generate
 
 Array = NDArray[Any]
 DEVICE = probe()
-FEW, MANY = 2, 40  # programs of a sketch
+FEW, MANY = 2, 12  # programs of a sketch
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in DEVICE.features, reason="this CPU has no such instruction"
 )
