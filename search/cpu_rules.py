@@ -8,7 +8,7 @@ from dataclasses import replace
 from search.dag import Node
 from search.derive import Rule, State, Verdict, when
 from search.location import host
-from search.predicates import is_strictly_inlineable, is_tileable, needs_tiling, reduces_rows
+from search.predicates import is_strictly_inlineable, is_tileable, needs_tiling, reduces_rows, writes_boxes
 from search.sketch import rfactor_lanes
 from search.stage import Placement, Rfactor, Stage
 from search.tensor_rules import TENSORIZE, feeds_intrinsic
@@ -88,6 +88,11 @@ def _structure(node: Node) -> str:
     return TILING if needs_tiling(node) else REDUCTION
 
 
+def _needs_cache(state: State) -> bool:
+    node = state.current
+    return needs_tiling(node) and writes_boxes(node) and state.epilogue() is None
+
+
 def _sums_columns(state: State) -> bool:
     """Whether a plain reduction leaves an axis to vectorize: rows are summed up by partial results."""
     return is_tileable(state.current) and (needs_tiling(state.current) or not _should_rfactor(state))
@@ -114,7 +119,7 @@ CPU_RULES: tuple[Rule, ...] = (
     Rule("AddRfactor", lambda s: when(_should_rfactor(s), Verdict.APPLY), _rfactor),
     Rule(
         "AddCacheWrite",
-        lambda s: when(needs_tiling(s.current) and s.epilogue() is None, Verdict.APPLY),
+        lambda s: when(_needs_cache(s), Verdict.APPLY),
         _tile_in_cache,
     ),
     Rule(

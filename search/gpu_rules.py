@@ -11,7 +11,7 @@ from search.dag import Dag, Node
 from search.derive import Rule, State, Verdict, when
 from search.gpu_variables import extent_of
 from search.location import aligned, can_inline, readers
-from search.predicates import needs_tiling
+from search.predicates import needs_tiling, writes_boxes
 from search.stage import Placement, Stage
 from search.tensor_core import product
 
@@ -61,6 +61,11 @@ def _spans_threads(state: State) -> bool:
     if needs_tiling(node):
         return results <= gpu.max_threads and results < summed
     return summed > gpu.warp_size
+
+
+def _is_tiled(node: Node) -> bool:
+    """A tile's results stay in registers and are copied out together, as a box."""
+    return needs_tiling(node) and writes_boxes(node)
 
 
 def _is_known(dag: Dag, node: Node) -> bool:
@@ -175,9 +180,9 @@ GPU_RULES: tuple[Rule, ...] = (
     Rule("TensorCores", lambda s: when(_has_tensor_cores(s), Verdict.APPLY), _use_tensor_cores),
     Rule(
         "AddCacheWrite",
-        lambda s: when(needs_tiling(s.current) and _epilogue(s) is None),
+        lambda s: when(_is_tiled(s.current) and _epilogue(s) is None),
         _tile_in_cache,
     ),
-    Rule("MultiLevelTilingWithFusion", lambda s: when(needs_tiling(s.current)), _tile_and_fuse),
+    Rule("MultiLevelTilingWithFusion", lambda s: when(_is_tiled(s.current)), _tile_and_fuse),
     Rule("Skip", lambda s: when(True), _spread),
 )

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from search.dag import Access, AxisKind, BufferRole, Dag, Node
 from search.device import Device
-from search.predicates import is_permutation
+from search.predicates import is_permutation, writes_boxes
 from search.stage import Stage
 
 
@@ -66,7 +66,12 @@ def roles(dag: Dag, node: Node, intrinsic: Intrinsic) -> Roles | None:
     """How `node` is a sum of the intrinsic's products; None where it is not, or its extents don't divide."""
     lane = node.vector_axis
     is_dot = node.reducer == "sum" and len(node.reads) == 2 and node.flops == 2
-    if lane is None or not is_dot or dag.buffer[node.write.buffer].dtype != intrinsic.sums:
+    if (
+        lane is None
+        or not is_dot
+        or not writes_boxes(node)
+        or dag.buffer[node.write.buffer].dtype != intrinsic.sums
+    ):
         return None
     for rows, columns in (node.reads, node.reads[::-1]):
         depth = _contiguous_axis(rows)

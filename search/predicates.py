@@ -32,6 +32,12 @@ def is_tileable(node: Node) -> bool:
     return bool(node.spatial and node.reduction and not node.extra_writes)
 
 
+def writes_boxes(node: Node) -> bool:
+    """Whether every tile of its axes writes a box of the result of its own. Otherwise what follows a tile,
+    which reads a box, would meet values that other tiles have yet to write."""
+    return all(index.is_single_axis for index in node.write.indices)
+
+
 def reduces_rows(node: Node) -> bool:
     """Whether the last reduction runs along the rows of an operand: its partial results can fill vectors."""
     if not node.reduction:
@@ -72,6 +78,8 @@ def elementwise_consumer(dag: Dag, node: Node, inlined: Collection[str]) -> Node
 
     None unless every hop has one reader, the same output shape, and reads the value at its own position.
     """
+    if not writes_boxes(node):
+        return None
     shape = dag.buffer[node.write.buffer].shape
     current = node
     while True:

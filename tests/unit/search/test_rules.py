@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from search.cpu_rules import RESULTS_PER_CORE
-from search.dag import Dag
+from search.dag import Dag, Index, Term
 from search.derive import Rule, State, Verdict
 from search.space import generate
 from search.stage import Placement, Rfactor, Stage
@@ -175,3 +175,15 @@ def test_a_rule_may_replace_a_stage_that_is_already_placed() -> None:
 
     (found,) = generate(dags.conv2d(), DEVICE, [Rule("TakeBack", is_add, take_back)])
     assert found.key == "nest pad; tile conv SSRSRS; nest add; nest relu"
+
+
+def test_what_follows_a_tile_needs_boxes_of_its_own() -> None:
+    """Rows 4*io + ii: a tile over io writes rows apart, and a copy of its box would undo its neighbours."""
+    graph = dags.matmul()
+    (plain,) = graph.nodes
+    first, *others = plain.write.indices
+    apart = Index((Term(first.terms[0].axis, 4), *first.terms), 0)
+    apart_rows = replace(plain, write=replace(plain.write, indices=(apart, *others)))
+    found = generate(replace(graph, nodes=(apart_rows,)), DEVICE)
+    assert [sketch.key for sketch in found] == ["tile matmul SSRSRS"]
+    assert len(generate(graph, DEVICE)) == 3
