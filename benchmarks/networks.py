@@ -20,6 +20,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import curves, figures, machine, network
+from benchmarks.arguments import positive
 from benchmarks.figures import Results
 from benchmarks.interleaved import Block
 from benchmarks.network import Measured, Plan
@@ -80,19 +81,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--network", action="append", choices=sorted(NETWORKS), dest="networks", help="only this one"
     )
-    parser.add_argument("--trials", type=_positive, default=300, help="for every network [300]")
-    parser.add_argument("--threads", type=_positive, default=usable_cores(), help="for everyone [all cores]")
-    parser.add_argument("--rounds", type=_positive, help="of interleaved blocks [20, quick 10]")
-    parser.add_argument("--peer-trials", type=_positive, help="of MetaSchedule [128, quick 64]")
+    parser.add_argument("--trials", type=positive, default=300, help="for every network [300]")
+    parser.add_argument("--threads", type=positive, default=usable_cores(), help="for everyone [all cores]")
+    parser.add_argument("--rounds", type=positive, help="of interleaved blocks [20, quick 10]")
+    parser.add_argument("--peer-trials", type=positive, help="of MetaSchedule [128, quick 64]")
     parser.add_argument("--tiny", action="store_true", help="small networks of the same kind, to try it out")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import drawn, figures, machine, space_run
+from benchmarks.arguments import positive
 from benchmarks.contestants import own_process
 from benchmarks.figures import Results
 from benchmarks.ours import EmptySpace
@@ -100,19 +101,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--operator", action="append", choices=list(OPERATORS), dest="operators", help="only this one"
     )
-    parser.add_argument("--programs", type=_positive, help="drawn at random of each engine [64, quick 16]")
-    parser.add_argument("--trials", type=_positive, help="of each engine's search [256, quick 32]")
-    parser.add_argument("--rounds", type=_positive, help="of interleaved finals [10, quick 5]")
-    parser.add_argument("--threads", type=_positive, default=usable_cores(), help="for everyone [all cores]")
+    parser.add_argument("--programs", type=positive, help="drawn at random of each engine [64, quick 16]")
+    parser.add_argument("--trials", type=positive, help="of each engine's search [256, quick 32]")
+    parser.add_argument("--rounds", type=positive, help="of interleaved finals [10, quick 5]")
+    parser.add_argument("--threads", type=positive, default=usable_cores(), help="for everyone [all cores]")
     parser.add_argument("--seed", type=int, default=0, help="of both engines' random programs [0]")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
 
 
 if __name__ == "__main__":

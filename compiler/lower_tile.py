@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from compiler.packing import MARK
 from compiler.packing_map import PackingMap
 from compiler.primitives import Primitives, by_level, power_of_two
 from search.dag import Node
@@ -15,8 +16,6 @@ from search.program import Program
 from search.sketch import read_kind
 from search.stage import Stage
 from search.variables import Choice
-
-PACKED = "meta_schedule.layout_rewrite_preproc"
 
 
 class Tiles:
@@ -109,7 +108,7 @@ class Tiles:
             padding = zero if packing.is_padded else None
             self.schedule.transform_layout(block, ("read", index), packing.place, pad_value=padding)
         if way == "packed":
-            self.schedule.annotate(copy, PACKED, True)
+            self.schedule.annotate(copy, MARK, True)
         elif way == "0":
             self.schedule.parallel(self.schedule.get_loops(copy)[0])
         return (copy, int(way)) if way not in ("packed", "0") else None

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from search.dag import Access, Node
+from search.dag import Access, Node, extent_of
 from search.device import Device, Gpu
 from search.factors import Ints
 from search.gpu_nest import FETCH, VTHREAD, GpuTile
-from search.gpu_variables import extent_of, shared_kind, threaded
+from search.gpu_variables import shared_kind, threaded
 from search.machine import OVERLAP, balance_of
 from search.nest import Floats, region
 from search.program import Population

@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 
-from search.code_size import lies_apart
 from search.dag import AxisKind, Node
 from search.device import Device
 from search.machine import (
@@ -18,12 +17,13 @@ from search.machine import (
     L1_BYTES,
     L2_BYTES,
     L3_BYTES,
-    MEMORY_BYTES,
     PARALLEL_LAUNCH_S,
     balance_of,
+    rate_of,
 )
 from search.moves import depth_of, is_inlined, vector_of
 from search.nest import Floats, Nest, region
+from search.predicates import lies_apart
 from search.program import Population
 from search.sketch import Sketch
 from search.stage import Placement, Rfactor, Stage
@@ -131,11 +131,7 @@ def _memory_seconds(population: Population, stage: Stage, device: Device) -> Flo
     for access in (*node.reads, *node.writes):
         size = sketch.dag.buffer[access.buffer].num_bytes
         part = size / pieces
-        rate = np.select(
-            [part <= device.l1_bytes / 2, part <= device.l2_bytes / 2, part <= device.l3_bytes / 2],
-            [L1_BYTES, L2_BYTES, L3_BYTES],
-            MEMORY_BYTES / device.cores,
-        )
+        rate = rate_of(part, device)
         seconds = seconds + size / rate / CYCLES_PER_S / device.cores
     return seconds
 

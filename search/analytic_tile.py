@@ -22,7 +22,6 @@ from search.machine import (
     CYCLES_PER_S,
     FMA_LATENCY,
     ISSUE_WIDTH,
-    L1_BYTES,
     L1_SHARE,
     L2_BYTES,
     L2_SHARE,
@@ -39,6 +38,7 @@ from search.machine import (
     SPILL_CYCLES,
     VECTOR_REGISTERS,
     balance_of,
+    rate_of,
 )
 from search.nest import Floats, Nest, footprint_bytes, region, vector_instructions
 from search.predicates import is_permutation
@@ -186,8 +186,8 @@ def _copied_at(population: Population, nest: Nest, access: Access) -> Ints:
     variable = population.sketch.choice(nest.node.name, read_kind(access.buffer))
     if variable is None:
         return np.full(len(population), never)
-    levels = {"direct": never, "packed": 0}
-    boundaries = [levels.get(str(way)) or int(str(way).replace("packed", "0")) for way in variable.options]
+    named = {"direct": never, "packed": 0}
+    boundaries = [named[way] if way in named else int(way) for way in map(str, variable.options)]
     return np.array(boundaries)[population.column(nest.node.name, variable.kind)]
 
 
@@ -244,10 +244,6 @@ def _epilogue_seconds(nest: Nest, dag: Dag, device: Device) -> Floats:
     buffer = dag.buffer[nest.node.write.buffer]
     level = nest.stage.epilogue_level
     tile = footprint_bytes(nest.node.write, nest.inside[level], buffer, LINE_BYTES)
-    rate = np.select(
-        [tile <= device.l1_bytes / 2, tile <= device.l2_bytes / 2, tile <= device.l3_bytes / 2],
-        [L1_BYTES, L2_BYTES, L3_BYTES],
-        MEMORY_BYTES / device.cores,
-    )
+    rate = rate_of(tile, device)
     launch = 0.0 if level else PARALLEL_LAUNCH_S
     return np.asarray(2 * buffer.num_bytes / rate / CYCLES_PER_S / device.cores + launch)

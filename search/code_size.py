@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from search.dag import Access, Node
+from search.dag import Node
 from search.factors import Ints
 from search.moves import depth_of, is_inlined, vector_of
 from search.nest import Floats, Nest, vector_instructions
-from search.predicates import is_arranged
+from search.predicates import is_arranged, lies_apart
 from search.program import Population
 from search.sketch import read_kind
 from search.stage import Rfactor, Stage
@@ -53,14 +53,6 @@ def nest_is_small(population: Population, stage: Stage) -> NDArray[np.bool_]:
         hosted = _unroll_of(population, sketch.hosts[stage.node].name)
         unrolled = np.where(depth_of(population, stage.node) > 0, hosted, unrolled)
     return np.asarray(is_inlined(population, stage.node) | (work * unrolled <= MAX_NEST_INSTRUCTIONS))
-
-
-def lies_apart(access: Access, axis: int | None) -> bool:
-    """Whether neighbours along an axis lie apart in memory."""
-    if axis is None or not access.indices or axis not in access.axes:
-        return False
-    *outer, last = access.indices
-    return not (last.is_single_axis and last.axes == {axis}) or any(axis in index.axes for index in outer)
 
 
 def _unroll_of(population: Population, node: str) -> Ints:

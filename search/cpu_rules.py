@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from search.dag import Node
+from search.dag import Node, extent_of
 from search.derive import Rule, State, Verdict, when
 from search.location import host
 from search.predicates import is_strictly_inlineable, is_tileable, needs_tiling, reduces_rows, writes_boxes
@@ -42,22 +42,12 @@ def _rfactors(state: State) -> Iterator[Rfactor]:
     node = state.current
     if node.reducer in (None, "other"):
         return
-    results, summed = _sizes(node)
+    results, summed = extent_of(node, node.spatial), extent_of(node, node.reduction)
     few = results <= summed and results <= state.device.cores * RESULTS_PER_CORE
     if reduces_rows(node) and (few or not needs_tiling(node)) and rfactor_lanes(node, Rfactor.INNER):
         yield Rfactor.INNER
     if few and summed > state.device.cores and rfactor_lanes(node, Rfactor.OUTER):
         yield Rfactor.OUTER
-
-
-def _sizes(node: Node) -> tuple[int, int]:
-    """How many results there are, and how many values each one sums up."""
-    results = summed = 1
-    for axis in node.spatial:
-        results *= node.axes[axis].extent
-    for axis in node.reduction:
-        summed *= node.axes[axis].extent
-    return results, summed
 
 
 def _tile(state: State) -> list[State]:
@@ -100,8 +90,7 @@ def _sums_columns(state: State) -> bool:
 
 def _may_move(state: State) -> bool:
     """Whether the nests that read a plain reduction may compute it in their loops."""
-    stages = {stage.node: stage for stage in state.stages}
-    return not needs_tiling(state.current) and host(state.dag, stages, state.current) is not None
+    return not needs_tiling(state.current) and host(state.dag, state.stage, state.current) is not None
 
 
 def _leave(state: State) -> list[State]:

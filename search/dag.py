@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -146,6 +146,11 @@ class Node:
         return math.prod(axis.extent for axis in self.axes)
 
 
+def extent_of(node: Node, axes: Sequence[int]) -> int:
+    """How many iterations the axes have together."""
+    return math.prod(node.axes[axis].extent for axis in axes)
+
+
 @dataclass(frozen=True)
 class Dag:
     """The nodes of a subgraph, producers before consumers, each with a name of its own.
@@ -184,6 +189,10 @@ class Dag:
     def producer(self) -> Mapping[str, Node]:
         """The node that writes each buffer that is not an input."""
         return {write.buffer: n for n in self.nodes for write in n.writes}
+
+    def is_output(self, node: Node) -> bool:
+        """Whether it writes a result of the subgraph."""
+        return any(self.buffer[write.buffer].role is BufferRole.OUTPUT for write in node.writes)
 
     def consumers(self, node: Node) -> tuple[Node, ...]:
         written = {write.buffer for write in node.writes}

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from search.dag import BufferRole, Dag, Node
+from search.dag import Dag, Node
 from search.device import Device
 from search.predicates import elementwise_consumer
 from search.sketch import Sketch
@@ -37,8 +37,12 @@ class State:
 
     @property
     def is_output(self) -> bool:
-        written = (self.dag.buffer[write.buffer] for write in self.current.writes)
-        return any(buffer.role is BufferRole.OUTPUT for buffer in written)
+        return self.dag.is_output(self.current)
+
+    @property
+    def stage(self) -> dict[str, Stage]:
+        """By its node."""
+        return {stage.node: stage for stage in self.stages}
 
     def inlined(self) -> frozenset[str]:
         return frozenset(s.node for s in self.stages if s.placement is Placement.INLINE)

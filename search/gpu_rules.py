@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from search.dag import Dag, Node
+from search.dag import Dag, Node, extent_of
 from search.derive import Rule, State, Verdict, when
-from search.gpu_variables import extent_of
 from search.location import aligned, can_inline, readers
 from search.predicates import needs_tiling, writes_boxes
 from search.stage import Placement, Stage
@@ -45,8 +44,7 @@ def _reduce_across(state: State) -> list[State]:
     node = state.current
     target = _row_host(state)
     if target is None:
-        rows = tuple(axis for axis in node.spatial)
-        return [state.put(Stage(node.name, Placement.ROWS, rows=rows))]
+        return [state.put(Stage(node.name, Placement.ROWS, rows=node.spatial))]
     rows = _rows(state, target)
     across = Stage(node.name, Placement.ACROSS, host=target.name)
     return [state.put(across, Stage(target.name, Placement.ROWS, rows=rows))]
@@ -78,7 +76,7 @@ def _is_known(dag: Dag, node: Node) -> bool:
 
 def _row_host(state: State) -> Node | None:
     """The node in whose rows the current reduction can be computed: all of its readers belong to it."""
-    stages = {stage.node: stage for stage in state.stages}
+    stages = state.stage
     if state.is_output:
         return None
     hosts = {_kernel_of(stages[reader.name]) for reader in readers(state.dag, stages, state.current)}
@@ -154,7 +152,7 @@ def _epilogue(state: State) -> Node | None:
     """The elementwise consumer that the current node's kernel can compute: one that is still a kernel of its
     own and reads no other kernel that comes later."""
     consumer = state.epilogue()
-    stages = {stage.node: stage for stage in state.stages}
+    stages = state.stage
     if consumer is None or stages[consumer.name].placement is not Placement.THREADS:
         return None
     later = (s for s in state.stages if s.placement is not Placement.INLINE and s.node != consumer.name)

@@ -6,8 +6,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from search.dag import extent_of
 from search.gpu_nest import FETCH, GpuTile
-from search.gpu_variables import extent_of, shared_kind
+from search.gpu_variables import shared_kind
 from search.program import Population
 from search.stage import Placement, Stage
 from search.tensor_core import MAX_FRAGMENTS, SIDE, TensorTile

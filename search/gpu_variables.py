@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 
-from search.dag import AxisKind, Dag, Node
+from search.dag import AxisKind, Dag, Node, extent_of
 from search.device import Gpu
 from search.factors import Tail
 from search.stage import Placement, Stage
@@ -45,11 +44,6 @@ def shared_kind(buffer: str) -> str:
 def threaded(node: Node) -> tuple[int, ...]:
     """The axes whose iterations are spread over threads: those over small constant matrices are unrolled."""
     return tuple(axis for axis in node.spatial if axis not in node.constant_axes)
-
-
-def extent_of(node: Node, axes: Sequence[int]) -> int:
-    """How many iterations the axes have together."""
-    return math.prod(node.axes[axis].extent for axis in axes)
 
 
 def _tile_variables(dag: Dag, node: Node, stage: Stage) -> Iterator[Variable]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from search.dag import Access, AxisKind, BufferRole, Dag, Node
+from search.dag import Access, AxisKind, Dag, Node
 from search.stage import Placement, Rfactor, Stage
 
 Stages = Mapping[str, Stage]
@@ -24,7 +24,7 @@ def host(dag: Dag, stages: Stages, node: Node) -> Node | None:
     """The node inside whose loops a nest may be computed: its only reader if that is tiled, or the nest in
     which all of its readers are or may be computed."""
     stage = stages.get(node.name)
-    if _is_output(dag, node) or (stage is not None and stage.rfactor is Rfactor.OUTER):
+    if dag.is_output(node) or (stage is not None and stage.rfactor is Rfactor.OUTER):
         return None
     reading = readers(dag, stages, node)
     if len(reading) == 1 and stages[reading[0].name].placement is Placement.TILED:
@@ -57,11 +57,7 @@ def depths(dag: Dag, stages: Stages, node: Node) -> tuple[int, ...]:
 
 
 def can_inline(dag: Dag, node: Node) -> bool:
-    return not (node.reduction or node.extra_writes or _is_output(dag, node))
-
-
-def _is_output(dag: Dag, node: Node) -> bool:
-    return any(dag.buffer[write.buffer].role is BufferRole.OUTPUT for write in node.writes)
+    return not (node.reduction or node.extra_writes or dag.is_output(node))
 
 
 def _after_inlining(dag: Dag, stages: Stages, node: Node) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from search.device import Device
 from search.nest import Floats
 
 CYCLES_PER_S = 3.0e9
@@ -34,3 +35,13 @@ def balance_of(chunks: Floats, cores: int) -> Floats:
     """How much of the cores' time is used while `chunks` equal pieces of work are shared out."""
     rounds = np.ceil(chunks / cores)
     return np.asarray(chunks / (rounds * cores))
+
+
+def rate_of(size: Floats, device: Device) -> Floats:
+    """Bytes a cycle that one core draws where so many bytes were just written: from the first cache whose
+    half holds them."""
+    return np.select(
+        [size <= device.l1_bytes / 2, size <= device.l2_bytes / 2, size <= device.l3_bytes / 2],
+        [L1_BYTES, L2_BYTES, L3_BYTES],
+        MEMORY_BYTES / device.cores,
+    )

@@ -60,17 +60,17 @@ def is_permutation(dag: Dag, node: Node, read: Access) -> bool:
     return whole and constants and len(set(axes)) == len(axes)
 
 
-def is_gathered(node: Node, read: Access) -> bool:
-    """Whether neighbours along the vectorized axis lie apart in an operand."""
-    axis = node.vector_axis
-    if axis is None or axis not in read.axes:
+def lies_apart(access: Access, axis: int | None) -> bool:
+    """Whether neighbours along an axis lie apart in memory."""
+    if axis is None or not access.indices or axis not in access.axes:
         return False
-    return not (read.indices[-1].is_single_axis and read.indices[-1].axes == {axis})
+    *outer, last = access.indices
+    return not (last.is_single_axis and last.axes == {axis}) or any(axis in index.axes for index in outer)
 
 
 def is_arranged(dag: Dag, node: Node, read: Access) -> bool:
     """Whether copies of an operand have another order than it has itself: that of the loops."""
-    return is_gathered(node, read) and is_permutation(dag, node, read)
+    return lies_apart(read, node.vector_axis) and is_permutation(dag, node, read)
 
 
 def elementwise_consumer(dag: Dag, node: Node, inlined: Collection[str]) -> Node | None:

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search.dag import Access, AxisKind, Dag, Node
+from search.dag import Access, AxisKind, Dag, Node, extent_of
 from search.device import Gpu
 from search.factors import Ints
-from search.gpu_variables import extent_of
 from search.program import Population
 from search.stage import Stage
 
