@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import tvm_ffi
@@ -42,6 +42,9 @@ class BlockReader:
             self.indices.define(variable.var, self.indices.read(binding), variable.dom)
 
     def node(self) -> Node:
+        self._expect(
+            self.block.name_hint != "root", "has the name that TVM gives to what is around all blocks"
+        )
         self._expect(not self.block.match_buffers, "sees parts of buffers under other names")
         axes = self._axes()
         values, stores = self._statements(self.block.body)
@@ -57,7 +60,7 @@ class BlockReader:
             axes=axes,
             write=writes[0],
             reads=self._reads([*values, *initial], writes, is_reduction),
-            flops=sum(map(_flops, values)),
+            flops=sum(_flops(value, () if is_reduction else _row_variables(stores[0])) for value in values),
             has_branch=not _is_true(self.realize.predicate) or any(map(_has_branch, values)),
             is_expensive=any(_is_expensive(call) for value in values for call in find_all(value, ir.Call)),
             reducer=_reducer(stores, initial) if is_reduction else None,
@@ -160,20 +163,32 @@ def _identity(reducer: str, dtype: str) -> Any:
     return tirx.const(1 if reducer == "prod" else 0, dtype)
 
 
-def _flops(value: Any) -> float:
-    """Arithmetic on the stored value; index arithmetic is inside loads and conditions and not counted."""
+def _flops(value: Any, inner: Collection[Any]) -> float:
+    """Arithmetic on the stored value; index arithmetic is inside loads and conditions and not counted, nor
+    are calls whose arguments no `inner` variable moves: those are computed once for all of a row."""
     match value:
         case tirx.Select():
-            return _flops(value.true_value) + _flops(value.false_value)
+            return _flops(value.true_value, inner) + _flops(value.false_value, inner)
         case ir.Call():
             own = EXPENSIVE_FLOPS if _is_expensive(value) else float(_op_name(value) in CHEAP_OPS)
+            if _is_expensive(value) and inner and not _mentions(value, inner):
+                return 0.0
             arguments = value.args[1:] if _op_name(value) in BRANCH_OPS else value.args
-            return own + sum(map(_flops, arguments))
+            return own + sum(_flops(argument, inner) for argument in arguments)
         case tirx.Cast():
-            return _flops(value.value)
+            return _flops(value.value, inner)
     if isinstance(value, ARITHMETIC):
-        return 1.0 + _flops(value.a) + _flops(value.b)
+        return 1.0 + _flops(value.a, inner) + _flops(value.b, inner)
     return 0.0
+
+
+def _row_variables(store: Any) -> tuple[Any, ...]:
+    """Those that move along the rows of the result."""
+    return tuple(find_all(store.indices[-1], tirx.Var)) if len(store.indices) else ()
+
+
+def _mentions(value: Any, variables: Collection[Any]) -> bool:
+    return any(found.same_as(variable) for found in find_all(value, tirx.Var) for variable in variables)
 
 
 def _is_true(predicate: Any) -> bool:

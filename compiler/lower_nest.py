@@ -9,6 +9,7 @@ from typing import Any
 from compiler.primitives import Primitives, power_of_two
 from search.dag import Node
 from search.program import Program
+from search.sketch import vector_loops
 from search.stage import Placement, Rfactor, Stage
 
 
@@ -18,6 +19,16 @@ class _Loops:
 
     spatial: list[Any]
     reduction: list[Any]
+
+
+@dataclass
+class _Partial:
+    """The nest of partial results: its block, its loops over results, over steps and over partial results."""
+
+    block: Any
+    spatial: list[Any]
+    steps: list[Any]
+    lanes: Any
 
 
 class Nests:
@@ -31,49 +42,45 @@ class Nests:
         self.program = program
         self.levels = levels
         self.loops: dict[str, _Loops] = {}
-        # Of nests that are factored: the block of partial results, its first reduction, how many they are.
-        self.partial: dict[str, tuple[Any, Any, int]] = {}
+        self.partial: dict[str, _Partial] = {}
 
     def is_inlined(self, stage: Stage) -> bool:
         return stage.placement is Placement.NEST and self.program.location(stage.node) == "inline"
 
     def place(self, stage: Stage) -> None:
-        """A nest inside the loops of its reader, or on its own; partial results right before their sum."""
+        """A nest inside the loops of its reader, or on its own; vectors of partial results right before their
+        sum."""
         node = self._node(stage)
         block = self.schedule.get_sblock(stage.node)
-        if stage.rfactor:
-            self.partial[stage.node] = self._rfactor(stage, block), None, 1
+        partial = self._rfactor(stage, block) if stage.rfactor else None
         depth = self._depth(stage)
         if depth:
             self.schedule.compute_at(block, self._host_loop(stage, depth), preserve_unit_loops=True)
-        if stage.rfactor:
-            self.loops[stage.node] = self._loops_of_sum(node, block, moved=depth > 0)
-            self._place_partial(stage, depth)
-        else:
+        if partial is None:
             self.loops[stage.node] = self._own_loops(node, block)
+        else:
+            self.loops[stage.node] = self._loops_of_sum(node, block, moved=depth > 0)
+            self.partial[stage.node] = self._place_partial(stage, partial, depth)
 
     def annotate(self, stage: Stage) -> None:
         """The innermost loop in vectors, outer loops fused and parallel."""
-        node = self._node(stage)
         own = self.loops[stage.node]
-        if stage.rfactor:
-            self._order_partial(stage)
-        elif node.vector_axis is not None:
-            self._vectorize(stage, self.schedule.get_sblock(stage.node), own)
-        if self._depth(stage) == 0 and own.spatial:
-            self._parallel(stage, own)
+        if stage.rfactor.fills_vectors:
+            self._vectorize_partial(stage)
+        elif stage.rfactor:
+            self._spread_partial(stage)
+        else:
+            self._vectorize(stage, own)
+        if self._depth(stage) == 0:
+            self._parallel(stage, own.spatial)
 
     def decompose(self, stage: Stage) -> None:
         """Sets accumulators ahead of the reductions. TVM makes no loop parallel or a vector after that."""
         own = self.loops[stage.node]
         if own.reduction and (own.spatial or stage.rfactor):
             self.schedule.decompose_reduction(self.schedule.get_sblock(stage.node), own.reduction[0])
-        if stage.node in self.partial:
-            block, first, width = self.partial[stage.node]
-            init = self.schedule.decompose_reduction(block, first)
-            if width > 1 and power_of_two(width) < min(width, self.tools.lanes(block)):
-                self.tools.peel_vectors_later(block)
-                self.tools.peel_vectors_later(init)
+        if stage.rfactor:
+            self._decompose_partial(stage)
 
     def unroll_constants(self, stage: Stage) -> None:
         """The free axes in two levels, the outer one parallel, around unrolled loops over constants."""
@@ -122,8 +129,8 @@ class Nests:
         node = self._node(stage)
         lanes = int(self.program.choice(stage.node, "lanes"))
         last = self.schedule.get_loops(block)[node.reduction[-1]]
-        steps = self.tools.extent(last) // lanes
-        is_inner = stage.rfactor is Rfactor.INNER
+        steps = -(-self.tools.extent(last) // lanes)
+        is_inner = stage.rfactor.fills_vectors
         outer, inner = self.tools.split(last, [steps, lanes] if is_inner else [lanes, steps])
         return self.schedule.rfactor(inner if is_inner else outer, len(node.spatial))
 
@@ -135,84 +142,108 @@ class Nests:
             self.schedule.reorder(*spatial, summed)
         return _Loops(list(spatial), [summed])
 
-    def _place_partial(self, stage: Stage, depth: int) -> None:
-        """Vectors of partial results are computed where they are summed up, chunks for all cores before."""
-        own = self.loops[stage.node]
-        if stage.rfactor is Rfactor.INNER and (own.spatial or depth):
+    def _place_partial(self, stage: Stage, block: Any, depth: int) -> _Partial:
+        """TVM puts the axis of partial results first where it makes the loops anew."""
+        node, own = self._node(stage), self.loops[stage.node]
+        moves = not stage.rfactor.stands_apart and bool(own.spatial or depth)
+        if moves:
             target = own.spatial[-1] if own.spatial else self._host_loop(stage, depth)
-            self.schedule.compute_at(self.partial[stage.node][0], target, preserve_unit_loops=True)
-
-    def _order_partial(self, stage: Stage) -> None:
-        """for rows, lanes, steps  ->  for rows, steps: one vector, or for lanes in parallel, rows, steps"""
-        node = self._node(stage)
-        block, _, _ = self.partial[stage.node]
-        own = self.loops[stage.node]
-        is_moved = stage.rfactor is Rfactor.INNER and bool(own.spatial or self._depth(stage))
+            self.schedule.compute_at(block, target, preserve_unit_loops=True)
         loops = self.schedule.get_loops(block)[-len(node.axes) - 1 :]
-        if is_moved:  # the axis of partial results, then the node's own
-            lanes, spatial, steps = loops[0], loops[1 : 1 + len(node.spatial)], loops[1 + len(node.spatial) :]
-        else:
-            spatial = [loops[axis] for axis in node.spatial]
-            halves = loops[node.reduction[-1]], loops[node.reduction[-1] + 1]
-            lanes, last = halves[::-1] if stage.rfactor is Rfactor.INNER else halves
-            steps = [*(loops[axis] for axis in node.reduction[:-1]), last]
-        if stage.rfactor is Rfactor.INNER:
-            self.schedule.reorder(*spatial, *steps, lanes)
-            self.schedule.vectorize(lanes)
-        else:
-            vector = self._split_vector(stage, spatial)
-            self.schedule.reorder(lanes, *spatial, *steps, *vector)
-            self.schedule.parallel(lanes)
-            for loop in vector:
-                self.schedule.vectorize(loop)
-        width = self.tools.extent(lanes) if stage.rfactor is Rfactor.INNER else 1
-        self.partial[stage.node] = block, steps[0], width
+        if moves:
+            lanes, *rest = loops
+            return _Partial(block, rest[: len(node.spatial)], rest[len(node.spatial) :], lanes)
+        last = node.reduction[-1]
+        step, lanes = loops[last : last + 2] if stage.rfactor.fills_vectors else loops[last : last + 2][::-1]
+        steps = [*(loops[axis] for axis in node.reduction[:-1]), step]
+        return _Partial(block, [loops[axis] for axis in node.spatial], steps, lanes)
 
-    def _split_vector(self, stage: Stage, spatial: list[Any]) -> list[Any]:
-        """Splits a vector off the axis that is contiguous in the result, if its length divides it."""
-        axis = self._node(stage).vector_axis
-        if axis is None:
-            return []
-        place = self._node(stage).spatial.index(axis)
-        extent, lanes = self.tools.extent(spatial[place]), int(self.program.choice(stage.node, "vector"))
+    def _vectorize_partial(self, stage: Stage) -> None:
+        """for rows, lanes, steps  ->  for rows, steps: one vector"""
+        partial = self.partial[stage.node]
+        self.schedule.reorder(*partial.spatial, *partial.steps, partial.lanes)
+        self.schedule.vectorize(partial.lanes)
+        if stage.rfactor.stands_apart:
+            self._parallel(stage, partial.spatial)
+
+    def _spread_partial(self, stage: Stage) -> None:
+        """for rows, lanes, steps  ->  for lanes in parallel, rows, steps"""
+        partial = self.partial[stage.node]
+        vector = self._split_vector(partial.spatial, *self._inner_loop(stage, partial.spatial))
+        self.schedule.reorder(partial.lanes, *partial.spatial, *partial.steps, *vector)
+        self.schedule.parallel(partial.lanes)
+        for loop in vector:
+            self.schedule.vectorize(loop)
+
+    def _decompose_partial(self, stage: Stage) -> None:
+        partial = self.partial[stage.node]
+        if stage.rfactor is Rfactor.UNEVEN:
+            # TVM sets no accumulators ahead under the condition of the last step, but takes that step apart.
+            self.schedule.annotate(partial.steps[-1], "pragma_loop_partition_hint", 1)
+            return
+        init = self.schedule.decompose_reduction(partial.block, partial.steps[0])
+        width = self.tools.extent(partial.lanes)
+        if stage.rfactor.fills_vectors and power_of_two(width) < min(width, self.tools.lanes(partial.block)):
+            self.tools.peel_vectors_later(partial.block)
+            self.tools.peel_vectors_later(init)
+
+    def _inner_loop(self, stage: Stage, spatial: list[Any]) -> tuple[int, int]:
+        """Where the loop that is contiguous in the result stands, after as many inner loops were fused as the
+        program says and as nothing is computed in between; and how many lanes its vectors have."""
+        axes = vector_loops(self._node(stage))
+        if not axes:
+            return 0, 1
+        place = self._node(stage).spatial.index(axes[0])
+        if len(axes) > 1:
+            wanted = axes[int(self.program.choice(stage.node, "fused")) - 1]
+            first = max(self._node(stage).spatial.index(wanted), *self._guests(stage))
+            loops = spatial[first : place + 1]
+            if len(loops) > 1 and all(map(self.tools.is_fixed, loops)):
+                spatial[first : place + 1] = [self.schedule.fuse(*loops)]
+                place = first
+        if not self.tools.is_fixed(spatial[place]):
+            return place, 1
+        longest = 1 << (self.tools.extent(spatial[place]) - 1).bit_length()
+        return place, min(int(self.program.choice(stage.node, "vector")), longest)
+
+    def _split_vector(self, spatial: list[Any], place: int, lanes: int) -> list[Any]:
+        """A vector's loop, split off if its length divides the extent; nothing otherwise."""
+        extent = self.tools.extent(spatial[place]) if lanes > 1 else 1
         if lanes == 1 or extent % lanes:
             return []
         spatial[place], inner = self.tools.split(spatial[place], [extent // lanes, lanes])
         return [inner]
 
-    def _vectorize(self, stage: Stage, block: Any, own: _Loops) -> None:
-        """Splits vectors off the axis that is contiguous in the result and puts them innermost."""
-        node = self._node(stage)
-        assert node.vector_axis is not None
-        place = node.spatial.index(node.vector_axis)
-        loop, lanes = own.spatial[place], int(self.program.choice(stage.node, "vector"))
-        if not self.tools.is_fixed(loop):
-            return
-        extent = self.tools.extent(loop)
-        lanes = min(lanes, 1 << (extent - 1).bit_length())
-        if lanes == 1:
-            return
-        if extent % lanes == 0:
-            own.spatial[place], inner = self.tools.split(loop, [extent // lanes, lanes])
+    def _vectorize(self, stage: Stage, own: _Loops) -> None:
+        """Splits vectors off the loops that are contiguous in the result and puts them innermost."""
+        place, lanes = self._inner_loop(stage, own.spatial)
+        vector = self._split_vector(own.spatial, place, lanes)
+        for inner in vector:
             self.schedule.reorder(*own.spatial[place + 1 :], *own.reduction, inner)
             self.schedule.vectorize(inner)
-        elif not own.reduction:
-            self.schedule.reorder(*own.spatial[place + 1 :], loop)
-            del own.spatial[place]
-            self.tools.vectorize_later(block, lanes)
+        if lanes > 1 and not vector and not own.reduction:
+            loop = own.spatial.pop(place)
+            self.schedule.reorder(*own.spatial[place:], loop)
+            self.tools.vectorize_later(self.schedule.get_sblock(stage.node), lanes)
 
-    def _parallel(self, stage: Stage, own: _Loops) -> None:
-        """Fuses outer loops and runs them in parallel, as far as nothing else is computed in between."""
-        guests = [
+    def _guests(self, stage: Stage) -> list[int]:
+        """The numbers of the nest's loops inside which others are computed; 0 for none."""
+        hosts = self.program.sketch.hosts
+        return [
             self._depth(other)
             for other in self.program.sketch.nests
-            if (host := self.program.sketch.hosts.get(other.node)) and host.name == stage.node
-        ]
-        inside = [depth for depth in guests if depth]
-        count = min([int(self.program.choice(stage.node, "parallel")), len(own.spatial), *inside])
+            if other.node in hosts and hosts[other.node].name == stage.node
+        ] or [0]
+
+    def _parallel(self, stage: Stage, spatial: list[Any]) -> None:
+        """Fuses outer loops and runs them in parallel, as far as nothing else is computed in between."""
+        if not spatial:
+            return
+        inside = [depth for depth in self._guests(stage) if depth]
+        count = min([int(self.program.choice(stage.node, "parallel")), len(spatial), *inside])
         if count == 0:
             return
-        fused = self.schedule.fuse(*own.spatial[:count]) if count > 1 else own.spatial[0]
+        fused = self.schedule.fuse(*spatial[:count]) if count > 1 else spatial[0]
         self.schedule.parallel(fused)
         self.tools.unroll_up_to(fused, int(self.program.choice(stage.node, "unroll")))
-        own.spatial[:count] = [fused]
+        spatial[:count] = [fused]

@@ -7,26 +7,28 @@ import math
 
 import numpy as np
 
-from search.dag import AxisKind, Node
+from search.dag import AxisKind, Node, extent_of
 from search.device import Device
 from search.machine import (
     BRANCH_CYCLES,
     CYCLES_PER_S,
     FMA_LATENCY,
     GATHER_CYCLES,
+    ISSUE_WIDTH,
     L1_BYTES,
     L2_BYTES,
     L3_BYTES,
+    LOADS_PER_CYCLE,
+    OVERLAP,
     PARALLEL_LAUNCH_S,
+    ROW_CYCLES,
     balance_of,
     rate_of,
 )
-from search.moves import depth_of, is_inlined, vector_of
-from search.nest import Floats, Nest, region
-from search.predicates import lies_apart
+from search.moves import depth_of, gathers_of, is_inlined, vector_extent, vector_of
+from search.nest import Floats, Nest, region, vector_instructions
 from search.program import Population
-from search.sketch import Sketch
-from search.stage import Placement, Rfactor, Stage
+from search.stage import Placement, Stage
 
 
 def nest_terms(population: Population, stage: Stage, device: Device) -> dict[str, Floats]:
@@ -66,28 +68,35 @@ def unrolled_seconds(population: Population, stage: Stage, device: Device) -> Fl
 
 
 def _nest_seconds(population: Population, stage: Stage, device: Device) -> Floats:
-    sketch = population.sketch
-    node = sketch.dag.node[stage.node]
-    guest = depth_of(population, stage.node) > 0
+    """The longer of computing and moving data, and a part of the other."""
+    node = population.sketch.dag.node[stage.node]
     inlined = is_inlined(population, stage.node)
-    cycles = _compute_cycles(population, stage, device)
-    cycles = np.where(inlined, cycles * _readings(sketch, node), cycles)
+    cycles = _compute_cycles(population, stage, device) + _row_cycles(population, stage)
+    cycles = np.where(inlined, _inlined_cycles(population, node, device), cycles)
     chunks = _chunks(population, stage, device)
-    own_s = np.maximum(cycles / CYCLES_PER_S, 0.0) / device.cores / balance_of(chunks, device.cores)
-    memory_s = _memory_seconds(population, stage, device)
-    launch_s = np.where(guest | inlined, 0.0, np.where(chunks > 1, PARALLEL_LAUNCH_S, 0.0))
-    return np.asarray(own_s + np.where(inlined, 0.0, memory_s) + launch_s)
+    own_s = cycles / CYCLES_PER_S / device.cores / balance_of(chunks, device.cores)
+    memory_s = np.where(inlined, 0.0, _memory_seconds(population, stage, device))
+    longest = np.maximum(own_s, memory_s)
+    is_launched = ~inlined & (depth_of(population, stage.node) == 0) & (chunks > 1)
+    return np.asarray(
+        longest + OVERLAP * (own_s + memory_s - longest) + np.where(is_launched, PARALLEL_LAUNCH_S, 0.0)
+    )
 
 
 def _compute_cycles(population: Population, stage: Stage, device: Device) -> Floats:
     """Cycles of one core for all iterations."""
-    node = population.sketch.dag.node[stage.node]
-    lanes = max(device.vector_bytes // population.sketch.dag.buffer[node.write.buffer].item_bytes, 1)
-    used = vector_of(population, stage)
-    along = node.reduction[-1] if stage.rfactor is Rfactor.INNER else node.vector_axis
-    parallel = np.minimum(used, lanes)
-    gathers = sum(lies_apart(access, along) for access in (*node.reads, node.write))
-    step = max(node.flops, 1.0) / parallel + np.where(used > 1, GATHER_CYCLES * gathers, 0.0)
+    dag = population.sketch.dag
+    node = dag.node[stage.node]
+    lanes = max(device.vector_bytes // dag.buffer[node.write.buffer].item_bytes, 1)
+    used, extent = vector_of(population, stage), vector_extent(population, stage)
+    gathers = gathers_of(population, stage)
+    if not node.reduction:
+        # The compiler makes vectors of plain loops by itself.
+        used = np.where((used == 1) & (gathers == 0), np.minimum(lanes, extent), used)
+    parallel = extent / vector_instructions(extent, np.minimum(used, lanes))
+    moved = (len(node.reads) + 1) / LOADS_PER_CYCLE
+    step = np.maximum(max(node.flops, 1.0) / ISSUE_WIDTH, moved) / parallel
+    step = step + np.where(used > 1, GATHER_CYCLES * gathers, 0.0)
     if node.reduction:
         # One accumulator for every vector: the next step waits for the last one.
         chains = np.maximum(used / lanes, 1.0)
@@ -95,10 +104,29 @@ def _compute_cycles(population: Population, stage: Stage, device: Device) -> Flo
     return np.asarray(node.iterations * step)
 
 
-def _readings(sketch: Sketch, node: Node) -> float:
-    """How often a value of an inlined node is computed: once for every iteration that reads it."""
-    iterations = sum(consumer.iterations for consumer in sketch.dag.consumers(node))
-    return max(iterations / node.iterations, 1.0)
+def _row_cycles(population: Population, stage: Stage) -> Floats:
+    """Cycles of one core for adding up partial results, one after the other."""
+    node = population.sketch.dag.node[stage.node]
+    if not stage.rfactor:
+        return np.zeros(len(population))
+    lanes = population.options(stage.node, "lanes")
+    return np.asarray(extent_of(node, node.spatial) * lanes * ROW_CYCLES)
+
+
+def _inlined_cycles(population: Population, node: Node, device: Device) -> Floats:
+    """Cycles of one core where a value is computed for every iteration that reads it, in its reader's
+    vectors."""
+    sketch = population.sketch
+    lanes = max(device.vector_bytes // sketch.dag.buffer[node.write.buffer].item_bytes, 1)
+    cycles = np.zeros(len(population))
+    for reader in sketch.dag.consumers(node):
+        stage = sketch.stage[reader.name]
+        if stage.placement is not Placement.NEST:  # tiles count it among their loads
+            continue
+        is_vector = (vector_of(population, stage) > 1) | (not reader.reduction)
+        parallel = np.where(is_vector, lanes, 1)
+        cycles = cycles + reader.iterations * max(node.flops, 1.0) / ISSUE_WIDTH / parallel
+    return cycles
 
 
 def _chunks(population: Population, stage: Stage, device: Device) -> Floats:
@@ -147,18 +175,23 @@ def _moved_seconds(population: Population, stage: Stage, outer: Node, device: De
     elements = math.prod(buffer.shape)
     rate = L2_BYTES if buffer.num_bytes * 2 < device.l2_bytes * device.cores else L3_BYTES
     root = 2 * elements * buffer.item_bytes / rate + PARALLEL_LAUNCH_S * CYCLES_PER_S * device.cores
-    costs = {"inline": BRANCH_CYCLES * nest.node.iterations / lanes, "root": root}
+    used = vector_of(population, stage)
+    # The compiler makes vectors of plain loops by itself.
+    parallel = np.where(used == 1, lanes, np.minimum(used, lanes))
+    element = (BRANCH_CYCLES * node.has_branch + node.flops / ISSUE_WIDTH) / parallel
+    # Where it is inlined, tiles count it among their loads.
+    costs = {"inline": np.zeros(len(population)), "root": np.full(len(population), root)}
     variable = sketch.choice(stage.node, "location")
     assert variable is not None
     options = []
     for option in map(str, variable.options):
         if option in costs:
-            options.append(np.full(len(population), costs[option]))
+            options.append(costs[option])
             continue
         level = int(option)
         regions = [region(read, nest.inside[level], buffer.shape) for read in reads]
         tile = sum(np.multiply.reduce(touched, dtype=np.float64) for touched in regions)
         visits = np.prod([nest.trips(i) for i in range(level)], axis=0, dtype=np.float64)
-        options.append(tile * visits * (BRANCH_CYCLES / lanes + 2 * buffer.item_bytes / L1_BYTES))
+        options.append(tile * visits * (element + 2 * buffer.item_bytes / L1_BYTES))
     chosen = np.choose(population.column(stage.node, "location"), options)
     return np.asarray(chosen / CYCLES_PER_S / device.cores)

@@ -11,8 +11,11 @@ times, a part of the others, divided over the cores by how evenly the parallel c
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
+from search.code_size import unrolled_steps
 from search.dag import Access, Dag, Term
 from search.device import Device
 from search.factors import Ints
@@ -21,6 +24,7 @@ from search.machine import (
     COPY_CYCLES,
     CYCLES_PER_S,
     FMA_LATENCY,
+    INLINE_CYCLES,
     ISSUE_WIDTH,
     L1_SHARE,
     L2_BYTES,
@@ -29,6 +33,7 @@ from search.machine import (
     L3_SHARE,
     LINE_BYTES,
     LOADS_PER_CYCLE,
+    LOOP_CYCLES,
     MEMORY_BYTES,
     MEMORY_STALL_BYTES,
     OVERLAP,
@@ -40,11 +45,18 @@ from search.machine import (
     balance_of,
     rate_of,
 )
+from search.moves import is_inlined
 from search.nest import Floats, Nest, footprint_bytes, region, vector_instructions
 from search.predicates import is_permutation
 from search.program import Population
 from search.sketch import read_kind
-from search.stage import Stage
+from search.sparsity import remaining_share
+from search.stage import Placement, Stage
+
+# Structures with two reduction levels, such as SSRSRS, have a spatial one between them.
+MERGING_DEPTH = 6
+# Reductions of so few steps are unrolled by the compiler.
+FLAT_STEPS = 4
 
 
 def tile_terms(population: Population, stage: Stage, device: Device) -> dict[str, Floats]:
@@ -85,51 +97,147 @@ def tile_terms(population: Population, stage: Stage, device: Device) -> dict[str
 
 def _register_terms(population: Population, nest: Nest, device: Device) -> dict[str, Floats]:
     """What one step of the innermost reduction level costs in registers and issue slots."""
-    node, dag = nest.node, population.sketch.dag
-    tile = nest.tile
-    item = dag.buffer[node.write.buffer].item_bytes
-    lanes = max(device.vector_bytes // item, 1)
-    axis = node.vector_axis
-    width = tile[axis] if axis is not None else np.ones_like(tile[0])
-    instructions = vector_instructions(width, lanes).astype(np.float64)
-    elements = tile.prod(axis=0, dtype=np.float64)
-    accumulators = elements / width * instructions
-    # An intrinsic takes several steps of the reduction at once.
-    depth = BY_NAME[nest.stage.intrinsic].depth if nest.stage.intrinsic else 1
-    inner_reduction = nest.trips(nest.depth - 2) / depth
-    loads = np.zeros_like(elements)
-    for read in node.reads:
-        # Intrinsics read nothing but vectors, whatever order the operand lies in at first.
-        vectors = _loads(read, tile, axis, lanes, is_arranged=bool(nest.stage.intrinsic))
-        if is_permutation(dag, node, read):
-            arranged = _copied_at(population, nest, read) <= nest.depth
-            vectors = np.where(arranged, _loads(read, tile, axis, lanes, is_arranged=True), vectors)
-        # A short reduction is unrolled: what it reads stays in registers while the loop around it goes on.
-        kept = vectors * inner_reduction <= VECTOR_REGISTERS - accumulators - 1
-        loads = loads + vectors / np.where(kept, _repeats(nest, read), 1)
+    body = _Body.of(population, nest, device)
+    loads = _loads_of_all(population, nest, body)
     # Short reductions of neighbouring tiles run side by side, as far as the reorder buffer reaches.
-    neighbours = REORDER_WINDOW / (inner_reduction * (accumulators + instructions))
-    chains = accumulators * np.maximum(neighbours, 1.0)
-    chained = accumulators * FMA_LATENCY / np.minimum(chains, ISSUE_WIDTH * FMA_LATENCY)
-    step = np.maximum.reduce([accumulators / ISSUE_WIDTH, loads / LOADS_PER_CYCLE, chained])
-    missing = accumulators + np.minimum(instructions, 4) - VECTOR_REGISTERS
-    spills = SPILL_CYCLES * accumulators * np.clip(missing / SPILL_ALL, 0.0, 1.0)
-    # Accumulators are loaded and stored once for every run through the innermost reduction level.
-    step = step + spills + 2 * accumulators / ISSUE_WIDTH / inner_reduction
+    neighbours = REORDER_WINDOW / (body.chain * (body.accumulators + body.instructions))
+    chains = body.accumulators * np.maximum(neighbours, 1.0)
+    chained = body.accumulators * FMA_LATENCY / np.minimum(chains, ISSUE_WIDTH * FMA_LATENCY)
+    step = np.maximum.reduce([body.accumulators / ISSUE_WIDTH, loads / LOADS_PER_CYCLE, chained])
+    missing = body.accumulators + np.minimum(body.instructions, 4) - VECTOR_REGISTERS
+    spills = SPILL_CYCLES * body.accumulators * np.clip(missing / SPILL_ALL, 0.0, 1.0)
+    # Accumulators are loaded and stored once for every run through the reduction.
+    step = step + spills + 2 * body.accumulators / ISSUE_WIDTH / body.kept + LOOP_CYCLES / body.unrolled
     # A partial last tile takes as long as a full one.
-    steps = nest.inside[0].prod(axis=0, dtype=np.float64) / elements / depth
+    steps = nest.inside[0].prod(axis=0, dtype=np.float64) / body.tile.prod(axis=0, dtype=np.float64)
+    steps = steps / body.depth * remaining_share(nest, body.unrolled)
     return {
-        "vector_width": width.astype(np.float64),
-        "vector_waste": instructions * lanes / width,
-        "accumulators": accumulators,
-        "loads_per_fma": loads / accumulators,
+        "vector_width": body.width.astype(np.float64),
+        "vector_waste": body.instructions * body.lanes / body.width,
+        "accumulators": body.accumulators,
+        "loads_per_fma": loads / body.accumulators,
         "spills": spills,
-        "inner_reduction": inner_reduction,
+        "inner_reduction": body.kept,
         "cycles": steps * step,
     }
 
 
-def _loads(read: Access, tile: Ints, axis: int | None, lanes: int, is_arranged: bool = False) -> Floats:
+@dataclass(frozen=True)
+class _Body:
+    """The innermost code of a tiled node.
+
+    `tile` [axes, programs]; `width` elements of a row take `instructions`, of `lanes` each at most; `chain`
+    steps follow one another on the same accumulators, `unrolled` of them without a loop, and after `kept`
+    steps the accumulators are stored; an intrinsic takes `depth` steps at once.
+    """
+
+    tile: Ints
+    width: Ints
+    lanes: int
+    instructions: Floats
+    accumulators: Floats
+    chain: Floats
+    kept: Floats
+    unrolled: Ints
+    depth: int
+
+    @classmethod
+    def of(cls, population: Population, nest: Nest, device: Device) -> _Body:
+        item = population.sketch.dag.buffer[nest.node.write.buffer].item_bytes
+        lanes = max(device.vector_bytes // item, 1)
+        axis = nest.node.vector_axis
+        unrolled = unrolled_steps(population, nest)
+        tile = nest.tile.copy()
+        if axis is not None:
+            tile[axis] *= _vectorized_by_compiler(nest, axis, unrolled)
+        width = tile[axis] if axis is not None else np.ones_like(tile[0])
+        instructions = vector_instructions(width, lanes).astype(np.float64)
+        accumulators = tile.prod(axis=0) / width * instructions
+        level = nest.depth - 2
+        depth = BY_NAME[nest.stage.intrinsic].depth if nest.stage.intrinsic else 1
+        steps = nest.trips(level) / depth
+        between, outer = _loops_between(nest)
+        # Without loops between the reduction levels the accumulators stay in registers for both.
+        is_unrolled = unrolled >= nest.trips(level) * between
+        stays = (between == 1) | (is_unrolled & (accumulators * between < VECTOR_REGISTERS))
+        return cls(
+            tile=tile,
+            width=width,
+            lanes=lanes,
+            instructions=instructions,
+            accumulators=accumulators,
+            chain=steps * np.where(between == 1, outer, 1),
+            kept=steps * np.where(stays, outer, 1),
+            unrolled=np.minimum(unrolled, nest.trips(level)),
+            depth=depth,
+        )
+
+
+def _loops_between(nest: Nest) -> tuple[Ints, Ints]:
+    """[programs]: iterations of the loops between the two reduction levels, and of the outer one of those."""
+    if nest.depth < MERGING_DEPTH:
+        ones = np.ones_like(nest.tile[0])
+        return ones, ones
+    return nest.trips(nest.depth - 3), nest.trips(nest.depth - 4)
+
+
+def _vectorized_by_compiler(nest: Nest, axis: int, unrolled: Ints) -> Ints:
+    """[programs]: iterations of the loop around a reduction without loops, which become vectors where the
+    tile itself has none."""
+    if nest.depth < MERGING_DEPTH:
+        return np.ones_like(nest.tile[0])
+    between = nest.extents[-3]
+    is_inner = between[axis + 1 :].prod(axis=0) == 1
+    is_flat = nest.trips(nest.depth - 2) <= np.maximum(unrolled, FLAT_STEPS)
+    return np.where((nest.tile.prod(axis=0) == 1) & is_inner & is_flat, np.minimum(between[axis], 16), 1)
+
+
+def _loads_of_all(population: Population, nest: Nest, body: _Body) -> Floats:
+    """[programs]: load instructions of one step."""
+    node, dag = nest.node, population.sketch.dag
+    loads = np.zeros(len(population))
+    for read in node.reads:
+        # Intrinsics read nothing but vectors, whatever order the operand lies in at first.
+        is_intrinsic = bool(nest.stage.intrinsic)
+        vectors = loads_of(read, body.tile, node.vector_axis, body.lanes, is_arranged=is_intrinsic)
+        if is_permutation(dag, node, read):
+            arranged = _copied_at(population, nest, read) <= nest.depth
+            in_order = loads_of(read, body.tile, node.vector_axis, body.lanes, is_arranged=True)
+            vectors = np.where(arranged, in_order, vectors)
+        # A short reduction is unrolled: what it reads stays in registers while the loop around it goes on.
+        kept = vectors * body.chain <= VECTOR_REGISTERS - body.accumulators - 1
+        repeats = np.where(kept, _repeats(nest, read), 1)
+        slots = _slots_of_load(population, read.buffer, _conditions_asked(nest, body, read))
+        loads = loads + vectors * slots / repeats
+    return loads
+
+
+def _conditions_asked(nest: Nest, body: _Body, read: Access) -> Floats:
+    """[programs]: how often a load asks a condition on the position outside of its rows: always where a step
+    has several, and once before the loops that don't change the only one."""
+    outer = sorted({axis for index in read.indices[:-1] for axis in index.axes})
+    along = [axis for axis in nest.node.reduction if axis not in outer]
+    is_one = body.tile[outer].prod(axis=0) == 1
+    return np.where(is_one, 1.0 / nest.extents[nest.depth - 2, along].prod(axis=0), 1.0)
+
+
+def _slots_of_load(population: Population, buffer: str, asked: Floats) -> Floats:
+    """[programs]: what a load takes, counted in loads: more where the value is computed on the spot. `asked`
+    is how often it asks the producer's condition."""
+    sketch = population.sketch
+    producer = sketch.dag.producer.get(buffer)
+    if producer is None:
+        return np.ones(len(population))
+    branches = INLINE_CYCLES * producer.has_branch * asked
+    slots = (producer.flops / ISSUE_WIDTH + branches) * LOADS_PER_CYCLE
+    for read in producer.reads:
+        slots = slots + _slots_of_load(population, read.buffer, asked)
+    stage = sketch.stage[producer.name]
+    inlined = (stage.placement is Placement.INLINE) | is_inlined(population, producer.name)
+    return np.where(inlined, slots, 1.0)
+
+
+def loads_of(read: Access, tile: Ints, axis: int | None, lanes: int, is_arranged: bool = False) -> Floats:
     """Load instructions of one access per innermost step: vectors, or scalars for all lanes, or a gather."""
     used = read.axes
     rows = tile[[a for a in used if a != axis]].prod(axis=0, dtype=np.float64)
@@ -155,9 +263,11 @@ def _traffic_terms(population: Population, nest: Nest, device: Device) -> dict[s
     """Bytes that cross into each cache level, and the footprint at each boundary."""
     dag = population.sketch.dag
     accesses = [*nest.node.reads, nest.node.write]
-    sizes = [_footprint(population, nest, access) for access in accesses]
+    loops = nest.by_loop()
+    levels = np.array([*(level for level, _ in nest.loops), nest.depth])
+    sizes = [_footprint(population, nest, access, loops.inside, levels) for access in accesses]
     total = np.add.reduce(sizes)
-    crossings = [size * nest.visits(access) for access, size in zip(accesses, sizes, strict=True)]
+    crossings = [size * loops.visits(access) for access, size in zip(accesses, sizes, strict=True)]
     stalls = [
         np.where(_copied_at(population, nest, access) == 0, 1.0, _stalls(access, nest, dag, device))
         for access in accesses
@@ -175,7 +285,7 @@ def _traffic_terms(population: Population, nest: Nest, device: Device) -> dict[s
         "memory_traffic": np.where(fits, cold, _crossing(total, everything, L3_SHARE * device.l3_bytes)),
     }
     for boundary in range(1, nest.depth):
-        terms[f"footprint_{boundary}"] = total[boundary]
+        terms[f"footprint_{boundary}"] = total[np.searchsorted(levels, boundary)]
     return terms
 
 
@@ -191,12 +301,13 @@ def _copied_at(population: Population, nest: Nest, access: Access) -> Ints:
     return np.array(boundaries)[population.column(nest.node.name, variable.kind)]
 
 
-def _footprint(population: Population, nest: Nest, access: Access) -> Floats:
-    """[boundaries, programs]: bytes of the lines touched; a copy has no lines but its own."""
+def _footprint(population: Population, nest: Nest, access: Access, inside: Ints, levels: Ints) -> Floats:
+    """[boundaries, programs]: bytes of the lines touched where each axis covers `inside` [boundaries, axes,
+    programs]; a copy has no lines but its own. `levels` [boundaries] are the tile levels that follow."""
     buffer = population.sketch.dag.buffer[access.buffer]
-    lines = footprint_bytes(access, nest.inside, buffer, LINE_BYTES)
-    elements = np.multiply.reduce(region(access, nest.inside, buffer.shape), dtype=np.float64)
-    copied = np.arange(nest.depth + 1)[:, None] >= _copied_at(population, nest, access)
+    lines = footprint_bytes(access, inside, buffer, LINE_BYTES)
+    elements = np.multiply.reduce(region(access, inside, buffer.shape), dtype=np.float64)
+    copied = levels[:, None] >= _copied_at(population, nest, access)
     return np.where(copied, np.maximum(elements * buffer.item_bytes, LINE_BYTES), lines)
 
 

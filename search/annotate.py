@@ -48,8 +48,8 @@ def valid(population: Population) -> NDArray[np.bool_]:
 
 
 def _settled(population: Population) -> Population:
-    """Loops of a nest that is computed elsewhere are neither parallel nor unrolled, and inlined ones have no
-    loops at all."""
+    """Loops of a nest that is computed elsewhere are neither parallel nor unrolled, inlined ones have no
+    loops at all, and nothing is fused for vectors of one element."""
     sketch, values = population.sketch, population.values.copy()
     for stage in sketch.nests:
         variable = sketch.choice(stage.node, "location")
@@ -60,4 +60,8 @@ def _settled(population: Population) -> Population:
         for kind, rows in (("parallel", moved), ("unroll", moved), ("vector", inlined)):
             if (stage.node, kind) in sketch.columns:
                 values[rows, sketch.columns[stage.node, kind]] = 0
+    for stage in sketch.nests:
+        if (stage.node, "fused") in sketch.columns:
+            is_scalar = values[:, sketch.columns[stage.node, "vector"].start] == 0
+            values[is_scalar, sketch.columns[stage.node, "fused"]] = 0
     return Population(sketch, values)

@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 
 from search.dag import Node
 from search.factors import Ints
-from search.moves import depth_of, is_inlined, vector_of
+from search.moves import depth_of, gathers_of, is_inlined, vector_of
 from search.nest import Floats, Nest, vector_instructions
 from search.predicates import is_arranged, lies_apart
 from search.program import Population
 from search.sketch import read_kind
-from search.stage import Rfactor, Stage
+from search.stage import Stage
 from search.variables import MAX_INNERMOST
 
 # Unrolled bodies of more instructions only spill, and take the compiler seconds.
@@ -28,14 +28,11 @@ FUNCTION_INSTRUCTIONS = 16
 
 def tile_is_small(population: Population, nest: Nest) -> NDArray[np.bool_]:
     """[programs]: whether the unrolled register tile compiles quickly."""
-    axis = nest.node.vector_axis
-    elements = nest.tile.prod(axis=0)
-    width = nest.tile[axis] if axis is not None else np.ones_like(elements)
-    rows = elements // width * vector_instructions(width, MAX_INNERMOST)
+    rows, elements, width = _rows(nest)
     item = population.sketch.dag.buffer[nest.node.write.buffer].item_bytes
     vectors = elements // width * vector_instructions(width, VECTOR_BYTES // item)
     instructions = vectors * _computed_within(population, nest.node) + _gathered(population, nest)
-    unrolled = instructions * _unrolled_steps(population, nest, rows)
+    unrolled = instructions * np.clip(_covered(population, nest, rows), 1, nest.trips(nest.depth - 2))
     fits = (nest.tile <= MAX_INNERMOST).all(axis=0) & (vectors <= MAX_TILE_INSTRUCTIONS)
     return np.asarray(fits & (unrolled <= MAX_UNROLLED_INSTRUCTIONS))
 
@@ -45,9 +42,9 @@ def nest_is_small(population: Population, stage: Stage) -> NDArray[np.bool_]:
     sketch = population.sketch
     node = sketch.dag.node[stage.node]
     lanes = vector_of(population, stage)
-    along = node.reduction[-1] if stage.rfactor is Rfactor.INNER else node.vector_axis
-    gathers = sum(lies_apart(access, along) for access in (*node.reads, node.write))
-    work = GATHER_INSTRUCTIONS * gathers * lanes + -(-lanes // 16) * max(node.flops, 1.0)
+    work = GATHER_INSTRUCTIONS * gathers_of(population, stage) * lanes + -(-lanes // 16) * max(
+        node.flops, 1.0
+    )
     unrolled = _unroll_of(population, stage.node)
     if stage.node in sketch.hosts:
         hosted = _unroll_of(population, sketch.hosts[stage.node].name)
@@ -61,10 +58,22 @@ def _unroll_of(population: Population, node: str) -> Ints:
     return np.maximum(population.options(node, "unroll"), 1)
 
 
-def _unrolled_steps(population: Population, nest: Nest, rows: Ints) -> Ints:
-    """How many innermost reduction steps the chosen unroll limit, which counts vector rows, covers."""
-    limits = population.options(nest.node.name, "unroll")
-    return np.clip(limits // rows, 1, nest.trips(nest.depth - 2))
+def unrolled_steps(population: Population, nest: Nest) -> Ints:
+    """[programs]: how many steps around the register tile become code of their own, if there are so many."""
+    return np.maximum(_covered(population, nest, _rows(nest)[0]), 1)
+
+
+def _rows(nest: Nest) -> tuple[Ints, Ints, Ints]:
+    """[programs]: loops over vectors in the register tile, its elements, and those of a vector's loop."""
+    axis = nest.node.vector_axis
+    elements = nest.tile.prod(axis=0)
+    width = nest.tile[axis] if axis is not None else np.ones_like(elements)
+    return elements // width * vector_instructions(width, MAX_INNERMOST), elements, width
+
+
+def _covered(population: Population, nest: Nest, rows: Ints) -> Ints:
+    """The unroll limit counts vector rows."""
+    return population.options(nest.node.name, "unroll") // rows
 
 
 def _computed_within(population: Population, node: Node) -> Ints:

@@ -18,6 +18,8 @@ REDUCTION = "SRS"
 UNROLLED = "SS"
 # Below so many results for each core, the cores share a reduction.
 RESULTS_PER_CORE = 16
+# Partial results of so many or more don't need lengths that divide nothing.
+FULL_VECTOR = 8
 
 
 def _inline(state: State) -> list[State]:
@@ -44,8 +46,12 @@ def _rfactors(state: State) -> Iterator[Rfactor]:
         return
     results, summed = extent_of(node, node.spatial), extent_of(node, node.reduction)
     few = results <= summed and results <= state.device.cores * RESULTS_PER_CORE
-    if reduces_rows(node) and (few or not needs_tiling(node)) and rfactor_lanes(node, Rfactor.INNER):
-        yield Rfactor.INNER
+    if reduces_rows(node) and (few or not needs_tiling(node)):
+        even = rfactor_lanes(node, Rfactor.INNER)
+        if even:
+            yield Rfactor.INNER
+        if not any(lanes % FULL_VECTOR == 0 for lanes in even) and rfactor_lanes(node, Rfactor.UNEVEN):
+            yield Rfactor.UNEVEN
     if few and summed > state.device.cores and rfactor_lanes(node, Rfactor.OUTER):
         yield Rfactor.OUTER
 

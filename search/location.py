@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from search.dag import Access, AxisKind, Dag, Node
-from search.stage import Placement, Rfactor, Stage
+from search.stage import Placement, Stage
 
 Stages = Mapping[str, Stage]
 
@@ -24,7 +24,7 @@ def host(dag: Dag, stages: Stages, node: Node) -> Node | None:
     """The node inside whose loops a nest may be computed: its only reader if that is tiled, or the nest in
     which all of its readers are or may be computed."""
     stage = stages.get(node.name)
-    if dag.is_output(node) or (stage is not None and stage.rfactor is Rfactor.OUTER):
+    if dag.is_output(node) or (stage is not None and stage.rfactor.stands_apart):
         return None
     reading = readers(dag, stages, node)
     if len(reading) == 1 and stages[reading[0].name].placement is Placement.TILED:
@@ -69,8 +69,8 @@ def _after_inlining(dag: Dag, stages: Stages, node: Node) -> Iterator[str]:
 
 
 def _nest_of(dag: Dag, stages: Stages, node: Node) -> str | None:
-    """The nest that a reader is or may be part of."""
-    if stages[node.name].placement is not Placement.NEST:
+    """The nest that a reader is or may be part of; none where partial results, which stand apart, read."""
+    if stages[node.name].placement is not Placement.NEST or stages[node.name].rfactor.stands_apart:
         return None
     outer = host(dag, stages, node)
     if outer is None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from search.dag import extent_of
 from search.factors import Ints
+from search.predicates import runs_apart
 from search.program import Population
+from search.sketch import vector_loops
 from search.stage import Rfactor, Stage
 
 
@@ -55,7 +60,43 @@ def _readers_depth(population: Population, node: str, outer: str) -> Ints:
 
 def vector_of(population: Population, stage: Stage) -> Ints:
     """[programs]: elements that the innermost loop computes together."""
-    kind = "lanes" if stage.rfactor is Rfactor.INNER else "vector"
-    if (stage.node, kind) in population.sketch.columns:
-        return population.options(stage.node, kind)
-    return np.ones(len(population), dtype=np.int64)
+    kind = "lanes" if stage.rfactor.fills_vectors else "vector"
+    if (stage.node, kind) not in population.sketch.columns:
+        return np.ones(len(population), dtype=np.int64)
+    return np.minimum(population.options(stage.node, kind), vector_extent(population, stage))
+
+
+def vector_extent(population: Population, stage: Stage) -> Ints:
+    """[programs]: iterations of the loop that vectors are split off from."""
+    if stage.rfactor is Rfactor.INNER:
+        return population.options(stage.node, "lanes")
+    node = population.sketch.dag.node[stage.node]
+    return _by_loops(population, stage, [extent_of(node, axes) for axes in _vector_axes(population, stage)])
+
+
+def gathers_of(population: Population, stage: Stage) -> Ints:
+    """[programs]: accesses of which neighbouring lanes lie apart."""
+    dag = population.sketch.dag
+    node = dag.node[stage.node]
+    accesses = (*node.reads, node.write)
+    return _by_loops(
+        population,
+        stage,
+        [sum(runs_apart(dag, node, a, axes) for a in accesses) for axes in _vector_axes(population, stage)],
+    )
+
+
+def _vector_axes(population: Population, stage: Stage) -> list[tuple[int, ...]]:
+    """The axes of the innermost loop, for each number of loops that may be fused into it."""
+    node = population.sketch.dag.node[stage.node]
+    if stage.rfactor.fills_vectors:
+        return [(node.reduction[-1],)]
+    loops = vector_loops(node)
+    return [loops[:count] for count in range(1, len(loops) + 1)] or [()]
+
+
+def _by_loops(population: Population, stage: Stage, values: Sequence[int]) -> Ints:
+    """[programs]: the value for the number of loops that are fused."""
+    if len(values) == 1:
+        return np.full(len(population), values[0])
+    return np.array(values)[population.column(stage.node, "fused")]

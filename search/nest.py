@@ -8,7 +8,7 @@ loops and the last one inside all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -60,6 +60,26 @@ class Nest:
         outward = np.cumprod(self.extents[::-1], axis=0)
         return np.concatenate([outward[::-1], np.ones_like(self.extents[:1])])
 
+    @cached_property
+    def loops(self) -> tuple[tuple[int, int], ...]:
+        """The level and the axis of every loop that a program may have, outermost first."""
+        inner = self.node.vector_axis
+        order = [axis for axis in range(len(self.node.axes)) if axis != inner]
+        order += [] if inner is None else [inner]
+        return tuple(
+            (level, axis)
+            for level, letter in enumerate(self.stage.structure)
+            for axis in (order if level == self.depth - 1 else range(len(order)))
+            if self.node.axes[axis].kind == letter and self.node.axes[axis].extent > 1
+        )
+
+    def by_loop(self) -> Nest:
+        """The same nest with a level for every loop."""
+        extents = np.ones((len(self.loops), *self.extents.shape[1:]), dtype=np.int64)
+        for number, (level, axis) in enumerate(self.loops):
+            extents[number, axis] = self.extents[level, axis]
+        return replace(self, extents=extents)
+
     def trips(self, level: int) -> Ints:
         """Iterations of one level's loops together."""
         return np.asarray(self.extents[level].prod(axis=0))
@@ -84,10 +104,10 @@ class Nest:
         return np.cumprod(flat, axis=0).reshape(self.extents.shape)
 
 
-def vector_instructions(width: Ints, lanes: int) -> Ints:
+def vector_instructions(width: Ints, lanes: Ints | int) -> Ints:
     """Instructions for a row of `width` elements: full vectors, and one for each power of two in the rest."""
     rest = width % lanes
-    bits = (rest[..., None] >> np.arange(lanes.bit_length())) & 1
+    bits = (rest[..., None] >> np.arange(int(np.max(lanes, initial=1)).bit_length())) & 1
     return np.asarray(width // lanes + bits.sum(axis=-1))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from search.dag import Access, Dag, Node, Term
 
@@ -66,6 +66,17 @@ def lies_apart(access: Access, axis: int | None) -> bool:
         return False
     *outer, last = access.indices
     return not (last.is_single_axis and last.axes == {axis}) or any(axis in index.axes for index in outer)
+
+
+def runs_apart(dag: Dag, node: Node, access: Access, axes: Sequence[int]) -> bool:
+    """Whether neighbours along loops fused into one, innermost first, lie apart in memory."""
+    if len(axes) == 1 or not access.axes.intersection(axes):
+        return any(lies_apart(access, axis) for axis in axes)
+    shape = dag.buffer[access.buffer].shape
+    inner = [*zip(reversed(access.indices), reversed(shape), axes, strict=False)]
+    follow_rows = all(index.is_single_axis and index.axes == {axis} for index, _, axis in inner)
+    fill_rows = all(node.axes[axis].extent == size for _, size, axis in inner[:-1])
+    return len(inner) < len(axes) or not (follow_rows and fill_rows)
 
 
 def is_arranged(dag: Dag, node: Node, read: Access) -> bool:

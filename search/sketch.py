@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from search.dag import AxisKind, Dag, Node
+from search.dag import AxisKind, Dag, Node, extent_of
 from search.device import Gpu
-from search.factors import Tail, divisors
+from search.factors import GOOD_VECTORS, Tail, divisors
 from search.gpu_variables import gpu_variables
 from search.intrinsics import extents, stage_roles
 from search.location import can_inline, depths, host, readers
@@ -121,8 +121,11 @@ class Sketch:
             yield Choice("location", node.name, (*inline, "root", *(str(depth) for depth in inside)))
         if stage.rfactor:
             yield Choice("lanes", node.name, rfactor_lanes(node, stage.rfactor))
-        if node.vector_axis is not None:
-            yield Choice("vector", node.name, _lanes_up_to(node.axes[node.vector_axis].extent))
+        loops = vector_loops(node)
+        if loops and not stage.rfactor.fills_vectors:
+            yield Choice("vector", node.name, _lanes_up_to(extent_of(node, loops)))
+            if len(loops) > 1:
+                yield Choice("fused", node.name, tuple(range(1, len(loops) + 1)))
         if node.spatial:
             yield Choice("parallel", node.name, _parallel_depths(node))
             yield Choice("unroll", node.name, UNROLL_STEPS)
@@ -190,10 +193,27 @@ def _lanes_up_to(extent: int) -> tuple[int, ...]:
 
 def rfactor_lanes(node: Node, half: Rfactor) -> tuple[int, ...]:
     """Sizes of the axis of partial results: divisors of the last reduction axis, those that fill vectors
-    where there are any. (TVM forgets the condition of a partial step when it moves the nest.)"""
+    where there are any; full vectors where they needn't divide."""
     extent = node.axes[node.reduction[-1]].extent
+    if half is Rfactor.UNEVEN:
+        return tuple(lanes for lanes in GOOD_VECTORS if lanes < extent and extent % lanes)
     found = [d for d in divisors(extent) if 1 < d <= MAX_INNERMOST and (half is Rfactor.INNER or d < extent)]
     return tuple([d for d in found if d % 8 == 0] or found)
+
+
+def vector_loops(node: Node) -> tuple[int, ...]:
+    """The axes that may become one vector together, innermost first: the one that is contiguous in the
+    result and, if that is the last one, those around it, until they are longer than any vector."""
+    if node.vector_axis is None:
+        return ()
+    found = [node.vector_axis]
+    outer = node.spatial[:-1] if node.vector_axis == node.spatial[-1] else ()
+    for axis in reversed(outer):
+        if extent_of(node, found) >= VECTOR_LANES[-1]:
+            break
+        if node.axes[axis].extent > 1:
+            found.append(axis)
+    return tuple(found)
 
 
 def _parallel_depths(node: Node) -> tuple[int, ...]:

@@ -29,11 +29,23 @@ class Placement(StrEnum):
 
 class Rfactor(StrEnum):
     """Which half of the last reduction loop becomes an axis of partial results, reduced in a second nest:
-    the inner one, so that they fill vectors, or the outer one, so that cores work on them side by side."""
+    the inner one, so that they fill vectors, or the outer one, so that cores work on them side by side.
+    `UNEVEN` is the inner half of a loop that it doesn't divide: the last step is shorter."""
 
     NONE = ""
     INNER = "inner"
+    UNEVEN = "uneven"
     OUTER = "outer"
+
+    @property
+    def fills_vectors(self) -> bool:
+        return self in (Rfactor.INNER, Rfactor.UNEVEN)
+
+    @property
+    def stands_apart(self) -> bool:
+        """Whether the partial results have loops of their own, ahead of those that add them up. (TVM forgets
+        the condition of a shorter step when it moves a nest.)"""
+        return self in (Rfactor.UNEVEN, Rfactor.OUTER)
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,18 @@ def _heads(graph: Dag) -> Tensors:
     return [data, _compute(graph, "heads", lambda h, l, d: reshape[l, h, d])]  # noqa: E741
 
 
+def _doubled(graph: Dag) -> Tensors:
+    (data,) = _inputs(graph)
+    return [data, _compute(graph, "doubled", lambda i, y, x: data[i, y, x] + data[i, y, x])]
+
+
+def _row_lengths(graph: Dag) -> Tensors:
+    (data,) = _inputs(graph)
+    (k,) = _sum_axes(graph, "sum")
+    total = _compute(graph, "sum", lambda i: te.sum(data[i, k] * data[i, k], axis=[k]))
+    return [data, _compute(graph, "length", lambda i: te.sqrt(total[i]))]
+
+
 # By the last node of the dag.
 WRITTEN_IN_TE: dict[str, Callable[[Dag], Tensors]] = {
     "matmul": _matmul,
@@ -162,6 +174,8 @@ WRITTEN_IN_TE: dict[str, Callable[[Dag], Tensors]] = {
     "conv": _transposed,
     "transpose": _transpose,
     "heads": _heads,
+    "doubled": _doubled,
+    "length": _row_lengths,
 }
 
 

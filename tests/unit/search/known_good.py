@@ -46,6 +46,22 @@ def row_products(rows: int = 48, terms: int = 2048) -> Dag:
     )
 
 
+def row_lengths(rows: int, columns: int) -> Dag:
+    return dag(
+        {"data": (rows, columns)},
+        [
+            node("sum", {"i": rows}, ["data[i, k]"], reduction={"k": columns}, flops=2.0),
+            node("length", {"i": rows}, ["sum[i]"], flops=16.0, is_expensive=True),
+        ],
+    )
+
+
+def capsules(count: int = 64) -> Dag:
+    """Something element-wise on matrices of 4 x 4, whose rows alone fill no vector."""
+    axes = {"i": count, "y": 4, "x": 4}
+    return dag({"data": (count, 4, 4)}, [node("doubled", axes, ["data[i, y, x]"], flops=1.0)])
+
+
 def dilated_and_padded(size: int = 8, inputs: int = 32, outputs: int = 64) -> Dag:
     """4 x 4, stride 2, transposed: zeros between the inputs and around them, then a convolution."""
     wide = 2 * size - 1
@@ -75,7 +91,7 @@ def dilated_and_padded(size: int = 8, inputs: int = 32, outputs: int = 64) -> Da
     )
 
 
-ROW: Settings = {"location": "1", "vector": 16, "parallel": 0, "unroll": 0}
+ROW: Settings = {"location": "1", "parallel": 0, "unroll": 0}
 
 KNOWN_GOOD: dict[str, Known] = {
     # Registers hold 8 rows of two vectors: 97% of an AVX-512 core's peak.
@@ -120,9 +136,9 @@ KNOWN_GOOD: dict[str, Known] = {
         dags.softmax(256, 512),
         "nest max rfactor inner; nest exp; nest sum rfactor inner; nest divide",
         {
-            "max": {**ROW, "lanes": 16, "vector": 1},
-            "exp": ROW,
-            "sum": {**ROW, "lanes": 16, "vector": 1},
+            "max": {**ROW, "lanes": 16},
+            "exp": {**ROW, "vector": 16},
+            "sum": {**ROW, "lanes": 16},
             "divide": {"vector": 16, "parallel": 1, "unroll": 0},
         },
     ),
@@ -130,20 +146,20 @@ KNOWN_GOOD: dict[str, Known] = {
         dags.layer_norm(128, 768),
         "nest sum rfactor inner; inline mean; nest variance rfactor inner; nest norm",
         {
-            "sum": {**ROW, "lanes": 64, "vector": 1},
-            "variance": {**ROW, "lanes": 64, "vector": 1},
+            "sum": {**ROW, "lanes": 64},
+            "variance": {**ROW, "lanes": 64},
             "norm": {"vector": 16, "parallel": 1, "unroll": 0},
         },
     ),
     "rows of a matrix in partial sums": Known(
         row_products(),
         "nest gemv rfactor inner",
-        {"gemv": {"lanes": 64, "vector": 1, "parallel": 1, "unroll": 0}},
+        {"gemv": {"lanes": 64, "parallel": 1, "unroll": 0}},
     ),
     "a product of few results shared by its terms": Known(
         dags.matmul(8, 8, 4096),
         "nest matmul rfactor outer",
-        {"matmul": {"lanes": 8, "vector": 8, "parallel": 0, "unroll": 0}},
+        {"matmul": {"lanes": 8, "vector": 8, "fused": 1, "parallel": 0, "unroll": 0}},
     ),
     "depthwise with its rectifier": Known(
         dags.depthwise(56, 64),
@@ -166,8 +182,8 @@ KNOWN_GOOD: dict[str, Known] = {
         dilated_and_padded(),
         "nest dilate; nest pad; tile conv SSRSRS",
         {
-            "dilate": {"location": "inline", "vector": 1, "parallel": 0, "unroll": 0},
-            "pad": {"location": "1", "vector": 16, "parallel": 0, "unroll": 0},
+            "dilate": {"location": "inline", "vector": 1, "fused": 1, "parallel": 0, "unroll": 0},
+            "pad": {"location": "1", "vector": 16, "fused": 1, "parallel": 0, "unroll": 0},
             "conv": {
                 "y": (4, 1, 4, 1),
                 "x": (1, 1, 2, 8),
@@ -179,6 +195,21 @@ KNOWN_GOOD: dict[str, Known] = {
                 "read weight": "direct",
             },
         },
+    ),
+    # 63 full vectors and one of a single element.
+    "sums over rows of a prime length": Known(
+        row_lengths(64, 1009),
+        "nest sum rfactor uneven; nest length",
+        {
+            "sum": {"lanes": 16, "parallel": 1, "unroll": 0},
+            "length": {"vector": 16, "parallel": 0, "unroll": 0},
+        },
+    ),
+    # Rows of four fill no vector, a whole capsule does.
+    "capsules in full vectors": Known(
+        capsules(),
+        "nest doubled",
+        {"doubled": {"vector": 16, "fused": 2, "parallel": 1, "unroll": 0}},
     ),
     "transposition in short vectors": Known(
         dags.transpose(512, 384),

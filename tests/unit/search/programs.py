@@ -72,7 +72,7 @@ def _middle(variable: Variable) -> tuple[int, ...]:
     if isinstance(variable, Choice):
         last = len(variable.options) - 1
         # Unrolling much of a large body is not legal.
-        return ({"location": last, "unroll": 1}.get(variable.kind, (last + 1) // 2),)
+        return ({"location": last, "unroll": 1, "fused": 0}.get(variable.kind, (last + 1) // 2),)
     table = variable.table
     return tuple(int(factor) for factor in table[len(table) // 2])
 

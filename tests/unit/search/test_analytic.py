@@ -82,7 +82,7 @@ GOOD = ((8, 1, 1, 8), (2, 1, 1, 32), (1, 64))
         pytest.param(((8, 1, 1, 8), (16, 4, 1, 1), (1, 64)), id="without vectors"),
         pytest.param(((1, 8, 1, 8), (1, 2, 1, 32), (1, 64)), id="on one core"),
         pytest.param(((2, 1, 1, 32), (2, 1, 1, 32), (1, 64)), id="with more accumulators than registers"),
-        pytest.param(((8, 1, 1, 8), (2, 1, 1, 32), (64, 1)), id="with accumulators stored at every step"),
+        pytest.param(((4, 1, 2, 8), (2, 1, 1, 32), (64, 1)), id="with accumulators stored at every step"),
     ],
 )
 def test_a_plainly_worse_program_is_estimated_slower(worse: Tiling) -> None:

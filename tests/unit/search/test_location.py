@@ -43,6 +43,14 @@ def test_partial_results_for_all_cores_are_computed_before() -> None:
     assert found["sum"] == ("divide", ("root", "1"))
 
 
+def test_uneven_partial_results_stand_apart_from_what_they_read_and_what_reads_them() -> None:
+    key = "nest max rfactor uneven; nest exp; nest sum rfactor uneven; nest divide"
+    found = _locations(dags.softmax(16, 67), key)
+    assert found["max"] == (None, ())
+    assert found["exp"] == (None, ("inline", "root"))
+    assert found["sum"] == (None, ())
+
+
 def test_both_passes_of_a_layer_norm_join_its_row() -> None:
     assert _locations(dags.layer_norm(), "nest sum; inline mean; nest variance; nest norm") == {
         "sum": ("norm", ("root", "1")),

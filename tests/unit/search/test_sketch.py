@@ -6,8 +6,9 @@ from collections import Counter
 
 import pytest
 
+from search.dag import Node
 from search.factors import Tail
-from search.sketch import Sketch
+from search.sketch import VECTOR_LANES, Sketch, vector_loops
 from search.space import generate
 from search.variables import Choice, Split
 from tests.unit.search import dags
@@ -127,7 +128,7 @@ def test_plain_reductions_copy_nothing() -> None:
     ("extent", "lanes"), [(1, (1,)), (3, (1, 4)), (4, (1, 4)), (40, (1, 4, 8, 16, 32, 64)), (7, (1, 4, 8))]
 )
 def test_vectors_are_less_than_twice_the_row(extent: int, lanes: tuple[int, ...]) -> None:
-    graph = dag({"a": (8, extent)}, [node("copy", {"i": 8, "j": extent}, ["a[i, j]"])])
+    graph = dag({"a": (extent,)}, [node("copy", {"i": extent}, ["a[i]"])])
     assert _options(sketch_of(graph, "nest copy"), "copy", "vector") == lanes
 
 
@@ -150,6 +151,30 @@ def test_loops_of_one_iteration_make_no_difference_in_parallel() -> None:
 def test_partial_results_fill_vectors_where_they_can(columns: int, lanes: tuple[int, ...]) -> None:
     sketch = sketch_of(dags.norm(6, columns), "inline square; nest sum rfactor inner; nest root")
     assert _options(sketch, "sum", "lanes") == lanes
+
+
+@pytest.mark.parametrize(("columns", "lanes"), [(49, (16, 32, 48)), (1009, (16, 32, 48, 64))])
+def test_partial_results_of_uneven_rows_are_full_vectors(columns: int, lanes: tuple[int, ...]) -> None:
+    sketch = sketch_of(dags.norm(6, columns), "inline square; nest sum rfactor uneven; nest root")
+    assert _options(sketch, "sum", "lanes") == lanes
+
+
+def test_inner_loops_become_one_vector_until_they_are_longer_than_any() -> None:
+    narrow = dag({"a": (9, 8, 4, 1, 3)}, [_same_shape("b", (9, 8, 4, 1, 3))])
+    (sketch,) = generate(narrow, DEVICE)
+    assert vector_loops(narrow.node["b"]) == (4, 2, 1)
+    assert _options(sketch, "b", "fused") == (1, 2, 3)
+    assert _options(sketch, "b", "vector") == VECTOR_LANES
+
+
+def test_long_rows_are_vectors_by_themselves() -> None:
+    (sketch,) = generate(dag({"a": (9, 64)}, [_same_shape("b", (9, 64))]), DEVICE)
+    assert ("b", "fused") not in sketch.variable
+
+
+def _same_shape(name: str, shape: tuple[int, ...]) -> Node:
+    axes = {f"i{number}": extent for number, extent in enumerate(shape)}
+    return node(name, axes, [f"a[{', '.join(axes)}]"])
 
 
 def test_partial_results_of_cores_are_not_the_whole_sum() -> None:
