@@ -18,11 +18,11 @@ import tvm
 from tvm import relax, tirx
 
 from compiler import fallback
+from compiler.codegen import prepared
 from compiler.lower import LoweringError, apply_trace
 from compiler.packing import prepack
 from compiler.spec import TensorSpec, first_line
 from compiler.target import parse_target
-from compiler.vector_math import expand_math
 from compiler.workload import normalise, workload_hash
 
 LIBRARY = "model.so"
@@ -106,7 +106,7 @@ def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str)
         prepacked = prepack(scheduled)
     except Exception as error:  # TVM raises whatever class its C++ side names
         raise ArtifactError(f"the model's constants can't be packed: {first_line(error)}") from error
-    return build_library(expand_math(prepacked, parse_target(target)), target)
+    return build_library(prepared(prepacked, parse_target(target)), target)
 
 
 def build_library(module: tvm.IRModule, target: str) -> bytes:

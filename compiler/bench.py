@@ -24,10 +24,10 @@ from tvm.s_tir import Schedule
 
 from compiler import fallback
 from compiler.artifact import unpack
+from compiler.codegen import prepared
 from compiler.lower import apply_trace
 from compiler.packing import Split, split
 from compiler.target import parse_target
-from compiler.vector_math import expand_math
 from compiler.workload import from_json
 from search.measurement import Measurement, Outcome
 
@@ -81,8 +81,8 @@ class Bench:
         try:
             scheduled = apply_trace(self._workload(module_json), trace)
             parts = split(scheduled)
-            expanded = expand_math(parts.module if parts else scheduled, self._target)
-            library = tvm.compile(expanded, target=self._target)
+            module = prepared(parts.module if parts else scheduled, self._target)
+            library = tvm.compile(module, target=self._target)
             # Machine code is emitted on the first look-up: that is building, not running.
             function = library["main"]
             if self._on_gpu and not library.mod.imports:
