@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, cast
 
-from sqlalchemy import Select, or_, select
+from sqlalchemy import Select, func, or_, select
 from sqlalchemy.orm import Session
 
 from records import devices, tasks
@@ -69,6 +69,35 @@ def successes(session: Session, device_class: str, hashes: Collection[str] | Non
     if hashes is not None:
         query = query.where(RecordRow.workload_hash.in_(hashes))
     return _records(session, query.order_by(RecordRow.workload_hash, RecordRow.latency_s, RecordRow.id))
+
+
+def of_workloads(
+    session: Session, device_class: str, hashes: Collection[str], since: float = 0.0
+) -> list[Record]:
+    """All records of some workloads, of any outcome, that were stored at `since` or later."""
+    of_class = (RecordRow.device_class == device_class, RecordRow.created_at >= since)
+    query = select(RecordRow).where(*of_class, RecordRow.workload_hash.in_(hashes))
+    return _records(session, query.order_by(RecordRow.id))
+
+
+def fastest(session: Session, device_class: str, workload_hash: str, limit: int) -> list[Record]:
+    """The fastest records of a workload that have a program, fastest first."""
+    worked = (RecordRow.device_class == device_class, RecordRow.latency_s.is_not(None))
+    query = select(RecordRow).where(RecordRow.workload_hash == workload_hash, *worked)
+    programs = query.where(RecordRow.program.is_not(None))
+    return _records(session, programs.order_by(RecordRow.latency_s, RecordRow.id).limit(limit))
+
+
+def newest_at(session: Session, device_class: str) -> float:
+    """When the newest record of the class was stored; 0 when there is none."""
+    newest = select(func.max(RecordRow.created_at)).where(RecordRow.device_class == device_class)
+    return session.scalar(newest) or 0.0
+
+
+def count_after(session: Session, device_class: str, at: float) -> int:
+    """How many records of the class were stored later than `at`."""
+    newer = (RecordRow.device_class == device_class, RecordRow.created_at > at)
+    return session.scalar(select(func.count()).where(*newer)) or 0
 
 
 def history(session: Session, device_class: str, limit: int = 20000) -> list[Record]:

@@ -133,6 +133,7 @@ class WorkloadRow(Base):
     __tablename__ = "workloads"
     hash: Mapped[str] = mapped_column(primary_key=True)
     module_json: Mapped[str]
+    tag: Mapped[str | None] = mapped_column(index=True)
 
 
 class TaskRow(Base):
@@ -241,3 +242,16 @@ class EventRow(Base):
     kind: Mapped[str]
     data: Mapped[dict[str, Any]]
     at: Mapped[float]
+
+
+class CostModelRow(Base):
+    __tablename__ = "cost_models"
+    __table_args__ = (Index(None, "device_class", "id"),)
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    device_class: Mapped[str] = mapped_column(ForeignKey("device_classes.key"))
+    records: Mapped[int]
+    newest_record_at: Mapped[float]
+    created_at: Mapped[float]
+    train_secs: Mapped[float]
+    metrics: Mapped[dict[str, Any] | None]
+    model: Mapped[bytes | None] = mapped_column(LargeBinary)

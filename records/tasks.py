@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 
-from sqlalchemy import func, select
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from records.database import NotFound
@@ -50,9 +50,12 @@ class Task:
     constants: tuple[int, ...]
 
 
-def put_workload(session: Session, workload_hash: str, module_json: str) -> None:
-    """Store a workload unless it is already there."""
-    insert_missing(session, WorkloadRow, {"hash": workload_hash, "module_json": module_json}, key=["hash"])
+def put_workload(session: Session, workload_hash: str, module_json: str, tag: str | None = None) -> None:
+    """Store a workload unless it is already there; workloads of one `tag` are alike."""
+    row = {"hash": workload_hash, "module_json": module_json, "tag": tag}
+    if not insert_missing(session, WorkloadRow, row, key=["hash"]) and tag is not None:
+        untagged = (WorkloadRow.hash == workload_hash, WorkloadRow.tag.is_(None))
+        session.execute(update(WorkloadRow).where(*untagged).values(tag=tag))
 
 
 def workload(session: Session, workload_hash: str) -> str:
@@ -67,6 +70,17 @@ def workloads(session: Session, hashes: Collection[str]) -> dict[str, str]:
     """The modules as JSON of those of the `hashes` that are stored."""
     found = select(WorkloadRow.hash, WorkloadRow.module_json).where(WorkloadRow.hash.in_(hashes))
     return {row.hash: row.module_json for row in session.execute(found)}
+
+
+def tags(session: Session, device_class: str) -> dict[str, str]:
+    """The tags of the workloads of which a record on the device class went well."""
+    worked = select(RecordRow.id).where(
+        RecordRow.workload_hash == WorkloadRow.hash,
+        RecordRow.device_class == device_class,
+        RecordRow.latency_s.is_not(None),
+    )
+    tagged = select(WorkloadRow.hash, WorkloadRow.tag).where(WorkloadRow.tag.is_not(None), worked.exists())
+    return {row.hash: str(row.tag) for row in session.execute(tagged)}
 
 
 def require_workloads(session: Session, hashes: Collection[str]) -> None:

@@ -95,6 +95,11 @@ def counts(session: Session, job_id: str) -> TrialCounts:
     return TrialCounts(**{"pending": 0, "leased": 0, "done": 0} | by_state)
 
 
+def issued_tasks(session: Session, job_id: str) -> set[int]:
+    """The ids of the job's tasks that have trials in any state."""
+    return set(session.scalars(select(TrialRow.task_id).where(TrialRow.job_id == job_id).distinct()))
+
+
 def for_task(session: Session, task_id: int) -> list[Trial]:
     """Oldest first."""
     rows = session.scalars(select(TrialRow).where(TrialRow.task_id == task_id).order_by(TrialRow.id))

@@ -104,6 +104,33 @@ class TestHistory:
         assert schedules.successes(session, DEVICE.key, ["w2"]) == [other]
 
 
+class TestRecordsOfWorkloads:
+    def test_of_any_outcome_and_only_what_is_new(self, session: Session) -> None:
+        old, failed, imported = (
+            record("t1", 1e-3),
+            record("t2", created_at=6.0),
+            record("t3", 1e-3, created_at=7.0, program=None),
+        )
+        put(session, old, failed, imported, record("t4", workload_hash="w2"))
+        put(session, record("t5", device_class=OTHER.key))
+        assert schedules.of_workloads(session, DEVICE.key, ["w1"]) == [old, failed, imported]
+        assert schedules.of_workloads(session, DEVICE.key, ["w1"], since=6.0) == [failed, imported]
+
+    def test_the_fastest_with_a_program(self, session: Session) -> None:
+        slow, fast = record("t1", 2e-3), record("t2", 1e-3)
+        put(session, slow, fast, record("t3"), record("t4", 1e-4, program=None), record("t5", 3e-3))
+        assert schedules.fastest(session, DEVICE.key, "w1", 2) == [fast, slow]
+        assert schedules.fastest(session, DEVICE.key, "w2", 2) == []
+
+    def test_what_is_new(self, session: Session) -> None:
+        assert schedules.newest_at(session, DEVICE.key) == 0.0
+        put(session, record("t1", 1e-3), record("t2", created_at=6.0), record("t3", created_at=7.0))
+        put(session, record("t4", device_class=OTHER.key, created_at=8.0))
+        assert schedules.newest_at(session, DEVICE.key) == 7.0
+        assert schedules.count_after(session, DEVICE.key, 5.0) == 2
+        assert schedules.count_after(session, DEVICE.key, 7.0) == 0
+
+
 class TestImport:
     def test_round_trip(self, session: Session) -> None:
         foreign = record("t", 1e-3, program=None, source="import")

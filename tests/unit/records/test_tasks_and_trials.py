@@ -5,9 +5,10 @@ import math
 import pytest
 from sqlalchemy.orm import Session
 
-from records import jobs, tasks, trials
+from records import devices, jobs, schedules, tasks, trials
 from search.measurement import Outcome
-from tests.unit.records.farm import Farm, make_job, task_spec
+from tests.unit.records.farm import DEVICE, Farm, make_job, task_spec
+from tests.unit.records.test_schedules import record
 
 
 class TestWorkloads:
@@ -16,6 +17,18 @@ class TestWorkloads:
         tasks.put_workload(session, "w1", "a repetition")
         assert tasks.workload(session, "w1") == '{"nodes": []}'
         assert tasks.workloads(session, ["w1", "w2"]) == {"w1": '{"nodes": []}'}
+
+    def test_a_tag_is_learned_once(self, session: Session) -> None:
+        devices.put_class(session, DEVICE)
+        for tag in (None, "SSR2:9", "another"):
+            tasks.put_workload(session, "w1", "{}", tag)
+        tasks.put_workload(session, "w2", "{}", "SSR2:9")
+        tasks.put_workload(session, "w3", "{}")
+        assert tasks.tags(session, DEVICE.key) == {}
+        for name, latency_s in (("w1", 1e-3), ("w2", None), ("w3", 1e-3)):
+            schedules.put_measured(session, record("t", latency_s, workload_hash=name))
+        assert tasks.tags(session, DEVICE.key) == {"w1": "SSR2:9"}
+        assert tasks.tags(session, "another class") == {}
 
     def test_an_unknown_hash(self, session: Session) -> None:
         with pytest.raises(tasks.WorkloadNotFound, match="'w9'"):
@@ -97,6 +110,12 @@ class TestTrials:
     def test_an_unknown_job(self, farm: Farm) -> None:
         with pytest.raises(jobs.JobNotFound):
             trials.add(farm.session, "x", 0, [], now=1.0)
+
+    def test_the_tasks_that_have_trials(self, farm: Farm) -> None:
+        assert trials.issued_tasks(farm.session, "job") == set()
+        farm.issue("t1", "t2")
+        assert trials.issued_tasks(farm.session, "job") == {farm.task_id}
+        assert trials.issued_tasks(farm.session, "other") == set()
 
     def test_dropping_leaves_what_a_device_holds(self, farm: Farm) -> None:
         farm.issue("t1", "t2", "t3")

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from records import cost_models, devices
+from records.cost_models import KEPT, Version
+from records.devices import DeviceClassNotFound
+from records.tables import CostModelRow
+from tests.devices import DEVICE
+
+OTHER = replace(DEVICE, cores=DEVICE.cores + 1)
+FIRST = Version(DEVICE.key, 100, 5.0, 6.0, 0.25, {"learned": {"r2": 0.9}})
+
+
+@pytest.fixture
+def classes(session: Session) -> Session:
+    devices.put_class(session, DEVICE)
+    devices.put_class(session, OTHER)
+    return session
+
+
+def test_round_trip(classes: Session) -> None:
+    assert cost_models.newest(classes, DEVICE.key) is None
+    assert cost_models.versions(classes) == {}
+    cost_models.add(classes, FIRST, b"trees")
+    assert cost_models.newest(classes, DEVICE.key) == (FIRST, b"trees")
+    assert cost_models.versions(classes) == {DEVICE.key: [FIRST]}
+
+
+def test_the_newest_of_a_class_comes_first(classes: Session) -> None:
+    second = replace(FIRST, records=200, metrics=None)
+    other = replace(FIRST, device_class=OTHER.key)
+    for version, model in ((FIRST, b"1"), (second, b"2"), (other, b"3")):
+        cost_models.add(classes, version, model)
+    assert cost_models.newest(classes, DEVICE.key) == (second, b"2")
+    assert cost_models.versions(classes) == {DEVICE.key: [second, FIRST], OTHER.key: [other]}
+    assert cost_models.versions(classes, OTHER.key) == {OTHER.key: [other]}
+    assert cost_models.evaluated([second, FIRST]) == FIRST
+    assert cost_models.evaluated([second]) is None
+
+
+def test_the_bytes_of_old_versions_are_dropped_and_their_facts_stay(classes: Session) -> None:
+    other = replace(FIRST, device_class=OTHER.key)
+    cost_models.add(classes, other, b"of another class")
+    for number in range(KEPT + 3):
+        cost_models.add(classes, replace(FIRST, records=number), b"%d" % number)
+    kept = select(func.count()).where(CostModelRow.model.is_not(None))
+    assert classes.scalar(kept.where(CostModelRow.device_class == DEVICE.key)) == KEPT
+    found = cost_models.newest(classes, DEVICE.key)
+    assert found is not None
+    assert found[1] == b"%d" % (KEPT + 2)
+    assert len(cost_models.versions(classes)[DEVICE.key]) == KEPT + 3
+    assert cost_models.newest(classes, OTHER.key) == (other, b"of another class")
+
+
+def test_the_class_comes_first(session: Session) -> None:
+    with pytest.raises(DeviceClassNotFound):
+        cost_models.add(session, FIRST, b"trees")
