@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from search.metrics import TOP, Metrics, by_task, evaluate
+
+seconds = st.floats(1e-6, 1.0)
+
+
+def of(predicted: list[float], measured: list[float], task: list[int] | None = None) -> Metrics:
+    tasks = np.array(task or [0] * len(measured), dtype=np.int64)
+    return evaluate(np.array(predicted), np.array(measured), tasks)
+
+
+def test_a_perfect_model() -> None:
+    measured = [(n + 1) * 1e-3 for n in range(3 * TOP)]
+    assert of(measured, measured) == Metrics(3 * TOP, 1.0, 1.0, 1.0)
+
+
+def test_a_model_that_has_it_all_backwards() -> None:
+    measured = [(n + 1) * 1e-3 for n in range(3 * TOP)]
+    found = of(measured[::-1], measured)
+    assert (found.pairwise, found.recall) == (0.0, 0.0)
+    assert found.r2 is not None
+    assert found.r2 < 0
+
+
+def test_a_worked_example() -> None:
+    """Throughputs 1, 1/2, 1/4 predicted as 1/2, 1/2, 1/4: the error is 1/4, the mean 7/12."""
+    found = of([2e-3, 2e-3, 4e-3], [1e-3, 2e-3, 4e-3])
+    spread = sum((value - 7 / 12) ** 2 for value in (1, 1 / 2, 1 / 4))
+    assert found.r2 == pytest.approx(1 - 0.25 / spread)
+    assert found.pairwise == pytest.approx(2.5 / 3)
+    assert found.recall is None
+
+
+def test_a_failure_is_the_slowest_of_all() -> None:
+    assert of([1e-3, 2e-3, 9.0], [1e-3, 2e-3, math.inf]).pairwise == 1.0
+    assert of([1e-3, 2e-3, 1e-4], [1e-3, 2e-3, math.inf]).pairwise == pytest.approx(1 / 3)
+
+
+def test_recall_counts_the_fastest_that_were_chosen() -> None:
+    measured = [(n + 1) * 1e-3 for n in range(2 * TOP)]
+    predicted = list(measured)
+    predicted[0], predicted[-1] = predicted[-1], predicted[0]
+    assert of(predicted, measured).recall == pytest.approx((TOP - 1) / TOP)
+
+
+def test_programs_of_different_tasks_are_no_pairs() -> None:
+    """The second task is a thousand times slower, which nobody needs to predict."""
+    measured, task = [1e-3, 2e-3, 1.0, 2.0], [0, 0, 1, 1]
+    assert of([1.0, 2.0, 1e-3, 2e-3], measured, task).pairwise == 1.0
+    assert of([1e-3, 2e-3, 2.0, 1.0], measured, task).pairwise == 0.5
+
+
+def test_tasks_of_which_nothing_ran_are_left_out() -> None:
+    found = of([1e-3, 2e-3, 3e-3], [1e-3, 2e-3, math.inf], [0, 0, 1])
+    assert (found.records, found.r2) == (2, 1.0)
+
+
+@pytest.mark.parametrize("measured", [[], [1e-3], [1e-3, 1e-3], [math.inf, math.inf]])
+def test_what_cannot_be_told_is_none(measured: list[float]) -> None:
+    found = of([1e-3] * len(measured), measured)
+    assert (found.r2, found.pairwise, found.recall) == (None, None, None)
+
+
+def test_by_task() -> None:
+    measured, task = np.array([1e-3, 2e-3, 1.0, 2.0]), np.array([3, 3, 5, 5])
+    found = by_task(np.array([1e-3, 2e-3, 2.0, 1.0]), measured, task)
+    assert {number: metrics.pairwise for number, metrics in found.items()} == {3: 1.0, 5: 0.0}
+
+
+@given(st.lists(st.tuples(seconds, seconds, st.integers(0, 2)), min_size=1, max_size=20))
+def test_pairwise_accuracy_is_what_counting_gives(rows: list[tuple[float, float, int]]) -> None:
+    pairs = [(a, b) for a, b in itertools.permutations(rows, 2) if a[2] == b[2] and a[1] < b[1]]
+    scores = [1.0 if a[0] < b[0] else 0.5 if a[0] == b[0] else 0.0 for a, b in pairs]
+    found = of([row[0] for row in rows], [row[1] for row in rows], [row[2] for row in rows])
+    if pairs:
+        assert found.pairwise == pytest.approx(sum(scores) / len(scores))
+    else:
+        assert found.pairwise is None
