@@ -1,5 +1,5 @@
-"""How well a cost model predicts records that it was not trained on (the paper's section 7.5; its figures after
-20,000 training records, in ansor-facts section D: R2 0.958, pairwise accuracy 0.851, recall@30 0.624).
+"""How well a cost model predicts records that it was not trained on (the paper's section 7.5; its figures,
+after 20,000 training records, in ansor-facts section D: R2 0.958, pairwise accuracy 0.851, recall@30 0.624).
 
 As in the paper, what is compared is throughput relative to the task's best: 1 for its fastest program, 0 for
 one that failed.
