@@ -13,6 +13,11 @@ WINDOW = 3
 # has worked comes after all the others.
 PATIENCE = 32
 MAX_SHARE = 0.25
+# A task is set aside after so many trials without progress (five rounds of a quarter of a batch), and at least
+# so many times as many as it took to its best. Less than that part of its latency is no progress, but noise.
+STALL_TRIALS = 40
+STALL_FACTOR = 2
+PROGRESS = 0.01
 
 
 @dataclass(frozen=True)
@@ -38,20 +43,27 @@ class TaskProgress:
     def best_s(self) -> float:
         return self.history[-1] if self.history else math.inf
 
+    @property
+    def is_stalled(self) -> bool:
+        """Whether its last many trials were in vain."""
+        if math.isinf(self.best_s):
+            return False
+        reached = 1 + next(at for at, s in enumerate(self.history) if s <= (1 + PROGRESS) * self.best_s)
+        return len(self.history) - reached >= max(STALL_TRIALS, STALL_FACTOR * reached)
+
 
 def next_tasks(tasks: Sequence[TaskProgress], slots: int, per_pick: int) -> list[int]:
     """One index per pick of `per_pick` trials, until `slots` trials are given out.
 
     Tasks without trials come first, heaviest first; then the largest expected gain per trial. Nobody knows
-    yet what the slots will bring, so one task gets at most a quarter of them while others are open. Empty
-    when every task is exhausted.
+    yet what the slots will bring, so one task gets at most a quarter of them while others are open. Stalled
+    tasks get none unless all are. Empty when every task is exhausted.
     """
     issued = [task.issued for task in tasks]
     picks: list[int] = []
-    while len(picks) * per_pick < slots:
-        open_tasks = [i for i, task in enumerate(tasks) if not task.exhausted]
-        if not open_tasks:
-            break
+    not_exhausted = [i for i, task in enumerate(tasks) if not task.exhausted]
+    open_tasks = [i for i in not_exhausted if not tasks[i].is_stalled] or not_exhausted
+    while open_tasks and len(picks) * per_pick < slots:
         share = max(1, math.floor(MAX_SHARE * slots / per_pick))
         below_share = [i for i in open_tasks if picks.count(i) < share]
         chosen = max(below_share or open_tasks, key=lambda i: _priority(tasks, i, issued[i]))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.allocate import PATIENCE, TaskProgress, gain_per_trial, next_tasks
+from search.allocate import PATIENCE, STALL_TRIALS, TaskProgress, gain_per_trial, next_tasks
 
 
 def _task(
@@ -92,6 +92,35 @@ def test_a_heavy_task_that_failed_a_few_times_is_tried_again() -> None:
     assert next_tasks([unlucky, working], slots=1, per_pick=1) == [0]
 
 
+def test_a_task_that_stopped_improving_is_set_aside_unless_all_have() -> None:
+    stalled = _task(2.0, 1.0, *[1.0] * STALL_TRIALS, weight=100, flops=1e9)
+    slow = _task(1e-6, 9e-7)
+    assert set(next_tasks([stalled, slow], slots=8, per_pick=1)) == {1}
+    assert set(next_tasks([stalled, _task(exhausted=True)], slots=8, per_pick=1)) == {0}
+    assert set(next_tasks([stalled, stalled], slots=8, per_pick=1)) == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("history", "is_stalled"),
+    [
+        ((1.0,) * STALL_TRIALS, False),
+        ((1.0,) * (STALL_TRIALS + 1), True),
+        ((2.0, *(1.0,) * STALL_TRIALS), False),
+        ((2.0,) * 50 + (1.0,) * 102, False),
+        ((2.0,) * 50 + (1.0,) * 103, True),
+        # Noise of less than a per cent is no progress.
+        ((1.0,) * 30 + (0.995,) * 20, True),
+        ((1.0,) * 30 + (0.9,) * 20, False),
+        ((math.inf,) * 500, False),
+        ((), False),
+    ],
+)
+def test_patience_grows_with_the_trials_that_the_best_took(
+    history: tuple[float, ...], is_stalled: bool
+) -> None:
+    assert _task(*history).is_stalled is is_stalled
+
+
 def test_the_papers_formula_on_a_worked_example() -> None:
     """alpha 0.2, beta 2, window 3: weight 5, 8 ms three trials ago, 4 ms now, 10 trials issued.
 
@@ -114,7 +143,7 @@ def test_a_similar_task_that_is_much_faster_promises_more() -> None:
 
 
 def test_a_task_that_stays_behind_is_judged_on_its_own() -> None:
-    task = _task(*[4e-3] * PATIENCE, flops=2e6, tag="conv")
+    task = _task(*[4e-3] * PATIENCE, STALL_TRIALS, flops=2e6, tag="conv")
     fast = _task(1e-3, flops=8e6, tag="conv")
     assert gain_per_trial([task, fast], 0, PATIENCE) == pytest.approx(0.8 * 4e-3 / PATIENCE)
 
