@@ -10,6 +10,7 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
 from compiler.indices import IndexReader, find_all
+from compiler.operations import operations
 from search.dag import Access, Axis, AxisKind, Node
 
 KINDS = {tirx.IterVar.DataPar: AxisKind.SPATIAL, tirx.IterVar.CommReduce: AxisKind.REDUCTION}
@@ -65,6 +66,7 @@ class BlockReader:
             is_expensive=any(_is_expensive(call) for value in values for call in find_all(value, ir.Call)),
             reducer=_reducer(stores, initial) if is_reduction else None,
             extra_writes=writes[1:],
+            operations=operations(values),
         )
 
     def _expect(self, holds: bool, what_else: str) -> None:

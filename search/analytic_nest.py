@@ -1,5 +1,11 @@
-"""The analytic estimate of nests: work in vectors or partial results, shared out to the cores, on data that
-lies where the nest before left it."""
+"""The analytic estimate of nests, shared out to the cores, on data that lies where the nest before left it.
+
+An iteration takes, in cycles (constants in search.machine),
+    max(operations / issue, accesses / loads) / parallel + gathers,    at least latency / (parallel * chains)
+where `parallel` lanes are computed together and a reduction has `chains` accumulators; every partial result
+takes a little more when it is added up. Moving the data takes its size over the rate of the cache that holds
+what the loops around share; the nest takes the longer of both and a part of the other.
+"""
 
 from __future__ import annotations
 

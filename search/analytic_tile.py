@@ -1,12 +1,18 @@
 """The analytic estimate of a tiled node: a roofline over registers, caches and cores.
 
-With vector width W, per iteration of the innermost reduction level:
-    accumulators  A = product of the innermost spatial factors, the vectorized one counted in instructions
-    loads         per access: its vectors, or its scalars where it is the same for all lanes
-    cycles        max(A / 2, loads / 1.25, 4 * A / min(A * neighbours, 8)) + spills
-and per cache level of capacity C: the outermost boundary whose regions fit into C gives the bytes that
-cross from the level below, sum over accesses of footprint * visits. The node takes the longest of these
-times, a part of the others, divided over the cores by how evenly the parallel chunks fall.
+One step of the innermost reduction level takes, in cycles (constants in search.machine),
+    max(A / issue, L / loads, A * latency / min(A * n, issue * latency)) + spills + 2 A / issue / K + loop / U
+with
+    A  accumulators: the innermost spatial factors, the vectorized one counted in instructions
+    L  loads of every access: its vectors, or its scalars where it is the same for all lanes, each with what
+       it takes to compute a value that was inlined; none where what is read stays in registers
+    n  = reorder window / (steps of a chain * (A + vectors of a row)): tiles side by side that run at once
+    K  steps until the accumulators are stored, U  steps that are code of their own
+    spills: of the accumulators that no register holds
+There are as many steps as iterations, less those that add known zeros (search.sparsity). Per cache level of
+capacity C the outermost loop inside which everything touched fits into C gives the bytes that cross from the
+level below: the sum over accesses of footprint * visits. The node takes the longest of computing and these
+transfers and a part of the others, divided over the cores by how evenly the parallel chunks fall.
 """
 
 from __future__ import annotations

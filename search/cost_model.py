@@ -13,6 +13,7 @@ import xgboost
 from numpy.typing import NDArray
 
 from search.analytic import Estimate
+from search.features import NUM_FEATURES
 from search.nest import Floats
 
 MIN_RECORDS = 16
@@ -64,6 +65,23 @@ class CostModel:
             nthread=1,
         )
         return cls(xgboost.train(PARAMETERS, data, num_boost_round=ROUNDS))
+
+    def to_bytes(self) -> bytes:
+        """XGBoost's binary JSON; empty for the analytic model."""
+        return bytes(self._booster.save_raw("ubj")) if self._booster is not None else b""
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> CostModel:
+        """The inverse of `to_bytes`. Raises ValueError for anything else and for models of other features."""
+        if not data:
+            return cls()
+        try:
+            booster = xgboost.Booster(PARAMETERS, model_file=bytearray(data))
+        except xgboost.core.XGBoostError as error:
+            raise ValueError("these bytes hold no model") from error
+        if booster.num_features() != NUM_FEATURES:
+            raise ValueError(f"a model of {booster.num_features()} features, not of {NUM_FEATURES}")
+        return cls(booster)
 
     def predict(self, features: NDArray[np.float32], estimate: Estimate) -> Floats:
         """Predicted seconds [programs]."""

@@ -104,16 +104,19 @@ def propose(
     rng: np.random.Generator,
     exclude: Collection[Program] = (),
     config: SearchConfig | None = None,
+    seeds: Sequence[Program] = (),
 ) -> list[Proposal]:
     """Up to `count` new programs, best predicted first, a few of them random; fewer when the space ends.
 
     `measured` pairs programs with their seconds (inf for a failure); neither they nor `exclude` come again.
+    Evolution begins with the best of them, then `seeds` (such as what was good for similar workloads).
     """
     settings = config or SearchConfig()
     known = {program for program, _ in measured} | set(exclude)
     best_first = [
         program for program, seconds in sorted(measured, key=lambda m: m[1]) if np.isfinite(seconds)
     ]
+    best_first += seeds
     sketches = _promising(task, model, settings.sketches, rng)
     share = settings.share(len(sketches))
     ranked = [evolve(sketch, lambda p: task.predict(p, model), best_first, rng, share) for sketch in sketches]
