@@ -10,7 +10,7 @@ from tvm.tirx import IterVar
 
 from compiler.gpu_tile import unroll_up_to
 from search.dag import Node
-from search.gpu_variables import threaded
+from search.gpu.variables import threaded
 from search.program import Program
 from search.stage import Placement, Stage
 

@@ -17,10 +17,10 @@ from tvm.tirx import IterVar
 from compiler.gpu_tile import unroll_up_to
 from compiler.tensor_intrinsics import register
 from search.device import Gpu
-from search.gpu_variables import shared_kind
+from search.gpu.tensor_core import BANKS, SIDE, SKEW, Product, product
+from search.gpu.variables import shared_kind
 from search.program import Program
 from search.stage import Stage
-from search.tensor_core import BANKS, SIDE, SKEW, Product, product
 
 SHORT = {"float16": "f16", "float32": "f32", "int8": "s8", "int32": "s32"}
 

@@ -13,8 +13,8 @@ from typing import Any
 from tvm.s_tir import Schedule
 
 from compiler.primitives import by_level
-from search.gpu_nest import BLOCK, FETCH, THREAD
-from search.gpu_variables import shared_kind
+from search.gpu.nest import BLOCK, FETCH, THREAD
+from search.gpu.variables import shared_kind
 from search.program import Program
 from search.stage import Stage
 

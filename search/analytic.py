@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search.analytic_gpu import gpu_terms
 from search.analytic_nest import nest_terms, unrolled_seconds
 from search.analytic_tile import tile_terms
 from search.device import Device
+from search.gpu.analytic import gpu_terms
 from search.nest import Floats
 from search.program import Population
 from search.sketch import Sketch

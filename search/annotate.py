@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.code_size import nest_is_small, tile_is_small
-from search.gpu_valid import gpu_valid, redraw
+from search.gpu.valid import gpu_valid, redraw
 from search.moves import depth_of, encloses_readers, is_inlined
 from search.nest import Nest
 from search.program import Population

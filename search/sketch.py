@@ -14,7 +14,7 @@ from functools import cached_property
 from search.dag import AxisKind, Dag, Node, extent_of
 from search.device import Gpu
 from search.factors import GOOD_VECTORS, Tail, divisors
-from search.gpu_variables import gpu_variables
+from search.gpu.variables import gpu_variables
 from search.intrinsics import extents, stage_roles
 from search.location import can_inline, depths, host, readers
 from search.predicates import is_arranged, is_permutation

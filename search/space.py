@@ -8,7 +8,7 @@ from search.cpu_rules import CPU_RULES
 from search.dag import Dag
 from search.derive import Rule, derive
 from search.device import Device
-from search.gpu_rules import GPU_RULES
+from search.gpu.rules import GPU_RULES
 from search.sketch import Sketch
 
 

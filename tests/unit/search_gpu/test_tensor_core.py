@@ -9,10 +9,10 @@ from search.analytic import estimate
 from search.annotate import sample
 from search.dag import Dag
 from search.device import Gpu
+from search.gpu.tensor_core import TensorTile, product
 from search.predicates import needs_tiling
 from search.space import generate
 from search.stage import Placement
-from search.tensor_core import TensorTile, product
 from tests.devices import GPU
 from tests.unit.search import dags
 

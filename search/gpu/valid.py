@@ -7,11 +7,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.dag import extent_of
-from search.gpu_nest import FETCH, GpuTile
-from search.gpu_variables import shared_kind
+from search.gpu.nest import FETCH, GpuTile
+from search.gpu.tensor_core import MAX_FRAGMENTS, SIDE, TensorTile
+from search.gpu.variables import shared_kind
 from search.program import Population
 from search.stage import Placement, Stage
-from search.tensor_core import MAX_FRAGMENTS, SIDE, TensorTile
 
 MAX_VTHREADS = 8
 # Beyond it a thread's registers spill, whatever the number of threads.
