@@ -35,6 +35,11 @@ def _scan() -> tvm.IRModule:
     return tvm.IRModule({"main": main})
 
 
+def _root() -> tvm.IRModule:
+    x = te.placeholder((8,), name="x")
+    return module([x, te.compute((8,), lambda i: te.sqrt(x[i]), name="root")])
+
+
 def _bound_elsewhere() -> tvm.IRModule:
     @T.prim_func(s_tir=True)
     def main(x: T.Buffer((8,), "float32"), y: T.Buffer((8,), "float32")):
@@ -220,6 +225,7 @@ def _dynamic() -> tvm.IRModule:
     ("make", "reason"),
     [
         (_opaque_loop, "block copy: the loop i is parallel"),
+        (_root, "block root has the name that TVM gives to what is around all blocks"),
         (_scan, "block scan has a loop i that is neither spatial nor a reduction"),
         (_bound_elsewhere, "block reverse is bound to its loops in a way that TVM can't reorder"),
         (_shared_loop, "blocks both_v0 and both_v1 share the loop i"),
