@@ -13,8 +13,8 @@ WINDOW = 3
 # has worked comes after all the others.
 PATIENCE = 32
 MAX_SHARE = 0.25
-# A task is set aside after so many trials without progress (five rounds of a quarter of a batch), and at least
-# so many times as many as it took to its best. Less than that part of its latency is no progress, but noise.
+# A task is set aside after so many trials without progress (five rounds of a quarter of a batch), at least so
+# many times as many as it took to its best. Less than that part of its latency is no progress, but noise.
 STALL_TRIALS = 40
 STALL_FACTOR = 2
 PROGRESS = 0.01

@@ -66,7 +66,7 @@ def _best_of_task(measured_s: Floats, task: NDArray[np.int64]) -> Floats:
 
 def _r2(guessed: Floats, actual: Floats) -> float | None:
     spread = float(((actual - actual.mean()) ** 2).sum()) if len(actual) else 0.0
-    return None if spread == 0 else 1 - float(((guessed - actual) ** 2).sum()) / spread
+    return 1 - float(((guessed - actual) ** 2).sum()) / spread if spread > 0 else None
 
 
 def _pairwise(predicted_s: Floats, measured_s: Floats, task: NDArray[np.int64]) -> float | None:

@@ -143,7 +143,7 @@ def test_a_similar_task_that_is_much_faster_promises_more() -> None:
 
 
 def test_a_task_that_stays_behind_is_judged_on_its_own() -> None:
-    task = _task(*[4e-3] * PATIENCE, STALL_TRIALS, flops=2e6, tag="conv")
+    task = _task(*[4e-3] * PATIENCE, flops=2e6, tag="conv")
     fast = _task(1e-3, flops=8e6, tag="conv")
     assert gain_per_trial([task, fast], 0, PATIENCE) == pytest.approx(0.8 * 4e-3 / PATIENCE)
 
