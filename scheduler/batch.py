@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,13 +13,19 @@ from compiler.lower import LoweringError, lower
 from records.tasks import Task
 from records.trials import NewTrial
 from scheduler.known import Known, gather
+from scheduler.learning import Lesson
 from scheduler.situation import Situation
 from scheduler.spaces import Space
 from search.allocate import TaskProgress, next_tasks
 from search.cost_model import CostModel
 from search.policy import Proposal, propose
+from search.program import Program
 
 ASKS_PER_TASK = 3
+# Programs predicted to take so many times as long as the best known one are not measured, once so many
+# programs of the task have run.
+HOPELESS = 3.0
+TRUSTED_AFTER = 64
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +38,7 @@ class Subject:
     space: Space
     known: Known
     progress: TaskProgress
+    seeds: Sequence[Program] = ()
 
     def lowered(self, proposal: Proposal) -> NewTrial | None:
         """The trial, or None when TVM refuses the program or its trace was issued before."""
@@ -49,15 +56,9 @@ class Subject:
 
 
 def plan(
-    situation: Situation,
-    spaces: Mapping[str, Space],
-    model: CostModel,
-    rng: np.random.Generator,
-    slots: int,
-    per_pick: int,
+    subjects: Sequence[Subject], lesson: Lesson, rng: np.random.Generator, slots: int, per_pick: int
 ) -> list[NewTrial]:
     """Up to `slots` trials, about `per_pick` for each pick of the allocator; fewer when the spaces end."""
-    subjects = _subjects(situation, spaces)
     batch: list[NewTrial] = []
     while len(batch) < slots:
         picks = Counter(next_tasks([s.progress for s in subjects], slots - len(batch), per_pick))
@@ -65,22 +66,25 @@ def plan(
             break
         for index, times in picks.items():
             wanted = min(times * per_pick, slots - len(batch))
-            batch += _new_trials(subjects[index], model, rng, wanted)
+            batch += _new_trials(subjects[index], lesson, rng, wanted)
     return batch
 
 
-def _subjects(situation: Situation, spaces: Mapping[str, Space]) -> list[Subject]:
+def subjects_of(
+    situation: Situation, spaces: Mapping[str, Space], seeds: Mapping[str, Sequence[Program]]
+) -> list[Subject]:
+    """The tasks that have a space; `seeds` are by workload hash."""
     subjects = []
     for task in situation.tasks:
-        space = spaces.get(task.workload_hash)
-        if space is not None:
-            records = situation.records.get(task.workload_hash, ())
-            known = gather(space, records, situation.trials[task.id])
-            subjects.append(Subject(task, space, known, known.progress(task, space)))
+        name = task.workload_hash
+        if name in spaces:
+            known = gather(spaces[name], situation.records.get(name, ()), situation.trials[task.id])
+            progress = known.progress(task, spaces[name])
+            subjects.append(Subject(task, spaces[name], known, progress, seeds.get(name, ())))
     return subjects
 
 
-def _new_trials(subject: Subject, model: CostModel, rng: np.random.Generator, wanted: int) -> list[NewTrial]:
+def _new_trials(subject: Subject, lesson: Lesson, rng: np.random.Generator, wanted: int) -> list[NewTrial]:
     """Asks the search again, a few times, when what it proposes can't be lowered or is known already.
 
     A task that gives less than what is wanted is exhausted.
@@ -88,8 +92,7 @@ def _new_trials(subject: Subject, model: CostModel, rng: np.random.Generator, wa
     found: list[NewTrial] = []
     for _ in range(ASKS_PER_TASK):
         missing = wanted - len(found)
-        exclude = subject.known.open | subject.space.spent
-        proposals = propose(subject.space.search, model, subject.known.measured, missing, rng, exclude)
+        proposals = worthwhile(_proposals(subject, lesson.model, rng, missing), subject.known, lesson)
         lowered = [subject.lowered(proposal) for proposal in proposals]
         found += [trial for trial in lowered if trial is not None]
         if len(found) == wanted or len(proposals) < missing:
@@ -97,3 +100,15 @@ def _new_trials(subject: Subject, model: CostModel, rng: np.random.Generator, wa
     issued = subject.progress.issued + len(found)
     subject.progress = replace(subject.progress, issued=issued, exhausted=len(found) < wanted)
     return found
+
+
+def _proposals(subject: Subject, model: CostModel, rng: np.random.Generator, count: int) -> list[Proposal]:
+    exclude = subject.known.open | subject.space.spent
+    measured = subject.known.measured
+    return propose(subject.space.search, model, measured, count, rng, exclude, seeds=subject.seeds)
+
+
+def worthwhile(proposals: Sequence[Proposal], known: Known, lesson: Lesson) -> list[Proposal]:
+    """Without those that are predicted to be hopelessly slow by a model that has seen enough of the task."""
+    is_trusted = lesson.is_learned and known.num_ran >= TRUSTED_AFTER
+    return [p for p in proposals if not is_trusted or p.predicted_s <= HOPELESS * known.best_s]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
@@ -12,9 +13,11 @@ from compiler.workload import from_json
 from records import blobs, devices, jobs, leases, tasks
 from records.jobs import Job, JobState
 from records.tasks import TaskSpec
-from scheduler import journal
+from scheduler import budget, journal
 from scheduler.artifacts import untuned_artifact
 from scheduler.context import Context
+from scheduler.spaces import tag_of
+from search.dag import Dag
 from search.device import Device
 
 OPEN = {JobState.QUEUED, JobState.IMPORTING}
@@ -29,12 +32,12 @@ def run(context: Context, job: Job) -> None:
     if device is None:
         return
     prepared = context.models.prepare(context.database, job.request, device)
-    specs = [_spec(job, task) for task in prepared.tasks]
+    subgraphs = [_Subgraph.read(task) for task in prepared.tasks]
     artifact = untuned_artifact(job, device, prepared, context.now())
     with context.database.begin() as session:
         sha = blobs.put(session, artifact)
     with context.database.begin() as session:
-        _store(session, job, prepared.tasks, specs, context.now())
+        _store(session, job, subgraphs, context.now())
         _ask_for_timing(session, job, sha, context.now())
 
 
@@ -65,35 +68,54 @@ def _wait(session: Session, job: Job) -> None:
         jobs.set_message(session, job.id, message)
 
 
-def _spec(job: Job, task: ExtractedTask) -> TaskSpec:
-    flops, reason = 0.0, ""
-    try:
-        flops = read_dag(from_json(task.module_json)).flops
-    except NotCovered as error:
-        reason = str(error) or "the search has no form for it"
-    return TaskSpec(
-        job_id=job.id,
-        workload_hash=task.workload_hash,
-        name=task.name,
-        weight=task.weight,
-        flops=flops,
-        covered=not reason,
-        reason=reason,
-        constants=task.constants,
-    )
+@dataclass(frozen=True)
+class _Subgraph:
+    """A task of the model as the search sees it: `dag` is None, and `reason` says why, where it can't."""
+
+    task: ExtractedTask
+    dag: Dag | None
+    reason: str
+
+    @classmethod
+    def read(cls, task: ExtractedTask) -> _Subgraph:
+        try:
+            return cls(task, read_dag(from_json(task.module_json)), "")
+        except NotCovered as error:
+            return cls(task, None, str(error) or "the search has no form for it")
+
+    def store(self, session: Session) -> None:
+        tag = tag_of(self.dag) if self.dag is not None else None
+        tasks.put_workload(session, self.task.workload_hash, self.task.module_json, tag)
+
+    def spec(self, job: Job) -> TaskSpec:
+        return TaskSpec(
+            job_id=job.id,
+            workload_hash=self.task.workload_hash,
+            name=self.task.name,
+            weight=self.task.weight,
+            flops=self.dag.flops if self.dag is not None else 0.0,
+            covered=self.dag is not None,
+            reason=self.reason,
+            constants=self.task.constants,
+        )
 
 
-def _store(
-    session: Session, job: Job, extracted: Sequence[ExtractedTask], specs: Sequence[TaskSpec], now: float
-) -> None:
-    for task in extracted:
-        tasks.put_workload(session, task.workload_hash, task.module_json)
-    tasks.add_tasks(session, job.id, specs)
-    num_covered = sum(spec.covered for spec in specs)
-    to, message = JobState.TUNING, f"searching {num_covered} of {len(specs)} subgraphs"
-    if job.request.trials == 0:
-        to, message = JobState.PUBLISHING, "compiling the model with the schedules known"
+def _store(session: Session, job: Job, subgraphs: Sequence[_Subgraph], now: float) -> None:
+    for subgraph in subgraphs:
+        subgraph.store(session)
+    tasks.add_tasks(session, job.id, [subgraph.spec(job) for subgraph in subgraphs])
+    to, message = _next(session, job, subgraphs)
     jobs.advance(session, job.id, OPEN, to, now, message=message)
+
+
+def _next(session: Session, job: Job, subgraphs: Sequence[_Subgraph]) -> tuple[JobState, str]:
+    """The state that follows, and what to say of it."""
+    if job.request.trials:
+        num_covered = sum(subgraph.dag is not None for subgraph in subgraphs)
+        return JobState.TUNING, f"searching {num_covered} of {len(subgraphs)} subgraphs"
+    if num_unknown := len(budget.unknown(session, job.id)):
+        return JobState.TUNING, f"trying the best guess for {num_unknown} of {len(subgraphs)} subgraphs"
+    return JobState.PUBLISHING, "compiling the model with the schedules known"
 
 
 def _ask_for_timing(session: Session, job: Job, artifact_sha: str, now: float) -> None:

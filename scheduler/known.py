@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
 
 from records.schedules import Record
 from records.tasks import Task
@@ -14,7 +13,7 @@ from records.trials import Trial
 from scheduler.spaces import Space
 from search.allocate import TaskProgress
 from search.measurement import Outcome
-from search.program import Program, from_json
+from search.program import Program
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,16 @@ class Known:
     num_open: int
     traces: frozenset[str]
 
+    @property
+    def best_s(self) -> float:
+        """inf when nothing has worked."""
+        return min(self.latencies, default=math.inf)
+
+    @property
+    def num_ran(self) -> int:
+        """How many programs of ours ran."""
+        return sum(math.isfinite(seconds) for _, seconds in self.measured)
+
     def issued(self, program: Program, trace: str) -> Known:
         return replace(self, open=self.open | {program}, traces=self.traces | {trace})
 
@@ -46,27 +55,17 @@ def gather(space: Space, records: Sequence[Record], trials: Sequence[Trial]) -> 
     earlier = sorted((r for r in records if r.trace not in own), key=lambda r: (r.created_at, r.trace))
     done = [trial for trial in trials if trial.state == "done"]
     waiting = [trial for trial in trials if trial.state != "done"]
-    finished = [(r.program, _seconds(r.outcome, r.latency_s)) for r in earlier]
-    finished += [(t.program, _seconds(t.outcome, t.latency_s)) for t in done]
-    parsed = [(parse(space, data), seconds) for data, seconds in finished]
-    open_programs = [parse(space, trial.program) for trial in waiting]
+    finished = [(r.trace, r.program, _seconds(r.outcome, r.latency_s)) for r in earlier]
+    finished += [(t.trace, t.program, _seconds(t.outcome, t.latency_s)) for t in done]
+    parsed = [(space.program(trace, data), seconds) for trace, data, seconds in finished]
+    open_programs = [space.program(trial.trace, trial.program) for trial in waiting]
     return Known(
         measured=tuple((program, seconds) for program, seconds in parsed if program is not None),
         open=frozenset(program for program in open_programs if program is not None),
-        latencies=tuple(seconds for _, seconds in finished),
+        latencies=tuple(seconds for _, _, seconds in finished),
         num_open=len(waiting),
         traces=frozenset(own | {r.trace for r in earlier}),
     )
-
-
-def parse(space: Space, data: dict[str, Any] | None) -> Program | None:
-    """The program in the space as it is today, or None when it no longer fits (or never was ours)."""
-    if data is None:
-        return None
-    try:
-        return from_json(space.search.sketches, data)
-    except ValueError:
-        return None
 
 
 def _seconds(outcome: Outcome | None, latency_s: float | None) -> float:

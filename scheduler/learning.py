@@ -1,38 +1,139 @@
-"""The cost model of a device class, trained on what all jobs have measured there."""
+"""The cost model of a device class, trained on what all jobs have measured there.
+
+Every training is stored as a version, so that a scheduler that starts again goes on with the newest one.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from records import cost_models, schedules
+from records.cost_models import Version
 from records.schedules import Record
 from scheduler.context import Context
-from scheduler.known import parse
-from scheduler.spaces import Space
+from scheduler.evaluation import Example, evaluate
 from search.cost_model import CostModel
 from search.device import Device
-from search.policy import Sample, train
+from search.policy import train
+
+# Reading and describing more takes too long; the newest teach the most about what is searched now.
+HISTORY_LIMIT = 5_000
+# While training took less than this part of the time, any news are learned at once; ...
+CHEAP_SHARE = 0.03
+# ... while it took less than this one, when there are so many times as many records as at the last training.
+MOST_SHARE = 0.06
+GROWTH = 0.05
+# Records are held out, and a second model is trained without them, when there are so many times as many.
+EVALUATION_GROWTH = 1.5
+MIN_EVALUATED = 100
+
+log = logging.getLogger(__name__)
 
 
-def trained(context: Context, device: Device, history: Sequence[Record]) -> CostModel:
-    """Trained on `history`, newest first; the last model again while the history is the same."""
-    stamp = (len(history), *((history[0].created_at, history[0].trace) if history else ()))
-    last = context.spaces.learned.get(device.key)
-    if last is not None and last[0] == stamp:
-        return last[1]
+@dataclass
+class Lesson:
+    """What this process knows of a class's cost model: trained on so many `records`, those stored until
+    `newest_at`; `evaluated` of them when metrics were last worked out. It began with the class at `began_at`
+    and has spent `spent_s` seconds on training since."""
+
+    began_at: float
+    model: CostModel
+    is_learned: bool = False
+    records: int = 0
+    newest_at: float = 0.0
+    evaluated: int = 0
+    spent_s: float = 0.0
+
+    def is_due(self, news: int, now: float, batch_size: int) -> bool:
+        """Whether to train again after so many new records, so that training costs next to nothing."""
+        elapsed_s = max(now - self.began_at, 0.0)
+        if news == 0:
+            return False
+        if self.spent_s <= CHEAP_SHARE * elapsed_s:
+            return True
+        return news >= max(batch_size, GROWTH * self.records) and self.spent_s <= MOST_SHARE * elapsed_s
+
+
+def lesson(context: Context, device: Device) -> Lesson:
+    """The class's model, trained again first if that is due; the last one when training fails."""
+    found = context.lessons.get(device.key)
+    if found is None:
+        found = context.lessons[device.key] = _resumed(context, device)
+    with context.database.begin() as session:
+        news = schedules.count_after(session, device.key, found.newest_at)
+    if found.is_due(news, context.now(), context.settings.batch_size):
+        _learn(context, device, found)
+    return found
+
+
+def _resumed(context: Context, device: Device) -> Lesson:
+    """Begins with the newest version stored, if it is one of this search's features."""
+    found = Lesson(context.now(), CostModel())
+    with context.database.begin() as session:
+        stored = cost_models.newest(session, device.key)
+    if stored is None:
+        return found
+    version, data = stored
+    try:
+        found.model = CostModel.from_bytes(data)
+    except ValueError as error:
+        log.warning("the last cost model of class %s can't be used: %s", device.key, error)
+        return found
+    found.is_learned, found.records, found.newest_at = True, version.records, version.newest_record_at
+    # As if this process had trained it: it isn't due again at once.
+    found.spent_s = version.train_secs
+    return found
+
+
+def _learn(context: Context, device: Device, found: Lesson) -> None:
+    began = context.now()
+    with context.database.begin() as session:
+        found.newest_at = schedules.newest_at(session, device.key)
+        history = schedules.history(session, device.key, HISTORY_LIMIT)
+    examples = _examples(context, device, history)
+    try:
+        model = train([example.sample for example in examples])
+    except Exception:
+        # Whatever the learner stumbles over must not stop a job: there is still the model before.
+        log.exception("the cost model of class %s can't be trained: the last one stays", device.key)
+        found.spent_s += max(context.now() - began, 0.0)
+        return
+    data = model.to_bytes()
+    found.model, found.is_learned, found.records = model, bool(data), len(examples)
+    train_secs = max(context.now() - began, 0.0)
+    metrics = _metrics(found, device, examples)
+    found.spent_s += max(context.now() - began, 0.0)
+    if found.is_learned:
+        version = Version(device.key, found.records, found.newest_at, context.now(), train_secs, metrics)
+        with context.database.begin() as session:
+            cost_models.add(session, version, data)
+
+
+def _metrics(found: Lesson, device: Device, examples: Sequence[Example]) -> dict[str, Any] | None:
+    """Metrics of held-out records; None unless there are many more records than the last time."""
+    if len(examples) < max(MIN_EVALUATED, EVALUATION_GROWTH * found.evaluated):
+        return None
+    found.evaluated = len(examples)
+    try:
+        return evaluate(examples)
+    except Exception:
+        log.exception("the cost model of class %s can't be evaluated", device.key)
+        return None
+
+
+def _examples(context: Context, device: Device, history: Sequence[Record]) -> list[Example]:
+    """Oldest first."""
     hashes = [record.workload_hash for record in history]
     spaces = context.spaces.load(context.database, hashes, device)
-    model = train(_samples(history, spaces))
-    context.spaces.learned[device.key] = (stamp, model)
-    return model
-
-
-def _samples(history: Sequence[Record], spaces: dict[str, Space]) -> list[Sample]:
-    samples = []
+    examples = []
     for record in reversed(history):
         space = spaces.get(record.workload_hash)
-        program = parse(space, record.program) if space is not None else None
+        program = space.program(record.trace, record.program) if space is not None else None
         if space is not None and program is not None:
             seconds = math.inf if record.latency_s is None else record.latency_s
-            samples.append((space.search, program, seconds))
-    return samples
+            examples.append(Example(record.workload_hash, (space.search, program, seconds)))
+    return examples

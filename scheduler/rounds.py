@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from sqlalchemy.orm import Session
 
 from records import events, jobs, trials
 from records.jobs import Job, JobState
-from records.trials import NewTrial, TrialCounts
-from scheduler import journal, waiting
-from scheduler.batch import plan
+from records.trials import NewTrial
+from scheduler import budget, journal, waiting
+from scheduler.batch import plan, subjects_of
 from scheduler.context import Context
-from scheduler.learning import trained
+from scheduler.learning import lesson
+from scheduler.similar import seeds
 from scheduler.situation import Situation, read
 
 
@@ -27,7 +28,7 @@ def run(context: Context, job: Job) -> None:
         order = _decide(session, context, job)
         if order.slots and not journal.begin(session, job, "searching", context.now(), max_attempts):
             return
-    if order.slots and _issue(context, job, order.slots):
+    if order.slots and _issue(context, job, order):
         return
     with context.database.begin() as session:
         if order.is_last or order.slots:
@@ -37,10 +38,12 @@ def run(context: Context, job: Job) -> None:
 
 @dataclass(frozen=True)
 class Order:
-    """How many trials to issue now, and whether none are to follow (budget or minutes spent)."""
+    """How many trials to issue now, and whether none are to follow (budget or minutes spent). With
+    `first_guesses` all are for tasks for which nothing was tried: the budget has no room for others."""
 
     slots: int
     is_last: bool
+    first_guesses: bool = False
 
 
 def _decide(session: Session, context: Context, job: Job) -> Order:
@@ -48,13 +51,13 @@ def _decide(session: Session, context: Context, job: Job) -> Order:
         trials.drop_pending(session, job.id)
         return Order(slots=0, is_last=True)
     counts = trials.counts(session, job.id)
-    room = _room(job, counts)
+    room = budget.room(session, job)
     num_open = counts.pending + counts.leased
     is_time = num_open <= context.settings.plan_ahead * context.settings.batch_size
     # A search that found nothing new finds nothing until another result is in.
     is_barren = num_open > 0 and context.barren.get(job.id) == counts.done
     slots = min(room, context.settings.batch_size) if is_time and not is_barren else 0
-    return Order(slots, is_last=room == 0)
+    return Order(slots, is_last=room == 0, first_guesses=budget.left(session, job) < room)
 
 
 def _time_is_up(job: Job, now: float) -> bool:
@@ -63,21 +66,25 @@ def _time_is_up(job: Job, now: float) -> bool:
     return now >= job.started_at + 60 * job.request.minutes
 
 
-def _room(job: Job, counts: TrialCounts) -> int:
-    return max(job.request.trials - counts.pending - counts.leased - counts.done, 0)
-
-
-def _issue(context: Context, job: Job, slots: int) -> int:
-    """Plan up to `slots` trials and store them; how many they were."""
+def _issue(context: Context, job: Job, order: Order) -> int:
+    """Plan trials and store them; how many they were."""
     with context.database.begin() as session:
-        situation = read(session, job)
+        situation = read(session, job, context.memory)
+        if order.first_guesses:
+            situation = replace(situation, tasks=tuple(budget.unknown(session, job.id)))
     hashes = [task.workload_hash for task in situation.tasks]
     spaces = context.spaces.load(context.database, hashes, situation.device)
-    model = trained(context, situation.device, situation.history)
+    learned = lesson(context, situation.device)
+    subjects = subjects_of(situation, spaces, seeds(context, situation, spaces))
     rng = np.random.default_rng((job.request.seed, situation.round))
-    batch = plan(situation, spaces, model, rng, slots, context.settings.trials_per_pick)
+    batch = plan(subjects, learned, rng, order.slots, _per_pick(context, job, len(subjects)))
     with context.database.begin() as session:
         return _store(session, context, situation, batch)
+
+
+def _per_pick(context: Context, job: Job, num_tasks: int) -> int:
+    """Trials that a task gets at once, fewer where the budget is too small for every task to get so many."""
+    return max(1, min(context.settings.trials_per_pick, job.request.trials // max(num_tasks, 1)))
 
 
 def _store(session: Session, context: Context, situation: Situation, batch: Sequence[NewTrial]) -> int:
@@ -86,7 +93,7 @@ def _store(session: Session, context: Context, situation: Situation, batch: Sequ
     if job.state is not JobState.TUNING:
         return 0
     now = context.now()
-    room = _room(job, trials.counts(session, job.id))
+    room = budget.room(session, job)
     issued = trials.add(session, job.id, situation.round, batch[:room], now)
     data = {"round": situation.round, "trials": len(issued), "tasks": _names(situation, batch[:room])}
     events.append(session, job.id, journal.ROUND, data, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -13,10 +13,10 @@ from compiler import workload
 from compiler.subgraph import NotCovered, read_dag
 from records import tasks
 from records.database import Database
-from search.cost_model import CostModel
+from search.dag import Dag
 from search.device import Device
 from search.policy import SearchTask
-from search.program import Program
+from search.program import Program, from_json
 from search.space import generate
 
 LIMIT = 512
@@ -30,27 +30,40 @@ class Space:
     """One workload on one device class; `module` is TVM's.
 
     `spent` are programs not worth proposing again though nobody measured them: TVM refused them, or they
-    lower to a trace that another program has.
+    lower to a trace that another program has. `seeds` are programs that were good for similar workloads, with
+    the traces that they were made of.
     """
 
     module: Any
     search: SearchTask
     spent: set[Program] = field(default_factory=set)
+    seeds: tuple[frozenset[str], tuple[Program, ...]] = (frozenset(), ())
+    _programs: dict[str, Program | None] = field(default_factory=dict)
 
     @cached_property
     def tag(self) -> str:
-        """Tasks of one tag are alike: the same kind of loop nest at its heart, the same order of work."""
-        heart = max(self.search.dag.nodes, key=lambda node: node.flops * node.iterations)
-        nest = "".join(axis.kind for axis in heart.axes)
-        return f"{nest}{len(heart.reads)}:{int(math.log(self.search.dag.flops + 1, SIMILAR))}"
+        return tag_of(self.search.dag)
+
+    def program(self, trace: str, data: Mapping[str, Any] | None) -> Program | None:
+        """The program that a trace was made of, as its stored `data` say; None when that no longer fits the
+        space (or never was ours)."""
+        if trace not in self._programs:
+            self._programs[trace] = _program(self.search, data)
+        return self._programs[trace]
+
+
+def tag_of(dag: Dag) -> str:
+    """Workloads of one tag are alike: the same kind of loop nest at their heart, the same order of work."""
+    heart = max(dag.nodes, key=lambda node: node.flops * node.iterations)
+    nest = "".join(axis.kind for axis in heart.axes)
+    return f"{nest}{len(heart.reads)}:{int(math.log(dag.flops + 1, SIMILAR))}"
 
 
 @dataclass
 class Spaces:
-    """The last `LIMIT` spaces used, and the cost model of each device class with what it was trained on."""
+    """The last `LIMIT` spaces used."""
 
     _spaces: dict[tuple[str, str], Space | None] = field(default_factory=dict)
-    learned: dict[str, tuple[object, CostModel]] = field(default_factory=dict)
 
     def load(self, database: Database, hashes: Collection[str], device: Device) -> dict[str, Space]:
         """The spaces of those workloads that are stored and covered by the search."""
@@ -73,6 +86,13 @@ class Spaces:
     def _forget(self, limit: int) -> None:
         for key in list(self._spaces)[: max(len(self._spaces) - limit, 0)]:
             del self._spaces[key]
+
+
+def _program(task: SearchTask, data: Mapping[str, Any] | None) -> Program | None:
+    try:
+        return from_json(task.sketches, data) if data is not None else None
+    except ValueError:
+        return None
 
 
 def _parse(name: str, text: str, device: Device) -> Space | None:

@@ -37,7 +37,7 @@ SETTINGS = Settings(broker="unused", database_url="unused", batch_size=4, trials
 UNTUNED, TUNED = b"untuned library", b"tuned library"
 
 
-def _task(name: str, module: Any, weight: int) -> ExtractedTask:
+def extracted(name: str, module: Any, weight: int) -> ExtractedTask:
     return ExtractedTask(workload_hash(module), to_json(module), name, weight, (1,), (name,))
 
 
@@ -47,9 +47,9 @@ def _cumsum() -> Any:
     return workloads.module([data, topi.cumsum(data, axis=1)])
 
 
-MATMUL = _task("matmul", workloads.matmul(16, 16, 16), 3)
-CONV = _task("conv", workloads.conv2d(7, 4, 8, 3, 1, 1), 1)
-CUMSUM = _task("cumsum", _cumsum(), 1)
+MATMUL = extracted("matmul", workloads.matmul(16, 16, 16), 3)
+CONV = extracted("conv", workloads.conv2d(7, 4, 8, 3, 1, 1), 1)
+CUMSUM = extracted("cumsum", _cumsum(), 1)
 
 
 @dataclass
@@ -96,6 +96,7 @@ def propose_at_random(
     count: int,
     rng: np.random.Generator,
     exclude: Collection[Program] = (),
+    seeds: Sequence[Program] = (),
 ) -> list[Proposal]:
     """What search.policy.propose promises, without the evolution."""
     known = {program for program, _ in measured} | set(exclude)

@@ -9,7 +9,7 @@ from compiler.model import ModelError
 from records import events, jobs, leases, schedules, trials
 from records.devices import WorkerState
 from records.jobs import JobState
-from search.measurement import Outcome
+from search.measurement import Measurement, Outcome
 from tests.unit.scheduler.farm import CONV, CUMSUM, DEVICE, MATMUL, TUNED, UNTUNED, FakeCompiler, Farm
 
 
@@ -56,6 +56,48 @@ def test_a_job_without_trials_is_compiled_with_what_is_known(farm: Farm, compile
     assert job.trials_issued == 0
     tuned, compiled = compiler.schedules
     assert tuned == compiled != {}
+
+
+def test_without_trials_the_best_guess_is_tried_for_what_is_unknown(
+    farm: Farm, compiler: FakeCompiler
+) -> None:
+    farm.submit(trials=0)
+    farm.plug_in()
+    job = farm.finish()
+    assert states(farm) == ["queued", "importing", "tuning", "publishing", "done"]
+    assert (job.trials_issued, job.trials_done) == (2, 2)
+    tried = {trial.workload_hash: trial for trial in farm.trials()}
+    assert tried.keys() == {MATMUL.workload_hash, CONV.workload_hash}
+    ran = {name: trial.trace for name, trial in tried.items() if trial.outcome is Outcome.OK}
+    assert compiler.schedules == [ran]
+
+
+def test_a_guess_that_failed_is_not_compiled_in_and_the_next_job_makes_another(
+    farm: Farm, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.unit.scheduler import farm as world
+
+    monkeypatch.setattr(world, "measure", lambda trial: Measurement(Outcome.WRONG_RESULT, error="no"))
+    for job_id in ("job", "again"):
+        farm.submit(job_id, trials=0)
+        farm.plug_in()
+        assert farm.finish(job_id).state is JobState.DONE
+    assert compiler.schedules == [{}, {}]
+    traces = [{(t.workload_hash, t.trace) for t in farm.trials(job_id)} for job_id in ("job", "again")]
+    assert len(traces[0]) == len(traces[1]) == 2
+    assert not traces[0] & traces[1]
+
+
+def test_only_what_is_unknown_is_tried(farm: Farm, compiler: FakeCompiler) -> None:
+    compiler.tasks = [MATMUL]
+    farm.submit()
+    farm.plug_in()
+    farm.finish()
+    compiler.tasks = [MATMUL, CONV]
+    farm.restart()
+    farm.submit("guess", trials=0)
+    assert farm.finish("guess").trials_done == 1
+    assert [t.workload_hash for t in farm.trials("guess")] == [CONV.workload_hash]
 
 
 def test_without_a_device_the_job_waits_in_the_queue(farm: Farm) -> None:

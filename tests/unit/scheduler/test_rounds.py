@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +17,15 @@ from records.jobs import JobState
 from records.schedules import Record
 from records.trials import NewTrial
 from scheduler import batch, known
+from scheduler.batch import TRUSTED_AFTER, worthwhile
+from scheduler.known import Known
+from scheduler.learning import Lesson
 from search.annotate import sample
+from search.cost_model import CostModel
 from search.measurement import Outcome
 from search.policy import Proposal, SearchTask, propose
 from search.program import Program
-from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, FakeCompiler, Farm
+from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, FakeCompiler, Farm, propose_at_random
 
 Measured = Sequence[tuple[Program, float]]
 
@@ -81,7 +87,8 @@ def test_the_budget_is_spent_exactly(farm: Farm, budget: int) -> None:
     farm.restart(plan_ahead=1)
     farm.submit(trials=budget)
     farm.plug_in()
-    assert farm.finish().trials_done == budget
+    # Every subgraph gets its first guess.
+    assert farm.finish().trials_done == max(budget, 2)
 
 
 def test_when_the_minutes_are_up_only_what_is_being_measured_is_waited_for(farm: Farm) -> None:
@@ -119,6 +126,44 @@ def test_a_later_job_starts_from_what_earlier_ones_measured(farm: Farm) -> None:
         assert (task.best_s or 1.0) <= (best[task.name] or 1.0)
 
 
+def test_a_small_budget_is_shared_among_all_tasks(farm: Farm) -> None:
+    farm.restart(trials_per_pick=4)
+    farm.submit(trials=4)
+    farm.plug_in()
+    farm.finish()
+    assert Counter(t.workload_hash for t in farm.trials()) == {MATMUL.workload_hash: 2, CONV.workload_hash: 2}
+
+
+def test_hopeless_candidates_are_left_to_those_who_trust_no_model() -> None:
+    quick, slow = Proposal(None, 2.9e-3), Proposal(None, 3.1e-3)  # type: ignore[arg-type]
+    lesson = Lesson(0.0, CostModel(), is_learned=True)
+    ran = [(None, 1e-3)] * TRUSTED_AFTER
+    failed = [(None, math.inf)] * TRUSTED_AFTER
+    task = lambda measured: Known(tuple(measured), frozenset(), (1e-3,), 0, frozenset())  # noqa: E731
+    assert worthwhile([quick, slow], task(ran), lesson) == [quick]
+    assert worthwhile([quick, slow], task(ran[1:] + failed), lesson) == [quick, slow]
+    assert worthwhile([quick, slow], task(ran), replace(lesson, is_learned=False)) == [quick, slow]
+
+
+def test_a_task_whose_candidates_are_all_hopeless_gives_way(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The convolution is never proposed anything worth measuring: the other task gets its trials."""
+    monkeypatch.setattr(batch, "TRUSTED_AFTER", 1)
+
+    def proposed(task: SearchTask, *args: Any, **more: Any) -> list[Proposal]:
+        slow = "conv" in task.dag.name or len(task.dag.nodes) > 1
+        return [replace(p, predicted_s=1.0 if slow else 1e-9) for p in propose_at_random(task, *args, **more)]
+
+    monkeypatch.setattr(batch, "propose", proposed)
+    begin(farm, trials=16)
+    farm.context.lessons[DEVICE.key].is_learned = True
+    monkeypatch.setattr(Lesson, "is_due", lambda *args: False)
+    assert farm.finish().trials_done == 16
+    counts = Counter(trial.workload_hash for trial in farm.trials())
+    assert counts == {MATMUL.workload_hash: 14, CONV.workload_hash: 2}
+
+
 def test_the_same_seed_gives_the_same_trials(farm: Farm) -> None:
     """Also when the first plan was lost with the process before it was stored."""
     begin(farm)
@@ -142,7 +187,13 @@ def test_another_seed_gives_other_trials(farm: Farm) -> None:
 
 def test_an_exhausted_space_ends_the_tuning_early(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     def three(
-        task: SearchTask, model: object, measured: Measured, count: int, rng: object, exclude: set[Program]
+        task: SearchTask,
+        model: object,
+        measured: Measured,
+        count: int,
+        rng: object,
+        exclude: set[Program],
+        seeds: object,
     ) -> list[Proposal]:
         population = sample(task.sketches[0], 16, np.random.default_rng(0))
         known = {program for program, _ in measured} | exclude
@@ -199,7 +250,7 @@ def test_a_search_that_found_nothing_waits_for_news(farm: Farm, monkeypatch: pyt
     farm.restart(plan_ahead=1)
     begin(farm)
     calls: list[int] = []
-    monkeypatch.setattr(batch, "propose", lambda *args: calls.append(1) or [])
+    monkeypatch.setattr(batch, "propose", lambda *args, **more: calls.append(1) or [])
     plan(farm)
     count = len(calls)
     assert count > 0
@@ -217,10 +268,11 @@ def test_a_program_of_an_older_space_counts_but_is_not_parsed(farm: Farm) -> Non
     begin(farm)
     [space] = farm.context.spaces.load(farm.database, [MATMUL.workload_hash], DEVICE).values()
     [first, *_] = [t for t in farm.trials() if t.workload_hash == MATMUL.workload_hash]
-    old = replace(first, program={"sketch": "gone", "values": [1]}, state="done", run_secs=(2e-3,))
+    gone = {"sketch": "gone", "values": [1]}
+    old = replace(first, trace="old", program=gone, state="done", run_secs=(2e-3,))
     gathered = known.gather(space, [], [old])
     assert (gathered.measured, len(gathered.latencies)) == ((), 1)
-    assert known.parse(space, {"sketch": None, "values": "no"}) is None
+    assert space.program("damaged", {"sketch": None, "values": "no"}) is None
 
 
 def test_what_another_database_brought_is_not_measured_again(farm: Farm) -> None:
@@ -267,5 +319,5 @@ def test_the_real_search_and_the_learned_model_work_here(
     farm.plug_in()
     job = farm.finish()
     assert job.trials_done == 36
-    assert farm.context.spaces.learned[DEVICE.key]
+    assert farm.context.lessons[DEVICE.key].is_learned
     assert {trial.outcome for trial in farm.trials()} > {Outcome.OK}

@@ -1,0 +1,64 @@
+"""How well the cost model predicts records that it was not trained on, beside the analytic estimate."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search.cost_model import CostModel
+from search.metrics import Metrics, by_task
+from search.metrics import evaluate as metrics_of
+from search.nest import Floats
+from search.policy import Sample, train
+from search.program import gather
+
+HELD_OUT = 0.2
+
+
+class Example(NamedTuple):
+    """A sample and the hash of its workload."""
+
+    workload: str
+    sample: Sample
+
+
+def evaluate(examples: Sequence[Example]) -> dict[str, Any]:
+    """As JSON: the metrics of both models on a random fifth of the examples, the learned one trained on the
+    others: `learned`, `analytic`, and both for every workload in `tasks`; how many it was `trained_on`."""
+    held = np.random.default_rng(0).random(len(examples)) < HELD_OUT
+    left = [example for example, is_held in zip(examples, held, strict=True) if not is_held]
+    unseen = [example for example, is_held in zip(examples, held, strict=True) if is_held]
+    names = list(dict.fromkeys(example.workload for example in unseen))
+    task = np.array([names.index(example.workload) for example in unseen], dtype=np.int64)
+    measured = np.array([example.sample[2] for example in unseen])
+    models = {"learned": train([example.sample for example in left]), "analytic": CostModel()}
+    predicted = {kind: _predicted(unseen, model) for kind, model in models.items()}
+    return {
+        "trained_on": len(left),
+        **{kind: asdict(metrics_of(seconds, measured, task)) for kind, seconds in predicted.items()},
+        "tasks": _by_name(names, {kind: by_task(s, measured, task) for kind, s in predicted.items()}),
+    }
+
+
+def _by_name(names: Sequence[str], kinds: dict[str, dict[int, Metrics]]) -> dict[str, Any]:
+    return {
+        name: {kind: asdict(found[number]) for kind, found in kinds.items()}
+        for number, name in enumerate(names)
+    }
+
+
+def _predicted(examples: Sequence[Example], model: CostModel) -> Floats:
+    """[examples]: seconds, predicted for all programs of a sketch at once."""
+    rows: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for row, example in enumerate(examples):
+        rows[example.workload, example.sample[1].sketch.key].append(row)
+    seconds: NDArray[np.float64] = np.zeros(len(examples))
+    for same in rows.values():
+        task = examples[same[0]].sample[0]
+        seconds[same] = task.predict(gather([examples[row].sample[1] for row in same]), model)
+    return seconds
