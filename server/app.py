@@ -6,7 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI
 
-from server import events, health, jobs, models, schedules, workers
+from server import cost_models, events, health, jobs, models, schedules, workers
 from server.context import Context
 from server.guards import LimitBody, RequireToken
 from server.metrics import CountRequests
@@ -29,7 +29,7 @@ def create_app(context: Context) -> FastAPI:
     )
     app.state.context = context
     rooms = (models.router, events.router, jobs.router, workers.router)
-    for router in (*rooms, schedules.router, health.router):
+    for router in (*rooms, schedules.router, cost_models.router, health.router):
         app.include_router(router)
     install(app)
     app.add_middleware(LimitBody, max_bytes=lambda path: _max_bytes(context, path))

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from records.cost_models import Version, evaluated
 from records.devices import WorkerInfo
 from records.jobs import Job
 from records.models import ModelInfo
@@ -61,8 +62,9 @@ class JobRequestBody(_Request):
     """What to tune: `model` is the sha256 of an uploaded model, `shapes` its dynamic inputs' shapes.
 
     `target` is "native" (whatever worker is ready) or a device class's key or unique name. The job ends
-    when its budget of `trials` or of `minutes` is spent. With `compile_only` nothing is measured but the
-    whole model: it is compiled with the schedules known already, and `trials` is left out.
+    when its budget of `trials` or of `minutes` is spent; every subgraph of which nothing is known gets one
+    trial whatever the budget. With `compile_only` that is all, besides the whole model's timing: it is
+    compiled with the schedules known already and these best guesses, and `trials` is left out.
     """
 
     model: Sha256
@@ -265,6 +267,70 @@ class ScheduleBody(BaseModel):
             source=record.source,
             created_at=record.created_at,
         )
+
+
+class MetricsBody(BaseModel):
+    """How well a model predicts so many `records`' throughput, relative to the best of their task; null where
+    they can't tell. `pairwise`: share of pairs in the right order; `recall`: share of the 30 fastest that are
+    among the 30 predicted to be the fastest."""
+
+    records: int
+    r2: float | None
+    pairwise: float | None
+    recall: float | None
+
+
+class ComparedBody(BaseModel):
+    """The metrics of the learned model and of the analytic estimate on the same records."""
+
+    learned: MetricsBody
+    analytic: MetricsBody
+
+
+class HeldOutBody(ComparedBody):
+    """On records held out of a model `trained_on` the others; `tasks` are by workload."""
+
+    trained_on: int
+    tasks: dict[str, ComparedBody]
+
+
+class CostModelBody(BaseModel):
+    """A device class's cost model: `versions` trainings, the newest on so many `records`. `train_secs` is
+    what that took, `total_train_secs` what all of them took. `metrics` are the newest, of the version that
+    was trained at `metrics_at`; null until there are enough records."""
+
+    device_class: str
+    device_name: str
+    versions: int
+    records: int
+    newest_record_at: float
+    created_at: float
+    train_secs: float
+    total_train_secs: float
+    metrics_at: float | None
+    metrics: HeldOutBody | None
+
+    @classmethod
+    def of(cls, device_name: str, versions: Sequence[Version]) -> CostModelBody:
+        newest, measured = versions[0], evaluated(versions)
+        return cls(
+            device_class=newest.device_class,
+            device_name=device_name,
+            versions=len(versions),
+            records=newest.records,
+            newest_record_at=newest.newest_record_at,
+            created_at=newest.created_at,
+            train_secs=newest.train_secs,
+            total_train_secs=sum(version.train_secs for version in versions),
+            metrics_at=measured.created_at if measured else None,
+            metrics=HeldOutBody.model_validate(measured.metrics) if measured else None,
+        )
+
+
+class CostModelsBody(BaseModel):
+    """By device class."""
+
+    items: list[CostModelBody]
 
 
 class ScheduleQueryBody(_Request):

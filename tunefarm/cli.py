@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tunefarm import accuracy
 from tunefarm.estimate import latency_text
 from tunefarm.exits import run
 from tunefarm.inputs import checked_minutes, checked_model, parsed_shapes, prepared_output
@@ -93,7 +94,7 @@ def compile_(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile an ONNX model with the best schedules known already, without tuning."""
+    """Compile an ONNX model at once, with the best schedules known and best guesses for the rest."""
     request = JobRequest("", 0, parsed_shapes(shape or ()), target, compile_only=True)
     _make(model, request, output, load(server=server, token=token, data=data), as_json)
 
@@ -231,8 +232,7 @@ def _job_table(known: Sequence[Job]) -> Table:
     for job in known:
         created = datetime.fromtimestamp(job.created_at).isoformat(" ", "seconds")
         latencies = latency_text(job.untuned_latency_s), latency_text(job.tuned_latency_s)
-        trials = f"{job.trials_done}/{job.trials}"
-        table.add_row(job.id, job.model_name, job.state, trials, *latencies, created)
+        table.add_row(job.id, job.model_name, job.state, job.trials_text, *latencies, created)
     return table
 
 
@@ -275,6 +275,28 @@ def workers(server: Server = None, token: Token = None, data: Data = None, as_js
         counts = str(one.trials_done), str(one.failures)
         table.add_row(one.id, one.state, one.device_name or "-", one.device_class or "-", *counts)
     _stdout().print(table)
+
+
+@app.command()
+def model(
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="CLASS", help="Only of this device class.")
+    ] = None,
+    server: Server = None,
+    token: Token = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show how well the learned cost model of each device class predicts."""
+    with _running(server, token, data) as found:
+        known = found.client.cost_models(device)
+    if as_json:
+        _print_json([asdict(one) for one in known])
+    elif known:
+        _stdout().print(accuracy.summary(known))
+        _stdout().print(accuracy.LEGEND, markup=False, highlight=False, style="dim")
+    else:
+        _stdout().print("no cost model was trained yet: that begins with the first trials, tune a model")
 
 
 @app.command()

@@ -24,7 +24,18 @@ import httpx_sse
 import tenacity
 from pydantic import TypeAdapter, ValidationError
 
-from tunefarm.values import Database, Event, Imported, Job, JobRequest, Model, Schedule, Task, Worker
+from tunefarm.values import (
+    CostModel,
+    Database,
+    Event,
+    Imported,
+    Job,
+    JobRequest,
+    Model,
+    Schedule,
+    Task,
+    Worker,
+)
 
 Value = TypeVar("Value")
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -123,6 +134,11 @@ class Client:
 
     def workers(self) -> list[Worker]:
         return _parse(list[Worker], self._get("/v1/workers").get("items"))
+
+    def cost_models(self, target: str | None = None) -> list[CostModel]:
+        """The cost models of every device class that has one, or of one class."""
+        query = {} if target is None else {"target": target}
+        return _parse(list[CostModel], self._get("/v1/cost-models", query).get("items"))
 
     def best(self, workload: str, target: str = "native") -> Schedule:
         """The best schedule of one workload, given by its structural hash."""

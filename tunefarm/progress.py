@@ -39,7 +39,7 @@ class Picture:
         if job.message:
             parts.append(job.message)
         if job.state is JobState.TUNING:
-            parts.append(f"{job.trials_done}/{job.trials} trials")
+            parts.append(f"{job.trials_text} trials")
             parts.append(f"{latency_text(network_s(self.tasks))} end to end (estimate)")
             parts.append(
                 f"{duration_text(self.left_s)} left" if self.left_s is not None else "time left unknown"

@@ -75,6 +75,11 @@ class Job:
     untuned_latency_s: float | None
     tuned_latency_s: float | None
 
+    @property
+    def trials_text(self) -> str:
+        """Done of its budget, or of the first guesses that go beyond it."""
+        return f"{self.trials_done}/{max(self.trials, self.trials_done)}"
+
 
 @dataclass(frozen=True)
 class Task:
@@ -114,6 +119,49 @@ class Worker:
     last_seen_at: float
     trials_done: int
     failures: int
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """How well a model predicts so many `records`; None where they can't tell. `r2` is of throughput relative
+    to the task's best, `pairwise` the share of pairs in the right order, `recall` the share of the 30 fastest
+    that are among the 30 predicted to be the fastest."""
+
+    records: int
+    r2: float | None
+    pairwise: float | None
+    recall: float | None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The learned model beside the analytic estimate, on the same records."""
+
+    learned: Metrics
+    analytic: Metrics
+
+
+@dataclass(frozen=True)
+class HeldOut(Compared):
+    """On records held out of a model `trained_on` the others; `tasks` are by workload."""
+
+    trained_on: int
+    tasks: dict[str, Compared]
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """A device class's cost model: `versions` trainings, the newest on so many `records`. `metrics` are the
+    newest, None until there are enough records."""
+
+    device_class: str
+    device_name: str
+    versions: int
+    records: int
+    created_at: float
+    train_secs: float
+    total_train_secs: float
+    metrics: HeldOut | None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.unit.tunefarm.samples import job, task
+from tests.unit.tunefarm.samples import cost_model, job, task
 from tunefarm.values import JobState
 
 
@@ -44,6 +44,9 @@ class FakeService:
             return {"items": [asdict(task("conv1", weight=2, best_s=0.003))]}
         if path.endswith(":cancel"):
             return asdict(job(state=JobState.CANCELLED))
+        if path.startswith("/v1/cost-models"):
+            untold = cost_model(device_name="another", metrics=None)
+            return {"items": [] if path.endswith("toaster") else [asdict(cost_model()), asdict(untold)]}
         if path == "/v1/workers":
             return {"items": [_WORKER]}
         if (method, path) == ("POST", "/v1/jobs"):

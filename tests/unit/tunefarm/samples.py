@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tunefarm.values import Job, JobState, Task
+from tunefarm.values import Compared, CostModel, HeldOut, Job, JobState, Metrics, Task
 
 JOB = Job(
     id="j1",
@@ -37,3 +37,10 @@ def task(
     name: str, *, weight: int = 1, best_s: float | None = None, covered: bool = True, reason: str = ""
 ) -> Task:
     return Task(f"hash of {name}", name, weight, covered, reason, trials=3 if best_s else 0, best_s=best_s)
+
+
+def cost_model(**changes: Any) -> CostModel:
+    learned, analytic = Metrics(200, 0.958, 0.851, 0.624), Metrics(200, -0.5, 0.75, None)
+    held_out = HeldOut(learned, analytic, 800, {"hash of conv1": Compared(learned, analytic)})
+    plain = CostModel("cafe", "a board", 12, 1000, 1000.0, 0.75, 6.5, held_out)
+    return replace(plain, **changes)

@@ -165,10 +165,24 @@ def test_questions_about_jobs_and_workers(fake: FakeService, capsys: pytest.Capt
     assert "job j1 is cancelled" in capsys.readouterr().out
 
 
+def test_the_accuracy_of_cost_models(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["model", "--server", fake.url]) == ExitCode.OK
+    _, told, untold, legend, *_ = capsys.readouterr().out.splitlines()
+    for part in ("a board", "cafe", "12", "1000", "750 ms", "6.5 s", "0.958 / -0.500", "0.624 / -"):
+        assert part in told
+    assert untold.split()[-4:] == ["-"] * 4
+    assert "learned / analytic" in legend
+    assert run(app, ["model", "--server", fake.url, "--json"]) == ExitCode.OK
+    first, _ = json.loads(capsys.readouterr().out)
+    assert first["metrics"]["tasks"]["hash of conv1"]["analytic"]["pairwise"] == 0.75
+    assert run(app, ["model", "--device", "toaster", "--server", fake.url]) == ExitCode.OK
+    assert "no cost model was trained yet" in capsys.readouterr().out
+
+
 def test_help_lists_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, []) == ExitCode.OK
     out = capsys.readouterr().out
-    commands = "tune up server scheduler worker jobs watch cancel best compile export import workers"
+    commands = "tune up server scheduler worker jobs watch cancel best compile export import workers model"
     for command in commands.split():
         assert f"\n  {command} " in out
     for code in ExitCode:

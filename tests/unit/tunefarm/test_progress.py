@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import pytest
 from rich.console import Console
 
 from tests.unit.tunefarm.samples import job, task
@@ -68,3 +69,8 @@ def test_the_display_suits_its_place() -> None:
     with display(out, silent=False) as shown:
         shown.show(picture(trials_done=40))
     assert "40/100 trials" in text_of(out)
+
+
+@pytest.mark.parametrize(("trials", "done", "text"), [(100, 3, "3/100"), (0, 3, "3/3"), (0, 0, "0/0")])
+def test_first_guesses_may_go_beyond_the_budget(trials: int, done: int, text: str) -> None:
+    assert job(trials=trials, trials_done=done).trials_text == text

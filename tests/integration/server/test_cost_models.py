@@ -1,0 +1,71 @@
+"""Cost models over HTTP: what is stored of them, told for people and programs."""
+
+from __future__ import annotations
+
+from records import cost_models
+from records.cost_models import Version
+
+from .conftest import DEVICE, Service, Worker
+
+METRICS = {
+    "trained_on": 80,
+    "learned": {"records": 20, "r2": 0.9, "pairwise": 0.85, "recall": None},
+    "analytic": {"records": 20, "r2": -1.5, "pairwise": 0.7, "recall": None},
+    "tasks": {},
+}
+
+
+def store(service: Service, *versions: Version) -> None:
+    with service.database.begin() as session:
+        for version in versions:
+            cost_models.add(session, version, b"trees")
+
+
+def test_the_newest_version_with_the_newest_metrics(service: Service, worker: Worker) -> None:
+    worker.call()
+    store(
+        service,
+        Version(DEVICE.key, 100, 5.0, 6.0, 0.25, METRICS),
+        Version(DEVICE.key, 110, 7.0, 8.0, 0.5, None),
+    )
+    for query in ({}, {"target": DEVICE.key}, {"target": "native"}):
+        [found] = service.http.get("/v1/cost-models", params=query).json()["items"]
+        assert found == {
+            "device_class": DEVICE.key,
+            "device_name": DEVICE.name,
+            "versions": 2,
+            "records": 110,
+            "newest_record_at": 7.0,
+            "created_at": 8.0,
+            "train_secs": 0.5,
+            "total_train_secs": 0.75,
+            "metrics_at": 6.0,
+            "metrics": METRICS,
+        }
+
+
+def test_without_metrics_yet(service: Service, worker: Worker) -> None:
+    worker.call()
+    store(service, Version(DEVICE.key, 50, 5.0, 6.0, 0.25, None))
+    [found] = service.http.get("/v1/cost-models").json()["items"]
+    assert (found["metrics"], found["metrics_at"]) == (None, None)
+
+
+def test_before_the_first_training(service: Service, worker: Worker) -> None:
+    assert service.http.get("/v1/cost-models").json() == {"items": []}
+    worker.call()
+    answer = service.http.get("/v1/cost-models", params={"target": DEVICE.key})
+    assert (answer.status_code, answer.json()["title"]) == (404, "No cost model")
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert "tune a model" in answer.json()["detail"]
+
+
+def test_of_an_unknown_class(service: Service) -> None:
+    answer = service.http.get("/v1/cost-models", params={"target": "toaster"})
+    assert (answer.status_code, answer.json()["title"]) == (422, "Unknown target")
+
+
+def test_it_is_part_of_the_published_interface(service: Service) -> None:
+    schema = service.http.get("/openapi.json").json()
+    answer = schema["paths"]["/v1/cost-models"]["get"]["responses"]["200"]["content"]["application/json"]
+    assert answer["schema"]["$ref"].endswith("/CostModelsBody")
