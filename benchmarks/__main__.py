@@ -14,6 +14,11 @@ COMMANDS = {
     "benchmarks.space --quick --json FILE": "our space of programs against MetaSchedule's, for three "
     "operators: random programs, the best of both, programs sampled a second; under 10 minutes",
     "benchmarks.space --json FILE": "the same for the whole suite; about an hour",
+    "benchmarks.operators --quick --json FILE": "our search against MetaSchedule's, for three operators: "
+    "seconds until as good, quality after as many trials, trials and predictions a second, and the matrix "
+    "product against numpy; under 10 minutes",
+    "benchmarks.operators --json FILE": "the same for the paper's twelve operators; about an hour and a half",
+    "benchmarks.operators --ablation --json FILE": "our search without a part of it at a time; about an hour",
     "benchmarks.report FILE...": "rewrites the tables and plots of docs/benchmarks.md from such files",
 }
 

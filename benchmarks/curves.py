@@ -12,9 +12,9 @@ from pydantic import TypeAdapter
 
 @dataclass(frozen=True)
 class Point:
-    """At `at_s` seconds after the job was submitted, `trials` were done and the network took `latency_s`.
+    """At `at_s` seconds after the start, `trials` were done and the best known took `latency_s`.
 
-    That latency is the sum over its tasks; it is known once every task has a schedule.
+    Of a network that is the sum over its tasks, known once every task has a schedule.
     """
 
     at_s: float

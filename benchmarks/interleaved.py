@@ -50,6 +50,11 @@ class Timings:
     def latency_s(self) -> Median:
         return _median(self.blocks)
 
+    @property
+    def per_s(self) -> Median:
+        """Calls a second."""
+        return _median([1 / block for block in self.blocks])
+
     def ratio_to(self, other: Timings) -> Median:
         """How many times `other`'s latency this is, by rounds: what slows a whole round cancels out."""
         return _median([ours / theirs for ours, theirs in zip(self.blocks, other.blocks, strict=True)])
@@ -93,6 +98,22 @@ def time_calls(
         call()
         secs.append(clock() - start)
     return tuple(secs)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """A contestant that makes things, as many at a call as it returns; a turn gives the seconds for each."""
+
+    make: Callable[[], int]
+
+    def time_block(self, block: Block) -> Sequence[float]:
+        """Raises RuntimeError when nothing was made."""
+        made: list[int] = []
+        secs = time_calls(lambda: made.append(self.make()), block)
+        timed = made[-len(secs) :]
+        if not sum(timed):
+            raise RuntimeError("nothing was made that could be counted")
+        return [sum(secs) / sum(timed)]
 
 
 def _median(values: Sequence[float]) -> Median:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -34,6 +34,26 @@ class Candidate:
         return cls(to_json(module), None)
 
 
+@dataclass(frozen=True)
+class Trial:
+    """One candidate of a search; None when it never came to be. `at_s` seconds after the search began it was
+    known to take `secs`, infinite when it failed."""
+
+    candidate: Candidate | None
+    secs: float
+    at_s: float
+
+
+# Candidates with the seconds each took when it was first timed; None for one that never came to be.
+Timed = Sequence[tuple[Candidate | None, float]]
+
+
+def fastest(timed: Timed, count: int) -> list[Candidate]:
+    """At most `count` different ones, those that failed left out."""
+    ranked = sorted((pair for pair in timed if math.isfinite(pair[1])), key=lambda pair: pair[1])
+    return list(dict.fromkeys(candidate for candidate, _ in ranked if candidate is not None))[:count]
+
+
 class Judge:
     """Builds, verifies and times candidates for one workload, with warm caches, on the device's cores."""
 
@@ -54,6 +74,11 @@ class Judge:
     def measure(self, candidates: Sequence[Candidate | None]) -> list[Measurement]:
         """All are built first, then timed one by one with the cores to themselves."""
         return [self.run(built) for built in self.build(candidates)]
+
+    def timed(self, candidates: Sequence[Candidate | None]) -> Iterator[float]:
+        """As `measure`, the seconds of each as soon as they are known; inf for a candidate that failed."""
+        for built in self.build(candidates):
+            yield seconds(self.run(built))
 
     def _build(self, candidate: Candidate | None) -> Built | Measurement:
         if candidate is None:

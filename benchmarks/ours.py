@@ -2,41 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import tvm
 
-from benchmarks.judge import Candidate
+from benchmarks.judge import Candidate, Trial
 from compiler.lower import LoweringError, lower
 from compiler.subgraph import read_dag
 from compiler.workload import to_json
 from search.annotate import sample
 from search.cost_model import CostModel
+from search.dag import Dag
 from search.device import Device
-from search.policy import SearchTask, draw, propose, train
-from search.program import Program
+from search.policy import Sample, SearchConfig, SearchTask, draw, propose, train
+from search.program import Population, Program
+from search.sketch import Sketch
 from search.space import generate
+from search.transfer import transferred
 
-TRIALS_A_ROUND = 32
+# The estimate is good at once and few measurements correct most of it: rounds begin small, and grow.
+SMALLEST_ROUND, LARGEST_ROUND = 8, 32
+# So many programs of every similar workload are fitted to the one that is searched.
+SEEDS = 4
 
-# Seconds of every program; inf where it failed.
-Measure = Callable[[Sequence[Candidate | None]], Sequence[float]]
+# Seconds of every program in their order, each as soon as it is known; inf where it failed.
+Measure = Callable[[Sequence[Candidate | None]], Iterable[float]]
 
 
 class EmptySpace(Exception):
     """A workload has no valid programs; the message names it."""
 
 
+@dataclass(frozen=True)
+class Variant:
+    """A way to search: which task is made of a workload's sketches, how batches are picked, and whether the
+    learned model is trained or the estimate stays as it is."""
+
+    task: Callable[[Dag, tuple[Sketch, ...], Device], SearchTask] = SearchTask
+    config: SearchConfig | None = None
+    learns: bool = True
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A finished search: its trials, what each of them taught, and the model trained on that in the end."""
+
+    trials: tuple[Trial, ...]
+    samples: tuple[Sample, ...]
+    model: CostModel
+
+
 class OurSpace:
     """The sketches of one workload on one device."""
 
-    def __init__(self, module: tvm.IRModule, device: Device) -> None:
+    def __init__(self, module: tvm.IRModule, device: Device, variant: Variant | None = None) -> None:
         """Raises NotCovered when the search has no form for the workload."""
+        start_s = time.perf_counter()
         dag = read_dag(module)
         self._module = module
         self._text = to_json(module)
-        self._task = SearchTask(dag, generate(dag, device), device)
+        self._variant = variant or Variant()
+        self._task = self._variant.task(dag, generate(dag, device), device)
+        self._set_up_s = time.perf_counter() - start_s
 
     def random(self, count: int, rng: np.random.Generator) -> list[Program]:
         """As the search draws them when it knows nothing but the estimate. Raises EmptySpace."""
@@ -48,6 +79,15 @@ class OurSpace:
     def sample_all(self, count: int, rng: np.random.Generator) -> int:
         """Draws `count` programs of every sketch; how many valid ones there were."""
         return sum(len(sample(sketch, count, rng)) for sketch in self._task.sketches)
+
+    def population(self, count: int, rng: np.random.Generator) -> Population:
+        """Up to `count` different programs of the sketch that has the most of them."""
+        drawn = [sample(sketch, count, rng) for sketch in self._task.sketches]
+        return max(drawn, key=len)
+
+    def score(self, population: Population, model: CostModel) -> int:
+        """Predicts all of them; how many there were."""
+        return len(self._task.predict(population, model))
 
     def lower(self, program: Program) -> Candidate:
         """Raises LoweringError when TVM refuses the program."""
@@ -61,20 +101,56 @@ class OurSpace:
             return None
 
     def tune(
-        self, trials: int, measure: Measure, rng: np.random.Generator
-    ) -> list[tuple[Candidate | None, float]]:
-        """Searches as a job does, a round at a time; everything measured, in its order."""
-        known: list[tuple[Program, float]] = []
-        found: list[tuple[Candidate | None, float]] = []
-        model = CostModel()
-        while len(known) < trials:
-            count = min(TRIALS_A_ROUND, trials - len(known))
-            programs = [one.program for one in propose(self._task, model, known, count, rng)]
+        self, trials: int, measure: Measure, rng: np.random.Generator, before: Sequence[Sample] = ()
+    ) -> Searched:
+        """Searches as a job does, a round at a time: nothing else runs while candidates are timed.
+
+        `before` are measurements of other workloads: the model knows them from the start, and evolution
+        begins with the best of them, fitted to this workload. Reading the workload and deriving its sketches
+        counts into the trials' seconds.
+        """
+        start_s = time.perf_counter() - self._set_up_s
+        found: list[Trial] = []
+        samples: list[Sample] = []
+        model, seeds = self._trained(before), transferred(_best_of_each(before), self._task.sketches)
+        while len(found) < trials:
+            count = min(round_size(len(found)), trials - len(found))
+            programs = self._next(model, samples, count, rng, seeds)
             if not programs:
                 break
             candidates = [self.candidate(program) for program in programs]
-            secs = measure(candidates)
-            known += zip(programs, secs, strict=True)
-            found += zip(candidates, secs, strict=True)
-            model = train([(self._task, program, one_s) for program, one_s in known])
-        return found
+            for program, candidate, secs in zip(programs, candidates, measure(candidates), strict=True):
+                found.append(Trial(candidate, secs, time.perf_counter() - start_s))
+                samples.append((self._task, program, secs))
+            model = self._trained([*before, *samples])
+        return Searched(tuple(found), tuple(samples), model)
+
+    def _next(
+        self,
+        model: CostModel,
+        samples: Sequence[Sample],
+        count: int,
+        rng: np.random.Generator,
+        seeds: Sequence[Program],
+    ) -> list[Program]:
+        known = [(program, secs) for _, program, secs in samples]
+        proposals = propose(self._task, model, known, count, rng, config=self._variant.config, seeds=seeds)
+        return [one.program for one in proposals]
+
+    def _trained(self, samples: Sequence[Sample]) -> CostModel:
+        return train(samples) if self._variant.learns else CostModel()
+
+
+def _best_of_each(samples: Sequence[Sample]) -> list[Program]:
+    """The fastest few programs of every task."""
+    of_task: dict[int, list[tuple[float, Program]]] = {}
+    for task, program, secs in samples:
+        if math.isfinite(secs):
+            of_task.setdefault(id(task), []).append((secs, program))
+    ranked = (sorted(found, key=lambda pair: pair[0])[:SEEDS] for found in of_task.values())
+    return [program for found in ranked for _, program in found]
+
+
+def round_size(done: int) -> int:
+    """How many trials come next after so many."""
+    return min(max(done, SMALLEST_ROUND), LARGEST_ROUND)

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from benchmarks.curves import Curve
+from benchmarks.curves import Curve, Point
 from benchmarks.drawn import Drawn
+from benchmarks.searches import Search
 
 PANELS_A_ROW = 4
 
@@ -35,18 +37,64 @@ def draw(curve: Curve) -> bytes:
 
 def draw_drawn(drawn: Sequence[Drawn]) -> bytes:
     """A panel an operator: the latencies of both engines' random programs over the fastest one's."""
-    rows = math.ceil(len(drawn) / PANELS_A_ROW)
     with _style():
-        figure = Figure(figsize=(8, 1.9 * rows), layout="constrained")
-        panels = figure.subplots(rows, PANELS_A_ROW, sharex=True, sharey=True, squeeze=False).ravel()
-        for axes, each in zip(panels, drawn, strict=False):
+        figure, panels = _panels(len(drawn))
+        for axes, each in zip(panels, drawn, strict=True):
             _ranked(axes, each)
-        for axes in panels[len(drawn) :]:
-            axes.set_visible(False)
         panels[0].legend(loc="upper left", fontsize=8)
         figure.supxlabel("share of the random programs")
         figure.supylabel("times the fastest's latency")
         return _svg(figure)
+
+
+def draw_searches_by_seconds(searches: Sequence[Search]) -> bytes:
+    """A panel an operator: every search's best latency over the fastest one's, against seconds. Every search
+    has found something."""
+    return _draw_searches(
+        searches, lambda point: point.at_s, lambda search: search.seconds, "seconds of the search"
+    )
+
+
+def draw_searches_by_trials(searches: Sequence[Search]) -> bytes:
+    """The same against trials."""
+    return _draw_searches(searches, lambda point: point.trials, lambda search: search.trials, "trials")
+
+
+def _draw_searches(
+    searches: Sequence[Search],
+    place: Callable[[Point], float],
+    end: Callable[[Search], float],
+    across: str,
+) -> bytes:
+    operators = list(dict.fromkeys(search.operator for search in searches))
+    colours = {engine: f"C{at}" for at, engine in enumerate(dict.fromkeys(s.engine for s in searches))}
+    with _style():
+        figure, panels = _panels(len(operators))
+        for axes, operator in zip(panels, operators, strict=True):
+            own = [search for search in searches if search.operator == operator]
+            best_s = min(search.points[-1].latency_s for search in own)
+            for search in own:
+                places = [*map(place, search.points), end(search)]
+                heights = [point.latency_s / best_s for point in search.points]
+                axes.step(places, [*heights, heights[-1]], where="post", color=colours[search.engine])
+            axes.set_title(operator, fontsize=9)
+            axes.set_xscale("log")
+            _logarithmic(axes)
+        lines = [Line2D([], [], color=colour, label=engine) for engine, colour in colours.items()]
+        figure.legend(handles=lines, loc="outside upper center", ncols=4, fontsize=8)
+        figure.supxlabel(across)
+        figure.supylabel("times the fastest's latency")
+        return _svg(figure)
+
+
+def _panels(count: int) -> tuple[Figure, list[Axes]]:
+    """As many, some in a row."""
+    rows = math.ceil(count / PANELS_A_ROW)
+    figure = Figure(figsize=(8, 1.9 * rows), layout="constrained")
+    panels = figure.subplots(rows, PANELS_A_ROW, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes in panels[count:]:
+        axes.set_visible(False)
+    return figure, list(panels[:count])
 
 
 def _ranked(axes: Axes, drawn: Drawn) -> None:

@@ -14,10 +14,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import curves, drawn, figures
+from benchmarks import curves, drawn, figures, searches
 from benchmarks.curves import Curve
 from benchmarks.drawn import Drawn
 from benchmarks.figures import FiguresError, Results
+from benchmarks.searches import Search
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,6 +77,11 @@ def _images(file: Path) -> Iterator[tuple[str, str, bytes]]:
     programs = _drawn(file)
     if programs:
         yield "random", "latencies of random programs", plots.draw_drawn(programs)
+    found = [search for search in _searches(file) if search.points]
+    if found:
+        what = "best latency of every search against"
+        yield "seconds", f"{what} seconds", plots.draw_searches_by_seconds(found)
+        yield "trials", f"{what} trials", plots.draw_searches_by_trials(found)
 
 
 def _curves(file: Path) -> tuple[Curve, ...]:
@@ -92,6 +98,14 @@ def _drawn(file: Path) -> tuple[Drawn, ...]:
         return drawn.read(path)
     except ValueError as error:
         raise FiguresError(f"{path} holds no random programs: measure again or remove it") from error
+
+
+def _searches(file: Path) -> tuple[Search, ...]:
+    path = searches.beside(file)
+    try:
+        return searches.read(path)
+    except ValueError as error:
+        raise FiguresError(f"{path} holds no searches: measure again or remove it") from error
 
 
 def _escaped(cell: str) -> str:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.figures import Figure, at_least, at_most, figure, number
-from benchmarks.interleaved import Median, Timings
+from benchmarks.interleaved import Timings
 from benchmarks.space_run import Final, Found, Plan, Rates
 
 # Vectorized exponentials and reductions should make these twice as fast.
@@ -76,7 +76,7 @@ def _final(name: str, final: Final | None, bound: float) -> list[Figure]:
 
 
 def _rates(name: str, rates: Rates) -> list[Figure]:
-    ours, lowered, theirs = (_per_s(each) for each in (rates.ours, rates.lowered, rates.theirs))
+    ours, lowered, theirs = (each.per_s for each in (rates.ours, rates.lowered, rates.theirs))
     peer = f"MetaSchedule: {number(theirs.value)} /s"
     return [
         figure(
@@ -95,11 +95,6 @@ def _rates(name: str, rates: Rates) -> list[Figure]:
             spread=lowered.spread,
         ),
     ]
-
-
-def _per_s(timings: Timings) -> Median:
-    low_s, high_s = timings.latency_s.spread
-    return Median(1 / timings.latency_s.value, (1 / high_s, 1 / low_s))
 
 
 def _ms(timings: Timings) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.drawn import Drawn
-from benchmarks.interleaved import Block, Timings, measure, time_calls
-from benchmarks.judge import Candidate, Finalist, Judge, seconds
+from benchmarks.interleaved import Block, Counted, Timings, measure
+from benchmarks.judge import Finalist, Judge, Timed, fastest, seconds
 from benchmarks.ours import OurSpace
 from benchmarks.suite import OPERATORS
 from benchmarks.theirs import TheirSpace
@@ -24,9 +23,6 @@ RATED = ("GMM", "C2D")
 SAMPLED_OF_A_SKETCH = 2048
 RATE_BLOCK = Block(warm_up_s=0.1, min_s=0.5, min_calls=1)
 FINAL_BLOCK = Block()  # finalists repeat as often as the bench finds right
-
-# Candidates with the seconds each took when it was first timed; None for one that never came to be.
-Timed = Sequence[tuple[Candidate | None, float]]
 
 
 @dataclass(frozen=True)
@@ -129,10 +125,8 @@ class _Run:
         )
 
     def _tuned(self) -> tuple[Timed, Timed]:
-        def measure_all(candidates: Sequence[Candidate | None]) -> list[float]:
-            return [seconds(one) for one in self._judge.measure(candidates)]
-
-        ours = self._ours.tune(self._plan.trials, measure_all, self._rng)
+        searched = self._ours.tune(self._plan.trials, self._judge.timed, self._rng)
+        ours = [(trial.candidate, trial.secs) for trial in searched.trials]
         with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
             return ours, self._theirs.tune(self._plan.trials, self._judge, Path(folder))
 
@@ -156,33 +150,11 @@ class _Run:
             return sum(self._ours.candidate(program) is not None for program in programs)
 
         contestants = {
-            "ours": _Sampler(arrays),
-            "lowered": _Sampler(traces),
-            "theirs": _Sampler(lambda: len(self._theirs.sample())),
+            "ours": Counted(arrays),
+            "lowered": Counted(traces),
+            "theirs": Counted(lambda: len(self._theirs.sample())),
         }
         return Rates(**measure(contestants, self._plan.rounds, RATE_BLOCK))
-
-
-def fastest(timed: Timed, count: int) -> list[Candidate]:
-    """At most `count` different ones, those that failed left out."""
-    ranked = sorted((pair for pair in timed if math.isfinite(pair[1])), key=lambda pair: pair[1])
-    return list(dict.fromkeys(candidate for candidate, _ in ranked if candidate is not None))[:count]
-
-
-@dataclass(frozen=True)
-class _Sampler:
-    """Draws programs again and again; a turn gives the seconds a valid program took."""
-
-    draw: Callable[[], int]
-
-    def time_block(self, block: Block) -> Sequence[float]:
-        """Raises RuntimeError when nothing valid was drawn."""
-        drawn: list[int] = []
-        secs = time_calls(lambda: drawn.append(self.draw()), block)
-        timed = drawn[-len(secs) :]
-        if not sum(timed):
-            raise RuntimeError("no valid program was drawn")
-        return [sum(secs) / sum(timed)]
 
 
 def _best(timings: dict[str, Timings], side: str) -> Timings | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,14 +31,19 @@ def test_ours_are_random_and_searched() -> None:
     assert ours.sample_all(64, rng) > 64
     rounds: list[int] = []
 
-    def measure(candidates: list[Candidate | None]) -> list[float]:
+    def measure(candidates: Sequence[Candidate | None]) -> Iterator[float]:
         rounds.append(len(candidates))
-        return [seconds(one) for one in judge.measure(candidates)]
+        return judge.timed(candidates)
 
     found = ours.tune(40, measure, rng)
-    assert rounds == [32, 8]
-    assert len({candidate for candidate, _ in found}) == 40
-    assert all(0 < secs < 1 for _, secs in found)
+    assert rounds == [8, 8, 16, 8]
+    assert len({trial.candidate for trial in found.trials}) == 40
+    assert all(0 < trial.secs < 1 for trial in found.trials)
+    stamps = [trial.at_s for trial in found.trials]
+    assert stamps == sorted(set(stamps))
+    assert [secs for _, _, secs in found.samples] == [trial.secs for trial in found.trials]
+    population = ours.population(1000, rng)
+    assert 100 < ours.score(population, found.model) == len(population) <= 1000
 
 
 def test_candidates_that_never_came_to_be_or_are_wrong_are_infinitely_slow() -> None:

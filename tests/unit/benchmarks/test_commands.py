@@ -35,6 +35,7 @@ def test_the_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> N
     text = capsys.readouterr().out
     assert "python -m benchmarks.networks --quick --json FILE" in text
     assert "python -m benchmarks.space --quick --json FILE" in text
+    assert "python -m benchmarks.operators --quick --json FILE" in text
     assert "python -m benchmarks.report" in text
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from benchmarks.interleaved import Block, Timings, measure, time_calls
+from benchmarks.interleaved import Block, Counted, Timings, measure, time_calls
 
 
 @dataclass
@@ -85,6 +85,21 @@ def test_warming_up_is_not_timed() -> None:
         clock.now_s += next(costs)
 
     assert time_calls(call, Block(5.12, 0.5, 2, 2), clock) == pytest.approx((1.0, 1.0))
+
+
+def test_what_is_made_is_counted_but_not_while_warming_up() -> None:
+    made = iter((1000, 2, 2))
+    (secs_each,) = Counted(lambda: next(made)).time_block(Block(0.0, 0.0, 2, 2))
+    assert next(made, None) is None
+    assert secs_each > 0
+    with pytest.raises(RuntimeError, match="nothing was made"):
+        Counted(lambda: 0).time_block(Block(0.0, 0.0, 1, 1))
+
+
+def test_calls_a_second() -> None:
+    rate = Timings((0.5, 0.25, 0.1)).per_s
+    assert rate.value == pytest.approx(4.0)
+    assert 2 < rate.spread[0] < 4 < rate.spread[1] < 10
 
 
 def test_a_measurement_needs_a_round_and_a_turn_a_call() -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
-from benchmarks import curves, report
+from benchmarks import curves, report, searches
 from benchmarks.curves import Curve, Point
 from benchmarks.figures import FiguresError, Results, at_least, figure
+from benchmarks.searches import Search
 
 DOCUMENT = """# Benchmarks
 
@@ -102,6 +104,25 @@ def test_two_sections_of_one_name_are_too_many() -> None:
         report.replace_section(twice, "a", "new")
 
 
-def test_the_document_kept_here_has_the_sections() -> None:
+@pytest.mark.parametrize("name", ["networks", "space", "operators", "ablation"])
+def test_the_document_kept_here_has_the_sections(name: str) -> None:
     text = Path("docs/benchmarks.md").read_text()
-    assert "new" in report.replace_section(text, "networks", "new")
+    assert "\nnew\n" in report.replace_section(text, name, "new")
+
+
+def test_searches_are_drawn_against_seconds_and_trials(folder: Path) -> None:
+    RESULTS.write(folder / "benchmarks" / "operators.json")
+    found = [Search.of("GMM", engine, [(1.0, 2e-3), (2.0, 1e-3)]) for engine in ("ours", "MetaSchedule")]
+    failed = Search.of("C2D", "ours", [(1.0, math.inf)])
+    searches.write([failed, *found], folder / "benchmarks" / "operators.searches.jsonl")
+    assert _run(folder, "operators.json") == 0
+    text = (folder / "benchmarks.md").read_text()
+    for name in ("seconds", "trials"):
+        assert f"(plots/operators-{name}.svg)" in text
+        assert "MetaSchedule" in (folder / "plots" / f"operators-{name}.svg").read_text()
+
+
+def test_searches_that_are_none_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "benchmarks" / "networks.searches.jsonl").write_text("{}\n")
+    assert _run(folder) == 1
+    assert "networks.searches.jsonl holds no searches" in capsys.readouterr().err

@@ -12,10 +12,10 @@ import pytest
 from benchmarks import drawn, figures, space
 from benchmarks.figures import Figure
 from benchmarks.interleaved import Timings
-from benchmarks.judge import Candidate
+from benchmarks.judge import Candidate, fastest
 from benchmarks.space import Failed
 from benchmarks.space_figures import density, figures_of
-from benchmarks.space_run import Final, Found, Plan, Rates, fastest
+from benchmarks.space_run import Final, Found, Plan, Rates
 from benchmarks.suite import OPERATORS
 
 PLAN = Plan(programs=3, trials=8, threads=2)

@@ -1,0 +1,279 @@
+"""What was found of both engines' searches, as figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.figures import Aim, Figure, at_least, at_most, figure, number
+from benchmarks.interleaved import Median, Timings
+from benchmarks.libraries import Compared
+from benchmarks.operators_run import THEIRS, Found, Plan, Side
+
+QUALITY_AIMS: Mapping[int, Aim] = {8: at_least(1.5), 16: at_least(1.5), 64: at_least(1.05)}
+NEVER_BELOW = at_least(0.97)
+# Which search of ours is held against MetaSchedule's: in words, itself, what it should reach.
+SOONER: tuple[tuple[str, Callable[[Found], Side], Aim], ...] = (
+    ("", lambda one: one.ours, at_least(10)),
+    (", other shapes known", lambda one: one.warm, at_least(25)),
+)
+FASTER_TRIALS = at_least(5)
+SCORED = at_least(50_000)
+# Our search is done after so many trials: going on to so many in all gains little.
+SETTLED_AFTER, SETTLED_OF = 64, 1000
+
+
+@dataclass(frozen=True)
+class Sooner:
+    """When a search was as fast as MetaSchedule at its end: `at_s` seconds and `trials` after its start.
+
+    `ratio` says how many times as long MetaSchedule took for all of its trials, `own_ratio` until it had
+    found its best program.
+    """
+
+    at_s: float
+    trials: int
+    ratio: float
+    own_ratio: float
+
+
+def figures_of(found: Sequence[Found], plan: Plan) -> list[Figure]:
+    """What holds for all operators first, then the operators in their order."""
+    return [*_overall(found, plan), *(each for one in found for each in _operator(one, plan))]
+
+
+def correction(side: Side) -> float | None:
+    """By how much latencies in turns differ from those that a search measured, which the machine's mood at
+    that time and the choice of the luckiest go into; None without finalists."""
+    ratios = [each.timings.latency_s.value / each.searched_s for each in side.judged]
+    return statistics.median(ratios) if ratios else None
+
+
+def sooner(one: Found, side: Side, trials: int) -> Sooner | None:
+    """None when the search never was as fast, or either side has no finalist to compare."""
+    goal, factor = one.theirs.after(trials), correction(side)
+    if goal is None or factor is None:
+        return None
+    point = side.search.reached(goal.timings.latency_s.value / factor)
+    if point is None or not point.at_s:
+        return None
+    theirs = one.theirs.search
+    return Sooner(point.at_s, point.trials, theirs.seconds / point.at_s, theirs.points[-1].at_s / point.at_s)
+
+
+def quality(one: Found, trials: int) -> Median | None:
+    """MetaSchedule's latency over ours, after as many trials of each; None when either has no finalist."""
+    ours, theirs = one.ours.after(trials), one.theirs.after(trials)
+    return theirs.timings.ratio_to(ours.timings) if ours and theirs else None
+
+
+def rates(one: Found) -> tuple[float, float] | None:
+    """Trials a second of ours and of MetaSchedule's."""
+    ours, theirs = one.ours.search.trials_per_s, one.theirs.search.trials_per_s
+    return (ours, theirs) if ours and theirs else None
+
+
+def _overall(found: Sequence[Found], plan: Plan) -> list[Figure]:
+    return [
+        *(each for trials in plan.milestones(THEIRS) for each in _overall_quality(found, trials)),
+        *_overall_sooner(found, plan),
+        *_mean(found, "trials a second relative to MetaSchedule's", _rate_ratio, "x", FASTER_TRIALS),
+        *_overall_spread(found),
+        *_mean(found, "candidates scored a second on one core", _scored_per_s, "/s", SCORED),
+        *_settled(found, plan),
+    ]
+
+
+def _mean(
+    found: Sequence[Found], name: str, of: Callable[[Found], float | None], unit: str, aim: Aim | None = None
+) -> list[Figure]:
+    """The geometric mean over the operators that have it, the others named; empty when none has."""
+    values = {one.operator: value for one in found if (value := of(one)) is not None}
+    if not values:
+        return []
+    without = [one.operator for one in found if one.operator not in values]
+    lowest, highest = min(values, key=lambda key: values[key]), max(values, key=lambda key: values[key])
+    peer = f"{number(values[lowest])} ({lowest}) .. {number(values[highest])} ({highest})"
+    left_out = f"; without {', '.join(without)}" if without else ""
+    mean = statistics.geometric_mean(values.values())
+    operators = f"geometric mean of {len(values)} operators"
+    return [figure(f"{operators}: {name}", mean, unit, aim=aim, peer=peer + left_out)]
+
+
+def _overall_quality(found: Sequence[Found], trials: int) -> list[Figure]:
+    def ratio(one: Found) -> float | None:
+        median = quality(one, trials)
+        return median.value if median else None
+
+    name = f"MetaSchedule's latency relative to ours after {trials} trials"
+    figures = _mean(found, name, ratio, "x", QUALITY_AIMS.get(trials))
+    ratios = {one.operator: value for one in found if (value := ratio(one)) is not None}
+    if trials == SETTLED_AFTER and ratios:
+        worst = min(ratios, key=lambda operator: ratios[operator])
+        figures.append(figure(f"lowest of these: {name}", ratios[worst], "x", aim=NEVER_BELOW, peer=worst))
+    lost = [one.operator for one in found if one.theirs.after(trials) and not one.ours.after(trials)]
+    if lost:
+        figures += _exceptions(f"had no program of ours after {trials} trials", lost, len(found))
+    return figures
+
+
+def _overall_sooner(found: Sequence[Found], plan: Plan) -> list[Figure]:
+    return [each for words, side, aim in SOONER for each in _one_sooner(found, plan, words, side, aim)]
+
+
+def _one_sooner(
+    found: Sequence[Found], plan: Plan, words: str, side: Callable[[Found], Side], aim: Aim
+) -> list[Figure]:
+    times = {one.operator: sooner(one, side(one), plan.trials) for one in found}
+
+    def ratio(one: Found) -> float | None:
+        time = times[one.operator]
+        return time.ratio if time else None
+
+    def own_ratio(one: Found) -> float | None:
+        time = times[one.operator]
+        return time.own_ratio if time else None
+
+    goals = [one.operator for one in found if one.theirs.after(plan.trials)]
+    never = [operator for operator in goals if times[operator] is None]
+    name = f"MetaSchedule's seconds for {plan.trials} trials relative to ours until as fast{words}"
+    return [
+        *_mean(found, name, ratio, "x", aim),
+        *_mean(found, f"{name}, counting MetaSchedule's only until its best", own_ratio, "x"),
+        *(_exceptions(f"never were as fast{words}", never, len(goals)) if goals else []),
+    ]
+
+
+def _exceptions(what: str, operators: Sequence[str], of: int) -> list[Figure]:
+    """How many operators a mean says nothing of because ours failed; none of them should."""
+    named = ", ".join(operators) or None
+    return [figure(f"operators of {of} that {what}", len(operators), "", aim=at_most(0), peer=named)]
+
+
+def _overall_spread(found: Sequence[Found]) -> list[Figure]:
+    pairs = [pair for one in found for pair in one.precision]
+    if not pairs:
+        return []
+    ours, theirs = (
+        statistics.median(_spread(timings) for timings in side)
+        for side in ([pair.ours for pair in pairs], [pair.theirs for pair in pairs])
+    )
+    name = f"spread of measuring a program again (p90 - p10 over the median), median of {len(pairs)} programs"
+    return [figure(name, 100 * ours, "%", peer=f"MetaSchedule: {number(100 * theirs)} %")]
+
+
+def _settled(found: Sequence[Found], plan: Plan) -> list[Figure]:
+    def ratio(one: Found) -> float | None:
+        early, late = one.ours.after(SETTLED_AFTER), one.ours.after(plan.own_trials)
+        return early.timings.ratio_to(late.timings).value if early and late else None
+
+    if plan.own_trials <= SETTLED_AFTER:
+        return []
+    name = f"our latency after {SETTLED_AFTER} trials relative to ours after {plan.own_trials}"
+    return _mean(found, name, ratio, "x", at_most(1.03) if plan.own_trials >= SETTLED_OF else None)
+
+
+def _rate_ratio(one: Found) -> float | None:
+    both = rates(one)
+    return both[0] / both[1] if both else None
+
+
+def _scored_per_s(one: Found) -> float | None:
+    return one.scored.ours.per_s.value if one.scored else None
+
+
+def _operator(one: Found, plan: Plan) -> list[Figure]:
+    return [
+        *(each for trials in plan.milestones(THEIRS) for each in _quality(one, trials)),
+        *(each for words, side, _ in SOONER for each in _sooner(one, side(one), plan, words)),
+        *_rate(one),
+        *_precision(one),
+        *_scored(one),
+        *(each for compared in one.libraries for each in _library(one.operator, compared)),
+    ]
+
+
+def _quality(one: Found, trials: int) -> list[Figure]:
+    ratio = quality(one, trials)
+    ours, theirs = one.ours.after(trials), one.theirs.after(trials)
+    if ratio is None or ours is None or theirs is None:
+        return []
+    return [
+        figure(
+            f"{one.operator}: MetaSchedule's latency relative to ours after {trials} trials",
+            ratio.value,
+            "x",
+            aim=NEVER_BELOW if trials == SETTLED_AFTER else None,
+            peer=f"MetaSchedule: {_ms(theirs.timings)}, ours: {_ms(ours.timings)}",
+            spread=ratio.spread,
+        )
+    ]
+
+
+def _sooner(one: Found, side: Side, plan: Plan, words: str) -> list[Figure]:
+    time = sooner(one, side, plan.trials)
+    if time is None:
+        return []
+    name = f"{one.operator}: MetaSchedule's seconds relative to ours until as fast{words}"
+    theirs = f"MetaSchedule: {number(one.theirs.search.seconds)} s, {number(one.set_up_s)} s of it set-up"
+    ours = f"ours: {number(time.at_s)} s, {time.trials} trials"
+    return [figure(name, time.ratio, "x", peer=f"{theirs}; {ours}")]
+
+
+def _rate(one: Found) -> list[Figure]:
+    both = rates(one)
+    if both is None:
+        return []
+    searched = f"{one.theirs.search.trials} trials in {number(one.theirs.search.seconds)} s"
+    peer = f"MetaSchedule: {number(both[1])} /s, {searched}"
+    return [figure(f"{one.operator}: trials a second", both[0], "/s", peer=peer)]
+
+
+def _precision(one: Found) -> list[Figure]:
+    name = f"{one.operator}: spread of measuring a program again"
+    return [
+        figure(
+            f"{name}, {whose} best",
+            100 * _spread(pair.ours),
+            "%",
+            peer=f"MetaSchedule: {number(100 * _spread(pair.theirs))} %",
+        )
+        for whose, pair in zip(("our", "MetaSchedule's"), one.precision, strict=False)
+    ]
+
+
+def _scored(one: Found) -> list[Figure]:
+    if one.scored is None:
+        return []
+    ours, theirs = one.scored.ours.per_s, one.scored.theirs.per_s
+    name = f"{one.operator}: candidates scored a second on one core"
+    peer = f"MetaSchedule: {number(theirs.value)} /s"
+    return [figure(name, ours.value, "/s", aim=SCORED, peer=peer, spread=ours.spread)]
+
+
+def _library(operator: str, compared: Compared) -> list[Figure]:
+    shape = "x".join(map(str, compared.shape))
+    ratio = compared.theirs[compared.fastest].ratio_to(compared.ours)
+    others = [f"{name}: {_ms(timings)}" for name, timings in compared.theirs.items()]
+    absent = [f"{name} is not installed" for name in compared.missing]
+    return [
+        figure(
+            f"{operator} {shape}: latency of {compared.fastest} relative to ours",
+            ratio.value,
+            "x",
+            aim=at_least(1.0),
+            peer="; ".join([f"ours: {_ms(compared.ours)}", *others, *absent]),
+            spread=ratio.spread,
+        )
+    ]
+
+
+def _spread(timings: Timings) -> float:
+    """The 10th to the 90th percentile of the turns, over their median."""
+    median = timings.latency_s
+    return (median.spread[1] - median.spread[0]) / median.value
+
+
+def _ms(timings: Timings) -> str:
+    return f"{number(timings.latency_s.value * 1e3)} ms"

@@ -1,0 +1,264 @@
+"""One operator searched by both engines, and what they found timed in turns."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import libraries, shipped
+from benchmarks.interleaved import Block, Contestant, Counted, Timings, measure
+from benchmarks.judge import Candidate, Finalist, Judge, Trial, fastest
+from benchmarks.libraries import Compared
+from benchmarks.ours import OurSpace, Searched
+from benchmarks.searches import Search
+from benchmarks.suite import OPERATORS, Shape
+from compiler.target import probe
+from search.measurement import Measurement, Outcome
+from search.policy import Sample
+
+# The searches of an operator.
+OURS, THEIRS, WARM = "ours", "MetaSchedule", "ours, other shapes known"
+# After so many trials the best of each engine is timed again.
+AFTER = (8, 16, 64)
+SCORED_AT_ONCE = 10_000
+SCORE_BLOCK = Block(warm_up_s=0.1, min_s=0.4, min_calls=1)
+ANY_BLOCK = Block()  # who doesn't ask for it repeats as often as it finds right
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Both engines have `trials`, ours goes on to `own_trials`. Where libraries are compared with, the other
+    shapes of the operator are searched with `trials` too, elsewhere with a quarter of them."""
+
+    trials: int
+    own_trials: int
+    threads: int
+    rounds: int = 10
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.own_trials < self.trials:
+            raise ValueError(f"ours has {self.own_trials} trials, fewer than the {self.trials} of both")
+
+    def shape_trials(self, operator: str) -> int:
+        return self.trials if operator in libraries.PEERS else max(self.trials // 4, 1)
+
+    def milestones(self, engine: str) -> tuple[int, ...]:
+        """The trials after which the best of a search is timed again."""
+        ends = {self.trials, self.own_trials if engine == OURS else self.trials}
+        return tuple(sorted({count for count in AFTER if count < self.trials} | ends))
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The best of a search after so many trials: as the search timed it, and timed in turns."""
+
+    trials: int
+    searched_s: float
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class Side:
+    """One search, and its best after every milestone at which it had one."""
+
+    search: Search
+    judged: tuple[Judged, ...]
+
+    def after(self, trials: int) -> Judged | None:
+        return next((each for each in self.judged if each.trials == trials), None)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The same work done by both engines, in turns."""
+
+    ours: Timings
+    theirs: Timings
+
+
+@dataclass(frozen=True)
+class Found:
+    """One operator. `warm` is our search once more, with what the operator's other shapes taught.
+
+    `set_up_s` are the seconds that MetaSchedule took before it built anything. `precision` has the same
+    programs timed by both engines' benches again and again, `scored` the seconds of a predicted program.
+    """
+
+    operator: str
+    ours: Side
+    theirs: Side
+    warm: Side
+    set_up_s: float
+    precision: tuple[Pair, ...]
+    scored: Pair | None
+    libraries: tuple[Compared, ...]
+    errors: tuple[str, ...]
+
+    @property
+    def searches(self) -> tuple[Search, ...]:
+        return self.ours.search, self.theirs.search, self.warm.search
+
+
+def run(operator: str, plan: Plan) -> Found:
+    """Wants a process of its own, with TVM_NUM_THREADS in the environment.
+
+    Raises NotCovered when our search has no form for the operator.
+    """
+    return _Run(operator, plan).found()
+
+
+class _Run:
+    def __init__(self, operator: str, plan: Plan) -> None:
+        self._operator = operator
+        self._plan = plan
+        self._chosen = OPERATORS[operator]
+        self._device = probe(plan.threads)
+        self._module = self._chosen.module(self._chosen.benchmark)
+        self._judge = Judge(self._module, self._device)
+        self._errors: list[str] = []
+
+    def found(self) -> Found:
+        trials, own_trials = self._plan.trials, self._plan.own_trials
+        space = OurSpace(self._module, self._device)
+        ours = space.tune(own_trials, self._judge.timed, self._rng())
+        self._say(f"{len(ours.trials)} trials", _seconds(ours.trials))
+        theirs = self._theirs()
+        self._say(f"{len(theirs.trials)} trials of MetaSchedule", theirs.seconds)
+        compared = self._compared(self._chosen.benchmark, self._judge, ours.trials[:trials])
+        before, others = self._other_shapes()
+        warm = OurSpace(self._module, self._device).tune(trials, self._judge.timed, self._rng(), before)
+        self._say(f"{len(warm.trials)} trials with other shapes known", _seconds(warm.trials))
+        sides = self._judged({OURS: ours.trials, THEIRS: theirs.trials, WARM: warm.trials})
+        return Found(
+            self._operator,
+            sides[OURS],
+            sides[THEIRS],
+            sides[WARM],
+            theirs.set_up_s,
+            self._precision(ours.trials, theirs.trials),
+            self._scored(space, ours, theirs),
+            tuple(each for each in (compared, *others) if each is not None),
+            tuple(dict.fromkeys(self._errors)),
+        )
+
+    def _theirs(self) -> shipped.Tuned:
+        with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
+            tuned = shipped.tune(self._module, self._device, self._plan.trials, self._plan.seed, Path(folder))
+        if tuned.error:
+            self._errors.append(f"MetaSchedule ended early: {tuned.error}")
+        return tuned
+
+    def _other_shapes(self) -> tuple[list[Sample], list[Compared | None]]:
+        """What searches of the operator's other shapes measured, and their best beside the libraries'."""
+        samples: list[Sample] = []
+        compared = []
+        for shape in self._chosen.shapes:
+            if shape == self._chosen.benchmark:
+                continue
+            module = self._chosen.module(shape)
+            judge = Judge(module, self._device)
+            trials = self._plan.shape_trials(self._operator)
+            searched = OurSpace(module, self._device).tune(trials, judge.timed, self._rng())
+            self._say(f"{len(searched.trials)} trials of {_words(shape)}", _seconds(searched.trials))
+            samples += searched.samples
+            compared.append(self._compared(shape, judge, searched.trials))
+        return samples, compared
+
+    def _compared(self, shape: Shape, judge: Judge, trials: Sequence[Trial]) -> Compared | None:
+        if self._operator not in libraries.PEERS:
+            return None
+        finalists = self._finalists(judge, _best(trials))
+        if not finalists:
+            return None
+        (ours,) = finalists.values()
+        return libraries.compare(self._operator, shape, ours, self._plan.threads, self._plan.rounds)
+
+    def _judged(self, searches: Mapping[str, Sequence[Trial]]) -> dict[str, Side]:
+        """The best of every search after every milestone, all timed in turns; each program once."""
+        chosen = {
+            (name, count): _best(trials[:count])
+            for name, trials in searches.items()
+            for count in self._plan.milestones(name)
+        }
+        candidates = [candidate for best in chosen.values() for candidate in best]
+        finalists = self._finalists(self._judge, candidates)
+        numbers = {candidate: str(number) for number, candidate in enumerate(finalists)}
+        contestants = {numbers[candidate]: finalist for candidate, finalist in finalists.items()}
+        timings = measure(contestants, self._plan.rounds, ANY_BLOCK, rest_s=0.02) if contestants else {}
+        sides = {}
+        for name, trials in searches.items():
+            judged = [
+                Judged(count, _secs_of(candidate, trials), timings[numbers[candidate]])
+                for (side, count), best in chosen.items()
+                for candidate in best
+                if side == name and candidate in numbers
+            ]
+            timed = ((trial.at_s, trial.secs) for trial in trials)
+            sides[name] = Side(Search.of(self._operator, name, timed), tuple(judged))
+        return sides
+
+    def _finalists(self, judge: Judge, candidates: Sequence[Candidate]) -> dict[Candidate, Finalist]:
+        """Those that build, and whose results are right."""
+        wanted = list(dict.fromkeys(candidates))
+        found = {}
+        for candidate, built in zip(wanted, judge.build(wanted), strict=True):
+            measurement = judge.run(built)
+            if isinstance(built, Measurement) or measurement.outcome is not Outcome.OK:
+                self._errors.append(f"a finalist: {measurement.outcome}: {measurement.error}")
+            else:
+                found[candidate] = Finalist(judge, built)
+        return found
+
+    def _precision(self, ours: Sequence[Trial], theirs: Sequence[Trial]) -> tuple[Pair, ...]:
+        """The best program of each engine, timed alternately by both engines' benches."""
+        best = self._finalists(self._judge, [*_best(ours), *_best(theirs)])
+        with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
+            timer = shipped.Timer(self._module, Path(folder))
+            try:
+                return tuple(self._timed_by_both(finalist, timer) for finalist in best.values())
+            except RuntimeError as error:  # everything else that was found is still worth knowing
+                self._errors.append(f"MetaSchedule's runner: {error}")
+                return ()
+
+    def _timed_by_both(self, finalist: Finalist, timer: shipped.Timer) -> Pair:
+        contestants: dict[str, Contestant] = {"ours": finalist, "theirs": timer.timing(finalist.built)}
+        return Pair(**measure(contestants, self._plan.rounds, ANY_BLOCK, rest_s=0.02))
+
+    def _scored(self, space: OurSpace, ours: Searched, theirs: shipped.Tuned) -> Pair | None:
+        if not (ours.trials and theirs.measured):
+            return None
+        population = space.population(SCORED_AT_ONCE, self._rng())
+        scorer = shipped.Scorer(self._module, self._device, theirs.measured)
+        contestants = {
+            "ours": Counted(lambda: space.score(population, ours.model)),
+            "theirs": Counted(scorer.score),
+        }
+        return Pair(**measure(contestants, self._plan.rounds, SCORE_BLOCK))
+
+    def _rng(self) -> np.random.Generator:
+        return np.random.default_rng(self._plan.seed)
+
+    def _say(self, what: str, seconds: float) -> None:
+        print(f"  {self._operator}: {what} in {seconds:.0f} s", flush=True)
+
+
+def _best(trials: Sequence[Trial]) -> list[Candidate]:
+    """One, or none where all failed."""
+    return fastest([(trial.candidate, trial.secs) for trial in trials], 1)
+
+
+def _secs_of(candidate: Candidate, trials: Sequence[Trial]) -> float:
+    return min(trial.secs for trial in trials if trial.candidate == candidate)
+
+
+def _seconds(trials: Sequence[Trial]) -> float:
+    return trials[-1].at_s if trials else 0.0
+
+
+def _words(shape: Shape) -> str:
+    return " x ".join(map(str, shape))

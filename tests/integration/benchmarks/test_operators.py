@@ -1,0 +1,106 @@
+"""Both engines' searches of small workloads, as they are run by their users."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import ablation, figures, operators_figures, operators_run, searches, shipped
+from benchmarks.ablation import VARIANTS, NoEstimate
+from benchmarks.interleaved import Block
+from benchmarks.judge import Candidate, Judge
+from benchmarks.libraries import PEERS
+from benchmarks.operators_run import OURS, THEIRS, WARM, Plan
+from benchmarks.ours import OurSpace
+from benchmarks.suite import OPERATORS
+from compiler.bench import Built
+from compiler.target import probe
+from search.annotate import sample
+from search.policy import SearchTask
+from search.space import generate
+from tests.suite import Case
+
+DEVICE = probe()
+CASE = Case("GMM", (16, 32, 64))
+SMALL = ((16, 32, 64), (32, 32, 32), (8, 16, 32), (16, 16, 16))
+
+
+def _task(name: str) -> SearchTask:
+    from compiler.subgraph import read_dag
+
+    dag = read_dag(CASE.module())
+    return VARIANTS[name].task(dag, generate(dag, DEVICE), DEVICE)
+
+
+def test_without_an_estimate_every_program_takes_a_second() -> None:
+    task = _task("no analytic model")
+    assert isinstance(task, NoEstimate)
+    programs = sample(task.sketches[0], 64, np.random.default_rng(0))
+    features, guess = task.describe(programs)
+    assert set(guess.seconds) == {1.0}
+    assert len(np.unique(features, axis=0)) > 1
+
+
+def test_the_limited_space_has_one_sketch_whose_operands_are_read_as_they_lie() -> None:
+    (sketch,) = _task("limited space").sketches
+    whole = _task(ablation.EVERYTHING).sketches
+    assert sketch.key == whole[0].key
+    left_out = set(whole[0].variable) - set(sketch.variable)
+    assert left_out
+    assert all(str(kind).startswith("read ") for _, kind in left_out)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_searches(name: str) -> None:
+    judge = Judge(CASE.module(), DEVICE)
+    space = OurSpace(CASE.module(), DEVICE, VARIANTS[name])
+    found = space.tune(24, judge.timed, np.random.default_rng(0))
+    assert len(found.trials) == 24
+    assert all(0 < trial.secs < 1 for trial in found.trials)
+
+
+@pytest.mark.slow
+def test_metaschedule_as_it_ships(tmp_path: Path) -> None:
+    tuned = shipped.tune(CASE.module(), DEVICE, 4, 0, tmp_path)
+    assert tuned.error == ""
+    assert len(tuned.trials) == 4
+    assert all(0 < trial.secs < 1 for trial in tuned.trials)
+    stamps = [trial.at_s for trial in tuned.trials]
+    assert 0 < tuned.set_up_s < stamps[0] < stamps[-1] <= tuned.seconds
+    assert stamps == sorted(stamps)
+    assert shipped.Scorer(CASE.module(), DEVICE, tuned.measured).score() == 4
+
+
+@pytest.mark.slow
+def test_our_programs_can_be_timed_by_metaschedule_too(tmp_path: Path) -> None:
+    judge = Judge(CASE.module(), DEVICE)
+    (built,) = judge.build([Candidate.scheduled(CASE.module())])
+    assert isinstance(built, Built)
+    (secs,) = shipped.Timer(CASE.module(), tmp_path).timing(built).time_block(Block())
+    assert 0 < secs < 1
+
+
+@pytest.mark.slow
+def test_one_operator_from_search_to_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = replace(OPERATORS["GMM"], shapes=SMALL, benchmark=SMALL[0])
+    monkeypatch.setattr(operators_run, "OPERATORS", {"GMM": small})
+    plan = Plan(trials=20, own_trials=24, threads=DEVICE.cores, rounds=2)
+    found = operators_run.run("GMM", plan)
+    assert found.errors == ()
+    assert [search.engine for search in found.searches] == [OURS, THEIRS, WARM]
+    assert [search.trials for search in found.searches] == [24, 20, 20]
+    assert [each.trials for each in found.ours.judged] == [8, 16, 20, 24]
+    assert [each.trials for each in found.theirs.judged] == [8, 16, 20]
+    assert len(found.precision) == 2
+    assert [compared.shape for compared in found.libraries] == list(SMALL)
+    assert "GMM" in PEERS
+    for index, one in enumerate(operators_figures.figures_of([found], plan)):
+        assert np.isfinite(one.value), index
+    figures.Results(
+        tuple(operators_figures.figures_of([found], plan)), "a machine", "a day", "a command"
+    ).write(tmp_path / "operators.json")
+    searches.write(found.searches, tmp_path / "operators.searches.jsonl")
+    assert searches.read(tmp_path / "operators.searches.jsonl") == found.searches

@@ -1,0 +1,78 @@
+"""Libraries that operators are held against: which there are, what they compute, what they inherit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from benchmarks import libraries
+from benchmarks.interleaved import Block, Timings
+from benchmarks.libraries import Compared, NumpyMatmul
+
+
+class Ours:
+    def time_block(self, _block: Block) -> Sequence[float]:
+        return (1e-3,)
+
+
+class Theirs:
+    """Stands in for a library in its process."""
+
+    def __init__(self, *_: object) -> None:
+        assert {os.environ[name] for name in libraries.THREADS} == {"3"}
+
+    def __enter__(self) -> Theirs:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def time_block(self, _block: Block) -> Sequence[float]:
+        return (2e-3,)
+
+
+def test_numpy_multiplies() -> None:
+    a, b = np.ones((2, 3), "float32"), np.full((3, 4), 2, "float32")
+    assert (NumpyMatmul().load(1)([a, b])() == 6).all()
+
+
+def test_the_fastest_is_chosen() -> None:
+    slow, fast = Timings((2.0, 2.0)), Timings((1.0, 1.5))
+    assert Compared((1,), slow, {"numpy": slow, "PyTorch": fast}).fastest == "PyTorch"
+
+
+@pytest.mark.parametrize(
+    ("operator", "shape", "absent", "timed"),
+    [
+        ("GMM", (4, 5, 6), ["PyTorch"], {"numpy"}),
+        ("GMM", (4, 5, 6), [], {"numpy", "PyTorch"}),
+        ("C2D", (7, 7, 4, 8, 3, 1, 1), [], {"PyTorch"}),
+    ],
+)
+def test_installed_libraries_take_turns_with_ours(
+    operator: str,
+    shape: tuple[int, ...],
+    absent: list[str],
+    timed: set[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(libraries, "missing", lambda: absent)
+    monkeypatch.setattr(libraries, "ProcessContestant", Theirs)
+    before = dict(os.environ)
+    found = libraries.compare(operator, shape, Ours(), threads=3, rounds=2)
+    assert found is not None
+    assert (found.ours.blocks, set(found.theirs), found.missing) == ((1e-3, 1e-3), timed, tuple(absent))
+    assert dict(os.environ) == before
+
+
+def test_what_no_library_computes_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert libraries.compare("NRM", (4, 4), Ours(), threads=3, rounds=2) is None
+    monkeypatch.setattr(libraries, "missing", lambda: ["PyTorch"])
+    assert libraries.compare("C2D", (7, 7, 4, 8, 3, 1, 1), Ours(), threads=3, rounds=2) is None
+
+
+def test_what_is_not_installed_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(libraries.MODULES, "PyTorch", "no_such_module_here")
+    assert libraries.missing() == ["PyTorch"]

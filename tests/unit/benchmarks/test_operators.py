@@ -1,0 +1,346 @@
+"""The comparison of two searches: what it concludes from time lines, what it plans, how it fails."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import ablation, figures, operators, operators_run, searches
+from benchmarks.figures import Figure
+from benchmarks.interleaved import Timings
+from benchmarks.libraries import Compared
+from benchmarks.operators import Failed
+from benchmarks.operators_figures import correction, figures_of, quality, sooner
+from benchmarks.operators_run import OURS, THEIRS, WARM, Found, Judged, Pair, Plan, Side
+from benchmarks.searches import Search
+
+AS_FAST = "MetaSchedule's seconds for 64 trials relative to ours until as fast"
+PLAN = Plan(trials=64, own_trials=64, threads=2)
+
+
+def _timings(secs: float) -> Timings:
+    return Timings((secs, secs, secs))
+
+
+def _side(engine: str, timed: list[tuple[float, float]], judged: dict[int, tuple[float, float]]) -> Side:
+    """`judged` has (searched, in turns) seconds by trials."""
+    found = tuple(Judged(n, searched, _timings(turns)) for n, (searched, turns) in judged.items())
+    return Side(Search.of("GMM", engine, timed), found)
+
+
+# In turns everything of ours takes a tenth longer than its search measured.
+SEARCHED = [(1.0, 4e-3), (2.0, 2e-3), (3.0, 1e-3)]
+OUR_JUDGED = {8: (4e-3, 4.4e-3), 16: (2e-3, 2.2e-3), 64: (1e-3, 1.1e-3)}
+NOTHING = [(1.0, math.inf), (4.0, math.inf)]
+FOUND = Found(
+    operator="GMM",
+    ours=_side(OURS, SEARCHED, OUR_JUDGED),
+    theirs=_side(
+        THEIRS,
+        [(20.0, 8e-3), (50.0, 2e-3), (60.0, 9e-3)],
+        {8: (8e-3, 8.8e-3), 16: (8e-3, 4.4e-3), 64: (2e-3, 2.2e-3)},
+    ),
+    warm=_side(WARM, [(0.5, 2e-3), (1.0, 1e-3)], {64: (1e-3, 1.1e-3)}),
+    set_up_s=15.0,
+    precision=(Pair(Timings((1.0, 1.0, 1.0)), Timings((1.0, 1.5, 2.0))),),
+    scored=Pair(Timings((1e-6, 1e-6)), Timings((2e-3, 2e-3))),
+    libraries=(Compared((1, 2, 3), _timings(1e-3), {"numpy": _timings(2e-3)}, ("PyTorch",)),),
+    errors=(),
+)
+
+
+def _named(found: list[Figure], part: str) -> Figure:
+    (one,) = [each for each in found if part in each.name]
+    return one
+
+
+def _named_exactly(found: list[Figure], name: str) -> Figure:
+    (one,) = [each for each in found if each.name == name]
+    return one
+
+
+def _overall(found: list[Figure], part: str) -> Figure:
+    return _named([each for each in found if not each.name.startswith(("GMM", "C2D"))], part)
+
+
+def test_as_fast_is_judged_by_turns() -> None:
+    """Theirs takes 2.2 ms in turns, which is what ours has when its search says 2 ms."""
+    assert correction(FOUND.ours) == pytest.approx(1.1)
+    found = sooner(FOUND, FOUND.ours, 64)
+    assert found is not None
+    assert (found.at_s, found.trials) == (2.0, 2)
+    assert (found.ratio, found.own_ratio) == (30.0, 25.0)
+
+
+def test_slower_in_turns_is_later() -> None:
+    """Were 2 ms in the search 2.4 ms in turns, only the next program would be as fast as 2.2 ms."""
+    judged = tuple(replace(each, timings=_timings(1.2 * each.searched_s)) for each in FOUND.ours.judged)
+    found = sooner(FOUND, replace(FOUND.ours, judged=judged), 64)
+    assert found is not None
+    assert found.at_s == 3.0
+
+
+def test_a_search_that_never_is_as_fast_has_no_time() -> None:
+    goal = (*FOUND.theirs.judged[:2], Judged(64, 5e-4, _timings(5e-4)))
+    hard = replace(FOUND, theirs=replace(FOUND.theirs, judged=goal))
+    assert sooner(hard, hard.ours, 64) is None
+    found = figures_of([hard, replace(FOUND, operator="C2D")], PLAN)
+    mean = _named_exactly(found, f"geometric mean of 1 operators: {AS_FAST}")
+    assert mean.value == pytest.approx(30.0)
+    never = _named_exactly(found, "operators of 2 that never were as fast")
+    assert (never.value, never.reached, never.peer) == (1, False, "GMM")
+
+
+def test_time_to_quality_is_a_geometric_mean_with_its_aim() -> None:
+    slow = replace(FOUND, operator="C2D", ours=_side(OURS, [(30.0, 1e-3)], {64: (1e-3, 1e-3)}))
+    found = figures_of([FOUND, slow], PLAN)
+    name = f"geometric mean of 2 operators: {AS_FAST}"
+    mean = _named_exactly(found, name)
+    assert mean.value == pytest.approx((30.0 * 2.0) ** 0.5)
+    assert (mean.reached, mean.peer) == (False, "2 (C2D) .. 30 (GMM)")
+    best = _named_exactly(found, f"{name}, counting MetaSchedule's only until its best")
+    assert best.value == pytest.approx((25.0 * 50 / 30) ** 0.5)
+    assert best.aim is None
+    warm = _named_exactly(found, f"{name}, other shapes known")
+    assert (warm.value, warm.reached) == (pytest.approx(120.0), True)
+    assert _named_exactly(found, "operators of 2 that never were as fast").value == 0
+
+
+def test_an_operator_says_how_long_both_took() -> None:
+    found = figures_of([FOUND], PLAN)
+    one = _named_exactly(found, "GMM: MetaSchedule's seconds relative to ours until as fast")
+    assert one.peer == "MetaSchedule: 60 s, 15 s of it set-up; ours: 2 s, 2 trials"
+
+
+def test_quality_is_theirs_over_ours_after_as_many_trials() -> None:
+    after = quality(FOUND, 8)
+    assert after is not None
+    assert after.value == pytest.approx(2.0)
+    found = figures_of([FOUND], PLAN)
+    for trials, value, aim in ((8, 2.0, 1.5), (16, 2.0, 1.5), (64, 2.0, 1.05)):
+        mean = _overall(found, f"1 operators: MetaSchedule's latency relative to ours after {trials} trials")
+        assert mean.value == pytest.approx(value)
+        assert (mean.aim, mean.reached) == (f"at least {aim:g}", True)
+    assert _named(found, "GMM: MetaSchedule's latency relative to ours after 64").aim == "at least 0.97"
+
+
+def test_the_lowest_after_64_trials_is_named() -> None:
+    worse = _side(OURS, SEARCHED, OUR_JUDGED | {64: (2.5e-3, 2.5e-3)})
+    found = figures_of([FOUND, replace(FOUND, operator="C2D", ours=worse)], PLAN)
+    lowest = _named(found, "lowest of these")
+    assert (lowest.value, lowest.reached, lowest.peer) == (pytest.approx(0.88), False, "C2D")
+
+
+def test_when_ours_fails_everything_it_is_said_and_not_averaged_away() -> None:
+    lost = replace(FOUND, operator="C2D", ours=_side(OURS, NOTHING, {}))
+    found = figures_of([FOUND, lost], PLAN)
+    assert quality(lost, 8) is None
+    mean = _named(found, "geometric mean of 1 operators: MetaSchedule's latency relative to ours after 8 ")
+    assert mean.peer is not None
+    assert mean.peer.endswith("without C2D")
+    failed = _named(found, "operators of 2 that had no program of ours after 8 trials")
+    assert (failed.value, failed.reached, failed.peer) == (1, False, "C2D")
+    assert _named_exactly(found, "operators of 2 that never were as fast").peer == "C2D"
+
+
+def test_when_theirs_fails_everything_there_is_nothing_to_reach() -> None:
+    lost = replace(FOUND, operator="C2D", theirs=_side(THEIRS, NOTHING, {}), scored=None, precision=())
+    assert sooner(lost, lost.ours, 64) is None
+    found = figures_of([lost], PLAN)
+    assert not [each for each in found if "as fast" in each.name or "latency relative" in each.name]
+    assert _overall(found, "trials a second relative").value == pytest.approx(1.0 / (2 / 4.0))
+    both = figures_of([FOUND, lost], PLAN)
+    assert _named_exactly(both, "operators of 1 that never were as fast").value == 0
+
+
+def test_nothing_found_by_anybody_is_no_figure() -> None:
+    empty = Side(Search.of("GMM", OURS, []), ())
+    lost = replace(
+        FOUND, ours=empty, theirs=empty, warm=empty, scored=None, precision=(), libraries=(), errors=("why",)
+    )
+    assert figures_of([lost], PLAN) == []
+
+
+def test_rates_spreads_and_scores() -> None:
+    found = figures_of([FOUND], PLAN)
+    rate = _overall(found, "trials a second relative to MetaSchedule's")
+    assert (rate.value, rate.reached) == (pytest.approx(1.0 / (3 / 60.0)), True)
+    spread = _overall(found, "spread of measuring a program again")
+    assert (spread.value, spread.peer) == (0, "MetaSchedule: 53.3 %")
+    scored = _named(found, "GMM: candidates scored")
+    assert (scored.value, scored.reached) == (pytest.approx(1e6), True)
+    assert scored.peer == "MetaSchedule: 500 /s"
+
+
+def test_libraries_are_held_against_the_faster_and_the_missing_named() -> None:
+    found = figures_of([FOUND], PLAN)
+    one = _named(found, "GMM 1x2x3: latency of numpy relative to ours")
+    assert (one.value, one.reached) == (pytest.approx(2.0), True)
+    assert one.peer == "ours: 1 ms; numpy: 2 ms; PyTorch is not installed"
+    two = Compared((1,), _timings(1e-3), {"numpy": _timings(2e-3), "PyTorch": _timings(0.5e-3)})
+    found = figures_of([replace(FOUND, libraries=(two,))], PLAN)
+    assert _named(found, "latency of PyTorch relative to ours").reached is False
+
+
+@pytest.mark.parametrize(("own_trials", "aim"), [(256, None), (1000, "at most 1.03")])
+def test_64_trials_are_held_against_a_thousand(own_trials: int, aim: str | None) -> None:
+    plan = Plan(trials=64, own_trials=own_trials, threads=2)
+    longer = replace(FOUND, ours=_side(OURS, SEARCHED, OUR_JUDGED | {own_trials: (1e-3, 1e-3)}))
+    one = _overall(figures_of([longer], plan), f"after 64 trials relative to ours after {own_trials}")
+    assert (one.value, one.aim) == (pytest.approx(1.1), aim)
+
+
+def test_milestones_end_with_the_trials() -> None:
+    assert PLAN.milestones(THEIRS) == (8, 16, 64)
+    assert Plan(trials=32, own_trials=32, threads=1).milestones(OURS) == (8, 16, 32)
+    longer = Plan(trials=256, own_trials=1000, threads=1)
+    assert longer.milestones(OURS) == (8, 16, 64, 256, 1000)
+    assert longer.milestones(WARM) == (8, 16, 64, 256)
+    assert (longer.shape_trials("GMM"), longer.shape_trials("DEP")) == (256, 64)
+    with pytest.raises(ValueError, match="fewer than"):
+        Plan(trials=64, own_trials=32, threads=1)
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Plan]]:
+    """Operators are not measured but noted; C3D can't be."""
+    seen: list[tuple[str, Plan]] = []
+
+    def apart(name: str, threads: int, run: Callable[..., Found], given: str, plan: Plan) -> Found:
+        assert (run, given, threads) == (operators_run.run, name, plan.threads)
+        seen.append((name, plan))
+        if name == "C3D":
+            raise Failed("a candidate of C3D ended the process that timed it")
+        return replace(FOUND, operator=name, errors=("a finalist: wrong",) if name == "C1D" else ())
+
+    monkeypatch.setattr(operators, "_apart", apart)
+    return seen
+
+
+def test_quick_measures_three_operators(
+    tmp_path: Path, measured: list[tuple[str, Plan]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "operators.json"
+    assert operators.main(["--quick", "--threads", "2", "--json", str(file)]) == 0
+    assert measured == [(name, Plan(64, 64, 2, rounds=5)) for name in ("GMM", "C2D", "DEP")]
+    results = figures.read(file)
+    assert results.command == f"python -m benchmarks.operators --quick --threads 2 --json {file}"
+    kept = searches.read(searches.beside(file))
+    assert len(kept) == 9
+    assert {search.engine for search in kept} == {OURS, THEIRS, WARM}
+    assert "C2D (2 of 3, about 1 min left)" in capsys.readouterr().out
+
+
+def test_the_paper_s_operators_go_on_after_a_failure(
+    tmp_path: Path, measured: list[tuple[str, Plan]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "operators.json"
+    assert operators.main(["--own-trials", "1000", "--threads", "2", "--json", str(file)]) == 1
+    assert len(measured) == 12
+    assert {plan for _, plan in measured} == {Plan(256, 1000, 2)}
+    told = capsys.readouterr()
+    assert told.err == "benchmarks.operators: a candidate of C3D ended the process that timed it\n"
+    assert "C1D: a finalist: wrong" in told.out
+    names = [each.name for each in figures.read(file).figures]
+    assert any(name.startswith("TBS:") for name in names)
+    assert not any(name.startswith("C3D:") for name in names)
+
+
+def test_when_nothing_can_be_measured_nothing_is_written(
+    tmp_path: Path, measured: list[tuple[str, Plan]]
+) -> None:
+    file = tmp_path / "operators.json"
+    assert operators.main(["--operator", "C3D", "--json", str(file)]) == 1
+    assert not file.exists()
+
+
+def test_the_time_left_comes_from_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    output = operators._Output(Path("none.json"), "command", 1)
+    ticks = iter((0.0, 600.0, 600.0))
+    assert operators._each(["GMM", "C2D"], 120.0, lambda _: None, output, lambda: next(ticks)) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "GMM (1 of 2, about 4 min left)",
+        "C2D (2 of 2, about 10 min left)",
+    ]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [["--trials", "0"], ["--operator", "LSTM"], ["--trials", "64", "--own-trials", "32"], []],
+)
+def test_wrong_flags_are_refused(wrong: list[str], tmp_path: Path) -> None:
+    where = ["--json", str(tmp_path / "operators.json")] if wrong else []
+    with pytest.raises(SystemExit):
+        operators.main([*wrong, *where])
+
+
+def test_a_folder_that_is_missing_is_noticed_at_once(
+    tmp_path: Path, measured: list[tuple[str, Plan]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        operators.main(["--json", str(tmp_path / "absent" / "operators.json")])
+    assert f"there is no folder {tmp_path / 'absent'}" in capsys.readouterr().err
+    assert not measured
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (BrokenProcessPool(), "a candidate of GMM ended the process"),
+        (RuntimeError("a finalist crashed"), "GMM could not be measured: a finalist crashed"),
+    ],
+)
+def test_what_breaks_is_a_failure_of_its_operator(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, told: str
+) -> None:
+    class Breaking:
+        def __enter__(self) -> Breaking:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+
+        def submit(self, *_: object) -> None:
+            raise error
+
+    monkeypatch.setattr(operators, "own_process", Breaking)
+    monkeypatch.setenv("TVM_NUM_THREADS", "1")
+    with pytest.raises(Failed, match=told):
+        operators._apart("GMM", 2, operators_run.run, "GMM", PLAN)
+
+
+def _searches(operator: str) -> tuple[Search, ...]:
+    """Without evolution it takes twice as long in the end; the limited space has nothing."""
+    return (
+        Search.of(operator, ablation.EVERYTHING, [(0.5, 3e-3), (1.0, 1e-3)]),
+        Search.of(operator, "no evolution", [(0.5, 3e-3), (1.0, 2e-3)]),
+        Search.of(operator, "limited space", NOTHING),
+    )
+
+
+def test_an_ablation_compares_ours_with_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def apart(
+        name: str, threads: int, run: Callable[..., tuple[Search, ...]], *given: object
+    ) -> tuple[Search, ...]:
+        assert (run, given) == (ablation.run, (name, 64, 2, 7))
+        return _searches(name)
+
+    monkeypatch.setattr(operators, "_apart", apart)
+    file = tmp_path / "ablation.json"
+    flags = ["--ablation", "--quick", "--threads", "2", "--seed", "7", "--json", str(file)]
+    assert operators.main(flags) == 0
+    assert searches.read(searches.beside(file)) == (*_searches("GMM"), *_searches("C2D"), *_searches("DEP"))
+    found = figures.read(file).figures
+    assert [each.value for each in found] == pytest.approx([2.0, 2.0])
+    assert not any("limited space" in each.name for each in found)
+
+
+def test_an_ablation_is_measured_after_some_trials_and_after_all() -> None:
+    found = ablation.figures_of(_searches("GMM"), 64)
+    names = [each.name for each in found]
+    start = "geometric mean of 1 operators: no evolution: latency after"
+    assert names == [f"{start} {count} trials relative to that of everything" for count in (16, 64)]

@@ -1,0 +1,72 @@
+"""Time lines of searches: what is kept of them, what they answer, how they are drawn."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks import plots, searches
+from benchmarks.curves import Point
+from benchmarks.searches import Search
+
+TIMED = [(1.0, math.inf), (2.0, 5e-3), (2.5, 6e-3), (3.0, 4e-3), (4.0, 4e-3)]
+SEARCH = Search.of("GMM", "ours", TIMED)
+FAILED = Search.of("GMM", "MetaSchedule", [(1.0, math.inf), (2.0, math.inf)])
+
+
+def test_only_what_was_faster_is_a_point() -> None:
+    assert Search("GMM", "ours", (Point(2.0, 2, 5e-3), Point(3.0, 4, 4e-3)), 5, 4.0) == SEARCH
+
+
+def test_what_failed_takes_trials_and_seconds_all_the_same() -> None:
+    assert Search("GMM", "MetaSchedule", (), 2, 2.0) == FAILED
+    assert FAILED.trials_per_s == 1.0
+    assert FAILED.best_after(2) is None
+    assert FAILED.reached(math.inf) is None
+
+
+def test_without_trials_there_is_no_rate() -> None:
+    assert Search.of("GMM", "ours", []) == Search("GMM", "ours", (), 0, 0.0)
+    assert Search.of("GMM", "ours", []).trials_per_s is None
+
+
+@pytest.mark.parametrize(("trials", "best_s"), [(1, None), (2, 5e-3), (3, 5e-3), (4, 4e-3), (99, 4e-3)])
+def test_the_best_after_so_many_trials(trials: int, best_s: float | None) -> None:
+    assert SEARCH.best_after(trials) == best_s
+
+
+@pytest.mark.parametrize(("latency_s", "at_s"), [(1.0, 2.0), (5e-3, 2.0), (4.9e-3, 3.0), (4e-3, 3.0)])
+def test_a_quality_is_reached_by_the_first_that_is_no_slower(latency_s: float, at_s: float) -> None:
+    point = SEARCH.reached(latency_s)
+    assert point is not None
+    assert point.at_s == at_s
+
+
+def test_what_is_never_reached_is_no_time() -> None:
+    assert SEARCH.reached(3.9e-3) is None
+
+
+def test_searches_are_read_again(tmp_path: Path) -> None:
+    path = searches.beside(tmp_path / "operators.json")
+    searches.write([SEARCH, FAILED], path)
+    assert path.name == "operators.searches.jsonl"
+    assert searches.read(path) == (SEARCH, FAILED)
+    assert searches.read(tmp_path / "absent.searches.jsonl") == ()
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.searches.jsonl").write_text('{"figures": []}\n')
+    with pytest.raises(ValueError, match="operator"):
+        searches.read(tmp_path / "a.searches.jsonl")
+
+
+@pytest.mark.parametrize("draw", [plots.draw_searches_by_seconds, plots.draw_searches_by_trials])
+def test_plots_name_their_operators_and_engines(draw: object) -> None:
+    found = [Search.of("C2D", "ours", TIMED[:2]), SEARCH, Search.of("GMM", "MetaSchedule", TIMED[1:])]
+    image = draw(found)
+    assert image == draw(found)
+    for text in (b">GMM<", b">C2D<", b">ours<", b">MetaSchedule<", b"times the fastest"):
+        assert text in image
+    assert (b">seconds of the search<" in image) == (draw is plots.draw_searches_by_seconds)
