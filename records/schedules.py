@@ -71,13 +71,16 @@ def successes(session: Session, device_class: str, hashes: Collection[str] | Non
     return _records(session, query.order_by(RecordRow.workload_hash, RecordRow.latency_s, RecordRow.id))
 
 
-def of_workloads(
-    session: Session, device_class: str, hashes: Collection[str], since: float = 0.0
-) -> list[Record]:
-    """All records of some workloads, of any outcome, that were stored at `since` or later."""
-    of_class = (RecordRow.device_class == device_class, RecordRow.created_at >= since)
-    query = select(RecordRow).where(*of_class, RecordRow.workload_hash.in_(hashes))
-    return _records(session, query.order_by(RecordRow.id))
+def of_workloads(session: Session, device_class: str, hashes: Collection[str]) -> list[Record]:
+    """All records of some workloads, of any outcome."""
+    query = select(RecordRow).where(RecordRow.device_class == device_class)
+    return _records(session, query.where(RecordRow.workload_hash.in_(hashes)).order_by(RecordRow.id))
+
+
+def since(session: Session, device_class: str, at: float) -> list[Record]:
+    """All records of any outcome that were stored at `at` or later, oldest first."""
+    query = select(RecordRow).where(RecordRow.device_class == device_class, RecordRow.created_at >= at)
+    return _records(session, query.order_by(RecordRow.created_at, RecordRow.id))
 
 
 def fastest(session: Session, device_class: str, workload_hash: str, limit: int) -> list[Record]:

@@ -3,6 +3,7 @@ however much is known."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -14,15 +15,17 @@ from records.schedules import Record
 # Traces take a few kilobytes each, and a workload may have a thousand.
 LIMIT = 128
 # So much later than newer ones a record may be stored.
-OVERLAP_S = 60.0
+OVERLAP_S = 20.0
+# What was read longer ago is read whole again: there may be any number of other records meanwhile.
+STALE_S = 600.0
 
 
 @dataclass
 class _Known:
-    """The records of a workload on a device class by trace, complete until the record stored at `read_at`."""
+    """The records of a workload on a device class by trace, complete until those stored at `read_at`."""
 
     records: dict[str, Record] = field(default_factory=dict)
-    read_at: float = 0.0
+    read_at: float = -math.inf
 
 
 @dataclass
@@ -37,14 +40,14 @@ class Memory:
         """Of each workload every record on the device class, one of each trace."""
         newest_at = schedules.newest_at(session, device_class)
         known = {name: self._touch(name, device_class) for name in dict.fromkeys(hashes)}
-        unread = [name for name, found in known.items() if not found.read_at]
-        read = {name: found.read_at for name, found in known.items() if found.read_at}
+        unread = [name for name, each in known.items() if each.read_at < newest_at - STALE_S]
+        read_at = [each.read_at for name, each in known.items() if name not in unread]
         found = schedules.of_workloads(session, device_class, unread) if unread else []
-        if read:
-            since = min(read.values()) - OVERLAP_S
-            found += schedules.of_workloads(session, device_class, read, since)
+        if read_at:
+            found += schedules.since(session, device_class, min(read_at) - OVERLAP_S)
         for record in found:
-            known[record.workload_hash].records[record.trace] = record
+            if record.workload_hash in known:
+                known[record.workload_hash].records[record.trace] = record
         for each in known.values():
             each.read_at = newest_at
         self._forget(max(LIMIT, len(known)))

@@ -114,7 +114,7 @@ class TestRecordsOfWorkloads:
         put(session, old, failed, imported, record("t4", workload_hash="w2"))
         put(session, record("t5", device_class=OTHER.key))
         assert schedules.of_workloads(session, DEVICE.key, ["w1"]) == [old, failed, imported]
-        assert schedules.of_workloads(session, DEVICE.key, ["w1"], since=6.0) == [failed, imported]
+        assert schedules.since(session, DEVICE.key, 6.0) == [failed, imported]
 
     def test_the_fastest_with_a_program(self, session: Session) -> None:
         slow, fast = record("t1", 2e-3), record("t2", 1e-3)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from sqlalchemy.orm import Session
 
 from records import devices, schedules, tasks
 from records.schedules import Record
 from scheduler import memory
-from scheduler.memory import OVERLAP_S, Memory
+from scheduler.memory import OVERLAP_S, STALE_S, Memory
 from search.measurement import Outcome
 from tests.devices import DEVICE
 from tests.unit.scheduler.farm import Farm
@@ -64,17 +63,17 @@ def test_a_record_that_was_stored_a_little_late_is_not_missed(farm: Farm) -> Non
 def test_what_is_known_is_not_read_again(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, asked = Memory(), []
     put(farm, record("w1", "a", START), record("w1", "b", START + 500))
-    real = schedules.of_workloads
-
-    def noted(session: Session, key: str, names: object, since: float = 0.0) -> list[Record]:
-        found = real(session, key, names, since)  # type: ignore[arg-type]
-        asked.append(len(found))
-        return found
-
-    monkeypatch.setattr(memory.schedules, "of_workloads", noted)
-    read(farm, kept, "w1")
-    read(farm, kept, "w1")
-    assert asked == [2, 1]
+    for name in ("of_workloads", "since"):
+        real = getattr(schedules, name)
+        monkeypatch.setattr(
+            memory.schedules, name, lambda *args, real=real: asked.append(found := real(*args)) or found
+        )
+    for _ in range(2):
+        read(farm, kept, "w1")
+    assert [[each.trace for each in found] for found in asked] == [["a", "b"], ["b"]]
+    put(farm, record("w2", "c", START + 500 + STALE_S + 1))
+    assert read(farm, kept, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3)}}
+    assert [each.trace for each in asked[-1]] == ["a", "b"]
 
 
 def test_the_oldest_are_forgotten(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
