@@ -17,28 +17,23 @@ from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
 from numpy.typing import NDArray
-from tvm import relax, te, tirx
+from tvm import relax, te
 from tvm.s_tir import Schedule
 
 from compiler import fallback
 from compiler.artifact import unpack
 from compiler.codegen import prepared
 from compiler.lower import apply_trace
+from compiler.operands import SEED, Operands, random_array
 from compiler.packing import Split, split
 from compiler.target import parse_target
+from compiler.timing import Kernel
 from compiler.workload import from_json
 from search.measurement import Measurement, Outcome
 
-FLUSH = "tunefarm.flush_constants"
-SEED = 0
-# A candidate is repeated until its timing has taken this long, within these bounds.
-TIMING_S = 0.04
-MIN_REPEATS, MAX_REPEATS = 3, 30
 MODULE_TIMING_S = 1.5
 MAX_MODULE_REPEATS = 200
-RELATIVE_TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "float16": 2e-2, "bfloat16": 5e-2}
 
 
 @dataclass(frozen=True)
@@ -49,15 +44,6 @@ class Built:
     function: Any
     build_secs: float
     parts: Split | None = None
-
-
-@dataclass(frozen=True)
-class _Subject:
-    """A workload's fixed inputs and the outputs that every candidate must give."""
-
-    arguments: tuple[NDArray[Any], ...]
-    outputs: tuple[int, ...]
-    reference: tuple[NDArray[Any], ...]
 
 
 class Bench:
@@ -73,7 +59,7 @@ class Bench:
         self._on_gpu = self._target.kind.name == "cuda"
         self._device = tvm.cuda(0) if self._on_gpu else tvm.cpu()
         self._workload = lru_cache(maxsize=64)(from_json)
-        self._subject = lru_cache(maxsize=64)(self._make_subject)
+        self._operands = lru_cache(maxsize=64)(self._make_operands)
 
     def build(self, module_json: str, trace: str) -> Built | Measurement:
         """Replays a trace on a workload and compiles it. Threads may build at the same time."""
@@ -92,16 +78,17 @@ class Bench:
             return Measurement(Outcome.BUILD_ERROR, error=_tail(error))
         return Built(library, function, time.perf_counter() - start, parts)
 
-    def run(self, built: Built, module_json: str, constants: Sequence[int]) -> Measurement:
-        """Checks a candidate's outputs against the unsearched workload's, then times it."""
+    def run(
+        self, built: Built, module_json: str, constants: Sequence[int], best_s: float | None = None
+    ) -> Measurement:
+        """Checks a candidate's outputs against the unsearched workload's, then times it: the longer, the
+        closer it comes to `best_s`, the best latency known of the workload."""
         try:
-            subject = self._subject(module_json)
-            arguments = self._packed(built, self._place(subject))
-            built.function(*arguments)
-            wrong = _difference(subject, arguments)
+            operands = self._operands(module_json)
+            kernel, first_s, wrong = self._checked(built, operands, constants)
             if wrong:
                 return Measurement(Outcome.WRONG_RESULT, build_secs=built.build_secs, error=wrong)
-            secs = self._time(built.library, arguments, constants)
+            secs = kernel.timed(first_s, best_s)
         except Exception as error:
             return Measurement(Outcome.RUN_ERROR, build_secs=built.build_secs, error=_tail(error))
         return Measurement(Outcome.OK, secs, built.build_secs)
@@ -115,7 +102,7 @@ class Bench:
                 path.write_bytes(library)
                 machine = relax.VirtualMachine(tvm.runtime.load_module(str(path)), self._device)
                 rng = np.random.default_rng(SEED)
-                inputs = [self._tensor(_random(spec.shape, spec.dtype, rng)) for spec in manifest.inputs]
+                inputs = [self._tensor(random_array(spec.shape, spec.dtype, rng)) for spec in manifest.inputs]
                 secs = _time_calls(lambda: machine["main"](*inputs))
         except Exception as error:
             return Measurement(Outcome.RUN_ERROR, error=_tail(error))
@@ -134,26 +121,36 @@ class Bench:
         if not np.array_equal(arguments[1].numpy(), given * 2):
             raise RuntimeError("the probe kernel computed a wrong result on this machine")
 
-    def _make_subject(self, module_json: str) -> _Subject:
+    def _make_operands(self, module_json: str) -> Operands:
         module = self._workload(module_json)
-        function = module["main"]
-        outputs = _outputs(function)
-        rng = np.random.default_rng(SEED)
-        arguments = tuple(_random(_shape(p), str(p.ty.dtype), rng) for p in function.params)
-        placed = [tvm.runtime.tensor(argument) for argument in arguments]
         # The fallback's few safe steps share nothing with the search, and take a tenth of plain loops' time.
         # It runs on the CPU, also for a GPU's candidates.
         target = (self._target.host or "llvm") if self._on_gpu else self._target
-        tvm.compile(fallback.schedule(module), target=target)["main"](*placed)
-        return _Subject(arguments, outputs, tuple(placed[i].numpy() for i in outputs))
+        reference = tvm.compile(fallback.schedule(module), target=target)["main"]
+        return Operands(module["main"], self._device, reference)
 
-    def _place(self, subject: _Subject) -> list[Any]:
-        """Fresh copies of the inputs; outputs start as garbage that no correct kernel leaves behind."""
-        placed = [self._tensor(argument) for argument in subject.arguments]
-        for i in subject.outputs:
-            garbage = np.full(subject.arguments[i].shape, 113, dtype=subject.arguments[i].dtype)
-            placed[i] = self._tensor(garbage)
-        return placed
+    def _checked(
+        self, built: Built, operands: Operands, constants: Sequence[int]
+    ) -> tuple[Kernel, float, str]:
+        """A candidate, the seconds of its first call, and what is wrong with its outputs."""
+        kernel, first_s, wrong = self._first_call(built, operands, constants)
+        if wrong:
+            # A candidate before it may have written into the operands.
+            operands.forget()
+            kernel, first_s, wrong = self._first_call(built, operands, constants)
+        if wrong:
+            operands.forget()
+        return kernel, first_s, wrong
+
+    def _first_call(
+        self, built: Built, operands: Operands, constants: Sequence[int]
+    ) -> tuple[Kernel, float, str]:
+        arguments = self._packed(built, operands.place())
+        # A GPU's timer calls nothing between repeats: its caches are small beside what a network streams.
+        flushed = () if self._on_gpu else constants
+        kernel = Kernel(built.library, built.function, self._device, arguments, flushed)
+        first_s = kernel.call()
+        return kernel, first_s, operands.difference(arguments)
 
     def _packed(self, built: Built, arguments: list[Any]) -> list[Any]:
         """The arguments as the candidate's `main` takes them."""
@@ -171,19 +168,6 @@ class Bench:
     def _tensor(self, array: NDArray[Any]) -> Any:
         return tvm.runtime.tensor(array, device=self._device)
 
-    def _time(self, library: Any, arguments: list[Any], constants: Sequence[int]) -> tuple[float, ...]:
-        # A GPU's timer calls nothing between repeats: its caches are small beside what a network streams.
-        _flush_between_repeats(() if self._on_gpu else constants)
-        start = time.perf_counter()
-        self._evaluate(library, arguments, 1)
-        # Flushing takes longer than many a kernel, so what a repeat costs is not what it times.
-        repeats = int(TIMING_S / (time.perf_counter() - start))
-        return self._evaluate(library, arguments, min(max(repeats, MIN_REPEATS), MAX_REPEATS))
-
-    def _evaluate(self, library: Any, arguments: list[Any], repeats: int) -> tuple[float, ...]:
-        timer = library.mod.time_evaluator("main", self._device, number=1, repeat=repeats, f_preproc=FLUSH)
-        return tuple(float(secs) for secs in timer(*arguments).results)
-
 
 def _one_block(module: tvm.IRModule) -> tvm.IRModule:
     """The probe's one loop as threads of a GPU."""
@@ -196,17 +180,6 @@ def _one_block(module: tvm.IRModule) -> tvm.IRModule:
     return schedule.mod
 
 
-def _flush_between_repeats(constants: Sequence[int]) -> None:
-    """Registers, under the name that the timer calls, a flush of the arguments at `constants`."""
-    flush = tvm.get_global_func("cache_flush_cpu_non_first_arg")
-
-    def flush_constants(*arguments: Any) -> None:
-        if constants:
-            flush(arguments[0], *(arguments[i] for i in constants))
-
-    tvm_ffi.register_global_func(FLUSH, flush_constants, override=True)
-
-
 def _time_calls(call: Callable[[], object]) -> tuple[float, ...]:
     """Wall-clock seconds of repeated calls. The first one, which finds cold caches and a sleeping thread
     pool, counts only for modules so slow that it makes no difference."""
@@ -216,42 +189,6 @@ def _time_calls(call: Callable[[], object]) -> tuple[float, ...]:
         call()
         secs.append(time.perf_counter() - start)
     return tuple(secs[1:] if len(secs) > 2 else secs)
-
-
-def _difference(subject: _Subject, arguments: Sequence[Any]) -> str:
-    """Empty when all outputs agree with the reference, else where they don't."""
-    for i, expected in zip(subject.outputs, subject.reference, strict=True):
-        actual, wanted = arguments[i].numpy().astype(np.float64), expected.astype(np.float64)
-        tolerance = RELATIVE_TOLERANCE.get(str(expected.dtype), 0.0)
-        # Random inputs have no square root or logarithm: such values agree when both are nan.
-        scale = float(np.max(np.abs(wanted[np.isfinite(wanted)]), initial=0.0))
-        far = ~np.isclose(actual, wanted, rtol=tolerance, atol=0.1 * tolerance * scale, equal_nan=True)
-        if far.any():
-            worst = np.max(np.abs(actual[far] - wanted[far]))
-            return f"output {i}: {np.count_nonzero(far)} of {far.size} values differ, by up to {worst:.3g}"
-    return ""
-
-
-def _outputs(function: tirx.PrimFunc) -> tuple[int, ...]:
-    """Positions of the parameters that the function writes."""
-    written: list[Any] = []
-
-    def collect(store: Any) -> None:
-        written.append(store.buffer)
-
-    tvm_ffi.structural_walk(function.body, [(tirx.BufferStore, collect)])
-    return tuple(i for i, p in enumerate(function.params) if any(p.same_as(buffer) for buffer in written))
-
-
-def _shape(parameter: Any) -> tuple[int, ...]:
-    return tuple(int(extent) for extent in parameter.ty.shape)
-
-
-def _random(shape: Sequence[int], dtype: str, rng: np.random.Generator) -> NDArray[Any]:
-    """Normal floats; integers are 0 or 1, which is in range wherever they are used as indices."""
-    if dtype.startswith(("int", "uint", "bool")):
-        return rng.integers(0, 2, size=shape).astype(dtype)
-    return rng.standard_normal(shape).astype(dtype)
 
 
 def _tail(error: BaseException, length: int = 2000) -> str:

@@ -12,10 +12,11 @@ from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
 import compiler.bench
 from compiler.artifact import Manifest, build_module, pack
-from compiler.bench import MAX_MODULE_REPEATS, MAX_REPEATS, Bench, Built
+from compiler.bench import MAX_MODULE_REPEATS, Bench, Built
 from compiler.model import fuse, read_onnx
 from compiler.spec import TensorSpec
 from compiler.target import probe
+from compiler.timing import MAX_REPEATS, MIN_REPEATS
 from compiler.workload import to_json
 from search.measurement import Measurement, Outcome
 from tests.onnx_models import residual
@@ -37,12 +38,16 @@ def _elementwise(compute: Callable[[Any], Any], dtype: str = "float32", size: in
 
 
 def _measure(
-    bench: Bench, candidate: tvm.IRModule, workload: tvm.IRModule, constants: tuple[int, ...] = ()
+    bench: Bench,
+    candidate: tvm.IRModule,
+    workload: tvm.IRModule,
+    constants: tuple[int, ...] = (),
+    best_s: float | None = None,
 ) -> Measurement:
     """Runs one workload's code as if it were a candidate for another."""
     built = bench.build(to_json(candidate), UNSCHEDULED)
     assert isinstance(built, Built)
-    return bench.run(built, to_json(workload), constants)
+    return bench.run(built, to_json(workload), constants, best_s)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -179,6 +184,33 @@ def test_constants_are_flushed_before_every_repeat(
     assert measurement.outcome is Outcome.OK, measurement.error
     # One more: how many repeats there is time for is found out by a first one.
     assert flushed == ([shapes] * (len(measurement.run_secs) + 1) if constants else [])
+
+
+def test_a_slow_kernel_is_timed_briefly_and_verified_all_the_same(bench: Bench) -> None:
+    workload = _elementwise(lambda x: x * 3.0)
+    slow = _measure(bench, workload, workload, best_s=1e-12)
+    assert (slow.outcome, len(slow.run_secs)) == (Outcome.OK, MIN_REPEATS)
+    wrong = _measure(bench, _elementwise(lambda x: x * 4.0), workload, best_s=1e-12)
+    assert wrong.outcome is Outcome.WRONG_RESULT
+
+
+def test_a_kernel_that_destroys_its_input_fails_no_other(bench: Bench) -> None:
+    @T.prim_func(s_tir=True)
+    def main(data: T.Buffer((64,), "float32"), result: T.Buffer((64,), "float32")):
+        for i in range(64):
+            with T.sblock("result"):
+                vi = T.axis.spatial(64, i)
+                result[vi] = data[vi] * T.float32(7)
+        for i in range(64):
+            with T.sblock("destroyed"):
+                vi = T.axis.spatial(64, i)
+                data[vi] = T.float32(0)
+
+    workload = _elementwise(lambda x: x * 7.0)
+    assert _measure(bench, tvm.IRModule({"main": main}), workload).outcome is Outcome.OK
+    assert _measure(bench, workload, workload).outcome is Outcome.OK
+    assert _measure(bench, _elementwise(lambda x: x * 8.0), workload).outcome is Outcome.WRONG_RESULT
+    assert _measure(bench, workload, workload).outcome is Outcome.OK
 
 
 def test_flushing_leaves_the_constants_as_they_were(bench: Bench) -> None:

@@ -1,0 +1,110 @@
+"""How often a candidate is repeated, on a clock that only the candidate moves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from compiler import timing
+from compiler.timing import MAX_CLOSE_REPEATS, MAX_REPEATS, MIN_REPEATS, Kernel
+
+BEST_S = 4e-3
+
+
+@dataclass
+class Machine:
+    """A candidate's calls take `secs`, one after the other; the last of them for all that follow."""
+
+    secs: list[float]
+    now: float = 0.0
+    timed: list[int] = field(default_factory=list)
+
+    def call(self, *_: object) -> None:
+        self.now += self.secs.pop(0) if len(self.secs) > 1 else self.secs[0]
+
+    def time_evaluator(self, _name: str, _device: object, number: int, repeat: int, f_preproc: str) -> Any:
+        """Warms up first, as TVM's does."""
+        assert (number, f_preproc) == (1, timing.FLUSH)
+
+        def evaluate(*_: object) -> Any:
+            self.timed.append(repeat)
+            self.call()
+            return SimpleNamespace(results=[self._timed_call() for _ in range(repeat)])
+
+        return evaluate
+
+    def measure(self, best_s: float | None) -> tuple[float, ...]:
+        kernel = Kernel(SimpleNamespace(mod=self), self.call, SimpleNamespace(sync=lambda: None), [], ())
+        return kernel.timed(kernel.call(), best_s)
+
+    def _timed_call(self) -> float:
+        before = self.now
+        self.call()
+        return self.now - before
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
+    def make(*secs: float) -> Machine:
+        made = Machine(list(secs))
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: made.now)
+        return made
+
+    return make
+
+
+Make = Callable[..., Machine]
+
+
+@pytest.mark.parametrize(
+    ("secs", "repeats"), [(1.0, MIN_REPEATS), (9e-3, 4), (4.9e-3, 8), (1e-5, MAX_REPEATS)]
+)
+def test_with_no_best_known_timing_takes_about_as_long_whatever_is_timed(
+    machine: Make, secs: float, repeats: int
+) -> None:
+    assert len(machine(secs).measure(None)) == repeats
+
+
+def test_what_is_clearly_slow_is_called_once_more_and_no_further(machine: Make) -> None:
+    slow = machine(3 * BEST_S)
+    assert slow.measure(BEST_S) == pytest.approx([3 * BEST_S])
+    assert slow.now == pytest.approx(2 * 3 * BEST_S)
+    assert slow.timed == []
+
+
+def test_what_is_in_between_is_timed_as_ever(machine: Make) -> None:
+    assert len(machine(1.5 * BEST_S).measure(BEST_S)) == len(machine(1.5 * BEST_S).measure(None))
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0, 1.19])
+def test_what_may_be_the_best_is_timed_longer(machine: Make, share: float) -> None:
+    close = machine(share * BEST_S)
+    secs = close.measure(BEST_S)
+    assert sum(secs) > 2 * sum(machine(share * BEST_S).measure(None))
+    assert sum(secs) == pytest.approx(timing.CLOSE_TIMING_S, abs=share * BEST_S)
+
+
+def test_short_ones_that_may_be_the_best_are_repeated_more_often(machine: Make) -> None:
+    assert len(machine(1e-5).measure(1e-5)) == MAX_CLOSE_REPEATS
+
+
+@pytest.mark.parametrize("hiccups", [(1.0,), (BEST_S, 1.0)])
+def test_one_interrupted_call_makes_nothing_slow(machine: Make, hiccups: tuple[float, ...]) -> None:
+    assert len(machine(*hiccups, BEST_S).measure(BEST_S)) >= MIN_REPEATS
+
+
+def test_what_is_slow_while_its_threads_sleep_only_is_not_slow(machine: Make) -> None:
+    cold = [8e-4, 8e-4]
+    assert len(machine(*cold, 1e-5).measure(1e-5)) > MAX_REPEATS
+
+
+def test_what_is_short_and_slow_when_warm_is_timed_briefly(machine: Make) -> None:
+    assert machine(8e-4, 8e-4, 5e-5).measure(1e-5) == pytest.approx([5e-5] * MIN_REPEATS)
+
+
+def test_the_latency_that_counts_is_not_that_of_a_first_call(machine: Make) -> None:
+    assert max(machine(1.0, 8e-3, 2.0, BEST_S).measure(BEST_S)) == pytest.approx(BEST_S)
