@@ -282,13 +282,20 @@ def _candidate_to_wire(candidate: Candidate) -> pb.Candidate:
         workload_hash=candidate.workload_hash,
         trace=candidate.trace,
         constants=candidate.constants,
+        best_s=candidate.best_s,
     )
 
 
 def _candidate_from_wire(message: pb.Candidate) -> Candidate:
     if not message.workload_hash:
         raise WireError(f"trial {message.trial_id} names no workload")
-    return Candidate(_id(message.trial_id), message.workload_hash, message.trace, tuple(message.constants))
+    return Candidate(
+        trial_id=_id(message.trial_id),
+        workload_hash=message.workload_hash,
+        trace=message.trace,
+        constants=tuple(message.constants),
+        best_s=message.best_s if message.HasField("best_s") else None,
+    )
 
 
 def _module_run_from_wire(message: pb.ModuleRun) -> ModuleRun:

@@ -142,16 +142,18 @@ class Lease(_message.Message):
     def __init__(self, id: _Optional[_Union[LeaseId, _Mapping]] = ..., target: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., module_run: _Optional[_Union[ModuleRun, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., expires_after_s: _Optional[float] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("trial_id", "workload_hash", "trace", "constants")
+    __slots__ = ("trial_id", "workload_hash", "trace", "constants", "best_s")
     TRIAL_ID_FIELD_NUMBER: _ClassVar[int]
     WORKLOAD_HASH_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     CONSTANTS_FIELD_NUMBER: _ClassVar[int]
+    BEST_S_FIELD_NUMBER: _ClassVar[int]
     trial_id: int
     workload_hash: str
     trace: str
     constants: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, trial_id: _Optional[int] = ..., workload_hash: _Optional[str] = ..., trace: _Optional[str] = ..., constants: _Optional[_Iterable[int]] = ...) -> None: ...
+    best_s: float
+    def __init__(self, trial_id: _Optional[int] = ..., workload_hash: _Optional[str] = ..., trace: _Optional[str] = ..., constants: _Optional[_Iterable[int]] = ..., best_s: _Optional[float] = ...) -> None: ...
 
 class ModuleRun(_message.Message):
     __slots__ = ("id", "kind", "artifact_sha")

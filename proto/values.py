@@ -60,12 +60,20 @@ class Limits:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A trace to replay on a workload, whose arguments at `constants` are constants of the model."""
+    """A trace to replay on a workload, whose arguments at `constants` are constants of the model.
+
+    `best_s` is the best latency known of the workload on this device class.
+    """
 
     trial_id: int
     workload_hash: str
     trace: str
     constants: tuple[int, ...] = ()
+    best_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.best_s is not None and not 0.0 < self.best_s < math.inf:
+            raise ValueError(f"the best latency known must be positive, not {self.best_s}")
 
 
 @dataclass(frozen=True)

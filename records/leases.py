@@ -12,7 +12,16 @@ from sqlalchemy.orm import Session
 from records import blobs, events, jobs, schedules, trials
 from records.jobs import Kind
 from records.statements import changed, insert_missing, lock_job
-from records.tables import DeviceClassRow, JobRow, LeaseRow, ModuleRunRow, TaskRow, TrialRow, WorkerRow
+from records.tables import (
+    DeviceClassRow,
+    JobRow,
+    LeaseRow,
+    ModuleRunRow,
+    RecordRow,
+    TaskRow,
+    TrialRow,
+    WorkerRow,
+)
 from records.trials import Trial, TrialState, trial_of
 from search.measurement import Measurement, Outcome
 
@@ -42,7 +51,8 @@ class Lease:
     """What one worker's session has to do by `expires_at`: trials of one job, or one module run.
 
     `trials` are those not reported yet. `attempt` is 1 unless the work outlived a device that held it.
-    `constants` gives, by workload, the indices of the arguments that are weights of the model.
+    By workload, `constants` are the indices of the arguments that are weights of the model, and `best_s` is
+    the best latency that trials have had on this device class.
     """
 
     id: str
@@ -54,6 +64,7 @@ class Lease:
     trials: tuple[Trial, ...]
     module_run: ModuleRun | None
     constants: dict[str, tuple[int, ...]]
+    best_s: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -326,6 +337,7 @@ def _load(session: Session, lease: LeaseRow) -> Lease:
         trials=batch,
         module_run=None if run is None else _module_run(run),
         constants=_constants(session, batch),
+        best_s=_best_s(session, lease.job_id, batch),
     )
 
 
@@ -333,6 +345,19 @@ def _constants(session: Session, batch: Sequence[Trial]) -> dict[str, tuple[int,
     tasks = select(TaskRow.workload_hash, TaskRow.constants)
     of_batch = tasks.where(TaskRow.id.in_({trial.task_id for trial in batch}))
     return {workload: tuple(constants) for workload, constants in session.execute(of_batch)}
+
+
+def _best_s(session: Session, job_id: str, batch: Sequence[Trial]) -> dict[str, float]:
+    """Imported records don't count: what they were measured under, nobody knows."""
+    device_class = select(JobRow.device_class).where(JobRow.id == job_id).scalar_subquery()
+    fastest = select(RecordRow.workload_hash, func.min(RecordRow.latency_s)).where(
+        RecordRow.workload_hash.in_({trial.workload_hash for trial in batch}),
+        RecordRow.device_class == device_class,
+        RecordRow.latency_s.is_not(None),
+        RecordRow.source == "trial",
+    )
+    rows = session.execute(fastest.group_by(RecordRow.workload_hash))
+    return {workload: latency_s for workload, latency_s in rows if latency_s is not None}
 
 
 def _module_run(row: ModuleRunRow) -> ModuleRun:

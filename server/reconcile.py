@@ -136,7 +136,11 @@ def _described(lease: leases.Lease, report: WorkerReport, now: float) -> Lease:
         expires_after_s=max(lease.expires_at - now, 1.0),
         candidates=tuple(
             Candidate(
-                trial.id, trial.workload_hash, trial.trace, lease.constants.get(trial.workload_hash, ())
+                trial.id,
+                trial.workload_hash,
+                trial.trace,
+                lease.constants.get(trial.workload_hash, ()),
+                lease.best_s.get(trial.workload_hash),
             )
             for trial in lease.trials
         ),

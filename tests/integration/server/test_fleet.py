@@ -100,6 +100,14 @@ def test_a_batch_is_leased_measured_and_stored(service: Service, worker: Worker)
     assert service.http.get(f"/v1/jobs/{job_id}").json()["trials_done"] == 3
 
 
+def test_a_candidate_carries_the_best_latency_of_its_workload(service: Service, worker: Worker) -> None:
+    tuning_job(service, worker)
+    first = leased(worker, slots=1)
+    assert first.candidates[0].best_s is None
+    worker.call(slots=0, results=results(first))
+    assert [candidate.best_s for candidate in leased(worker).candidates] == [2e-3, 2e-3]
+
+
 def test_no_more_is_leased_than_there_are_slots(service: Service, worker: Worker) -> None:
     tuning_job(service, worker)
     assert worker.call(slots=0).lease is None

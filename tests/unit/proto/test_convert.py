@@ -42,7 +42,8 @@ OK = Measurement(Outcome.OK, (1e-3, 1.1e-3), 0.03)
 REPORT = WorkerReport(
     "board", "s1", True, WorkerState.READY, DEVICE, HELD, (Result(7, HELD, OK, trial_id=3),), 16, 20.0
 )
-LEASE = Lease(HELD, '{"kind":"llvm"}', Limits(), 30.0, (Candidate(3, "ab12", "[]", (1, 2)),))
+CANDIDATES = (Candidate(3, "ab12", "[]", (1, 2)), Candidate(4, "ab12", "[]", best_s=1e-3))
+LEASE = Lease(HELD, '{"kind":"llvm"}', Limits(), 30.0, CANDIDATES)
 
 
 def wire_report(**changes: object) -> pb.SynchronizeRequest:
@@ -230,6 +231,14 @@ def test_a_kept_lease_that_is_not_held_is_refused() -> None:
 def test_a_fenced_answer_and_a_senseless_pause_survive() -> None:
     message = pb.SynchronizeResponse(fenced=True, call_again_after_s=math.nan)
     assert convert.answer_from_wire(message, held=None) == Answer(fenced=True)
+
+
+@pytest.mark.parametrize("best_s", [0.0, -1.0, math.nan, math.inf])
+def test_a_best_latency_that_can_not_be_is_refused(best_s: float) -> None:
+    message = convert.lease_to_wire(LEASE)
+    message.candidates[0].best_s = best_s
+    with pytest.raises(WireError, match="the best latency known must be positive"):
+        convert.lease_from_wire(message)
 
 
 def test_a_lease_of_an_unknown_kind_is_refused() -> None:

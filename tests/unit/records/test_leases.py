@@ -388,3 +388,39 @@ def test_constants_are_those_of_the_workloads_in_the_lease(farm: Farm) -> None:
     new = trials.NewTrial(second.id, "w2", None, "t", 0.0)
     trials.add(farm.session, "job", 1, [new], now=10.0)
     assert farm.leased("lease").constants == {"w2": ()}
+
+
+class TestBest:
+    def test_none_is_known_at_first(self, farm: Farm) -> None:
+        farm.issue("t1")
+        assert farm.leased("lease").best_s == {}
+
+    def test_is_the_fastest_trial_of_the_workload(self, farm: Farm) -> None:
+        ids = farm.issue("t1", "t2", "t3", "t4")
+        farm.leased("first", limit=3)
+        farm.report("first", ids[:1], secs=2e-3)
+        farm.report("first", ids[1:2], secs=1e-3)
+        farm.report("first", ids[2:3], secs=None)
+        assert farm.leased("second").best_s == {"w1": 2e-3}
+        held = leases.current(farm.session, "worker", "session", now=31.0)
+        assert held is not None
+        assert held.best_s == {"w1": 2e-3}
+
+    def test_is_of_the_device_class(self, farm: Farm) -> None:
+        other = make_job(farm.session, "other", replace(DEVICE, cores=8))
+        other.report("theirs", [trial.id for trial in _leased(other, "theirs", "t1").trials])
+        assert _leased(farm, "mine", "t1").best_s == {}
+        assert _leased(other, "again", "t2").best_s == {"w1": 2e-3}
+
+    def test_what_was_measured_elsewhere_does_not_count(self, farm: Farm) -> None:
+        target = farm.device.target
+        fast = schedules.Record(
+            "w1", farm.device.key, "t9", None, 1e-9, (1e-9,), Outcome.OK, target, "import", 1.0
+        )
+        assert schedules.add_imported(farm.session, [fast], now=1.0) == 1
+        assert _leased(farm, "lease", "t1").best_s == {}
+
+
+def _leased(farm: Farm, lease_id: str, trace: str) -> leases.Lease:
+    farm.issue(trace)
+    return farm.leased(lease_id)
