@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from pathlib import Path
 import grpc
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
-from proto.values import Answer, Candidate, Lease, Limits, ModuleRun, WorkerReport, WorkerState
+from proto.values import Answer, Candidate, Lease, LeaseId, Limits, ModuleRun, WorkerReport, WorkerState
 from search.device import Device
 from search.measurement import Measurement, Outcome
 from worker.bench import Subject
@@ -36,9 +37,9 @@ class Fenced(Exception):
 class Manners:
     """How the agent behaves. `slots` candidates are asked for at once; an idle call may be held for `wait_s`.
 
-    While it measures, it reports every `report_every_s`; `build_together` candidates are built at a time,
-    then measured one after the other. `once`: it ends after one lease. `overrule` turns
-    a lease's limits into those that hold on this device.
+    While it measures, it reports every `report_every_s`; `build_together` candidates are built on all cores,
+    then measured one after the other. `once`: it ends after one lease. `overrule` turns a lease's limits into
+    those that hold on this device.
     """
 
     slots: int = 16
@@ -213,25 +214,39 @@ class Agent:
             self._outbox.add_module_run(lease.id, lease.module_run.id, measurement)
         measured = self._outbox.measured(lease.id)
         left = [candidate for candidate in lease.candidates if candidate.trial_id not in measured]
-        for number, candidate in enumerate(left):
-            ahead = left[number + 1 : number + self._manners.build_together]
-            measurement = await self._measure(lease.target, candidate, ahead, limits)
-            self._outbox.add_trial(lease.id, candidate.trial_id, measurement)
+        await self._measure_each(lease.id, await self._subjects(lease, left), limits)
         self._lease = None
         self._news.set()
 
-    async def _measure(
-        self, target: str, candidate: Candidate, ahead: Sequence[Candidate], limits: Limits
-    ) -> Measurement:
-        try:
-            subject, *next_ones = [await self._subject(target, each) for each in (candidate, *ahead)]
-        except NotStored as error:
-            return Measurement(Outcome.UNKNOWN, error=str(error))
-        return await self._executor.measure(subject, limits, next_ones)
+    async def _subjects(
+        self, lease: Lease, candidates: Sequence[Candidate]
+    ) -> list[tuple[Candidate, Subject]]:
+        """Those whose workloads the service has; the others have failed."""
+        found = []
+        for candidate in candidates:
+            try:
+                module_json = await self._fleet.workload(candidate.workload_hash)
+            except NotStored as error:
+                missing = Measurement(Outcome.UNKNOWN, error=str(error))
+                self._outbox.add_trial(lease.id, candidate.trial_id, missing)
+            else:
+                subject = Subject(lease.target, module_json, candidate.trace, candidate.constants)
+                found.append((candidate, subject))
+        return found
 
-    async def _subject(self, target: str, candidate: Candidate) -> Subject:
-        module_json = await self._fleet.workload(candidate.workload_hash)
-        return Subject(target, module_json, candidate.trace, candidate.constants)
+    async def _measure_each(
+        self, lease: LeaseId, found: Sequence[tuple[Candidate, Subject]], limits: Limits
+    ) -> None:
+        best_s = {candidate.workload_hash: candidate.best_s or math.inf for candidate, _ in found}
+        for number, (candidate, subject) in enumerate(found):
+            ahead = [one for _, one in found[number + 1 : number + self._manners.build_together]]
+            known_s = best_s[candidate.workload_hash]
+            measurement = await self._executor.measure(
+                subject, limits, ahead, known_s if known_s < math.inf else None
+            )
+            self._outbox.add_trial(lease, candidate.trial_id, measurement)
+            if measurement.outcome is Outcome.OK:
+                best_s[candidate.workload_hash] = min(known_s, measurement.latency_s)
 
     async def _time_module(self, run: ModuleRun, limits: Limits) -> Measurement:
         with tempfile.TemporaryDirectory(prefix="tunefarm-module-") as folder:

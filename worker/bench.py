@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -28,20 +28,30 @@ class Subject:
     constants: tuple[int, ...]
 
 
+Note = Callable[[int], None]  # takes a candidate's number; from any thread
+
+
 class Bench(Protocol):
-    """Bad candidates come back as measurements; an exception means that the bench itself is in trouble."""
+    """Bad candidates come back as measurements; an exception means that the bench itself is in trouble.
+
+    Building and running are apart: nothing is built while a candidate is timed, and yet all cores build.
+    """
 
     def check(self) -> Device:
         """Compiles, runs and verifies a probe; this device. Raises RuntimeError when it can't be trusted."""
         ...
 
-    def measure(
-        self, subject: Subject, ahead: Sequence[Subject], entered: Callable[[Phase], None]
-    ) -> Measurement:
-        """Builds, verifies and times a candidate; calls `entered` when it goes from building to running.
+    def build(self, subjects: Mapping[int, Subject], begun: Note, ended: Note) -> Collection[int]:
+        """Builds candidates, several at a time, and keeps them under their numbers; which of them it refused.
 
-        Those `ahead` come next: they may be built at the same time, so that nothing is built while another
-        is timed and yet all cores build.
+        Every one's number is given to `begun` and then, once it is built or refused, to `ended`.
+        """
+        ...
+
+    def run(self, number: int, best_s: float | None) -> Measurement:
+        """Verifies and times a candidate that was built, or says why it was refused; then it is gone.
+
+        It is timed the longer, the closer it comes to `best_s`, the best latency known of its workload.
         """
         ...
 

@@ -4,10 +4,15 @@
 
 Requests come in as frames on standard input, replies go out on standard output; both are moved out of a
 candidate's reach before anything else happens, and what is printed goes to standard error. The first
-reply is `{"device": ...}` once the bench has passed its check. A request
-`{"do": "measure" | "measure_module", "memory_bytes": ..., ...}` is answered by `{"phase": ...}` when the
-phase changes and at last by `{"measurement": ..., "grown_bytes": ...}`, or by `{"failed": ...}` when the
-bench itself raised. The process ends when its input does.
+reply is `{"device": ...}` once the bench has passed its check. The requests, each with "memory_bytes" too,
+and their answers:
+
+    {"do": "build", "subjects": [{"number": ..., ...}, ...]}
+        {"begun": NUMBER} and {"ended": NUMBER} for each, several at a time, then {"refused": [NUMBER, ...]}
+    {"do": "run", "number": ..., "best_s": ...} or {"do": "measure_module", "path": ...}
+        {"measurement": ..., "grown_bytes": ...}
+
+When the bench itself raised, the last answer is `{"failed": ...}`. The process ends when its input does.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +30,7 @@ from typing import BinaryIO
 
 from search.measurement import Measurement
 from worker import confine, frames
-from worker.bench import Bench, BenchFactory, Phase
+from worker.bench import Bench, BenchFactory
 
 MAX_TRACEBACK_CHARS = 4000
 
@@ -36,6 +42,7 @@ class Child:
         self._bench = bench
         self._requests = requests
         self._replies = replies
+        self._replying = threading.Lock()
         self._baseline_bytes = 0
 
     def serve(self) -> None:
@@ -51,6 +58,8 @@ class Child:
         try:
             if self._baseline_bytes:
                 confine.limit_memory(self._baseline_bytes + request["memory_bytes"])
+            if request["do"] == "build":
+                return {"refused": self._build(request)}
             measurement = self._measure(request)
         except Exception:
             # Whatever it was, the agent decides: it replaces this process and the candidate has failed.
@@ -60,18 +69,25 @@ class Child:
             "grown_bytes": max(confine.address_bytes() - self._baseline_bytes, 0),
         }
 
-    def _measure(self, request: frames.Message) -> Measurement:
-        if request["do"] == "measure_module":
-            return self._bench.measure_module(Path(request["path"]).read_bytes())
-        subject, *ahead = (frames.to_subject(data) for data in request["subjects"])
-        return self._bench.measure(subject, ahead, self._entered)
+    def _build(self, request: frames.Message) -> list[int]:
+        subjects = {data["number"]: frames.to_subject(data) for data in request["subjects"]}
+        refused = self._bench.build(
+            subjects,
+            begun=lambda number: self._reply({"begun": number}),
+            ended=lambda number: self._reply({"ended": number}),
+        )
+        return list(refused)
 
-    def _entered(self, phase: Phase) -> None:
-        self._reply({"phase": phase.value})
+    def _measure(self, request: frames.Message) -> Measurement:
+        if request["do"] == "run":
+            return self._bench.run(request["number"], request["best_s"])
+        return self._bench.measure_module(Path(request["path"]).read_bytes())
 
     def _reply(self, message: frames.Message) -> None:
-        self._replies.write(frames.encode(message))
-        self._replies.flush()
+        """From any thread."""
+        with self._replying:
+            self._replies.write(frames.encode(message))
+            self._replies.flush()
 
 
 def main(arguments: Sequence[str]) -> None:

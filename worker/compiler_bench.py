@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from threading import Barrier
 
 import compiler.bench
 from compiler.bench import Built
 from compiler.target import probe
 from search.device import Device
 from search.measurement import Measurement, Outcome
-from worker.bench import Phase, Subject
+from worker.bench import Note, Subject
 
 
 class CompilerBench:
@@ -21,30 +22,43 @@ class CompilerBench:
         self._device = probe(threads)
         self._bench = lru_cache(maxsize=4)(compiler.bench.Bench)
         self._builders = ThreadPoolExecutor(threads, thread_name_prefix="build")
-        self._built: dict[Subject, Built | Measurement] = {}
+        self._built: dict[int, tuple[Subject, Built | Measurement]] = {}
 
     def check(self) -> Device:
         """Raises RuntimeError when the probe kernel computes a wrong result."""
         self._bench(self._device.target).self_check()
+        self._start_builders()
         return self._device
 
-    def measure(
-        self, subject: Subject, ahead: Sequence[Subject], entered: Callable[[Phase], None]
-    ) -> Measurement:
-        if subject not in self._built:
-            together = (subject, *ahead)
-            self._built = dict(zip(together, self._builders.map(self._build, together), strict=True))
-        built = self._built.pop(subject)
+    def build(self, subjects: Mapping[int, Subject], begun: Note, ended: Note) -> list[int]:
+        def build(number: int) -> bool:
+            begun(number)
+            subject = subjects[number]
+            built = self._build(subject)
+            self._built[number] = subject, built
+            ended(number)
+            return isinstance(built, Measurement)
+
+        refusals = self._builders.map(build, subjects)
+        return [number for number, refused in zip(subjects, refusals, strict=True) if refused]
+
+    def run(self, number: int, best_s: float | None) -> Measurement:
+        subject, built = self._built.pop(number)
         if isinstance(built, Measurement):
             return built
-        entered(Phase.RUN)
-        return self._bench(subject.target).run(built, subject.module_json, subject.constants)
+        return self._bench(subject.target).run(built, subject.module_json, subject.constants, best_s)
+
+    def measure_module(self, artifact: bytes) -> Measurement:
+        return self._bench(self._device.target).measure_module(artifact)
+
+    def _start_builders(self) -> None:
+        """Their stacks and heaps shall not count as what candidates made this process grow by."""
+        all_there = Barrier(self._device.cores)
+        for _ in self._builders.map(lambda _: all_there.wait(), range(self._device.cores)):
+            pass
 
     def _build(self, subject: Subject) -> Built | Measurement:
         try:
             return self._bench(subject.target).build(subject.module_json, subject.trace)
         except ValueError as error:
             return Measurement(Outcome.BUILD_ERROR, error=str(error))
-
-    def measure_module(self, artifact: bytes) -> Measurement:
-        return self._bench(self._device.target).measure_module(artifact)

@@ -1,36 +1,27 @@
-"""Has a child process measure one candidate at a time, and replaces the child when it can't be trusted."""
+"""Has a child process measure candidates, and replaces the child when it can't be trusted."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import itertools
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from proto.values import Limits
 from search.device import Device
 from search.measurement import Measurement, Outcome
 from worker import frames
 from worker.bench import Phase, Subject
+from worker.conversation import Building, Running
 from worker.process import ChildDied, ChildProcess
-
-_log = logging.getLogger(__name__)
 
 PACKAGES = Path(__file__).resolve().parent.parent
 SECRETS = ("TUNEFARM_TOKEN", "TUNEFARM_WORKER_TOKEN")
-MAX_ERROR_CHARS = 8192
-
-_T = TypeVar("_T")
-
-_DIED = {Phase.BUILD: Outcome.BUILD_ERROR, Phase.RUN: Outcome.RUN_ERROR}
-_HUNG = {Phase.BUILD: Outcome.BUILD_TIMEOUT, Phase.RUN: Outcome.RUN_TIMEOUT}
-_DURING_BUILD = (_DIED[Phase.BUILD], _HUNG[Phase.BUILD])
 
 
 class ChildStartError(Exception):
@@ -47,7 +38,7 @@ class ChildConfig:
 
 
 class Executor:
-    """Owns the child. One measurement at a time; nothing that a candidate does raises an exception here.
+    """Owns the child. One call at a time; nothing that a candidate does raises an exception here.
 
     `measure...` raise ChildStartError, and when they are cancelled the child dies with the candidate.
     """
@@ -57,6 +48,11 @@ class Executor:
         self._environment = environment
         self._child: ChildProcess | None = None
         self._scratch: Path | None = None
+        self._numbers = itertools.count()
+        # What the present child has built, by the numbers it knows it under; what failed to build, all alone.
+        self._built: dict[Subject, int] = {}
+        self._failed: dict[Subject, Measurement] = {}
+        self._has_run = False
 
     @property
     def child_pid(self) -> int | None:
@@ -79,58 +75,113 @@ class Executor:
             await self.close()
             raise
 
-    async def measure(self, subject: Subject, limits: Limits, ahead: Sequence[Subject] = ()) -> Measurement:
-        """Building and running have a time limit each. Those `ahead` are measured next and built already."""
-        measurement = await self._measure([subject, *ahead], limits)
-        if ahead and measurement.outcome in _DURING_BUILD and self._child is None:
-            # Any of those built together may be to blame; a candidate is judged by what it does alone.
-            return await self._measure([subject], limits)
-        return measurement
+    async def measure(
+        self, subject: Subject, limits: Limits, ahead: Sequence[Subject] = (), best_s: float | None = None
+    ) -> Measurement:
+        """Building and running have a time limit each. `best_s` is the best latency known of the workload.
 
-    async def _measure(self, subjects: Sequence[Subject], limits: Limits) -> Measurement:
-        request = {
-            "do": "measure",
-            "subjects": [frames.from_subject(subject) for subject in subjects],
-            "memory_bytes": limits.memory_bytes,
-        }
-        allowed_s = {Phase.BUILD: limits.build_timeout_s, Phase.RUN: limits.run_timeout_s}
-        return await self._converse(request, Phase.BUILD, allowed_s)
+        Those `ahead` are measured next: they are built along, so that none is built while another runs.
+        """
+        batch = list(dict.fromkeys([subject, *ahead]))
+        self._failed = {known: failure for known, failure in self._failed.items() if known in batch}
+        await self._notice_death()
+        if subject not in self._built and subject not in self._failed:
+            await self._build(batch, limits)
+        if subject in self._failed:
+            return self._failed.pop(subject)
+        request = {"do": "run", "number": self._built.pop(subject), "best_s": best_s}
+        return await self._run(request, limits.run_timeout_s, limits.memory_bytes)
 
     async def measure_module(self, artifact: Path, limits: Limits) -> Measurement:
         """Times the packed module that is stored in a file."""
-        request = {
-            "do": "measure_module",
-            "path": str(artifact.resolve()),
-            "memory_bytes": limits.memory_bytes,
-        }
-        return await self._converse(request, Phase.RUN, {Phase.RUN: limits.module_timeout_s})
+        await self._notice_death()
+        request = {"do": "measure_module", "path": str(artifact.resolve())}
+        return await self._run(request, limits.module_timeout_s, limits.memory_bytes)
 
     async def close(self) -> None:
         """Kills the child, if there is one, and removes what it left behind."""
         child, self._child = self._child, None
         scratch, self._scratch = self._scratch, None
+        self._built.clear()
+        self._has_run = False
         if child is not None:
             await child.kill()
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
 
-    async def _converse(
-        self, request: frames.Message, phase: Phase, allowed_s: Mapping[Phase, float]
-    ) -> Measurement:
-        if self._child is None:
-            await self.start()
-        assert self._child is not None, "started"
-        conversation = _Conversation(self._child, phase, allowed_s)
+    async def _notice_death(self) -> None:
+        """A child that died while it had nothing to do: that is no candidate's fault."""
+        if self._child is not None and self._child.has_ended:
+            await self.close()
+
+    async def _build(self, subjects: Sequence[Subject], limits: Limits) -> None:
+        """Afterwards each of them is built in the present child, or has failed.
+
+        When a child dies, any of those that it was building may be to blame, and any that ran in it before.
+        So each is judged by what it does alone in a child in which nothing has run, then the others are built
+        again. When none of them was to blame, all are judged.
+        """
+        while waiting := [one for one in subjects if one not in self._built and one not in self._failed]:
+            ran_before = self._has_run
+            failure, suspects = await self._build_together(waiting, limits)
+            if len(waiting) > 1:
+                await self._judge(suspects, limits)
+                if failure is not None and not any(one in self._failed for one in suspects):
+                    await self._judge(waiting, limits)
+            elif failure is not None and not ran_before:
+                self._failed[waiting[0]] = failure
+
+    async def _judge(self, suspects: Sequence[Subject], limits: Limits) -> None:
+        for suspect in suspects:
+            await self._build([suspect], limits)
+
+    async def _build_together(
+        self, subjects: Sequence[Subject], limits: Limits
+    ) -> tuple[Measurement | None, list[Subject]]:
+        """How the child failed, if it did, and which candidates that may be due to.
+
+        One that the bench refused among others is a suspect too: it may only have lacked memory.
+        """
+        child = await self._present_child()
+        numbered = {next(self._numbers): subject for subject in subjects}
+        building = Building(child, numbered, limits.build_timeout_s)
+        request = {
+            "do": "build",
+            "subjects": [frames.from_subject(one) | {"number": number} for number, one in numbered.items()],
+            "memory_bytes": limits.memory_bytes,
+        }
+        answer: frozenset[int] | Measurement | None = None
+        try:
+            answer = await building.hold(request)
+        finally:
+            if not isinstance(answer, frozenset):
+                await self.close()
+        if isinstance(answer, Measurement):
+            return answer, [one for number, one in numbered.items() if number in building.in_flight]
+        suspects = {numbered[number] for number in answer if len(numbered) > 1}
+        self._built |= {one: number for number, one in numbered.items() if one not in suspects}
+        return None, [one for one in subjects if one in suspects]
+
+    async def _run(self, request: frames.Message, allowed_s: float, memory_bytes: int) -> Measurement:
+        child = await self._present_child()
+        running = Running(child, Phase.RUN, allowed_s)
+        self._has_run = True
         sound = False
         try:
-            measurement = await conversation.hold(request)
+            measurement = await running.hold(request | {"memory_bytes": memory_bytes})
             # A wrong result has written who knows where; a child that has grown would fail good candidates.
-            sound = conversation.sound and measurement.outcome is not Outcome.WRONG_RESULT
-            sound = sound and conversation.grown_bytes <= request["memory_bytes"] // 2
+            sound = running.sound and measurement.outcome is not Outcome.WRONG_RESULT
+            sound = sound and running.grown_bytes <= memory_bytes // 2
         finally:
             if not sound:
                 await self.close()
         return measurement
+
+    async def _present_child(self) -> ChildProcess:
+        if self._child is None:
+            await self.start()
+        assert self._child is not None, "started"
+        return self._child
 
     async def _start_failure(self, reason: str) -> ChildStartError:
         words = ""
@@ -155,58 +206,6 @@ class Executor:
             "TVM_NUM_THREADS": str(self._config.threads),
         }
         return kept | ours
-
-
-class _Conversation:
-    """One request and its replies; `sound` tells afterwards whether the child may serve another one."""
-
-    def __init__(self, child: ChildProcess, phase: Phase, allowed_s: Mapping[Phase, float]) -> None:
-        self._child = child
-        self._phase = phase
-        self._allowed_s = allowed_s
-        self.sound = False
-        self.grown_bytes = 0
-
-    async def hold(self, request: frames.Message) -> Measurement:
-        """Never raises for what the candidate or the child does."""
-        self._child.forget_words()
-        try:
-            await self._within_limit(self._child.send(request))
-            return await self._listen()
-        except TimeoutError:
-            allowed_s = self._allowed_s[self._phase]
-            return await self._failure(_HUNG, f"the {self._phase} took longer than {allowed_s:g} s")
-        except (ChildDied, frames.FrameError) as error:
-            return await self._failure(_DIED, f"{error} during the {self._phase}")
-
-    async def _listen(self) -> Measurement:
-        while "phase" in (reply := await self._within_limit(self._child.receive())):
-            self._enter(reply["phase"])
-        if "failed" in reply:
-            return await self._failure(_DIED, str(reply["failed"]))
-        measurement = frames.to_measurement(reply.get("measurement"))
-        self.grown_bytes = int(reply.get("grown_bytes", 0))
-        self.sound = True
-        return measurement
-
-    async def _within_limit(self, step: Awaitable[_T]) -> _T:
-        async with asyncio.timeout(self._allowed_s[self._phase]):
-            return await step
-
-    def _enter(self, name: object) -> None:
-        try:
-            phase = Phase(name)  # type: ignore[arg-type]
-        except ValueError as error:
-            raise frames.FrameError(str(error)) from error
-        if phase not in self._allowed_s:
-            raise frames.FrameError(f"the child entered the phase {phase}, which this work doesn't have")
-        self._phase = phase
-
-    async def _failure(self, outcomes: Mapping[Phase, Outcome], reason: str) -> Measurement:
-        """The child is killed first: what it wrote until then is why it failed."""
-        await self._child.kill()
-        text = f"{reason}\n{await self._child.last_words()}".strip()
-        return Measurement(outcomes[self._phase], error=text[-MAX_ERROR_CHARS:])
 
 
 def _device(reply: frames.Message) -> Device:

@@ -88,6 +88,20 @@ def to_measurement(message: object) -> Measurement:
         raise FrameError(f"not a measurement: {error}") from error
 
 
+def to_number(value: object) -> int:
+    """A count, or a candidate's number. Raises FrameError for what is neither."""
+    if not isinstance(value, int) or value < 0:
+        raise FrameError(f"{str(value)[:200]!r} is not a number")
+    return value
+
+
+def to_numbers(value: object) -> frozenset[int]:
+    """Raises FrameError."""
+    if not isinstance(value, list):
+        raise FrameError(f"{str(value)[:200]!r} is no list of numbers")
+    return frozenset(map(to_number, value))
+
+
 def _body_length(head: bytes) -> int:
     length: int = _LENGTH.unpack(head)[0]
     if length > MAX_BODY_BYTES:

@@ -54,7 +54,7 @@ async def _work(settings: Settings) -> None:
         fleet = FleetClient(channel, settings.server, settings.secret, settings.reconnect_max_s)
         child = ChildConfig(settings.threads, start_timeout_s=settings.start_timeout_s)
         manners = Manners(
-            settings.slots, build_together=settings.threads, once=settings.once, overrule=settings.overrule
+            settings.slots, build_together=settings.slots, once=settings.once, overrule=settings.overrule
         )
         agent = Agent(settings.name, uuid.uuid4().hex, fleet, Executor(child, os.environ), manners)
         running = asyncio.create_task(agent.run())

@@ -49,6 +49,10 @@ class ChildProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process.returncode is not None
+
     async def send(self, message: frames.Message) -> None:
         """Raises ChildDied."""
         try:

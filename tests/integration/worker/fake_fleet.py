@@ -64,10 +64,19 @@ class FakeFleet(FleetServicer):
         async with self._heard:
             await self._heard.wait_for(heard)
 
-    def offer(self, *traces: str, workload: str = "w", target: str = "{}", limits: Limits = LIMITS) -> Lease:
+    def offer(
+        self,
+        *traces: str,
+        workload: str = "w",
+        target: str = "{}",
+        limits: Limits = LIMITS,
+        best_s: float | None = None,
+    ) -> Lease:
         """A lease with a candidate per trace, to be given to the next worker that is ready."""
         first = 1 + sum(len(lease.candidates) for lease in self.leases)
-        candidates = tuple(Candidate(first + i, workload, trace) for i, trace in enumerate(traces))
+        candidates = tuple(
+            Candidate(first + i, workload, trace, best_s=best_s) for i, trace in enumerate(traces)
+        )
         self.workloads.setdefault(workload, "")
         lease = Lease(LeaseId(f"lease{len(self.leases)}", 1), target, limits, 30.0, candidates)
         self.leases.append(lease)

@@ -1,21 +1,25 @@
 """A bench whose candidates do what their trace says: the faults are real, in a real child process.
 
-Every measurement that works carries the child's process id as its build time. Imported by the child, by name.
+A trace is a fault, "run FAULT" or "build FAULT", and then anything that tells it from others. Every
+measurement that works carries the child's process id as its build time. Imported by the child, by name.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from search.device import Device
 from search.measurement import Measurement, Outcome
-from worker.bench import Phase, Subject
+from worker.bench import Note, Subject
 
 DEVICE = Device(
     name="test board",
@@ -36,7 +40,12 @@ KEPT: list[bytearray] = []
 
 class FaultBench:
     def __init__(self, threads: int) -> None:
-        self._threads = threads
+        self._builders = ThreadPoolExecutor(threads)
+        all_there = threading.Barrier(threads)
+        list(self._builders.map(lambda _: all_there.wait(), range(threads)))
+        self._built: dict[int, tuple[Subject, Measurement | None]] = {}
+        self._building = 0
+        self._planted = False
 
     def check(self) -> Device:
         broken = os.environ.get("FAULT_UNTIL")
@@ -45,24 +54,35 @@ class FaultBench:
             sys.exit(7)
         return DEVICE
 
-    def measure(
-        self, subject: Subject, ahead: Sequence[Subject], entered: Callable[[Phase], None]
-    ) -> Measurement:
-        for other in ahead:
-            if other.trace.startswith("build "):
-                self._do(other.trace.removeprefix("build "), other)
-        when, _, fault = subject.trace.rpartition(" ")
-        if when == "build":
-            return self._do(fault, subject)
-        entered(Phase.RUN)
-        return self._do(fault, subject)
+    def build(self, subjects: Mapping[int, Subject], begun: Note, ended: Note) -> list[int]:
+        self._building = len(subjects)
+
+        def build(number: int) -> bool:
+            begun(number)
+            when, fault = what(subjects[number])
+            refusal = self._do(fault, subjects[number]) if when == "build" else None
+            self._built[number] = subjects[number], refusal
+            ended(number)
+            return refusal is not None
+
+        refusals = self._builders.map(build, subjects)
+        return [number for number, refused in zip(subjects, refusals, strict=True) if refused]
+
+    def run(self, number: int, best_s: float | None) -> Measurement:
+        subject, refusal = self._built.pop(number)
+        if refusal is not None:
+            return refusal
+        when, fault = what(subject)
+        if fault == "best":
+            return Measurement(Outcome.RUN_ERROR, error=str(best_s))
+        return (self._do(fault, subject) if when == "run" else None) or fine()
 
     def measure_module(self, artifact: bytes) -> Measurement:
-        return self._do(artifact.decode(), None)
+        return self._do(artifact.decode(), None) or fine()
 
-    def _do(self, fault: str, subject: Subject | None) -> Measurement:
+    def _do(self, fault: str, subject: Subject | None) -> Measurement | None:
         action: Callable[[Subject | None], Measurement | None] = getattr(self, f"do_{fault}")
-        return action(subject) or fine()
+        return action(subject)
 
     def do_ok(self, subject: Subject | None) -> None: ...
 
@@ -71,6 +91,30 @@ class FaultBench:
 
     def do_refuse(self, subject: Subject | None) -> Measurement:
         return Measurement(Outcome.BUILD_ERROR, error="no such loop")
+
+    def do_crowded(self, subject: Subject | None) -> Measurement | None:
+        """Finds enough memory only when nothing else is built."""
+        return Measurement(Outcome.BUILD_ERROR, error="bad_alloc") if self._building > 1 else None
+
+    def do_plant(self, subject: Subject | None) -> None:
+        """Runs well, and leaves something behind that ends the child as soon as it builds again."""
+        self._planted = True
+
+    def do_trip(self, subject: Subject | None) -> None:
+        if self._planted:
+            os._exit(5)
+
+    def do_kill(self, subject: Subject | None) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def do_nap(self, subject: Subject | None) -> None:
+        time.sleep(0.3)
+
+    def do_hang_once(self, subject: Subject | None) -> None:
+        """The file that the workload names appears when the hanging has begun."""
+        assert subject is not None
+        if not Path(subject.module_json).exists():
+            self.do_hang(subject)
 
     def do_segfault(self, subject: Subject | None) -> None:
         print("about to follow a bad pointer", file=sys.stderr, flush=True)
@@ -138,8 +182,22 @@ class FaultBench:
         return Measurement(Outcome.WRONG_RESULT, error=str(path))
 
 
+def what(subject: Subject) -> tuple[str, str]:
+    """When it does what."""
+    first, *rest = subject.trace.split()
+    return (first, rest[0]) if first in ("build", "run") else ("run", first)
+
+
 def fine() -> Measurement:
     return Measurement(Outcome.OK, (0.001,), float(os.getpid()))
+
+
+class LyingBench(FaultBench):
+    """Tells of candidates that nobody asked for."""
+
+    def build(self, subjects: Mapping[int, Subject], begun: Note, ended: Note) -> list[int]:
+        begun(min(subjects) + 1000)
+        return super().build(subjects, begun, ended)
 
 
 class MuteBench(FaultBench):

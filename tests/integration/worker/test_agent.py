@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
@@ -126,6 +126,32 @@ def test_faults_cost_their_own_candidate_only() -> None:
         assert fleet.outcomes() == [outcome for fault in bad for outcome in (fault, "ok")]
         children = [int(r.measurement.build_secs) for r in fleet.stored.values() if r.measurement.run_secs]
         assert len(set(children)) == 4, "each fault costs a child"
+
+    with_fleet(work)
+
+
+def test_faults_of_a_batch_that_is_built_together_cost_their_own_candidate_only() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        faults = ("run segfault", "ok", "build exit", "ok 2", "run wrong", "ok 3", "build refuse", "ok 4")
+        fleet.offer(*faults)
+        async with working(fleet, replace(BRISK, build_together=8)):
+            await fleet.until(lambda: len(fleet.stored) == len(faults))
+        bad = ["run_error", "build_error", "wrong_result", "build_error"]
+        assert fleet.outcomes() == [outcome for fault in bad for outcome in (fault, "ok")]
+
+    with_fleet(work)
+
+
+def test_candidates_are_held_against_the_best_that_is_known_of_their_workload() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        # What is measured on the way counts: every good candidate takes 1 ms.
+        fleet.offer("best", "best 2", best_s=0.5)
+        fleet.offer("best", "ok", "best 2")
+        fleet.offer("ok", "best", best_s=0.0005)
+        async with working(fleet):
+            await fleet.until(lambda: len(fleet.stored) == 7)
+        errors = [fleet.stored[number].measurement.error for number in range(1, 8)]
+        assert errors == ["0.5", "0.5", "None", "", "0.001", "", "0.0005"]
 
     with_fleet(work)
 
@@ -281,13 +307,16 @@ def test_a_refusal_ends_the_worker_with_a_hint(status: grpc.StatusCode, hint: st
 
 def test_a_workload_that_is_not_there_costs_its_candidates_only() -> None:
     async def work(fleet: FakeFleet) -> None:
-        fleet.offer("ok", workload="lost")
-        del fleet.workloads["lost"]
+        fleet.offer("ok", "ok", workload="lost")
+        lease = fleet.leases[0]
+        there = replace(lease.candidates[0], workload_hash="there")
+        fleet.leases = [replace(lease, candidates=(there, lease.candidates[1]))]
+        fleet.workloads = {"there": ""}
         fleet.offer("ok")
-        async with working(fleet):
-            await fleet.until(lambda: len(fleet.stored) == 2)
-        assert fleet.outcomes() == ["unknown", "ok"]
-        assert "no such workload" in fleet.stored[1].measurement.error
+        async with working(fleet, replace(BRISK, build_together=8)):
+            await fleet.until(lambda: len(fleet.stored) == 3)
+        assert fleet.outcomes() == ["ok", "unknown", "ok"]
+        assert "no such workload" in fleet.stored[2].measurement.error
 
     with_fleet(work)
 

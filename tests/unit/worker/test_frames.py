@@ -84,3 +84,10 @@ GOOD = frames.from_measurement(Measurement(Outcome.OK, (0.1,)))
 def test_a_child_that_went_mad_reports_no_measurement(message: object) -> None:
     with pytest.raises(FrameError, match="not a measurement"):
         frames.to_measurement(message)
+
+
+def test_a_child_that_went_mad_reports_no_numbers() -> None:
+    assert frames.to_numbers([0, 7]) == {0, 7}
+    for message in (None, 7, "text", {}, ["a"], [-1], [1.5], [[]]):
+        with pytest.raises(FrameError, match="number"):
+            frames.to_numbers(message)

@@ -1,0 +1,60 @@
+"""The bench that a deployed child uses, with TVM."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.target import probe
+from compiler.workload import to_json
+from search.measurement import Outcome
+from tests.workloads import matmul
+from worker.bench import Subject
+from worker.compiler_bench import CompilerBench
+
+TARGET = probe(1).target
+# The trace that leaves a workload as it is.
+UNTOUCHED = "[[],[]]"
+
+
+@pytest.fixture(scope="module")
+def bench() -> CompilerBench:
+    return CompilerBench(2)
+
+
+def subject(size: int, trace: str = UNTOUCHED, target: str = TARGET) -> Subject:
+    return Subject(target, to_json(matmul(size, size, size)), trace, ())
+
+
+def test_candidates_are_built_together_and_then_run_one_by_one(bench: CompilerBench) -> None:
+    notes: list[tuple[str, int]] = []
+    subjects = {
+        3: subject(8),
+        4: subject(8, "no trace"),
+        5: subject(16),
+        6: subject(16, target="nonsense"),
+        7: subject(16),
+    }
+    refused = bench.build(
+        subjects, lambda n: notes.append(("begun", n)), lambda n: notes.append(("ended", n))
+    )
+    assert set(refused) == {4, 6}
+    for number in subjects:
+        assert notes.index(("begun", number)) < notes.index(("ended", number))
+    assert len(notes) == 2 * len(subjects)
+    measurements = {number: bench.run(number, None) for number in (7, 6, 5, 4, 3)}
+    outcomes = {number: measurement.outcome for number, measurement in measurements.items()}
+    failed = {4: Outcome.BUILD_ERROR, 6: Outcome.BUILD_ERROR}
+    assert outcomes == {3: Outcome.OK, 5: Outcome.OK, 7: Outcome.OK} | failed
+    assert "nonsense" in measurements[6].error
+
+
+def test_the_best_latency_known_reaches_the_timing(bench: CompilerBench) -> None:
+    bench.build({1: subject(8), 2: subject(8)}, lambda _: None, lambda _: None)
+    assert len(bench.run(1, 1e-12).run_secs) < len(bench.run(2, 1.0).run_secs)
+
+
+def test_what_has_run_is_gone(bench: CompilerBench) -> None:
+    bench.build({9: subject(8)}, lambda _: None, lambda _: None)
+    bench.run(9, None)
+    with pytest.raises(KeyError):
+        bench.run(9, None)
