@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from search import metrics
 from search.cost_model import CostModel
-from search.metrics import Metrics, by_task
-from search.metrics import evaluate as metrics_of
+from search.metrics import Predictions, by_task
 from search.nest import Floats
 from search.policy import Sample, train
 from search.program import gather
@@ -33,23 +34,37 @@ def evaluate(examples: Sequence[Example]) -> dict[str, Any]:
     held = np.random.default_rng(0).random(len(examples)) < HELD_OUT
     left = [example for example, is_held in zip(examples, held, strict=True) if not is_held]
     unseen = [example for example, is_held in zip(examples, held, strict=True) if is_held]
-    names = list(dict.fromkeys(example.workload for example in unseen))
-    task = np.array([names.index(example.workload) for example in unseen], dtype=np.int64)
-    measured = np.array([example.sample[2] for example in unseen])
     models = {"learned": train([example.sample for example in left]), "analytic": CostModel()}
-    predicted = {kind: _predicted(unseen, model) for kind, model in models.items()}
+    names = list(dict.fromkeys(example.workload for example in unseen))
+    told = {kind: _predictions(unseen, model, names, _best(examples)) for kind, model in models.items()}
+    tasks = {kind: by_task(predictions) for kind, predictions in told.items()}
     return {
         "trained_on": len(left),
-        **{kind: asdict(metrics_of(seconds, measured, task)) for kind, seconds in predicted.items()},
-        "tasks": _by_name(names, {kind: by_task(s, measured, task) for kind, s in predicted.items()}),
+        **{kind: asdict(metrics.evaluate(predictions)) for kind, predictions in told.items()},
+        "tasks": {
+            name: {kind: asdict(found[number]) for kind, found in tasks.items()}
+            for number, name in enumerate(names)
+        },
     }
 
 
-def _by_name(names: Sequence[str], kinds: dict[str, dict[int, Metrics]]) -> dict[str, Any]:
-    return {
-        name: {kind: asdict(found[number]) for kind, found in kinds.items()}
-        for number, name in enumerate(names)
-    }
+def _best(examples: Sequence[Example]) -> dict[str, float]:
+    """The best seconds known of each workload."""
+    best: dict[str, float] = defaultdict(lambda: math.inf)
+    for workload, (_, _, seconds) in examples:
+        best[workload] = min(best[workload], seconds)
+    return best
+
+
+def _predictions(
+    unseen: Sequence[Example], model: CostModel, names: Sequence[str], best: Mapping[str, float]
+) -> Predictions:
+    return Predictions(
+        predicted_s=_predicted(unseen, model),
+        measured_s=np.array([example.sample[2] for example in unseen]),
+        best_s=np.array([best[example.workload] for example in unseen]),
+        task=np.array([names.index(example.workload) for example in unseen], dtype=np.int64),
+    )
 
 
 def _predicted(examples: Sequence[Example], model: CostModel) -> Floats:

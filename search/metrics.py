@@ -1,8 +1,8 @@
 """How well a cost model predicts records that it was not trained on (the paper's section 7.5; its figures,
 after 20,000 training records, in ansor-facts section D: R2 0.958, pairwise accuracy 0.851, recall@30 0.624).
 
-As in the paper, what is compared is throughput relative to the task's best: 1 for its fastest program, 0 for
-one that failed.
+As in the paper, what is compared is throughput relative to the task's best: 1 for the fastest program known
+of it, 0 for one that failed.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ TOP = 30
 class Metrics:
     """Of so many `records`. None where they can't tell: all equally fast, no two of a task, or too few.
 
-    `r2` is the share of the throughputs' variance that is predicted (below 0: worse than their mean),
-    `pairwise` the share of pairs of one task that are predicted in the right order, `recall` the share of the
-    TOP fastest that are among the TOP predicted to be the fastest.
+    `r2` is the share of the throughputs' variance that is predicted (below 0: worse than their mean; nothing
+    is taken to be faster than the best known), `pairwise` the share of pairs of one task that are predicted in
+    the right order, `recall` the share of the TOP fastest that are among the TOP predicted to be the fastest.
     """
 
     records: int
@@ -32,36 +32,39 @@ class Metrics:
     recall: float | None
 
 
-def evaluate(predicted_s: Floats, measured_s: Floats, task: NDArray[np.int64]) -> Metrics:
-    """Metrics of all tasks together; `measured_s` are inf for failures, `task` says whose record each is.
+@dataclass(frozen=True)
+class Predictions:
+    """What was predicted of records, and what was measured: all arrays are [records].
 
-    All arrays are [records]. Tasks of which nothing ran are left out.
+    `measured_s` are inf for failures; `task` says whose record each is, `best_s` how fast the fastest program
+    known of that task is, inf where nothing ran.
     """
-    best = _best_of_task(measured_s, task)
-    ran = np.isfinite(best)
-    predicted, measured, tasks = predicted_s[ran], measured_s[ran], task[ran]
-    guessed, actual = best[ran] / predicted, best[ran] / measured
+
+    predicted_s: Floats
+    measured_s: Floats
+    best_s: Floats
+    task: NDArray[np.int64]
+
+    def take(self, rows: NDArray[np.bool_]) -> Predictions:
+        return Predictions(self.predicted_s[rows], self.measured_s[rows], self.best_s[rows], self.task[rows])
+
+
+def evaluate(predictions: Predictions) -> Metrics:
+    """Metrics of all tasks together; those of which nothing ran are left out."""
+    told = predictions.take(np.isfinite(predictions.best_s))
+    guessed, actual = told.best_s / told.predicted_s, told.best_s / told.measured_s
     return Metrics(
-        len(measured),
-        _r2(guessed, actual),
-        _pairwise(predicted, measured, tasks),
+        len(actual),
+        _r2(np.minimum(guessed, 1.0), actual),
+        _pairwise(told.predicted_s, told.measured_s, told.task),
         _recall(guessed, actual, TOP),
     )
 
 
-def by_task(predicted_s: Floats, measured_s: Floats, task: NDArray[np.int64]) -> dict[int, Metrics]:
+def by_task(predictions: Predictions) -> dict[int, Metrics]:
     """As `evaluate`, of every task by itself."""
-    numbers = np.unique(task)
-    rows = {int(number): np.flatnonzero(task == number) for number in numbers}
-    return {number: evaluate(predicted_s[own], measured_s[own], task[own]) for number, own in rows.items()}
-
-
-def _best_of_task(measured_s: Floats, task: NDArray[np.int64]) -> Floats:
-    """[records]: the best seconds of each record's task, inf where nothing ran."""
-    names, position = np.unique(task, return_inverse=True)
-    best = np.full(len(names), np.inf)
-    np.minimum.at(best, position, measured_s)
-    return np.asarray(best[position])
+    task = predictions.task
+    return {int(number): evaluate(predictions.take(task == number)) for number in np.unique(task)}
 
 
 def _r2(guessed: Floats, actual: Floats) -> float | None:

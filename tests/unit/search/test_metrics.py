@@ -2,20 +2,29 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.metrics import TOP, Metrics, by_task, evaluate
+from search.metrics import TOP, Metrics, Predictions, by_task, evaluate
 
 seconds = st.floats(1e-6, 1.0)
 
 
+def told(predicted: list[float], measured: list[float], task: list[int] | None = None) -> Predictions:
+    """The best of each task is among the records."""
+    tasks = task or [0] * len(measured)
+    best = [min(s for s, other in zip(measured, tasks, strict=True) if other == own) for own in tasks]
+    return Predictions(
+        np.array(predicted), np.array(measured), np.array(best), np.array(tasks, dtype=np.int64)
+    )
+
+
 def of(predicted: list[float], measured: list[float], task: list[int] | None = None) -> Metrics:
-    tasks = np.array(task or [0] * len(measured), dtype=np.int64)
-    return evaluate(np.array(predicted), np.array(measured), tasks)
+    return evaluate(told(predicted, measured, task))
 
 
 def test_a_perfect_model() -> None:
@@ -38,6 +47,16 @@ def test_a_worked_example() -> None:
     assert found.r2 == pytest.approx(1 - 0.25 / spread)
     assert found.pairwise == pytest.approx(2.5 / 3)
     assert found.recall is None
+
+
+def test_nothing_is_taken_to_be_faster_than_the_best_known() -> None:
+    assert of([1e-6, 2e-3, 4e-3], [1e-3, 2e-3, 4e-3]).r2 == 1.0
+
+
+def test_the_best_known_need_not_be_among_the_records() -> None:
+    """Throughputs 1/2 and 1/4 of the best, predicted as 1/2 and 1/2."""
+    seen = told([2e-3, 2e-3], [2e-3, 4e-3])
+    assert evaluate(replace(seen, best_s=np.full(2, 1e-3))).r2 == pytest.approx(1 - 0.0625 / (2 * 0.125**2))
 
 
 def test_a_failure_is_the_slowest_of_all() -> None:
@@ -71,8 +90,7 @@ def test_what_cannot_be_told_is_none(measured: list[float]) -> None:
 
 
 def test_by_task() -> None:
-    measured, task = np.array([1e-3, 2e-3, 1.0, 2.0]), np.array([3, 3, 5, 5])
-    found = by_task(np.array([1e-3, 2e-3, 2.0, 1.0]), measured, task)
+    found = by_task(told([1e-3, 2e-3, 2.0, 1.0], [1e-3, 2e-3, 1.0, 2.0], [3, 3, 5, 5]))
     assert {number: metrics.pairwise for number, metrics in found.items()} == {3: 1.0, 5: 0.0}
 
 
