@@ -22,8 +22,9 @@ class Metrics:
     """Of so many `records`. None where they can't tell: all equally fast, no two of a task, or too few.
 
     `r2` is the share of the throughputs' variance that is predicted (below 0: worse than their mean; nothing
-    is taken to be faster than the best known), `pairwise` the share of pairs of one task that are predicted in
-    the right order, `recall` the share of the TOP fastest that are among the TOP predicted to be the fastest.
+    is taken to be faster than the best known), `pairwise` the share of pairs of one task that are predicted
+    in the right order, `recall` the share of the TOP fastest that are among the TOP predicted to be the
+    fastest.
     """
 
     records: int
