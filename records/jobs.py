@@ -53,7 +53,8 @@ class IdempotencyConflict(Exception):
 class JobRequest:
     """What a user asks for. `minutes` is the budget of wall-clock minutes, None for no limit.
 
-    No `trials` at all means: compile with the schedules that are known.
+    No `trials` at all means: compile with the schedules that are known, and one best guess for every subgraph
+    of which nothing is known.
     """
 
     model_sha: str

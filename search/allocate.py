@@ -18,6 +18,8 @@ MAX_SHARE = 0.25
 STALL_TRIALS = 40
 STALL_FACTOR = 2
 PROGRESS = 0.01
+# A trial of a stalled task is expected to gain so much of what the formula hopes for.
+STALLED_WORTH = 0.1
 
 
 @dataclass(frozen=True)
@@ -57,12 +59,12 @@ def next_tasks(tasks: Sequence[TaskProgress], slots: int, per_pick: int) -> list
 
     Tasks without trials come first, heaviest first; then the largest expected gain per trial. Nobody knows
     yet what the slots will bring, so one task gets at most a quarter of them while others are open. Stalled
-    tasks get none unless all are. Empty when every task is exhausted.
+    tasks are set aside unless all are, or the others promise next to nothing. Empty when every task is
+    exhausted.
     """
     issued = [task.issued for task in tasks]
     picks: list[int] = []
-    not_exhausted = [i for i, task in enumerate(tasks) if not task.exhausted]
-    open_tasks = [i for i in not_exhausted if not tasks[i].is_stalled] or not_exhausted
+    open_tasks = _open(tasks)
     while open_tasks and len(picks) * per_pick < slots:
         share = max(1, math.floor(MAX_SHARE * slots / per_pick))
         below_share = [i for i in open_tasks if picks.count(i) < share]
@@ -70,6 +72,18 @@ def next_tasks(tasks: Sequence[TaskProgress], slots: int, per_pick: int) -> list
         issued[chosen] += per_pick
         picks.append(chosen)
     return picks
+
+
+def _open(tasks: Sequence[TaskProgress]) -> list[int]:
+    """The indices of the tasks that may get trials."""
+    left = [i for i, task in enumerate(tasks) if not task.exhausted]
+    moving = [i for i in left if not tasks[i].is_stalled]
+    if not moving:
+        return left
+    is_untried, most = max(_priority(tasks, i, tasks[i].issued) for i in moving)
+    # One that makes up most of the network's time must not starve because trifles still improve.
+    hoped = math.inf if is_untried else most / STALLED_WORTH
+    return [i for i in left if i in moving or gain_per_trial(tasks, i, tasks[i].issued) > hoped]
 
 
 def _priority(tasks: Sequence[TaskProgress], index: int, issued: int) -> tuple[bool, float]:

@@ -36,7 +36,8 @@ class Model:
 class JobRequest:
     """What to tune: `shapes` fixes dynamic inputs, `minutes` is a budget of wall-clock minutes or None.
 
-    `compile_only` asks for the model with the schedules known already; its `trials` are 0.
+    `compile_only` asks for the model with the schedules known already and best guesses for the rest; its
+    `trials` are 0.
     """
 
     model: str

@@ -92,12 +92,20 @@ def test_a_heavy_task_that_failed_a_few_times_is_tried_again() -> None:
     assert next_tasks([unlucky, working], slots=1, per_pick=1) == [0]
 
 
+STALLED = (1.0,) * (STALL_TRIALS + 1)
+
+
 def test_a_task_that_stopped_improving_is_set_aside_unless_all_have() -> None:
-    stalled = _task(2.0, 1.0, *[1.0] * STALL_TRIALS, weight=100, flops=1e9)
-    slow = _task(1e-6, 9e-7)
-    assert set(next_tasks([stalled, slow], slots=8, per_pick=1)) == {1}
+    stalled, moving = _task(*STALLED), _task(1.1, 1.0)
+    assert set(next_tasks([stalled, moving], slots=64, per_pick=1)) == {1}
     assert set(next_tasks([stalled, _task(exhausted=True)], slots=8, per_pick=1)) == {0}
     assert set(next_tasks([stalled, stalled], slots=8, per_pick=1)) == {0, 1}
+
+
+def test_a_task_that_matters_does_not_starve_because_trifles_improve() -> None:
+    stalled, trifle, untried = _task(*STALLED, weight=10), _task(1.1e-3, 1e-3), _task()
+    assert next_tasks([stalled, trifle], slots=1, per_pick=1) == [0]
+    assert 0 not in next_tasks([stalled, untried], slots=8, per_pick=1)
 
 
 @pytest.mark.parametrize(
