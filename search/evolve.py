@@ -20,8 +20,8 @@ Predict = Callable[[Population], Floats]
 class EvolutionConfig:
     """Sizes of the search of one sketch; `seeds` is the largest share of measured programs at the start."""
 
-    population: int = 512
-    generations: int = 4
+    population: int = 1024
+    generations: int = 8
     seeds: float = 0.2
     crossover: float = 0.05
 

@@ -26,7 +26,9 @@ NO_POSITION, MIXED_POSITION = 0, 7
 GPU = 8
 
 GROUPS: dict[str, int] = {
-    "arithmetic": len(Operations._fields),
+    "floating point": 7,
+    "integers": 7,
+    "conditions": 2,
     **{f"{kind.name.lower()}": 3 + POSITIONS for kind in ANNOTATIONS},
     "gpu": GPU,
     **{
@@ -59,7 +61,8 @@ def describe(dag: Dag, store: Store) -> Floats:
     columns = [
         *_arithmetic(store),
         *(column for kind in ANNOTATIONS for column in _annotated(loops, kind)),
-        *[np.zeros_like(loops.iterations)] * GPU,
+        np.zeros_like(loops.iterations),  # not a GPU: no threads but one in every direction
+        *[np.ones_like(loops.iterations)] * (GPU - 1),
         *_of_buffers(store, accesses),
         *_intensity(store, accesses),
         *_allocation(dag, store),
