@@ -77,9 +77,13 @@ def agreement(operator: Operator, device: Device, count: int, seed: int) -> Agre
     ours = np.array([_ours(program, device) for program, _ in lowered])
     ends = np.cumsum(list(GROUPS.values()))
     return {
-        name: (np.abs(ours[:, end - width : end] - theirs[:, end - width : end]) <= TOLERANCE).all(axis=1)
+        name: _alike(ours[:, end - width : end], theirs[:, end - width : end])
         for (name, width), end in zip(GROUPS.items(), ends, strict=True)
     }
+
+
+def _alike(ours: Floats, theirs: Floats) -> NDArray[np.bool_]:
+    return np.asarray((np.abs(ours - theirs) <= TOLERANCE).all(axis=1))
 
 
 def figures_of(found: Mapping[str, Agreement]) -> list[Figure]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from search.dag import Access, Buffer, BufferRole, Dag, Operations
 from search.nest import Floats, region
@@ -118,7 +119,7 @@ class _Touched:
 
     buffer: Buffer
     elements: Floats
-    moves: Floats
+    moves: NDArray[np.bool_]
     strides: Floats
     row_bytes: Floats
 
@@ -142,7 +143,7 @@ class _Touched:
         row = np.full(ones.shape[-1], 1.0)
         for dim, size in reversed(list(zip(dims, buffer.shape, strict=True))):
             row = np.where((row == 1.0) & (dim[0] == size), size * buffer.item_bytes, row)
-        return cls(buffer, np.multiply.reduce([ones, *dims]), moved.any(axis=1), strides, row)
+        return cls(buffer, np.multiply.reduce([ones, *dims]), np.asarray(moved.any(axis=1)), strides, row)
 
 
 def _flat_coefficients(access: Access, buffer: Buffer) -> dict[int, float]:
