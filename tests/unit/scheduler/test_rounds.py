@@ -315,9 +315,9 @@ def test_the_real_search_and_the_learned_model_work_here(
 ) -> None:
     monkeypatch.setattr(batch, "propose", propose)
     farm.restart(batch_size=12, trials_per_pick=6)
-    farm.submit(trials=36)
+    farm.submit(trials=60)
     farm.plug_in()
     job = farm.finish()
-    assert job.trials_done == 36
+    assert job.trials_done == 60
     assert farm.context.lessons[DEVICE.key].is_learned
     assert {trial.outcome for trial in farm.trials()} > {Outcome.OK}
