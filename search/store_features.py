@@ -126,7 +126,8 @@ class _Touched:
     @classmethod
     def of(cls, dag: Dag, name: str, accesses: Sequence[Access], loops: Loops) -> _Touched:
         buffer = dag.buffer[name]
-        regions = [region(access, loops.inside, buffer.shape) for access in accesses]
+        covered = np.ceil(loops.inside).astype(np.int64)
+        regions = [region(access, covered, buffer.shape) for access in accesses]
         dims = [np.maximum.reduce(same) for same in zip(*regions, strict=True)]
         ones = np.ones_like(loops.inside[:, 0, :])
         steps = loops.inside[:-1] / np.maximum(loops.inside[1:], 1.0)
