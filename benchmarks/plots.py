@@ -90,7 +90,7 @@ def _draw_searches(
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
     """As many, some in a row."""
     rows = math.ceil(count / PANELS_A_ROW)
-    figure = Figure(figsize=(8, 1.9 * rows), layout="constrained")
+    figure = Figure(figsize=(8, max(2.6, 1.9 * rows)), layout="constrained")
     panels = figure.subplots(rows, PANELS_A_ROW, sharex=True, sharey=True, squeeze=False).ravel()
     for axes in panels[count:]:
         axes.set_visible(False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import statistics
 import tempfile
@@ -26,6 +25,7 @@ from tvm.support.tar import tar
 from benchmarks.interleaved import Block
 from benchmarks.judge import Candidate, Trial
 from benchmarks.metaschedule import BUILD_LIMIT_S
+from benchmarks.theirs import quiet
 from compiler.bench import Built
 from compiler.target import parse_target
 from search.device import Device
@@ -51,7 +51,7 @@ def tune(module: tvm.IRModule, device: Device, trials: int, seed: int, folder: P
 
     Its database and logs stay in `folder`. The environment's TVM_NUM_THREADS holds for its runner too.
     """
-    logging.disable(logging.INFO)  # a table after every round
+    quiet()
     notes = _Notes()
     error = ""
     try:

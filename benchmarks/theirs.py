@@ -65,7 +65,7 @@ class TheirSpace:
         It leaves its database and logs in `folder`.
         """
         measuring = _Measuring(judge)
-        logging.disable(logging.INFO)  # a table after every round
+        quiet()
         tune_tir(
             self._module,
             parse_target(self._device.target),
@@ -79,6 +79,16 @@ class TheirSpace:
             seed=self._seed + 1,
         )
         return measuring.found
+
+
+def quiet() -> None:
+    """Before a tuning: no table after every round, and none of the log handlers that an earlier tuning left
+    behind, which would make its own set-up of them fail."""
+    logging.disable(logging.INFO)
+    logger = logging.getLogger("tvm.s_tir.meta_schedule")
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
 
 
 class _Measuring:

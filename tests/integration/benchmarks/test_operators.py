@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import ablation, figures, operators_figures, operators_run, searches, shipped
+from benchmarks import ablation, operators_figures, operators_run, shipped
 from benchmarks.ablation import VARIANTS, NoEstimate
 from benchmarks.interleaved import Block
 from benchmarks.judge import Candidate, Judge
-from benchmarks.libraries import PEERS
 from benchmarks.operators_run import OURS, THEIRS, WARM, Plan
 from benchmarks.ours import OurSpace
 from benchmarks.suite import OPERATORS
@@ -57,24 +56,11 @@ def test_the_limited_space_has_one_sketch_whose_operands_are_read_as_they_lie() 
 def test_every_variant_searches(name: str) -> None:
     judge = Judge(CASE.module(), DEVICE)
     space = OurSpace(CASE.module(), DEVICE, VARIANTS[name])
-    found = space.tune(24, judge.timed, np.random.default_rng(0))
-    assert len(found.trials) == 24
+    found = space.tune(20, judge.timed, np.random.default_rng(0))
+    assert len(found.trials) == 20
     assert all(0 < trial.secs < 1 for trial in found.trials)
 
 
-@pytest.mark.slow
-def test_metaschedule_as_it_ships(tmp_path: Path) -> None:
-    tuned = shipped.tune(CASE.module(), DEVICE, 4, 0, tmp_path)
-    assert tuned.error == ""
-    assert len(tuned.trials) == 4
-    assert all(0 < trial.secs < 1 for trial in tuned.trials)
-    stamps = [trial.at_s for trial in tuned.trials]
-    assert 0 < tuned.set_up_s < stamps[0] < stamps[-1] <= tuned.seconds
-    assert stamps == sorted(stamps)
-    assert shipped.Scorer(CASE.module(), DEVICE, tuned.measured).score() == 4
-
-
-@pytest.mark.slow
 def test_our_programs_can_be_timed_by_metaschedule_too(tmp_path: Path) -> None:
     judge = Judge(CASE.module(), DEVICE)
     (built,) = judge.build([Candidate.scheduled(CASE.module())])
@@ -87,20 +73,18 @@ def test_our_programs_can_be_timed_by_metaschedule_too(tmp_path: Path) -> None:
 def test_one_operator_from_search_to_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(OPERATORS["GMM"], shapes=SMALL, benchmark=SMALL[0])
     monkeypatch.setattr(operators_run, "OPERATORS", {"GMM": small})
-    plan = Plan(trials=20, own_trials=24, threads=DEVICE.cores, rounds=2)
+    plan = Plan(trials=10, own_trials=12, threads=DEVICE.cores, rounds=2)
     found = operators_run.run("GMM", plan)
     assert found.errors == ()
     assert [search.engine for search in found.searches] == [OURS, THEIRS, WARM]
-    assert [search.trials for search in found.searches] == [24, 20, 20]
-    assert [each.trials for each in found.ours.judged] == [8, 16, 20, 24]
-    assert [each.trials for each in found.theirs.judged] == [8, 16, 20]
+    assert [search.trials for search in found.searches] == [12, 10, 10]
+    assert [each.trials for each in found.ours.judged] == [8, 10, 12]
+    assert [each.trials for each in found.theirs.judged] == [8, 10]
+    stamps = [point.at_s for point in found.theirs.search.points]
+    assert 0 < found.set_up_s < stamps[0] <= stamps[-1] <= found.theirs.search.seconds
     assert len(found.precision) == 2
+    assert found.scored is not None
     assert [compared.shape for compared in found.libraries] == list(SMALL)
-    assert "GMM" in PEERS
-    for index, one in enumerate(operators_figures.figures_of([found], plan)):
-        assert np.isfinite(one.value), index
-    figures.Results(
-        tuple(operators_figures.figures_of([found], plan)), "a machine", "a day", "a command"
-    ).write(tmp_path / "operators.json")
-    searches.write(found.searches, tmp_path / "operators.searches.jsonl")
-    assert searches.read(tmp_path / "operators.searches.jsonl") == found.searches
+    names = [each.name for each in operators_figures.figures_of([found], plan)]
+    assert "GMM: MetaSchedule's latency relative to ours after 10 trials" in names
+    assert "GMM 8x16x32: latency of numpy relative to ours" in names
