@@ -1,10 +1,12 @@
 """How long a candidate is timed: as long as it takes to know what to do with it.
 
-What is clearly slower than the best known program is timed once, what may be the new best is timed longest.
+What is clearly slower than the best known program is timed once; what may be the new best is timed until its
+latency is certain.
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -18,10 +20,12 @@ FLUSH = "tunefarm.flush_constants"
 # A candidate is repeated until its timing has taken this long, within these bounds.
 TIMING_S = 0.04
 MIN_REPEATS, MAX_REPEATS = 3, 30
-# The same for one that takes at most CLOSE times the best: it may be chosen, so it has to be known well.
+# One that takes at most CLOSE times the best may be chosen: it is repeated further, unless its median is
+# known to a hundredth already.
 CLOSE = 1.2
 CLOSE_TIMING_S = 0.1
 MAX_CLOSE_REPEATS = 100
+PRECISION = 0.01
 # The fastest call of one that takes more than SLOW times the best is enough. Noise only ever adds time, and
 # the fastest of two calls is seldom off by half; what a device does at another hour, at another clock rate or
 # beside other work, differs by less than that as well.
@@ -49,8 +53,8 @@ class Kernel:
         return time.perf_counter() - start
 
     def timed(self, first_s: float, best_s: float | None) -> tuple[float, ...]:
-        """Seconds of repeated calls, the more the closer to `best_s`, the best known latency of the workload.
-        `first_s` is what a first call took."""
+        """Seconds of repeated calls, the more the closer they come to `best_s`, the best latency known of the
+        workload. `first_s` is what a first call took."""
         flush = _flusher(self.constants)
         # The timer finds it by its name.
         tvm_ffi.register_global_func(FLUSH, flush, override=True)
@@ -74,7 +78,7 @@ class Kernel:
             if min(secs) > SLOW * best_s:
                 return secs
         secs += self._repeat(_repeats(TIMING_S / cost_s, MAX_REPEATS) - len(secs))
-        if statistics.median(secs) <= CLOSE * best_s:
+        if statistics.median(secs) <= CLOSE * best_s and _uncertainty(secs) > PRECISION:
             secs += self._repeat(_repeats(CLOSE_TIMING_S / cost_s, MAX_CLOSE_REPEATS) - len(secs))
         return secs
 
@@ -95,6 +99,12 @@ def _flusher(constants: Sequence[int]) -> Callable[..., None]:
             flush(arguments[0], *(arguments[i] for i in constants))
 
     return flush_constants
+
+
+def _uncertainty(secs: Sequence[float]) -> float:
+    """The standard error of the median, as a share of it."""
+    low, median, high = statistics.quantiles(secs, n=4)
+    return (high - low) / median / math.sqrt(len(secs))
 
 
 def _repeats(wanted: float, most: int) -> int:
