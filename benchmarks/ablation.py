@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.figures import Figure, figure, number
+from benchmarks.finals import Side, Trials, judge_all
 from benchmarks.judge import Judge
 from benchmarks.ours import OurSpace, Variant
-from benchmarks.searches import Search
 from benchmarks.suite import OPERATORS
 from compiler.target import probe
 from search.analytic import Estimate
@@ -66,44 +66,51 @@ VARIANTS: Mapping[str, Variant] = {
 }
 
 
-def run(operator: str, trials: int, threads: int, seed: int) -> tuple[Search, ...]:
-    """Every variant's search from the same seed, timed by the same bench.
+def milestones(trials: int) -> tuple[int, ...]:
+    """After so many of its trials a variant is compared with everything."""
+    return tuple(sorted({count for count in AFTER if count < trials} | {trials}))
+
+
+def run(operator: str, trials: int, rounds: int, threads: int, seed: int) -> tuple[Side, ...]:
+    """Every variant's search from the same seed, and its best in turns with the others'.
 
     Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises NotCovered.
     """
     device = probe(threads)
     module = OPERATORS[operator].module(OPERATORS[operator].benchmark)
     judge = Judge(module, device)
-    found = []
+    tried: dict[str, Trials] = {}
     for name, variant in VARIANTS.items():
         space = OurSpace(module, device, variant)
         searched = space.tune(trials, judge.timed, np.random.default_rng(seed))
-        timed = ((trial.at_s, trial.secs) for trial in searched.trials)
-        found.append(Search.of(operator, name, timed))
+        tried[name] = Trials(searched.trials, milestones(trials))
         print(f"  {operator}: {name}", flush=True)
-    return tuple(found)
+    errors: list[str] = []
+    sides = judge_all(judge, operator, tried, rounds, errors)
+    for error in errors:
+        print(f"  {operator}: {error}", flush=True)
+    return tuple(sides.values())
 
 
-def figures_of(found: Sequence[Search], trials: int) -> list[Figure]:
+def figures_of(found: Sequence[Side], trials: int) -> list[Figure]:
     """What each variant's best costs against that of the whole search, after some trials and after all."""
-    counts = sorted({count for count in AFTER if count < trials} | {trials})
     return [
         each
         for variant in VARIANTS
         if variant != EVERYTHING
-        for count in counts
+        for count in milestones(trials)
         for each in _cost(found, variant, count)
     ]
 
 
-def _cost(found: Sequence[Search], variant: str, count: int) -> list[Figure]:
+def _cost(found: Sequence[Side], variant: str, count: int) -> list[Figure]:
     """One figure; none where no operator has both."""
-    best = {(search.operator, search.engine): search.best_after(count) for search in found}
+    judged = {(side.search.operator, side.search.engine): side.after(count) for side in found}
     ratios: dict[str, float] = {}
-    for operator in dict.fromkeys(search.operator for search in found):
-        without, whole = best.get((operator, variant)), best.get((operator, EVERYTHING))
+    for operator in dict.fromkeys(side.search.operator for side in found):
+        without, whole = judged.get((operator, variant)), judged.get((operator, EVERYTHING))
         if without is not None and whole is not None:
-            ratios[operator] = without / whole
+            ratios[operator] = without.timings.ratio_to(whole.timings).value
     if not ratios:
         return []
     worst = max(ratios, key=lambda operator: ratios[operator])

@@ -26,6 +26,7 @@ from benchmarks import ablation, figures, libraries, machine, operators_figures,
 from benchmarks.arguments import positive
 from benchmarks.contestants import own_process
 from benchmarks.figures import Figure, Results
+from benchmarks.finals import Side
 from benchmarks.operators_run import Found, Plan
 from benchmarks.searches import Search
 from benchmarks.suite import OPERATORS
@@ -98,11 +99,12 @@ def _compare(names: Sequence[str], plan: Plan, output: _Output) -> int:
 
 def _ablate(names: Sequence[str], args: argparse.Namespace, output: _Output) -> int:
     trials = _trials(args)
-    found: list[Search] = []
+    rounds = _rounds(args)
+    found: list[Side] = []
 
     def measure(name: str) -> None:
-        found.extend(_apart(name, args.threads, ablation.run, name, trials, args.threads, args.seed))
-        output.write(ablation.figures_of(found, trials), found)
+        found.extend(_apart(name, args.threads, ablation.run, name, trials, rounds, args.threads, args.seed))
+        output.write(ablation.figures_of(found, trials), [side.search for side in found])
 
     failures = _each(names, len(ablation.VARIANTS) * trials * OUR_TRIAL_S, measure, output)
     output.console.print(figures.table(ablation.figures_of(found, trials)))
@@ -155,13 +157,17 @@ def _trials(args: argparse.Namespace) -> int:
     return int(args.trials or (64 if args.quick else 256))
 
 
+def _rounds(args: argparse.Namespace) -> int:
+    return int(args.rounds or (5 if args.quick else 10))
+
+
 def _plan(args: argparse.Namespace) -> Plan:
     trials = _trials(args)
     return Plan(
         trials=trials,
         own_trials=args.own_trials or trials,
         threads=args.threads,
-        rounds=args.rounds or (5 if args.quick else 10),
+        rounds=_rounds(args),
         seed=args.seed,
     )
 

@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.figures import Aim, Figure, at_least, at_most, figure, number
+from benchmarks.finals import Side
 from benchmarks.interleaved import Median, Timings
 from benchmarks.libraries import Compared
-from benchmarks.operators_run import THEIRS, Found, Plan, Side
+from benchmarks.operators_run import THEIRS, Found, Plan
 
 QUALITY_AIMS: Mapping[int, Aim] = {8: at_least(1.5), 16: at_least(1.5), 64: at_least(1.05)}
 NEVER_BELOW = at_least(0.97)

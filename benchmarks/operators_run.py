@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks import libraries, shipped
+from benchmarks.finals import ANY_BLOCK, REST_S, Side, Trials, best, judge_all, verified
 from benchmarks.interleaved import Block, Contestant, Counted, Timings, measure
-from benchmarks.judge import Candidate, Finalist, Judge, Trial, fastest
+from benchmarks.judge import Finalist, Judge, Trial
 from benchmarks.libraries import Compared
 from benchmarks.ours import OurSpace, Searched
 from benchmarks.searches import Search
 from benchmarks.suite import OPERATORS, Shape
 from compiler.target import probe
-from search.measurement import Measurement, Outcome
 from search.policy import Sample
 
 # The searches of an operator.
@@ -26,7 +26,6 @@ OURS, THEIRS, WARM = "ours", "MetaSchedule", "ours, other shapes known"
 AFTER = (8, 16, 64)
 SCORED_AT_ONCE = 10_000
 SCORE_BLOCK = Block(warm_up_s=0.1, min_s=0.4, min_calls=1)
-ANY_BLOCK = Block()  # who doesn't ask for it repeats as often as it finds right
 
 
 @dataclass(frozen=True)
@@ -51,26 +50,6 @@ class Plan:
         """The trials after which the best of a search is timed again."""
         ends = {self.trials, self.own_trials if engine == OURS else self.trials}
         return tuple(sorted({count for count in AFTER if count < self.trials} | ends))
-
-
-@dataclass(frozen=True)
-class Judged:
-    """The best of a search after so many trials: as the search timed it, and timed in turns."""
-
-    trials: int
-    searched_s: float
-    timings: Timings
-
-
-@dataclass(frozen=True)
-class Side:
-    """One search, and its best after every milestone at which it had one."""
-
-    search: Search
-    judged: tuple[Judged, ...]
-
-    def after(self, trials: int) -> Judged | None:
-        return next((each for each in self.judged if each.trials == trials), None)
 
 
 @dataclass(frozen=True)
@@ -133,7 +112,9 @@ class _Run:
         before, others = self._other_shapes()
         warm = OurSpace(self._module, self._device).tune(trials, self._judge.timed, self._rng(), before)
         self._say(f"{len(warm.trials)} trials with other shapes known", _seconds(warm.trials))
-        sides = self._judged({OURS: ours.trials, THEIRS: theirs.trials, WARM: warm.trials})
+        tried = {OURS: ours.trials, THEIRS: theirs.trials, WARM: warm.trials}
+        milestones = {name: Trials(trials, self._plan.milestones(name)) for name, trials in tried.items()}
+        sides = judge_all(self._judge, self._operator, milestones, self._plan.rounds, self._errors)
         return Found(
             self._operator,
             sides[OURS],
@@ -172,62 +153,26 @@ class _Run:
     def _compared(self, shape: Shape, judge: Judge, trials: Sequence[Trial]) -> Compared | None:
         if self._operator not in libraries.PEERS:
             return None
-        finalists = self._finalists(judge, _best(trials))
+        finalists = verified(judge, best(trials), self._errors)
         if not finalists:
             return None
         (ours,) = finalists.values()
         return libraries.compare(self._operator, shape, ours, self._plan.threads, self._plan.rounds)
 
-    def _judged(self, searches: Mapping[str, Sequence[Trial]]) -> dict[str, Side]:
-        """The best of every search after every milestone, all timed in turns; each program once."""
-        chosen = {
-            (name, count): _best(trials[:count])
-            for name, trials in searches.items()
-            for count in self._plan.milestones(name)
-        }
-        candidates = [candidate for best in chosen.values() for candidate in best]
-        finalists = self._finalists(self._judge, candidates)
-        numbers = {candidate: str(number) for number, candidate in enumerate(finalists)}
-        contestants = {numbers[candidate]: finalist for candidate, finalist in finalists.items()}
-        timings = measure(contestants, self._plan.rounds, ANY_BLOCK, rest_s=0.02) if contestants else {}
-        sides = {}
-        for name, trials in searches.items():
-            judged = [
-                Judged(count, _secs_of(candidate, trials), timings[numbers[candidate]])
-                for (side, count), best in chosen.items()
-                for candidate in best
-                if side == name and candidate in numbers
-            ]
-            timed = ((trial.at_s, trial.secs) for trial in trials)
-            sides[name] = Side(Search.of(self._operator, name, timed), tuple(judged))
-        return sides
-
-    def _finalists(self, judge: Judge, candidates: Sequence[Candidate]) -> dict[Candidate, Finalist]:
-        """Those that build, and whose results are right."""
-        wanted = list(dict.fromkeys(candidates))
-        found = {}
-        for candidate, built in zip(wanted, judge.build(wanted), strict=True):
-            measurement = judge.run(built)
-            if isinstance(built, Measurement) or measurement.outcome is not Outcome.OK:
-                self._errors.append(f"a finalist: {measurement.outcome}: {measurement.error}")
-            else:
-                found[candidate] = Finalist(judge, built)
-        return found
-
     def _precision(self, ours: Sequence[Trial], theirs: Sequence[Trial]) -> tuple[Pair, ...]:
         """The best program of each engine, timed alternately by both engines' benches."""
-        best = self._finalists(self._judge, [*_best(ours), *_best(theirs)])
+        finalists = verified(self._judge, [*best(ours), *best(theirs)], self._errors)
         with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
             timer = shipped.Timer(self._module, Path(folder))
             try:
-                return tuple(self._timed_by_both(finalist, timer) for finalist in best.values())
+                return tuple(self._timed_by_both(finalist, timer) for finalist in finalists.values())
             except RuntimeError as error:  # everything else that was found is still worth knowing
                 self._errors.append(f"MetaSchedule's runner: {error}")
                 return ()
 
     def _timed_by_both(self, finalist: Finalist, timer: shipped.Timer) -> Pair:
         contestants: dict[str, Contestant] = {"ours": finalist, "theirs": timer.timing(finalist.built)}
-        return Pair(**measure(contestants, self._plan.rounds, ANY_BLOCK, rest_s=0.02))
+        return Pair(**measure(contestants, self._plan.rounds, ANY_BLOCK, rest_s=REST_S))
 
     def _scored(self, space: OurSpace, ours: Searched, theirs: shipped.Tuned) -> Pair | None:
         if not (ours.trials and theirs.measured):
@@ -245,15 +190,6 @@ class _Run:
 
     def _say(self, what: str, seconds: float) -> None:
         print(f"  {self._operator}: {what} in {seconds:.0f} s", flush=True)
-
-
-def _best(trials: Sequence[Trial]) -> list[Candidate]:
-    """One, or none where all failed."""
-    return fastest([(trial.candidate, trial.secs) for trial in trials], 1)
-
-
-def _secs_of(candidate: Candidate, trials: Sequence[Trial]) -> float:
-    return min(trial.secs for trial in trials if trial.candidate == candidate)
 
 
 def _seconds(trials: Sequence[Trial]) -> float:

@@ -12,11 +12,12 @@ import pytest
 
 from benchmarks import ablation, figures, operators, operators_run, searches
 from benchmarks.figures import Figure
+from benchmarks.finals import Judged, Side
 from benchmarks.interleaved import Timings
 from benchmarks.libraries import Compared
 from benchmarks.operators import Failed
 from benchmarks.operators_figures import correction, figures_of, quality, sooner
-from benchmarks.operators_run import OURS, THEIRS, WARM, Found, Judged, Pair, Plan, Side
+from benchmarks.operators_run import OURS, THEIRS, WARM, Found, Pair, Plan
 from benchmarks.searches import Search
 
 AS_FAST = "MetaSchedule's seconds for 64 trials relative to ours until as fast"
@@ -313,34 +314,36 @@ def test_what_breaks_is_a_failure_of_its_operator(
         operators._apart("GMM", 2, operators_run.run, "GMM", PLAN)
 
 
-def _searches(operator: str) -> tuple[Search, ...]:
+def _variants(operator: str) -> tuple[Side, ...]:
     """Without evolution it takes twice as long in the end; the limited space has nothing."""
-    return (
-        Search.of(operator, ablation.EVERYTHING, [(0.5, 3e-3), (1.0, 1e-3)]),
-        Search.of(operator, "no evolution", [(0.5, 3e-3), (1.0, 2e-3)]),
-        Search.of(operator, "limited space", NOTHING),
+    late = {16: (2e-3, 3e-3), 64: (1e-3, 2e-3)}
+    found = (
+        _side(ablation.EVERYTHING, SEARCHED, {16: (1e-3, 2e-3), 64: (1e-3, 1e-3)}),
+        _side("no evolution", SEARCHED, late),
+        _side("limited space", NOTHING, {}),
     )
+    return tuple(replace(side, search=replace(side.search, operator=operator)) for side in found)
 
 
 def test_an_ablation_compares_ours_with_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def apart(
-        name: str, threads: int, run: Callable[..., tuple[Search, ...]], *given: object
-    ) -> tuple[Search, ...]:
-        assert (run, given) == (ablation.run, (name, 64, 2, 7))
-        return _searches(name)
+    def apart(name: str, threads: int, run: Callable[..., object], *given: object) -> tuple[Side, ...]:
+        assert (run, given) == (ablation.run, (name, 64, 5, 2, 7))
+        return _variants(name)
 
     monkeypatch.setattr(operators, "_apart", apart)
     file = tmp_path / "ablation.json"
     flags = ["--ablation", "--quick", "--threads", "2", "--seed", "7", "--json", str(file)]
     assert operators.main(flags) == 0
-    assert searches.read(searches.beside(file)) == (*_searches("GMM"), *_searches("C2D"), *_searches("DEP"))
+    kept = searches.read(searches.beside(file))
+    assert kept == tuple(side.search for name in ("GMM", "C2D", "DEP") for side in _variants(name))
     found = figures.read(file).figures
-    assert [each.value for each in found] == pytest.approx([2.0, 2.0])
+    assert [each.value for each in found] == pytest.approx([1.5, 2.0])
     assert not any("limited space" in each.name for each in found)
 
 
 def test_an_ablation_is_measured_after_some_trials_and_after_all() -> None:
-    found = ablation.figures_of(_searches("GMM"), 64)
+    found = ablation.figures_of(_variants("GMM"), 64)
     names = [each.name for each in found]
     start = "geometric mean of 1 operators: no evolution: latency after"
     assert names == [f"{start} {count} trials relative to that of everything" for count in (16, 64)]
+    assert ablation.milestones(256) == (16, 64, 256)

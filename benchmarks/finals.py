@@ -1,0 +1,97 @@
+"""The best programs of several searches of one operator, timed in turns, so that they can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.interleaved import Block, Timings, measure
+from benchmarks.judge import Candidate, Finalist, Judge, Trial, fastest
+from benchmarks.searches import Search
+from search.measurement import Measurement, Outcome
+
+ANY_BLOCK = Block()  # finalists repeat as often as the bench finds right
+REST_S = 0.02
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The best of a search after so many trials: as the search timed it, and timed in turns."""
+
+    trials: int
+    searched_s: float
+    timings: Timings
+
+
+@dataclass(frozen=True)
+class Side:
+    """One search, and its best after every milestone at which it had one."""
+
+    search: Search
+    judged: tuple[Judged, ...]
+
+    def after(self, trials: int) -> Judged | None:
+        return next((each for each in self.judged if each.trials == trials), None)
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What a search tried, and after how many trials its best is judged."""
+
+    tried: Sequence[Trial]
+    milestones: Sequence[int]
+
+
+def judge_all(
+    judge: Judge, operator: str, searches: Mapping[str, Trials], rounds: int, errors: list[str]
+) -> dict[str, Side]:
+    """The best of every search after every milestone, all in turns; a program that several found once.
+
+    `errors` is told of those that fail or whose results are wrong: they are nobody's best.
+    """
+    chosen = {
+        (name, count): best(trials.tried[:count])
+        for name, trials in searches.items()
+        for count in trials.milestones
+    }
+    finalists = verified(judge, [one for found in chosen.values() for one in found], errors)
+    numbers = {candidate: str(number) for number, candidate in enumerate(finalists)}
+    contestants = {numbers[candidate]: finalist for candidate, finalist in finalists.items()}
+    timings = measure(contestants, rounds, ANY_BLOCK, rest_s=REST_S) if contestants else {}
+    judged: dict[str, list[Judged]] = {name: [] for name in searches}
+    for (name, count), found in chosen.items():
+        judged[name] += [
+            Judged(count, _seconds_of(one, searches[name].tried), timings[numbers[one]])
+            for one in found
+            if one in numbers
+        ]
+    return {
+        name: Side(Search.of(operator, name, _timed(trials.tried)), tuple(judged[name]))
+        for name, trials in searches.items()
+    }
+
+
+def verified(judge: Judge, candidates: Sequence[Candidate], errors: list[str]) -> dict[Candidate, Finalist]:
+    """Those that build and whose results are right, each once; `errors` is told of the others."""
+    wanted = list(dict.fromkeys(candidates))
+    found = {}
+    for candidate, built in zip(wanted, judge.build(wanted), strict=True):
+        measurement = judge.run(built)
+        if isinstance(built, Measurement) or measurement.outcome is not Outcome.OK:
+            errors.append(f"a finalist: {measurement.outcome}: {measurement.error}")
+        else:
+            found[candidate] = Finalist(judge, built)
+    return found
+
+
+def best(trials: Sequence[Trial]) -> list[Candidate]:
+    """One, or none where all failed."""
+    return fastest([(trial.candidate, trial.secs) for trial in trials], 1)
+
+
+def _seconds_of(candidate: Candidate, trials: Sequence[Trial]) -> float:
+    return min(trial.secs for trial in trials if trial.candidate == candidate)
+
+
+def _timed(trials: Sequence[Trial]) -> list[tuple[float, float]]:
+    return [(trial.at_s, trial.secs) for trial in trials]

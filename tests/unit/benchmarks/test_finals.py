@@ -1,0 +1,77 @@
+"""Which programs get into the finals of several searches, and what is said of them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.finals import Trials, best, judge_all
+from benchmarks.judge import Candidate, Trial
+from search.measurement import Measurement, Outcome
+
+A, B, WRONG, UNBUILT = (Candidate(name, None) for name in ("a", "b", "wrong", "unbuilt"))
+SECONDS = {"a": 2e-3, "b": 1e-3}
+
+
+class FakeJudge:
+    """What is built is a name; `ran` counts how often each was run."""
+
+    def __init__(self) -> None:
+        self.ran: Counter[str] = Counter()
+
+    def build(self, candidates: Sequence[Candidate]) -> list[Any]:
+        return [
+            Measurement(Outcome.BUILD_ERROR, error="no") if one == UNBUILT else one.module_json
+            for one in candidates
+        ]
+
+    def run(self, built: Any) -> Measurement:
+        if isinstance(built, Measurement):
+            return built
+        self.ran[built] += 1
+        if built in SECONDS:
+            return Measurement(Outcome.OK, (SECONDS[built],))
+        return Measurement(Outcome.WRONG_RESULT, error="values differ")
+
+
+def _trials(*timed: tuple[Candidate | None, float]) -> list[Trial]:
+    return [Trial(candidate, secs, float(at)) for at, (candidate, secs) in enumerate(timed, start=1)]
+
+
+def _judge(**searches: Trials) -> tuple[Any, FakeJudge, list[str]]:
+    judge, errors = FakeJudge(), []
+    return judge_all(judge, "GMM", searches, 3, errors), judge, errors  # type: ignore[arg-type]
+
+
+def test_the_best_after_every_milestone_is_timed_in_turns() -> None:
+    tried = Trials(_trials((None, math.inf), (A, 3e-3), (B, 2e-3)), (1, 2, 3, 9))
+    sides, _, errors = _judge(ours=tried)
+    judged = sides["ours"].judged
+    assert [(one.trials, one.searched_s) for one in judged] == [(2, 3e-3), (3, 2e-3), (9, 2e-3)]
+    assert [one.timings.blocks for one in judged] == [(2e-3,) * 3, (1e-3,) * 3, (1e-3,) * 3]
+    assert sides["ours"].search.trials == 3
+    assert sides["ours"].after(1) is None
+    assert not errors
+
+
+def test_what_several_found_is_timed_once_a_turn() -> None:
+    tried = Trials(_trials((A, 3e-3)), (1,))
+    sides, judge, _ = _judge(ours=tried, theirs=tried)
+    assert sides["ours"].judged == sides["theirs"].judged
+    assert judge.ran["a"] == 4  # to verify it, and in three turns
+
+
+def test_wrong_and_broken_programs_are_nobody_s_best() -> None:
+    theirs = Trials(_trials((UNBUILT, 5e-3), (WRONG, 1e-3), (A, 4e-3)), (1, 3))
+    sides, _, errors = _judge(ours=Trials(_trials((B, 1e-3)), (1,)), theirs=theirs)
+    assert sides["theirs"].judged == ()
+    assert len(sides["ours"].judged) == 1
+    assert errors == ["a finalist: build_error: no", "a finalist: wrong_result: values differ"]
+
+
+def test_nobody_in_the_finals_is_no_failure() -> None:
+    sides, _, errors = _judge(ours=Trials(_trials((A, math.inf)), (1,)), theirs=Trials([], (1,)))
+    assert (sides["ours"].judged, sides["theirs"].judged, errors) == ((), (), [])
+    assert best([]) == []
