@@ -13,7 +13,7 @@ import xgboost
 from numpy.typing import NDArray
 
 from search.analytic import Estimate
-from search.features import NUM_FEATURES
+from search.features import FEATURES_VERSION
 from search.nest import Floats
 
 MIN_RECORDS = 16
@@ -64,7 +64,14 @@ class CostModel:
             weight=np.maximum(best / measured, 0.05),
             nthread=1,
         )
-        return cls(xgboost.train(PARAMETERS, data, num_boost_round=ROUNDS))
+        booster = xgboost.train(PARAMETERS, data, num_boost_round=ROUNDS)
+        booster.set_attr(features=FEATURES_VERSION)
+        return cls(booster)
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether it is more than the analytic model."""
+        return self._booster is not None
 
     def to_bytes(self) -> bytes:
         """XGBoost's binary JSON; empty for the analytic model."""
@@ -79,8 +86,8 @@ class CostModel:
             booster = xgboost.Booster(PARAMETERS, model_file=bytearray(data))
         except xgboost.core.XGBoostError as error:
             raise ValueError("these bytes hold no model") from error
-        if booster.num_features() != NUM_FEATURES:
-            raise ValueError(f"a model of {booster.num_features()} features, not of {NUM_FEATURES}")
+        if booster.attr("features") != FEATURES_VERSION:
+            raise ValueError("a model of other features")
         return cls(booster)
 
     def predict(self, features: NDArray[np.float32], estimate: Estimate) -> Floats:

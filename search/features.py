@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -48,6 +50,8 @@ QUANTITIES = (
     "shared_bytes",
 )
 NUM_FEATURES = len(QUANTITIES) + 3
+# Changes with the names of the features and with what they mean: count up when one comes to mean another thing.
+FEATURES_VERSION = f"1:{zlib.crc32(' '.join(QUANTITIES).encode()):08x}"
 
 
 def extract(dag: Dag, estimate: Estimate) -> NDArray[np.float32]:

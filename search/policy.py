@@ -55,17 +55,23 @@ class Proposal:
 @dataclass(frozen=True)
 class SearchConfig:
     """How a batch is picked: `same_tile` is the largest share of it with one innermost tile. Only the most
-    promising `sketches` evolve, together no more than `populations` times the programs of one."""
+    promising `sketches` evolve, together no more than `populations` times the programs of one.
+
+    Under the analytic model alone evolution is shorter (`blind`): the longer it runs, the more of what it
+    finds are the model's errors (C2D, best of the first 8: 543 us after 4 generations of 512, 2539 us after
+    8 of 1024)."""
 
     evolution: EvolutionConfig = field(default_factory=EvolutionConfig)
+    blind: EvolutionConfig = field(default_factory=lambda: EvolutionConfig(population=512, generations=4))
     same_tile: float = 0.25
     populations: int = 4
     sketches: int = 8
 
-    def share(self, sketches: int) -> EvolutionConfig:
+    def share(self, sketches: int, model: CostModel) -> EvolutionConfig:
         """The evolution of one sketch among so many."""
-        size = self.evolution.population * self.populations // max(sketches, self.populations)
-        return replace(self.evolution, population=max(size, MIN_POPULATION))
+        whole = self.evolution if model.is_learned else self.blind
+        size = whole.population * self.populations // max(sketches, self.populations)
+        return replace(whole, population=max(size, MIN_POPULATION))
 
 
 Sample = tuple[SearchTask, Program, float]
@@ -118,7 +124,7 @@ def propose(
     ]
     best_first += seeds
     sketches = _promising(task, model, settings.sketches, rng)
-    share = settings.share(len(sketches))
+    share = settings.share(len(sketches), model)
     ranked = [evolve(sketch, lambda p: task.predict(p, model), best_first, rng, share) for sketch in sketches]
     num_random = int(rng.binomial(count, RANDOM_SHARE)) if measured else 0
     limit = max(1, round(settings.same_tile * count))

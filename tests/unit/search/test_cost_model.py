@@ -118,3 +118,26 @@ def test_a_trained_model_predicts_as_few_as_are_asked(count: int) -> None:
     model = CostModel.train(_examples(50, _slower_with_the_first))
     few = _examples(count, _slower_with_the_first)
     assert model.predict(few.features, _estimate(few.analytic_s)).shape == (count,)
+
+
+def test_a_model_is_the_same_after_a_round_trip() -> None:
+    examples = _examples(3 * MIN_RECORDS, _slower_with_the_first)
+    model = CostModel.train(examples)
+    again = CostModel.from_bytes(model.to_bytes())
+    guess = _estimate(examples.analytic_s)
+    assert again.is_learned
+    assert np.array_equal(again.predict(examples.features, guess), model.predict(examples.features, guess))
+
+
+def test_the_analytic_model_is_no_bytes() -> None:
+    assert CostModel().to_bytes() == b""
+    assert not CostModel.from_bytes(b"").is_learned
+
+
+def test_models_of_other_features_and_other_bytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = CostModel.train(_examples(3 * MIN_RECORDS, _slower_with_the_first)).to_bytes()
+    monkeypatch.setattr("search.cost_model.FEATURES_VERSION", "0:other")
+    with pytest.raises(ValueError, match="other features"):
+        CostModel.from_bytes(data)
+    with pytest.raises(ValueError, match="no model"):
+        CostModel.from_bytes(data[: len(data) // 2])
