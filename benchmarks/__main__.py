@@ -19,7 +19,7 @@ COMMANDS = {
     "product against numpy; under 10 minutes",
     "benchmarks.operators --json FILE": "the same for the paper's twelve operators; about an hour and a half",
     "benchmarks.operators --ablation --json FILE": "our search without a part of it at a time; about an hour",
-    "benchmarks.features --quick --json FILE": "our description of programs against TVM's of the same programs, "
+    "benchmarks.features --quick --json FILE": "our description of programs against TVM's of the same ones, "
     "a group of quantities at a time",
     "benchmarks.report FILE...": "rewrites the tables and plots of docs/benchmarks.md from such files",
 }
