@@ -50,7 +50,7 @@ QUANTITIES = (
     "shared_bytes",
 )
 NUM_FEATURES = len(QUANTITIES) + 3
-# Changes with the names of the features and with what they mean: count up when one comes to mean another thing.
+# Models know it. Count up when a feature comes to mean another thing.
 FEATURES_VERSION = f"1:{zlib.crc32(' '.join(QUANTITIES).encode()):08x}"
 
 

@@ -22,7 +22,8 @@ from tests.unit.search import dags
 from tests.unit.search.dags import DAGS, DEVICE
 from tests.unit.search.programs import all_programs, drawn, seeds, sketch_of
 
-QUICK = SearchConfig(EvolutionConfig(population=32, generations=2))
+SHORT = EvolutionConfig(population=32, generations=2)
+QUICK = SearchConfig(SHORT, SHORT)
 
 
 def _task(graph: Dag) -> SearchTask:
@@ -137,7 +138,7 @@ def test_nothing_is_proposed_when_nothing_is_asked_for() -> None:
 
 def test_the_best_predicted_come_first() -> None:
     predicted = [proposal.predicted_s for proposal in _propose(TASKS["conv2d"], 16)]
-    everything = SearchConfig(QUICK.evolution, same_tile=1.0)
+    everything = SearchConfig(SHORT, SHORT, same_tile=1.0)
     unlimited = [proposal.predicted_s for proposal in _propose(TASKS["conv2d"], 16, config=everything)]
     assert unlimited == sorted(unlimited)
     assert predicted[0] == unlimited[0]
@@ -209,7 +210,7 @@ def test_training_on_little_is_the_analytic_model() -> None:
 def test_some_of_a_later_batch_are_random() -> None:
     task = TASKS["conv2d"]
     measured = [(proposal.program, 1e-3) for proposal in _propose(task, 8)]
-    config = SearchConfig(QUICK.evolution, same_tile=1.0)
+    config = SearchConfig(SHORT, SHORT, same_tile=1.0)
     batches = [_propose(task, 64, seed, measured, config=config) for seed in range(4)]
     out_of_order = [
         sum(second.predicted_s < first.predicted_s for first, second in itertools.pairwise(batch))
