@@ -20,9 +20,9 @@ FLUSH = "tunefarm.flush_constants"
 # A candidate is repeated until its timing has taken this long, within these bounds.
 TIMING_S = 0.04
 MIN_REPEATS, MAX_REPEATS = 3, 30
-# One that takes at most CLOSE times the best may be chosen: it is repeated further, unless its median is
-# known to a hundredth already.
-CLOSE = 1.2
+# One whose median is then at most CLOSE times the best may be the one to choose: it is repeated further,
+# unless its median is known to a hundredth already.
+CLOSE = 1.1
 CLOSE_TIMING_S = 0.1
 MAX_CLOSE_REPEATS = 100
 PRECISION = 0.01
