@@ -7,6 +7,7 @@ activations stay.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -59,6 +60,7 @@ class Bench:
         self._on_gpu = self._target.kind.name == "cuda"
         self._device = tvm.cuda(0) if self._on_gpu else tvm.cpu()
         self._workload = lru_cache(maxsize=64)(from_json)
+        self._reference = lru_cache(maxsize=64)(self._compile_reference)
         self._operands = lru_cache(maxsize=64)(self._make_operands)
 
     def build(self, module_json: str, trace: str) -> Built | Measurement:
@@ -77,6 +79,12 @@ class Bench:
         except Exception as error:  # TVM raises whatever class its C++ side names
             return Measurement(Outcome.BUILD_ERROR, error=_tail(error))
         return Built(library, function, time.perf_counter() - start, parts)
+
+    def prepare(self, module_json: str) -> None:
+        """Compiles what a workload's candidates are compared with, ahead of `run`, which fails if this does.
+        Threads may do so at the same time."""
+        with contextlib.suppress(Exception):
+            self._reference(module_json)
 
     def run(
         self, built: Built, module_json: str, constants: Sequence[int], best_s: float | None = None
@@ -122,12 +130,15 @@ class Bench:
             raise RuntimeError("the probe kernel computed a wrong result on this machine")
 
     def _make_operands(self, module_json: str) -> Operands:
+        main = self._workload(module_json)["main"]
+        return Operands(main, self._device, self._reference(module_json))
+
+    def _compile_reference(self, module_json: str) -> Any:
         module = self._workload(module_json)
         # The fallback's few safe steps share nothing with the search, and take a tenth of plain loops' time.
         # It runs on the CPU, also for a GPU's candidates.
         target = (self._target.host or "llvm") if self._on_gpu else self._target
-        reference = tvm.compile(fallback.schedule(module), target=target)["main"]
-        return Operands(module["main"], self._device, reference)
+        return tvm.compile(fallback.schedule(module), target=target)["main"]
 
     def _checked(
         self, built: Built, operands: Operands, constants: Sequence[int]

@@ -18,12 +18,12 @@ import tvm_ffi
 
 FLUSH = "tunefarm.flush_constants"
 # A candidate is repeated until its timing has taken this long, within these bounds.
-TIMING_S = 0.04
+TIMING_S = 0.02
 MIN_REPEATS, MAX_REPEATS = 3, 30
 # One whose median is then at most CLOSE times the best may be the one to choose: it is repeated further,
 # unless its median is known to a hundredth already.
 CLOSE = 1.1
-CLOSE_TIMING_S = 0.1
+CLOSE_TIMING_S = 0.06
 MAX_CLOSE_REPEATS = 100
 PRECISION = 0.01
 # The fastest call of one that takes more than SLOW times the best is enough. Noise only ever adds time, and

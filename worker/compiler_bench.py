@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -40,6 +41,9 @@ class CompilerBench:
             return isinstance(built, Measurement)
 
         refusals = self._builders.map(build, subjects)
+        workloads = dict.fromkeys((subject.target, subject.module_json) for subject in subjects.values())
+        for _ in self._builders.map(self._prepare, workloads):
+            pass
         return [number for number, refused in zip(subjects, refusals, strict=True) if refused]
 
     def run(self, number: int, best_s: float | None) -> Measurement:
@@ -56,6 +60,11 @@ class CompilerBench:
         all_there = Barrier(self._device.cores)
         for _ in self._builders.map(lambda _: all_there.wait(), range(self._device.cores)):
             pass
+
+    def _prepare(self, workload: tuple[str, str]) -> None:
+        target, module_json = workload
+        with contextlib.suppress(ValueError):
+            self._bench(target).prepare(module_json)
 
     def _build(self, subject: Subject) -> Built | Measurement:
         try:

@@ -53,6 +53,14 @@ def test_the_best_latency_known_reaches_the_timing(bench: CompilerBench) -> None
     assert len(bench.run(1, 1e-12).run_secs) < len(bench.run(2, 1.0).run_secs)
 
 
+def test_nothing_is_compiled_while_candidates_run(
+    bench: CompilerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.build({1: subject(12), 2: subject(20)}, lambda _: None, lambda _: None)
+    monkeypatch.delattr("compiler.bench.tvm.compile")
+    assert [bench.run(number, None).outcome for number in (1, 2)] == [Outcome.OK, Outcome.OK]
+
+
 def test_what_has_run_is_gone(bench: CompilerBench) -> None:
     bench.build({9: subject(8)}, lambda _: None, lambda _: None)
     bench.run(9, None)
