@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -55,12 +55,18 @@ def _is_reading(variable: Variable) -> bool:
     return isinstance(variable, Choice) and variable.kind.startswith(read_kind(""))
 
 
+def _evolving(change: Callable[[EvolutionConfig], EvolutionConfig]) -> SearchConfig:
+    """Changed alike before and after anything was learned."""
+    usual = SearchConfig()
+    return replace(usual, evolution=change(usual.evolution), blind=change(usual.blind))
+
+
 VARIANTS: Mapping[str, Variant] = {
     EVERYTHING: Variant(),
     "no analytic model": Variant(task=NoEstimate),
     "no learned model": Variant(learns=False),
-    "no evolution": Variant(config=SearchConfig(EvolutionConfig(generations=0))),
-    "no crossover": Variant(config=SearchConfig(EvolutionConfig(crossover=0.0))),
+    "no evolution": Variant(config=_evolving(lambda usual: replace(usual, generations=0))),
+    "no crossover": Variant(config=_evolving(lambda usual: replace(usual, crossover=0.0))),
     "limited space": Variant(task=first_sketch),
     "no diversity": Variant(config=SearchConfig(same_tile=1.0)),
 }
