@@ -97,6 +97,11 @@ def test_what_is_certain_already_is_not_timed_longer(machine: Make) -> None:
     assert len(machine(BEST_S).measure(BEST_S)) == len(machine(BEST_S).measure(None))
 
 
+def test_a_machine_that_interrupts_again_and_again_costs_no_more_time(machine: Make) -> None:
+    often = machine(*[1e-4] * 3, *[1e-4, 1e-4, 1e-2] * 40, 1e-4)
+    assert sum(often.measure(1e-4)) < 3 * timing.CLOSE_TIMING_S
+
+
 def test_short_ones_that_may_be_the_best_are_repeated_more_often(machine: Make) -> None:
     assert len(machine(1e-5, shaky=True).measure(1e-5)) == MAX_CLOSE_REPEATS
 
