@@ -115,7 +115,7 @@ def region(access: Access, inner: Ints, shape: Sequence[int]) -> list[Ints]:
     """Elements touched in each dimension while the axes run over `inner` [..., axes, programs] values."""
     touched = []
     for index, size in zip(access.indices, shape, strict=True):
-        span = np.ones_like(inner[..., 0, :])
+        span = np.ones((*inner.shape[:-2], inner.shape[-1]), dtype=np.int64)
         for axis, coefficient, divisor in index.terms:
             # Tiles start at multiples of their size: those shorter than the divisor see one quotient.
             span += abs(coefficient) * ((inner[..., axis, :] + divisor - 1) // divisor - 1)

@@ -129,7 +129,7 @@ class _Touched:
         covered = np.ceil(loops.inside).astype(np.int64)
         regions = [region(access, covered, buffer.shape) for access in accesses]
         dims = [np.maximum.reduce(same) for same in zip(*regions, strict=True)]
-        ones = np.ones_like(loops.inside[:, 0, :])
+        ones = np.ones((len(loops.inside), loops.inside.shape[-1]))
         steps = loops.inside[:-1] / np.maximum(loops.inside[1:], 1.0)
         used = sorted(accesses[0].axes)
         flat = _flat_coefficients(accesses[0], buffer)

@@ -223,9 +223,10 @@ def _in_tiles(population: Population, stage: Stage, outer: Node, own: Loops, dev
     rest = np.ones(own.inside.shape[1:])
     for index, dim in zip(node.write.indices, touched, strict=True):
         for term in index.terms:
-            inside[:, term.axis] = np.where(around, dim[:-1], own.inside[0, term.axis])
-            rest[term.axis] = np.take_along_axis(dim, last[None], axis=0)[0]
-    share = np.where(depth > 0, rest / own.inside[0], 1.0)
+            deepest = np.take_along_axis(dim, last[None], axis=0)[0]
+            rest[term.axis] = np.where(depth > 0, deepest, own.inside[0, term.axis])
+            inside[:, term.axis] = np.where(around, dim[:-1], rest[term.axis])
+    share = rest / own.inside[0]
     inner = np.maximum(own.inside * share[None], np.minimum(own.inside, 1.0))
     extents = inner[:-1].prod(axis=1) / inner[1:].prod(axis=1)
     return Loops(
