@@ -13,6 +13,8 @@ from search.nest import Floats
 from search.program import Population, Program, gather
 from search.sketch import Sketch
 
+DRAWS = 8
+
 Predict = Callable[[Population], Floats]
 
 
@@ -58,11 +60,20 @@ def evolve(
 def _start(
     sketch: Sketch, measured: Sequence[Program], rng: np.random.Generator, config: EvolutionConfig
 ) -> Population:
-    drawn = sample(sketch, config.population, rng)
+    drawn = _drawn(sketch, config.population, rng)
     seeds = [p for p in measured if p.sketch.key == sketch.key][: int(config.seeds * config.population)]
     if not seeds:
         return drawn
     return Population(sketch, np.concatenate([gather(seeds).values, drawn.values]))
+
+
+def _drawn(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
+    """Random programs; drawn again where none of a small number was valid."""
+    for _ in range(DRAWS):
+        drawn = sample(sketch, count, rng)
+        if len(drawn):
+            break
+    return drawn
 
 
 def _next_generation(
