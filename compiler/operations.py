@@ -13,6 +13,7 @@ from search.dag import Operations
 SUMS = (tirx.Add, tirx.Sub)
 QUOTIENTS = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod)
 COMPARISONS = (tirx.EQ, tirx.NE, tirx.LT, tirx.LE, tirx.GT, tirx.GE, tirx.Max, tirx.Min)
+BRANCH_OPS = ("if_then_else",)
 LOGIC = (tirx.And, tirx.Or, tirx.Not)
 
 
@@ -33,12 +34,13 @@ def _kind(found: Any) -> str:
     operand = found.a if isinstance(found, COMPARISONS) else found
     prefix = "float" if "float" in str(operand.ty.dtype) else "int"
     if isinstance(found, ir.Call):
-        return f"{prefix}_call" if _is_branch(found) else f"{prefix}_function"
+        return f"{prefix}_call" if op_name(found) in BRANCH_OPS else f"{prefix}_function"
     for name, kinds in (("sum", SUMS), ("quotient", QUOTIENTS), ("comparison", COMPARISONS)):
         if isinstance(found, kinds):
             return f"{prefix}_{name}"
     return f"{prefix}_product"
 
 
-def _is_branch(call: Any) -> bool:
-    return str(getattr(call.op, "name", "")).endswith("if_then_else")
+def op_name(call: Any) -> str:
+    """Without the dialect that it belongs to, of which some have several."""
+    return str(getattr(call.op, "name", call.op)).rpartition(".")[2]

@@ -12,6 +12,8 @@ from tvm.ir import TensorLoad
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import BufferStore, For, PrimFunc
 
+from compiler.rewrite import for_cpus
+
 REDUCERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
 # Of others LLVM makes worse code than of the loop (24 terms: four times as slow).
 LENGTHS = (2, 4, 8, 16, 32, 64)
@@ -22,13 +24,7 @@ def add_as_trees(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModul
 
     for k in range(4): s = s + p[k]  ->  s = s + ((p[0] + p[2]) + (p[1] + p[3]))
     """
-    if target.kind.name != "llvm":
-        return module
-    functions = {
-        name: _rewrite(function) if isinstance(function, PrimFunc) else function
-        for name, function in module.functions_items()
-    }
-    return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
+    return for_cpus(module, target, _rewrite)
 
 
 def _rewrite(function: PrimFunc) -> PrimFunc:

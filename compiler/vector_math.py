@@ -19,6 +19,7 @@ from tvm.ir import Call, TensorLoad
 from tvm.tirx import Cast, Let, PrimFunc, Select
 
 from compiler.indices import find_all
+from compiler.rewrite import for_cpus
 
 Expr = Any
 _Function = Callable[[Expr], Expr]
@@ -80,13 +81,7 @@ def expand_math(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule
 
     B[i] = T.exp(A[i])  ->  B[i] = let x = A[i] in arithmetic on x
     """
-    if target.kind.name != "llvm":
-        return module
-    functions = {
-        name: _expand(function) if isinstance(function, PrimFunc) else function
-        for name, function in module.functions_items()
-    }
-    return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
+    return for_cpus(module, target, _expand)
 
 
 def _name(call: Call) -> str:

@@ -93,7 +93,7 @@ def _compute_cycles(population: Population, stage: Stage, device: Device) -> Flo
     """Cycles of one core for all iterations."""
     dag = population.sketch.dag
     node = dag.node[stage.node]
-    lanes = max(device.vector_bytes // dag.buffer[node.write.buffer].item_bytes, 1)
+    lanes = device.lanes(dag.buffer[node.write.buffer])
     used, extent = vector_of(population, stage), vector_extent(population, stage)
     gathers = gathers_of(population, stage)
     if not node.reduction:
@@ -123,7 +123,7 @@ def _inlined_cycles(population: Population, node: Node, device: Device) -> Float
     """Cycles of one core where a value is computed for every iteration that reads it, in its reader's
     vectors."""
     sketch = population.sketch
-    lanes = max(device.vector_bytes // sketch.dag.buffer[node.write.buffer].item_bytes, 1)
+    lanes = device.lanes(sketch.dag.buffer[node.write.buffer])
     cycles = np.zeros(len(population))
     for reader in sketch.dag.consumers(node):
         stage = sketch.stage[reader.name]
@@ -177,7 +177,7 @@ def _moved_seconds(population: Population, stage: Stage, outer: Node, device: De
     nest = Nest.of(population, sketch.stage[outer.name])
     buffer = sketch.dag.buffer[node.write.buffer]
     reads = [read for read in nest.node.reads if read.buffer == buffer.name]
-    lanes = max(device.vector_bytes // buffer.item_bytes, 1)
+    lanes = device.lanes(buffer)
     elements = math.prod(buffer.shape)
     rate = L2_BYTES if buffer.num_bytes * 2 < device.l2_bytes * device.cores else L3_BYTES
     root = 2 * elements * buffer.item_bytes / rate + PARALLEL_LAUNCH_S * CYCLES_PER_S * device.cores

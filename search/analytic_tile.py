@@ -149,8 +149,7 @@ class _Body:
 
     @classmethod
     def of(cls, population: Population, nest: Nest, device: Device) -> _Body:
-        item = population.sketch.dag.buffer[nest.node.write.buffer].item_bytes
-        lanes = max(device.vector_bytes // item, 1)
+        lanes = device.lanes(population.sketch.dag.buffer[nest.node.write.buffer])
         axis = nest.node.vector_axis
         unrolled = unrolled_steps(population, nest)
         tile = nest.tile.copy()

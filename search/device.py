@@ -7,6 +7,8 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from search.dag import Buffer
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -66,6 +68,10 @@ class Device:
         del facts["name"]
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def lanes(self, buffer: Buffer) -> int:
+        """Elements of a buffer in the longest vector."""
+        return max(self.vector_bytes // buffer.item_bytes, 1)
 
     def to_json(self) -> str:
         return json.dumps(self._facts(), sort_keys=True)

@@ -13,7 +13,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from search.dag import Access, Dag, Node
+from search.dag import Access, Node
 from search.device import Device
 from search.factors import Ints
 from search.moves import depth_of, is_inlined, vector_of
@@ -80,7 +80,7 @@ def _of_tile(population: Population, stage: Stage, device: Device) -> Iterator[S
     dag, node = population.sketch.dag, nest.node
     always = np.ones(len(population), dtype=bool)
     unroll = population.options(node.name, "unroll")
-    levels, loops = _tile_loops(nest, _lanes(dag, node, device))
+    levels, loops = _tile_loops(nest, device.lanes(dag.buffer[node.write.buffer]))
     yield Store(node, node.reads, node.write, True, loops, always, unroll)
     for read in dict.fromkeys(node.reads):
         variable = population.sketch.choice(node.name, read_kind(read.buffer))
@@ -208,7 +208,7 @@ def _in_tiles(population: Population, stage: Stage, outer: Node, own: Loops, dev
     dag = population.sketch.dag
     node = dag.node[stage.node]
     nest = Nest.of(population, population.sketch.stage[outer.name])
-    levels, tile = _tile_loops(nest, _lanes(dag, outer, device))
+    levels, tile = _tile_loops(nest, device.lanes(dag.buffer[outer.write.buffer]))
     depth = depth_of(population, stage.node)
     shape = dag.buffer[node.write.buffer].shape
     reads = [read for read in outer.reads if read.buffer == node.write.buffer]
@@ -256,7 +256,3 @@ def _of_unrolled(population: Population, stage: Stage) -> Store:
     always = np.ones(len(population), dtype=bool)
     loops = _nested(np.array(steps), np.array(kinds))
     return Store(node, node.reads, node.write, True, loops, always, np.zeros(len(population), dtype=np.int64))
-
-
-def _lanes(dag: Dag, node: Node, device: Device) -> int:
-    return max(device.vector_bytes // dag.buffer[node.write.buffer].item_bytes, 1)
