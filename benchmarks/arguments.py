@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.suite import OPERATORS
+from worker.settings import usable_cores
+
 
 def positive(text: str) -> int:
     """Raises ValueError for what is no number above zero."""
@@ -9,3 +16,21 @@ def positive(text: str) -> int:
     if number < 1:
         raise ValueError(text)
     return number
+
+
+def engines_parser(name: str, description: str, quick: Sequence[str]) -> argparse.ArgumentParser:
+    """Of a benchmark of both engines on the suite's operators, `quick` ones where time is short."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}", description=description.split("\n")[0]
+    )
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the figures go")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{', '.join(quick)} only, in less than ten minutes"
+    )
+    parser.add_argument(
+        "--operator", action="append", choices=list(OPERATORS), dest="operators", help="only this one"
+    )
+    parser.add_argument("--rounds", type=positive, help="of interleaved finals [10, quick 5]")
+    parser.add_argument("--threads", type=positive, default=usable_cores(), help="for everyone [all cores]")
+    parser.add_argument("--seed", type=int, default=0, help="of everything that both engines draw [0]")
+    return parser

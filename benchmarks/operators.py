@@ -23,7 +23,7 @@ from typing import TypeVar
 from rich.console import Console
 
 from benchmarks import ablation, figures, libraries, machine, operators_figures, operators_run, searches
-from benchmarks.arguments import positive
+from benchmarks.arguments import engines_parser, positive
 from benchmarks.contestants import own_process
 from benchmarks.figures import Figure, Results
 from benchmarks.finals import Side
@@ -31,7 +31,6 @@ from benchmarks.operators_run import Found, Plan
 from benchmarks.searches import Search
 from benchmarks.suite import OPERATORS
 from compiler.subgraph import NotCovered
-from worker.settings import usable_cores
 
 PAPER = tuple(OPERATORS)[:12]  # the suite without what transformers add
 QUICK = ("GMM", "C2D", "DEP")
@@ -173,24 +172,12 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.operators", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the figures go")
-    parser.add_argument(
-        "--quick", action="store_true", help=f"{', '.join(QUICK)} only, in less than ten minutes"
-    )
+    parser = engines_parser("operators", __doc__, QUICK)
     parser.add_argument(
         "--ablation", action="store_true", help="compare our search with itself, without a part at a time"
     )
-    parser.add_argument(
-        "--operator", action="append", choices=list(OPERATORS), dest="operators", help="only this one"
-    )
     parser.add_argument("--trials", type=positive, help="of each engine's search [256, quick 64]")
     parser.add_argument("--own-trials", type=positive, help="our search goes on to so many [as --trials]")
-    parser.add_argument("--rounds", type=positive, help="of interleaved finals [10, quick 5]")
-    parser.add_argument("--threads", type=positive, default=usable_cores(), help="for everyone [all cores]")
-    parser.add_argument("--seed", type=int, default=0, help="of both engines' searches [0]")
     return parser
 
 

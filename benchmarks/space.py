@@ -15,12 +15,11 @@ import shlex
 import sys
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks import drawn, figures, machine, space_run
-from benchmarks.arguments import positive
+from benchmarks.arguments import engines_parser, positive
 from benchmarks.contestants import own_process
 from benchmarks.figures import Results
 from benchmarks.ours import EmptySpace
@@ -28,7 +27,6 @@ from benchmarks.space_figures import figures_of
 from benchmarks.space_run import Found, Plan
 from benchmarks.suite import OPERATORS
 from compiler.subgraph import NotCovered
-from worker.settings import usable_cores
 
 QUICK = ("GMM", "C2D", "softmax")
 WIDTH = 160  # of the table where there is no terminal to ask
@@ -93,19 +91,9 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.space", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the figures go")
-    parser.add_argument(
-        "--quick", action="store_true", help=f"{', '.join(QUICK)} only, in less than ten minutes"
-    )
-    parser.add_argument(
-        "--operator", action="append", choices=list(OPERATORS), dest="operators", help="only this one"
-    )
+    parser = engines_parser("space", __doc__, QUICK)
     parser.add_argument("--programs", type=positive, help="drawn at random of each engine [64, quick 16]")
     parser.add_argument("--trials", type=positive, help="of each engine's search [256, quick 32]")
-    parser.add_argument("--rounds", type=positive, help="of interleaved finals [10, quick 5]")
-    parser.add_argument("--threads", type=positive, default=usable_cores(), help="for everyone [all cores]")
-    parser.add_argument("--seed", type=int, default=0, help="of both engines' random programs [0]")
     return parser
 
 
