@@ -16,7 +16,7 @@ from benchmarks.judge import Judge
 from benchmarks.ours import OurSpace, Variant
 from benchmarks.suite import OPERATORS
 from compiler.target import probe
-from search.analytic import Estimate
+from search.cost.analytic import Estimate
 from search.dag import Dag
 from search.device import Device
 from search.evolve import EvolutionConfig

@@ -34,12 +34,12 @@ from compiler.lower import LoweringError, apply_trace, lower
 from compiler.subgraph import read_dag
 from compiler.target import parse_target, probe
 from search.annotate import sample
+from search.cost.store_features import GROUPS, describe
+from search.cost.stores import stores_of
 from search.device import Device
 from search.nest import Floats
 from search.program import Program, gather
 from search.space import generate
-from search.store_features import GROUPS, describe
-from search.stores import stores_of
 from worker.settings import usable_cores
 
 # Differences of the logarithms that rounding explains: seven per cent of the quantity.

@@ -15,7 +15,7 @@ from compiler.lower import LoweringError, lower
 from compiler.subgraph import read_dag
 from compiler.workload import to_json
 from search.annotate import sample
-from search.cost_model import CostModel
+from search.cost.model import CostModel
 from search.dag import Dag
 from search.device import Device
 from search.policy import Sample, SearchConfig, SearchTask, draw, propose, train

@@ -17,7 +17,7 @@ from scheduler.learning import Lesson
 from scheduler.situation import Situation
 from scheduler.spaces import Space
 from search.allocate import TaskProgress, next_tasks
-from search.cost_model import CostModel
+from search.cost.model import CostModel
 from search.policy import Proposal, propose
 from search.program import Program
 

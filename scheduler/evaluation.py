@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from search import metrics
-from search.cost_model import CostModel
-from search.metrics import Predictions, by_task
+from search.cost import metrics
+from search.cost.metrics import Predictions, by_task
+from search.cost.model import CostModel
 from search.nest import Floats
 from search.policy import Sample, train
 from search.program import gather

@@ -16,7 +16,7 @@ from records.cost_models import Version
 from records.schedules import Record
 from scheduler.context import Context
 from scheduler.evaluation import Example, evaluate
-from search.cost_model import CostModel
+from search.cost.model import CostModel
 from search.device import Device
 from search.policy import train
 

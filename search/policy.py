@@ -9,13 +9,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from search.analytic import Estimate, estimate
 from search.annotate import sample
-from search.cost_model import CostModel, Examples
+from search.cost.analytic import Estimate, estimate
+from search.cost.features import extract
+from search.cost.model import CostModel, Examples
 from search.dag import Dag
 from search.device import Device
 from search.evolve import EvolutionConfig, evolve
-from search.features import extract
 from search.nest import Floats, Nest
 from search.program import Population, Program, gather
 from search.sketch import Sketch

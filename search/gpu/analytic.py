@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from search.cost.machine import OVERLAP, balance_of
 from search.dag import Access, Node, extent_of
 from search.device import Device, Gpu
 from search.factors import Ints
 from search.gpu.nest import FETCH, VTHREAD, GpuTile
 from search.gpu.tensor_core import TensorTile
 from search.gpu.variables import shared_kind, threaded
-from search.machine import OVERLAP, balance_of
 from search.nest import Floats, region
 from search.program import Population
 from search.stage import Placement, Stage

@@ -20,7 +20,7 @@ from compiler.model import ExtractedTask, extract_tasks, fuse, read_onnx
 from compiler.subgraph import NotCovered, read_dag
 from compiler.target import probe
 from compiler.workload import from_json
-from search.cost_model import CostModel
+from search.cost.model import CostModel
 from search.policy import SearchTask, propose
 from search.space import generate
 from tests.onnx_models import residual

@@ -26,7 +26,7 @@ from scheduler.context import Context
 from scheduler.drive import drive, sweep
 from scheduler.settings import Settings
 from search.annotate import sample
-from search.cost_model import CostModel
+from search.cost.model import CostModel
 from search.measurement import Measurement, Outcome
 from search.policy import Proposal, SearchTask
 from search.program import Program

@@ -13,7 +13,7 @@ from records.schedules import Record
 from scheduler import evaluation, learning
 from scheduler.learning import CHEAP_SHARE, GROWTH, MIN_EVALUATED, MOST_SHARE, Lesson, lesson
 from search.annotate import sample
-from search.cost_model import CostModel
+from search.cost.model import CostModel
 from search.measurement import Outcome
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, Farm
 

@@ -21,7 +21,7 @@ from scheduler.batch import TRUSTED_AFTER, worthwhile
 from scheduler.known import Known
 from scheduler.learning import Lesson
 from search.annotate import sample
-from search.cost_model import CostModel
+from search.cost.model import CostModel
 from search.measurement import Outcome
 from search.policy import Proposal, SearchTask, propose
 from search.program import Program

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from search.analytic import estimate
+from search.cost.analytic import estimate
+from search.cost.features import NUM_FEATURES, QUANTITIES, extract
 from search.device import Device, Gpu
-from search.features import NUM_FEATURES, QUANTITIES, extract
 from search.program import Program, gather
 from search.sketch import Sketch
 from search.space import generate

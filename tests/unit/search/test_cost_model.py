@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.analytic import Estimate
-from search.cost_model import MIN_RECORDS, CostModel, Examples
-from search.features import NUM_FEATURES
+from search.cost.analytic import Estimate
+from search.cost.features import NUM_FEATURES
+from search.cost.model import MIN_RECORDS, CostModel, Examples
 from search.nest import Floats
 
 RNG = np.random.default_rng(7)
@@ -136,7 +136,7 @@ def test_the_analytic_model_is_no_bytes() -> None:
 
 def test_models_of_other_features_and_other_bytes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = CostModel.train(_examples(3 * MIN_RECORDS, _slower_with_the_first)).to_bytes()
-    monkeypatch.setattr("search.cost_model.FEATURES_VERSION", "0:other")
+    monkeypatch.setattr("search.cost.model.FEATURES_VERSION", "0:other")
     with pytest.raises(ValueError, match="other features"):
         CostModel.from_bytes(data)
     with pytest.raises(ValueError, match="no model"):

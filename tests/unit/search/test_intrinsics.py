@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from search.analytic import estimate
+from search.cost.analytic import estimate
 from search.dag import Dag
 from search.device import Device
 from search.intrinsics import BY_NAME, INTRINSICS, Roles, extents, roles, stage_roles, usable

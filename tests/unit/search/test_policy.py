@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.cost_model import MIN_RECORDS, CostModel
+from search.cost.model import MIN_RECORDS, CostModel
 from search.dag import Dag
 from search.evolve import EvolutionConfig
 from search.policy import Proposal, Sample, SearchConfig, SearchTask, propose, train
@@ -79,7 +79,7 @@ def test_the_same_seed_proposes_the_same_programs(name: str, seed: int) -> None:
 SCRIPT = """
 import numpy as np
 from search.annotate import sample
-from search.cost_model import CostModel
+from search.cost.model import CostModel
 from search.mutate import cross
 from search.policy import SearchTask, propose
 from search.space import generate

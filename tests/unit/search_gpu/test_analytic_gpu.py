@@ -4,10 +4,10 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.analytic import estimate
 from search.annotate import sample
-from search.cost_model import CostModel
-from search.features import NUM_FEATURES, extract
+from search.cost.analytic import estimate
+from search.cost.features import NUM_FEATURES, extract
+from search.cost.model import CostModel
 from search.policy import SearchTask, propose
 from search.program import Program, gather
 from search.sketch import Sketch

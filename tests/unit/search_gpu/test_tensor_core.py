@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from search.analytic import estimate
 from search.annotate import sample
+from search.cost.analytic import estimate
 from search.dag import Dag
 from search.device import Gpu
 from search.gpu.tensor_core import TensorTile, product

@@ -1,0 +1,203 @@
+"""The analytic estimate of nests, shared out to the cores, on data that lies where the nest before left it.
+
+An iteration takes, in cycles (constants in search.cost.machine),
+    max(operations / issue, accesses / loads) / parallel + gathers,    at least latency / (parallel * chains)
+where `parallel` lanes are computed together and a reduction has `chains` accumulators; every partial result
+takes a little more when it is added up. Moving the data takes its size over the rate of the cache that holds
+what the loops around share; the nest takes the longer of both and a part of the other.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from search.cost.machine import (
+    BRANCH_CYCLES,
+    CYCLES_PER_S,
+    FMA_LATENCY,
+    GATHER_CYCLES,
+    ISSUE_WIDTH,
+    L1_BYTES,
+    L2_BYTES,
+    L3_BYTES,
+    LOADS_PER_CYCLE,
+    OVERLAP,
+    PARALLEL_LAUNCH_S,
+    ROW_CYCLES,
+    balance_of,
+    rate_of,
+)
+from search.dag import AxisKind, Node, extent_of
+from search.device import Device
+from search.moves import depth_of, gathers_of, is_inlined, vector_extent, vector_of
+from search.nest import Floats, Nest, region, vector_instructions
+from search.program import Population
+from search.stage import Placement, Stage
+
+
+def nest_terms(population: Population, stage: Stage, device: Device) -> dict[str, Floats]:
+    """The quantities of a nest, wherever it is computed, each [programs]; `s` is its seconds."""
+    outer = population.sketch.hosts.get(stage.node)
+    in_tiles = outer is not None and population.sketch.stage[outer.name].placement is Placement.TILED
+    if outer is not None and in_tiles:
+        seconds = _moved_seconds(population, stage, outer, device)
+    else:
+        seconds = _nest_seconds(population, stage, device)
+    return {
+        "s": seconds,
+        "vector": vector_of(population, stage).astype(np.float64),
+        "chunks": _own_chunks(population, population.sketch.dag.node[stage.node]),
+        "depth": np.where(is_inlined(population, stage.node), 0.0, 1.0 + depth_of(population, stage.node)),
+    }
+
+
+def unrolled_seconds(population: Population, stage: Stage, device: Device) -> Floats:
+    """[programs]: seconds of a nest around small constant matrices: one pass over its data, in vectors."""
+    dag = population.sketch.dag
+    node = dag.node[stage.node]
+    lanes, chunks = np.ones(len(population)), np.ones(len(population))
+    for axis in node.spatial:
+        if (node.name, axis) in population.sketch.columns:
+            factors = population.factors(node.name, axis)
+            chunks = chunks * factors[:, 0]
+            if axis == node.vector_axis:
+                lanes = np.minimum(
+                    factors[:, 1], device.vector_bytes // dag.buffer[node.write.buffer].item_bytes
+                )
+    touched = sum(dag.buffer[access.buffer].num_bytes for access in (*node.reads, node.write))
+    cycles = np.maximum(node.iterations * max(node.flops, 1.0) / lanes, touched / L3_BYTES)
+    return np.asarray(
+        cycles / CYCLES_PER_S / device.cores / balance_of(chunks, device.cores) + PARALLEL_LAUNCH_S
+    )
+
+
+def _nest_seconds(population: Population, stage: Stage, device: Device) -> Floats:
+    """The longer of computing and moving data, and a part of the other."""
+    node = population.sketch.dag.node[stage.node]
+    inlined = is_inlined(population, stage.node)
+    cycles = _compute_cycles(population, stage, device) + _row_cycles(population, stage)
+    cycles = np.where(inlined, _inlined_cycles(population, node, device), cycles)
+    chunks = _chunks(population, stage, device)
+    own_s = cycles / CYCLES_PER_S / device.cores / balance_of(chunks, device.cores)
+    memory_s = np.where(inlined, 0.0, _memory_seconds(population, stage, device))
+    longest = np.maximum(own_s, memory_s)
+    is_launched = ~inlined & (depth_of(population, stage.node) == 0) & (chunks > 1)
+    return np.asarray(
+        longest + OVERLAP * (own_s + memory_s - longest) + np.where(is_launched, PARALLEL_LAUNCH_S, 0.0)
+    )
+
+
+def _compute_cycles(population: Population, stage: Stage, device: Device) -> Floats:
+    """Cycles of one core for all iterations."""
+    dag = population.sketch.dag
+    node = dag.node[stage.node]
+    lanes = device.lanes(dag.buffer[node.write.buffer])
+    used, extent = vector_of(population, stage), vector_extent(population, stage)
+    gathers = gathers_of(population, stage)
+    if not node.reduction:
+        # The compiler makes vectors of plain loops by itself.
+        used = np.where((used == 1) & (gathers == 0), np.minimum(lanes, extent), used)
+    parallel = extent / vector_instructions(extent, np.minimum(used, lanes))
+    moved = (len(node.reads) + 1) / LOADS_PER_CYCLE
+    step = np.maximum(max(node.flops, 1.0) / ISSUE_WIDTH, moved) / parallel
+    step = step + np.where(used > 1, GATHER_CYCLES * gathers, 0.0)
+    if node.reduction:
+        # One accumulator for every vector: the next step waits for the last one.
+        chains = np.maximum(used / lanes, 1.0)
+        step = np.maximum(step, FMA_LATENCY / (parallel * chains))
+    return np.asarray(node.iterations * step)
+
+
+def _row_cycles(population: Population, stage: Stage) -> Floats:
+    """Cycles of one core for adding up partial results, one after the other."""
+    node = population.sketch.dag.node[stage.node]
+    if not stage.rfactor:
+        return np.zeros(len(population))
+    lanes = population.options(stage.node, "lanes")
+    return np.asarray(extent_of(node, node.spatial) * lanes * ROW_CYCLES)
+
+
+def _inlined_cycles(population: Population, node: Node, device: Device) -> Floats:
+    """Cycles of one core where a value is computed for every iteration that reads it, in its reader's
+    vectors."""
+    sketch = population.sketch
+    lanes = device.lanes(sketch.dag.buffer[node.write.buffer])
+    cycles = np.zeros(len(population))
+    for reader in sketch.dag.consumers(node):
+        stage = sketch.stage[reader.name]
+        if stage.placement is not Placement.NEST:  # tiles count it among their loads
+            continue
+        is_vector = (vector_of(population, stage) > 1) | (not reader.reduction)
+        parallel = np.where(is_vector, lanes, 1)
+        cycles = cycles + reader.iterations * max(node.flops, 1.0) / ISSUE_WIDTH / parallel
+    return cycles
+
+
+def _chunks(population: Population, stage: Stage, device: Device) -> Floats:
+    """Pieces of work that run in parallel: those of the nest that a node is computed in."""
+    sketch = population.sketch
+    outer = sketch.hosts.get(stage.node, sketch.dag.node[stage.node])
+    own = _own_chunks(population, sketch.dag.node[stage.node])
+    hosted = _own_chunks(population, outer)
+    elsewhere = (depth_of(population, stage.node) > 0) | is_inlined(population, stage.node)
+    return np.where(elsewhere, hosted, own)
+
+
+def _own_chunks(population: Population, node: Node) -> Floats:
+    if (node.name, "parallel") not in population.sketch.columns:
+        return np.ones(len(population))
+    extents = [node.axes[axis].extent for axis in node.spatial]
+    products = np.cumprod([1, *extents])
+    return products[population.options(node.name, "parallel")].astype(np.float64)
+
+
+def _memory_seconds(population: Population, stage: Stage, device: Device) -> Floats:
+    """Every operand read and the result written once, from the cache that holds what was just computed."""
+    sketch = population.sketch
+    node = sketch.dag.node[stage.node]
+    shared = np.maximum(depth_of(population, stage.node), 0)
+    outer = sketch.hosts.get(stage.node, node)
+    extents = np.cumprod([1, *(axis.extent for axis in outer.axes if axis.kind is AxisKind.SPATIAL)])
+    pieces = extents[np.minimum(shared, len(extents) - 1)]
+    seconds = np.zeros(len(population))
+    for access in (*node.reads, *node.writes):
+        size = sketch.dag.buffer[access.buffer].num_bytes
+        part = size / pieces
+        rate = rate_of(part, device)
+        seconds = seconds + size / rate / CYCLES_PER_S / device.cores
+    return seconds
+
+
+def _moved_seconds(population: Population, stage: Stage, outer: Node, device: Device) -> Floats:
+    """The cost of a nest that tiles read, at each of its possible locations."""
+    sketch = population.sketch
+    node = sketch.dag.node[stage.node]
+    nest = Nest.of(population, sketch.stage[outer.name])
+    buffer = sketch.dag.buffer[node.write.buffer]
+    reads = [read for read in nest.node.reads if read.buffer == buffer.name]
+    lanes = device.lanes(buffer)
+    elements = math.prod(buffer.shape)
+    rate = L2_BYTES if buffer.num_bytes * 2 < device.l2_bytes * device.cores else L3_BYTES
+    root = 2 * elements * buffer.item_bytes / rate + PARALLEL_LAUNCH_S * CYCLES_PER_S * device.cores
+    used = vector_of(population, stage)
+    # The compiler makes vectors of plain loops by itself.
+    parallel = np.where(used == 1, lanes, np.minimum(used, lanes))
+    element = (BRANCH_CYCLES * node.has_branch + node.flops / ISSUE_WIDTH) / parallel
+    # Where it is inlined, tiles count it among their loads.
+    costs = {"inline": np.zeros(len(population)), "root": np.full(len(population), root)}
+    variable = sketch.choice(stage.node, "location")
+    assert variable is not None
+    options = []
+    for option in map(str, variable.options):
+        if option in costs:
+            options.append(costs[option])
+            continue
+        level = int(option)
+        regions = [region(read, nest.inside[level], buffer.shape) for read in reads]
+        tile = sum(np.multiply.reduce(touched, dtype=np.float64) for touched in regions)
+        visits = np.prod([nest.trips(i) for i in range(level)], axis=0, dtype=np.float64)
+        options.append(tile * visits * (element + 2 * buffer.item_bytes / L1_BYTES))
+    chosen = np.choose(population.column(stage.node, "location"), options)
+    return np.asarray(chosen / CYCLES_PER_S / device.cores)

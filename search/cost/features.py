@@ -1,0 +1,72 @@
+"""Numbers that describe each program of a population to the learned model."""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search.cost.analytic import Estimate
+from search.dag import Dag
+from search.nest import Floats
+
+# So many nests of a subgraph are described, those that do the most work.
+NESTS = 4
+QUANTITIES = (
+    "vector_width",
+    "vector_waste",
+    "accumulators",
+    "loads_per_fma",
+    "spills",
+    "inner_reduction",
+    "cycles",
+    "copy_cycles",
+    "l2_traffic",
+    "l3_traffic",
+    "memory_traffic",
+    "footprint_1",
+    "footprint_2",
+    "footprint_3",
+    "footprint_4",
+    "footprint_5",
+    "trips_0",
+    "trips_1",
+    "trips_2",
+    "trips_3",
+    "trips_4",
+    "trips_5",
+    "chunks",
+    "balance",
+    "compute_s",
+    "node_s",
+    "epilogue_s",
+    "epilogue_level",
+    "unroll",
+    *(f"nest_{rank}_{name}" for rank in range(NESTS) for name in ("s", "vector", "chunks", "depth")),
+    "moved_s",
+    "threads",
+    "resident_blocks",
+    "shared_bytes",
+)
+NUM_FEATURES = len(QUANTITIES) + 3
+# Models know it. Count up when a feature comes to mean another thing.
+FEATURES_VERSION = f"1:{zlib.crc32(' '.join(QUANTITIES).encode()):08x}"
+
+
+def extract(dag: Dag, estimate: Estimate) -> NDArray[np.float32]:
+    """[programs, NUM_FEATURES]; quantities that a program lacks are nan, which trees treat as missing."""
+    length = len(estimate.seconds)
+    missing = np.full(length, np.nan)
+    columns = [estimate.quantities.get(name, missing) for name in QUANTITIES]
+    moved_bytes = float(sum(b.num_bytes for b in dag.buffers))
+    widest = max((node.iterations for node in dag.nodes), default=1)
+    constants = (dag.flops, moved_bytes, float(widest))
+    columns.extend(np.full(length, constant) for constant in constants)
+    return _squash(np.stack(columns, axis=1)).astype(np.float32)
+
+
+def _squash(values: Floats) -> Floats:
+    """Magnitudes matter by their order: log2, seconds in nanoseconds so that they stay above one."""
+    scaled = np.where(np.abs(values) < 1e-1, values * 1e9, values)
+    return np.asarray(np.sign(scaled) * np.log2(np.abs(scaled) + 1))

@@ -1,0 +1,107 @@
+"""The learned cost model: gradient-boosted trees that correct the analytic estimate.
+
+The trees predict log(measured / analytic seconds), what the estimate gets wrong, so that few records already
+help, and none is the analytic model itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import xgboost
+from numpy.typing import NDArray
+
+from search.cost.analytic import Estimate
+from search.cost.features import FEATURES_VERSION
+from search.nest import Floats
+
+MIN_RECORDS = 16
+ROUNDS = 60
+PARAMETERS = {
+    "max_depth": 6,
+    "eta": 0.15,
+    "min_child_weight": 1.0,
+    "lambda": 2.0,
+    "subsample": 0.9,
+    "objective": "reg:squarederror",
+    "tree_method": "hist",
+    "verbosity": 0,
+    "seed": 0,
+    "nthread": 1,
+}
+# A failed trial must rank behind every one that ran.
+FAILURE_FACTOR = 20.0
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Training data: features [records, NUM_FEATURES], analytic and measured seconds [records] (inf for a
+    failure), and the task each record belongs to [records]."""
+
+    features: NDArray[np.float32]
+    analytic_s: Floats
+    measured_s: Floats
+    task: NDArray[np.int64]
+
+
+class CostModel:
+    """Predicts seconds; without a booster it is the analytic model."""
+
+    def __init__(self, booster: xgboost.Booster | None = None) -> None:
+        self._booster = booster
+
+    @classmethod
+    def train(cls, examples: Examples) -> CostModel:
+        """Weighted by throughput, as in the paper: what is close to a task's best matters most."""
+        if np.isfinite(examples.measured_s).sum() < MIN_RECORDS:
+            return cls()
+        best = _best_of_task(examples)
+        measured = np.where(np.isfinite(examples.measured_s), examples.measured_s, best * FAILURE_FACTOR)
+        data = xgboost.DMatrix(
+            examples.features,
+            label=np.log(measured / examples.analytic_s),
+            weight=np.maximum(best / measured, 0.05),
+            nthread=1,
+        )
+        booster = xgboost.train(PARAMETERS, data, num_boost_round=ROUNDS)
+        booster.set_attr(features=FEATURES_VERSION)
+        return cls(booster)
+
+    @property
+    def is_learned(self) -> bool:
+        """Whether it is more than the analytic model."""
+        return self._booster is not None
+
+    def to_bytes(self) -> bytes:
+        """XGBoost's binary JSON; empty for the analytic model."""
+        return bytes(self._booster.save_raw("ubj")) if self._booster is not None else b""
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> CostModel:
+        """The inverse of `to_bytes`. Raises ValueError for anything else and for models of other features."""
+        if not data:
+            return cls()
+        try:
+            booster = xgboost.Booster(PARAMETERS, model_file=bytearray(data))
+        except xgboost.core.XGBoostError as error:
+            raise ValueError("these bytes hold no model") from error
+        if booster.attr("features") != FEATURES_VERSION:
+            raise ValueError("a model of other features")
+        return cls(booster)
+
+    def predict(self, features: NDArray[np.float32], estimate: Estimate) -> Floats:
+        """Predicted seconds [programs]."""
+        if self._booster is None or len(features) == 0:
+            return estimate.seconds
+        correction = np.asarray(self._booster.inplace_predict(features), dtype=np.float64)
+        return np.asarray(estimate.seconds * np.exp(correction))
+
+
+def _best_of_task(examples: Examples) -> Floats:
+    """For every record the best seconds of its task; the median of all where nothing of it ran."""
+    ran = np.isfinite(examples.measured_s)
+    best = np.full(examples.task.max() + 1, np.inf)
+    np.minimum.at(best, examples.task[ran], examples.measured_s[ran])
+    best[np.isinf(best)] = np.median(examples.measured_s[ran])
+    return best[examples.task]

@@ -1,0 +1,40 @@
+"""Terms of sums that the compiler finds to be zero and leaves out: those between the rows of a dilated
+operand (transposed convolutions), where unrolling makes the condition a constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from search.dag import AxisKind, Node
+from search.factors import Ints
+from search.nest import Floats, Nest
+
+
+def remaining_share(nest: Nest, unrolled: Ints) -> Floats:
+    """[programs]: how much of the sum is computed. `unrolled` are the steps of the innermost reduction level
+    that become code of their own.
+
+    A quotient (h + kernel) / d reads an element where d divides h + kernel, and zero elsewhere.
+    """
+    share = np.ones(nest.extents.shape[-1])
+    steps, tile = nest.extents[-2], nest.extents[-1]
+    all_unrolled = unrolled >= nest.trips(nest.depth - 2)
+    for spatial, reduction, divisor in _dilations(nest.node):
+        is_known = (tile[spatial] % divisor == 0) & (steps[reduction] % divisor == 0) & all_unrolled
+        share = share / np.where(is_known, divisor, 1)
+    return share
+
+
+def _dilations(node: Node) -> Iterator[tuple[int, int, int]]:
+    """A spatial and a reduction axis that are divided together, and by what."""
+    if not node.has_branch:
+        return
+    for read in node.reads:
+        for index in read.indices:
+            divided = [term for term in index.terms if term.divisor > 1]
+            kinds = [node.axes[term.axis].kind for term in divided]
+            if kinds == [AxisKind.SPATIAL, AxisKind.REDUCTION] and divided[0].divisor == divided[1].divisor:
+                yield divided[0].axis, divided[1].axis, divided[0].divisor
