@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -23,8 +21,24 @@ from tunefarm import accuracy
 from tunefarm.estimate import latency_text
 from tunefarm.exits import run
 from tunefarm.inputs import checked_minutes, checked_model, parsed_shapes, prepared_output
+from tunefarm.options import (
+    AsJson,
+    Data,
+    JobId,
+    ModelFile,
+    Output,
+    Server,
+    Shape,
+    Target,
+    Threads,
+    Token,
+    print_json,
+    running,
+    say,
+    stdout,
+)
 from tunefarm.progress import display, task_table
-from tunefarm.service import Service, running_service, service, wait_for_device
+from tunefarm.service import Service, service, wait_for_device
 from tunefarm.settings import Settings, load
 from tunefarm.values import Job, JobRequest
 
@@ -43,23 +57,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-
-Server = Annotated[str | None, typer.Option("--server", metavar="URL", help="A running service.")]
-Token = Annotated[str | None, typer.Option("--token", help="The service's token.")]
-Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="The embedded service's folder.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Target = Annotated[str, typer.Option(help="A device class, or `native`: whatever device is ready.")]
-ModelFile = Annotated[Path, typer.Argument(metavar="MODEL.onnx")]
-Shape = Annotated[
-    list[str] | None, typer.Option("--shape", metavar="NAME=1,3,224,224", help="A dynamic input's shape.")
-]
-Output = Annotated[
-    Path | None, typer.Option("--output", metavar="DIR", help="Where the compiled model goes [MODEL-tuned].")
-]
-Threads = Annotated[
-    int | None, typer.Option(min=1, help="CPU threads the local worker measures with [every core].")
-]
-JobId = Annotated[str, typer.Argument(metavar="JOB")]
 
 
 @app.command()
@@ -108,9 +105,9 @@ def _make(model: Path, request: JobRequest, output: Path | None, settings: Setti
     with service(settings, errors.print) as found:
         tuned = tuning.make(found, model, request, folder, errors, silent=as_json)
     if as_json:
-        _print_json(tuned.as_json())
+        print_json(tuned.as_json())
     else:
-        tuned.print(_stdout())
+        tuned.print(stdout())
 
 
 @app.command()
@@ -160,7 +157,7 @@ def up(
 
 def _say_where(url: str, workers: str, data: Path, as_json: bool) -> None:
     if as_json:
-        _print_json({"url": url, "workers": workers, "data": str(data), "pid": os.getpid()})
+        print_json({"url": url, "workers": workers, "data": str(data), "pid": os.getpid()})
         return
     lines = (
         f"tunefarm is up at {url}",
@@ -168,7 +165,7 @@ def _say_where(url: str, workers: str, data: Path, as_json: bool) -> None:
         f"  data and logs are in {data}",
         "  Ctrl-C stops it",
     )
-    _stdout().print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
+    stdout().print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command("server", context_settings=PASS_ON)
@@ -206,25 +203,25 @@ def jobs(
     as_json: AsJson = False,
 ) -> None:
     """List jobs, or show one."""
-    with _running(server, token, data) as found:
+    with running(server, token, data) as found:
         if job is not None:
             _show_job(found, job, as_json)
             return
         known = list(islice(found.client.jobs(), limit))
     if as_json:
-        _print_json([asdict(one) for one in known])
+        print_json([asdict(one) for one in known])
     else:
-        _stdout().print(_job_table(known))
+        stdout().print(_job_table(known))
 
 
 def _show_job(found: Service, job_id: str, as_json: bool) -> None:
     job, tasks = found.client.job(job_id), found.client.tasks(job_id)
     if as_json:
-        _print_json(asdict(job) | {"tasks": [asdict(task) for task in tasks]})
+        print_json(asdict(job) | {"tasks": [asdict(task) for task in tasks]})
         return
-    _stdout().print(_job_table([job]))
-    _stdout().print(job.error or job.message, markup=False, highlight=False)
-    _stdout().print(task_table(tasks))
+    stdout().print(_job_table([job]))
+    stdout().print(job.error or job.message, markup=False, highlight=False)
+    stdout().print(task_table(tasks))
 
 
 def _job_table(known: Sequence[Job]) -> Table:
@@ -243,12 +240,12 @@ def watch(
     """Follow a job to its end."""
     from tunefarm import tuning, watching
 
-    with _running(server, token, data) as found, display(Console(stderr=True), silent=as_json) as shown:
+    with running(server, token, data) as found, display(Console(stderr=True), silent=as_json) as shown:
         finished = watching.watch(found, job, shown)
     if as_json:
-        _print_json(asdict(finished))
+        print_json(asdict(finished))
     else:
-        _stdout().print(_job_table([finished]))
+        stdout().print(_job_table([finished]))
     tuning.require_done(finished)
 
 
@@ -257,24 +254,24 @@ def cancel(
     job: JobId, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
 ) -> None:
     """Cancel a job."""
-    with _running(server, token, data) as found:
+    with running(server, token, data) as found:
         cancelled = found.client.cancel(job)
-    _print_json(asdict(cancelled)) if as_json else _stdout().print(f"job {cancelled.id} is cancelled")
+    print_json(asdict(cancelled)) if as_json else stdout().print(f"job {cancelled.id} is cancelled")
 
 
 @app.command()
 def workers(server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False) -> None:
     """List the workers and their devices."""
-    with _running(server, token, data) as found:
+    with running(server, token, data) as found:
         known = found.client.workers()
     if as_json:
-        _print_json([asdict(one) for one in known])
+        print_json([asdict(one) for one in known])
         return
     table = Table("worker", "state", "device", "class", "trials", "failed", box=None, pad_edge=False)
     for one in known:
         counts = str(one.trials_done), str(one.failures)
         table.add_row(one.id, one.state, one.device_name or "-", one.device_class or "-", *counts)
-    _stdout().print(table)
+    stdout().print(table)
 
 
 @app.command()
@@ -288,15 +285,15 @@ def model(
     as_json: AsJson = False,
 ) -> None:
     """Show how well the learned cost model of each device class predicts."""
-    with _running(server, token, data) as found:
+    with running(server, token, data) as found:
         known = found.client.cost_models(device)
     if as_json:
-        _print_json([asdict(one) for one in known])
+        print_json([asdict(one) for one in known])
     elif known:
-        _stdout().print(accuracy.summary(known))
-        _stdout().print(accuracy.LEGEND, markup=False, highlight=False, style="dim")
+        stdout().print(accuracy.summary(known))
+        stdout().print(accuracy.LEGEND, markup=False, highlight=False, style="dim")
     else:
-        _stdout().print("no cost model was trained yet: that begins with the first trials, tune a model")
+        stdout().print("no cost model was trained yet: that begins with the first trials, tune a model")
 
 
 @app.command()
@@ -311,14 +308,14 @@ def best(
     as_json: AsJson = False,
 ) -> None:
     """Show the best schedule known of a workload."""
-    with service(load(server=server, token=token, data=data), _say) as found:
+    with service(load(server=server, token=token, data=data), say) as found:
         wait_for_device(found, target)
         schedule = found.client.best(workload, target)
     if as_json:
-        _print_json(asdict(schedule))
+        print_json(asdict(schedule))
     else:
         where = f"{latency_text(schedule.latency_s)} on device class {schedule.device_class}"
-        _stdout().print(f"{where}\n{schedule.trace}", highlight=False, markup=False, soft_wrap=True)
+        stdout().print(f"{where}\n{schedule.trace}", highlight=False, markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -335,14 +332,14 @@ def export(
     from tunefarm import transfer
 
     prepared_output(output)
-    with service(load(server=server, token=token, data=data), _say) as found:
+    with service(load(server=server, token=token, data=data), say) as found:
         if job is None:
             wait_for_device(found, target)
         written = transfer.write(found.client.export(target=target, job_id=job), output)
     if as_json:
-        _print_json(asdict(written))
+        print_json(asdict(written))
     else:
-        _stdout().print(f"{written.records} records of {written.workloads} workloads are in {output}")
+        stdout().print(f"{written.records} records of {written.workloads} workloads are in {output}")
 
 
 @app.command("import")
@@ -358,32 +355,13 @@ def import_(
     from tunefarm import transfer
 
     database = transfer.read(folder)
-    with service(load(server=server, token=token, data=data), _say) as found:
+    with service(load(server=server, token=token, data=data), say) as found:
         wait_for_device(found, target)
         imported = found.client.import_(database, target)
     if as_json:
-        _print_json(asdict(imported))
+        print_json(asdict(imported))
     else:
-        _stdout().print(f"{imported.added} of {imported.records} records are new on {imported.device_class}")
-
-
-@contextmanager
-def _running(server: str | None, token: str | None, data: Path | None) -> Iterator[Service]:
-    with running_service(load(server=server, token=token, data=data)) as found:
-        yield found
-
-
-def _stdout() -> Console:
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
-
-
-def _print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2))
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)
+        stdout().print(f"{imported.added} of {imported.records} records are new on {imported.device_class}")
 
 
 def main() -> NoReturn:

@@ -9,10 +9,11 @@ with
     n  = reorder window / (steps of a chain * (A + vectors of a row)): tiles side by side that run at once
     K  steps until the accumulators are stored, U  steps that are code of their own
     spills: of the accumulators that no register holds
-There are as many steps as iterations, less those that add known zeros (search.cost.sparsity). Per cache level
-of capacity C the outermost loop inside which everything touched fits into C gives the bytes that cross from the
-level below: the sum over accesses of footprint * visits. The node takes the longest of computing and these
-transfers and a part of the others, divided over the cores by how evenly the parallel chunks fall.
+There are as many steps as iterations, less those that add known zeros (search.cost.sparsity). Per cache
+level of capacity C the outermost loop inside which everything touched fits into C gives the bytes that
+cross from the level below: the sum over accesses of footprint * visits. The node takes the longest of
+computing and these transfers and a part of the others, divided over the cores by how evenly the parallel
+chunks fall.
 """
 
 from __future__ import annotations
