@@ -65,23 +65,30 @@ class TorchMatmul:
 
 
 @dataclass(frozen=True)
-class TorchConv2d:
-    """A convolution, everything channels-last in memory."""
+class TorchConvolution:
+    """A convolution over `dims` axes, channels-last in memory where PyTorch has that."""
 
+    dims: int
     stride: int
     padding: int
+    dilation: int = 1
+    groups: int = 1
+    transposed: bool = False
 
     def load(self, threads: int) -> Bind:
         import torch
 
         torch.set_num_threads(threads)
         torch.set_grad_enabled(False)
+        formats = {2: torch.channels_last, 3: torch.channels_last_3d}
+        order = formats.get(self.dims, torch.contiguous_format)
+        kind = "conv_transpose" if self.transposed else "conv"
+        convolve = getattr(torch.nn.functional, f"{kind}{self.dims}d")
+        given = {name: getattr(self, name) for name in ("stride", "padding", "dilation", "groups")}
 
         def bind(inputs: Arrays) -> Callable[[], Any]:
-            data, weight = (
-                torch.from_numpy(array).contiguous(memory_format=torch.channels_last) for array in inputs
-            )
-            return lambda: torch.nn.functional.conv2d(data, weight, stride=self.stride, padding=self.padding)
+            data, weight = (torch.from_numpy(array).contiguous(memory_format=order) for array in inputs)
+            return lambda: convolve(data, weight, **given)
 
         return bind
 
@@ -95,13 +102,43 @@ def _matmul(shape: Shape) -> Peers:
     return ((rows, terms), (terms, columns)), {NUMPY: NumpyMatmul(), TORCH: TorchMatmul()}
 
 
-def _conv2d(shape: Shape) -> Peers:
+def _convolution(dims: int) -> Callable[[Shape], Peers]:
+    """A shape is the image's extents, channels in and out, kernel, stride, padding, dilation, groups."""
+
+    def peers(shape: Shape) -> Peers:
+        channels, filters, kernel, stride, padding, *rest = shape[dims:]
+        dilation, groups = (*rest, 1, 1)[:2]
+        weight = (filters, channels // groups, *[kernel] * dims)
+        torch = TorchConvolution(dims, stride, padding, dilation, groups)
+        return ((1, channels, *shape[:dims]), weight), {TORCH: torch}
+
+    return peers
+
+
+def _depthwise(shape: Shape) -> Peers:
+    height, width, channels, kernel, stride, padding = shape
+    torch = TorchConvolution(2, stride, padding, groups=channels)
+    return ((1, channels, height, width), (channels, 1, kernel, kernel)), {TORCH: torch}
+
+
+def _transposed(shape: Shape) -> Peers:
     height, width, channels, filters, kernel, stride, padding = shape
-    given = ((1, channels, height, width), (filters, channels, kernel, kernel))
-    return given, {TORCH: TorchConv2d(stride, padding)}
+    torch = TorchConvolution(2, stride, padding, transposed=True)
+    return ((1, channels, height, width), (channels, filters, kernel, kernel)), {TORCH: torch}
 
 
-PEERS: Mapping[str, Callable[[Shape], Peers]] = {"GMM": _matmul, "C2D": _conv2d}
+PEERS: Mapping[str, Callable[[Shape], Peers]] = {
+    "C1D": _convolution(1),
+    "C2D": _convolution(2),
+    "C3D": _convolution(3),
+    "GMM": _matmul,
+    "GRP": _convolution(2),
+    "DIL": _convolution(2),
+    "DEP": _depthwise,
+    "T2D": _transposed,
+}
+# Of these all four shapes are compared, of the others the one that benchmarks take.
+EVERY_SHAPE = ("GMM", "C2D")
 MODULES = {NUMPY: "numpy", TORCH: "torch"}
 
 

@@ -30,8 +30,8 @@ SCORE_BLOCK = Block(warm_up_s=0.1, min_s=0.4, min_calls=1)
 
 @dataclass(frozen=True)
 class Plan:
-    """Both engines have `trials`, ours goes on to `own_trials`. Where libraries are compared with, the other
-    shapes of the operator are searched with `trials` too, elsewhere with a quarter of them."""
+    """Both engines have `trials`, ours goes on to `own_trials`. Where libraries are compared with on every
+    shape, the other shapes of the operator are searched with `trials` too, elsewhere with a quarter of them."""
 
     trials: int
     own_trials: int
@@ -44,7 +44,7 @@ class Plan:
             raise ValueError(f"ours has {self.own_trials} trials, fewer than the {self.trials} of both")
 
     def shape_trials(self, operator: str) -> int:
-        return self.trials if operator in libraries.PEERS else max(self.trials // 4, 1)
+        return self.trials if operator in libraries.EVERY_SHAPE else max(self.trials // 4, 1)
 
     def milestones(self, engine: str) -> tuple[int, ...]:
         """The trials after which the best of a search is timed again."""
@@ -147,7 +147,8 @@ class _Run:
             searched = OurSpace(module, self._device).tune(trials, judge.timed, self._rng())
             self._say(f"{len(searched.trials)} trials of {_words(shape)}", _seconds(searched.trials))
             samples += searched.samples
-            compared.append(self._compared(shape, judge, searched.trials))
+            if self._operator in libraries.EVERY_SHAPE:
+                compared.append(self._compared(shape, judge, searched.trials))
         return samples, compared
 
     def _compared(self, shape: Shape, judge: Judge, trials: Sequence[Trial]) -> Compared | None:

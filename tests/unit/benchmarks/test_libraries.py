@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks import libraries
 from benchmarks.interleaved import Block, Timings
-from benchmarks.libraries import Compared, NumpyMatmul
+from benchmarks.libraries import EVERY_SHAPE, PEERS, TORCH, Compared, NumpyMatmul, TorchConvolution
+from benchmarks.suite import OPERATORS
 
 
 class Ours:
@@ -76,3 +77,33 @@ def test_what_no_library_computes_is_not_compared(monkeypatch: pytest.MonkeyPatc
 def test_what_is_not_installed_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(libraries.MODULES, "PyTorch", "no_such_module_here")
     assert libraries.missing() == ["PyTorch"]
+
+
+@pytest.mark.parametrize(
+    ("operator", "shape", "given", "torch"),
+    [
+        ("C1D", (8, 4, 6, 3, 2, 1), ((1, 4, 8), (6, 4, 3)), TorchConvolution(1, 2, 1)),
+        ("C3D", (2, 8, 9, 4, 6, 3, 1, 1), ((1, 4, 2, 8, 9), (6, 4, 3, 3, 3)), TorchConvolution(3, 1, 1)),
+        ("GRP", (8, 9, 4, 6, 3, 1, 1, 1, 2), ((1, 4, 8, 9), (6, 2, 3, 3)), TorchConvolution(2, 1, 1, 1, 2)),
+        ("DIL", (8, 9, 4, 6, 3, 1, 1, 2), ((1, 4, 8, 9), (6, 4, 3, 3)), TorchConvolution(2, 1, 1, 2)),
+        ("DEP", (8, 9, 4, 3, 2, 1), ((1, 4, 8, 9), (4, 1, 3, 3)), TorchConvolution(2, 2, 1, groups=4)),
+        (
+            "T2D",
+            (8, 9, 4, 6, 4, 2, 1),
+            ((1, 4, 8, 9), (4, 6, 4, 4)),
+            TorchConvolution(2, 2, 1, transposed=True),
+        ),
+    ],
+)
+def test_every_convolution_has_its_peer(
+    operator: str, shape: tuple[int, ...], given: tuple[tuple[int, ...], ...], torch: TorchConvolution
+) -> None:
+    assert PEERS[operator](shape) == (given, {TORCH: torch})
+
+
+def test_ten_convolutions_are_compared() -> None:
+    convolutions = [name for name in PEERS if name != "GMM"]
+    shapes = {
+        name: OPERATORS[name].shapes if name in EVERY_SHAPE else [OPERATORS[name].benchmark] for name in PEERS
+    }
+    assert sum(len(shapes[name]) for name in convolutions) == 10
