@@ -31,7 +31,7 @@ SCORE_BLOCK = Block(warm_up_s=0.1, min_s=0.4, min_calls=1)
 @dataclass(frozen=True)
 class Plan:
     """Both engines have `trials`, ours goes on to `own_trials`. Where libraries are compared with on every
-    shape, the other shapes of the operator are searched with `trials` too, elsewhere with a quarter of them."""
+    shape, the operator's other shapes are searched with `trials` too, elsewhere with a quarter of them."""
 
     trials: int
     own_trials: int
