@@ -60,6 +60,14 @@ class Timings:
         return _median([ours / theirs for ours, theirs in zip(self.blocks, other.blocks, strict=True)])
 
 
+@dataclass(frozen=True)
+class Pair:
+    """The same done by both engines, in turns."""
+
+    ours: Timings
+    theirs: Timings
+
+
 def measure(
     contestants: Mapping[str, Contestant],
     rounds: int,

@@ -1,4 +1,4 @@
-"""Hand-written libraries as contestants: numpy (OpenBLAS) and, where it is installed, PyTorch (oneDNN)."""
+"""Peers of single operators: numpy (OpenBLAS) and, where they are installed, PyTorch (oneDNN) and Halide."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import numpy as np
 
 from benchmarks.agreement import random_inputs
 from benchmarks.contestants import Arrays, Bind, ModelFile, ProcessContestant
+from benchmarks.halide_peers import HalideConv2d, HalideMatmul
 from benchmarks.interleaved import Block, Contestant, Timings, measure
 from benchmarks.suite import Shape
 
 # Read by the libraries when they are loaded.
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-NUMPY, TORCH = "numpy", "PyTorch"
+NUMPY, TORCH, HALIDE = "numpy", "PyTorch", "Halide"
 OURS = "ours"
 
 
@@ -99,7 +100,14 @@ Peers = tuple[tuple[Shape, ...], Mapping[str, ModelFile]]
 
 def _matmul(shape: Shape) -> Peers:
     rows, columns, terms = shape
-    return ((rows, terms), (terms, columns)), {NUMPY: NumpyMatmul(), TORCH: TorchMatmul()}
+    peers: Mapping[str, ModelFile] = {NUMPY: NumpyMatmul(), TORCH: TorchMatmul(), HALIDE: HalideMatmul()}
+    return ((rows, terms), (terms, columns)), peers
+
+
+def _conv2d(shape: Shape) -> Peers:
+    given, peers = _convolution(2)(shape)
+    stride, padding = shape[-2:]
+    return given, {**peers, HALIDE: HalideConv2d(stride, padding)}
 
 
 def _convolution(dims: int) -> Callable[[Shape], Peers]:
@@ -129,7 +137,7 @@ def _transposed(shape: Shape) -> Peers:
 
 PEERS: Mapping[str, Callable[[Shape], Peers]] = {
     "C1D": _convolution(1),
-    "C2D": _convolution(2),
+    "C2D": _conv2d,
     "C3D": _convolution(3),
     "GMM": _matmul,
     "GRP": _convolution(2),
@@ -139,7 +147,7 @@ PEERS: Mapping[str, Callable[[Shape], Peers]] = {
 }
 # Of these all four shapes are compared, of the others the one that benchmarks take.
 EVERY_SHAPE = ("GMM", "C2D")
-MODULES = {NUMPY: "numpy", TORCH: "torch"}
+MODULES = {NUMPY: "numpy", TORCH: "torch", HALIDE: "halide"}
 
 
 def missing() -> list[str]:

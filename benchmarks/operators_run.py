@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks import libraries, shipped
 from benchmarks.finals import ANY_BLOCK, REST_S, Side, Trials, best, judge_all, verified
-from benchmarks.interleaved import Block, Contestant, Counted, Timings, measure
+from benchmarks.interleaved import Block, Contestant, Counted, Pair, measure
 from benchmarks.judge import Finalist, Judge, Trial
 from benchmarks.libraries import Compared
 from benchmarks.ours import OurSpace, Searched
@@ -50,14 +50,6 @@ class Plan:
         """The trials after which the best of a search is timed again."""
         ends = {self.trials, self.own_trials if engine == OURS else self.trials}
         return tuple(sorted({count for count in AFTER if count < self.trials} | ends))
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The same work done by both engines, in turns."""
-
-    ours: Timings
-    theirs: Timings
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.figures import Figure, at_least, at_most, figure, number
-from benchmarks.interleaved import Timings
-from benchmarks.space_run import Final, Found, Plan, Rates
+from benchmarks.interleaved import Pair, Timings
+from benchmarks.space_run import Found, Plan, Rates
 
 # Vectorized exponentials and reductions should make these twice as fast.
 TWICE = ("softmax", "layer_norm", "GELU", "attention")
@@ -67,7 +67,7 @@ def _density(found: Found, plan: Plan) -> list[Figure]:
     return figures
 
 
-def _final(name: str, final: Final | None, bound: float) -> list[Figure]:
+def _final(name: str, final: Pair | None, bound: float) -> list[Figure]:
     if final is None:
         return []
     ratio = final.ours.ratio_to(final.theirs)

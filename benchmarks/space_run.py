@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.drawn import Drawn
-from benchmarks.interleaved import Block, Counted, Timings, measure
+from benchmarks.interleaved import Block, Counted, Pair, Timings, measure
 from benchmarks.judge import Finalist, Judge, Timed, fastest, seconds
 from benchmarks.ours import OurSpace
 from benchmarks.suite import OPERATORS
@@ -39,14 +39,6 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Final:
-    """The best finalist of each engine, timed in turns."""
-
-    ours: Timings
-    theirs: Timings
-
-
-@dataclass(frozen=True)
 class Rates:
     """Seconds a valid program in every turn on one core: ours in arrays, ours as traces, MetaSchedule's."""
 
@@ -59,15 +51,16 @@ class Rates:
 class Found:
     """One operator. Seconds of random programs are infinite for those that failed to build or to agree.
 
-    `errors` says why ours failed, each reason once. A final is None when an engine has nobody to send.
+    `errors` says why ours failed, each reason once. Of each engine the best is timed again in turns; that is None
+    when an engine has nobody to send.
     """
 
     operator: str
     ours_s: tuple[float, ...]
     theirs_s: tuple[float, ...]
     errors: tuple[str, ...]
-    random: Final | None
-    ceiling: Final | None
+    random: Pair | None
+    ceiling: Pair | None
     rates: Rates | None
 
     def drawn(self) -> Drawn:
@@ -130,7 +123,7 @@ class _Run:
         with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
             return ours, self._theirs.tune(self._plan.trials, self._judge, Path(folder))
 
-    def _final(self, ours: Timed, theirs: Timed) -> Final | None:
+    def _final(self, ours: Timed, theirs: Timed) -> Pair | None:
         finalists = {
             f"{side} {number}": Finalist(self._judge, built)
             for side, timed in (("ours", ours), ("theirs", theirs))
@@ -139,7 +132,7 @@ class _Run:
         }
         timings = measure(finalists, self._plan.rounds, FINAL_BLOCK, rest_s=0.02) if finalists else {}
         best = [_best(timings, side) for side in ("ours", "theirs")]
-        return Final(best[0], best[1]) if best[0] and best[1] else None
+        return Pair(best[0], best[1]) if best[0] and best[1] else None
 
     def _rates(self) -> Rates:
         def arrays() -> int:

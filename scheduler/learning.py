@@ -42,11 +42,14 @@ class Lesson:
 
     began_at: float
     model: CostModel
-    is_learned: bool = False
     records: int = 0
     newest_at: float = 0.0
     evaluated: int = 0
     spent_s: float = 0.0
+
+    @property
+    def is_learned(self) -> bool:
+        return self.model.is_learned
 
     def is_due(self, news: int, now: float, batch_size: int) -> bool:
         """Whether to train again after so many new records, so that training costs next to nothing."""
@@ -83,7 +86,7 @@ def _resumed(context: Context, device: Device) -> Lesson:
     except ValueError as error:
         log.warning("the last cost model of class %s can't be used: %s", device.key, error)
         return found
-    found.is_learned, found.records, found.newest_at = True, version.records, version.newest_record_at
+    found.records, found.newest_at = version.records, version.newest_record_at
     # As if this process had trained it: it isn't due again at once.
     found.spent_s = version.train_secs
     return found
@@ -102,15 +105,14 @@ def _learn(context: Context, device: Device, found: Lesson) -> None:
         log.exception("the cost model of class %s can't be trained: the last one stays", device.key)
         found.spent_s += max(context.now() - began, 0.0)
         return
-    data = model.to_bytes()
-    found.model, found.is_learned, found.records = model, bool(data), len(examples)
+    found.model, found.records = model, len(examples)
     train_secs = max(context.now() - began, 0.0)
     metrics = _metrics(found, device, examples)
     found.spent_s += max(context.now() - began, 0.0)
     if found.is_learned:
         version = Version(device.key, found.records, found.newest_at, context.now(), train_secs, metrics)
         with context.database.begin() as session:
-            cost_models.add(session, version, data)
+            cost_models.add(session, version, model.to_bytes())
 
 
 def _metrics(found: Lesson, device: Device, examples: Sequence[Example]) -> dict[str, Any] | None:

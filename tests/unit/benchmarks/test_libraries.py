@@ -47,9 +47,10 @@ def test_the_fastest_is_chosen() -> None:
 @pytest.mark.parametrize(
     ("operator", "shape", "absent", "timed"),
     [
-        ("GMM", (4, 5, 6), ["PyTorch"], {"numpy"}),
-        ("GMM", (4, 5, 6), [], {"numpy", "PyTorch"}),
-        ("C2D", (7, 7, 4, 8, 3, 1, 1), [], {"PyTorch"}),
+        ("GMM", (4, 5, 6), ["PyTorch", "Halide"], {"numpy"}),
+        ("GMM", (4, 5, 6), [], {"numpy", "PyTorch", "Halide"}),
+        ("C2D", (7, 7, 4, 8, 3, 1, 1), ["Halide"], {"PyTorch"}),
+        ("C1D", (7, 4, 8, 3, 1, 1), [], {"PyTorch"}),
     ],
 )
 def test_installed_libraries_take_turns_with_ours(
@@ -70,12 +71,12 @@ def test_installed_libraries_take_turns_with_ours(
 
 def test_what_no_library_computes_is_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     assert libraries.compare("NRM", (4, 4), Ours(), threads=3, rounds=2) is None
-    monkeypatch.setattr(libraries, "missing", lambda: ["PyTorch"])
+    monkeypatch.setattr(libraries, "missing", lambda: ["PyTorch", "Halide"])
     assert libraries.compare("C2D", (7, 7, 4, 8, 3, 1, 1), Ours(), threads=3, rounds=2) is None
 
 
 def test_what_is_not_installed_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(libraries.MODULES, "PyTorch", "no_such_module_here")
+    monkeypatch.setattr(libraries, "MODULES", {"numpy": "numpy", "PyTorch": "no_such_module_here"})
     assert libraries.missing() == ["PyTorch"]
 
 

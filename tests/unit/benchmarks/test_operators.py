@@ -13,11 +13,11 @@ import pytest
 from benchmarks import ablation, figures, operators, operators_run, searches
 from benchmarks.figures import Figure
 from benchmarks.finals import Judged, Side
-from benchmarks.interleaved import Timings
+from benchmarks.interleaved import Pair, Timings
 from benchmarks.libraries import Compared
 from benchmarks.operators import Failed
 from benchmarks.operators_figures import correction, figures_of, quality, sooner
-from benchmarks.operators_run import OURS, THEIRS, WARM, Found, Pair, Plan
+from benchmarks.operators_run import OURS, THEIRS, WARM, Found, Plan
 from benchmarks.searches import Search
 
 AS_FAST = "MetaSchedule's seconds for 64 trials relative to ours until as fast"

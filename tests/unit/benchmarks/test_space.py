@@ -11,11 +11,11 @@ import pytest
 
 from benchmarks import drawn, figures, space
 from benchmarks.figures import Figure
-from benchmarks.interleaved import Timings
+from benchmarks.interleaved import Pair, Timings
 from benchmarks.judge import Candidate, fastest
 from benchmarks.space import Failed
 from benchmarks.space_figures import density, figures_of
-from benchmarks.space_run import Final, Found, Plan, Rates
+from benchmarks.space_run import Found, Plan, Rates
 from benchmarks.suite import OPERATORS
 
 PLAN = Plan(programs=3, trials=8, threads=2)
@@ -24,8 +24,8 @@ FOUND = Found(
     ours_s=(1e-3, 2e-3, 9e-3),
     theirs_s=(1e-3, 8e-3, 9e-3),
     errors=(),
-    random=Final(Timings((1e-3, 1.1e-3, 1e-3)), Timings((2e-3, 2e-3, 2e-3))),
-    ceiling=Final(Timings((1e-3, 1e-3)), Timings((0.8e-3, 0.8e-3))),
+    random=Pair(Timings((1e-3, 1.1e-3, 1e-3)), Timings((2e-3, 2e-3, 2e-3))),
+    ceiling=Pair(Timings((1e-3, 1e-3)), Timings((0.8e-3, 0.8e-3))),
     rates=Rates(Timings((1e-5, 1e-5)), Timings((1e-3, 2e-3)), Timings((2e-3, 2e-3))),
 )
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xgboost
 
 from compiler.lower import LoweringError, lower
 from records import trials
@@ -28,6 +29,7 @@ from search.program import Program
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, FakeCompiler, Farm, propose_at_random
 
 Measured = Sequence[tuple[Program, float]]
+LEARNED = CostModel(xgboost.Booster())  # never asked here
 
 
 def begin(farm: Farm, **request: object) -> None:
@@ -136,13 +138,13 @@ def test_a_small_budget_is_shared_among_all_tasks(farm: Farm) -> None:
 
 def test_hopeless_candidates_are_left_to_those_who_trust_no_model() -> None:
     quick, slow = Proposal(None, 2.9e-3), Proposal(None, 3.1e-3)  # type: ignore[arg-type]
-    lesson = Lesson(0.0, CostModel(), is_learned=True)
+    lesson = Lesson(0.0, LEARNED)
     ran = [(None, 1e-3)] * TRUSTED_AFTER
     failed = [(None, math.inf)] * TRUSTED_AFTER
     task = lambda measured: Known(tuple(measured), frozenset(), (1e-3,), 0, frozenset())  # noqa: E731
     assert worthwhile([quick, slow], task(ran), lesson) == [quick]
     assert worthwhile([quick, slow], task(ran[1:] + failed), lesson) == [quick, slow]
-    assert worthwhile([quick, slow], task(ran), replace(lesson, is_learned=False)) == [quick, slow]
+    assert worthwhile([quick, slow], task(ran), replace(lesson, model=CostModel())) == [quick, slow]
 
 
 def test_a_task_whose_candidates_are_all_hopeless_gives_way(
@@ -157,7 +159,7 @@ def test_a_task_whose_candidates_are_all_hopeless_gives_way(
 
     monkeypatch.setattr(batch, "propose", proposed)
     begin(farm, trials=16)
-    farm.context.lessons[DEVICE.key].is_learned = True
+    farm.context.lessons[DEVICE.key].model = LEARNED
     monkeypatch.setattr(Lesson, "is_due", lambda *args: False)
     assert farm.finish().trials_done == 16
     counts = Counter(trial.workload_hash for trial in farm.trials())
