@@ -51,7 +51,7 @@ class Rates:
 class Found:
     """One operator. Seconds of random programs are infinite for those that failed to build or to agree.
 
-    `errors` says why ours failed, each reason once. Of each engine the best is timed again in turns; that is None
+    `errors` says why ours failed, each reason once. Of each engine the best is timed again in turns; None
     when an engine has nobody to send.
     """
 
