@@ -255,3 +255,32 @@ class CostModelRow(Base):
     train_secs: Mapped[float]
     metrics: Mapped[dict[str, Any] | None]
     model: Mapped[bytes | None] = mapped_column(LargeBinary)
+
+
+class TokenRow(Base):
+    """A token without its secret: `sha` is the SHA-256 of it."""
+
+    __tablename__ = "tokens"
+    __table_args__ = (Index(None, "created_at", "id"),)
+    id: Mapped[str] = mapped_column(primary_key=True)
+    name: Mapped[str] = mapped_column(Prose)
+    sha: Mapped[str] = mapped_column(unique=True)
+    scopes: Mapped[list[Any]]
+    created_at: Mapped[float]
+    expires_at: Mapped[float | None]
+    revoked_at: Mapped[float | None]
+    last_used_at: Mapped[float | None]
+
+
+class AuditRow(Base):
+    __tablename__ = "audit"
+    # Old lines are deleted; a new one must not come before them on a page.
+    __table_args__ = (Index(None, "at"), {"sqlite_autoincrement": True})
+    id: Mapped[int] = mapped_column(RowId, primary_key=True)
+    at: Mapped[float]
+    who: Mapped[str]
+    action: Mapped[str] = mapped_column(Prose)
+    subject: Mapped[str] = mapped_column(Prose)
+    outcome: Mapped[str]
+    address: Mapped[str] = mapped_column(Prose)
+    times: Mapped[int]

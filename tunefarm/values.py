@@ -122,6 +122,36 @@ class Worker:
     failures: int
 
 
+class Scope(StrEnum):
+    """What a token allows; `admin` allows everything."""
+
+    SUBMIT = "submit"
+    READ = "read"
+    ADMIN = "admin"
+    WORKER = "worker"
+
+
+@dataclass(frozen=True)
+class StoredToken:
+    """A token without its secret; `state` is active, expired or revoked."""
+
+    id: str
+    name: str
+    scopes: tuple[Scope, ...]
+    state: str
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    last_used_at: float | None
+
+
+@dataclass(frozen=True)
+class NewToken(StoredToken):
+    """A token that was just made: `token` is the secret, which the service tells only now."""
+
+    token: str = field(repr=False)
+
+
 @dataclass(frozen=True)
 class Metrics:
     """How well a model predicts so many `records`; None where they can't tell. `r2` is of throughput relative

@@ -1,0 +1,145 @@
+"""Who may do what, and who did what: tokens and the audit log. Secrets are stored only as digests."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from sqlalchemy import delete, insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from records.database import NotFound
+from records.statements import changed
+from records.tables import AuditRow, TokenRow
+
+# `last_used_at` is no more exact than this: a token in use must not be written with every call.
+COARSE_S = 600.0
+
+
+class Scope(StrEnum):
+    """What a token allows. ADMIN allows everything."""
+
+    SUBMIT = "submit"
+    READ = "read"
+    ADMIN = "admin"
+    WORKER = "worker"
+
+
+class TokenNotFound(NotFound):
+    """No token has this id."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token without its secret. Times are epoch seconds; `expires_at` None: it never expires."""
+
+    id: str
+    name: str
+    scopes: frozenset[Scope]
+    created_at: float
+    expires_at: float | None = None
+    revoked_at: float | None = None
+    last_used_at: float | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name or not self.scopes:
+            raise ValueError("a token has a name and at least one scope")
+
+    def expired(self, now: float) -> bool:
+        return self.expires_at is not None and now >= self.expires_at
+
+
+@dataclass(frozen=True)
+class Act:
+    """Something that was done or refused. `who` is a token's id, "bootstrap", "loopback" or "nobody";
+    `subject` the thing it was done to, `outcome` a status, `address` where the call came from."""
+
+    who: str
+    action: str
+    subject: str
+    outcome: str
+    address: str
+
+
+@dataclass(frozen=True)
+class AuditLine:
+    """An act that was seen so many `times`, the first of them `at`. Ids grow."""
+
+    id: int
+    at: float
+    act: Act
+    times: int
+
+
+def add_token(session: Session, token: Token, sha: str) -> None:
+    """Store a new token whose secret has this SHA-256."""
+    row = {"id": token.id, "name": token.name, "sha": sha, "scopes": sorted(token.scopes)}
+    times = {"created_at": token.created_at, "expires_at": token.expires_at}
+    session.execute(insert(TokenRow).values(row | times))
+
+
+def use_token(session: Session, sha: str, now: float) -> Token | None:
+    """The token whose secret has this SHA-256, if there is one, whatever its state. Notes that it was used."""
+    row = session.scalar(select(TokenRow).where(TokenRow.sha == sha))
+    if row is None:
+        return None
+    long_ago = or_(TokenRow.last_used_at.is_(None), TokenRow.last_used_at <= now - COARSE_S)
+    used = update(TokenRow).where(TokenRow.id == row.id, TokenRow.revoked_at.is_(None), long_ago)
+    session.execute(used.values(last_used_at=now))
+    return _token(row)
+
+
+def tokens(session: Session) -> list[Token]:
+    """Newest first."""
+    newest = select(TokenRow).order_by(TokenRow.created_at.desc(), TokenRow.id.desc())
+    return [_token(row) for row in session.scalars(newest)]
+
+
+def revoke_token(session: Session, token_id: str, now: float) -> Token:
+    """Revoking it again changes nothing. Raises TokenNotFound."""
+    valid = (TokenRow.id == token_id, TokenRow.revoked_at.is_(None))
+    session.execute(update(TokenRow).where(*valid).values(revoked_at=now))
+    row = session.scalar(select(TokenRow).where(TokenRow.id == token_id))
+    if row is None:
+        raise TokenNotFound(f"there is no token {token_id!r}")
+    return _token(row)
+
+
+def append_audit(session: Session, acts: Mapping[Act, int], at: float) -> None:
+    """One line for each act, with how often it was seen."""
+    for act, times in acts.items():
+        session.execute(insert(AuditRow).values(**vars(act), at=at, times=times))
+
+
+def audit(session: Session, limit: int, before: int | None = None) -> list[AuditLine]:
+    """Newest first; only lines with an id below `before`."""
+    newest = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit)
+    rows = session.scalars(newest if before is None else newest.where(AuditRow.id < before))
+    return [_line(row) for row in rows]
+
+
+def prune_audit(session: Session, before_at: float) -> int:
+    """Delete the lines older than that; how many they were."""
+    return changed(session, delete(AuditRow).where(AuditRow.at < before_at))
+
+
+def _token(row: TokenRow) -> Token:
+    return Token(
+        id=row.id,
+        name=row.name,
+        scopes=_scopes(row.scopes),
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+        last_used_at=row.last_used_at,
+    )
+
+
+def _scopes(stored: Collection[str]) -> frozenset[Scope]:
+    return frozenset(map(Scope, stored))
+
+
+def _line(row: AuditRow) -> AuditLine:
+    act = Act(row.who, row.action, row.subject, row.outcome, row.address)
+    return AuditLine(row.id, row.at, act, row.times)
