@@ -50,12 +50,26 @@ class Task:
     constants: tuple[int, ...]
 
 
-def put_workload(session: Session, workload_hash: str, module_json: str, tag: str | None = None) -> None:
-    """Store a workload unless it is already there; workloads of one `tag` are alike."""
+def put_workload(
+    session: Session,
+    workload_hash: str,
+    module_json: str,
+    tag: str | None = None,
+    *,
+    hashed_here: bool = False,
+) -> None:
+    """Store a workload unless it is already there; workloads of one `tag` are alike.
+
+    `hashed_here`: the hash was computed of this text, so it takes the place of one that a client named so.
+    """
     row = {"hash": workload_hash, "module_json": module_json, "tag": tag}
-    if not insert_missing(session, WorkloadRow, row, key=["hash"]) and tag is not None:
-        untagged = (WorkloadRow.hash == workload_hash, WorkloadRow.tag.is_(None))
-        session.execute(update(WorkloadRow).where(*untagged).values(tag=tag))
+    if insert_missing(session, WorkloadRow, row, key=["hash"]):
+        return
+    named = update(WorkloadRow).where(WorkloadRow.hash == workload_hash)
+    if hashed_here:
+        session.execute(named.where(WorkloadRow.module_json != module_json).values(module_json=module_json))
+    if tag is not None:
+        session.execute(named.where(WorkloadRow.tag.is_(None)).values(tag=tag))
 
 
 def workload(session: Session, workload_hash: str) -> str:

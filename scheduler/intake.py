@@ -85,7 +85,8 @@ class _Subgraph:
 
     def store(self, session: Session) -> None:
         tag = tag_of(self.dag) if self.dag is not None else None
-        tasks.put_workload(session, self.task.workload_hash, self.task.module_json, tag)
+        name, module_json = self.task.workload_hash, self.task.module_json
+        tasks.put_workload(session, name, module_json, tag, hashed_here=True)
 
     def spec(self, job: Job) -> TaskSpec:
         return TaskSpec(

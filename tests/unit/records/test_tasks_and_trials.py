@@ -18,6 +18,12 @@ class TestWorkloads:
         assert tasks.workload(session, "w1") == '{"nodes": []}'
         assert tasks.workloads(session, ["w1", "w2"]) == {"w1": '{"nodes": []}'}
 
+    def test_what_was_hashed_here_takes_the_place_of_what_was_named_so(self, session: Session) -> None:
+        tasks.put_workload(session, "w1", "[1]")
+        tasks.put_workload(session, "w1", "{}", hashed_here=True)
+        tasks.put_workload(session, "w1", "[2]")
+        assert tasks.workload(session, "w1") == "{}"
+
     def test_a_tag_is_learned_once(self, session: Session) -> None:
         devices.put_class(session, DEVICE)
         for tag in (None, "SSR2:9", "another"):

@@ -6,7 +6,7 @@ import pytest
 
 from compiler.artifact import ArtifactError
 from compiler.model import ModelError
-from records import events, jobs, leases, schedules, trials
+from records import events, jobs, leases, schedules, tasks, trials
 from records.devices import WorkerState
 from records.jobs import JobState
 from search.measurement import Measurement, Outcome
@@ -44,6 +44,19 @@ def test_the_artifact_has_the_best_schedule_of_each_task(farm: Farm, compiler: F
     entry = manifest.tasks[0]
     assert (entry.name, entry.weight, entry.source) == ("matmul", 3, "trial")
     assert entry.latency_s == best[MATMUL.workload_hash].latency_s
+
+
+def test_a_workload_that_a_client_stored_under_a_wrong_name_is_put_right(
+    farm: Farm, compiler: FakeCompiler
+) -> None:
+    with farm.database.begin() as session:
+        tasks.put_workload(session, MATMUL.workload_hash, CONV.module_json)
+    farm.submit()
+    farm.plug_in()
+    farm.finish()
+    assert {trial.workload_hash for trial in farm.trials()} == {MATMUL.workload_hash, CONV.workload_hash}
+    with farm.database.begin() as session:
+        assert tasks.workload(session, MATMUL.workload_hash) == MATMUL.module_json
 
 
 def test_a_job_without_trials_is_compiled_with_what_is_known(farm: Farm, compiler: FakeCompiler) -> None:
