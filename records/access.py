@@ -80,7 +80,7 @@ def add_token(session: Session, token: Token, sha: str) -> None:
 
 
 def use_token(session: Session, sha: str, now: float) -> Token | None:
-    """The token whose secret has this SHA-256, if there is one, whatever its state. Notes that it was used."""
+    """The token whose secret has this SHA-256, if there is one, whatever its state. Notes the use."""
     row = session.scalar(select(TokenRow).where(TokenRow.sha == sha))
     if row is None:
         return None

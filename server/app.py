@@ -6,9 +6,9 @@ from importlib.metadata import PackageNotFoundError, version
 
 from fastapi import FastAPI
 
-from server import cost_models, events, health, jobs, models, schedules, workers
+from server import access_routes, cost_models, events, health, jobs, models, schedules, workers
 from server.context import Context
-from server.guards import LimitBody, RequireToken
+from server.guards import Guard, LimitBody
 from server.metrics import CountRequests
 from server.problems import MEDIA_TYPE, ProblemBody, install
 
@@ -29,12 +29,11 @@ def create_app(context: Context) -> FastAPI:
     )
     app.state.context = context
     rooms = (models.router, events.router, jobs.router, workers.router)
-    for router in (*rooms, schedules.router, cost_models.router, health.router):
+    for router in (*rooms, schedules.router, cost_models.router, access_routes.router, health.router):
         app.include_router(router)
     install(app)
     app.add_middleware(LimitBody, max_bytes=lambda path: _max_bytes(context, path))
-    if context.settings.secret is not None:
-        app.add_middleware(RequireToken, token=context.settings.secret)
+    app.add_middleware(Guard, access=context.access, audit=context.audit)
     app.add_middleware(CountRequests, metrics=context.metrics)
     return app
 

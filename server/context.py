@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
 from records.database import Database
+from server.access import Access
+from server.access_audit import AuditLog
 from server.metrics import Metrics
 from server.settings import Settings
 
 
 @dataclass(frozen=True)
 class Context:
-    """`now` gives epoch seconds, `new_id` an id never given before; `stopping` ends long answers.
+    """`now` gives epoch seconds, `new_id` an id never given before, `new_secret` 43 characters that nobody
+    can guess; `stopping` ends long answers.
 
     `wake` asks the scheduler to run a step of a job soon; it is called after the transaction.
     """
@@ -28,6 +33,15 @@ class Context:
     new_id: Callable[[], str]
     metrics: Metrics = field(default_factory=Metrics)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    new_secret: Callable[[], str] = secrets.token_urlsafe
+
+    @cached_property
+    def access(self) -> Access:
+        return Access(self.settings, self.database, self.now)
+
+    @cached_property
+    def audit(self) -> AuditLog:
+        return AuditLog(self.database, self.now, self.settings.audit_days * 86400)
 
 
 def _of(request: Request) -> Context:

@@ -1,41 +1,78 @@
-"""What stands before every call: the token, and the size of a request's body."""
+"""What stands before every HTTP request: the token, its scope, the rate, and the size of the body."""
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
+from urllib.parse import urlsplit
 
-import grpc
-import grpc.aio
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from server.problems import Problem
+from records.access import Act
+from records.database import StorageError
+from server.access import LOOPBACK, Access, Caller, Refused, require
+from server.access_audit import AuditLog
+from server.access_scopes import OPEN_PATHS, Need, of_route
+from server.problems import Problem, storage_problem
+from server.settings import is_loopback
 
-# Probes carry no token, and tell nothing but "up".
-_OPEN_PATHS = {"/healthz", "/readyz"}
 
+class Guard:
+    """ASGI middleware: lets a request through when its token has the scope for it, and keeps the audit log.
 
-# grpc's own types for these differ between its releases.
-_Continuation = Callable[[Any], Awaitable[Any]]
+    A handler may name what it changed in `request.state.audited`. Anything but HTTP is not answered.
+    """
 
-
-class RequireToken:
-    """ASGI middleware: lets only requests with the right bearer token through."""
-
-    def __init__(self, app: ASGIApp, token: str) -> None:
+    def __init__(self, app: ASGIApp, access: Access, audit: AuditLog) -> None:
         self._app = app
-        self._token = token
+        self._access = access
+        self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        given = Headers(scope=scope).get("authorization") if scope["type"] == "http" else None
-        if scope["type"] == "lifespan" or scope["path"] in _OPEN_PATHS or carries_token(given, self._token):
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-            return
-        detail = "This service needs its token: send the header 'Authorization: Bearer TOKEN'."
-        challenge = {"WWW-Authenticate": "Bearer"}
-        await Problem(401, "token-needed", detail, headers=challenge).response()(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._guarded(scope, receive, send)
+
+    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        need = of_route(scope["method"], scope["path"])
+        try:
+            caller = await self._admit(scope, need)
+        except Refused as refused:
+            act = Act(refused.who, need.route, "", f"{refused.status} {refused.kind}", address_of(scope))
+            self._audit.refused(act)
+            await problem_of(refused).response()(scope, receive, send)
+        except StorageError as error:
+            await storage_problem(error).response()(scope, receive, send)
+        else:
+            audited = self._audited(scope, need, caller, send) if caller and need.changes else send
+            await self._app(scope, receive, audited)
+
+    async def _admit(self, scope: Scope, need: Need) -> Caller | None:
+        """None for a probe, which nobody has to be anybody for. Raises Refused, StorageError."""
+        address = address_of(scope)
+        if scope["path"] in OPEN_PATHS:
+            await self._access.count(None, address)
+            return None
+        headers = Headers(scope=scope)
+        caller = await self._access.identify(headers.get("authorization"), address)
+        if caller is LOOPBACK:
+            _require_local(headers)
+        await self._access.count(caller, address)
+        require(caller, need.scope)
+        return caller
+
+    def _audited(self, scope: Scope, need: Need, caller: Caller, send: Send) -> Send:
+        """Writes the line before the answer begins: who has the answer finds the line."""
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                subject = str(scope.get("state", {}).get("audited", need.subject))
+                status = str(message["status"])
+                await self._audit.write(Act(caller.who, need.route, subject, status, address_of(scope)))
+            await send(message)
+
+        return noted
 
 
 class LimitBody:
@@ -67,40 +104,46 @@ class LimitBody:
         await self._app(scope, counted, send)
 
 
-class RequireTokenOfWorkers(grpc.aio.ServerInterceptor):
-    """Refuses gRPC calls without the right token."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    async def intercept_service(self, continuation: _Continuation, handler_call_details: Any) -> Any:
-        handler = await continuation(handler_call_details)
-        metadata = dict(handler_call_details.invocation_metadata or ())
-        if handler is None or carries_token(metadata.get("authorization"), self._token):
-            return handler
-        if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(_refuse_stream)
-        return grpc.unary_unary_rpc_method_handler(_refuse)
+def problem_of(refused: Refused) -> Problem:
+    """The problem document of a refusal, with the headers that belong to its status."""
+    cause = str(refused)
+    detail = f"{cause[:1].upper()}{cause[1:]}: {refused.remedy}."
+    if refused.status == 429:
+        headers = {"Retry-After": str(refused.retry_after_s)}
+    else:
+        headers = {"WWW-Authenticate": _CHALLENGES.get(refused.kind, "Bearer")}
+    return Problem(refused.status, refused.kind, detail, headers=headers)
 
 
-def carries_token(authorization: str | None, token: str) -> bool:
-    """Whether an Authorization value is this bearer token, compared in constant time."""
-    scheme, _, given = (authorization or "").partition(" ")
-    same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), token.encode())
-    return same and scheme.lower() == "bearer"
+_CHALLENGES = {
+    "token-expired": 'Bearer error="invalid_token"',
+    "token-revoked": 'Bearer error="invalid_token"',
+    "scope-missing": 'Bearer error="insufficient_scope"',
+}
+
+
+def _require_local(headers: Headers) -> None:
+    """A web page from elsewhere makes its visitor's browser call this machine. Raises Refused."""
+    origin = headers.get("origin")
+    called_as = [f"//{headers.get('host', '')}", *([] if origin is None else [origin])]
+    if not all(map(_is_local, called_as)):
+        cause = "without a token this service answers only programs on its own machine"
+        remedy = "call it as 127.0.0.1 or localhost, or set TUNEFARM_TOKEN"
+        raise Refused(403, "not-from-here", cause, remedy)
+
+
+def _is_local(url: str) -> bool:
+    try:
+        return is_loopback(urlsplit(url).hostname or "")
+    except ValueError:
+        return False
+
+
+def address_of(scope: Scope) -> str:
+    """The client's, as uvicorn (or the proxy on this machine that it trusts) says."""
+    client = scope.get("client")
+    return str(client[0]) if client else "unknown"
 
 
 def _too_large(most: int) -> Problem:
     return Problem(413, "body-too-large", f"The request's body is larger than the {most} bytes allowed here.")
-
-
-_REFUSAL = "this service needs its token: start the worker with --token"
-
-
-async def _refuse(_request: object, context: Any) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, _REFUSAL)
-
-
-async def _refuse_stream(_request: object, context: Any) -> AsyncIterator[None]:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, _REFUSAL)
-    yield

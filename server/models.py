@@ -29,7 +29,9 @@ async def upload(
         raise Problem(415, "not-a-form", "Send the ONNX file itself as the request's body, not as a form.")
     with tempfile.TemporaryFile() as file:
         await _receive(request, file)
-        return await asyncio.to_thread(_store, context, file, name)
+        stored = await asyncio.to_thread(_store, context, file, name)
+    request.state.audited = stored.sha256
+    return stored
 
 
 async def _receive(request: Request, file: IO[bytes]) -> None:

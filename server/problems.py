@@ -15,8 +15,10 @@ from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from records.access import TokenNotFound
 from records.blobs import BlobNotFound
 from records.database import StorageError
+from records.devices import WorkerNotFound
 from records.jobs import IdempotencyConflict, JobNotFound
 from records.models import ModelNotFound
 from records.tasks import WorkloadNotFound
@@ -82,6 +84,8 @@ _MISSING: dict[type[Exception], str] = {
     ModelNotFound: "model",
     BlobNotFound: "file",
     WorkloadNotFound: "workload",
+    TokenNotFound: "token",
+    WorkerNotFound: "worker",
 }
 
 

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import ipaddress
+from pathlib import Path
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from proto.tls import TlsFiles
+from server.access_limits import OFF, parsed
+
+_NEEDS = {"tls_cert": "tls_key", "tls_key": "tls_cert", "tls_client_ca": "tls_cert"}
 
 
 class Settings(BaseSettings):
-    """`max_*_bytes` are bytes; port 0 takes any free port."""
+    """`max_*_bytes` are bytes; port 0 takes any free port.
+
+    `rate_limit` holds for every client, `failure_limit` for what one address may send without valid
+    credentials: "600/minute" or "off". `audit_days` is how long the audit log is kept.
+    """
 
     model_config = SettingsConfigDict(env_prefix="TUNEFARM_", env_ignore_empty=True, extra="ignore")
 
@@ -20,6 +30,18 @@ class Settings(BaseSettings):
     grpc_port: int = Field(default=8761, ge=0, le=65535)
     token: SecretStr | None = None
     max_upload_bytes: int = Field(default=1 << 30, ge=1)
+    rate_limit: str = "600/minute"
+    failure_limit: str = "30/minute"
+    audit_days: float = Field(default=90, gt=0, le=36500)
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
+
+    @field_validator("rate_limit", "failure_limit")
+    @classmethod
+    def _is_limit(cls, text: str) -> str:
+        parsed(text)
+        return text or OFF
 
     @model_validator(mode="after")
     def _guard_the_network(self) -> Settings:
@@ -30,15 +52,37 @@ class Settings(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _whole_tls(self) -> Settings:
+        for given, needed in _NEEDS.items():
+            if getattr(self, given) is not None and getattr(self, needed) is None:
+                raise ValueError(f"TUNEFARM_{given.upper()} needs TUNEFARM_{needed.upper()}: set both")
+        return self
+
+    @property
+    def tls(self) -> TlsFiles:
+        """Empty when the server speaks in clear."""
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    @property
+    def open(self) -> bool:
+        """Whether calls need no credentials: only this machine can make them, and no token is set."""
+        return self.loopback and self.token is None
+
     @property
     def loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return self.host == "localhost"
+        return is_loopback(self.host)
 
     @property
     def secret(self) -> str | None:
         """The token in clear, None when no call needs one."""
         return None if self.token is None else self.token.get_secret_value()
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host's name or address means this machine and no other."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -80,7 +80,7 @@ def test_it_serves_and_stops_at_once_when_told(run: Run, environment: dict[str, 
     with httpx.Client(base_url=url, trust_env=False) as http:
         model = http.post("/v1/models", content=onnx_model()).json()["sha256"]
         job = http.post("/v1/jobs", json={"model": model, "trials": 1}).json()["id"]
-        assert any(path.is_file() for path in Path(environment["TUNEFARM_BROKER"]).rglob("*"))
+        wait_until(lambda: any(Path(environment["TUNEFARM_BROKER"]).glob("*.msg")))
         ended: list[str] = []
 
         def watch() -> None:
@@ -128,6 +128,27 @@ def test_an_address_of_another_machine_is_refused(run: Run) -> None:
 )
 def test_wrong_settings_are_named(run: Run, variable: str, value: str) -> None:
     assert variable in refusal(run(**{variable: value}), 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"TUNEFARM_TLS_CERT": "/gone.pem", "TUNEFARM_TLS_KEY": "/gone.key"}, "/gone.pem can't be read"),
+        ({"TUNEFARM_TLS_CERT": __file__, "TUNEFARM_TLS_KEY": __file__}, "are no certificate and key"),
+        ({"TUNEFARM_TLS_CERT": "/gone.pem"}, "TUNEFARM_TLS_KEY"),
+    ],
+)
+def test_files_for_tls_that_cannot_be_used_are_named(run: Run, changes: dict[str, str], says: str) -> None:
+    assert says in refusal(run(**changes), 2)
+
+
+def test_serving_a_network_in_clear_is_warned_of(run: Run, environment: dict[str, str]) -> None:
+    process = run(TUNEFARM_HOST="0.0.0.0", TUNEFARM_TOKEN="s3cret")
+    wait_until(lambda: answers(environment), 30)
+    process.terminate()
+    _, errors = process.communicate(timeout=30)
+    assert "cross the network in clear: set TUNEFARM_TLS_CERT" in errors
+    assert "s3cret" not in errors
 
 
 @pytest.mark.parametrize("kind", ["missing folder", "not a database", "not a URL"])

@@ -39,3 +39,32 @@ def test_a_token_is_not_shown() -> None:
 def test_impossible_ports_are_refused(port: str) -> None:
     with pytest.raises(ValidationError, match="port"):
         Settings(**NEEDED, port=port)
+
+
+@pytest.mark.parametrize(
+    ("host", "token", "is_open"),
+    [("127.0.0.1", None, True), ("127.0.0.1", "s3cret", False), ("0.0.0.0", "s3cret", False)],
+)
+def test_a_token_in_the_settings_closes_loopback_too(host: str, token: str | None, is_open: bool) -> None:
+    assert Settings(**NEEDED, host=host, token=token).open is is_open
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"tls_cert": "x.pem"}, "TUNEFARM_TLS_CERT needs TUNEFARM_TLS_KEY"),
+        ({"tls_key": "x.key"}, "TUNEFARM_TLS_KEY needs TUNEFARM_TLS_CERT"),
+        ({"tls_client_ca": "ca.pem"}, "TUNEFARM_TLS_CLIENT_CA needs TUNEFARM_TLS_CERT"),
+        ({"rate_limit": "lots"}, "a limit is like"),
+        ({"failure_limit": "10/eon"}, "a limit is like"),
+        ({"audit_days": 0}, "audit_days"),
+    ],
+)
+def test_half_of_tls_and_senseless_limits_are_refused(given: dict[str, object], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        Settings(**NEEDED, **given)
+
+
+def test_tls_is_off_unless_it_is_asked_for() -> None:
+    assert not Settings(**NEEDED).tls
+    assert Settings(**NEEDED, tls_cert="x.pem", tls_key="x.key").tls

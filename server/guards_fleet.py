@@ -1,0 +1,85 @@
+"""What stands before every call of a worker: the token and its scope."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+from urllib.parse import unquote
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from records.access import Act
+from records.database import StorageError
+from server.access import Access, Refused, require
+from server.access_audit import AuditLog
+from server.access_scopes import of_procedure
+
+# grpc's own types for these differ between its releases.
+_Continuation = Callable[[Any], Awaitable[Any]]
+
+_CODES = {
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    403: grpc.StatusCode.PERMISSION_DENIED,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+
+
+class GuardOfWorkers(grpc.aio.ServerInterceptor):
+    """Lets calls through whose token has the scope for them; nothing of the others is parsed."""
+
+    def __init__(self, access: Access, audit: AuditLog) -> None:
+        self._access = access
+        self._audit = audit
+
+    async def intercept_service(self, continuation: _Continuation, handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            return None
+        metadata = dict(handler_call_details.invocation_metadata or ())
+        given = str(metadata.get("authorization", ""))
+        method = str(handler_call_details.method)
+
+        async def unary(data: bytes, context: Any) -> Any:
+            await self._admit(method, given, context)
+            return await handler.unary_unary(await _parsed(handler, data, context), context)
+
+        async def stream(data: bytes, context: Any) -> AsyncIterator[Any]:
+            await self._admit(method, given, context)
+            async for answer in handler.unary_stream(await _parsed(handler, data, context), context):
+                yield answer
+
+        serializer = handler.response_serializer
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(stream, response_serializer=serializer)
+        return grpc.unary_unary_rpc_method_handler(unary, response_serializer=serializer)
+
+    async def _admit(self, method: str, authorization: str, context: Any) -> None:
+        """Ends the call when it isn't allowed."""
+        address = address_of(context.peer())
+        name = method.rpartition(".")[2]
+        try:
+            caller = await self._access.identify(authorization, address)
+            require(caller, of_procedure(method))
+        except Refused as refused:
+            code = _CODES[refused.status]
+            self._audit.refused(Act(refused.who, name, "", f"{code.name} {refused.kind}", address))
+            await context.abort(code, str(refused))
+        except StorageError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, f"the service can't use its storage: {error}")
+        else:
+            await self._audit.routine(Act(caller.who, name, "", "OK", address))
+
+
+def address_of(peer: str) -> str:
+    """The address in what gRPC calls a peer: "ipv4:10.0.0.7:4711", "ipv6:%5B::1%5D:4711"."""
+    _, _, place = unquote(peer).partition(":")
+    return place.rpartition(":")[0].strip("[]") or "unknown"
+
+
+async def _parsed(handler: Any, data: bytes, context: Any) -> Any:
+    try:
+        return handler.request_deserializer(data)
+    except DecodeError as error:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"the message can't be parsed: {error}")

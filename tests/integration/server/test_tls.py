@@ -1,0 +1,156 @@
+"""TLS and mutual TLS over real connections: HTTP, gRPC, the client and the worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import httpx
+import pytest
+import trustme
+
+from proto import fleet_pb2 as pb
+from proto.fleet_pb2_grpc import FleetStub
+from proto.tls import TlsFiles
+from tunefarm.client import Client, UnreachableError
+from worker.fleet import FleetClient, NotStored, open_channel
+
+from .conftest import Service, channel_to, launch, wait_until
+
+ROOT = Path(__file__).parents[3]
+TOKEN = "a token for TLS"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An authority with a certificate for the server and one for clients, and somebody else's the same."""
+    folder = tmp_path_factory.mktemp("certificates")
+    for owner in ("ours", "theirs"):
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(folder / f"{owner}.ca")
+        for role in ("server", "client"):
+            made = authority.issue_cert("127.0.0.1", "localhost")
+            made.cert_chain_pems[0].write_to_path(folder / f"{owner}-{role}.pem")
+            made.private_key_pem.write_to_path(folder / f"{owner}-{role}.key")
+    return folder
+
+
+def client_files(folder: Path, cert_of: str | None = None, ca_of: str = "ours") -> TlsFiles:
+    if cert_of is None:
+        return TlsFiles(ca=folder / f"{ca_of}.ca")
+    return TlsFiles(
+        folder / f"{cert_of}-client.pem", folder / f"{cert_of}-client.key", folder / f"{ca_of}.ca"
+    )
+
+
+@pytest.fixture(scope="module")
+def tls(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    pair = {"tls_cert": folder / "ours-server.pem", "tls_key": folder / "ours-server.key"}
+    where = tmp_path_factory.mktemp("tls")
+    service, stop = launch(where, client_files(folder), token=TOKEN, failure_limit="off", **pair)
+    yield service
+    stop()
+
+
+@pytest.fixture(scope="module")
+def mutual(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A server that wants to see a certificate of our authority."""
+    pair = {"tls_cert": folder / "ours-server.pem", "tls_key": folder / "ours-server.key"}
+    where, own = tmp_path_factory.mktemp("mutual"), client_files(folder, "ours")
+    service, stop = launch(where, own, token=TOKEN, tls_client_ca=folder / "ours.ca", **pair)
+    yield service
+    stop()
+
+
+def workload_code(port: int, trust: TlsFiles | None, token: str = TOKEN) -> grpc.StatusCode:
+    """The status of asking for a workload that is not there."""
+    metadata = (("authorization", f"Bearer {token}"),)
+    with channel_to(port, trust) as channel, pytest.raises(grpc.RpcError) as refused:
+        FleetStub(channel).GetWorkload(pb.WorkloadRequest(workload_hash="x"), metadata=metadata, timeout=10)
+    code: grpc.StatusCode = refused.value.code()
+    return code
+
+
+def test_the_client_speaks_tls_with_whom_its_authority_vouches_for(tls: Service, folder: Path) -> None:
+    with Client(tls.url, TOKEN, tls=client_files(folder)) as client:
+        assert list(client.jobs()) == []
+
+
+@pytest.mark.parametrize("stranger", [None, "theirs"])
+def test_the_client_trusts_nobody_else(tls: Service, folder: Path, stranger: str | None) -> None:
+    files = None if stranger is None else client_files(folder, ca_of=stranger)
+    with (
+        Client(tls.url, TOKEN, tls=files, sleep=lambda _: None) as client,
+        pytest.raises(UnreachableError, match="certificate verify failed"),
+    ):
+        list(client.jobs())
+
+
+def test_nobody_is_heard_in_clear(tls: Service) -> None:
+    with pytest.raises(httpx.TransportError):
+        httpx.get(tls.url.replace("https", "http") + "/healthz", trust_env=False)
+    assert workload_code(tls.context.settings.grpc_port, None) is grpc.StatusCode.UNAVAILABLE
+
+
+def test_workers_speak_tls_and_still_need_a_token(tls: Service, folder: Path) -> None:
+    port = tls.context.settings.grpc_port
+    assert workload_code(port, client_files(folder)) is grpc.StatusCode.NOT_FOUND
+    assert workload_code(port, client_files(folder), "wrong") is grpc.StatusCode.UNAUTHENTICATED
+    assert workload_code(port, client_files(folder, ca_of="theirs")) is grpc.StatusCode.UNAVAILABLE
+    assert tls.http.get("/v1/jobs").status_code == 401
+
+
+def test_the_workers_own_client_gets_through(tls: Service, folder: Path) -> None:
+    address = f"127.0.0.1:{tls.context.settings.grpc_port}"
+
+    async def ask() -> None:
+        async with open_channel(address, 1.0, client_files(folder)) as channel:
+            await FleetClient(channel, address, TOKEN, 1.0).workload("x")
+
+    with pytest.raises(NotStored, match="no workload 'x'"):
+        asyncio.run(ask())
+
+
+@pytest.mark.parametrize("shown", [None, "theirs"])
+def test_mutual_tls_refuses_who_shows_no_certificate_of_ours(
+    mutual: Service, folder: Path, shown: str | None
+) -> None:
+    files = client_files(folder, shown)
+    with (
+        Client(mutual.url, TOKEN, tls=files, sleep=lambda _: None) as client,
+        pytest.raises(UnreachableError),
+    ):
+        list(client.jobs())
+    assert workload_code(mutual.context.settings.grpc_port, files) is grpc.StatusCode.UNAVAILABLE
+
+
+def test_mutual_tls_lets_our_certificates_in_but_not_without_a_token(mutual: Service, folder: Path) -> None:
+    with Client(mutual.url, TOKEN, tls=client_files(folder, "ours")) as client:
+        assert list(client.jobs()) == []
+    assert mutual.http.get("/v1/jobs").status_code == 401
+    code = workload_code(mutual.context.settings.grpc_port, client_files(folder, "ours"))
+    assert code is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.slow
+def test_a_worker_attaches_over_mutual_tls(mutual: Service, folder: Path) -> None:
+    server = f"127.0.0.1:{mutual.context.settings.grpc_port}"
+    own = client_files(folder, "ours")
+    flags = ("--server", server, "--name", "secured", "--ca", own.ca, "--cert", own.cert, "--key", own.key)
+    command = [sys.executable, "-P", "-m", "worker", *map(str, flags)]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TUNEFARM_")}
+    environment = kept | {"PYTHONPATH": str(ROOT), "TUNEFARM_WORKER_TOKEN": TOKEN}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            headers = {"Authorization": f"Bearer {TOKEN}"}
+            wait_until(lambda: "secured" in mutual.http.get("/v1/workers", headers=headers).text, 60)
+        finally:
+            process.terminate()
+            _, errors = process.communicate(timeout=60)
+    assert "in touch with the service as secured" in errors
+    assert TOKEN not in errors

@@ -1,0 +1,197 @@
+"""Limits, the table of scopes and the bounds of the audit log, each by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from records import access
+from records.access import Act, AuditLine, Scope
+from records.database import Database
+from server import access_audit
+from server.access_audit import MAX_REFUSED, ROUTINE_S, AuditLog
+from server.access_limits import Limit, neighbourhood, parsed
+from server.access_scopes import UNKNOWN, of_procedure, of_route
+from server.guards_fleet import address_of
+
+
+@pytest.mark.parametrize("text", ["many", "600/fortnight", "-1/minute", "/minute", "on"])
+def test_what_is_no_limit_is_named(text: str) -> None:
+    with pytest.raises(ValueError, match="600/minute"):
+        parsed(text)
+
+
+@pytest.mark.parametrize("text", ["", "off"])
+def test_a_limit_may_be_off(text: str) -> None:
+    limit = Limit(text)
+    assert asyncio.run(limit.hit("me")) is None
+
+
+def test_clients_are_counted_each_for_itself() -> None:
+    async def hits() -> list[bool]:
+        limit = Limit("2/hour")
+        waits = [await limit.hit(client) for client in ("me", "me", "you", "me")]
+        waits += [await limit.reached("me"), await limit.reached("you")]
+        assert all(0 < wait <= 3600 for wait in waits if wait is not None)
+        return [wait is not None for wait in waits]
+
+    assert asyncio.run(hits()) == [False, False, False, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("address", "counts_as"),
+    [
+        ("10.0.0.7", "10.0.0.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::ffff:10.0.0.7", "10.0.0.7"),
+        ("unknown", "unknown"),
+    ],
+)
+def test_addresses_of_one_network_count_together(address: str, counts_as: str) -> None:
+    assert neighbourhood(address) == counts_as
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.7:4711", "10.0.0.7"),
+        ("ipv6:%5B::1%5D:4711", "::1"),
+        ("ipv6:[2001:db8::1]:4711", "2001:db8::1"),
+        ("unix:", "unknown"),
+        ("", "unknown"),
+    ],
+)
+def test_grpcs_peers_have_addresses(peer: str, address: str) -> None:
+    assert address_of(peer) == address
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "route", "subject", "scope", "changes"),
+    [
+        ("GET", "/v1/jobs/j1", "GET /v1/jobs/{job_id}", "j1", Scope.READ, False),
+        ("HEAD", "/v1/jobs", "GET /v1/jobs", "", Scope.READ, False),
+        ("POST", "/v1/jobs/j1:cancel", "POST /v1/jobs/{job_id}:cancel", "j1", Scope.SUBMIT, True),
+        ("POST", "/v1/schedules:query", "POST /v1/schedules:query", "", Scope.READ, False),
+        ("GET", "/v1/audit", "GET /v1/audit", "", Scope.ADMIN, False),
+        ("DELETE", "/v1/tokens/t1", "DELETE /v1/tokens/{token_id}", "t1", Scope.ADMIN, True),
+        ("DELETE", "/v1/jobs", UNKNOWN, "", Scope.ADMIN, True),
+        ("GET", "/v1/jobs/", UNKNOWN, "", Scope.ADMIN, False),
+        ("GET", "/v1/jobs/a/b/c", UNKNOWN, "", Scope.ADMIN, False),
+    ],
+)
+def test_the_table_of_routes(
+    method: str, path: str, route: str, subject: str, scope: Scope, changes: bool
+) -> None:
+    need = of_route(method, path)
+    assert (need.route, need.subject, need.scope, need.changes) == (route, subject, scope, changes)
+
+
+def test_procedures_of_another_service_need_an_administrator() -> None:
+    assert of_procedure("/tunefarm.v1.Fleet/Synchronize") is Scope.WORKER
+    assert of_procedure("/tunefarm.v2.Fleet/Synchronize") is Scope.ADMIN
+
+
+def act(number: int = 0, outcome: str = "401 token-needed") -> Act:
+    return Act("nobody", f"GET /v1/{number}", "", outcome, "10.0.0.7")
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database(f"sqlite:///{tmp_path}/audit.db")
+    database.migrate()
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def log(database: Database, clock: Clock) -> AuditLog:
+    return AuditLog(database, clock, keep_s=100.0)
+
+
+def lines(log: AuditLog) -> list[AuditLine]:
+    return log.page(1000, None)
+
+
+def test_whatever_strangers_send_fills_few_lines(log: AuditLog) -> None:
+    for number in range(500):
+        log.refused(act(number))
+    asyncio.run(log.flush())
+    kept = lines(log)
+    assert len(kept) == MAX_REFUSED + 1
+    assert sum(line.times for line in kept) == 500
+    asyncio.run(log.flush())
+    assert len(lines(log)) == MAX_REFUSED + 1
+
+
+def test_no_line_is_long(log: AuditLog) -> None:
+    asyncio.run(log.write(Act("t1", "POST /v1/jobs", "x" * 100_000, "202", "10.0.0.7")))
+    assert len(lines(log)[0].act.subject) == 200
+
+
+def test_old_lines_go(log: AuditLog, clock: Clock) -> None:
+    asyncio.run(log.write(act(1)))
+    clock.now += 101
+    asyncio.run(log.write(act(2)))
+    asyncio.run(log.flush())
+    assert [line.act for line in lines(log)] == [act(2)]
+
+
+def test_routine_is_a_line_a_day(log: AuditLog, clock: Clock) -> None:
+    for later_s in (0.0, 5.0, ROUTINE_S):
+        clock.now += later_s
+        asyncio.run(log.routine(act(1, "OK")))
+    assert [line.at for line in lines(log)] == [1005.0 + ROUTINE_S, 1000.0]
+
+
+def test_a_log_that_cannot_be_written_keeps_what_was_refused(
+    database: Database, clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = AuditLog(Database(f"sqlite:///{tmp_path}/none/audit.db"), clock, keep_s=100.0)
+    log.refused(act())
+    asyncio.run(log.flush())
+    assert "the audit log can't be written" in caplog.text
+    log._database = database
+    log.refused(act())
+    asyncio.run(log.flush())
+    assert [(line.act, line.times) for line in lines(log)] == [(act(), 2)]
+
+
+def test_it_is_flushed_regularly_and_at_the_end(log: AuditLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(access_audit, "FLUSH_S", 0.01)
+
+    async def run() -> None:
+        stopping = asyncio.Event()
+        tending = asyncio.create_task(log.tend(stopping))
+        log.refused(act(1))
+        async with asyncio.timeout(10):
+            while not await asyncio.to_thread(lines, log):
+                await asyncio.sleep(0.01)
+        log.refused(act(2))
+        stopping.set()
+        await tending
+
+    asyncio.run(run())
+    assert [line.act for line in lines(log)] == [act(2), act(1)]
+
+
+def test_records_and_clients_know_the_same_scopes() -> None:
+    from tunefarm.values import Scope as Told
+
+    assert {scope.value for scope in Told} == {scope.value for scope in access.Scope}
