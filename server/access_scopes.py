@@ -11,7 +11,7 @@ from records.access import Scope
 # Probes carry no token, and tell nothing but "up".
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
-_ROUTES = {
+ROUTES = {
     "GET /metrics": Scope.READ,
     "GET /openapi.json": Scope.READ,
     "GET /v1/cost-models": Scope.READ,
@@ -42,7 +42,7 @@ UNKNOWN = "another route"
 
 _COMPILED = [
     (method, *compile_path(path)[:2], scope)
-    for route, scope in _ROUTES.items()
+    for route, scope in ROUTES.items()
     for method, path in [route.split(" ")]
 ]
 

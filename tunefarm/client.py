@@ -10,6 +10,9 @@ with Client("http://127.0.0.1:8760") as client:
 from __future__ import annotations
 
 import functools
+import ipaddress
+import logging
+import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +27,7 @@ import httpx_sse
 import tenacity
 from pydantic import TypeAdapter, ValidationError
 
+from proto.tls import TlsFiles
 from tunefarm.values import (
     CostModel,
     Database,
@@ -32,7 +36,10 @@ from tunefarm.values import (
     Job,
     JobRequest,
     Model,
+    NewToken,
     Schedule,
+    Scope,
+    StoredToken,
     Task,
     Worker,
 )
@@ -43,6 +50,9 @@ TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 QUIET_S = 60.0  # the service sends a sign of life more often than this while a job is watched
 ATTEMPTS = 5
 CHUNK_BYTES = 1 << 20
+MAX_PAUSE_S = 60.0
+
+_log = logging.getLogger(__name__)
 
 
 class ClientError(Exception):
@@ -64,7 +74,9 @@ class ProblemError(ClientError):
 class Client:
     """Talks to the service at `url`. Calls that broke on the way are tried again: all of them may be.
 
-    Every method raises ProblemError when the service refuses and UnreachableError when it does not answer.
+    With `tls`, its authorities alone may vouch for an https service, and its certificate is shown to it.
+    Every method raises ProblemError when the service refuses and UnreachableError when it does not answer;
+    making a client raises TlsError for files that can't be used.
     """
 
     def __init__(
@@ -72,6 +84,7 @@ class Client:
         url: str,
         token: str | None = None,
         *,
+        tls: TlsFiles | None = None,
         transport: httpx.BaseTransport | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -80,9 +93,16 @@ class Client:
         self.url = url.rstrip("/")
         self._sleep = sleep
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        remote = httpx.URL(self.url).host not in LOOPBACK  # a proxy can't reach this machine's own loopback
+        remote = not _is_loopback(httpx.URL(self.url).host)
+        if token and remote and self.url.startswith("http://"):
+            _log.warning("the token crosses the network in clear to %s: use https:// if it can", self.url)
         self._http = httpx.Client(
-            base_url=self.url, headers=headers, timeout=TIMEOUT, transport=transport, trust_env=remote
+            base_url=self.url,
+            headers=headers,
+            timeout=TIMEOUT,
+            transport=transport,
+            verify=trust(tls),
+            trust_env=remote,  # a proxy can't reach this machine's own loopback
         )
 
     def __enter__(self) -> Self:
@@ -109,7 +129,9 @@ class Client:
 
     def submit(self, request: JobRequest, idempotency_key: str | None = None) -> Job:
         """Starts a job. The same key with the same request is the same job."""
-        body = {name: value for name, value in asdict(request).items() if name != "compile_only" or value}
+        body = asdict(request)
+        # An older service refuses what it doesn't know.
+        body = {name: value for name, value in body.items() if name not in _NEWER or value != _NEWER[name]}
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return _parse(Job, self._post("/v1/jobs", body, headers))
 
@@ -135,6 +157,18 @@ class Client:
     def workers(self) -> list[Worker]:
         return _parse(list[Worker], self._get("/v1/workers").get("items"))
 
+    def drain(self, worker_id: str) -> Worker:
+        """Has a worker finish its lease and take no other, until it is resumed."""
+        return self._act(worker_id, "drain")
+
+    def resume(self, worker_id: str) -> Worker:
+        """Has a worker that was drained or evicted work again."""
+        return self._act(worker_id, "resume")
+
+    def evict(self, worker_id: str) -> Worker:
+        """Takes a worker's lease away at once and lets nobody in under its name, until it is resumed."""
+        return self._act(worker_id, "evict")
+
     def cost_models(self, target: str | None = None) -> list[CostModel]:
         """The cost models of every device class that has one, or of one class."""
         query = {} if target is None else {"target": target}
@@ -158,6 +192,22 @@ class Client:
     def import_(self, database: Database, target: str = "native") -> Imported:
         """Stores schedules; those that are known already change nothing."""
         return _parse(Imported, self._post(f"/v1/schedules/import?target={quote(target)}", asdict(database)))
+
+    def create_token(self, name: str, scopes: Sequence[Scope], expires_after_s: float | None) -> NewToken:
+        """A new token with its secret, which is told only now. None: it never expires."""
+        body = {"name": name, "scopes": list(scopes), "expires_after_s": expires_after_s}
+        # Not repeated: a first one that was made would stay, its secret unknown.
+        answer = self._call(lambda: self._http.post("/v1/tokens", json=body), attempts=1)
+        return _parse(NewToken, _object(answer))
+
+    def tokens(self) -> list[StoredToken]:
+        """Every token ever made, newest first."""
+        return _parse(list[StoredToken], self._get("/v1/tokens").get("items"))
+
+    def revoke_token(self, token_id: str) -> StoredToken:
+        """Revoking it again changes nothing."""
+        path = f"/v1/tokens/{quote(token_id, safe='')}"
+        return _parse(StoredToken, _object(self._call(lambda: self._http.delete(path))))
 
     def events(self, job_id: str, after: str | None = None) -> Iterator[Event]:
         """What happens to a job, from its beginning or after an event, until it is finished.
@@ -194,6 +244,9 @@ class Client:
 
         self._call(fetch)
 
+    def _act(self, worker_id: str, action: str) -> Worker:
+        return _parse(Worker, self._post(f"/v1/workers/{quote(worker_id, safe='')}:{action}"))
+
     def _stream(self, job_id: str, after: str | None) -> Iterator[Event]:
         headers = {"Last-Event-ID": after} if after is not None else {}
         path = f"/v1/jobs/{job_id}/events"
@@ -214,17 +267,19 @@ class Client:
     ) -> dict[str, Any]:
         return _object(self._call(lambda: self._http.post(path, json=body, headers=headers)))
 
-    def _call(self, send: Callable[[], httpx.Response]) -> httpx.Response:
-        """Sends until an answer comes. Every call may be repeated: it reads, or says the same thing again."""
+    def _call(self, send: Callable[[], httpx.Response], attempts: int = ATTEMPTS) -> httpx.Response:
+        """Sends until an answer comes that is not "later". What is sent more than once must bear that: it
+        reads, or says the same thing again."""
         retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(httpx.TransportError),
-            stop=tenacity.stop_after_attempt(ATTEMPTS),
-            wait=tenacity.wait_exponential(multiplier=0.1, max=2.0),
+            retry=tenacity.retry_if_exception_type(httpx.TransportError)
+            | tenacity.retry_if_result(_is_later),
+            stop=tenacity.stop_after_attempt(attempts),
+            wait=_pause_s,
             sleep=self._sleep,
-            reraise=True,
+            retry_error_callback=_last_answer,
         )
         try:
-            response = retrying(send)
+            response: httpx.Response = retrying(send)
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
         if not response.is_success:
@@ -234,6 +289,48 @@ class Client:
     def _unreachable(self, error: httpx.TransportError) -> UnreachableError:
         cause = str(error) or type(error).__name__
         return UnreachableError(f"no tunefarm service answers at {self.url} ({cause})")
+
+
+def trust(tls: TlsFiles | None) -> ssl.SSLContext | bool:
+    """What httpx takes as `verify`. Raises TlsError."""
+    if not tls:
+        return True
+    context = httpx.create_ssl_context() if tls.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.load_into(context)
+    return context
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in LOOPBACK
+
+
+def _is_later(response: httpx.Response) -> bool:
+    return response.status_code == httpx.codes.TOO_MANY_REQUESTS
+
+
+def _pause_s(state: tenacity.RetryCallState) -> float:
+    """As long as the service asked for, or ever longer after failures."""
+    if state.outcome is None or state.outcome.failed:
+        return min(0.1 * 2.0 ** (state.attempt_number - 1), 2.0)
+    asked = state.outcome.result().headers.get("retry-after", "")
+    pause_s = min(float(asked), MAX_PAUSE_S) if asked.isdecimal() else 1.0
+    _log.warning("the service takes no more requests for now: trying again in %.0f s", pause_s)
+    return pause_s
+
+
+_BROKEN = tenacity.retry_if_exception_type(httpx.TransportError)
+
+
+def _last_answer(state: tenacity.RetryCallState) -> Any:
+    """The last try's; raises what it raised."""
+    assert state.outcome is not None, "there was a try"
+    return state.outcome.result()
+
+
+_NEWER = {"compile_only": False, "priority": 0, "weight": 1.0}
 
 
 def _event(sent: httpx_sse.ServerSentEvent) -> Event:

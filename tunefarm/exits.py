@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import typer
 from typer.main import get_command
 
+from proto.tls import TlsError
 from tunefarm.client import ClientError, ProblemError, UnreachableError
 from tunefarm.errors import CommandError, ExitCode
 
@@ -21,6 +22,8 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         return _fail(str(error), error.code)
     except typer.TyperException as error:
         return _fail(f"{error.format_message()} (see tunefarm --help)", ExitCode.USAGE)
+    except TlsError as error:
+        return _fail(str(error), ExitCode.USAGE)
     except UnreachableError as error:
         return _fail(f"{error}: start one with `tunefarm up`, or check --server", ExitCode.UNREACHABLE)
     except ProblemError as error:

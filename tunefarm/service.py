@@ -79,7 +79,7 @@ def _running_at(settings: Settings, *, lasting: bool) -> str | None:
 
 def _connect(url: str, settings: Settings) -> Client:
     try:
-        return Client(url, settings.secret)
+        return Client(url, settings.secret, tls=settings.tls)
     except ValueError as error:
         raise CommandError(f"--server is not an address: {error}", ExitCode.USAGE) from error
 

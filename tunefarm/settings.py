@@ -15,6 +15,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from proto.tls import TlsFiles
 from tunefarm.errors import CommandError, ExitCode
 
 
@@ -25,7 +26,10 @@ def config_file() -> Path:
 
 
 class Settings(BaseSettings):
-    """Where the service is, or how to start one. Ports of 0 take any free one."""
+    """Where the service is, or how to start one. Ports of 0 take any free one.
+
+    `ca`, `cert` and `key` are for connections to a service, `tls_*` for one that is started here.
+    """
 
     model_config = SettingsConfigDict(env_prefix="TUNEFARM_", env_ignore_empty=True, extra="ignore")
 
@@ -36,6 +40,12 @@ class Settings(BaseSettings):
     port: int = Field(default=8760, ge=0, le=65535)
     grpc_port: int = Field(default=8761, ge=0, le=65535)
     threads: int | None = Field(default=None, ge=1)
+    ca: Path | None = None
+    cert: Path | None = None
+    key: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_client_ca: Path | None = None
 
     @classmethod
     def settings_customise_sources(
@@ -48,6 +58,16 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         file = TomlConfigSettingsSource(settings_cls, config_file())
         return init_settings, env_settings, file
+
+    @property
+    def tls(self) -> TlsFiles:
+        """For connections to a service. Raises TlsError."""
+        return TlsFiles(self.cert, self.key, self.ca)
+
+    @property
+    def server_tls(self) -> TlsFiles:
+        """For a service that is started here. Raises TlsError."""
+        return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @property
     def secret(self) -> str | None:

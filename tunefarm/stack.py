@@ -9,24 +9,36 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
 
-from tunefarm.client import LOOPBACK
+from proto.tls import TlsFiles
+from tunefarm.client import LOOPBACK, trust
 from tunefarm.errors import StackError
 from tunefarm.folder import DataFolder, Running
 from tunefarm.supervision import PYTHON, Program, Supervisor, supervise
 
 POLL_S = 0.1
 PACKAGES = Path(__file__).resolve().parent.parent
+# Settings that mean another service, or how to reach it.
+FOREIGN = frozenset(
+    f"TUNEFARM_{name}"
+    for name in (
+        *("SERVER", "DATA", "CA", "CERT", "KEY", "TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA"),
+        *("WORKER_TLS", "WORKER_CA", "WORKER_CERT", "WORKER_KEY"),
+    )
+)
 EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @dataclass(frozen=True)
 class StackConfig:
-    """What a stack listens on. A port of 0 means any free one; a `lasting` stack outlives a single job."""
+    """What a stack listens on. A port of 0 means any free one; a `lasting` stack outlives a single job.
+
+    With `tls` it is reached over TLS, by its own worker too, for which there is `trust`.
+    """
 
     data: Path
     host: str = "127.0.0.1"
@@ -36,10 +48,16 @@ class StackConfig:
     threads: int | None = None
     lasting: bool = False
     ready_timeout_s: float = 60.0
+    tls: TlsFiles = field(default_factory=TlsFiles)
+    trust: TlsFiles = field(default_factory=TlsFiles)
 
     def __post_init__(self) -> None:
         if self.host not in LOOPBACK and not self.token:
             raise StackError(f"{self.host} can be reached from other machines: set a token with --token")
+        if self.tls and self.trust.ca is None:
+            raise StackError("the local worker has to know whom to trust: set TUNEFARM_CA to that authority")
+        if self.tls.ca is not None and self.trust.cert is None:
+            raise StackError("clients need certificates, the local one too: set TUNEFARM_CERT, TUNEFARM_KEY")
 
 
 @dataclass(frozen=True)
@@ -66,8 +84,10 @@ def start(config: StackConfig) -> Iterator[Stack]:
     """Starts the stack, waits until it answers, and stops all of it when the context ends.
 
     Raises StackError: no C compiler, a folder that is taken or not writable, a port in use, a process
-    that does not come up.
+    that does not come up. Raises TlsError.
     """
+    if config.tls:
+        config.tls.checked()
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         raise StackError("no C compiler was found: install gcc, it links the tuned libraries")
     folder = DataFolder(config.data.expanduser().resolve())
@@ -75,7 +95,8 @@ def start(config: StackConfig) -> Iterator[Stack]:
     with folder.locked() as lock, tempfile.TemporaryDirectory(prefix="tunefarm-") as scratch:
         port, grpc_port = _choose_ports(config)
         host = _in_url(EVERYWHERE.get(config.host, config.host))
-        running = Running(f"http://{host}:{port}", f"{host}:{grpc_port}", os.getpid(), config.lasting)
+        scheme = "https" if config.tls else "http"
+        running = Running(f"{scheme}://{host}:{port}", f"{host}:{grpc_port}", os.getpid(), config.lasting)
         environment = _environment(config, folder, port, grpc_port)
         programs = _programs(config, running)
         with supervise(programs, Path(scratch), folder.logs, environment, lock) as supervisor:
@@ -98,9 +119,7 @@ def _programs(config: StackConfig, running: Running) -> tuple[Program, ...]:
 
 def _environment(config: StackConfig, folder: DataFolder, port: int, grpc_port: int) -> dict[str, str]:
     """The processes' environment: ours without settings meant for other stacks, plus this one's."""
-    kept = {
-        key: value for key, value in os.environ.items() if key not in ("TUNEFARM_SERVER", "TUNEFARM_DATA")
-    }
+    kept = {key: value for key, value in os.environ.items() if key not in FOREIGN}
     path = [str(PACKAGES), *filter(None, [os.environ.get("PYTHONPATH")])]
     ours = {
         "PYTHONPATH": os.pathsep.join(path),
@@ -113,7 +132,22 @@ def _environment(config: StackConfig, folder: DataFolder, port: int, grpc_port: 
         # The scheduler shares the worker's cores: planning ahead would disturb what is being timed.
         "TUNEFARM_PLAN_AHEAD": "0",
     }
-    return kept | ours | ({"TUNEFARM_TOKEN": config.token} if config.token else {})
+    return kept | ours | _encryption(config) | ({"TUNEFARM_TOKEN": config.token} if config.token else {})
+
+
+def _encryption(config: StackConfig) -> dict[str, str]:
+    if not config.tls:
+        return {}
+    named = {
+        "TUNEFARM_TLS_CERT": config.tls.cert,
+        "TUNEFARM_TLS_KEY": config.tls.key,
+        "TUNEFARM_TLS_CLIENT_CA": config.tls.ca,
+        "TUNEFARM_CERT": config.trust.cert,
+        "TUNEFARM_KEY": config.trust.key,
+        "TUNEFARM_CA": config.trust.ca,
+    }
+    # The processes stand in another folder.
+    return {name: str(path.expanduser().resolve()) for name, path in named.items() if path is not None}
 
 
 def _choose_ports(config: StackConfig) -> tuple[int, int]:
@@ -142,16 +176,28 @@ def _port_problem(host: str, port: int, flag: str, error: Exception) -> str:
 def _wait_until_ready(stack: Stack, config: StackConfig) -> None:
     deadline = time.monotonic() + config.ready_timeout_s
     headers = {"Authorization": f"Bearer {config.token}"} if config.token else {}
-    with httpx.Client(headers=headers, timeout=5.0, trust_env=False) as http:
+    verify = trust(config.trust)
+    with httpx.Client(headers=headers, timeout=5.0, trust_env=False, verify=verify) as http:
         while time.monotonic() < deadline:
             stack.check()
-            with contextlib.suppress(httpx.HTTPError):
-                if http.get(f"{stack.running.url}/readyz").is_success:
-                    return
+            if _is_ready(http, stack.running.url):
+                return
             time.sleep(POLL_S)
     words = stack.supervisor.last_words("server") or "it wrote nothing"
     log = stack.supervisor.log("server")
     raise StackError(f"the server did not answer within {config.ready_timeout_s:.0f} s: {words} (see {log})")
+
+
+def _is_ready(http: httpx.Client, url: str) -> bool:
+    try:
+        return http.get(f"{url}/readyz").is_success
+    except httpx.HTTPError as error:
+        if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            raise StackError(
+                f"the service's own worker can't trust its certificate at {url} ({error}): "
+                "the certificate must name that address, and TUNEFARM_CA must be its authority"
+            ) from error
+        return False
 
 
 def _in_url(host: str) -> str:

@@ -17,6 +17,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_ran
 from proto import fleet_pb2 as pb
 from proto.convert import WireError, answer_from_wire, report_to_wire
 from proto.fleet_pb2_grpc import FleetStub
+from proto.tls import TlsFiles
 from proto.values import MAX_MESSAGE_BYTES, Answer, WorkerReport
 
 _log = logging.getLogger(__name__)
@@ -31,10 +32,17 @@ FIRST_PAUSE_S = 0.2
 # Calling again would get the same answer.
 _FINAL = {
     grpc.StatusCode.UNAUTHENTICATED: "check --token",
-    grpc.StatusCode.PERMISSION_DENIED: "check --token",
+    grpc.StatusCode.PERMISSION_DENIED: "make it one with `tunefarm token create --scope worker`",
     grpc.StatusCode.FAILED_PRECONDITION: "install the same tunefarm version on both sides",
     grpc.StatusCode.INVALID_ARGUMENT: "install the same tunefarm version on both sides",
     grpc.StatusCode.UNIMPLEMENTED: "check that --server is the address of the service's gRPC port",
+}
+
+# What a connection fails with for the lack of a flag, in the words of gRPC.
+_HINTS = {
+    "CERTIFICATE_VERIFY_FAILED": ", give the service's authority with --ca",
+    "WRONG_VERSION_NUMBER": ", leave --tls out or turn TLS on in the service",
+    "Peer name": ", its certificate is for another name than that in --server",
 }
 
 
@@ -46,8 +54,11 @@ class NotStored(Exception):
     """The service doesn't have what its lease names."""
 
 
-def open_channel(address: str, reconnect_max_s: float) -> grpc.aio.Channel:
-    """A channel to HOST:PORT that notices a vanished peer and finds it again soon after it is back."""
+def open_channel(address: str, reconnect_max_s: float, tls: TlsFiles | None = None) -> grpc.aio.Channel:
+    """A channel to HOST:PORT that notices a vanished peer and finds it again soon after it is back.
+
+    In clear without `tls`. Raises TlsError.
+    """
     options = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -57,7 +68,11 @@ def open_channel(address: str, reconnect_max_s: float) -> grpc.aio.Channel:
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
     ]
-    return grpc.aio.insecure_channel(address, options=options)
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    texts = tls.checked()
+    credentials = grpc.ssl_channel_credentials(texts.ca, texts.key, texts.cert)
+    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 class FleetClient:
@@ -154,7 +169,10 @@ class FleetClient:
         tries = state.attempt_number
         if tries & (tries - 1) == 0 and state.outcome is not None:
             reason = _details(state.outcome.exception())
-            _log.warning("%s doesn't answer (%s): still trying, %d so far", self._address, reason, tries)
+            hint = next((hint for sign, hint in _HINTS.items() if sign in reason), "")
+            _log.warning(
+                "%s doesn't answer (%s)%s: still trying, %d so far", self._address, reason, hint, tries
+            )
 
 
 def _passes(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ from records import access
 from records.access import Scope, Token
 from records.database import Database
 from server.access import PREFIX, digest
-from server.access_scopes import OPEN_PATHS, of_route
+from server.access_scopes import OPEN_PATHS, ROUTES, of_route
 from server.app import create_app
 from server.context import Context
 from server.settings import Settings
@@ -90,8 +90,9 @@ def filled(path: str) -> str:
 
 
 def test_the_table_names_every_route_and_no_other() -> None:
-    asked = {of_route(method, path).route for method, path in GUARDED}
-    assert asked == {f"{method} {path}" for method, path in GUARDED}
+    answered = {f"{method} {path}" for method, path in GUARDED}
+    assert {of_route(method, path).route for method, path in GUARDED} == answered
+    assert {route.replace(":path}", "}") for route in ROUTES} == answered
 
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)

@@ -102,6 +102,31 @@ def test_a_worker_that_is_refused_says_why_in_one_line() -> None:
     assert "Traceback" not in errors
 
 
+def test_a_worker_whose_token_lacks_its_scope_is_told_the_next_step() -> None:
+    fleet = FakeFleet()
+    fleet.refusal = grpc.StatusCode.PERMISSION_DENIED, "this token lacks the scope worker"
+
+    async def work(process: asyncio.subprocess.Process) -> None:
+        await process.wait()
+
+    code, errors = with_worker(fleet, work)
+    assert code == 1
+    assert errors.splitlines()[-1].endswith(
+        "this token lacks the scope worker; make it one with `tunefarm token create --scope worker`"
+    )
+
+
+def test_a_token_that_would_cross_the_network_in_clear_is_warned_of() -> None:
+    command = (sys.executable, "-P", "-m", "worker", "--server", "192.0.2.1:9", "--token", "s3cret")
+    with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        warning = next(line for line in process.stderr if "WARNING" in line)
+        process.terminate()
+        process.communicate(timeout=60)
+    assert "crosses the network in clear: use --tls" in warning
+    assert "s3cret" not in warning
+
+
 def test_a_fenced_worker_has_an_exit_code_of_its_own() -> None:
     fleet = FakeFleet()
     fleet.fence = True
@@ -121,6 +146,8 @@ def test_a_fenced_worker_has_an_exit_code_of_its_own() -> None:
         (["--server", "http://farm"], "HOST:PORT, not 'http://farm'"),
         (["--server", "farm:1", "--threads", "0"], "the setting threads is wrong"),
         (["--server", "farm:1", "--name", "a b"], "the setting name is wrong"),
+        (["--server", "farm:1", "--ca", "/gone.pem"], "/gone.pem can't be read"),
+        (["--server", "farm:1", "--cert", "/gone.pem"], "a certificate, but no key"),
     ],
 )
 def test_a_wrong_setting_is_one_clear_line(flags: list[str], says: str) -> None:

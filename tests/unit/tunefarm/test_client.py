@@ -10,9 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from proto.tls import TlsError, TlsFiles
 from tests.unit.tunefarm.samples import job
 from tunefarm.client import ATTEMPTS, Client, ClientError, ProblemError, UnreachableError
-from tunefarm.values import Event, JobRequest, JobState
+from tunefarm.values import Event, JobRequest, JobState, Scope
 
 Answer = httpx.Response | Exception
 JOB = asdict(job()) | {"finished": False, "a field of tomorrow": 1}
@@ -76,6 +77,67 @@ def test_a_job_asked_for_again_is_the_same_job() -> None:
     sent = json.loads(second.content)
     assert sent["shapes"] == {"x": [1, 3]}
     assert "compile_only" not in sent
+
+
+def test_a_service_that_asks_for_patience_gets_it() -> None:
+    later = httpx.Response(429, headers={"Retry-After": "7"}, json={"title": "Too many requests"})
+    hours = httpx.Response(429, headers={"Retry-After": "7200"}, json={"title": "Too many requests"})
+    script = Script(later, hours, ok(JOB))
+    with script.client() as client:
+        assert client.job("j1") == job()
+    assert script.pauses == [7.0, 60.0]
+
+
+def test_patience_has_an_end() -> None:
+    later = httpx.Response(429, json={"title": "Too many requests", "detail": "Try again in 9 s."})
+    with Script(*[later] * ATTEMPTS).client() as client, pytest.raises(ProblemError, match="in 9 s"):
+        client.job("j1")
+
+
+def test_making_a_token_is_not_repeated() -> None:
+    script = Script(httpx.ReadError("reset"))
+    with script.client() as client, pytest.raises(UnreachableError):
+        client.create_token("ci", [Scope.READ], None)
+    assert json.loads(script.requests[0].content) == {
+        "name": "ci", "scopes": ["read"], "expires_after_s": None,
+    }  # fmt: skip
+
+
+def test_tokens_are_values() -> None:
+    stored = {"id": "t1", "name": "ci", "scopes": ["read"], "state": "active", "created_at": 1.0}
+    stored |= {"expires_at": None, "revoked_at": None, "last_used_at": 2.0, "a field of tomorrow": 1}
+    script = Script(ok(stored | {"token": "hush"}), ok({"items": [stored]}), ok(stored))
+    with script.client() as client:
+        made = client.create_token("ci", [Scope.READ], 60.0)
+        assert (made.token, made.scopes) == ("hush", (Scope.READ,))
+        assert "hush" not in repr(made)
+        assert [token.id for token in client.tokens()] == ["t1"]
+        assert client.revoke_token("t/1").id == "t1"
+    assert script.requests[2].method == "DELETE"
+    assert script.requests[2].url.raw_path == b"/v1/tokens/t%2F1"
+
+
+@pytest.mark.parametrize(
+    ("url", "token", "warned"),
+    [
+        ("http://farm:8760", "hush", True),
+        ("https://farm:8760", "hush", False),
+        ("http://farm:8760", None, False),
+        ("http://127.0.0.2:8760", "hush", False),
+        ("http://[::1]:8760", "hush", False),
+    ],
+)
+def test_a_token_that_would_cross_the_network_in_clear_is_warned_of(
+    url: str, token: str | None, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Client(url, token):
+        assert ("crosses the network in clear" in caplog.text) is warned
+    assert "hush" not in caplog.text
+
+
+def test_files_for_tls_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+    with pytest.raises(TlsError, match=r"gone\.pem can't be read"):
+        Client("https://farm:8760", tls=TlsFiles(ca=tmp_path / "gone.pem"))
 
 
 def test_a_service_that_stays_away_is_named() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from proto.tls import TlsFiles
 from tunefarm.errors import CommandError, ExitCode
 from tunefarm.settings import load
 
@@ -14,7 +15,18 @@ from tunefarm.settings import load
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file = tmp_path / "config.toml"
     monkeypatch.setenv("TUNEFARM_CONFIG", str(file))
-    for name in ("SERVER", "TOKEN", "DATA", "PORT"):
+    for name in (
+        "SERVER",
+        "TOKEN",
+        "DATA",
+        "PORT",
+        "CA",
+        "CERT",
+        "KEY",
+        "TLS_CERT",
+        "TLS_KEY",
+        "TLS_CLIENT_CA",
+    ):
         monkeypatch.delenv(f"TUNEFARM_{name}", raising=False)
     return file
 
@@ -51,3 +63,12 @@ def test_a_file_that_is_no_toml_is_named(config: Path) -> None:
 
 def test_the_token_is_not_printed(config: Path) -> None:
     assert "hush" not in repr(load(token="hush"))
+
+
+def test_files_for_tls_come_from_the_settings(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not load().tls
+    monkeypatch.setenv("TUNEFARM_CA", "ca.pem")
+    monkeypatch.setenv("TUNEFARM_TLS_CERT", "server.pem")
+    monkeypatch.setenv("TUNEFARM_TLS_KEY", "server.key")
+    assert load().tls == TlsFiles(ca=Path("ca.pem"))
+    assert load().server_tls == TlsFiles(Path("server.pem"), Path("server.key"))

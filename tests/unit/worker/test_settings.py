@@ -6,6 +6,7 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
+from proto.tls import TlsFiles
 from proto.values import Limits
 from worker import settings
 from worker.settings import Settings
@@ -13,7 +14,9 @@ from worker.settings import Settings
 
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TOKEN", "WORKER_TOKEN", "WORKER_SERVER", "WORKER_THREADS", "WORKER_NAME"):
+    shared = ("TOKEN", "CA", "CERT", "KEY")
+    own = ("SERVER", "THREADS", "NAME", "TLS")
+    for name in (*shared, *(f"WORKER_{each}" for each in (*shared, *own))):
         monkeypatch.delenv(f"TUNEFARM_{name}", raising=False)
 
 
@@ -33,6 +36,30 @@ def test_the_nearest_token_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Settings(server="farm:1").secret == "worker"
     assert Settings(server="farm:1", token="flag").secret == "flag"  # type: ignore[arg-type]
     assert "flag" not in repr(Settings(server="farm:1", token="flag"))  # type: ignore[arg-type]
+
+
+def test_tls_is_asked_for_by_itself_or_by_any_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Settings(server="farm:1").tls_files is None
+    assert Settings(server="farm:1", tls=True).tls_files == TlsFiles()
+    monkeypatch.setenv("TUNEFARM_CA", "service.ca")
+    monkeypatch.setenv("TUNEFARM_WORKER_CERT", "own.pem")
+    monkeypatch.setenv("TUNEFARM_WORKER_KEY", "own.key")
+    files = TlsFiles(Path("own.pem"), Path("own.key"), Path("service.ca"))
+    assert Settings(server="farm:1").tls_files == files
+
+
+@pytest.mark.parametrize(
+    ("server", "local"),
+    [
+        ("127.0.0.1:1", True),
+        ("[::1]:1", True),
+        ("localhost:1", True),
+        ("farm:1", False),
+        ("10.0.0.7:1", False),
+    ],
+)
+def test_this_machine_is_known_by_its_address(server: str, local: bool) -> None:
+    assert Settings(server=server).local is local
 
 
 @pytest.mark.parametrize("server", ["farm", "http://farm:1", "farm:0", "farm:65536", "farm:x", ":1", ""])
