@@ -1,0 +1,52 @@
+"""The unit that runs a worker: systemd understands it, and it promises what it should."""
+
+from __future__ import annotations
+
+import configparser
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+UNIT = Path(__file__).parents[3] / "deploy/systemd/tunefarm-worker.service"
+PROGRAM = "/opt/tunefarm/bin/tunefarm"
+
+
+@pytest.fixture
+def service() -> configparser.SectionProxy:
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read_string(UNIT.read_text())
+    assert parser["Unit"]["StartLimitIntervalSec"] == "0"
+    return parser["Service"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze here")
+def test_systemd_understands_it(tmp_path: Path) -> None:
+    # The program is not installed here; what else the file says is checked as it is.
+    assert UNIT.read_text().count(PROGRAM) == 1
+    unit = tmp_path / UNIT.name
+    unit.write_text(UNIT.read_text().replace(PROGRAM, sys.executable))
+    verify = ["systemd-analyze", "verify", "--man=no", str(unit)]
+    done = subprocess.run(verify, capture_output=True, text=True, timeout=60, check=False)
+    about_it = [line for line in done.stderr.splitlines() if UNIT.name in line]
+    assert (about_it, done.returncode) == ([], 0), done.stderr
+
+
+def test_it_is_started_again_for_ever(service: configparser.SectionProxy) -> None:
+    assert (service["Restart"], service["KillMode"]) == ("always", "mixed")
+    assert service["ExecStart"] == f"{PROGRAM} worker"
+    assert service["EnvironmentFile"] == "/etc/tunefarm/worker.env"
+
+
+@pytest.mark.parametrize("promise", ["DynamicUser", "NoNewPrivileges", "ProtectHome", "PrivateTmp"])
+def test_it_has_no_rights_to_speak_of(service: configparser.SectionProxy, promise: str) -> None:
+    assert service[promise] == "yes"
+    assert (service["ProtectSystem"], service["CapabilityBoundingSet"]) == ("strict", "")
+
+
+def test_it_leaves_the_worker_what_contains_candidates(service: configparser.SectionProxy) -> None:
+    hindrances = {"RestrictNamespaces", "PrivateDevices", "PrivateUsers", "MemoryDenyWriteExecute"}
+    assert not hindrances & set(service)
