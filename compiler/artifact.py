@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
-import os
-import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Mapping
@@ -19,17 +17,17 @@ from tvm import relax, tirx
 
 from compiler import fallback
 from compiler.codegen import prepared
+from compiler.linker import LinkerError, linker, machine_of
 from compiler.lower import LoweringError, apply_trace
 from compiler.packing import prepack
 from compiler.spec import TensorSpec, first_line
-from compiler.target import parse_target
+from compiler.target import parse_target, triple_of
 from compiler.workload import normalise, workload_hash
 
 LIBRARY = "model.so"
 MANIFEST = "manifest.json"
 MAX_LIBRARY_BYTES = 4 << 30
 MAX_MANIFEST_BYTES = 16 << 20
-COMPILERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")
 
 
 class ArtifactError(ValueError):
@@ -99,7 +97,7 @@ def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str)
     """Compile a fused module into a shared library that TVM's runtime alone can load.
 
     `schedules` maps workload hashes to traces; functions without one get the fallback schedule. Raises
-    ArtifactError when a trace doesn't apply, the code can't be generated or no C compiler is there to link.
+    ArtifactError when a trace doesn't apply, the code can't be generated or nothing is there to link it with.
     """
     scheduled = _scheduled(fused, schedules)
     try:
@@ -111,15 +109,22 @@ def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str)
 
 def build_library(module: tvm.IRModule, target: str) -> bytes:
     """Compile a module as it is, schedules included; see `build_module`."""
-    linker = _linker()
+    parsed = parse_target(target)
+    triple = triple_of(parsed)
     try:
-        executable = relax.build(module, parse_target(target))
+        link = linker(triple)
+        executable = relax.build(module, parsed)
         with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
             path = Path(folder) / LIBRARY
-            executable.export_library(str(path), workspace_dir=folder, cc=linker)
-            return path.read_bytes()
+            executable.export_library(str(path), workspace_dir=folder, fcompile=link)
+            library = path.read_bytes()
+    except LinkerError as error:
+        raise ArtifactError(str(error)) from error
     except Exception as error:  # TVM raises whatever class its C++ side names
         raise ArtifactError(f"the model can't be compiled: {first_line(error)}") from error
+    if machine_of(library) != triple.partition("-")[0]:
+        raise ArtifactError(f"the linker made a library that doesn't run on {triple}: set CC to another one")
+    return library
 
 
 def _scheduled(fused: tvm.IRModule, schedules: Mapping[str, str]) -> tvm.IRModule:
@@ -142,16 +147,6 @@ def _schedule(name: str, func: tirx.PrimFunc, schedules: Mapping[str, str]) -> t
         raise ArtifactError(f"the schedule of {name} doesn't apply: {error}") from error
     scheduled = module["main"].with_attr("tirx.is_scheduled", True)
     return scheduled if "global_symbol" in func.attrs else scheduled.without_attr("global_symbol")
-
-
-def _linker() -> str:
-    """The C compiler that links: the environment's CXX or CC, or the first one on the path."""
-    wanted = [os.environ[key] for key in ("CXX", "CC") if os.environ.get(key)]
-    for name in (*wanted, *COMPILERS):
-        found = shutil.which(name)
-        if found:
-            return found
-    raise ArtifactError("no C compiler to link the model with: install gcc or clang, or set CC")
 
 
 def pack(library: bytes, manifest: Manifest) -> bytes:

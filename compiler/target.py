@@ -13,10 +13,12 @@ from typing import Any
 import tvm
 from tvm.target.codegen import target_has_features
 
+from compiler.boards import Board, recognised
 from search.device import Device
 
 CPU_INFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+DEVICE_TREE = Path("/proc/device-tree/model")
 SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # Assumed where the system tells nothing: a small core's.
 DEFAULT_CACHES = {"l1": 32 << 10, "l2": 512 << 10, "l3": 2 << 20}
@@ -26,12 +28,16 @@ ATTRIBUTES = {"asimddp": "dotprod", "avx512_vnni": "avx512vnni"}
 
 
 def probe(cores: int | None = None) -> Device:
-    """This machine's CPU; `cores` is how many candidates run on, by default all that the process may use."""
-    mcpu = str(tvm.get_global_func("target.llvm_get_system_cpu")())
+    """This machine's CPU; `cores` is how many candidates run on, by default all that the process may use.
+
+    Boards that are known are believed to be what their maker says, where their system says less.
+    """
+    board = recognised(_read(DEVICE_TREE).rstrip("\0\n"))
+    mcpu = _mcpu(board)
     triple = f"{platform.machine()}-linux-gnu"
     features = _features()
     num_cores = cores or len(os.sched_getaffinity(0))
-    caches = _cache_bytes()
+    caches = _cache_bytes(board)
     return Device(
         name=platform.node() or "local",
         triple=triple,
@@ -53,6 +59,17 @@ def parse_target(text: str) -> tvm.target.Target:
         return tvm.target.Target(json.loads(text))
     except Exception as error:  # TVM raises whatever class its C++ side names
         raise ValueError(f"not a target that TVM knows: {text[:200]}") from error
+
+
+def triple_of(target: tvm.target.Target) -> str:
+    """The LLVM triple of the machine that a target's host code runs on; this machine's if it names none."""
+    host = target.host if target.host is not None else target
+    return str(host.attrs.get("mtriple", f"{platform.machine()}-linux-gnu"))
+
+
+def _mcpu(board: Board | None) -> str:
+    found = str(tvm.get_global_func("target.llvm_get_system_cpu")())
+    return board.mcpu if board is not None and found == "generic" else found
 
 
 def _target(triple: str, mcpu: str, features: Sequence[str], cores: int) -> str:
@@ -86,7 +103,9 @@ def _vector_bytes(features: tuple[str, ...]) -> int:
     return 32 if "avx2" in features else 16
 
 
-def _cache_bytes() -> dict[str, int]:
+def _cache_bytes(board: Board | None) -> dict[str, int]:
+    if board is not None:
+        return {"l1": board.l1_bytes, "l2": board.l2_bytes, "l3": board.l3_bytes}
     found = dict(DEFAULT_CACHES)
     for folder in sorted(CACHES.glob("index*")):
         kind, level, size = (_read(folder / name).strip() for name in ("type", "level", "size"))

@@ -1,0 +1,87 @@
+"""Linking shared libraries for this machine and for others."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+COMPILERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")
+# The oldest C library that what is linked here has to run with: Debian 10's, Ubuntu 18.10's.
+GLIBC = "2.28"
+# ELF's numbers of the machines that libraries are linked for.
+MACHINES = {"x86_64": 62, "aarch64": 183}
+LINK_TIMEOUT_S = 300
+_ELF_MAGIC = b"\x7fELF"
+
+Link = Callable[..., None]
+
+
+class LinkerError(Exception):
+    """There is nothing to link with; the message says what to install."""
+
+
+def linker(triple: str) -> Link:
+    """What TVM calls to make a shared library out of objects for the machine of an LLVM triple.
+
+    Raises LinkerError. So does the call, when the linker fails.
+    """
+    machine = triple.partition("-")[0]
+    command = _native() if machine == platform.machine() else _cross(machine)
+
+    def link(output: str, objects: Sequence[str], options: Sequence[str] = ()) -> None:
+        _run([*command, "-shared", "-fPIC", "-o", output, *objects, *options])
+
+    # What TVM generates itself, such as packed weights, is for the same machine.
+    link.get_target_triple = lambda: triple  # type: ignore[attr-defined]
+    return link
+
+
+def machine_of(library: bytes) -> str | None:
+    """The machine that an ELF library is for; None for any other file and for other machines."""
+    if not library.startswith(_ELF_MAGIC) or len(library) < 20:
+        return None
+    order = "little" if library[5] == 1 else "big"
+    number = int.from_bytes(library[18:20], order)  # type: ignore[arg-type]
+    return next((name for name, known in MACHINES.items() if known == number), None)
+
+
+def _native() -> list[str]:
+    """The environment's CXX or CC, or the first compiler on the path."""
+    wanted = [os.environ[key] for key in ("CXX", "CC") if os.environ.get(key)]
+    for name in (*wanted, *COMPILERS):
+        found = shutil.which(name)
+        if found:
+            return [found]
+    raise LinkerError("no C compiler to link the model with: install gcc or clang, or set CC")
+
+
+def _cross(machine: str) -> list[str]:
+    """A cross compiler on the path, or the one that the package ziglang brings."""
+    found = shutil.which(f"{machine}-linux-gnu-gcc")
+    if found:
+        return [found]
+    if importlib.util.find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu.{GLIBC}"]
+    raise LinkerError(
+        f"no compiler to link a model for {machine} with: install tunefarm's extra 'cross', "
+        f"or {machine}-linux-gnu-gcc"
+    )
+
+
+def _run(command: Sequence[str]) -> None:
+    # Where a home folder can't be written, neither can zig's cache in it.
+    environment = {"ZIG_GLOBAL_CACHE_DIR": str(Path(os.environ.get("TMPDIR", "/tmp")) / "tunefarm-zig")}
+    try:
+        done = subprocess.run(
+            command, env=environment | os.environ, capture_output=True, text=True, timeout=LINK_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LinkerError(f"{command[0]} could not link: {error}") from error
+    if done.returncode:
+        raise LinkerError(f"{command[0]} could not link: {(done.stderr or done.stdout).strip()[-2000:]}")

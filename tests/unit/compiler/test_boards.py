@@ -1,0 +1,58 @@
+"""Boards: recognised by what their device tree says, and code for every one of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import compiler.target
+from compiler.boards import BOARDS, recognised
+from compiler.target import parse_target, probe
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("Raspberry Pi 3 Model B Plus Rev 1.3", "raspberry-pi-3"),
+        ("Raspberry Pi 4 Model B Rev 1.5", "raspberry-pi-4"),
+        ("Raspberry Pi 400 Rev 1.0", "raspberry-pi-4"),
+        ("Raspberry Pi Compute Module 4 Rev 1.1", "raspberry-pi-4"),
+        ("Raspberry Pi 5 Model B Rev 1.0", "raspberry-pi-5"),
+        ("Raspberry Pi 500 Rev 1.0", "raspberry-pi-5"),
+        ("NVIDIA Jetson Nano Developer Kit", "jetson-nano"),
+        ("NVIDIA Jetson Orin Nano Developer Kit", "jetson-orin-nano"),
+        ("Jetson AGX Orin", "jetson-agx-orin"),
+    ],
+)
+def test_boards_are_recognised(model: str, name: str) -> None:
+    board = recognised(model)
+    assert board is not None
+    assert board.name == name
+
+
+@pytest.mark.parametrize("model", ["", "Raspberry Pi Zero 2 W Rev 1.0", "A board of its own"])
+def test_other_boards_are_not(model: str) -> None:
+    assert recognised(model) is None
+
+
+def test_a_board_is_what_its_maker_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The kernel of a Raspberry Pi 4 names no caches."""
+    model = tmp_path / "model"
+    model.write_bytes(b"Raspberry Pi 4 Model B Rev 1.5\x00")
+    monkeypatch.setattr(compiler.target, "DEVICE_TREE", model)
+    monkeypatch.setattr(compiler.target, "CACHES", tmp_path / "nowhere")
+    device = probe()
+    assert (device.l1_bytes, device.l2_bytes, device.l3_bytes) == (32 << 10, 256 << 10, 1 << 20)
+
+
+@pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
+def test_llvm_knows_every_board(board: compiler.target.Board) -> None:
+    facts = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": board.mcpu, "num-cores": board.cores}
+    target = json.dumps(facts)
+    assert board.device("any", target).cores == board.cores
+    assert compiler.target.triple_of(parse_target(target)) == "aarch64-linux-gnu"
+    assert ("asimddp" in board.features) == compiler.target.target_has_features(
+        "dotprod", parse_target(target)
+    )

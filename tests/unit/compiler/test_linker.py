@@ -1,0 +1,64 @@
+"""Linking: what is chosen, what libraries say they are for, what goes wrong."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compiler import linker as linking
+from compiler.linker import LinkerError, linker, machine_of
+
+THIS = platform.machine()
+OTHER = "aarch64" if THIS == "x86_64" else "x86_64"
+
+
+def objects(folder: Path, *command: str) -> list[str]:
+    source = folder / "answer.c"
+    source.write_text("int answer(void) { return 42; }\n")
+    made = folder / "answer.o"
+    subprocess.run([*command, "-c", "-fPIC", str(source), "-o", str(made)], check=True)
+    return [str(made)]
+
+
+def test_libraries_for_this_machine(tmp_path: Path) -> None:
+    compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
+    assert compiler is not None
+    library = tmp_path / "answer.so"
+    link = linker(f"{THIS}-linux-gnu")
+    link(str(library), objects(tmp_path, compiler))
+    assert machine_of(library.read_bytes()) == THIS
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra 'cross' is not installed")
+def test_libraries_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linking.shutil, "which", lambda name: None)
+    zig = (sys.executable, "-m", "ziglang", "cc", "-target", f"{OTHER}-linux-gnu")
+    library = tmp_path / "answer.so"
+    linker(f"{OTHER}-unknown-linux-gnu")(str(library), objects(tmp_path, *zig))
+    assert machine_of(library.read_bytes()) == OTHER
+
+
+def test_without_a_cross_compiler_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linking.shutil, "which", lambda name: None)
+    monkeypatch.setattr(linking.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(LinkerError, match=f"extra 'cross', or {OTHER}-linux-gnu-gcc"):
+        linker(f"{OTHER}-linux-gnu")
+
+
+def test_a_linker_that_fails_is_quoted(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.o"
+    broken.write_bytes(b"no object at all")
+    with pytest.raises(LinkerError, match=r"could not link: .*broken\.o"):
+        linker(f"{THIS}-linux-gnu")(str(tmp_path / "x.so"), [str(broken)])
+
+
+@pytest.mark.parametrize("data", [b"", b"\x7fELF", b"MZ" + bytes(64), b"\x7fELF\x02\x01" + bytes(64)])
+def test_what_is_no_library_is_for_no_machine(data: bytes) -> None:
+    assert machine_of(data) is None
