@@ -1,11 +1,14 @@
 """The process that candidates run in: it may crash, hang or be killed, the agent goes on.
 
-    python -m worker.child --parent PID --bench MODULE:NAME --threads N
+    python -m worker.child --parent PID --bench MODULE:NAME --threads N [--user NAME]
+
+What is started so becomes the keeper (`worker.keeper`) of the process that serves, which is contained as far
+as this machine allows, and belongs to the user NAME where the agent is root. TMPDIR is its own folder.
 
 Requests come in as frames on standard input, replies go out on standard output; both are moved out of a
 candidate's reach before anything else happens, and what is printed goes to standard error. The first
-reply is `{"device": ...}` once the bench has passed its check. The requests, each with "memory_bytes" too,
-and their answers:
+reply is `{"device": ..., "gaps": [SENTENCE, ...]}` once the bench has passed its check; the gaps are what is
+not contained. The requests, each with "memory_bytes" and "cpu_s" too, and their answers:
 
     {"do": "build", "subjects": [{"number": ..., ...}, ...]}
         {"begun": NUMBER} and {"ended": NUMBER} for each, several at a time, then {"refused": [NUMBER, ...]}
@@ -29,7 +32,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from search.measurement import Measurement
-from worker import confine, frames
+from worker import confine, frames, keeper
 from worker.bench import Bench, BenchFactory
 
 MAX_TRACEBACK_CHARS = 4000
@@ -38,10 +41,11 @@ MAX_TRACEBACK_CHARS = 4000
 class Child:
     """Serves requests until there are no more."""
 
-    def __init__(self, bench: Bench, requests: BinaryIO, replies: BinaryIO) -> None:
+    def __init__(self, bench: Bench, requests: BinaryIO, replies: BinaryIO, gaps: Sequence[str]) -> None:
         self._bench = bench
         self._requests = requests
         self._replies = replies
+        self._gaps = gaps
         self._replying = threading.Lock()
         self._baseline_bytes = 0
 
@@ -50,7 +54,7 @@ class Child:
         device = self._bench.check()
         # Only now do the thread pool's stacks exist, which grow with the number of cores.
         self._baseline_bytes = confine.address_bytes()
-        self._reply({"device": device.to_json()})
+        self._reply({"device": device.to_json(), "gaps": list(self._gaps)})
         while (request := frames.read(self._requests)) is not None:
             self._reply(self._answer(request))
 
@@ -58,6 +62,7 @@ class Child:
         try:
             if self._baseline_bytes:
                 confine.limit_memory(self._baseline_bytes + request["memory_bytes"])
+            confine.limit_cpu(request["cpu_s"])
             if request["do"] == "build":
                 return {"refused": self._build(request)}
             measurement = self._measure(request)
@@ -92,16 +97,16 @@ class Child:
 
 def main(arguments: Sequence[str]) -> None:
     """Ends with an error message on standard error when the bench can't be used."""
-    requests, replies = _take_pipes()
     parser = argparse.ArgumentParser(prog="python -m worker.child")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--bench", required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--user")
     given = parser.parse_args(arguments)
-    confine.die_with_parent(given.parent)
-    confine.limit_files()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    Child(_factory(given.bench)(given.threads), requests, replies).serve()
+    gaps = keeper.contain(given.parent, given.user, Path(os.environ["TMPDIR"]))
+    requests, replies = _take_pipes()
+    Child(_factory(given.bench)(given.threads), requests, replies, gaps).serve()
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:

@@ -1,38 +1,135 @@
-"""What a child process takes from itself before it runs code that nobody has looked at."""
+"""What a process takes from itself before it runs code that nobody has looked at, one thing each."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import resource
 import signal
 import sys
+import time
+from dataclasses import dataclass
 from pathlib import Path
+from socket import AF_UNIX
 
 PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+CAPABILITIES_VERSION = 0x20080522
 # More than any packed module; it stops a candidate's process from filling the disk.
 MAX_FILE_BYTES = 8 << 30
+MAX_OPEN_FILES = 4096
+
+_libc = ctypes.CDLL(None, use_errno=True)
+if sys.platform == "linux":
+    _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Has the kernel kill this process when its parent dies, and ends it if that has happened already."""
+@dataclass(frozen=True)
+class Account:
+    """A user of this machine, by numbers."""
+
+    uid: int
+    gid: int
+    groups: tuple[int, ...]
+
+
+def die_with_parent(parent_pid: int, with_signal: signal.Signals = signal.SIGKILL) -> None:
+    """Has the kernel send a signal when this process's parent dies; ends it if that has happened already.
+
+    Another user's rights make the kernel forget it. A parent outside of this PID namespace looks like 0.
+    """
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent_pid:
+        _prctl(PR_SET_PDEATHSIG, with_signal)
+    if os.getppid() not in (parent_pid, 0):
         sys.exit("the agent that started this process is gone")
 
 
+def hide_memory() -> None:
+    """Keeps this process's environment, where secrets may be, from other processes of its user."""
+    if sys.platform == "linux":
+        _prctl(PR_SET_DUMPABLE, 0)
+
+
+def adopt_orphans() -> None:
+    """Processes started by descendants become this one's children when their own parents end."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def unshare() -> None:
+    """No network for this process; processes that it starts see only each other, and die with the first.
+
+    Without root's rights that takes a user namespace. Raises OSError where the kernel refuses.
+    """
+    uid, gid = os.geteuid(), os.getegid()
+    _call("unshare", CLONE_NEWNET | CLONE_NEWPID | CLONE_NEWIPC | (CLONE_NEWUSER if uid else 0))
+    if uid:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+
+
+def deny_sockets() -> None:
+    """A filter in the kernel that refuses sockets other than those within this machine; it is inherited.
+
+    Raises OSError where the kernel or libseccomp lacks it.
+    """
+    try:
+        import pyseccomp  # it looks for libseccomp at once, and few systems need it
+
+        refuse = pyseccomp.ERRNO(errno.EPERM)
+        rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+        rules.add_rule(refuse, "socket", pyseccomp.Arg(0, pyseccomp.NE, AF_UNIX))
+        rules.add_rule(refuse, "io_uring_setup")  # opens sockets too
+        rules.load()
+    except (ImportError, RuntimeError) as error:
+        raise OSError(errno.ENOSYS, str(error)) from error
+
+
+def become(account: Account) -> None:
+    """Raises OSError without root's rights."""
+    os.setgroups(account.groups)
+    os.setresgid(account.gid, account.gid, account.gid)
+    os.setresuid(account.uid, account.uid, account.uid)
+
+
+def drop_capabilities() -> None:
+    """Leaves this process, even root's, with the rights of a file's owner only."""
+    header = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0)
+    _call("capset", header, (ctypes.c_uint32 * 6)())
+
+
+def gain_nothing() -> None:
+    """Programs that are started from now on get no more rights than this process has."""
+    _prctl(PR_SET_NO_NEW_PRIVS, 1)
+
+
 def limit_files() -> None:
-    """No core dumps (they take seconds and gigabytes), no endless files."""
+    """No core dumps (they take seconds and gigabytes), no endless files, not too many open ones."""
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)
+    _lower(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
+
+
+def limit_processes(most: int) -> None:
+    """Limits the threads and processes of this process's user. Root's have no limit."""
+    _lower(resource.RLIMIT_NPROC, most)
 
 
 def limit_memory(address_bytes: int) -> None:
     """Limits this process's address space. May be raised and lowered again."""
-    _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    most = address_bytes if hard == resource.RLIM_INFINITY else min(address_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_AS, (most, hard))
+    _limit(resource.RLIMIT_AS, address_bytes)
+
+
+def limit_cpu(more_s: float) -> None:
+    """SIGXCPU ends this process when it has used so many more seconds, those of all cores added up."""
+    _limit(resource.RLIMIT_CPU, int(time.process_time() + more_s) + 1)
 
 
 def address_bytes() -> int:
@@ -42,6 +139,22 @@ def address_bytes() -> int:
     except OSError:
         return 0
     return pages * resource.getpagesize()
+
+
+def _prctl(what: int, value: int) -> None:
+    _call("prctl", what, value, 0, 0, 0)
+
+
+def _call(name: str, *arguments: object) -> None:
+    """A function of the C library that returns 0. Raises OSError."""
+    if getattr(_libc, name)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def _limit(what: int, most: int) -> None:
+    _, hard = resource.getrlimit(what)
+    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def _lower(what: int, most: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import shutil
 import sys
@@ -20,8 +21,17 @@ from worker.bench import Phase, Subject
 from worker.conversation import Building, Running
 from worker.process import ChildDied, ChildProcess
 
+_log = logging.getLogger(__name__)
+
 PACKAGES = Path(__file__).resolve().parent.parent
-SECRETS = ("TUNEFARM_TOKEN", "TUNEFARM_WORKER_TOKEN")
+# What a child needs to know of the agent's environment. Anything else may be a secret.
+PASSED = ("PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX")
+PASSED_PREFIXES = (
+    *("LC_", "PYTHON", "TVM_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "BLIS_", "MALLOC_", "QEMU_"),
+    *("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_"),
+)
+# A candidate may use so many times as much time of every core as it is given seconds.
+CPU_SLACK = 2.0
 
 
 class ChildStartError(Exception):
@@ -30,11 +40,15 @@ class ChildStartError(Exception):
 
 @dataclass(frozen=True)
 class ChildConfig:
-    """How a child is started. `bench` is the MODULE:NAME of a `worker.bench.BenchFactory`."""
+    """How a child is started. `bench` is the MODULE:NAME of a `worker.bench.BenchFactory`.
+
+    Where the agent is root, the child belongs to `user`; None leaves it root's, without its capabilities.
+    """
 
     threads: int
     bench: str = "worker.compiler_bench:CompilerBench"
     start_timeout_s: float = 120.0
+    user: str | None = None
 
 
 class Executor:
@@ -48,6 +62,7 @@ class Executor:
         self._environment = environment
         self._child: ChildProcess | None = None
         self._scratch: Path | None = None
+        self._gaps: tuple[str, ...] = ()
         self._numbers = itertools.count()
         # What the present child has built, by the numbers it knows it under; what failed to build, all alone.
         self._built: dict[Subject, int] = {}
@@ -58,6 +73,11 @@ class Executor:
     def child_pid(self) -> int | None:
         return None if self._child is None else self._child.pid
 
+    @property
+    def gaps(self) -> tuple[str, ...]:
+        """What is not contained on this machine, in sentences, since a child was there."""
+        return self._gaps
+
     async def start(self) -> Device:
         """A fresh child, and the device that it found; its check has been passed. Raises ChildStartError."""
         await self.close()
@@ -65,7 +85,10 @@ class Executor:
         try:
             self._child = await ChildProcess.start(self._command(), self._child_environment(self._scratch))
             async with asyncio.timeout(self._config.start_timeout_s):
-                return _device(await self._child.receive())
+                first = await self._child.receive()
+                device = _device(first)
+                self._note_gaps(_gaps(first))
+                return device
         except TimeoutError as error:
             reason = f"it took longer than {self._config.start_timeout_s:g} s"
             raise await self._start_failure(reason) from error
@@ -95,8 +118,19 @@ class Executor:
     async def measure_module(self, artifact: Path, limits: Limits) -> Measurement:
         """Times the packed module that is stored in a file."""
         await self._notice_death()
-        request = {"do": "measure_module", "path": str(artifact.resolve())}
-        return await self._run(request, limits.module_timeout_s, limits.memory_bytes)
+        await self._present_child()
+        assert self._scratch is not None, "of the child"
+        handed_over = self._scratch / "artifact"
+        try:
+            # The child may not be able to read the file where it is.
+            await asyncio.to_thread(shutil.copyfile, artifact, handed_over)
+            handed_over.chmod(0o644)
+            request = {"do": "measure_module", "path": str(handed_over)}
+            return await self._run(request, limits.module_timeout_s, limits.memory_bytes)
+        except OSError as error:
+            return Measurement(Outcome.UNKNOWN, error=f"the module can't be given to the child: {error}")
+        finally:
+            handed_over.unlink(missing_ok=True)
 
     async def close(self) -> None:
         """Kills the child, if there is one, and removes what it left behind."""
@@ -149,6 +183,7 @@ class Executor:
             "do": "build",
             "subjects": [frames.from_subject(one) | {"number": number} for number, one in numbered.items()],
             "memory_bytes": limits.memory_bytes,
+            "cpu_s": self._cpu_s(limits.build_timeout_s * len(subjects)),
         }
         answer: frozenset[int] | Measurement | None = None
         try:
@@ -168,7 +203,8 @@ class Executor:
         self._has_run = True
         sound = False
         try:
-            measurement = await running.hold(request | {"memory_bytes": memory_bytes})
+            use = {"memory_bytes": memory_bytes, "cpu_s": self._cpu_s(allowed_s)}
+            measurement = await running.hold(request | use)
             # A wrong result has written who knows where; a child that has grown would fail good candidates.
             sound = running.sound and measurement.outcome is not Outcome.WRONG_RESULT
             sound = sound and running.grown_bytes <= memory_bytes // 2
@@ -176,6 +212,16 @@ class Executor:
             if not sound:
                 await self.close()
         return measurement
+
+    def _cpu_s(self, allowed_s: float) -> float:
+        """The agent's clock comes first; this ends a candidate when the agent can't."""
+        return CPU_SLACK * allowed_s * self._config.threads
+
+    def _note_gaps(self, gaps: tuple[str, ...]) -> None:
+        for gap in gaps:
+            if gap not in self._gaps:
+                _log.warning("%s", gap)
+        self._gaps = gaps
 
     async def _present_child(self) -> ChildProcess:
         if self._child is None:
@@ -194,18 +240,28 @@ class Executor:
     def _command(self) -> tuple[str, ...]:
         # -P: a folder named `compiler` where the user stands is not our package
         child = (sys.executable, "-P", "-m", "worker.child", "--parent", str(os.getpid()))
-        return (*child, "--bench", self._config.bench, "--threads", str(self._config.threads))
+        given = (*child, "--bench", self._config.bench, "--threads", str(self._config.threads))
+        return given if self._config.user is None else (*given, "--user", self._config.user)
 
     def _child_environment(self, scratch: Path) -> dict[str, str]:
-        kept = {name: value for name, value in self._environment.items() if name not in SECRETS}
+        kept = {
+            name: value
+            for name, value in self._environment.items()
+            if name in PASSED or name.startswith(PASSED_PREFIXES)
+        }
         path = [str(PACKAGES), *filter(None, [kept.get("PYTHONPATH")])]
         ours = {
             "PYTHONPATH": os.pathsep.join(path),
             "PYTHONFAULTHANDLER": "1",
             "TMPDIR": str(scratch),
+            "HOME": str(scratch),
             "TVM_NUM_THREADS": str(self._config.threads),
         }
         return kept | ours
+
+
+def _gaps(first: frames.Message) -> tuple[str, ...]:
+    return tuple(map(str, first.get("gaps", ())))
 
 
 def _device(reply: frames.Message) -> Device:

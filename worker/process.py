@@ -13,6 +13,8 @@ from worker import frames
 TAIL_BYTES = 4096
 # How long a dead child's last words are waited for: another process may hold its standard error open.
 LAST_WORDS_S = 1.0
+# How long a child may take to end what it has started.
+END_S = 5.0
 
 
 class ChildDied(Exception):
@@ -20,7 +22,7 @@ class ChildDied(Exception):
 
 
 class ChildProcess:
-    """A running child in a session of its own, so that whatever it starts dies with it."""
+    """A running child; what the agent started is its keeper (`worker.keeper`), in a session of its own."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -83,8 +85,13 @@ class ChildProcess:
     async def kill(self) -> None:
         """Kills it and everything it started; returns when it is gone. May be called again."""
         with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        try:
+            async with asyncio.timeout(END_S):
+                await self._process.wait()
+        except TimeoutError:
             os.killpg(self._process.pid, signal.SIGKILL)
-        await self._process.wait()
+            await self._process.wait()
         self._requests.close()
         await asyncio.wait([self._listening], timeout=LAST_WORDS_S)
         self._listening.cancel()

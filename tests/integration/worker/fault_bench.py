@@ -1,7 +1,8 @@
 """A bench whose candidates do what their trace says: the faults are real, in a real child process.
 
 A trace is a fault, "run FAULT" or "build FAULT", and then anything that tells it from others. Every
-measurement that works carries the child's process id as its build time. Imported by the child, by name.
+measurement that works carries the child's process id, as the agent sees it, as its build time. The child
+imports it by name.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -48,7 +50,7 @@ class FaultBench:
         self._planted = False
 
     def check(self) -> Device:
-        broken = os.environ.get("FAULT_UNTIL")
+        broken = os.environ.get("TVM_FAULT_UNTIL")
         if broken is not None and not Path(broken).exists():
             print("the probe computed nonsense", file=sys.stderr)
             sys.exit(7)
@@ -138,8 +140,8 @@ class FaultBench:
     def do_spawn(self, subject: Subject | None) -> None:
         """Leaves a process behind whose id is in the file that the workload names, then hangs."""
         assert subject is not None
-        process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
-        Path(subject.module_json).write_text(str(process.pid))
+        program = "import sys, time, fault_bench as bench; bench.note_pid(sys.argv[1]); time.sleep(3600)"
+        subprocess.Popen([sys.executable, "-c", program, subject.module_json])
         time.sleep(3600)
 
     def do_allocate(self, subject: Subject | None) -> None:
@@ -169,12 +171,89 @@ class FaultBench:
                 continue
 
     def do_environment(self, subject: Subject | None) -> Measurement:
-        wanted = ("TVM_NUM_THREADS", "TUNEFARM_TOKEN", "TUNEFARM_WORKER_TOKEN")
+        wanted = ("TVM_NUM_THREADS", "TUNEFARM_TOKEN", "AWS_SECRET_ACCESS_KEY")
         return Measurement(Outcome.RUN_ERROR, error=" ".join(str(os.environ.get(name)) for name in wanted))
 
     def do_limits(self, subject: Subject | None) -> Measurement:
         limits = Path("/proc/self/limits").read_text().splitlines()
         return Measurement(Outcome.RUN_ERROR, error="\n".join(limits))
+
+    def do_status(self, subject: Subject | None) -> Measurement:
+        return said(Path("/proc/self/status").read_text())
+
+    def do_connect(self, subject: Subject | None) -> Measurement:
+        """To the port that the workload names, of this machine."""
+        assert subject is not None
+        family = subject.trace.split()[-1]
+        local = {"AF_INET": "127.0.0.1", "AF_INET6": "::1"}[family]
+        try:
+            with socket.socket(getattr(socket, family)) as opened:
+                opened.connect((local, int(subject.module_json)))
+        except OSError as error:
+            return said(str(error))
+        return said("connected")
+
+    def do_write_scratch(self, subject: Subject | None) -> Measurement:
+        Path(os.environ["TMPDIR"], "note").write_text("here")
+        return said("written")
+
+    def do_processes(self, subject: Subject | None) -> Measurement:
+        """Forks until it can't."""
+        begun: list[int] = []
+        try:
+            while len(begun) < 20_000:
+                begun.append(os.fork())
+                if begun[-1] == 0:
+                    signal.pause()
+        except OSError as error:
+            return said(f"{error} after {len(begun)}")
+        finally:
+            for pid in begun:
+                os.kill(pid, signal.SIGKILL)
+        return said(f"{len(begun)} processes")
+
+    def do_files(self, subject: Subject | None) -> Measurement:
+        opened: list[int] = []
+        try:
+            while True:
+                opened.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            return said(str(len(opened)))
+        finally:
+            for number in opened:
+                os.close(number)
+
+    def do_escape(self, subject: Subject | None) -> None:
+        """Leaves a process of another session behind; its id is in the file that the workload names."""
+        assert subject is not None
+        note = Path(subject.module_json)
+        if os.fork() == 0:
+            os.setsid()
+            if os.fork() == 0:
+                note_pid(str(note))
+                time.sleep(3600)
+            os._exit(0)
+        while not note.exists() or not note.read_text():
+            time.sleep(0.01)
+
+    def do_escape_and_hang(self, subject: Subject | None) -> None:
+        self.do_escape(subject)
+        time.sleep(3600)
+
+    def do_signal_agent(self, subject: Subject | None) -> Measurement:
+        assert subject is not None
+        try:
+            os.kill(int(subject.module_json), 0)
+        except OSError as error:
+            return said(str(error))
+        return said("signalled")
+
+    def do_read_agent(self, subject: Subject | None) -> Measurement:
+        assert subject is not None
+        try:
+            return said(Path(f"/proc/{subject.module_json}/environ").read_bytes().hex())
+        except OSError as error:
+            return said(str(error))
 
     def do_leave_file(self, subject: Subject | None) -> Measurement:
         path = Path(os.environ["TMPDIR"]) / "left"
@@ -189,7 +268,20 @@ def what(subject: Subject) -> tuple[str, str]:
 
 
 def fine() -> Measurement:
-    return Measurement(Outcome.OK, (0.001,), float(os.getpid()))
+    return Measurement(Outcome.OK, (0.001,), float(outer_pid()))
+
+
+def said(text: str) -> Measurement:
+    return Measurement(Outcome.RUN_ERROR, error=text)
+
+
+def note_pid(file: str) -> None:
+    Path(file).write_text(str(outer_pid()))
+
+
+def outer_pid() -> int:
+    """This process's id outside of its PID namespace, if it is in one: /proc is that of the machine."""
+    return int(os.readlink("/proc/self")) if sys.platform == "linux" else os.getpid()
 
 
 class LyingBench(FaultBench):
