@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, fields
-from typing import Literal
+from typing import Any, Literal
 
 from proto import fleet_pb2 as pb
 from proto.values import (
@@ -24,6 +24,8 @@ from proto.values import (
     Limits,
     ModuleRun,
     Result,
+    Vitals,
+    Wanted,
     WorkerReport,
     WorkerState,
 )
@@ -43,6 +45,14 @@ _DEVICE_SIZES = {
     "l3_bytes": 1 << 40,
 }
 _MAX_FEATURES = 1024
+_MAX_VERSION_CHARS = 64
+_VITAL_RANGES: dict[str, tuple[float, float]] = {
+    "load": (0.0, 1e6),
+    "temperature_c": (-100.0, 300.0),
+    "memory_free_bytes": (0, 1 << 50),
+    "candidates": (0, 1 << 20),
+    "candidates_done": (0, 1 << 20),
+}
 _MAX_GPU_SIZE = 1 << 24
 
 
@@ -208,6 +218,7 @@ def report_to_wire(report: WorkerReport) -> pb.SynchronizeRequest:
         results=[result_to_wire(result) for result in report.results],
         slots=report.slots,
         wait_s=report.wait_s,
+        vitals=_vitals_to_wire(report.vitals),
     )
 
 
@@ -231,6 +242,7 @@ def report_from_wire(message: pb.SynchronizeRequest) -> WorkerReport:
             results=tuple(result_from_wire(result) for result in message.results),
             slots=message.slots,
             wait_s=min(message.wait_s, MAX_WAIT_S),
+            vitals=_vitals_from_wire(message.vitals),
         )
     except WireError:
         raise
@@ -243,6 +255,7 @@ def answer_to_wire(answer: Answer) -> pb.SynchronizeResponse:
         fenced=answer.fenced,
         acknowledged=answer.acknowledged,
         call_again_after_s=answer.call_again_after_s,
+        wanted=f"WANTED_{answer.wanted.name}",
     )
     if answer.lease is not None:
         message.lease.CopyFrom(lease_to_wire(answer.lease))
@@ -262,7 +275,29 @@ def answer_from_wire(message: pb.SynchronizeResponse, held: LeaseId | None) -> A
         lease=lease_from_wire(message.lease) if named is not None and keeps is None else None,
         acknowledged=tuple(message.acknowledged),
         call_again_after_s=min(again_s, 60.0) if 0.0 <= again_s < math.inf else 1.0,
+        wanted=_wanted(message.wanted),
     )
+
+
+def _vitals_to_wire(vitals: Vitals) -> pb.Vitals:
+    return pb.Vitals(**asdict(vitals))
+
+
+def _vitals_from_wire(message: pb.Vitals) -> Vitals:
+    """What makes no sense is left out: nobody's work depends on it."""
+    known: dict[str, Any] = {}
+    for name in ("tunefarm_version", "tvm_version"):
+        text = getattr(message, name)
+        known[name] = text if len(text) <= _MAX_VERSION_CHARS and text.isprintable() else ""
+    for name, (least, most) in _VITAL_RANGES.items():
+        if message.HasField(name) and least <= (number := getattr(message, name)) <= most:
+            known[name] = number
+    return Vitals(**known)
+
+
+def _wanted(number: int) -> Wanted:
+    names = {int(pb.Wanted.Value(f"WANTED_{wanted.name}")): wanted for wanted in Wanted}
+    return names.get(number, Wanted.WORK)
 
 
 def _lease_id_to_wire(lease: LeaseId) -> pb.LeaseId:

@@ -24,47 +24,51 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11proto/fleet.proto\x12\x0btunefarm.v1\"\x96\x02\n\x12SynchronizeRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x10\n\x08starting\x18\x04 \x01(\x08\x12\'\n\x05state\x18\x05 \x01(\x0e\x32\x18.tunefarm.v1.WorkerState\x12#\n\x06\x64\x65vice\x18\x06 \x01(\x0b\x32\x13.tunefarm.v1.Device\x12\"\n\x04held\x18\x07 \x01(\x0b\x32\x14.tunefarm.v1.LeaseId\x12$\n\x07results\x18\x08 \x03(\x0b\x32\x13.tunefarm.v1.Result\x12\r\n\x05slots\x18\t \x01(\r\x12\x0e\n\x06wait_s\x18\n \x01(\x01\"z\n\x13SynchronizeResponse\x12\x0e\n\x06\x66\x65nced\x18\x01 \x01(\x08\x12!\n\x05lease\x18\x02 \x01(\x0b\x32\x12.tunefarm.v1.Lease\x12\x14\n\x0c\x61\x63knowledged\x18\x03 \x03(\x04\x12\x1a\n\x12\x63\x61ll_again_after_s\x18\x04 \x01(\x01\"\xe3\x01\n\x06\x44\x65vice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06triple\x18\x02 \x01(\t\x12\x0c\n\x04mcpu\x18\x03 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x03(\t\x12\r\n\x05\x63ores\x18\x05 \x01(\r\x12\x14\n\x0cvector_bytes\x18\x06 \x01(\r\x12\x10\n\x08l1_bytes\x18\x07 \x01(\x04\x12\x10\n\x08l2_bytes\x18\x08 \x01(\x04\x12\x10\n\x08l3_bytes\x18\t \x01(\x04\x12\x11\n\ttoolchain\x18\n \x01(\t\x12\x0e\n\x06target\x18\x0b \x01(\t\x12\x1d\n\x03gpu\x18\x0c \x01(\x0b\x32\x10.tunefarm.v1.Gpu\"j\n\x03Gpu\x12\x13\n\x0bmax_threads\x18\x01 \x01(\r\x12\x11\n\twarp_size\x18\x02 \x01(\r\x12\x14\n\x0cshared_bytes\x18\x03 \x01(\r\x12\x11\n\tregisters\x18\x04 \x01(\r\x12\x12\n\ncapability\x18\x05 \x01(\r\"&\n\x07LeaseId\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xcf\x01\n\x05Lease\x12 \n\x02id\x18\x01 \x01(\x0b\x32\x14.tunefarm.v1.LeaseId\x12\x0e\n\x06target\x18\x02 \x01(\t\x12*\n\ncandidates\x18\x03 \x03(\x0b\x32\x16.tunefarm.v1.Candidate\x12*\n\nmodule_run\x18\x04 \x01(\x0b\x32\x16.tunefarm.v1.ModuleRun\x12#\n\x06limits\x18\x05 \x01(\x0b\x32\x13.tunefarm.v1.Limits\x12\x17\n\x0f\x65xpires_after_s\x18\x06 \x01(\x01\"v\n\tCandidate\x12\x10\n\x08trial_id\x18\x01 \x01(\x04\x12\x15\n\rworkload_hash\x18\x02 \x01(\t\x12\r\n\x05trace\x18\x03 \x01(\t\x12\x11\n\tconstants\x18\x04 \x03(\r\x12\x13\n\x06\x62\x65st_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_best_s\";\n\tModuleRun\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x14\n\x0c\x61rtifact_sha\x18\x03 \x01(\t\"h\n\x06Limits\x12\x17\n\x0f\x62uild_timeout_s\x18\x01 \x01(\x01\x12\x15\n\rrun_timeout_s\x18\x02 \x01(\x01\x12\x18\n\x10module_timeout_s\x18\x03 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\"i\n\x0bMeasurement\x12%\n\x07outcome\x18\x01 \x01(\x0e\x32\x14.tunefarm.v1.Outcome\x12\x10\n\x08run_secs\x18\x02 \x03(\x01\x12\x12\n\nbuild_secs\x18\x03 \x01(\x01\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"\x9f\x01\n\x06Result\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12#\n\x05lease\x18\x02 \x01(\x0b\x32\x14.tunefarm.v1.LeaseId\x12\x12\n\x08trial_id\x18\x03 \x01(\x04H\x00\x12\x17\n\rmodule_run_id\x18\x04 \x01(\x04H\x00\x12-\n\x0bmeasurement\x18\x05 \x01(\x0b\x32\x18.tunefarm.v1.MeasurementB\x04\n\x02of\"(\n\x0fWorkloadRequest\x12\x15\n\rworkload_hash\x18\x01 \x01(\t\"6\n\x08Workload\x12\x15\n\rworkload_hash\x18\x01 \x01(\t\x12\x13\n\x0bmodule_json\x18\x02 \x01(\t\"\x1d\n\x0b\x42lobRequest\x12\x0e\n\x06sha256\x18\x01 \x01(\t\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c*\x8f\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_STATE_PROBING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x15\n\x11WORKER_STATE_BUSY\x10\x03\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x04*\xc5\x01\n\x07Outcome\x12\x13\n\x0fOUTCOME_UNKNOWN\x10\x00\x12\x0e\n\nOUTCOME_OK\x10\x01\x12\x17\n\x13OUTCOME_BUILD_ERROR\x10\x02\x12\x19\n\x15OUTCOME_BUILD_TIMEOUT\x10\x03\x12\x15\n\x11OUTCOME_RUN_ERROR\x10\x04\x12\x17\n\x13OUTCOME_RUN_TIMEOUT\x10\x05\x12\x18\n\x14OUTCOME_WRONG_RESULT\x10\x06\x12\x17\n\x13OUTCOME_DEVICE_LOST\x10\x07\x32\xd8\x01\n\x05\x46leet\x12P\n\x0bSynchronize\x12\x1f.tunefarm.v1.SynchronizeRequest\x1a .tunefarm.v1.SynchronizeResponse\x12\x42\n\x0bGetWorkload\x12\x1c.tunefarm.v1.WorkloadRequest\x1a\x15.tunefarm.v1.Workload\x12\x39\n\x07GetBlob\x12\x18.tunefarm.v1.BlobRequest\x1a\x12.tunefarm.v1.Chunk0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x11proto/fleet.proto\x12\x0btunefarm.v1\"\xbb\x02\n\x12SynchronizeRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x10\n\x08starting\x18\x04 \x01(\x08\x12\'\n\x05state\x18\x05 \x01(\x0e\x32\x18.tunefarm.v1.WorkerState\x12#\n\x06\x64\x65vice\x18\x06 \x01(\x0b\x32\x13.tunefarm.v1.Device\x12\"\n\x04held\x18\x07 \x01(\x0b\x32\x14.tunefarm.v1.LeaseId\x12$\n\x07results\x18\x08 \x03(\x0b\x32\x13.tunefarm.v1.Result\x12\r\n\x05slots\x18\t \x01(\r\x12\x0e\n\x06wait_s\x18\n \x01(\x01\x12#\n\x06vitals\x18\x0b \x01(\x0b\x32\x13.tunefarm.v1.Vitals\"\x91\x02\n\x06Vitals\x12\x18\n\x10tunefarm_version\x18\x01 \x01(\t\x12\x13\n\x0btvm_version\x18\x02 \x01(\t\x12\x11\n\x04load\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x1a\n\rtemperature_c\x18\x04 \x01(\x01H\x01\x88\x01\x01\x12\x1e\n\x11memory_free_bytes\x18\x05 \x01(\x04H\x02\x88\x01\x01\x12\x17\n\ncandidates\x18\x06 \x01(\rH\x03\x88\x01\x01\x12\x1c\n\x0f\x63\x61ndidates_done\x18\x07 \x01(\rH\x04\x88\x01\x01\x42\x07\n\x05_loadB\x10\n\x0e_temperature_cB\x14\n\x12_memory_free_bytesB\r\n\x0b_candidatesB\x12\n\x10_candidates_done\"\x9f\x01\n\x13SynchronizeResponse\x12\x0e\n\x06\x66\x65nced\x18\x01 \x01(\x08\x12!\n\x05lease\x18\x02 \x01(\x0b\x32\x12.tunefarm.v1.Lease\x12\x14\n\x0c\x61\x63knowledged\x18\x03 \x03(\x04\x12\x1a\n\x12\x63\x61ll_again_after_s\x18\x04 \x01(\x01\x12#\n\x06wanted\x18\x05 \x01(\x0e\x32\x13.tunefarm.v1.Wanted\"\xe3\x01\n\x06\x44\x65vice\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06triple\x18\x02 \x01(\t\x12\x0c\n\x04mcpu\x18\x03 \x01(\t\x12\x10\n\x08\x66\x65\x61tures\x18\x04 \x03(\t\x12\r\n\x05\x63ores\x18\x05 \x01(\r\x12\x14\n\x0cvector_bytes\x18\x06 \x01(\r\x12\x10\n\x08l1_bytes\x18\x07 \x01(\x04\x12\x10\n\x08l2_bytes\x18\x08 \x01(\x04\x12\x10\n\x08l3_bytes\x18\t \x01(\x04\x12\x11\n\ttoolchain\x18\n \x01(\t\x12\x0e\n\x06target\x18\x0b \x01(\t\x12\x1d\n\x03gpu\x18\x0c \x01(\x0b\x32\x10.tunefarm.v1.Gpu\"j\n\x03Gpu\x12\x13\n\x0bmax_threads\x18\x01 \x01(\r\x12\x11\n\twarp_size\x18\x02 \x01(\r\x12\x14\n\x0cshared_bytes\x18\x03 \x01(\r\x12\x11\n\tregisters\x18\x04 \x01(\r\x12\x12\n\ncapability\x18\x05 \x01(\r\"&\n\x07LeaseId\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\"\xcf\x01\n\x05Lease\x12 \n\x02id\x18\x01 \x01(\x0b\x32\x14.tunefarm.v1.LeaseId\x12\x0e\n\x06target\x18\x02 \x01(\t\x12*\n\ncandidates\x18\x03 \x03(\x0b\x32\x16.tunefarm.v1.Candidate\x12*\n\nmodule_run\x18\x04 \x01(\x0b\x32\x16.tunefarm.v1.ModuleRun\x12#\n\x06limits\x18\x05 \x01(\x0b\x32\x13.tunefarm.v1.Limits\x12\x17\n\x0f\x65xpires_after_s\x18\x06 \x01(\x01\"v\n\tCandidate\x12\x10\n\x08trial_id\x18\x01 \x01(\x04\x12\x15\n\rworkload_hash\x18\x02 \x01(\t\x12\r\n\x05trace\x18\x03 \x01(\t\x12\x11\n\tconstants\x18\x04 \x03(\r\x12\x13\n\x06\x62\x65st_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x42\t\n\x07_best_s\";\n\tModuleRun\x12\n\n\x02id\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x14\n\x0c\x61rtifact_sha\x18\x03 \x01(\t\"h\n\x06Limits\x12\x17\n\x0f\x62uild_timeout_s\x18\x01 \x01(\x01\x12\x15\n\rrun_timeout_s\x18\x02 \x01(\x01\x12\x18\n\x10module_timeout_s\x18\x03 \x01(\x01\x12\x14\n\x0cmemory_bytes\x18\x04 \x01(\x04\"i\n\x0bMeasurement\x12%\n\x07outcome\x18\x01 \x01(\x0e\x32\x14.tunefarm.v1.Outcome\x12\x10\n\x08run_secs\x18\x02 \x03(\x01\x12\x12\n\nbuild_secs\x18\x03 \x01(\x01\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"\x9f\x01\n\x06Result\x12\x0e\n\x06number\x18\x01 \x01(\x04\x12#\n\x05lease\x18\x02 \x01(\x0b\x32\x14.tunefarm.v1.LeaseId\x12\x12\n\x08trial_id\x18\x03 \x01(\x04H\x00\x12\x17\n\rmodule_run_id\x18\x04 \x01(\x04H\x00\x12-\n\x0bmeasurement\x18\x05 \x01(\x0b\x32\x18.tunefarm.v1.MeasurementB\x04\n\x02of\"(\n\x0fWorkloadRequest\x12\x15\n\rworkload_hash\x18\x01 \x01(\t\"6\n\x08Workload\x12\x15\n\rworkload_hash\x18\x01 \x01(\t\x12\x13\n\x0bmodule_json\x18\x02 \x01(\t\"\x1d\n\x0b\x42lobRequest\x12\x0e\n\x06sha256\x18\x01 \x01(\t\"\x15\n\x05\x43hunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c*\x8f\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14WORKER_STATE_PROBING\x10\x01\x12\x16\n\x12WORKER_STATE_READY\x10\x02\x12\x15\n\x11WORKER_STATE_BUSY\x10\x03\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x04*?\n\x06Wanted\x12\x0f\n\x0bWANTED_WORK\x10\x00\x12\x10\n\x0cWANTED_DRAIN\x10\x01\x12\x12\n\x0eWANTED_EVICTED\x10\x02*\xc5\x01\n\x07Outcome\x12\x13\n\x0fOUTCOME_UNKNOWN\x10\x00\x12\x0e\n\nOUTCOME_OK\x10\x01\x12\x17\n\x13OUTCOME_BUILD_ERROR\x10\x02\x12\x19\n\x15OUTCOME_BUILD_TIMEOUT\x10\x03\x12\x15\n\x11OUTCOME_RUN_ERROR\x10\x04\x12\x17\n\x13OUTCOME_RUN_TIMEOUT\x10\x05\x12\x18\n\x14OUTCOME_WRONG_RESULT\x10\x06\x12\x17\n\x13OUTCOME_DEVICE_LOST\x10\x07\x32\xd8\x01\n\x05\x46leet\x12P\n\x0bSynchronize\x12\x1f.tunefarm.v1.SynchronizeRequest\x1a .tunefarm.v1.SynchronizeResponse\x12\x42\n\x0bGetWorkload\x12\x1c.tunefarm.v1.WorkloadRequest\x1a\x15.tunefarm.v1.Workload\x12\x39\n\x07GetBlob\x12\x18.tunefarm.v1.BlobRequest\x1a\x12.tunefarm.v1.Chunk0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'proto.fleet_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERSTATE']._serialized_start=1736
-  _globals['_WORKERSTATE']._serialized_end=1879
-  _globals['_OUTCOME']._serialized_start=1882
-  _globals['_OUTCOME']._serialized_end=2079
+  _globals['_WORKERSTATE']._serialized_start=2087
+  _globals['_WORKERSTATE']._serialized_end=2230
+  _globals['_WANTED']._serialized_start=2232
+  _globals['_WANTED']._serialized_end=2295
+  _globals['_OUTCOME']._serialized_start=2298
+  _globals['_OUTCOME']._serialized_end=2495
   _globals['_SYNCHRONIZEREQUEST']._serialized_start=35
-  _globals['_SYNCHRONIZEREQUEST']._serialized_end=313
-  _globals['_SYNCHRONIZERESPONSE']._serialized_start=315
-  _globals['_SYNCHRONIZERESPONSE']._serialized_end=437
-  _globals['_DEVICE']._serialized_start=440
-  _globals['_DEVICE']._serialized_end=667
-  _globals['_GPU']._serialized_start=669
-  _globals['_GPU']._serialized_end=775
-  _globals['_LEASEID']._serialized_start=777
-  _globals['_LEASEID']._serialized_end=815
-  _globals['_LEASE']._serialized_start=818
-  _globals['_LEASE']._serialized_end=1025
-  _globals['_CANDIDATE']._serialized_start=1027
-  _globals['_CANDIDATE']._serialized_end=1145
-  _globals['_MODULERUN']._serialized_start=1147
-  _globals['_MODULERUN']._serialized_end=1206
-  _globals['_LIMITS']._serialized_start=1208
-  _globals['_LIMITS']._serialized_end=1312
-  _globals['_MEASUREMENT']._serialized_start=1314
-  _globals['_MEASUREMENT']._serialized_end=1419
-  _globals['_RESULT']._serialized_start=1422
-  _globals['_RESULT']._serialized_end=1581
-  _globals['_WORKLOADREQUEST']._serialized_start=1583
-  _globals['_WORKLOADREQUEST']._serialized_end=1623
-  _globals['_WORKLOAD']._serialized_start=1625
-  _globals['_WORKLOAD']._serialized_end=1679
-  _globals['_BLOBREQUEST']._serialized_start=1681
-  _globals['_BLOBREQUEST']._serialized_end=1710
-  _globals['_CHUNK']._serialized_start=1712
-  _globals['_CHUNK']._serialized_end=1733
-  _globals['_FLEET']._serialized_start=2082
-  _globals['_FLEET']._serialized_end=2298
+  _globals['_SYNCHRONIZEREQUEST']._serialized_end=350
+  _globals['_VITALS']._serialized_start=353
+  _globals['_VITALS']._serialized_end=626
+  _globals['_SYNCHRONIZERESPONSE']._serialized_start=629
+  _globals['_SYNCHRONIZERESPONSE']._serialized_end=788
+  _globals['_DEVICE']._serialized_start=791
+  _globals['_DEVICE']._serialized_end=1018
+  _globals['_GPU']._serialized_start=1020
+  _globals['_GPU']._serialized_end=1126
+  _globals['_LEASEID']._serialized_start=1128
+  _globals['_LEASEID']._serialized_end=1166
+  _globals['_LEASE']._serialized_start=1169
+  _globals['_LEASE']._serialized_end=1376
+  _globals['_CANDIDATE']._serialized_start=1378
+  _globals['_CANDIDATE']._serialized_end=1496
+  _globals['_MODULERUN']._serialized_start=1498
+  _globals['_MODULERUN']._serialized_end=1557
+  _globals['_LIMITS']._serialized_start=1559
+  _globals['_LIMITS']._serialized_end=1663
+  _globals['_MEASUREMENT']._serialized_start=1665
+  _globals['_MEASUREMENT']._serialized_end=1770
+  _globals['_RESULT']._serialized_start=1773
+  _globals['_RESULT']._serialized_end=1932
+  _globals['_WORKLOADREQUEST']._serialized_start=1934
+  _globals['_WORKLOADREQUEST']._serialized_end=1974
+  _globals['_WORKLOAD']._serialized_start=1976
+  _globals['_WORKLOAD']._serialized_end=2030
+  _globals['_BLOBREQUEST']._serialized_start=2032
+  _globals['_BLOBREQUEST']._serialized_end=2061
+  _globals['_CHUNK']._serialized_start=2063
+  _globals['_CHUNK']._serialized_end=2084
+  _globals['_FLEET']._serialized_start=2498
+  _globals['_FLEET']._serialized_end=2714
 # @@protoc_insertion_point(module_scope)

@@ -15,6 +15,12 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_BUSY: _ClassVar[WorkerState]
     WORKER_STATE_DRAINING: _ClassVar[WorkerState]
 
+class Wanted(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WANTED_WORK: _ClassVar[Wanted]
+    WANTED_DRAIN: _ClassVar[Wanted]
+    WANTED_EVICTED: _ClassVar[Wanted]
+
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     OUTCOME_UNKNOWN: _ClassVar[Outcome]
@@ -30,6 +36,9 @@ WORKER_STATE_PROBING: WorkerState
 WORKER_STATE_READY: WorkerState
 WORKER_STATE_BUSY: WorkerState
 WORKER_STATE_DRAINING: WorkerState
+WANTED_WORK: Wanted
+WANTED_DRAIN: Wanted
+WANTED_EVICTED: Wanted
 OUTCOME_UNKNOWN: Outcome
 OUTCOME_OK: Outcome
 OUTCOME_BUILD_ERROR: Outcome
@@ -40,7 +49,7 @@ OUTCOME_WRONG_RESULT: Outcome
 OUTCOME_DEVICE_LOST: Outcome
 
 class SynchronizeRequest(_message.Message):
-    __slots__ = ("protocol", "worker_id", "session_id", "starting", "state", "device", "held", "results", "slots", "wait_s")
+    __slots__ = ("protocol", "worker_id", "session_id", "starting", "state", "device", "held", "results", "slots", "wait_s", "vitals")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +60,7 @@ class SynchronizeRequest(_message.Message):
     RESULTS_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    VITALS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     session_id: str
@@ -61,19 +71,40 @@ class SynchronizeRequest(_message.Message):
     results: _containers.RepeatedCompositeFieldContainer[Result]
     slots: int
     wait_s: float
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    vitals: Vitals
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ..., vitals: _Optional[_Union[Vitals, _Mapping]] = ...) -> None: ...
+
+class Vitals(_message.Message):
+    __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done")
+    TUNEFARM_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TVM_VERSION_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_C_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FREE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_DONE_FIELD_NUMBER: _ClassVar[int]
+    tunefarm_version: str
+    tvm_version: str
+    load: float
+    temperature_c: float
+    memory_free_bytes: int
+    candidates: int
+    candidates_done: int
+    def __init__(self, tunefarm_version: _Optional[str] = ..., tvm_version: _Optional[str] = ..., load: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_free_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidates_done: _Optional[int] = ...) -> None: ...
 
 class SynchronizeResponse(_message.Message):
-    __slots__ = ("fenced", "lease", "acknowledged", "call_again_after_s")
+    __slots__ = ("fenced", "lease", "acknowledged", "call_again_after_s", "wanted")
     FENCED_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     CALL_AGAIN_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    WANTED_FIELD_NUMBER: _ClassVar[int]
     fenced: bool
     lease: Lease
     acknowledged: _containers.RepeatedScalarFieldContainer[int]
     call_again_after_s: float
-    def __init__(self, fenced: _Optional[bool] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., acknowledged: _Optional[_Iterable[int]] = ..., call_again_after_s: _Optional[float] = ...) -> None: ...
+    wanted: Wanted
+    def __init__(self, fenced: _Optional[bool] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., acknowledged: _Optional[_Iterable[int]] = ..., call_again_after_s: _Optional[float] = ..., wanted: _Optional[_Union[Wanted, str]] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("name", "triple", "mcpu", "features", "cores", "vector_bytes", "l1_bytes", "l2_bytes", "l3_bytes", "toolchain", "target", "gpu")

@@ -71,6 +71,14 @@ class FleetServicer:
         Results. A worker sends each result with every call until its number is in `acknowledged`; sending
         one twice stores it once. Results of a stale lease are acknowledged and dropped. A lease ends when
         all its candidates have a result, when its worker is fenced off, or when it wasn't renewed in time.
+        A worker that is DRAINING and names no held lease gives back what it held: others may have it at
+        once, and no device counts as lost.
+
+        Draining and evicting. People may want a worker to take no more work, or to be away. Every answer
+        says so in `wanted` as long as they do, whichever side restarts. A worker that should DRAIN finishes
+        its lease, is DRAINING from then on, and takes work again when an answer wants it to WORK. One that
+        is EVICTED is also told `fenced`: its lease is given back, and nobody is let in under its name until
+        people want it back. It may stop, or drop what it holds and ask again now and then.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -7,7 +7,7 @@ Durations are seconds, sizes bytes.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
@@ -28,6 +28,28 @@ class WorkerState(StrEnum):
     READY = "ready"
     BUSY = "busy"
     DRAINING = "draining"
+
+
+class Wanted(StrEnum):
+    """What people want a worker to do."""
+
+    WORK = "work"
+    DRAIN = "drain"
+    EVICTED = "evicted"
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """How a worker is, as far as it knows. `load` is what wanted to run on average over the last minute;
+    `candidates` are those of the held lease."""
+
+    tunefarm_version: str = ""
+    tvm_version: str = ""
+    load: float | None = None
+    temperature_c: float | None = None
+    memory_free_bytes: int | None = None
+    candidates: int | None = None
+    candidates_done: int | None = None
 
 
 @dataclass(frozen=True)
@@ -53,9 +75,9 @@ class Limits:
     memory_bytes: int = 4 << 30
 
     def __post_init__(self) -> None:
-        for field in ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes"):
-            if not 0 < getattr(self, field) < math.inf:
-                raise ValueError(f"the limit {field} must be positive, not {getattr(self, field)}")
+        for name in ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"the limit {name} must be positive, not {getattr(self, name)}")
 
 
 @dataclass(frozen=True)
@@ -131,6 +153,7 @@ class WorkerReport:
     results: tuple[Result, ...] = ()
     slots: int = 0
     wait_s: float = 0.0
+    vitals: Vitals = field(default_factory=Vitals)
 
     def __post_init__(self) -> None:
         _check_name("a worker id", self.worker_id)
@@ -148,7 +171,8 @@ class Answer:
     """What the worker should do now.
 
     `keeps` names the held lease when the worker should go on with it; `lease` is a new one, whole.
-    With neither, the worker holds nothing.
+    With neither, the worker holds nothing. `fenced` and EVICTED go together when it is people who want the
+    worker away, not another session of it.
     """
 
     fenced: bool = False
@@ -156,6 +180,7 @@ class Answer:
     lease: Lease | None = None
     acknowledged: tuple[int, ...] = ()
     call_again_after_s: float = 1.0
+    wanted: Wanted = Wanted.WORK
 
     def __post_init__(self) -> None:
         if self.keeps is not None and self.lease is not None:

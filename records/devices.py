@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import lru_cache
 
-from sqlalchemy import select, update
+from sqlalchemy import Select, select, update
 from sqlalchemy.orm import Session
 
 from records.database import NotFound
 from records.statements import changed, insert_missing
 from records.tables import DeviceClassRow, FencedSessionRow, LeaseRow, WorkerRow
 from search.device import Device
+
+# A worker calls at least every 30 s.
+LOST_AFTER_S = 40.0
 
 
 class WorkerState(StrEnum):
@@ -21,26 +26,63 @@ class WorkerState(StrEnum):
     DRAINING = "draining"
 
 
+class Wanted(StrEnum):
+    """What people want a worker to do: go on, finish its lease and take no other, or be away."""
+
+    WORK = "work"
+    DRAIN = "drain"
+    EVICTED = "evicted"
+
+
 class DeviceClassNotFound(NotFound):
     """No device class has this key."""
 
 
+class WorkerNotFound(NotFound):
+    """No worker has this id."""
+
+
 class SessionFenced(Exception):
-    """A newer session of the same worker has taken this one's place."""
+    """A newer session of the same worker has taken this one's place, or its worker was evicted."""
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """How a worker is, as far as it says so. `candidates` are those of the lease it holds."""
+
+    tunefarm_version: str = ""
+    tvm_version: str = ""
+    load: float | None = None
+    temperature_c: float | None = None
+    memory_free_bytes: int | None = None
+    candidates: int | None = None
+    candidates_done: int | None = None
 
 
 @dataclass(frozen=True)
 class WorkerInfo:
-    """A worker as last seen. `trials_done` counts what it reported, `failures` what of that was not OK."""
+    """A worker as last seen. `trials_done` counts what it reported, `failures` what of that was not OK.
+
+    `trial_s` are the seconds that a trial takes on it, None until it has worked off a lease.
+    """
 
     id: str
     session_id: str
     device_class: str | None
     device_name: str | None
+    cores: int | None
     state: WorkerState
+    wanted: Wanted
     last_seen_at: float
     trials_done: int
     failures: int
+    failures_by_kind: Mapping[str, int]
+    vitals: Vitals
+    trial_s: float | None
+
+    def is_lost(self, now: float) -> bool:
+        """Whether it has been silent for longer than a worker that is there."""
+        return now - self.last_seen_at > LOST_AFTER_S
 
 
 def put_class(session: Session, device: Device) -> None:
@@ -66,7 +108,7 @@ def classes(session: Session) -> list[Device]:
 def resolve_class(session: Session, target: str) -> Device | None:
     """The device class meant by a key, by a name that only one has, or by "native".
 
-    "native" is the class of the worker seen last among those that are ready or busy.
+    "native" is the class of the worker seen last among those that are ready or busy and wanted to work.
     """
     if target == "native":
         key = _native(session)
@@ -80,17 +122,25 @@ def resolve_class(session: Session, target: str) -> Device | None:
 
 
 def register(
-    session: Session, worker_id: str, session_id: str, device: Device | None, state: WorkerState, now: float
+    session: Session,
+    worker_id: str,
+    session_id: str,
+    device: Device | None,
+    state: WorkerState,
+    now: float,
+    vitals: Vitals | None = None,
 ) -> str | None:
     """Make this the worker's session; the older session that it fences off, if any, whose leases expire now.
 
-    Repeating it updates the device (None keeps it), state and time. Raises SessionFenced when a newer session
-    has taken this one's place.
+    Repeating it updates the device and the vitals (None keeps them), the state and the time. Raises
+    SessionFenced when a newer session has taken this one's place, or the worker is evicted.
     """
     if _is_fenced(session, worker_id, session_id):
         raise SessionFenced(f"worker {worker_id!r} has a newer session than {session_id!r}")
+    if wanted(session, worker_id) is Wanted.EVICTED:
+        raise SessionFenced(f"worker {worker_id!r} is evicted")
     older = _enter(session, worker_id, session_id, state, now)
-    values: dict[str, object] = {"session_id": session_id, "state": state, "last_seen_at": now}
+    values: dict[str, object] = {"session_id": session_id, **_sign_of_life(state, now, vitals)}
     if device is not None:
         put_class(session, device)
         values["device_class"] = device.key
@@ -103,23 +153,63 @@ def register(
     return older
 
 
-def seen(session: Session, worker_id: str, session_id: str, state: WorkerState, now: float) -> bool:
-    """Note a sign of life; False, and nothing changed, when this is not the worker's session."""
+def seen(
+    session: Session,
+    worker_id: str,
+    session_id: str,
+    state: WorkerState,
+    now: float,
+    vitals: Vitals | None = None,
+) -> bool:
+    """Note a sign of life; False, and nothing changed, when this is not the worker's session, or the worker
+    is evicted."""
     where = (WorkerRow.id == worker_id, WorkerRow.session_id == session_id)
-    return changed(session, update(WorkerRow).where(*where).values(state=state, last_seen_at=now)) == 1
+    let_in = update(WorkerRow).where(*where, WorkerRow.wanted != Wanted.EVICTED)
+    return changed(session, let_in.values(_sign_of_life(state, now, vitals))) == 1
 
 
 def workers(session: Session) -> list[WorkerInfo]:
     """By id."""
-    named = select(WorkerRow, DeviceClassRow.name).outerjoin(
-        DeviceClassRow, DeviceClassRow.key == WorkerRow.device_class
-    )
-    return [_info(row, name) for row, name in session.execute(named.order_by(WorkerRow.id))]
+    return _workers(session, _select_workers().order_by(WorkerRow.id))
+
+
+def worker(session: Session, worker_id: str) -> WorkerInfo:
+    """Raises WorkerNotFound."""
+    found = _workers(session, _select_workers().where(WorkerRow.id == worker_id))
+    if not found:
+        raise WorkerNotFound(f"there is no worker {worker_id!r}")
+    return found[0]
+
+
+def want(session: Session, worker_id: str, what: Wanted) -> None:
+    """Note what people want a worker to do, until they want something else. Raises WorkerNotFound."""
+    values: dict[str, str] = {"wanted": what}
+    if what is Wanted.EVICTED:
+        values["state"] = WorkerState.DRAINING  # it may never say so itself
+    if changed(session, update(WorkerRow).where(WorkerRow.id == worker_id).values(values)) == 0:
+        raise WorkerNotFound(f"there is no worker {worker_id!r}")
+
+
+def wanted(session: Session, worker_id: str) -> Wanted:
+    """WORK for an unknown worker."""
+    return Wanted(session.scalar(select(WorkerRow.wanted).where(WorkerRow.id == worker_id)) or Wanted.WORK)
+
+
+def unwanted(session: Session) -> list[str]:
+    """The ids of the workers that people want to take no work."""
+    return list(session.scalars(select(WorkerRow.id).where(WorkerRow.wanted != Wanted.WORK)))
+
+
+def may_take(session: Session, worker_id: str, session_id: str) -> bool:
+    """Whether this session may have work; until the transaction ends, nothing can change that."""
+    row = select(WorkerRow.session_id, WorkerRow.state, WorkerRow.wanted).where(WorkerRow.id == worker_id)
+    found = session.execute(row.with_for_update(key_share=True)).first()
+    return found is not None and tuple(found) == (session_id, WorkerState.READY, Wanted.WORK)
 
 
 def _native(session: Session) -> str | None:
-    ready = WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY))
-    newest = select(WorkerRow.device_class).where(ready, WorkerRow.device_class.is_not(None))
+    able = (WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)), WorkerRow.wanted == Wanted.WORK)
+    newest = select(WorkerRow.device_class).where(*able, WorkerRow.device_class.is_not(None))
     return session.scalar(newest.order_by(WorkerRow.last_seen_at.desc(), WorkerRow.id).limit(1))
 
 
@@ -131,7 +221,7 @@ def _is_fenced(session: Session, worker_id: str, session_id: str) -> bool:
 def _enter(session: Session, worker_id: str, session_id: str, state: WorkerState, now: float) -> str | None:
     """Make sure that the worker has a row; the other session that the row is of, if it is."""
     row = {"id": worker_id, "session_id": session_id, "state": state, "last_seen_at": now}
-    insert_missing(session, WorkerRow, row | {"trials_done": 0, "failures": 0}, key=["id"])
+    insert_missing(session, WorkerRow, row, key=["id"])
     current = select(WorkerRow.session_id).where(WorkerRow.id == worker_id)
     held = session.scalars(current.with_for_update()).one()
     return None if held == session_id else held
@@ -145,14 +235,39 @@ def _fence(session: Session, worker_id: str, session_id: str, now: float) -> Non
     session.execute(update(LeaseRow).where(*theirs, *running).values(expires_at=now))
 
 
-def _info(row: WorkerRow, device_name: str | None) -> WorkerInfo:
+def _sign_of_life(state: WorkerState, now: float, vitals: Vitals | None) -> dict[str, object]:
+    values: dict[str, object] = {"state": state, "last_seen_at": now}
+    return values if vitals is None else values | {"vitals": asdict(vitals)}
+
+
+def _select_workers() -> Select[WorkerRow, str, str]:
+    classes_ = (DeviceClassRow, DeviceClassRow.key == WorkerRow.device_class)
+    return select(WorkerRow, DeviceClassRow.name, DeviceClassRow.device).outerjoin(*classes_)
+
+
+def _workers(session: Session, query: Select[WorkerRow, str, str]) -> list[WorkerInfo]:
+    return [_info(row, name, device) for row, name, device in session.execute(query)]
+
+
+def _info(row: WorkerRow, device_name: str | None, device: str | None) -> WorkerInfo:
     return WorkerInfo(
         id=row.id,
         session_id=row.session_id,
         device_class=row.device_class,
         device_name=device_name,
+        cores=None if device is None else _cores(device),
         state=WorkerState(row.state),
+        wanted=Wanted(row.wanted),
         last_seen_at=row.last_seen_at,
         trials_done=row.trials_done,
         failures=row.failures,
+        failures_by_kind=row.failures_by_kind,
+        vitals=Vitals(**row.vitals or {}),
+        trial_s=row.trial_s,
     )
+
+
+@lru_cache(maxsize=256)
+def _cores(device: str) -> int:
+    """Of thousands of workers, most are of a few classes."""
+    return Device.from_json(device).cores

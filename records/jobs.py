@@ -19,6 +19,8 @@ from records.tables import JobRow, ModuleRunRow, TrialRow
 Kind: TypeAlias = Literal["untuned", "tuned"]
 
 MAX_TRIALS = 1_000_000_000
+MAX_PRIORITY = 1_000_000
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 
 
 class JobState(StrEnum):
@@ -54,7 +56,8 @@ class JobRequest:
     """What a user asks for. `minutes` is the budget of wall-clock minutes, None for no limit.
 
     No `trials` at all means: compile with the schedules that are known, and one best guess for every subgraph
-    of which nothing is known.
+    of which nothing is known. On the devices that jobs share, those of higher `priority` go first; of equal
+    priority, each gets trials in proportion to its `weight`.
     """
 
     model_sha: str
@@ -64,6 +67,8 @@ class JobRequest:
     trials: int
     minutes: float | None
     seed: int
+    priority: int = 0
+    weight: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 <= self.trials <= MAX_TRIALS:
@@ -72,6 +77,10 @@ class JobRequest:
             raise ValueError(f"minutes must be positive, not {self.minutes}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"a seed must be between 0 and 2**63 - 1, not {self.seed}")
+        if abs(self.priority) > MAX_PRIORITY:
+            raise ValueError(f"a priority must be within {MAX_PRIORITY} of 0, not {self.priority}")
+        if not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:
+            raise ValueError(f"a weight must be between {MIN_WEIGHT} and {MAX_WEIGHT:g}, not {self.weight}")
         for name, shape in self.shapes.items():
             if any(extent < 1 for extent in shape):
                 raise ValueError(f"the extents of the shape of {name!r} must be positive, not {shape}")
@@ -266,6 +275,8 @@ def _job(row: JobRow, trials_done: int, trials_issued: int) -> Job:
         trials=row.trials,
         minutes=row.minutes,
         seed=row.seed,
+        priority=row.priority,
+        weight=row.weight,
     )
     return Job(
         id=row.id,

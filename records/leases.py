@@ -9,19 +9,11 @@ from typing import Any, TypeVar, cast
 from sqlalchemy import Select, func, insert, select, update
 from sqlalchemy.orm import Session
 
-from records import blobs, events, jobs, schedules, trials
+from records import blobs, devices, events, jobs, losses, results, sharing, trials
 from records.jobs import Kind
+from records.sharing import Portion
 from records.statements import changed, insert_missing, lock_job
-from records.tables import (
-    DeviceClassRow,
-    JobRow,
-    LeaseRow,
-    ModuleRunRow,
-    RecordRow,
-    TaskRow,
-    TrialRow,
-    WorkerRow,
-)
+from records.tables import JobRow, LeaseRow, ModuleRunRow, RecordRow, TaskRow, TrialRow, WorkerRow
 from records.trials import Trial, TrialState, trial_of
 from search.measurement import Measurement, Outcome
 
@@ -120,22 +112,21 @@ def take(
     now: float,
     ttl_s: float,
 ) -> Lease | None:
-    """Lease up to `limit` of the oldest trials of one job of this class; a module run goes first, alone.
+    """Lease up to `limit` of the oldest trials of one job of this class, as `sharing` says; its module run
+    goes first, alone.
 
     A trial that outlived a lost device is leased alone as well: if the next is lost too, it was this trial.
     """
-    if limit < 1:
-        return None
-    run = session.scalars(_waiting(ModuleRunRow, device_class).limit(1)).first()
-    work = [run] if run else _waiting_trials(session, device_class, limit)
-    if not work:
-        return None
-    lease = {"id": lease_id, "worker_id": worker_id, "session_id": session_id, "job_id": work[0].job_id}
-    times = {"taken_at": now, "expires_at": now + ttl_s, "attempt": work[0].attempts + 1}
-    session.execute(insert(LeaseRow).values(lease | times))
-    table, ids = type(work[0]), [row.id for row in work]
-    session.execute(update(table).where(table.id.in_(ids)).values(state="leased", lease_id=lease_id))
-    return _load(session, session.scalars(select(LeaseRow).where(LeaseRow.id == lease_id)).one())
+    turns = sharing.turns(session, device_class) if limit > 0 else []
+    portion = sharing.portion(session, worker_id, device_class, now) if turns else None
+    for turn in turns:
+        assert portion is not None, "there are turns"
+        work = _waiting_work(session, turn.job_id, limit, portion)
+        if work:  # another server may have been faster
+            sharing.charge(session, turn, len(work))
+            holder = {"id": lease_id, "worker_id": worker_id, "session_id": session_id}
+            return _grant(session, holder, work, now, ttl_s)
+    return None
 
 
 def current(session: Session, worker_id: str, session_id: str, now: float) -> Lease | None:
@@ -153,7 +144,7 @@ def renew(session: Session, lease_id: str, session_id: str, now: float, ttl_s: f
 
 
 def report(
-    session: Session, lease_id: str, session_id: str, results: Sequence[TrialResult], now: float
+    session: Session, lease_id: str, session_id: str, reports: Sequence[TrialResult], now: float
 ) -> Reported:
     """Store results, each once; what is repeated or stale changes nothing.
 
@@ -163,12 +154,16 @@ def report(
     lease = _lock(session, lease_id, session_id, now)
     if lease is None:
         return Reported(accepted=0, job_id=None, closed=False)
-    news = [result for result in results if _finish(session, lease, result, now)]
+    news, is_all = _news(session, lease_id, reports)
     if not news:
         return Reported(accepted=0, job_id=lease.job_id, closed=False)
-    _add_records(session, [result.trial_id for result in news if result.trial_id is not None], now)
-    _count(session, lease.worker_id, [result.measurement.outcome for result in news])
-    closed = not _unreported(session, lease_id) and _close(session, lease_id, now)
+    _finish(session, news, now)
+    measured = [result.trial_id for result in news if result.trial_id is not None]
+    results.add_records(session, measured, now)
+    results.count(session, lease, [result.measurement.outcome for result in news], len(measured))
+    closed = is_all and _close(session, lease_id, now)
+    if closed:
+        results.note_pace(session, lease, now)
     _append_progress(session, lease.job_id, now)
     return Reported(accepted=len(news), job_id=lease.job_id, closed=closed)
 
@@ -179,28 +174,71 @@ def expire(session: Session, now: float, max_attempts: int = 2) -> list[str]:
     What they had not reported is pending again, or done as DEVICE_LOST when it lost `max_attempts` devices.
     """
     overdue = select(LeaseRow).where(LeaseRow.closed_at.is_(None), LeaseRow.expires_at <= now)
-    leases = session.scalars(overdue.order_by(LeaseRow.id).with_for_update(skip_locked=True)).all()
+    # By job, so that two schedulers which do this at once never wait for each other.
+    in_order = overdue.order_by(LeaseRow.job_id, LeaseRow.id)
+    leases = session.scalars(in_order.with_for_update(skip_locked=True)).all()
     for lease in leases:
         _lapse(session, lease, now, max_attempts)
     return list(dict.fromkeys(lease.job_id for lease in leases))
 
 
-def _waiting(table: type[Work], device_class: str) -> Select[Work]:
-    """What waits for this device class and no other transaction is taking, oldest first."""
-    runs = table.job_id.in_(
-        select(JobRow.id).where(JobRow.device_class == device_class, JobRow.state.in_(jobs.UNFINISHED))
-    )
-    waiting = select(table).where(table.state == "pending", runs).order_by(table.id)
-    return waiting.with_for_update(skip_locked=True)
+def give_back(session: Session, worker_id: str, session_id: str, now: float) -> list[str]:
+    """Close what this session holds; the ids of the jobs. The caller has written to the worker before.
+
+    What it had not reported is pending again, and no device counts as lost: it can't or shall not go on.
+    """
+    open_ones = select(LeaseRow).where(LeaseRow.worker_id == worker_id, LeaseRow.closed_at.is_(None))
+    theirs = open_ones.where(LeaseRow.session_id == session_id).order_by(LeaseRow.job_id, LeaseRow.id)
+    # One that is locked is just being expired.
+    leases = session.scalars(theirs.with_for_update(skip_locked=True)).all()
+    for lease in leases:
+        _lapse(session, lease, now, max_attempts=None)
+    return list(dict.fromkeys(lease.job_id for lease in leases))
 
 
-def _waiting_trials(session: Session, device_class: str, limit: int) -> Sequence[TrialRow]:
-    waiting = _waiting(TrialRow, device_class)
+def evict(session: Session, worker_id: str, now: float) -> None:
+    """Let nobody work under this name until it is wanted again; what it holds is given back.
+
+    Raises WorkerNotFound.
+    """
+    devices.want(session, worker_id, devices.Wanted.EVICTED)
+    holder = select(WorkerRow.session_id).where(WorkerRow.id == worker_id)
+    give_back(session, worker_id, session.scalars(holder).one(), now)
+
+
+def _waiting_work(
+    session: Session, job_id: str, limit: int, portion: Portion
+) -> Sequence[ModuleRunRow] | Sequence[TrialRow]:
+    run = session.scalars(_waiting(ModuleRunRow, job_id).limit(1)).first()
+    if run is not None:
+        return [run]
+    waiting = _waiting(TrialRow, job_id)
     oldest = session.scalars(waiting.limit(1)).first()
     if oldest is None or oldest.attempts:
         return [] if oldest is None else [oldest]
-    together = waiting.where(TrialRow.job_id == oldest.job_id, TrialRow.attempts == 0)
-    return session.scalars(together.limit(limit)).all()
+    together = min(limit, portion.of(trials.counts(session, job_id).pending))
+    return session.scalars(waiting.where(TrialRow.attempts == 0).limit(together)).all()
+
+
+def _waiting(table: type[Work], job_id: str) -> Select[Work]:
+    """What waits for a device and no other transaction is taking, oldest first."""
+    waiting = select(table).where(table.job_id == job_id, table.state == "pending").order_by(table.id)
+    return waiting.with_for_update(skip_locked=True)
+
+
+def _grant(
+    session: Session,
+    holder: dict[str, str],
+    work: Sequence[ModuleRunRow] | Sequence[TrialRow],
+    now: float,
+    ttl_s: float,
+) -> Lease:
+    first, ids = work[0], [row.id for row in work]
+    terms = {"job_id": first.job_id, "attempt": first.attempts + 1, "taken_at": now}
+    session.execute(insert(LeaseRow).values({**holder, **terms, "expires_at": now + ttl_s}))
+    table, lease_id = type(first), holder["id"]
+    session.execute(update(table).where(table.id.in_(ids)).values(state="leased", lease_id=lease_id))
+    return _load(session, session.scalars(select(LeaseRow).where(LeaseRow.id == lease_id)).one())
 
 
 def _live(lease_id: str, session_id: str, now: float) -> tuple[Any, ...]:
@@ -218,72 +256,32 @@ def _lock(session: Session, lease_id: str, session_id: str, now: float) -> Lease
     return lease
 
 
-def _finish(session: Session, lease: LeaseRow, result: TrialResult, now: float) -> bool:
-    if result.trial_id is not None:
-        return _settle(session, TrialRow, result.trial_id, lease.id, _values(result.measurement, now))
-    assert result.module_run_id is not None
-    values = _values(result.measurement, now) | {"outputs_sha": result.outputs_sha}
-    return _settle(session, ModuleRunRow, result.module_run_id, lease.id, values)
+def _news(session: Session, lease_id: str, reports: Sequence[TrialResult]) -> tuple[list[TrialResult], bool]:
+    """The first result of each thing that this lease still holds, and whether that is all it holds."""
+    held: set[tuple[int | None, int | None]] = {(row, None) for row in _held(session, TrialRow, lease_id)}
+    held |= {(None, row) for row in _held(session, ModuleRunRow, lease_id)}
+    first = {(result.trial_id, result.module_run_id): result for result in reversed(reports)}
+    news = [result for key, result in first.items() if key in held]
+    return news, len(news) == len(held)
 
 
-def _settle(session: Session, table: type[Work], row_id: int, lease_id: str, values: dict[str, Any]) -> bool:
-    """End a trial or a module run, unless this lease no longer holds it."""
-    held = (table.id == row_id, table.lease_id == lease_id, table.state == "leased")
-    return changed(session, update(table).where(*held).values(values)) == 1
+def _held(session: Session, table: type[Work], lease_id: str) -> Sequence[int]:
+    return session.scalars(select(table.id).where(table.lease_id == lease_id, table.state == "leased")).all()
 
 
-def _values(measurement: Measurement, now: float) -> dict[str, Any]:
-    return {
-        "state": "done",
-        "outcome": measurement.outcome,
-        "run_secs": list(measurement.run_secs),
-        "build_secs": measurement.build_secs,
-        "error": measurement.error,
-        "finished_at": now,
-    }
-
-
-def _add_records(session: Session, trial_ids: Sequence[int], now: float) -> None:
-    measured = (
-        select(TrialRow, DeviceClassRow.key, DeviceClassRow.target)
-        .join(JobRow, JobRow.id == TrialRow.job_id)
-        .join(DeviceClassRow, DeviceClassRow.key == JobRow.device_class)
-        .where(TrialRow.id.in_(trial_ids))
-    )
-    for row, device_class, target in session.execute(measured.order_by(TrialRow.id)):
-        schedules.put_measured(session, _record(trial_of(row), device_class, target, now))
-
-
-def _record(trial: Trial, device_class: str, target: str, now: float) -> schedules.Record:
-    return schedules.Record(
-        workload_hash=trial.workload_hash,
-        device_class=device_class,
-        trace=trial.trace,
-        program=trial.program,
-        latency_s=trial.latency_s,
-        run_secs=trial.run_secs,
-        outcome=trial.outcome or Outcome.UNKNOWN,
-        target=target,
-        source="trial",
-        created_at=now,
-    )
-
-
-def _count(session: Session, worker_id: str, outcomes: Sequence[Outcome]) -> None:
-    failures = sum(outcome is not Outcome.OK for outcome in outcomes)
-    totals = {
-        "trials_done": WorkerRow.trials_done + len(outcomes),
-        "failures": WorkerRow.failures + failures,
-    }
-    session.execute(update(WorkerRow).where(WorkerRow.id == worker_id).values(totals))
-
-
-def _unreported(session: Session, lease_id: str) -> bool:
-    for table in (TrialRow, ModuleRunRow):
-        held = select(func.count()).where(table.lease_id == lease_id, table.state == "leased")
-        if session.scalar(held):
-            return True
-    return False
+def _finish(session: Session, news: Sequence[TrialResult], now: float) -> None:
+    """Each statement for all of its rows at once: a busy service has thousands a second."""
+    ended = [(result, results.ended(result.measurement, now)) for result in news]
+    measured = [{"id": one.trial_id} | end for one, end in ended if one.trial_id is not None]
+    timed = [
+        {"id": one.module_run_id, "outputs_sha": one.outputs_sha} | end
+        for one, end in ended
+        if one.module_run_id is not None
+    ]
+    if measured:
+        session.execute(update(TrialRow), measured)
+    if timed:
+        session.execute(update(ModuleRunRow), timed)
 
 
 def _close(session: Session, lease_id: str, now: float) -> bool:
@@ -297,29 +295,32 @@ def _append_progress(session: Session, job_id: str, now: float) -> None:
     events.append(session, job_id, "progress", {"trials_done": counts.done, "trials_issued": issued}, now)
 
 
-def _lapse(session: Session, lease: LeaseRow, now: float, max_attempts: int) -> None:
+def _lapse(session: Session, lease: LeaseRow, now: float, max_attempts: int | None) -> None:
+    """End a lease that was not worked off: its device was lost, or gave it back (`max_attempts` None)."""
     _close(session, lease.id, now)
     state = lock_job(session, lease.job_id)
-    lost = _give_back(session, TrialRow, lease.id, now, max_attempts)
-    _add_records(session, lost, now)
-    _give_back(session, ModuleRunRow, lease.id, now, max_attempts)
+    if max_attempts is not None:
+        losses.note(session, lease, now)
+        lost = _quarantine(session, TrialRow, lease.id, now, max_attempts)
+        results.add_records(session, lost, now)
+        _quarantine(session, ModuleRunRow, lease.id, now, max_attempts)
+    for table in (TrialRow, ModuleRunRow):
+        still = (table.lease_id == lease.id, table.state == "leased")
+        session.execute(update(table).where(*still).values(state="pending", lease_id=None))
     if state is not None and jobs.JobState(state).finished:
         jobs.drop_waiting(session, lease.job_id)
     _append_progress(session, lease.job_id, now)
 
 
-def _give_back(
+def _quarantine(
     session: Session, table: type[Work], lease_id: str, now: float, max_attempts: int
 ) -> Sequence[int]:
-    """Make what the lease still holds pending again; the ids of what is quarantined instead."""
-    held = (table.lease_id == lease_id, table.state == "leased")
-    attempts = table.attempts + 1
-    quarantined = session.scalars(select(table.id).where(*held, attempts >= max_attempts)).all()
-    lost = update(table).where(table.id.in_(quarantined), *held)
-    session.execute(lost.values(_values(_LOST, now) | {"attempts": attempts}))
-    again = update(table).where(*held)
-    session.execute(again.values(state="pending", lease_id=None, attempts=attempts))
-    return quarantined
+    """Count one attempt more for what the lease still holds; the ids of what is given up because of it."""
+    still = (table.lease_id == lease_id, table.state == "leased")
+    session.execute(update(table).where(*still).values(attempts=table.attempts + 1))
+    given_up = session.scalars(select(table.id).where(*still, table.attempts >= max_attempts)).all()
+    session.execute(update(table).where(table.id.in_(given_up)).values(results.ended(_LOST, now)))
+    return given_up
 
 
 def _load(session: Session, lease: LeaseRow) -> Lease:

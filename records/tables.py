@@ -26,14 +26,14 @@ Json = JSON(none_as_null=True)
 
 
 class Prose(TypeDecorator[str]):
-    """Text that people read and others wrote: characters that a database can't hold are replaced."""
+    """Text: characters that a database can't hold are replaced, so as keys they match nothing."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is None:
-            return None
+        if value is None or (value.isascii() and "\x00" not in value):
+            return value
         return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
 
 
@@ -47,7 +47,7 @@ class Base(DeclarativeBase):
         }
     )
     type_annotation_map = {  # noqa: RUF012 - SQLAlchemy reads it from the class
-        str: Text,
+        str: Prose,
         float: Double,
         dict[str, Any]: Json,
         list[Any]: Json,
@@ -70,7 +70,7 @@ class ChunkRow(Base):
 class ModelRow(Base):
     __tablename__ = "models"
     sha: Mapped[str] = mapped_column(ForeignKey("blobs.sha"), primary_key=True)
-    name: Mapped[str] = mapped_column(Prose)
+    name: Mapped[str]
     created_at: Mapped[float]
 
 
@@ -91,6 +91,12 @@ class WorkerRow(Base):
     last_seen_at: Mapped[float]
     trials_done: Mapped[int] = mapped_column(default=0)
     failures: Mapped[int] = mapped_column(default=0)
+    failures_by_kind: Mapped[dict[str, Any]] = mapped_column(default=dict)
+    # What people want it to do, whatever it does now.
+    wanted: Mapped[str] = mapped_column(default="work")
+    vitals: Mapped[dict[str, Any] | None]
+    # Seconds that a trial takes on it, lately.
+    trial_s: Mapped[float | None]
 
 
 class FencedSessionRow(Base):
@@ -108,15 +114,15 @@ class JobRow(Base):
     id: Mapped[str] = mapped_column(primary_key=True)
     idempotency_key: Mapped[str | None] = mapped_column(unique=True)
     model_sha: Mapped[str] = mapped_column(ForeignKey("models.sha"))
-    model_name: Mapped[str] = mapped_column(Prose)
+    model_name: Mapped[str]
     shapes: Mapped[dict[str, Any]]
-    target: Mapped[str] = mapped_column(Prose)
+    target: Mapped[str]
     trials: Mapped[int]
     minutes: Mapped[float | None]
     seed: Mapped[int] = mapped_column(BigInteger)
     state: Mapped[str]
-    error: Mapped[str | None] = mapped_column(Prose)
-    message: Mapped[str] = mapped_column(Prose)
+    error: Mapped[str | None]
+    message: Mapped[str]
     device_class: Mapped[str | None] = mapped_column(ForeignKey("device_classes.key"))
     created_at: Mapped[float]
     started_at: Mapped[float | None]
@@ -127,6 +133,20 @@ class JobRow(Base):
     artifact_sha: Mapped[str | None] = mapped_column(ForeignKey("blobs.sha"))
     holder: Mapped[str | None]
     held_until: Mapped[float | None]
+    priority: Mapped[int] = mapped_column(default=0)
+    weight: Mapped[float] = mapped_column(default=1.0)
+
+
+class ShareRow(Base):
+    """Where a job stands among those that share its device class, in trials by weight.
+
+    Apart from the job's own row, because that is locked before trials are and this is changed after.
+    """
+
+    __tablename__ = "shares"
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"), primary_key=True)
+    begun: Mapped[float]
+    ended: Mapped[float]
 
 
 class WorkloadRow(Base):
@@ -142,11 +162,11 @@ class TaskRow(Base):
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
     workload_hash: Mapped[str] = mapped_column(ForeignKey("workloads.hash"))
-    name: Mapped[str] = mapped_column(Prose)
+    name: Mapped[str]
     weight: Mapped[int]
     flops: Mapped[float]
     covered: Mapped[bool]
-    reason: Mapped[str] = mapped_column(Prose)
+    reason: Mapped[str]
     constants: Mapped[list[Any]]
 
 
@@ -161,6 +181,7 @@ class LeaseRow(Base):
     taken_at: Mapped[float]
     expires_at: Mapped[float]
     closed_at: Mapped[float | None]
+    measured: Mapped[int] = mapped_column(default=0)
 
 
 class TrialRow(Base):
@@ -189,7 +210,7 @@ class TrialRow(Base):
     outcome: Mapped[str | None]
     run_secs: Mapped[list[Any] | None]
     build_secs: Mapped[float | None]
-    error: Mapped[str] = mapped_column(Prose)
+    error: Mapped[str]
     created_at: Mapped[float]
     finished_at: Mapped[float | None]
 
@@ -207,7 +228,7 @@ class ModuleRunRow(Base):
     outcome: Mapped[str | None]
     run_secs: Mapped[list[Any] | None]
     build_secs: Mapped[float | None]
-    error: Mapped[str] = mapped_column(Prose)
+    error: Mapped[str]
     outputs_sha: Mapped[str | None] = mapped_column(ForeignKey("blobs.sha"))
     created_at: Mapped[float]
     finished_at: Mapped[float | None]
@@ -263,7 +284,7 @@ class TokenRow(Base):
     __tablename__ = "tokens"
     __table_args__ = (Index(None, "created_at", "id"),)
     id: Mapped[str] = mapped_column(primary_key=True)
-    name: Mapped[str] = mapped_column(Prose)
+    name: Mapped[str]
     sha: Mapped[str] = mapped_column(unique=True)
     scopes: Mapped[list[Any]]
     created_at: Mapped[float]
@@ -279,8 +300,8 @@ class AuditRow(Base):
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
     at: Mapped[float]
     who: Mapped[str]
-    action: Mapped[str] = mapped_column(Prose)
-    subject: Mapped[str] = mapped_column(Prose)
+    action: Mapped[str]
+    subject: Mapped[str]
     outcome: Mapped[str]
-    address: Mapped[str] = mapped_column(Prose)
+    address: Mapped[str]
     times: Mapped[int]

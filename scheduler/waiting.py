@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from records import devices, jobs, leases
-from records.devices import WorkerState
+from records.devices import Wanted, WorkerState
 from records.jobs import Job
 from records.leases import ModuleRun
 from search.measurement import Outcome
@@ -23,18 +23,28 @@ def note_end_to_end(session: Session, job: Job) -> None:
 
 def note_missing_device(session: Session, job: Job, now: float) -> None:
     """Say so while no worker of the job's device class is there."""
-    message = f"waiting for a device of class {job.device_class}: start a worker on it"
-    is_away = not any(_is_there(worker, job, now) for worker in devices.workers(session))
-    if is_away and job.message != message:
-        jobs.set_message(session, job.id, message)
-    if not is_away and job.message == message:
-        jobs.set_message(session, job.id, "measuring")
+    start = f"waiting for a device of class {job.device_class}: "
+    mine = [worker for worker in devices.workers(session) if worker.device_class == job.device_class]
+    if any(_is_there(worker, now) for worker in mine):
+        if job.message.startswith(start):
+            jobs.set_message(session, job.id, "measuring")
+        return
+    held_back = [worker.id for worker in mine if _is_held_back(worker, now)]
+    remedy = f"`tunefarm workers resume {held_back[0]}`" if held_back else "start a worker on it"
+    if job.message != start + remedy:
+        jobs.set_message(session, job.id, start + remedy)
 
 
 def _noted(job: Job, run: ModuleRun) -> tuple[float, ...] | None:
     return job.untuned_secs if run.kind == "untuned" else job.tuned_secs
 
 
-def _is_there(worker: devices.WorkerInfo, job: Job, now: float) -> bool:
+def _is_there(worker: devices.WorkerInfo, now: float) -> bool:
     is_recent = now - worker.last_seen_at < AWAY_AFTER_S
-    return worker.device_class == job.device_class and worker.state is not WorkerState.DRAINING and is_recent
+    return worker.state is not WorkerState.DRAINING and worker.wanted is Wanted.WORK and is_recent
+
+
+def _is_held_back(worker: devices.WorkerInfo, now: float) -> bool:
+    """Whether it would be there if people wanted it to; an evicted one isn't listened to, so it may be."""
+    is_recent = now - worker.last_seen_at < AWAY_AFTER_S
+    return worker.wanted is Wanted.EVICTED or (worker.wanted is Wanted.DRAIN and is_recent)

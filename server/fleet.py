@@ -7,7 +7,8 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import IO, Any
+from functools import partial
+from typing import IO, Any, NamedTuple
 
 import grpc
 import grpc.aio
@@ -15,19 +16,30 @@ import grpc.aio
 from proto import fleet_pb2 as pb
 from proto.convert import ProtocolMismatchError, WireError, answer_to_wire, report_from_wire
 from proto.fleet_pb2_grpc import FleetServicer
-from proto.values import Answer, Lease, WorkerReport
-from records import tasks
+from proto.values import Answer, Lease, Wanted, WorkerReport, WorkerState
+from records import devices, tasks
 from records.blobs import BlobNotFound
 from records.database import StorageError
 from records.tasks import WorkloadNotFound
 from server import reconcile
 from server.context import Context
-from server.events import pause
 from server.jobs import pieces, spool
+from server.watch import Watch
 
 _log = logging.getLogger(__name__)
 
-_POLL_S = 0.1
+
+class Known(NamedTuple):
+    """What has to be stored of a session before it may work. One that works again after it was drained is
+    stored anew: jobs may have waited for it."""
+
+    session_id: str
+    device_class: str | None
+    draining: bool
+
+
+class NotWanted(Exception):
+    """The session that waits may have no work any more; the answer to its next call says why."""
 
 
 class Fleet(FleetServicer):
@@ -35,7 +47,8 @@ class Fleet(FleetServicer):
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._sessions: dict[str, tuple[str, str | None]] = {}
+        self._watch = Watch(context.database, context.stopping)
+        self._sessions: dict[str, Known] = {}
 
     async def Synchronize(  # noqa: N802
         self, request: pb.SynchronizeRequest, context: Any
@@ -65,8 +78,9 @@ class Fleet(FleetServicer):
         for step, job_id in outcome.wakes:
             await asyncio.to_thread(self._context.wake, step, job_id)
         answer = outcome.answer
-        idle = not (answer.fenced or answer.keeps or answer.lease or answer.acknowledged)
-        return await self._wait_for_work(report, answer) if idle else answer
+        busy = answer.fenced or answer.keeps or answer.lease or answer.acknowledged
+        waits = not busy and answer.wanted is Wanted.WORK and reconcile.wants_work(report)
+        return await self._wait_for_work(report, answer) if waits else answer
 
     def _reconcile(self, report: WorkerReport) -> reconcile.Outcome:
         announced = self._sessions.get(report.worker_id) == _known(report)
@@ -81,21 +95,34 @@ class Fleet(FleetServicer):
 
     async def _wait_for_work(self, report: WorkerReport, idle: Answer) -> Answer:
         """Not for longer than the worker asked for, and not while the server stops."""
+        assert report.device is not None, "a ready worker has a device"
         loop = asyncio.get_running_loop()
-        until = loop.time() + (report.wait_s if reconcile.wants_work(report) else 0.0)
+        until = loop.time() + report.wait_s
         while loop.time() < until:
-            await pause(self._context.stopping, _POLL_S)
+            look = await self._watch.next()
             if self._context.stopping.is_set():
                 return replace(idle, call_again_after_s=reconcile.IDLE_S)
-            if self._sessions.get(report.worker_id, known := _known(report)) != known:
+            if self._is_replaced(report):
                 return Answer(fenced=True)
-            lease = await asyncio.to_thread(self._take, report)
+            if report.worker_id in look.unwanted:
+                break
+            try:
+                lease = await self._watch.take(look, report.device.key, partial(self._take, report))
+            except NotWanted:
+                break
             if lease is not None:
                 return replace(idle, lease=lease, call_again_after_s=reconcile.HEARTBEAT_S)
         return idle
 
+    def _is_replaced(self, report: WorkerReport) -> bool:
+        known = self._sessions.get(report.worker_id)
+        return known is not None and known.session_id != report.session_id
+
     def _take(self, report: WorkerReport) -> Lease | None:
+        """Raises NotWanted."""
         with self._context.database.begin() as session:
+            if not devices.may_take(session, report.worker_id, report.session_id):
+                raise NotWanted
             return reconcile.take(session, report, self._context.new_id(), self._context.now())
 
     def _workload(self, workload_hash: str) -> str:
@@ -123,6 +150,6 @@ async def _statuses(context: Any) -> AsyncIterator[None]:
         await context.abort(grpc.StatusCode.UNAVAILABLE, f"the service can't use its storage: {error}")
 
 
-def _known(report: WorkerReport) -> tuple[str, str | None]:
-    """What has to be stored of a session before it may work: who it is, and its device class."""
-    return report.session_id, None if report.device is None else report.device.key
+def _known(report: WorkerReport) -> Known:
+    device_class = None if report.device is None else report.device.key
+    return Known(report.session_id, device_class, report.state is WorkerState.DRAINING)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from records import devices, jobs
-from records.devices import WorkerState
+from records import devices, jobs, pace
+from records.devices import Wanted, WorkerInfo, WorkerState
 from records.jobs import JobState
+from records.pace import Held
 from server.context import ContextDep
+from server.metrics import Metrics
 from server.problems import Problem
 
 router = APIRouter(tags=["health"])
@@ -35,11 +38,41 @@ def readyz(context: ContextDep) -> dict[str, str]:
 @router.get("/metrics", response_class=Response)
 def metrics(context: ContextDep) -> Response:
     """Counters in Prometheus' text format."""
+    now = context.now()
     with context.database.begin() as session:
         by_state = Counter(job.state for job in jobs.unfinished(session))
-        workers = Counter(worker.state for worker in devices.workers(session))
+        workers = devices.workers(session)
+        rates, held = pace.trials_per_minute(session, now), pace.held(session, now)
     for state in (state for state in JobState if not state.finished):
         context.metrics.jobs.labels(state.value).set(by_state[state])
-    for worker_state in WorkerState:
-        context.metrics.workers.labels(worker_state.value).set(workers[worker_state])
+    _count_workers(context.metrics, workers, rates, now)
+    _count_leases(context.metrics, held, now)
     return Response(context.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _count_workers(
+    metrics: Metrics, workers: Sequence[WorkerInfo], rates: Mapping[str, float], now: float
+) -> None:
+    states = Counter(_state(worker, now) for worker in workers)
+    for state in (*WorkerState, _LOST, Wanted.EVICTED):
+        metrics.workers.labels(str(state)).set(states[state])
+    by_class: defaultdict[str, float] = defaultdict(float)
+    for worker in workers:
+        if worker.device_class is not None:
+            by_class[worker.device_class] += rates.get(worker.id, 0.0)
+    for device_class, rate in by_class.items():
+        metrics.trials_per_minute.labels(device_class).set(rate)
+
+
+def _count_leases(metrics: Metrics, held: Sequence[Held], now: float) -> None:
+    metrics.held_leases.set(len(held))
+    metrics.oldest_lease_s.set(max((now - lease.taken_at for lease in held), default=0.0))
+
+
+_LOST = "lost"
+
+
+def _state(worker: WorkerInfo, now: float) -> str:
+    if worker.wanted is Wanted.EVICTED:
+        return Wanted.EVICTED
+    return _LOST if worker.is_lost(now) else worker.state

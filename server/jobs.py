@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO, Annotated
 
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
@@ -26,16 +26,18 @@ _SPOOL_BYTES = 1 << 20
 @router.post("", status_code=202)
 def create(
     body: JobRequestBody,
+    request: Request,
     response: Response,
     context: ContextDep,
     idempotency_key: Annotated[Name | None, Header()] = None,
 ) -> JobBody:
     """Starts a job. The same Idempotency-Key with the same request gives the job it made before."""
     with context.database.begin() as session:
-        request = _job_request(session, body)
-        job = jobs.create(session, context.new_id(), request, idempotency_key, context.now())
+        wanted = _job_request(session, body)
+        job = jobs.create(session, context.new_id(), wanted, idempotency_key, context.now())
     if job.state is JobState.QUEUED:
         context.wake("intake", job.id)
+    request.state.audited = job.id
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     return JobBody.of(job)
 
@@ -137,6 +139,8 @@ def _job_request(session: Session, body: JobRequestBody) -> JobRequest:
         trials=body.trials,
         minutes=body.minutes,
         seed=body.seed,
+        priority=body.priority,
+        weight=body.weight,
     )
 
 

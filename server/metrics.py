@@ -32,6 +32,18 @@ class Metrics:
         self.results = Counter("tunefarm_results", "Results received from workers", registry=self.registry)
         self.jobs = Gauge("tunefarm_jobs", "Unfinished jobs", ["state"], registry=self.registry)
         self.workers = Gauge("tunefarm_workers", "Known workers", ["state"], registry=self.registry)
+        self.trials_per_minute = Gauge(
+            "tunefarm_trials_per_minute",
+            "Trials that the workers of a device class measured a minute, over the last five",
+            ["device_class"],
+            registry=self.registry,
+        )
+        self.held_leases = Gauge("tunefarm_held_leases", "Leases that workers hold", registry=self.registry)
+        self.oldest_lease_s = Gauge(
+            "tunefarm_oldest_lease_seconds",
+            "How long ago the oldest lease that a worker holds was given, 0 without any",
+            registry=self.registry,
+        )
 
     def exposition(self) -> bytes:
         """Everything in Prometheus' text format."""

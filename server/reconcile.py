@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from sqlalchemy.orm import Session
 
@@ -16,6 +16,7 @@ from proto.values import (
     Limits,
     ModuleRun,
     Result,
+    Wanted,
     WorkerReport,
     WorkerState,
 )
@@ -23,10 +24,12 @@ from records import devices, jobs, leases
 from records.devices import SessionFenced
 from records.jobs import JobState
 from records.leases import TrialResult
+from server.plausible import believed
 
 LEASE_TTL_S = 30.0
 HEARTBEAT_S = 5.0
 IDLE_S = 1.0
+EVICTED_S = 5.0
 _MAX_LEASE = 256
 
 Wake = tuple[str, str]
@@ -46,8 +49,11 @@ def reconcile(session: Session, report: WorkerReport, announced: bool, lease_id:
     `announced`: this session's device is known already. `lease_id` names a new lease, if one is given.
     """
     if not _present(session, report, announced, now):
-        return Outcome(Answer(fenced=True))
+        wanted = Wanted(devices.wanted(session, report.worker_id).value)
+        return Outcome(Answer(fenced=True, wanted=wanted, call_again_after_s=EVICTED_S))
     wakes = _store_results(session, report, now)
+    if report.state is WorkerState.DRAINING and report.held is None:
+        leases.give_back(session, report.worker_id, report.session_id, now)
     if report.state is WorkerState.READY and not announced:
         wakes += _waiting_jobs(session)
     answer = _decide(session, report, lease_id, now)
@@ -69,14 +75,15 @@ def take(session: Session, report: WorkerReport, lease_id: str, now: float) -> L
 
 
 def _present(session: Session, report: WorkerReport, announced: bool, now: float) -> bool:
-    """Notes that the worker is there; False when another session has taken its place."""
+    """Notes that the worker is there; False when another session has taken its place, or it was evicted."""
     worker_id, session_id = report.worker_id, report.session_id
     state = devices.WorkerState(report.state.value)
+    vitals = devices.Vitals(**asdict(report.vitals))
     known = announced or report.device is None
     if known and not report.starting:
-        return devices.seen(session, worker_id, session_id, state, now)
+        return devices.seen(session, worker_id, session_id, state, now, vitals)
     try:
-        devices.register(session, worker_id, session_id, report.device, state, now)
+        devices.register(session, worker_id, session_id, report.device, state, now, vitals)
     except SessionFenced:
         return False
     return True
@@ -99,7 +106,7 @@ def _store_results(session: Session, report: WorkerReport, now: float) -> list[W
 def _stored(results: Sequence[Result]) -> list[TrialResult]:
     return [
         TrialResult(result.measurement, trial_id=result.trial_id, module_run_id=result.module_run_id)
-        for result in results
+        for result in map(believed, results)
     ]
 
 
@@ -110,12 +117,18 @@ def _waiting_jobs(session: Session) -> list[Wake]:
 
 def _decide(session: Session, report: WorkerReport, lease_id: str, now: float) -> Answer:
     acknowledged = tuple(result.number for result in report.results)
+    wanted = Wanted(devices.wanted(session, report.worker_id).value)
     if report.held is not None and leases.renew(session, report.held.id, report.session_id, now, LEASE_TTL_S):
-        return Answer(keeps=report.held, acknowledged=acknowledged, call_again_after_s=HEARTBEAT_S)
-    lease = _lost_on_the_way(session, report, now) or take(session, report, lease_id, now)
+        return Answer(
+            keeps=report.held, acknowledged=acknowledged, call_again_after_s=HEARTBEAT_S, wanted=wanted
+        )
+    lease = _lost_on_the_way(session, report, now)
+    if lease is None and wanted is Wanted.WORK:
+        lease = take(session, report, lease_id, now)
     # A worker that is willing to wait does so in its next call, not between calls.
-    idle_s = 0.0 if wants_work(report) and report.wait_s > 0 else IDLE_S
-    return Answer(lease=lease, acknowledged=acknowledged, call_again_after_s=HEARTBEAT_S if lease else idle_s)
+    waits = wants_work(report) and report.wait_s > 0
+    again_s = HEARTBEAT_S if lease else 0.0 if waits else IDLE_S
+    return Answer(lease=lease, acknowledged=acknowledged, call_again_after_s=again_s, wanted=wanted)
 
 
 def _lost_on_the_way(session: Session, report: WorkerReport, now: float) -> Lease | None:

@@ -11,8 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from records.cost_models import Version, evaluated
-from records.devices import WorkerInfo
-from records.jobs import Job
+from records.jobs import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT, Job
 from records.models import ModelInfo
 from records.schedules import Record
 from records.tasks import Task
@@ -65,6 +64,9 @@ class JobRequestBody(_Request):
     when its budget of `trials` or of `minutes` is spent; every subgraph of which nothing is known gets one
     trial whatever the budget. With `compile_only` that is all, besides the whole model's timing: it is
     compiled with the schedules known already and these best guesses, and `trials` is left out.
+
+    Where jobs share devices, those of higher `priority` go first; of equal priority, each gets trials in
+    proportion to its `weight`.
     """
 
     model: Sha256
@@ -74,6 +76,8 @@ class JobRequestBody(_Request):
     compile_only: bool = False
     minutes: float | None = None
     seed: int = Field(default=0, ge=0, lt=2**63)
+    priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    weight: float = Field(default=1.0, ge=MIN_WEIGHT, le=MAX_WEIGHT, allow_inf_nan=False)
 
     @model_validator(mode="after")
     def _trials_unless_compile_only(self) -> JobRequestBody:
@@ -117,6 +121,8 @@ class JobBody(BaseModel):
     trials: int
     minutes: float | None
     seed: int
+    priority: int
+    weight: float
     created_at: float
     started_at: float | None
     finished_at: float | None
@@ -144,6 +150,8 @@ class JobBody(BaseModel):
             trials=request.trials,
             minutes=request.minutes,
             seed=request.seed,
+            priority=request.priority,
+            weight=request.weight,
             created_at=job.created_at,
             started_at=job.started_at,
             finished_at=job.finished_at,
@@ -193,53 +201,6 @@ class TaskBody(BaseModel):
 
 class TasksBody(BaseModel):
     items: list[TaskBody]
-
-
-class WorkerBody(BaseModel):
-    id: str
-    state: str
-    device_class: str | None
-    device_name: str | None
-    last_seen_at: float
-    trials_done: int
-    failures: int
-
-    @classmethod
-    def of(cls, worker: WorkerInfo) -> WorkerBody:
-        return cls(
-            id=worker.id,
-            state=worker.state.value,
-            device_class=worker.device_class,
-            device_name=worker.device_name,
-            last_seen_at=worker.last_seen_at,
-            trials_done=worker.trials_done,
-            failures=worker.failures,
-        )
-
-
-class WorkersBody(BaseModel):
-    items: list[WorkerBody]
-
-
-class DeviceClassBody(BaseModel):
-    """Devices of equal hardware and toolchain; `key` and `name` can be a job's target."""
-
-    key: str
-    name: str
-    triple: str
-    mcpu: str
-    features: list[str]
-    cores: int
-    vector_bytes: int
-    l1_bytes: int
-    l2_bytes: int
-    l3_bytes: int
-    toolchain: str
-    target: str
-
-
-class DeviceClassesBody(BaseModel):
-    items: list[DeviceClassBody]
 
 
 class ScheduleBody(BaseModel):

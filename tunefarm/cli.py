@@ -17,10 +17,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tunefarm import accuracy
+from tunefarm import accuracy, cli_tokens, cli_workers
 from tunefarm.estimate import latency_text
 from tunefarm.exits import run
-from tunefarm.inputs import checked_minutes, checked_model, parsed_shapes, prepared_output
+from tunefarm.inputs import checked_minutes, checked_model, checked_weight, parsed_shapes, prepared_output
 from tunefarm.options import (
     AsJson,
     Data,
@@ -57,6 +57,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.add_typer(cli_tokens.app, name="token")
+app.add_typer(cli_workers.app, name="workers")
 
 
 @app.command()
@@ -67,6 +69,11 @@ def tune(
     minutes: Annotated[float | None, typer.Option(help="Minutes to spend.")] = None,
     target: Target = "native",
     seed: Annotated[int, typer.Option(min=0, help="Makes the search repeatable.")] = 0,
+    priority: Annotated[
+        int,
+        typer.Option(min=-1_000_000, max=1_000_000, help="Jobs of higher priority get the devices first."),
+    ] = 0,
+    weight: Annotated[float, typer.Option(help="Its part of them among jobs of equal priority.")] = 1.0,
     output: Output = None,
     threads: Threads = None,
     server: Server = None,
@@ -76,7 +83,16 @@ def tune(
 ) -> None:
     """Tune an ONNX model and write a compiled library, on a running service or one started for the job."""
     budget = trials or (DEFAULT_TRIALS if minutes is None else UNCOUNTED_TRIALS)
-    request = JobRequest("", budget, parsed_shapes(shape or ()), target, checked_minutes(minutes), seed)
+    request = JobRequest(
+        "",
+        budget,
+        parsed_shapes(shape or ()),
+        target,
+        checked_minutes(minutes),
+        seed,
+        priority=priority,
+        weight=checked_weight(weight),
+    )
     _make(model, request, output, load(server=server, token=token, data=data, threads=threads), as_json)
 
 
@@ -144,6 +160,8 @@ def up(
         settings.secret,
         settings.threads,
         lasting=True,
+        tls=settings.server_tls,
+        trust=settings.tls,
     )
     try:
         with stack.start(config) as started:
@@ -257,21 +275,6 @@ def cancel(
     with running(server, token, data) as found:
         cancelled = found.client.cancel(job)
     print_json(asdict(cancelled)) if as_json else stdout().print(f"job {cancelled.id} is cancelled")
-
-
-@app.command()
-def workers(server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False) -> None:
-    """List the workers and their devices."""
-    with running(server, token, data) as found:
-        known = found.client.workers()
-    if as_json:
-        print_json([asdict(one) for one in known])
-        return
-    table = Table("worker", "state", "device", "class", "trials", "failed", box=None, pad_edge=False)
-    for one in known:
-        counts = str(one.trials_done), str(one.failures)
-        table.add_row(one.id, one.state, one.device_name or "-", one.device_class or "-", *counts)
-    stdout().print(table)
 
 
 @app.command()

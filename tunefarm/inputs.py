@@ -53,6 +53,13 @@ def checked_minutes(minutes: float | None) -> float | None:
     return minutes
 
 
+def checked_weight(weight: float) -> float:
+    """Raises CommandError unless it is a weight that a job may have."""
+    if not 0.001 <= weight <= 1000:
+        raise CommandError(f"--weight must be between 0.001 and 1000, not {weight:g}", ExitCode.USAGE)
+    return weight
+
+
 def prepared_output(path: Path) -> Path:
     """The folder, made if need be. Raises CommandError when files can't be written to it."""
     try:

@@ -110,6 +110,14 @@ def _start(service: Service, request: JobRequest, say: Callable[[str], None]) ->
 
 def _asks_for(job: Job, request: JobRequest) -> bool:
     asked = JobRequest(
-        job.model, job.trials, job.shapes, job.target, job.minutes, job.seed, compile_only=job.trials == 0
+        job.model,
+        job.trials,
+        job.shapes,
+        job.target,
+        job.minutes,
+        job.seed,
+        compile_only=job.trials == 0,
+        priority=job.priority,
+        weight=job.weight,
     )
     return asked == request

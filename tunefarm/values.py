@@ -37,7 +37,8 @@ class JobRequest:
     """What to tune: `shapes` fixes dynamic inputs, `minutes` is a budget of wall-clock minutes or None.
 
     `compile_only` asks for the model with the schedules known already and best guesses for the rest; its
-    `trials` are 0.
+    `trials` are 0. Where jobs share devices, those of higher `priority` go first; of equal priority, each
+    gets trials in proportion to its `weight`.
     """
 
     model: str
@@ -47,6 +48,8 @@ class JobRequest:
     minutes: float | None = None
     seed: int = 0
     compile_only: bool = False
+    priority: int = 0
+    weight: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,8 @@ class Job:
     trials_done: int
     untuned_latency_s: float | None
     tuned_latency_s: float | None
+    priority: int = 0
+    weight: float = 1.0
 
     @property
     def trials_text(self) -> str:
@@ -111,7 +116,12 @@ class Event:
 
 @dataclass(frozen=True)
 class Worker:
-    """A device's agent, as it was last seen."""
+    """A device's agent, as it was last seen. None is what isn't known.
+
+    `state` is what it said then, `wanted` what people want it to do: work, drain or be evicted. `connected`:
+    it was seen lately. `load` is how many processes wanted to run, on average over a minute. `candidates` are
+    those of the `lease` it holds.
+    """
 
     id: str
     state: str
@@ -120,6 +130,20 @@ class Worker:
     last_seen_at: float
     trials_done: int
     failures: int
+    wanted: str = "work"
+    connected: bool = True
+    cores: int | None = None
+    last_seen_ago_s: float | None = None
+    failures_by_kind: dict[str, int] = field(default_factory=dict)
+    trials_per_minute: float | None = None
+    load: float | None = None
+    temperature_c: float | None = None
+    memory_free_bytes: int | None = None
+    tunefarm_version: str = ""
+    tvm_version: str = ""
+    lease: str | None = None
+    candidates: int | None = None
+    candidates_done: int | None = None
 
 
 class Scope(StrEnum):

@@ -8,16 +8,27 @@ import logging
 import math
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
 
-from proto.values import Answer, Candidate, Lease, LeaseId, Limits, ModuleRun, WorkerReport, WorkerState
+from proto.values import (
+    Answer,
+    Candidate,
+    Lease,
+    Limits,
+    ModuleRun,
+    Vitals,
+    Wanted,
+    WorkerReport,
+    WorkerState,
+)
 from search.device import Device
 from search.measurement import Measurement, Outcome
 from worker.bench import Subject
+from worker.display import Display, LogDisplay, Work
 from worker.executor import ChildStartError, Executor
 from worker.fleet import FleetClient, NotStored, Refused
 from worker.outbox import Outbox
@@ -51,24 +62,41 @@ class Manners:
     overrule: Callable[[Limits], Limits] = lambda limits: limits
 
 
+_WANTED = {
+    Wanted.WORK: "wanted to work again",
+    Wanted.DRAIN: "drains: takes no other lease until `tunefarm workers resume {}`",
+    Wanted.EVICTED: "evicted: holds nothing and asks again until `tunefarm workers resume {}`",
+}
+
+
 class Agent:
     """One session of a worker. What it tells the service follows from what it holds."""
 
     def __init__(
-        self, worker_id: str, session_id: str, fleet: FleetClient, executor: Executor, manners: Manners
+        self,
+        worker_id: str,
+        session_id: str,
+        fleet: FleetClient,
+        executor: Executor,
+        manners: Manners,
+        display: Display | None = None,
+        vitals: Callable[[], Vitals] = Vitals,
     ) -> None:
         self._worker_id = worker_id
         self._session_id = session_id
         self._fleet = fleet
         self._executor = executor
         self._manners = manners
+        self._display = display or LogDisplay()
+        self._vitals = vitals
         self._outbox = Outbox()
         self._starting = True
         self._device: Device | None = None
         self._probed = False
-        self._lease: Lease | None = None
+        self._held: Work | None = None
         self._labour: asyncio.Task[None] | None = None
-        self._draining = False
+        self._wanted = Wanted.WORK
+        self._draining = False  # by its own will, for good
         self._news = asyncio.Event()  # something that the service should hear at once
         self._leased = asyncio.Event()
 
@@ -90,26 +118,26 @@ class Agent:
 
     async def farewell(self) -> None:
         """After `run`: delivers the results that are left, in one try, and says that no more will come."""
-        self._lease, self._draining = None, True
+        self._held, self._draining = None, True
         with contextlib.suppress(grpc.RpcError, Refused):
             await self._fleet.synchronize_once(self._report(), FAREWELL_S)
 
     @property
     def state(self) -> WorkerState:
-        if self._draining:
+        if self._draining or self._wanted is not Wanted.WORK:
             return WorkerState.DRAINING
         if not self._probed:
             return WorkerState.PROBING
-        return WorkerState.READY if self._lease is None else WorkerState.BUSY
+        return WorkerState.READY if self._held is None else WorkerState.BUSY
 
     # What it tells the service
 
     async def _synchronize(self) -> None:
         while not self._finished:
             report, answer = await self._fleet.synchronize(self._report)
-            if self._starting:
+            if self._starting and not answer.fenced:
+                self._starting = False
                 _log.info("in touch with the service as %s", self._worker_id)
-            self._starting = False
             await self._apply(report, answer)
             await self._pause(answer.call_again_after_s)
 
@@ -122,50 +150,63 @@ class Agent:
             starting=self._starting,
             state=self.state,
             device=self._device,
-            held=None if self._lease is None else self._lease.id,
+            held=None if self._held is None else self._held.lease.id,
             results=self._outbox.waiting(),
             slots=self._manners.slots if ready else 0,
             wait_s=self._manners.wait_s if ready else 0.0,
+            vitals=self._vitals_of(self._held),
         )
+
+    def _vitals_of(self, held: Work | None) -> Vitals:
+        vitals = self._vitals()
+        return vitals if held is None else replace(vitals, candidates=held.size, candidates_done=held.done)
 
     async def _apply(self, report: WorkerReport, answer: Answer) -> None:
         """Raises Fenced."""
-        if answer.fenced:
+        if answer.fenced and answer.wanted is not Wanted.EVICTED:
             raise Fenced(
                 f"another worker took over the name {self._worker_id}: "
                 "stop one of them, or give them different names with --name"
             )
+        self._heed(answer.wanted)
         self._outbox.acknowledge(answer.acknowledged)
         if report.held is not None and answer.keeps != report.held:
             await self._drop()
-        if answer.lease is not None and self._probed and self._lease is None:
+        if answer.lease is not None and self._probed and self._held is None:
             self._take(answer.lease)
 
+    def _heed(self, wanted: Wanted) -> None:
+        """Goes by what people want; says so to them and to the service."""
+        if wanted is not self._wanted:
+            self._wanted = wanted
+            self._display.does(_WANTED[wanted].format(self._worker_id))
+            self._news.set()
+
     def _take(self, lease: Lease) -> None:
-        _log.info("lease %s: %s", lease.id.id, _describe(lease))
-        self._lease = lease
+        self._held = Work(lease)
+        self._display.does(str(self._held))
         self._draining = self._manners.once
         self._leased.set()
 
     async def _drop(self) -> None:
         """The service wants the held lease no more; it may have been finished in the meantime."""
-        lease, self._lease = self._lease, None
-        if lease is not None and self._labour is not None:
-            _log.info("lease %s was taken back", lease.id.id)
+        held, self._held = self._held, None
+        if held is not None and self._labour is not None:
+            self._display.does(f"{held.name} was taken back")
             self._labour.cancel()
             await asyncio.wait([self._labour])
 
     async def _pause(self, again_s: float) -> None:
         """Until the service wants to be called, or there is something that it should hear."""
-        if self._lease is not None:
-            again_s = min(again_s, self._manners.report_every_s, self._lease.expires_after_s / 3)
+        if self._held is not None:
+            again_s = min(again_s, self._manners.report_every_s, self._held.lease.expires_after_s / 3)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(again_s, MIN_PAUSE_S)):
                 await self._news.wait()
 
     @property
     def _finished(self) -> bool:
-        return self._draining and self._lease is None and not self._outbox
+        return self._draining and self._held is None and not self._outbox
 
     # What it does
 
@@ -177,7 +218,7 @@ class Agent:
                 while True:
                     await self._leased.wait()
                     await self._work()
-            self._probed, self._lease = False, None
+            self._probed, self._held = False, None
             self._news.set()
 
     async def _probe(self) -> None:
@@ -186,18 +227,19 @@ class Agent:
             wait=wait_exponential(max=self._manners.probe_again_max_s),
             before_sleep=_explain_probe,
         )
+        self._display.does("probing: a small program is compiled, run and verified on this device")
         device: Device = await tries(self._executor.start)
         self._device, self._probed = device, True
-        _log.info("ready: %s, class %s", device.name, device.key)
+        self._display.does(f"ready: {device.name}, class {device.key}")
         self._news.set()
 
     async def _work(self) -> None:
         """Works on the lease in a task of its own, which `_drop` may cancel. Raises ChildStartError."""
         self._leased.clear()
-        lease = self._lease
-        if lease is None:
+        held = self._held
+        if held is None:
             return
-        self._labour = asyncio.create_task(self._measure_all(lease))
+        self._labour = asyncio.create_task(self._measure_all(held))
         try:
             await asyncio.wait([self._labour])
             if not self._labour.cancelled():
@@ -207,20 +249,27 @@ class Agent:
             await asyncio.gather(self._labour, return_exceptions=True)
             self._labour = None
 
-    async def _measure_all(self, lease: Lease) -> None:
-        limits = self._manners.overrule(lease.limits)
+    async def _measure_all(self, held: Work) -> None:
+        lease, limits = held.lease, self._manners.overrule(held.lease.limits)
         if lease.module_run is not None:
             measurement = await self._time_module(lease.module_run, limits)
             self._outbox.add_module_run(lease.id, lease.module_run.id, measurement)
+            held.note(measurement)
         measured = self._outbox.measured(lease.id)
+        for earlier in measured.values():
+            held.note(earlier)
         left = [candidate for candidate in lease.candidates if candidate.trial_id not in measured]
-        await self._measure_each(lease.id, await self._subjects(lease, left), limits)
-        self._lease = None
+        await self._measure_each(held, await self._subjects(held, left), limits)
+        self._held = None
+        self._display.does(held.result())
         self._news.set()
 
-    async def _subjects(
-        self, lease: Lease, candidates: Sequence[Candidate]
-    ) -> list[tuple[Candidate, Subject]]:
+    def _add_trial(self, held: Work, trial_id: int, measurement: Measurement) -> None:
+        self._outbox.add_trial(held.lease.id, trial_id, measurement)
+        held.note(measurement)
+        self._display.measured(held)
+
+    async def _subjects(self, held: Work, candidates: Sequence[Candidate]) -> list[tuple[Candidate, Subject]]:
         """Those whose workloads the service has; the others have failed."""
         found = []
         for candidate in candidates:
@@ -228,14 +277,14 @@ class Agent:
                 module_json = await self._fleet.workload(candidate.workload_hash)
             except NotStored as error:
                 missing = Measurement(Outcome.UNKNOWN, error=str(error))
-                self._outbox.add_trial(lease.id, candidate.trial_id, missing)
+                self._add_trial(held, candidate.trial_id, missing)
             else:
-                subject = Subject(lease.target, module_json, candidate.trace, candidate.constants)
+                subject = Subject(held.lease.target, module_json, candidate.trace, candidate.constants)
                 found.append((candidate, subject))
         return found
 
     async def _measure_each(
-        self, lease: LeaseId, found: Sequence[tuple[Candidate, Subject]], limits: Limits
+        self, held: Work, found: Sequence[tuple[Candidate, Subject]], limits: Limits
     ) -> None:
         best_s = {candidate.workload_hash: candidate.best_s or math.inf for candidate, _ in found}
         for number, (candidate, subject) in enumerate(found):
@@ -244,7 +293,7 @@ class Agent:
             measurement = await self._executor.measure(
                 subject, limits, ahead, known_s if known_s < math.inf else None
             )
-            self._outbox.add_trial(lease, candidate.trial_id, measurement)
+            self._add_trial(held, candidate.trial_id, measurement)
             if measurement.outcome is Outcome.OK:
                 best_s[candidate.workload_hash] = min(known_s, measurement.latency_s)
 
@@ -256,12 +305,6 @@ class Agent:
             except (NotStored, OSError) as error:
                 return Measurement(Outcome.UNKNOWN, error=f"the module could not be fetched: {error}")
             return await self._executor.measure_module(path, limits)
-
-
-def _describe(lease: Lease) -> str:
-    if lease.module_run is not None:
-        return f"time the {lease.module_run.kind} module"
-    return f"{len(lease.candidates)} candidates"
 
 
 def _explain_probe(state: RetryCallState) -> None:

@@ -13,11 +13,16 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from pydantic import ValidationError
+from rich.console import Console
 
+from proto.tls import TlsError
+from worker import confine
 from worker.agent import Agent, Fenced, Manners
+from worker.display import Display, display
 from worker.executor import ChildConfig, Executor
 from worker.fleet import FleetClient, Refused, open_channel
 from worker.settings import Settings
+from worker.vitals import Pulse
 
 _log = logging.getLogger(__name__)
 
@@ -36,9 +41,13 @@ def main(arguments: Sequence[str]) -> int:
     except ValidationError as error:
         print(f"tunefarm worker: {_explain(error)}", file=sys.stderr)
         return ExitCode.USAGE
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     try:
-        asyncio.run(_work(settings))
+        with display(Console(stderr=True)) as shown:
+            confine.hide_memory()
+            asyncio.run(_work(settings, shown))
+    except TlsError as problem:
+        print(f"tunefarm worker: {problem}", file=sys.stderr)
+        return ExitCode.USAGE
     except Fenced as problem:
         print(f"tunefarm worker: {problem}", file=sys.stderr)
         return ExitCode.FENCED
@@ -48,22 +57,29 @@ def main(arguments: Sequence[str]) -> int:
     return ExitCode.OK
 
 
-async def _work(settings: Settings) -> None:
-    """Until SIGTERM or SIGINT. Raises Fenced and Refused."""
-    async with open_channel(settings.server, settings.reconnect_max_s) as channel:
+async def _work(settings: Settings, shown: Display) -> None:
+    """Until SIGTERM or SIGINT. Raises Fenced, Refused and TlsError."""
+    tls = settings.tls_files
+    if settings.secret and tls is None and not settings.local:
+        _log.warning("the token crosses the network in clear: use --tls if the service does TLS")
+    async with open_channel(settings.server, settings.reconnect_max_s, tls) as channel:
         fleet = FleetClient(channel, settings.server, settings.secret, settings.reconnect_max_s)
-        child = ChildConfig(settings.threads, start_timeout_s=settings.start_timeout_s)
+        child = ChildConfig(
+            settings.threads, start_timeout_s=settings.start_timeout_s, user=settings.child_user
+        )
         manners = Manners(
             settings.slots, build_together=settings.slots, once=settings.once, overrule=settings.overrule
         )
-        agent = Agent(settings.name, uuid.uuid4().hex, fleet, Executor(child, os.environ), manners)
+        shown.does(f"connecting to {settings.server} as {settings.name}")
+        executor = Executor(child, os.environ)
+        agent = Agent(settings.name, uuid.uuid4().hex, fleet, executor, manners, shown, Pulse())
         running = asyncio.create_task(agent.run())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, running.cancel)
         try:
             await running
         except asyncio.CancelledError:
-            _log.info("stopping")
+            shown.does("stopping: gives back what it holds")
             await agent.farewell()
 
 
@@ -74,6 +90,10 @@ def _settings(arguments: Sequence[str]) -> Settings:
     )
     parser.add_argument("--server", metavar="HOST:PORT", help="the service's gRPC port")
     parser.add_argument("--token", help="the service's secret; TUNEFARM_TOKEN keeps it out of process lists")
+    parser.add_argument("--tls", action="store_true", default=None, help="speak TLS with the service")
+    parser.add_argument("--ca", metavar="FILE", help="who may vouch for the service; public ones by default")
+    parser.add_argument("--cert", metavar="FILE", help="this worker's certificate, for mutual TLS")
+    parser.add_argument("--key", metavar="FILE", help="the certificate's key")
     parser.add_argument("--name", help="this worker's name, unique in the service; the host's by default")
     parser.add_argument("--threads", type=int, help="cores to measure on; all real ones by default")
     parser.add_argument("--once", action="store_true", default=None, help="end after one lease")

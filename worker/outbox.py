@@ -31,13 +31,13 @@ class Outbox:
         for number in numbers:
             self._results.pop(number, None)
 
-    def measured(self, lease: LeaseId) -> frozenset[int]:
+    def measured(self, lease: LeaseId) -> dict[int, Measurement]:
         """The trials of a lease whose results still wait: a lease that is sent again holds them too."""
-        return frozenset(
-            result.trial_id
+        return {
+            result.trial_id: result.measurement
             for result in self._results.values()
             if result.lease == lease and result.trial_id is not None
-        )
+        }
 
     def __len__(self) -> int:
         return len(self._results)

@@ -1,4 +1,4 @@
-"""A real server: uvicorn and grpc on free ports over SQLite; only the scheduler is not there."""
+"""A real server: uvicorn and grpc on free ports over a real database; only the scheduler is not there."""
 
 from __future__ import annotations
 
@@ -20,12 +20,15 @@ from onnx import TensorProto, helper
 from proto import convert
 from proto import fleet_pb2 as pb
 from proto.fleet_pb2_grpc import FleetStub
-from proto.values import Answer, LeaseId, Result, WorkerReport, WorkerState
+from proto.tls import TlsFiles
+from proto.values import Answer, LeaseId, Result, Vitals, WorkerReport, WorkerState
 from records.database import Database
 from search.device import Device
 from server.context import Context
 from server.main import serve
 from server.settings import Settings
+from tests.services import Emptied, free_port
+from tunefarm.client import trust as client_trust
 
 DEVICE = Device(
     name="test board",
@@ -40,12 +43,6 @@ DEVICE = Device(
     toolchain="test",
     target='{"kind":"llvm"}',
 )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def onnx_model(size: int = 4) -> bytes:
@@ -101,10 +98,11 @@ class Worker:
         results: tuple[Result, ...] = (),
         slots: int = 8,
         wait_s: float = 0.0,
+        vitals: Vitals = Vitals(),  # noqa: B008 - it never changes
     ) -> Answer:
         device = None if state is WorkerState.PROBING else self.device
         report = WorkerReport(
-            self.id, self.session, self.starting, state, device, held, results, slots, wait_s
+            self.id, self.session, self.starting, state, device, held, results, slots, wait_s, vitals
         )
         answer: pb.SynchronizeResponse = self.fleet.Synchronize(convert.report_to_wire(report), timeout=40)
         self.starting = False
@@ -114,13 +112,26 @@ class Worker:
 Start = Callable[..., Service]
 
 
+# For modules whose tests run on both; the others use SQLite.
+on_both_databases = pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
+
+
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if getattr(request, "param", "sqlite") == "postgresql":
+        emptied: Emptied = request.getfixturevalue("emptied")
+        emptied.empty()
+        return emptied.url
+    return f"sqlite:///{tmp_path}/tunefarm.db"
+
+
+@pytest.fixture
+def start(tmp_path: Path, database_url: str) -> Iterator[Start]:
     """Starts servers with other settings than the usual."""
     stops: list[Callable[[], None]] = []
 
     def start_one(**changes: object) -> Service:
-        service, stop = launch(tmp_path, **changes)
+        service, stop = launch(tmp_path, database_url=database_url, **changes)
         stops.append(stop)
         return service
 
@@ -139,15 +150,17 @@ def worker(service: Service) -> Worker:
     return Worker(service.fleet)
 
 
-def launch(folder: Path, **changes: object) -> tuple[Service, Callable[[], None]]:
-    """A server whose data is in `folder`, and what stops it."""
+def launch(
+    folder: Path, trust: TlsFiles | None = None, **changes: object
+) -> tuple[Service, Callable[[], None]]:
+    """A server whose data is in `folder`, and what stops it. With `trust` it is spoken to over TLS."""
     listening = socket.create_server(("127.0.0.1", 0))
-    settings = Settings(
-        database_url=f"sqlite:///{folder}/tunefarm.db",
-        broker=str(folder / "broker"),
-        grpc_port=free_port(),
-        **changes,  # type: ignore[arg-type]
-    )
+    usual = {
+        "database_url": f"sqlite:///{folder}/tunefarm.db",
+        "broker": str(folder / "broker"),
+        "grpc_port": free_port(),
+    }
+    settings = Settings(**usual | changes)  # type: ignore[arg-type]
     database = Database(settings.database_url)
     database.migrate()
     wakes: list[tuple[str, str]] = []
@@ -162,21 +175,30 @@ def launch(folder: Path, **changes: object) -> tuple[Service, Callable[[], None]
 
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
-    url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    client = httpx.Client(base_url=url, trust_env=False, timeout=20)
-    channel = grpc.insecure_channel(f"127.0.0.1:{settings.grpc_port}")
+    url = f"{'https' if trust else 'http'}://127.0.0.1:{listening.getsockname()[1]}"
+    client = httpx.Client(base_url=url, trust_env=False, timeout=20, verify=client_trust(trust))
+    channel = channel_to(settings.grpc_port, trust)
 
     def stop() -> None:
+        # First: a server that says goodbye over TLS waits for the answer.
+        client.close()
+        channel.close()
         loops[0].call_soon_threadsafe(context.stopping.set)
         thread.join(10)
         assert not thread.is_alive(), "the server didn't stop"
-        client.close()
-        channel.close()
         database.close()
         listening.close()
 
     wait_until(lambda: client.get("/healthz").is_success)
     return Service(context, url, client, FleetStub(channel), wakes), stop
+
+
+def channel_to(port: int, trust: TlsFiles | None = None) -> grpc.Channel:
+    if trust is None:
+        return grpc.insecure_channel(f"127.0.0.1:{port}")
+    texts = trust.checked()
+    credentials = grpc.ssl_channel_credentials(texts.ca, texts.key, texts.cert)
+    return grpc.secure_channel(f"127.0.0.1:{port}", credentials)
 
 
 def wait_until(true: Callable[[], bool], timeout_s: float = 10.0) -> None:

@@ -20,6 +20,7 @@ from proto.values import (
     Limits,
     ModuleRun,
     Result,
+    Wanted,
     WorkerReport,
     WorkerState,
 )
@@ -41,6 +42,7 @@ class FakeFleet(FleetServicer):
         self.blobs: dict[str, bytes] = {}
         self.damaged = 0
         self.fence = False
+        self.wanted = Wanted.WORK
         self.acknowledging = True
         self.storing = True
         self.refusal: tuple[grpc.StatusCode, str] | None = None
@@ -135,6 +137,9 @@ class FakeFleet(FleetServicer):
     def _answer(self, report: WorkerReport) -> Answer:
         if self.fence:
             return Answer(fenced=True)
+        if self.wanted is Wanted.EVICTED:
+            self.held = None
+            return Answer(fenced=True, wanted=self.wanted, call_again_after_s=0.05)
         for result in report.results if self.storing else ():
             self.stored.setdefault(result.trial_id or 0, result)
         acknowledged = (
@@ -142,11 +147,15 @@ class FakeFleet(FleetServicer):
         )
         self._close_finished()
         if self.held is not None and self.held.id == report.held:
-            return Answer(keeps=report.held, acknowledged=acknowledged, call_again_after_s=0.05)
+            return Answer(
+                keeps=report.held, acknowledged=acknowledged, call_again_after_s=0.05, wanted=self.wanted
+            )
         lease = None
-        if report.state is WorkerState.READY:
+        if report.state is WorkerState.DRAINING:
+            self.held = None
+        if report.state is WorkerState.READY and self.wanted is Wanted.WORK:
             lease = self.held = self.held or self._next()
-        return Answer(lease=lease, acknowledged=acknowledged, call_again_after_s=0.05)
+        return Answer(lease=lease, acknowledged=acknowledged, call_again_after_s=0.05, wanted=self.wanted)
 
     def _next(self) -> Lease | None:
         return next((lease for lease in self.leases if not self._finished(lease)), None)

@@ -18,6 +18,8 @@ from proto.values import (
     Limits,
     ModuleRun,
     Result,
+    Vitals,
+    Wanted,
     WorkerReport,
     WorkerState,
 )
@@ -140,6 +142,41 @@ def test_a_report_survives() -> None:
     assert convert.report_from_wire(convert.report_to_wire(REPORT)) == REPORT
 
 
+@pytest.mark.parametrize(
+    "vitals", [Vitals(), Vitals("0.1.0", "0.27.0", 0.0, -4.5, 1 << 33, 16, 0), Vitals(load=1.5)]
+)
+def test_vitals_survive_as_far_as_they_are_known(vitals: Vitals) -> None:
+    report = replace(REPORT, vitals=vitals)
+    assert convert.report_from_wire(convert.report_to_wire(report)) == report
+
+
+def test_a_worker_of_before_there_were_vitals_is_understood() -> None:
+    message = convert.report_to_wire(REPORT)
+    message.ClearField("vitals")
+    assert convert.report_from_wire(message).vitals == Vitals()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tunefarm_version", "1.0\nroot:"),
+        ("tvm_version", "9" * 65),
+        ("load", math.nan),
+        ("load", -1.0),
+        ("temperature_c", math.inf),
+        ("temperature_c", 5000.0),
+        ("memory_free_bytes", 1 << 60),
+        ("candidates", 1 << 30),
+    ],
+)
+def test_vitals_that_make_no_sense_are_left_out_and_refuse_nobody(field: str, value: object) -> None:
+    message = wire_report()
+    message.vitals.load = 0.5
+    setattr(message.vitals, field, value)
+    known = convert.report_from_wire(message).vitals
+    assert known == (Vitals() if field == "load" else Vitals(load=0.5))
+
+
 def test_a_module_runs_result_survives() -> None:
     report = replace(REPORT, results=(Result(1, HELD, OK, module_run_id=9),))
     assert convert.report_from_wire(convert.report_to_wire(report)) == report
@@ -213,6 +250,18 @@ def test_the_wait_is_cut_to_what_is_allowed() -> None:
 def test_an_answer_with_a_new_lease_survives(lease: Lease) -> None:
     answer = Answer(lease=lease, acknowledged=(1, 2), call_again_after_s=5.0)
     assert convert.answer_from_wire(convert.answer_to_wire(answer), held=None) == answer
+
+
+@pytest.mark.parametrize("wanted", list(Wanted))
+def test_what_a_worker_is_wanted_to_do_survives(wanted: Wanted) -> None:
+    answer = Answer(fenced=wanted is Wanted.EVICTED, wanted=wanted, call_again_after_s=5.0)
+    assert convert.answer_from_wire(convert.answer_to_wire(answer), held=None) == answer
+
+
+def test_what_a_server_of_the_future_wants_is_work() -> None:
+    message = pb.SynchronizeResponse.FromString(bytes([0x28, 99]))
+    assert message.wanted == 99
+    assert convert.answer_from_wire(message, held=None).wanted is Wanted.WORK
 
 
 def test_a_kept_lease_travels_as_its_id() -> None:

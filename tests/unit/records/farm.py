@@ -60,9 +60,11 @@ def request(session: Session, **changes: object) -> jobs.JobRequest:
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def make_job(session: Session, job_id: str, device: Device = DEVICE, now: float = 1.0) -> Farm:
+def make_job(
+    session: Session, job_id: str, device: Device = DEVICE, now: float = 1.0, **changes: object
+) -> Farm:
     devices.put_class(session, device)
-    jobs.create(session, job_id, request(session), None, now=now)
+    jobs.create(session, job_id, request(session, **changes), None, now=now)
     jobs.set_device_class(session, job_id, device.key)
     jobs.advance(session, job_id, {jobs.JobState.QUEUED}, jobs.JobState.TUNING, now=now)
     tasks.put_workload(session, "w1", "{}")

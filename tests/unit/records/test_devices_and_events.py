@@ -6,7 +6,7 @@ import pytest
 from sqlalchemy.orm import Session
 
 from records import devices, events, jobs, leases
-from records.devices import WorkerState
+from records.devices import Wanted, WorkerState
 from search.device import Device
 from tests.unit.records.farm import DEVICE, Farm, request
 
@@ -64,10 +64,44 @@ class TestWorkers:
     def test_round_trip(self, session: Session) -> None:
         register(session, "b", "s1", None, WorkerState.PROBING, now=1.0)
         register(session, "a", "s2", DEVICE, WorkerState.READY, now=2.0)
-        assert devices.workers(session) == [
-            devices.WorkerInfo("a", "s2", DEVICE.key, "two cores", WorkerState.READY, 2.0, 0, 0),
-            devices.WorkerInfo("b", "s1", None, None, WorkerState.PROBING, 1.0, 0, 0),
-        ]
+        first, second = devices.workers(session)
+        assert first == devices.WorkerInfo(
+            id="a",
+            session_id="s2",
+            device_class=DEVICE.key,
+            device_name="two cores",
+            cores=2,
+            state=WorkerState.READY,
+            wanted=devices.Wanted.WORK,
+            last_seen_at=2.0,
+            trials_done=0,
+            failures=0,
+            failures_by_kind={},
+            vitals=devices.Vitals(),
+            trial_s=None,
+        )
+        assert (second.id, second.session_id, second.state) == ("b", "s1", WorkerState.PROBING)
+        assert (second.device_class, second.device_name, second.cores) == (None, None, None)
+        assert devices.worker(session, "a") == first
+
+    def test_an_unknown_worker(self, session: Session) -> None:
+        with pytest.raises(devices.WorkerNotFound, match="there is no worker 'x'"):
+            devices.worker(session, "x")
+
+    def test_how_it_is_stays_until_it_says_otherwise(self, session: Session) -> None:
+        warm = devices.Vitals("0.1", "0.27", 1.5, 61.0, 1 << 30, 16, 3)
+        devices.register(session, "a", "s", DEVICE, WorkerState.BUSY, 1.0, warm)
+        assert devices.worker(session, "a").vitals == warm
+        devices.seen(session, "a", "s", WorkerState.BUSY, 2.0)
+        assert devices.worker(session, "a").vitals == warm
+        devices.seen(session, "a", "s", WorkerState.BUSY, 3.0, devices.Vitals(load=0.5))
+        assert devices.worker(session, "a").vitals == devices.Vitals(load=0.5)
+
+    def test_one_that_is_silent_for_longer_than_a_call_may_last_is_lost(self, session: Session) -> None:
+        register(session, "a", "s", DEVICE, now=100.0)
+        assert not devices.worker(session, "a").is_lost(100.0 + devices.LOST_AFTER_S)
+        assert devices.worker(session, "a").is_lost(100.1 + devices.LOST_AFTER_S)
+        assert devices.LOST_AFTER_S > 30.0
 
     def test_registering_again_updates(self, session: Session) -> None:
         register(session, "a", "s", None, WorkerState.PROBING, now=1.0)
@@ -92,6 +126,7 @@ class TestWorkers:
         farm.report("lease", ids, secs=None)
         [worker] = devices.workers(farm.session)
         assert (worker.trials_done, worker.failures) == (2, 1)
+        assert worker.failures_by_kind == {"build_error": 1}
 
 
 class TestFencing:
@@ -121,6 +156,49 @@ class TestFencing:
         farm.leased("lease", now=20.0)
         register(farm.session, "other", "new", DEVICE, now=21.0)
         assert leases.current(farm.session, "worker", "session", now=21.0) is not None
+
+
+class TestWanted:
+    def test_is_kept_until_people_want_something_else(self, session: Session) -> None:
+        register(session, "a", "s", DEVICE)
+        assert devices.wanted(session, "a") is Wanted.WORK
+        assert devices.may_take(session, "a", "s")
+        devices.want(session, "a", Wanted.DRAIN)
+        register(session, "a", "another", DEVICE, now=2.0)
+        assert devices.wanted(session, "a") is Wanted.DRAIN
+        assert devices.unwanted(session) == ["a"]
+        assert not devices.may_take(session, "a", "another")
+        devices.want(session, "a", Wanted.WORK)
+        assert devices.unwanted(session) == []
+        assert devices.may_take(session, "a", "another")
+
+    def test_an_unknown_worker(self, session: Session) -> None:
+        with pytest.raises(devices.WorkerNotFound, match="'x'"):
+            devices.want(session, "x", Wanted.DRAIN)
+        assert devices.wanted(session, "x") is Wanted.WORK
+        assert not devices.may_take(session, "x", "s")
+
+    def test_only_the_sessions_that_is_ready_may_take(self, session: Session) -> None:
+        register(session, "a", "s", DEVICE)
+        assert not devices.may_take(session, "a", "another")
+        devices.seen(session, "a", "s", WorkerState.DRAINING, now=2.0)
+        assert not devices.may_take(session, "a", "s")
+
+    def test_an_evicted_name_lets_nobody_in_until_it_is_resumed(self, session: Session) -> None:
+        register(session, "a", "s", DEVICE)
+        leases.evict(session, "a", now=2.0)
+        assert not devices.seen(session, "a", "s", WorkerState.READY, now=3.0)
+        for session_id in ("s", "new"):
+            with pytest.raises(devices.SessionFenced, match="evicted"):
+                register(session, "a", session_id, DEVICE, now=3.0)
+        assert devices.worker(session, "a").state is WorkerState.DRAINING
+        devices.want(session, "a", Wanted.WORK)
+        assert devices.seen(session, "a", "s", WorkerState.READY, now=4.0)
+
+    def test_native_is_no_worker_that_is_not_wanted(self, session: Session) -> None:
+        register(session, "a", "s", DEVICE, now=1.0)
+        devices.want(session, "a", Wanted.DRAIN)
+        assert devices.resolve_class(session, "native") is None
 
 
 class TestEvents:

@@ -35,6 +35,15 @@ class TestRequest:
             request(session, seed=2**63)
         assert request(session, seed=2**63 - 1)
 
+    @pytest.mark.parametrize("weight", [0.0, -1.0, 1001.0, float("nan"), float("inf")])
+    def test_a_weight_must_be_within_bounds(self, session: Session, weight: float) -> None:
+        with pytest.raises(ValueError, match=r"a weight must be between 0\.001 and 1000"):
+            request(session, weight=weight)
+
+    def test_a_priority_must_fit_a_column(self, session: Session) -> None:
+        with pytest.raises(ValueError, match="a priority must be within"):
+            request(session, priority=jobs.MAX_PRIORITY + 1)
+
     def test_extents_must_be_positive(self, session: Session) -> None:
         with pytest.raises(ValueError, match="'data' must be positive"):
             request(session, shapes={"data": (1, 0)})
@@ -42,7 +51,8 @@ class TestRequest:
 
 class TestCreate:
     def test_round_trip(self, session: Session) -> None:
-        asked = request(session, shapes={"a": (1, 3), "b": ()}, minutes=2.5, seed=2**63 - 1)
+        sharing = {"priority": -3, "weight": 0.25}
+        asked = request(session, shapes={"a": (1, 3), "b": ()}, minutes=2.5, seed=2**63 - 1, **sharing)
         created = jobs.create(session, "job", asked, None, now=5.0)
         assert created.request == asked
         assert (created.state, created.created_at, created.message) == (JobState.QUEUED, 5.0, "")

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from records import blobs, events, jobs, leases, schedules, tasks, trials
+from records import blobs, devices, events, jobs, leases, pace, schedules, tasks, trials
 from records.database import Database
 from records.leases import Reported, TrialResult
 from search.measurement import Measurement, Outcome
@@ -283,6 +283,114 @@ class TestExpire:
         [run] = leases.module_runs(farm.session, "job")
         assert (run.state, run.outcome, run.attempts) == ("done", Outcome.DEVICE_LOST, 2)
         assert farm.take("again", now=200.0) is None
+
+
+class TestGiveBack:
+    def test_is_pending_again_at_once_and_nobodys_fault(self, farm: Farm) -> None:
+        ids = farm.issue("t1", "t2", "t3")
+        farm.leased("lease", now=20.0)
+        farm.report("lease", ids[:1])
+        assert leases.give_back(farm.session, "worker", "session", now=31.0) == ["job"]
+        assert leases.give_back(farm.session, "worker", "session", now=31.0) == []
+        states = [(trial.state, trial.attempts) for trial in farm.trials()]
+        assert states == [("done", 0), ("pending", 0), ("pending", 0)]
+        again = farm.leased("again", now=32.0)
+        assert ([trial.id for trial in again.trials], again.attempt) == (ids[1:], 1)
+
+    def test_its_late_results_change_nothing(self, farm: Farm) -> None:
+        ids = farm.issue("t1")
+        farm.leased("lease", now=20.0)
+        leases.give_back(farm.session, "worker", "session", now=21.0)
+        before = snapshot(farm)
+        assert farm.report("lease", ids, now=22.0) == Reported(0, None, closed=False)
+        assert not leases.renew(farm.session, "lease", "session", now=22.0, ttl_s=60.0)
+        assert snapshot(farm) == before
+
+    def test_is_of_the_session_only(self, farm: Farm) -> None:
+        farm.issue("t1")
+        farm.leased("lease", now=20.0)
+        assert leases.give_back(farm.session, "worker", "another", now=21.0) == []
+        assert leases.give_back(farm.session, "other", "session", now=21.0) == []
+        assert [trial.state for trial in farm.trials()] == ["leased"]
+
+    def test_so_is_a_module_run(self, farm: Farm) -> None:
+        add_run(farm)
+        farm.leased("lease", now=20.0)
+        leases.give_back(farm.session, "worker", "session", now=21.0)
+        [run] = leases.module_runs(farm.session, "job")
+        assert (run.state, run.attempts) == ("pending", 0)
+
+    def test_a_finished_jobs_are_dropped(self, farm: Farm) -> None:
+        farm.issue("t1")
+        farm.leased("lease", now=20.0)
+        jobs.cancel(farm.session, "job", now=21.0)
+        leases.give_back(farm.session, "worker", "session", now=22.0)
+        assert farm.trials() == []
+
+    def test_evicting_gives_back_too(self, farm: Farm) -> None:
+        register_worker(farm)
+        farm.issue("t1")
+        farm.leased("lease", now=20.0)
+        leases.evict(farm.session, "worker", now=21.0)
+        assert [(trial.state, trial.attempts) for trial in farm.trials()] == [("pending", 0)]
+        with pytest.raises(devices.WorkerNotFound, match="'x'"):
+            leases.evict(farm.session, "x", now=21.0)
+
+
+class TestPace:
+    def test_comes_from_leases_that_were_worked_off(self, farm: Farm) -> None:
+        register_worker(farm)
+        ids = farm.issue("t1", "t2", "t3", "t4")
+        farm.leased("one", limit=2, now=20.0)
+        farm.report("one", ids[:1], now=22.0)
+        assert devices.worker(farm.session, "worker").trial_s is None
+        farm.report("one", ids[1:2], now=24.0)
+        assert devices.worker(farm.session, "worker").trial_s == 2.0
+        farm.leased("two", limit=2, now=30.0)
+        farm.report("two", ids[2:], now=38.0)
+        assert devices.worker(farm.session, "worker").trial_s == 3.0
+
+    def test_a_clock_that_was_set_back_tells_nothing(self, farm: Farm) -> None:
+        register_worker(farm)
+        ids = farm.issue("t1")
+        farm.leased("lease", now=20.0)
+        farm.report("lease", ids, now=19.0)
+        assert devices.worker(farm.session, "worker").trial_s is None
+
+    def test_neither_does_a_module_run(self, farm: Farm) -> None:
+        register_worker(farm)
+        run_id = add_run(farm)
+        farm.leased("lease", now=20.0)
+        result = TrialResult(measured(1e-2), module_run_id=run_id)
+        assert leases.report(farm.session, "lease", "session", [result], now=30.0).closed
+        assert devices.worker(farm.session, "worker").trial_s is None
+
+    def test_a_minutes_trials(self, farm: Farm) -> None:
+        ids = farm.issue("t1", "t2", "t3")
+        farm.leased("old", limit=1, now=20.0)
+        farm.report("old", ids[:1], now=30.0)
+        farm.leased("lease", limit=2, now=1000.0)
+        farm.report("lease", ids[1:2], now=1010.0)
+        assert pace.trials_per_minute(farm.session, now=1030.0) == {"worker": 2.0}
+        farm.report("lease", ids[2:], now=1040.0)
+        assert pace.trials_per_minute(farm.session, now=1120.0) == {"worker": 1.0}
+        assert pace.trials_per_minute(farm.session, now=9000.0) == {}
+
+    def test_what_is_held(self, farm: Farm) -> None:
+        ids = farm.issue("t1", "t2")
+        farm.leased("one", limit=1, now=20.0)
+        farm.leased("two", limit=1, now=21.0)
+        assert pace.held(farm.session, now=22.0) == [
+            pace.Held("one", "worker", 20.0),
+            pace.Held("two", "worker", 21.0),
+        ]
+        farm.report("one", ids[:1], now=23.0)
+        assert [lease.id for lease in pace.held(farm.session, now=24.0)] == ["two"]
+        assert pace.held(farm.session, now=81.0) == []
+
+
+def register_worker(farm: Farm) -> None:
+    devices.register(farm.session, "worker", "session", farm.device, devices.WorkerState.READY, 19.0)
 
 
 class TestModuleRuns:

@@ -6,7 +6,7 @@ import pytest
 
 from compiler.artifact import ArtifactError
 from compiler.model import ModelError
-from records import events, jobs, leases, schedules, tasks, trials
+from records import devices, events, jobs, leases, schedules, tasks, trials
 from records.devices import WorkerState
 from records.jobs import JobState
 from search.measurement import Measurement, Outcome
@@ -142,6 +142,22 @@ def test_a_named_class_is_tuned_for_even_while_its_device_is_away(farm: Farm) ->
     farm.context.wake("plan", "job")
     farm.drain()
     assert farm.job().message == f"waiting for a device of class {DEVICE.key}: start a worker on it"
+    farm.tick()
+    assert "waiting" not in farm.job().message
+
+
+def test_a_device_that_people_hold_back_is_named(farm: Farm) -> None:
+    farm.plug_in()
+    farm.submit(target=DEVICE.key)
+    with farm.database.begin() as session:
+        devices.want(session, "worker", devices.Wanted.DRAIN)
+    farm.sweep()
+    farm.context.wake("plan", "job")
+    farm.drain()
+    said = f"waiting for a device of class {DEVICE.key}: `tunefarm workers resume worker`"
+    assert farm.job().message == said
+    with farm.database.begin() as session:
+        devices.want(session, "worker", devices.Wanted.WORK)
     farm.tick()
     assert "waiting" not in farm.job().message
 

@@ -27,6 +27,8 @@ class FakeService:
     url: str = ""
     looks: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
+    workers: list[dict[str, Any]] = field(default_factory=lambda: [dict(WORKER)])
+    acted: list[str] = field(default_factory=list)
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, str, bytes]:
         if method == "POST" and self.refusal is not None:
@@ -48,7 +50,10 @@ class FakeService:
             untold = cost_model(device_name="another", metrics=None)
             return {"items": [] if path.endswith("toaster") else [asdict(cost_model()), asdict(untold)]}
         if path == "/v1/workers":
-            return {"items": [_WORKER]}
+            return {"items": self.workers}
+        if path.startswith("/v1/workers/"):
+            self.acted.append(path)
+            return self.workers[0]
         if (method, path) == ("POST", "/v1/jobs"):
             self.requests.append(json.loads(body))
             return asdict(job(state=JobState.QUEUED))
@@ -64,7 +69,8 @@ class FakeService:
         return job(state=self.end, error=self.error, trials_done=100, **latencies)
 
 
-_WORKER = {
+# As the first services described one.
+WORKER = {
     "id": "w1",
     "state": "ready",
     "device_class": "cafe",

@@ -62,6 +62,9 @@ def failure(capsys: pytest.CaptureFixture[str]) -> str:
         ("tune net.onnx --minutes 0", 2, "--minutes must be more than 0"),
         ("tune net.onnx --minutes nan", 2, "--minutes must be more than 0"),
         ("tune net.onnx --shape x", 2, "NAME=1,3,224,224"),
+        ("tune net.onnx --weight 0", 2, "--weight must be between"),
+        ("tune net.onnx --weight nan", 2, "--weight must be between"),
+        ("tune net.onnx --priority high", 2, "--priority"),
         ("tune net.onnx --seed -1", 2, "--seed"),
         ("tune net.onnx --output net.onnx", 8, "--output DIR"),
         ("tune net.onnx --server nowhere", 2, "http://"),
@@ -114,6 +117,16 @@ def test_tune_as_json_prints_nothing_else(
     assert result["speedup"] == pytest.approx(40.0)
     assert result["artifact"] == "out"
     assert result["tasks"][0]["name"] == "conv1"
+
+
+def test_priority_and_weight_are_sent_when_they_are_given(fake: FakeService, model: Path) -> None:
+    assert run(app, ["tune", str(model), "--server", fake.url]) == ExitCode.OK
+    flags = ["--priority", "-2", "--weight", "2.5"]
+    assert run(app, ["tune", str(model), "--server", fake.url, *flags]) == ExitCode.OK
+    plain, heavy = fake.requests
+    assert "priority" not in plain
+    assert "weight" not in plain
+    assert (heavy["priority"], heavy["weight"]) == (-2, 2.5)
 
 
 def test_minutes_alone_are_the_budget(fake: FakeService, model: Path) -> None:

@@ -1,0 +1,129 @@
+"""How jobs share devices: whose trials come next, and how many of them one device gets at once.
+
+Jobs of higher priority go first. Jobs of equal priority share by weight, as in start-time fair queueing: a
+job's leases follow each other on a time line of its own, on which a trial is the shorter, the heavier the
+job is; the job whose next lease begins earliest is next. None begins before the one that was last served
+began: who had nothing to do has saved nothing up, and who is new begins beside the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, case, func, or_, select
+from sqlalchemy.orm import Session
+
+from records.devices import LOST_AFTER_S, Wanted, WorkerState
+from records.jobs import UNFINISHED
+from records.statements import insert_into
+from records.tables import JobRow, ModuleRunRow, ShareRow, TrialRow, WorkerRow
+
+# A lease is as much as its device does in about so many seconds: for so long others may wait for its results.
+LEASE_S = 20.0
+# What a device gets first, before it is known how fast it is.
+FIRST_LEASE = 8
+
+
+@dataclass(frozen=True)
+class Standing:
+    """An unfinished job of a device class. `begun` and `ended` are where its last lease lies on its time
+    line; `waits`: it has something to do that no device has taken."""
+
+    job_id: str
+    priority: int
+    weight: float
+    created_at: float
+    begun: float
+    ended: float
+    waits: bool
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A job that waits for devices, and where its next lease begins on its time line."""
+
+    job_id: str
+    weight: float
+    begins: float
+
+
+@dataclass(frozen=True)
+class Portion:
+    """What one device gets at once: at most so many trials, and no more than this part of those waiting."""
+
+    most: int
+    part: float
+
+    def of(self, waiting: int) -> int:
+        # A tenth of 20 is 2, also where it was computed as a little more.
+        return min(self.most, math.ceil(waiting * self.part - 1e-9))
+
+
+def order(standings: Sequence[Standing]) -> list[Turn]:
+    """The jobs that wait, the next one first."""
+    clocks: defaultdict[int, float] = defaultdict(float)
+    for one in standings:
+        clocks[one.priority] = max(clocks[one.priority], one.begun)
+    waiting = [(one, max(one.ended, clocks[one.priority])) for one in standings if one.waits]
+    waiting.sort(key=lambda pair: (-pair[0].priority, pair[1], pair[0].created_at, pair[0].job_id))
+    return [Turn(one.job_id, one.weight, begins) for one, begins in waiting]
+
+
+def turns(session: Session, device_class: str) -> list[Turn]:
+    """The jobs that wait for devices of this class, the next one first."""
+    rows = session.execute(
+        select(JobRow.id, JobRow.priority, JobRow.weight, JobRow.created_at)
+        .add_columns(func.coalesce(ShareRow.begun, 0.0), func.coalesce(ShareRow.ended, 0.0), _waits())
+        .outerjoin(ShareRow, ShareRow.job_id == JobRow.id)
+        .where(JobRow.device_class == device_class, JobRow.state.in_(UNFINISHED))
+    )
+    return order([Standing(*row) for row in rows])
+
+
+def waiting_classes(session: Session) -> set[str]:
+    """The device classes for which something waits."""
+    rows = select(JobRow.device_class).where(JobRow.state.in_(UNFINISHED), _waits()).distinct()
+    return {found for found in session.scalars(rows) if found is not None}
+
+
+def charge(session: Session, turn: Turn, trials: int) -> None:
+    """Note that the job was given so many trials. Exact however many servers do so at once."""
+    length = trials / turn.weight
+    row = {"job_id": turn.job_id, "begun": turn.begins, "ended": turn.begins + length}
+    statement = insert_into(session, ShareRow).values(row)
+    begun = case((ShareRow.ended > turn.begins, ShareRow.ended), else_=turn.begins)
+    moved = {"begun": begun, "ended": begun + length}
+    session.execute(statement.on_conflict_do_update(index_elements=["job_id"], set_=moved))
+
+
+def portion(session: Session, worker_id: str, device_class: str, now: float) -> Portion:
+    """What this worker gets of a job's trials, so that it and the others of its class end together.
+
+    A worker whose speed isn't known yet counts as fast as the others are on average.
+    """
+    own_s = session.scalar(select(WorkerRow.trial_s).where(WorkerRow.id == worker_id))
+    others = (
+        select(func.count(), func.count(WorkerRow.trial_s), func.sum(1.0 / WorkerRow.trial_s))
+        .where(WorkerRow.device_class == device_class, WorkerRow.id != worker_id)
+        .where(WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)), WorkerRow.wanted == Wanted.WORK)
+        .where(WorkerRow.last_seen_at > now - LOST_AFTER_S)
+    )
+    count, known, found = session.execute(others).one()
+    speed = float(found or 0.0)
+    own = [] if own_s is None else [1.0 / own_s]
+    total = speed + sum(own)
+    typical = total / (known + len(own)) if total else 1.0
+    mine = own[0] if own else typical
+    everyone = mine + speed + (count - known) * typical
+    most = FIRST_LEASE if own_s is None else max(int(LEASE_S / own_s), 1)
+    return Portion(most, mine / everyone)
+
+
+def _waits() -> ColumnElement[bool]:
+    """Of a job: whether it has something to do that no device has taken."""
+    trials = select(TrialRow.id).where(TrialRow.job_id == JobRow.id, TrialRow.state == "pending")
+    runs = select(ModuleRunRow.id).where(ModuleRunRow.job_id == JobRow.id, ModuleRunRow.state == "pending")
+    return or_(trials.exists(), runs.exists())

@@ -1,0 +1,61 @@
+"""Looks for work on behalf of all workers that wait: one look at the database, however many they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from proto.values import Lease
+from records import devices, sharing
+from records.database import Database
+from server.events import pause
+
+POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look has found: the device classes with work, and the workers that should not wait for any.
+
+    A class is taken out when somebody found its work gone, so that not everybody who waits tries.
+    """
+
+    classes: set[str]
+    unwanted: frozenset[str]
+
+
+class Watch:
+    """Shared by the calls that one server holds back."""
+
+    def __init__(self, database: Database, stopping: asyncio.Event) -> None:
+        self._database = database
+        self._stopping = stopping
+        self._looking: asyncio.Task[Look] | None = None
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    async def next(self) -> Look:
+        """The next look, at once when the server stops. Raises StorageError."""
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        # One who gives up waiting must not end the look for the others.
+        return await asyncio.shield(self._looking)
+
+    async def take(self, look: Look, device_class: str, take: Callable[[], Lease | None]) -> Lease | None:
+        """Has `take` try, in a thread, unless the class has no work; one at a time of each class."""
+        async with self._turns[device_class]:
+            if device_class not in look.classes:
+                return None
+            found = await asyncio.to_thread(take)
+            if found is None:
+                look.classes.discard(device_class)
+            return found
+
+    async def _look(self) -> Look:
+        await pause(self._stopping, POLL_S)
+        return await asyncio.to_thread(self._find)
+
+    def _find(self) -> Look:
+        with self._database.begin() as session:
+            return Look(sharing.waiting_classes(session), frozenset(devices.unwanted(session)))

@@ -1,0 +1,94 @@
+"""The bodies of answers about workers. Times are epoch seconds, durations seconds, sizes bytes."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel
+
+from records.devices import WorkerInfo
+from records.pace import Held
+
+
+class WorkerBody(BaseModel):
+    """A worker as last seen. `connected`: it was seen lately. `state` is what it said then, `wanted` what
+    people want it to do: work, drain or be evicted.
+
+    `trials_per_minute` are those of the last five minutes; `trial_s` is what a trial takes on it. Null is
+    what isn't known: `load` (processes that wanted to run, over a minute), `temperature_c` (of its
+    processor). `candidates` and `candidates_done` are of the `lease` it holds.
+    """
+
+    id: str
+    state: str
+    wanted: str
+    connected: bool
+    device_class: str | None
+    device_name: str | None
+    cores: int | None
+    last_seen_at: float
+    last_seen_ago_s: float
+    trials_done: int
+    failures: int
+    failures_by_kind: dict[str, int]
+    trials_per_minute: float
+    trial_s: float | None
+    load: float | None
+    temperature_c: float | None
+    memory_free_bytes: int | None
+    tunefarm_version: str
+    tvm_version: str
+    lease: str | None
+    candidates: int | None
+    candidates_done: int | None
+
+    @classmethod
+    def of(cls, worker: WorkerInfo, now: float, trials_per_minute: float, held: Held | None) -> WorkerBody:
+        vitals = worker.vitals
+        return cls(
+            id=worker.id,
+            state=worker.state.value,
+            wanted=worker.wanted.value,
+            connected=not worker.is_lost(now),
+            device_class=worker.device_class,
+            device_name=worker.device_name,
+            cores=worker.cores,
+            last_seen_at=worker.last_seen_at,
+            last_seen_ago_s=max(now - worker.last_seen_at, 0.0),
+            trials_done=worker.trials_done,
+            failures=worker.failures,
+            failures_by_kind=dict(worker.failures_by_kind),
+            trials_per_minute=trials_per_minute,
+            trial_s=worker.trial_s,
+            load=vitals.load,
+            temperature_c=vitals.temperature_c,
+            memory_free_bytes=vitals.memory_free_bytes,
+            tunefarm_version=vitals.tunefarm_version,
+            tvm_version=vitals.tvm_version,
+            lease=held.id if held else None,
+            candidates=vitals.candidates if held else None,
+            candidates_done=vitals.candidates_done if held else None,
+        )
+
+
+class WorkersBody(BaseModel):
+    items: list[WorkerBody]
+
+
+class DeviceClassBody(BaseModel):
+    """Devices of equal hardware and toolchain; `key` and `name` can be a job's target."""
+
+    key: str
+    name: str
+    triple: str
+    mcpu: str
+    features: list[str]
+    cores: int
+    vector_bytes: int
+    l1_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    toolchain: str
+    target: str
+
+
+class DeviceClassesBody(BaseModel):
+    items: list[DeviceClassBody]

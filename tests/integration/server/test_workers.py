@@ -1,0 +1,214 @@
+"""What people see of workers over HTTP, and what they have them do; the workers call over real gRPC."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from proto.values import Answer, Vitals, Wanted, WorkerState
+from records import devices, tasks, trials
+from records.trials import Trial
+from search.measurement import Measurement, Outcome
+
+from .conftest import DEVICE, Service, Start, Worker, on_both_databases
+from .test_fleet import OK, leased, results, tuning_job
+
+pytestmark = on_both_databases
+
+VITALS = Vitals("0.1.0", "0.27.0", 3.25, 61.5, 1 << 30)
+
+
+def shown(service: Service, worker_id: str = "board") -> dict[str, object]:
+    items = service.http.get("/v1/workers").json()["items"]
+    return dict(next(item for item in items if item["id"] == worker_id))
+
+
+def act(service: Service, action: str, worker_id: str = "board") -> dict[str, object]:
+    answer = service.http.post(f"/v1/workers/{worker_id}:{action}")
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json())
+
+
+def stored(service: Service, job_id: str) -> list[Trial]:
+    with service.database.begin() as session:
+        (task,) = tasks.for_job(session, job_id)
+        return trials.for_task(session, task.id)
+
+
+def test_a_worker_is_shown_with_all_it_says_of_itself(service: Service, worker: Worker) -> None:
+    tuning_job(service, worker)
+    lease = leased(worker)
+    half = replace(VITALS, candidates=3, candidates_done=1)
+    worker.call(WorkerState.BUSY, held=lease.id, results=results(lease)[:1], vitals=half)
+    seen = shown(service)
+    said = {name: seen[name] for name in ("load", "temperature_c", "memory_free_bytes", "tvm_version")}
+    assert said == {
+        "load": 3.25,
+        "temperature_c": 61.5,
+        "memory_free_bytes": 1 << 30,
+        "tvm_version": "0.27.0",
+    }
+    assert (seen["cores"], seen["connected"], seen["wanted"]) == (DEVICE.cores, True, "work")
+    assert (seen["lease"], seen["candidates_done"], seen["candidates"]) == (lease.id.id, 1, 3)
+    assert seen["trials_per_minute"] > 0  # type: ignore[operator]
+    assert 0.0 <= seen["last_seen_ago_s"] < 60.0  # type: ignore[operator]
+
+
+def test_its_failures_are_shown_by_kind(service: Service, worker: Worker) -> None:
+    tuning_job(service, worker, count=4)
+    lease = leased(worker)
+    ends = (OK, *(Measurement(outcome) for outcome in (Outcome.RUN_TIMEOUT, Outcome.RUN_TIMEOUT)))
+    sent = [replace(one, measurement=end) for one, end in zip(results(lease), ends, strict=False)]
+    worker.call(WorkerState.BUSY, held=lease.id, results=tuple(sent))
+    assert (shown(service)["failures"], shown(service)["failures_by_kind"]) == (2, {"run_timeout": 2})
+
+
+def test_a_drained_worker_keeps_its_lease_and_gets_no_other(service: Service, worker: Worker) -> None:
+    tuning_job(service, worker, count=6)
+    lease = leased(worker, slots=2)
+    assert act(service, "drain")["wanted"] == "drain"
+    kept = worker.call(WorkerState.BUSY, held=lease.id)
+    assert (kept.keeps, kept.wanted) == (lease.id, Wanted.DRAIN)
+    done = worker.call(results=results(lease))
+    assert (done.lease, done.wanted, done.acknowledged) == (None, Wanted.DRAIN, (1, 2))
+    assert worker.call(WorkerState.DRAINING).wanted is Wanted.DRAIN
+    assert act(service, "resume")["wanted"] == "work"
+    assert worker.call(WorkerState.DRAINING).wanted is Wanted.WORK
+    assert len(leased(worker).candidates) == 4
+
+
+def test_draining_outlives_the_server_and_the_session(start: Start) -> None:
+    first = start()
+    Worker(first.fleet).call()
+    act(first, "drain")
+    second = start()  # another server on the same database
+    worker = Worker(second.fleet)
+    tuning_job(second, worker)
+    answer = worker.call()
+    assert (answer.lease, answer.wanted) == (None, Wanted.DRAIN)
+    act(first, "resume")
+    assert len(leased(worker).candidates) == 3
+
+
+def test_jobs_that_waited_for_a_drained_worker_are_woken(service: Service, worker: Worker) -> None:
+    worker.call()
+    act(service, "drain")
+    worker.call(WorkerState.DRAINING)
+    job_id = service.submit()
+    service.wakes.clear()
+    act(service, "resume")
+    worker.call()
+    assert ("intake", job_id) in service.wakes
+
+
+def test_draining_ends_the_wait_for_work(service: Service, worker: Worker) -> None:
+    answers: list[Answer] = []
+    worker.call()
+    waiting = threading.Thread(target=lambda: answers.append(worker.call(wait_s=25)))
+    waiting.start()
+    time.sleep(0.3)
+    act(service, "drain")
+    waiting.join(10)
+    assert [answer.lease for answer in answers] == [None]
+    assert worker.call(wait_s=25).wanted is Wanted.DRAIN
+
+
+def test_an_evicted_worker_loses_its_lease_at_once_and_no_device_counts_as_lost(
+    service: Service, worker: Worker
+) -> None:
+    job_id = tuning_job(service, worker)
+    lease = leased(worker)
+    worker.call(WorkerState.BUSY, held=lease.id, results=results(lease)[:1])
+    assert act(service, "evict")["wanted"] == "evicted"
+    assert [(one.state, one.attempts) for one in stored(service, job_id)] == [
+        ("done", 0),
+        ("pending", 0),
+        ("pending", 0),
+    ]
+    answer = worker.call(WorkerState.BUSY, held=lease.id, results=results(lease)[1:])
+    assert (answer.fenced, answer.wanted, answer.keeps) == (True, Wanted.EVICTED, None)
+    newcomer = Worker(service.fleet)
+    assert newcomer.call(WorkerState.PROBING).wanted is Wanted.EVICTED
+    other = Worker(service.fleet, id="other")
+    assert [len(leased(other).candidates)] == [2]
+    act(service, "resume")
+    assert not worker.call().fenced
+    newcomer.starting = True
+    assert not newcomer.call(WorkerState.PROBING).fenced
+    assert worker.call().fenced, "a newer session works under its name"
+    assert worker.call().wanted is Wanted.WORK
+
+
+def test_a_worker_that_says_farewell_gives_its_lease_back(service: Service, worker: Worker) -> None:
+    job_id = tuning_job(service, worker)
+    lease = leased(worker)
+    answer = worker.call(WorkerState.DRAINING, results=results(lease)[:1])
+    assert answer.acknowledged == (1,)
+    assert [one.state for one in stored(service, job_id)] == ["done", "pending", "pending"]
+    other = leased(Worker(service.fleet, id="other"))
+    assert [candidate.trial_id for candidate in other.candidates] == [
+        candidate.trial_id for candidate in lease.candidates[1:]
+    ]
+    assert other.id.attempt == 1
+
+
+def test_two_devices_share_a_batch(service: Service, worker: Worker) -> None:
+    tuning_job(service, worker, count=12)
+    other = Worker(service.fleet, id="other")
+    worker.call(slots=0)
+    other.call(slots=0)
+    mine, theirs = leased(worker, slots=16), leased(other, slots=16)
+    assert len(mine.candidates) == 6, "the other one is there as well"
+    assert 1 <= len(theirs.candidates) <= 6
+    ids = [candidate.trial_id for lease in (mine, theirs) for candidate in lease.candidates]
+    assert len(set(ids)) == len(ids)
+
+
+def test_priority_and_weight_are_kept_with_the_job(service: Service) -> None:
+    job_id = service.submit(priority=-5, weight=2.5)
+    job = service.http.get(f"/v1/jobs/{job_id}").json()
+    assert (job["priority"], job["weight"]) == (-5, 2.5)
+    plain = service.http.get(f"/v1/jobs/{service.submit()}").json()
+    assert (plain["priority"], plain["weight"]) == (0, 1.0)
+
+
+@pytest.mark.parametrize("wrong", [{"weight": 0}, {"weight": 1e9}, {"weight": "2"}, {"priority": 1.5}])
+def test_impossible_shares_are_refused(service: Service, wrong: dict[str, object]) -> None:
+    body = {"model": service.upload(), "trials": 10} | wrong
+    assert service.http.post("/v1/jobs", json=body).status_code == 422
+
+
+def test_a_worker_whose_name_has_slashes_can_be_reached(service: Service) -> None:
+    Worker(service.fleet, id="rack/1:7").call()
+    assert act(service, "drain", "rack%2F1:7")["id"] == "rack/1:7"
+
+
+def test_metrics_count_workers_leases_and_trials(service: Service, worker: Worker) -> None:
+    tuning_job(service, worker)
+    Worker(service.fleet, id="gone").call()
+    act(service, "evict", "gone")
+    lease = leased(worker)
+    worker.call(WorkerState.BUSY, held=lease.id, results=results(lease)[:1])
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(service.http.get("/metrics").text)
+        for sample in family.samples
+    }
+    workers = {state: samples["tunefarm_workers", state] for state in ("busy", "evicted", "ready", "lost")}
+    assert workers == {"busy": 1, "evicted": 1, "ready": 0, "lost": 0}
+    assert samples["tunefarm_held_leases",] == 1
+    assert samples["tunefarm_oldest_lease_seconds",] >= 0
+    assert samples["tunefarm_trials_per_minute", DEVICE.key] > 0
+
+
+def test_a_silent_worker_is_lost(service: Service, worker: Worker) -> None:
+    worker.call()
+    with service.database.begin() as session:
+        devices.seen(session, worker.id, worker.session, devices.WorkerState.READY, time.time() - 100)
+    assert (shown(service)["connected"], shown(service)["state"]) == (False, "ready")
+    worker.call()
+    assert shown(service)["connected"]

@@ -1,0 +1,112 @@
+"""A real agent that is drained, resumed and evicted: what it does and what it tells."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+
+from proto.values import Wanted, WorkerState
+from tests.integration.worker.fake_fleet import FakeFleet
+from tests.integration.worker.test_agent import in_state, with_fleet, working
+
+
+def test_a_drained_worker_finishes_its_lease_and_takes_no_other(tmp_path: Path) -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.workloads["gate"] = str(tmp_path / "gate")
+        first = fleet.offer("ok", "wait_for_file", "ok", workload="gate")
+        fleet.offer("ok")
+        async with working(fleet):
+            await fleet.until(lambda: len(fleet.stored) == 1)
+            fleet.wanted = Wanted.DRAIN
+            await fleet.until(lambda: in_state(fleet, WorkerState.DRAINING))
+            assert fleet.reports[-1].held == first.id
+            (tmp_path / "gate").touch()
+            await fleet.until(lambda: len(fleet.stored) == 3)
+            drained = len(fleet.reports)
+            await fleet.until(lambda: len(fleet.reports) >= drained + 3)
+            assert [report.held for report in fleet.reports[-2:]] == [None, None]
+            assert {report.slots for report in fleet.reports[drained:]} == {0}
+            fleet.wanted = Wanted.WORK
+            await fleet.until(lambda: len(fleet.stored) == 4)
+        assert fleet.outcomes() == ["ok"] * 4
+
+    with_fleet(work)
+
+
+def test_draining_survives_the_server_and_a_new_session(tmp_path: Path) -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.offer("ok")
+        fleet.wanted = Wanted.DRAIN
+        async with working(fleet):
+            await fleet.until(lambda: in_state(fleet, WorkerState.DRAINING))
+            await fleet.stop()
+            await fleet.start()
+            first = len(fleet.reports)
+            await fleet.until(lambda: len(fleet.reports) >= first + 2)
+            assert in_state(fleet, WorkerState.DRAINING)
+        async with working(fleet, session="another"):
+            await fleet.until(
+                lambda: in_state(fleet, WorkerState.DRAINING) and fleet.reports[-1].session_id == "another"
+            )
+            assert fleet.stored == {}
+            fleet.wanted = Wanted.WORK
+            await fleet.until(lambda: fleet.outcomes() == ["ok"])
+
+    with_fleet(work)
+
+
+def test_an_evicted_worker_drops_its_lease_and_waits_to_be_let_in(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.workloads["begun"] = str(tmp_path / "begun")
+        fleet.offer("hang", workload="begun")
+        async with working(fleet) as worker:
+            await fleet.until(lambda: in_state(fleet, WorkerState.BUSY))
+            while not (tmp_path / "begun").exists():
+                await asyncio.sleep(0.01)
+            fleet.wanted = Wanted.EVICTED
+            await fleet.until(lambda: fleet.reports[-1].held is None)
+            assert worker.executor.child_pid is None, "what it measured is gone"
+            assert not worker.running.done()
+            fleet.leases.clear()
+            fleet.offer("ok")
+            fleet.wanted = Wanted.WORK
+            await fleet.until(lambda: fleet.outcomes() == ["ok"])
+        assert {report.session_id for report in fleet.reports} == {"session"}
+
+    with caplog.at_level(logging.INFO, logger="worker"):
+        with_fleet(work)
+    said = [record.message for record in caplog.records if "resume board" in record.message]
+    assert len(said) == 1, "it says so once"
+
+
+def test_a_worker_that_starts_while_its_name_is_evicted_goes_on_starting(tmp_path: Path) -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.wanted = Wanted.EVICTED
+        fleet.offer("ok")
+        async with working(fleet):
+            await fleet.until(lambda: len(fleet.reports) >= 4)
+            assert all(report.starting for report in fleet.reports)
+            fleet.wanted = Wanted.WORK
+            await fleet.until(lambda: fleet.outcomes() == ["ok"])
+
+    with_fleet(work)
+
+
+def test_it_tells_how_far_its_lease_is(tmp_path: Path) -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.workloads["gate"] = str(tmp_path / "gate")
+        fleet.offer("ok", "build refuse", "wait_for_file", workload="gate")
+        async with working(fleet):
+            await fleet.until(lambda: len(fleet.stored) == 2)
+            await fleet.until(lambda: fleet.reports[-1].vitals.candidates_done == 2)
+            assert fleet.reports[-1].vitals.candidates == 3
+            (tmp_path / "gate").touch()
+            await fleet.until(lambda: len(fleet.stored) == 3 and in_state(fleet, WorkerState.READY))
+        assert fleet.reports[-1].vitals.candidates is None
+
+    with_fleet(work)

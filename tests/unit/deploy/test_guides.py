@@ -1,0 +1,62 @@
+"""The guides of docs/devices name only commands, flags, settings and files that exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tunefarm.cli import app
+from tunefarm.errors import ExitCode
+from tunefarm.exits import run
+from worker import main as worker_main
+from worker.settings import Settings
+
+ROOT = Path(__file__).parents[3]
+GUIDES = sorted((ROOT / "docs/devices").glob("*.md"))
+SUBCOMMANDS = {"token", "workers"}
+
+guides = pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
+
+
+def commands(guide: Path) -> list[list[str]]:
+    """The words after `tunefarm` of every command, in blocks and in lines."""
+    blocks = re.findall(r"^```\n(.*?)^```", guide.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.splitlines()]
+    lines += re.findall(r"`(tunefarm [^`\n]*)`", guide.read_text())
+    found = (re.search(r"(?:^|[ /])tunefarm (.+)", line) for line in lines)
+    return [shlex.split(match[1]) for match in found if match is not None]
+
+
+def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    if words[0] == "worker":
+        with pytest.raises(SystemExit):
+            worker_main.main(["--help"])
+    else:
+        path = words[:2] if words[0] in SUBCOMMANDS and not words[1].startswith("-") else words[:1]
+        assert run(app, [*path, "--help"]) == ExitCode.OK, path
+    return capsys.readouterr().out
+
+
+@guides
+def test_every_command_and_flag_exists(guide: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(commands(guide)) >= 4
+    for words in commands(guide):
+        said = help_of(words, capsys)
+        for flag in (word for word in words if word.startswith("--")):
+            assert flag in said, f"{guide.name}: {words}"
+
+
+@guides
+def test_every_setting_and_file_exists(guide: Path) -> None:
+    text = guide.read_text()
+    for name in re.findall(r"TUNEFARM_WORKER_([A-Z_]+)\b", text):
+        assert name.lower() in Settings.model_fields, name
+    for path in re.findall(r"\bdeploy/[\w./-]+|(?<=\]\()[\w./-]+\.md", text):
+        assert (ROOT / path).exists() or (guide.parent / path).exists(), path
+
+
+def test_there_is_one_for_each_kind_of_device() -> None:
+    assert {guide.stem for guide in GUIDES} == {"raspberry-pi", "jetson", "gpu-host", "x86-server"}

@@ -1,0 +1,139 @@
+"""`tunefarm workers`: what people see of their devices, and what they can have them do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.tunefarm.fake_service import WORKER, FakeService, serving
+from tunefarm.cli import app
+from tunefarm.errors import ExitCode
+from tunefarm.exits import run
+
+WHOLE = WORKER | {
+    "id": "pi",
+    "wanted": "work",
+    "connected": True,
+    "state": "busy",
+    "cores": 4,
+    "last_seen_ago_s": 3.2,
+    "failures": 5,
+    "failures_by_kind": {"build_error": 1, "run_timeout": 4},
+    "trials_per_minute": 41.26,
+    "load": 3.96,
+    "temperature_c": 61.4,
+    "memory_free_bytes": 1 << 30,
+    "tunefarm_version": "0.1.0",
+    "tvm_version": "0.27.0",
+    "lease": "0123456789abcdef",
+    "candidates": 16,
+    "candidates_done": 5,
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SERVER", "TOKEN"):
+        monkeypatch.delenv(f"TUNEFARM_{name}", raising=False)
+    monkeypatch.setenv("TUNEFARM_CONFIG", str(tmp_path / "no config.toml"))
+    monkeypatch.setenv("TUNEFARM_DATA", str(tmp_path / "data"))
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeService]:
+    with serving(FakeService()) as service:
+        yield service
+
+
+def line(fake: FakeService, capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
+    """What is shown of a worker."""
+    fake.workers[:] = [WHOLE | changes]
+    assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
+    head, shown = capsys.readouterr().out.splitlines()
+    assert head.split()[:3] == ["name", "state", "device"]
+    return shown.rstrip()
+
+
+def test_a_worker_and_all_that_is_known_of_it(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+    shown = line(fake, capsys)
+    parts = ("pi", "connected", "a board", "cafe", "4", "4.0", "61 °C", "41.3", "3 s ago")
+    assert all(part in shown for part in parts), shown
+    assert "5 (run timeout 4, build error 1)" in shown
+    assert shown.endswith("lease 01234567: 5 of 16")
+
+
+@pytest.mark.parametrize(
+    ("changes", "state", "does"),
+    [
+        ({"connected": False}, "lost", "-"),
+        ({"wanted": "evicted", "state": "draining"}, "evicted", "-"),
+        ({"lease": None, "state": "ready"}, "connected", "waits for work"),
+        ({"lease": None, "state": "probing"}, "connected", "probes the device"),
+        ({"lease": None, "state": "draining", "wanted": "drain"}, "connected", "drained"),
+        ({"lease": None, "state": "draining"}, "connected", "stops"),
+        ({"wanted": "drain", "state": "draining"}, "connected", "drains, lease 01234567: 5 of 16"),
+        ({"candidates": None}, "connected", "lease 01234567"),
+    ],
+)
+def test_its_state_and_what_it_does(
+    fake: FakeService,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, Any],
+    state: str,
+    does: str,
+) -> None:
+    shown = line(fake, capsys, **changes)
+    assert shown.split()[1] == state
+    assert shown.endswith(f" {does}")
+
+
+def test_what_an_older_service_does_not_say_is_a_dash(
+    fake: FakeService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
+    _, shown = capsys.readouterr().out.splitlines()
+    assert " ".join(shown.split()) == "w1 connected a board cafe - - - - 5 1 - waits for work"
+
+
+def test_names_are_no_markup(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "[red]x[/red]" in line(fake, capsys, id="[red]x[/red]")
+
+
+def test_nobody_was_here(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.workers.clear()
+    assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
+    assert "start one with `tunefarm worker" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("action", ["drain", "resume", "evict"])
+def test_having_a_worker_do_something(
+    fake: FakeService, action: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(app, ["workers", action, "a/board", "--server", fake.url]) == ExitCode.OK
+    assert capsys.readouterr().out.startswith("a/board ")
+    assert run(app, ["workers", action, "a/board", "--server", fake.url, "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out)["id"] == "w1"
+    assert fake.acted == [f"/v1/workers/a%2Fboard:{action}"] * 2
+
+
+def test_what_the_service_refuses_is_said_in_its_words(capsys: pytest.CaptureFixture[str]) -> None:
+    refusal = {"status": 404, "title": "Worker not found", "detail": "There is no worker 'x'."}
+    with serving(FakeService(refusal=refusal)) as fake:
+        assert run(app, ["workers", "drain", "x", "--server", fake.url]) == ExitCode.REFUSED
+    assert capsys.readouterr().err == "tunefarm: There is no worker 'x'.\n"
+
+
+def test_options_that_would_be_lost_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["workers", "--server", "http://farm", "drain", "x"]) == ExitCode.USAGE
+    assert "tunefarm workers drain NAME --server URL" in capsys.readouterr().err
+
+
+def test_help_names_the_actions(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["workers", "--help"]) == ExitCode.OK
+    out = capsys.readouterr().out
+    for action in ("drain", "resume", "evict"):
+        assert f"\n  {action} " in out

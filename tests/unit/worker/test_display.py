@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+from rich.console import Console
+
+from proto.values import Candidate, Lease, LeaseId, Limits, ModuleRun
+from search.measurement import Measurement, Outcome
+from worker.display import LogDisplay, Work, display, seconds
+
+LEASE = Lease(
+    LeaseId("0123456789ab", 1), "{}", Limits(), 30.0, tuple(Candidate(n, "w", "[]") for n in range(3))
+)
+FAST, SLOW = Measurement(Outcome.OK, (1.5e-3,)), Measurement(Outcome.OK, (0.25,))
+FAILED = Measurement(Outcome.BUILD_ERROR, error="no")
+
+
+@contextlib.contextmanager
+def own_logging() -> Iterator[None]:
+    """As in a process of its own, without pytest's handlers."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers.clear()
+    try:
+        yield
+    finally:
+        root.handlers[:], root.level = handlers, level
+
+
+def test_a_lease_in_one_line() -> None:
+    work = Work(LEASE)
+    assert str(work) == "lease 01234567: 0 of 3 candidates measured"
+    for measurement in (SLOW, FAILED, FAST):
+        work.note(measurement)
+    assert str(work) == "lease 01234567: 3 of 3 candidates measured, best so far 1.5 ms"
+    assert work.result() == "lease 01234567 is done: 1 build error, 2 ok, best 1.5 ms"
+
+
+def test_a_module_run_in_one_line() -> None:
+    work = Work(Lease(LEASE.id, "{}", Limits(), 30.0, (), ModuleRun(1, "tuned", "ab")))
+    assert str(work) == "lease 01234567: times the tuned model end to end"
+    work.note(SLOW)
+    assert work.result() == "lease 01234567 is done: 1 ok, best 250 ms"
+
+
+def test_seconds_have_a_unit_that_suits() -> None:
+    assert [seconds(secs) for secs in (2.0, 0.0125, 3.456e-6)] == ["2 s", "12.5 ms", "3.46 us"]
+
+
+def test_a_log_gets_a_line_for_every_change_and_none_for_a_candidate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", written)
+    with own_logging(), display(Console(file=written, force_terminal=False)) as shown:
+        assert isinstance(shown, LogDisplay)
+        shown.does("probing")
+        shown.measured(Work(LEASE))
+        shown.does("ready [red]as pi4")
+    lines = written.getvalue().splitlines()
+    assert [line.split(" INFO ")[1] for line in lines] == ["probing", "ready [red]as pi4"]
+
+
+def test_a_terminal_keeps_a_line_that_tells_how_far_the_lease_is() -> None:
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=100, color_system=None)
+    with own_logging(), display(console) as shown:
+        work = Work(LEASE)
+        shown.does(str(work))
+        work.note(FAST)
+        shown.measured(work)
+    text = written.getvalue()
+    assert "1 of 3 candidates measured, best so far 1.5 ms · 1 in all" in text
+    assert text.count("0 of 3 candidates measured") == 2, "in the log, and as the last line"

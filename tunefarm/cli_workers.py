@@ -1,0 +1,139 @@
+"""`tunefarm workers`: the devices that measure, and what they are wanted to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from tunefarm.client import Client
+from tunefarm.errors import CommandError, ExitCode
+from tunefarm.estimate import duration_text
+from tunefarm.options import AsJson, Data, Server, Token, print_json, running, stdout
+from tunefarm.service import Service
+from tunefarm.values import Worker
+
+app = typer.Typer(
+    help="List the workers and their devices; drain, resume or evict one.",
+    rich_markup_mode=None,
+    invoke_without_command=True,
+)
+
+Name = Annotated[str, typer.Argument(metavar="NAME", help="As `tunefarm workers` shows it.")]
+
+
+@app.callback()
+def list_(
+    context: typer.Context,
+    server: Server = None,
+    token: Token = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the workers and their devices; drain, resume or evict one."""
+    if context.invoked_subcommand is not None:
+        if server or token or data or as_json:
+            asked = f"tunefarm workers {context.invoked_subcommand} NAME"
+            raise CommandError(f"options come after the name: {asked} --server URL", ExitCode.USAGE)
+        return
+    with running(server, token, data) as found:
+        known = found.client.workers()
+    if as_json:
+        print_json([asdict(one) for one in known])
+    elif known:
+        stdout().print(table(known))
+    else:
+        stdout().print("no worker was here yet: start one with `tunefarm worker --server HOST:PORT`")
+
+
+@app.command()
+def drain(
+    name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
+) -> None:
+    """Have a worker finish its lease and take no other, until it is resumed."""
+    with running(server, token, data) as found:
+        _act(found, Client.drain, name, "finishes its lease and takes no other", as_json)
+
+
+@app.command()
+def resume(
+    name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
+) -> None:
+    """Have a worker that was drained or evicted work again."""
+    with running(server, token, data) as found:
+        _act(found, Client.resume, name, "may work", as_json)
+
+
+@app.command()
+def evict(
+    name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
+) -> None:
+    """Take a worker's lease away at once, and let nobody in under its name until it is resumed."""
+    with running(server, token, data) as found:
+        _act(found, Client.evict, name, "has lost its lease and is not let in until resumed", as_json)
+
+
+def table(workers: Sequence[Worker]) -> Table:
+    """For people: a line for each worker."""
+    made = Table(box=None, pad_edge=False)
+    for title in ("name", "state", "device", "class"):
+        made.add_column(title)
+    for title in ("cores", "load", "temp", "trials/min", "trials"):
+        made.add_column(title, justify="right")
+    for title in ("failed", "seen", "does"):
+        made.add_column(title)
+    for one in workers:
+        device = one.device_name or "-", one.device_class or "-", _number(one.cores, ".0f")
+        vitals = _number(one.load, ".1f"), _number(one.temperature_c, ".0f", " °C")
+        counts = _number(one.trials_per_minute, ".1f"), str(one.trials_done), _failures(one)
+        cells = (one.id, _state(one), *device, *vitals, *counts, _seen(one), _does(one))
+        made.add_row(*map(escape, cells))
+    return made
+
+
+def _act(
+    found: Service, action: Callable[[Client, str], Worker], name: str, said: str, as_json: bool
+) -> None:
+    worker = action(found.client, name)
+    if as_json:
+        print_json(asdict(worker))
+    else:
+        stdout().print(f"{name} {said}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _state(worker: Worker) -> str:
+    if worker.wanted == "evicted":
+        return "evicted"
+    return "connected" if worker.connected else "lost"
+
+
+def _does(worker: Worker) -> str:
+    """What it said last that it does."""
+    if _state(worker) != "connected":
+        return "-"
+    drains = worker.wanted == "drain"
+    if worker.lease is not None:
+        done, of = worker.candidates_done, worker.candidates
+        count = "" if done is None or of is None else f": {done} of {of}"
+        return f"{'drains, ' if drains else ''}lease {worker.lease[:8]}{count}"
+    said = {"probing": "probes the device", "ready": "waits for work", "draining": "stops"}
+    return "drained" if drains else said.get(worker.state, worker.state)
+
+
+def _failures(worker: Worker) -> str:
+    """How many, and of which kinds, the most frequent first."""
+    kinds = sorted(worker.failures_by_kind.items(), key=lambda pair: (-pair[1], pair[0]))
+    named = ", ".join(f"{kind.replace('_', ' ')} {count}" for kind, count in kinds)
+    return f"{worker.failures} ({named})" if named else str(worker.failures)
+
+
+def _seen(worker: Worker) -> str:
+    return "-" if worker.last_seen_ago_s is None else f"{duration_text(worker.last_seen_ago_s)} ago"
+
+
+def _number(value: float | None, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{value:{form}}{unit}"
