@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,23 +13,26 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.orm import Session
 
-_SQLITE_CAUSES = {
-    sqlite3.SQLITE_FULL: "the disk is full: free some space and try again",
-    sqlite3.SQLITE_IOERR: "the disk can't be read or written: check its space and its health",
-    sqlite3.SQLITE_BUSY: "another process keeps it locked: stop that process or try again later",
-    sqlite3.SQLITE_LOCKED: "another process keeps it locked: stop that process or try again later",
-    sqlite3.SQLITE_CANTOPEN: "it can't be opened: check that its folder exists and may be written",
-    sqlite3.SQLITE_READONLY: "it may not be written: check the permissions of the file and its folder",
-    sqlite3.SQLITE_PERM: "it may not be written: check the permissions of the file and its folder",
-    sqlite3.SQLITE_CORRUPT: "the file is damaged: restore it from a backup or move it away",
-    sqlite3.SQLITE_NOTADB: "the file is not a database: move it away or choose another folder",
-}
+from records.failures import cause
+
 # Any number that other programs on a PostgreSQL server are unlikely to lock.
 _MIGRATION_LOCK = 7_305_822_146
+_POOL_SIZE = 20
+# What the URL says itself goes before these. A server that vanished silently is noticed within a minute.
+_POSTGRESQL_ARGUMENTS: dict[str, Any] = {
+    "application_name": "tunefarm",
+    "connect_timeout": 10,
+    "keepalives_idle": 20,
+    "keepalives_interval": 5,
+    "keepalives_count": 4,
+    "tcp_user_timeout": 40_000,
+}
+# A process that hangs or is cut off in the middle of a transaction must not keep its rows locked for ever.
+_IDLE_LIMIT_S = 120.0
 
 
 class StorageError(Exception):
@@ -49,15 +51,19 @@ class NotFound(KeyError):
 
 
 class Database:
-    """One process's connections to the database at an SQLAlchemy `url`."""
+    """One process's connections to the database at an SQLAlchemy `url`. `name` is for messages: no secret is
+    in it."""
 
     def __init__(self, url: str, *, busy_timeout_s: float = 30.0) -> None:
-        """Opens nothing yet. Raises StorageError when `url` is not a database URL."""
+        """Opens nothing yet. Raises StorageError when `url` is not a database URL.
+
+        A transaction waits `busy_timeout_s` for a lock or for a free connection.
+        """
         try:
             self._engine = _engine(url, busy_timeout_s)
-        except (exc.ArgumentError, ImportError) as error:
-            raise StorageError(f"{url!r} is not a database URL that can be used here: {error}") from error
-        self._name = self._engine.url.database or self._engine.url.render_as_string()
+        except (exc.ArgumentError, ImportError, ValueError) as error:
+            raise StorageError(_url_problem(error)) from error
+        self.name = _name(self._engine.url)
         self._checked = False
 
     @contextmanager
@@ -95,14 +101,14 @@ class Database:
             return
         self._refuse_newer(connection)
         if _revisions(connection) != set(_scripts().get_heads()):
-            raise StorageError(f"the database {self._name} is older than this tunefarm: migrate it first")
+            raise StorageError(f"the database {self.name} is older than this tunefarm: migrate it first")
         self._checked = True
 
     def _refuse_newer(self, connection: Connection) -> None:
         known = {script.revision for script in _scripts().walk_revisions()}
         if not _revisions(connection) <= known:
             raise StorageError(
-                f"the database {self._name} is of a newer tunefarm: upgrade this one or use another database"
+                f"the database {self.name} is of a newer tunefarm: upgrade this one or use another database"
             )
 
     @contextmanager
@@ -110,26 +116,58 @@ class Database:
         try:
             yield
         except exc.TimeoutError as error:
-            raise StorageError(
-                f"the database {self._name} has no connection free: try again later"
-            ) from error
+            busy = f"all connections to the database {self.name} are in use: try again later"
+            raise StorageError(busy) from error
         except exc.DBAPIError as error:
-            cause = _cause(error)
-            if cause is None:
+            found = cause(error)
+            if found is None:
                 raise
-            full = cause == _SQLITE_CAUSES[sqlite3.SQLITE_FULL]
-            raise StorageError(f"the database {self._name} failed: {cause}", full=full) from error
+            raise StorageError(f"the database {self.name} failed: {found.words}", full=found.full) from error
 
 
 def _engine(url: str, busy_timeout_s: float) -> Engine:
     # NaN and infinity are no JSON: PostgreSQL and browsers refuse them, so they must not get in.
     serializer = functools.partial(json.dumps, allow_nan=False)
-    if make_url(url).get_backend_name() != "sqlite":
-        return create_engine(url, json_serializer=serializer, pool_pre_ping=True)
-    engine = create_engine(url, json_serializer=serializer, connect_args={"timeout": busy_timeout_s})
+    parsed = make_url(url)
+    if parsed.get_backend_name() == "postgresql":
+        return create_engine(
+            parsed,
+            json_serializer=serializer,
+            connect_args=_postgresql_arguments(parsed, busy_timeout_s),
+            # A connection that the server closed meanwhile is replaced before it is used.
+            pool_pre_ping=True,
+            pool_size=_POOL_SIZE,
+            max_overflow=0,
+            pool_timeout=busy_timeout_s,
+        )
+    if parsed.get_backend_name() != "sqlite":
+        raise exc.ArgumentError(f"tunefarm knows sqlite and postgresql, not {parsed.get_backend_name()}")
+    engine = create_engine(parsed, json_serializer=serializer, connect_args={"timeout": busy_timeout_s})
     event.listen(engine, "connect", _set_up_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _postgresql_arguments(url: URL, busy_timeout_s: float) -> dict[str, Any]:
+    limits_s = {"lock_timeout": busy_timeout_s, "idle_in_transaction_session_timeout": _IDLE_LIMIT_S}
+    options = " ".join(f"-c {name}={round(1000 * limit_s)}" for name, limit_s in limits_s.items())
+    ours = _POSTGRESQL_ARGUMENTS | {"options": options}
+    return {name: value for name, value in ours.items() if name not in url.query}
+
+
+def _url_problem(error: Exception) -> str:
+    """Without the URL: there may be a password in it, and parts of one in what parsers say of numbers."""
+    if isinstance(error, ImportError):
+        return f"the driver of the database URL is missing ({error}): install tunefarm[postgresql]"
+    said = "its port is no number (is the password percent-encoded?)" if type(error) is ValueError else error
+    return f"TUNEFARM_DATABASE_URL is not a database URL that can be used here: {said}"
+
+
+def _name(url: URL) -> str:
+    if url.get_backend_name() == "sqlite":
+        return url.database or ":memory:"
+    host = url.host or url.query.get("host") or "this machine"
+    return f"{url.database} on {host}"
 
 
 def _set_up_sqlite(connection: DBAPIConnection, _record: Any) -> None:
@@ -163,14 +201,3 @@ def _scripts() -> ScriptDirectory:
 
 def _revisions(connection: Connection) -> set[str]:
     return set(MigrationContext.configure(connection).get_current_heads())
-
-
-def _cause(error: exc.DBAPIError) -> str | None:
-    """Why the storage failed and what to do; None when it is the statement that was wrong."""
-    if isinstance(error.orig, sqlite3.Error):
-        code = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
-        # The low byte is the kind of error, the rest its details.
-        return _SQLITE_CAUSES.get(code & 0xFF)
-    if isinstance(error, exc.OperationalError | exc.InternalError | exc.InterfaceError):
-        return f"{error.orig}".strip()
-    return None

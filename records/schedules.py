@@ -110,20 +110,22 @@ def history(session: Session, device_class: str, limit: int = 20000) -> list[Rec
     return _records(session, newest.limit(limit))
 
 
-def put_measured(session: Session, record: Record) -> None:
-    """Store a measurement in place of an older one of the same trace.
+def put_measured(session: Session, records: Sequence[Record]) -> None:
+    """Store measurements, each of another trace, in place of older ones of the same trace.
 
     A failure does not replace a success, unless it says that the result was wrong: then it never was one.
     """
-    statement = insert_into(session, RecordRow).values(_row(record))
+    if not records:
+        return
+    statement = insert_into(session, RecordRow)
     new = statement.excluded
-    convincing = new.outcome.in_((Outcome.OK, Outcome.WRONG_RESULT))
+    convincing = or_(new.outcome == Outcome.OK, new.outcome == Outcome.WRONG_RESULT)
     replaced = statement.on_conflict_do_update(
         index_elements=list(_KEY),
-        set_={name: new[name] for name in _row(record) if name not in _KEY},
+        set_={name: new[name] for name in _row(records[0]) if name not in _KEY},
         where=or_(RecordRow.outcome != Outcome.OK, convincing),
     )
-    session.execute(replaced)
+    session.execute(replaced, _rows(records))
 
 
 def add_imported(session: Session, records: Sequence[Record], now: float) -> int:
@@ -135,7 +137,12 @@ def add_imported(session: Session, records: Sequence[Record], now: float) -> int
     for device_class in {record.device_class for record in records}:
         devices.get_class(session, device_class)
     imported = {"source": "import", "created_at": now}
-    return sum(insert_missing(session, RecordRow, _row(record) | imported, key=_KEY) for record in records)
+    return sum(insert_missing(session, RecordRow, row | imported, key=_KEY) for row in _rows(records))
+
+
+def _rows(records: Sequence[Record]) -> list[dict[str, Any]]:
+    """In one order, so that two transactions which write the same rows never wait for each other."""
+    return sorted(map(_row, records), key=lambda row: tuple(row[name] for name in _KEY))
 
 
 def _row(record: Record) -> dict[str, Any]:

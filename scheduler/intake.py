@@ -102,7 +102,8 @@ class _Subgraph:
 
 
 def _store(session: Session, job: Job, subgraphs: Sequence[_Subgraph], now: float) -> None:
-    for subgraph in subgraphs:
+    # In one order, so that two jobs with the same workloads never wait for each other.
+    for subgraph in sorted(subgraphs, key=lambda subgraph: subgraph.task.workload_hash):
         subgraph.store(session)
     tasks.add_tasks(session, job.id, [subgraph.spec(job) for subgraph in subgraphs])
     to, message = _next(session, job, subgraphs)

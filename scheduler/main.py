@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 import warnings
+from contextlib import ExitStack
 from typing import Any
 
 from celery import Celery, signals
-from celery.beat import EmbeddedService
 from celery.exceptions import SecurityWarning
 from pydantic import ValidationError
 
 from records.database import Database, StorageError
-from scheduler.app import default_app, wake
+from scheduler.app import Waker, make_app, send
+from scheduler.identity import identity
 from scheduler.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -28,40 +30,59 @@ def main() -> int:
     logging.getLogger("scheduler").setLevel(logging.INFO)
     try:
         settings = Settings()
-        app = default_app()
+        app = make_app(settings.broker)
         database = Database(settings.database_url)
         database.migrate()
     except ValidationError as error:
         return _refuse(_settings_sentence(error), USAGE)
+    except ValueError as error:
+        return _refuse(f"wrong settings: {error}", USAGE)
     except (StorageError, OSError) as error:
         return _refuse(str(error), FAILED)
-    try:
-        return _serve(app, settings, database)
-    finally:
-        database.close()
+    with ExitStack() as held:
+        held.callback(database.close)
+        name = settings.scheduler_name or held.enter_context(identity(database.name))
+        return _serve(app, settings, database, name)
 
 
-def _serve(app: Celery, settings: Settings, database: Database) -> int:
+def _serve(app: Celery, settings: Settings, database: Database, name: str) -> int:
     # Loads TVM, which takes seconds: the first step finds it ready, a wrong setting does not cost them.
     from scheduler.context import Context
     from scheduler.steps import register
 
-    register(app, Context(settings, database, time.time, settings.scheduler_name, wake))
+    register(app, Context(settings, database, time.time, name, Waker(app)))
     # Celery warns against root because pickled messages could run code; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     signals.setup_logging.connect(_keep_logging)
     worker = app.Worker(
         pool="solo",
-        hostname=settings.scheduler_name,
+        hostname=name,
         quiet=True,
         without_gossip=True,
         without_mingle=True,
         without_heartbeat=True,
     )
-    EmbeddedService(app, thread=True, scheduler_cls="celery.beat:Scheduler").start()
-    log.info("ready")
+    clock = (app, settings.sweep_interval_s)
+    threading.Thread(target=_sweep_for_ever, args=clock, name="clock", daemon=True).start()
+    log.info("ready as %s", name)
     worker.start()
     return int(worker.exitcode or 0)
+
+
+def _sweep_for_ever(app: Celery, interval_s: float) -> None:
+    is_away = False
+    while True:
+        try:
+            # A sweep that waited behind a long step is not worth running when the next one is there.
+            send(app, "sweep", expires_s=interval_s)
+            if is_away:
+                log.info("the broker is back")
+            is_away = False
+        except Exception as error:  # the clock goes on, whatever the broker's library raises
+            if not is_away:
+                log.error("no sweeps while the broker is away: %s", error)
+            is_away = True
+        time.sleep(interval_s)
 
 
 def _keep_logging(**_: Any) -> None:

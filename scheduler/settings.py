@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-import socket
-
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
-class BrokerSettings(BaseSettings):
-    """Where wake-ups go: a folder (no server needed) or a broker's URL such as `redis://host:6379/0`."""
-
-    model_config = SettingsConfigDict(env_prefix="TUNEFARM_", extra="ignore", frozen=True)
-
-    broker: str = Field(min_length=1)
-
-
-class Settings(BrokerSettings):
+class Settings(BaseSettings):
     """Everything the scheduler's process needs. Times are seconds.
+
+    `broker` says where wake-ups go: a folder (no server needed) or a URL such as `redis://host:6379/0`.
 
     `plan_ahead` is the number of batches kept waiting while one is measured. It is 0 where the planner
     shares the worker's cores: planning then would disturb what is being timed.
 
-    `scheduler_name` claims jobs, so that after a crash the same scheduler goes on at once; several schedulers
-    on one host need a name each.
+    `scheduler_name` claims jobs, so that after a crash the same scheduler goes on at once. Without one,
+    schedulers take the first free of HOST-1, HOST-2..., see `scheduler.identity`.
     """
 
+    model_config = SettingsConfigDict(
+        env_prefix="TUNEFARM_", env_ignore_empty=True, extra="ignore", frozen=True
+    )
+
+    broker: str = Field(min_length=1)
     database_url: str = Field(min_length=1)
-    scheduler_name: str = Field(default_factory=socket.gethostname, min_length=1)
+    scheduler_name: str | None = Field(default=None, min_length=1)
     plan_ahead: int = Field(default=1, ge=0, le=8)
     batch_size: int = Field(default=32, ge=1, le=1024)
     trials_per_pick: int = Field(default=4, ge=1, le=256)

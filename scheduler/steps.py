@@ -9,7 +9,7 @@ from scheduler.drive import drive, sweep
 
 
 def register(app: Celery, context: Context) -> None:
-    """Make the steps known to the application, and have the clock sweep regularly."""
+    """Make the steps known to the application."""
 
     @app.task(name="scheduler.intake", shared=False)
     def intake_step(job_id: str) -> None:
@@ -26,8 +26,3 @@ def register(app: Celery, context: Context) -> None:
     @app.task(name="scheduler.sweep", shared=False)
     def sweep_step() -> None:
         sweep(context)
-
-    interval_s = context.settings.sweep_interval_s
-    # A sweep that waited behind a long step is not worth running when the next one is there.
-    entry = {"task": "scheduler.sweep", "schedule": interval_s, "options": {"expires": interval_s}}
-    app.conf.beat_schedule = {"sweep": entry}

@@ -34,7 +34,7 @@ def record(trace: str, latency_s: float | None = None, **changes: object) -> Rec
 
 def put(session: Session, *records: Record) -> None:
     for each in records:
-        schedules.put_measured(session, each)
+        schedules.put_measured(session, [each])
 
 
 class TestBest:

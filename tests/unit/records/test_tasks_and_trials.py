@@ -32,7 +32,7 @@ class TestWorkloads:
         tasks.put_workload(session, "w3", "{}")
         assert tasks.tags(session, DEVICE.key) == {}
         for name, latency_s in (("w1", 1e-3), ("w2", None), ("w3", 1e-3)):
-            schedules.put_measured(session, record("t", latency_s, workload_hash=name))
+            schedules.put_measured(session, [record("t", latency_s, workload_hash=name)])
         assert tasks.tags(session, DEVICE.key) == {"w1": "SSR2:9"}
         assert tasks.tags(session, "another class") == {}
 

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import base64
 import json
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from scheduler import app as scheduler_app
-from scheduler.app import default_app, make_app, wake
+from scheduler.app import Waker, make_app
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.fixture
-def broker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TUNEFARM_BROKER", str(tmp_path / "broker"))
-    default_app.cache_clear()
+def broker(tmp_path: Path) -> Path:
     return tmp_path / "broker"
 
 
 def test_a_wake_up_is_one_message_that_names_the_step_and_the_job(broker: Path) -> None:
-    wake("plan", "job 1")
+    Waker(make_app(str(broker)))("plan", "job 1")
+    wait_until(lambda: bool(list(broker.glob("*.msg"))))
     [path] = broker.glob("*.msg")
     message = json.loads(path.read_text())
     assert message["headers"]["task"] == "scheduler.plan"
@@ -35,22 +44,45 @@ def test_a_wake_up_is_one_message_that_names_the_step_and_the_job(broker: Path) 
 def test_a_broker_that_is_away_does_not_disturb_the_caller(
     broker: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wake("plan", "job 1")
-    for path in (*broker.glob("*.msg"), broker / "control"):
-        path.unlink() if path.is_file() else path.rmdir()
+    wake = Waker(make_app(str(broker)))
+    (broker / "control").rmdir()
     broker.rmdir()
-    wake("plan", "job 2")
+    wake("plan", "job 1")
+    wait_until(lambda: "the next sweep will find it" in caplog.text)
+
+
+def test_a_redis_that_does_not_answer_keeps_nobody_waiting(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_app, "_MAX_UNSENT", 3)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        wake = Waker(make_app(f"redis://127.0.0.1:{silent.getsockname()[1]}/0"))
+        for number in range(5):
+            wake("plan", f"job {number}")
+        assert "too many wait" in caplog.text
+    wait_until(lambda: caplog.text.count("the next sweep will find it") == 5)
+
+
+def test_a_redis_that_is_away_is_named_without_its_password(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    Waker(make_app(f"redis://:s3cret@127.0.0.1:{port}/0"))("plan", "job 1")
+    wait_until(lambda: str(port) in caplog.text)
     assert "the next sweep will find it" in caplog.text
+    assert "s3cret" not in caplog.text
 
 
 def test_a_broker_url_is_taken_as_it_is() -> None:
-    conf = make_app("redis://host:6379/0").conf
-    assert conf.broker_url == "redis://host:6379/0"
-    assert not conf.broker_transport_options
+    assert make_app("redis://host:6379/0").conf.broker_url == "redis://host:6379/0"
+
+
+def test_another_broker_is_refused() -> None:
+    with pytest.raises(ValueError, match="TUNEFARM_BROKER is a folder or a redis"):
+        make_app("amqp://host")
 
 
 def test_only_json_is_accepted(broker: Path) -> None:
-    assert default_app().conf.accept_content == ["json"]
+    assert make_app(str(broker)).conf.accept_content == ["json"]
 
 
 def test_the_server_can_import_it_without_a_compiler_or_a_learner() -> None:

@@ -31,21 +31,19 @@ def measured(farm: Farm, count: int, at: float = NOW, task: Any = MATMUL) -> Non
     with farm.database.begin() as session:
         for number, program in enumerate(rng.permutation(np.array(programs, dtype=object))[:count]):
             latency_s = 1e-3 / (1 + program.values[0])
-            schedules.put_measured(
-                session,
-                Record(
-                    workload_hash=task.workload_hash,
-                    device_class=DEVICE.key,
-                    trace=f"{at} {number}",
-                    program=program.to_json(),
-                    latency_s=latency_s,
-                    run_secs=(latency_s,),
-                    outcome=Outcome.OK,
-                    target="",
-                    source="trial",
-                    created_at=at,
-                ),
+            record = Record(
+                workload_hash=task.workload_hash,
+                device_class=DEVICE.key,
+                trace=f"{at} {number}",
+                program=program.to_json(),
+                latency_s=latency_s,
+                run_secs=(latency_s,),
+                outcome=Outcome.OK,
+                target="",
+                source="trial",
+                created_at=at,
             )
+            schedules.put_measured(session, [record])
 
 
 def versions(farm: Farm) -> list[Version]:

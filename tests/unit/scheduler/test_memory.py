@@ -34,7 +34,7 @@ def known(farm: Farm) -> None:
 def put(farm: Farm, *records: Record) -> None:
     with farm.database.begin() as session:
         for each in records:
-            schedules.put_measured(session, each)
+            schedules.put_measured(session, [each])
 
 
 def read(farm: Farm, kept: Memory, *names: str) -> dict[str, set[tuple[str, float | None]]]:

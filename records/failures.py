@@ -1,0 +1,79 @@
+"""Why a database failed, in words for people: the cause and the next step."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+from sqlalchemy import exc
+
+
+@dataclass(frozen=True)
+class Cause:
+    """`full`: a disk has no space left."""
+
+    words: str
+    full: bool = False
+
+
+_LOCKED = Cause("another process keeps it locked: stop that process or try again later")
+_UNWRITABLE = Cause("it may not be written: check the permissions of the file and its folder")
+_SQLITE = {
+    sqlite3.SQLITE_FULL: Cause("the disk is full: free some space and try again", full=True),
+    sqlite3.SQLITE_IOERR: Cause("the disk can't be read or written: check its space and its health"),
+    sqlite3.SQLITE_BUSY: _LOCKED,
+    sqlite3.SQLITE_LOCKED: _LOCKED,
+    sqlite3.SQLITE_CANTOPEN: Cause("it can't be opened: check that its folder exists and may be written"),
+    sqlite3.SQLITE_READONLY: _UNWRITABLE,
+    sqlite3.SQLITE_PERM: _UNWRITABLE,
+    sqlite3.SQLITE_CORRUPT: Cause("the file is damaged: restore it from a backup or move it away"),
+    sqlite3.SQLITE_NOTADB: Cause("the file is not a database: move it away or choose another folder"),
+}
+
+_RESTARTS = Cause("its server stops or starts: try again in a moment")
+_COLLIDED = Cause("another process changed the same rows at that moment: try again")
+_DAMAGED = Cause("its files are damaged: restore it from a backup")
+# By PostgreSQL's SQLSTATE.
+_POSTGRESQL = {
+    "25006": Cause("it can only be read: name its primary server in TUNEFARM_DATABASE_URL"),
+    "25P03": Cause("its server ended a transaction that stood still: try again"),
+    "40001": _COLLIDED,
+    "40P01": _COLLIDED,
+    "42501": Cause("its user may not do this: make that user the owner of the database"),
+    "53100": Cause("the disk of its server is full: free some space there and try again", full=True),
+    "53200": Cause("its server is out of memory: give it more, or run fewer processes"),
+    "53300": Cause("its server has no connection free: raise max_connections there, or run fewer processes"),
+    "55P03": _LOCKED,
+    "57014": Cause("a statement took too long and was cancelled: try again later"),
+    "57P01": _RESTARTS,
+    "57P02": _RESTARTS,
+    "57P03": _RESTARTS,
+    "58030": Cause("the disk of its server can't be read or written: check its space and its health"),
+    "XX001": _DAMAGED,
+    "XX002": _DAMAGED,
+}
+_LOST = Cause("the connection to its server was lost: try again in a moment")
+
+
+def cause(error: exc.DBAPIError) -> Cause | None:
+    """Why the storage failed and what to do; None when it is the statement that was wrong."""
+    if isinstance(error.orig, sqlite3.Error):
+        code = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
+        # The low byte is the kind of error, the rest its details.
+        return _SQLITE.get(code & 0xFF)
+    return _of_server(error)
+
+
+def _of_server(error: exc.DBAPIError) -> Cause | None:
+    state = getattr(error.orig, "sqlstate", None)
+    if state in _POSTGRESQL:
+        return _POSTGRESQL[state]
+    if error.connection_invalidated:
+        return _LOST
+    if not isinstance(error, exc.OperationalError | exc.InternalError | exc.InterfaceError):
+        return None
+    # The first line says it; those after it may quote rows.
+    said = str(error.orig).strip().partition("\n")[0] or type(error.orig).__name__
+    if state is None:
+        return Cause(f"it can't be reached ({said}): check TUNEFARM_DATABASE_URL and that its server runs")
+    return Cause(f"its server says: {said}: try again later, its log may say more")

@@ -1,0 +1,33 @@
+"""Servers that many tests share: started once, when the first test asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests import services
+
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[services.Postgresql]:
+    try:
+        with services.postgresql() as server:
+            yield server
+    except services.Missing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[services.Redis]:
+    try:
+        with services.redis_server() as server:
+            yield server
+    except services.Missing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def emptied(postgresql: services.Postgresql) -> services.Emptied:
+    """A PostgreSQL database to be emptied before each test."""
+    return services.Emptied(postgresql.create("emptied"))

@@ -1,0 +1,212 @@
+"""PostgreSQL and Redis for tests and benchmarks: private servers that end with what started them."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+import redis
+
+from records.database import Database
+from records.tables import Base
+from tunefarm.tether import die_with_parent
+
+# With characters that mean something in a URL.
+PASSWORD = "s3/cr@t:%"
+_PATIENCE_S = 30.0
+
+
+class Missing(Exception):
+    """A server's program is not installed here; the message says which and how to get it."""
+
+
+class Process:
+    """A server's process, which can be stopped and started again."""
+
+    def __init__(
+        self, command: Sequence[object], folder: Path, is_up: Callable[[], None], **popen: Any
+    ) -> None:
+        self._command = [str(word) for word in command]
+        self._log = folder / "log"
+        self._is_up = is_up
+        self._popen = popen
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when the server answers."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, preexec_fn=die_with_parent, **self._popen
+            )
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                return self._is_up()
+            except (psycopg.OperationalError, redis.RedisError):
+                words = self._log.read_text(errors="replace")[-2000:]
+                assert self._process.poll() is None, words
+                assert time.monotonic() < deadline, words
+                time.sleep(0.02)
+
+    def stop(self, number: int = signal.SIGQUIT) -> None:
+        """By default at once, as in a crash."""
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                self._process.send_signal(number)
+            self._process.wait(_PATIENCE_S)
+            self._process = None
+
+
+class Postgresql(Process):
+    """A cluster: open by its Unix socket to us alone, by TCP with PASSWORD."""
+
+    def __init__(self, programs: Path, folder: Path, durable: bool, **popen: Any) -> None:
+        self._folder = folder
+        self.port = free_port()
+        flags = {
+            "listen_addresses": "127.0.0.1",
+            "port": self.port,
+            "unix_socket_directories": folder,
+            "shared_buffers": "64MB",
+        }
+        if not durable:
+            flags |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+        settings = [word for name, value in flags.items() for word in ("-c", f"{name}={value}")]
+        command = [programs / "postgres", "-D", folder / "data", *settings]
+        super().__init__(command, folder, lambda: self.execute("SELECT 1"), **popen)
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql+psycopg://tunefarm@/{database}?host={self._folder}&port={self.port}"
+
+    def tcp_url(self, database: str = "postgres") -> str:
+        return f"postgresql+psycopg://tunefarm:{quote(PASSWORD, safe='')}@127.0.0.1:{self.port}/{database}"
+
+    def create(self, database: str) -> str:
+        """The URL of a new and empty database."""
+        self.execute(f"CREATE DATABASE {database}")
+        return self.url(database)
+
+    def execute(self, statement: str) -> None:
+        with psycopg.connect(_conninfo(self.url()), autocommit=True) as connection:
+            connection.execute(statement)
+
+
+class Redis(Process):
+    """A Redis that keeps nothing."""
+
+    def __init__(self, program: str, folder: Path) -> None:
+        self.port = free_port()
+        settings = folder / "redis.conf"
+        access = f'bind 127.0.0.1\nport {self.port}\nrequirepass "{PASSWORD}"\n'
+        settings.write_text(f'{access}save ""\nappendonly no\ndir {folder}\n')
+        super().__init__([program, settings], folder, self._ping)
+
+    @property
+    def url(self) -> str:
+        return f"redis://:{quote(PASSWORD, safe='')}@127.0.0.1:{self.port}/0"
+
+    def _ping(self) -> None:
+        with redis.Redis.from_url(self.url) as client:
+            client.ping()
+
+
+class Emptied:
+    """A migrated database that is emptied for every test, which costs milliseconds."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        database = Database(url)
+        database.migrate()
+        database.close()
+        tables = reversed(Base.metadata.sorted_tables)
+        self._statements = "; ".join(f"DELETE FROM {table.name}" for table in tables)
+
+    def empty(self) -> None:
+        with psycopg.connect(_conninfo(self.url), autocommit=True) as connection:
+            connection.execute(self._statements)
+
+
+@contextmanager
+def postgresql(*, durable: bool = False) -> Iterator[Postgresql]:
+    """Unless it is `durable`, it flushes nothing to disk. Raises Missing."""
+    programs = _postgresql_programs()
+    # Short, because a socket's path may not be long, and where the server's user may go.
+    with tempfile.TemporaryDirectory(prefix="tunefarm-pg-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        folder, user = Path(name), _unprivileged()
+        if user:
+            os.chown(folder, user["user"], user["group"])
+        _initialize(programs, folder, user)
+        server = Postgresql(programs, folder, durable, **user)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+@contextmanager
+def redis_server() -> Iterator[Redis]:
+    """Raises Missing."""
+    program = shutil.which("redis-server")
+    if program is None:
+        raise Missing("Redis is not installed: apt-get install redis-server")
+    with tempfile.TemporaryDirectory(prefix="tunefarm-redis-") as folder:
+        server = Redis(program, Path(folder))
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop(signal.SIGKILL)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def _postgresql_programs() -> Path:
+    # Debian keeps them out of the way, by version.
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parent.name))
+    named = [Path(found).resolve().parent for found in [shutil.which("initdb")] if found]
+    for folder in (*reversed(folders), *named):
+        if (folder / "initdb").exists() and (folder / "postgres").exists():
+            return folder
+    raise Missing("PostgreSQL is not installed: apt-get install postgresql")
+
+
+def _unprivileged() -> Mapping[str, Any]:
+    """For Popen: PostgreSQL refuses to run as root."""
+    if os.geteuid() != 0:
+        return {}
+    try:
+        user = pwd.getpwnam("postgres")
+    except KeyError:
+        user = pwd.getpwnam("nobody")
+    return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+
+
+def _initialize(programs: Path, folder: Path, user: Mapping[str, Any]) -> None:
+    secret = folder / "password"
+    secret.write_text(PASSWORD)
+    secret.chmod(0o644)  # its folder is closed to others
+    command = [programs / "initdb", "-D", folder / "data", "-U", "tunefarm", "--no-sync", "--encoding=UTF8"]
+    access = ["--no-locale", "--auth-local=trust", "--auth-host=scram-sha-256", f"--pwfile={secret}"]
+    done = subprocess.run([*command, *access], cwd=folder, capture_output=True, text=True, **user)
+    assert done.returncode == 0, done.stderr
+
+
+def _conninfo(url: str) -> str:
+    return url.replace("postgresql+psycopg://", "postgresql://")

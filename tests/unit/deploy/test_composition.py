@@ -1,0 +1,175 @@
+"""docker-compose.yml and deploy/Dockerfile are valid, and name only what exists."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dockerfile_parse import DockerfileParser
+from pydantic import AliasChoices
+from pydantic_settings import BaseSettings
+from ruamel.yaml import YAML
+from typer.main import get_command
+
+from scheduler.settings import Settings as SchedulerSettings
+from server.health import router as health
+from server.settings import Settings as ServerSettings
+from tunefarm.cli import app
+from worker.settings import Settings as WorkerSettings
+
+ROOT = Path(__file__).parents[3]
+COMPOSE = ROOT / "docker-compose.yml"
+DOCKERFILE = ROOT / "deploy" / "Dockerfile"
+ROLES: Mapping[str, type[BaseSettings]] = {
+    "server": ServerSettings,
+    "scheduler": SchedulerSettings,
+    "worker": WorkerSettings,
+}
+INTERPOLATED = re.compile(r"(?<!\$)\$\{(\w+)")
+
+
+@pytest.fixture(scope="module")
+def composition() -> Any:
+    with COMPOSE.open() as file:
+        return YAML(typ="safe").load(file)
+
+
+@pytest.fixture(scope="module")
+def dockerfile() -> list[Mapping[str, str]]:
+    with DOCKERFILE.open("rb") as file:
+        steps: list[Mapping[str, str]] = DockerfileParser(fileobj=file).structure
+    return [step for step in steps if step["instruction"] != "COMMENT"]
+
+
+def stages(steps: list[Mapping[str, str]]) -> dict[str, list[Mapping[str, str]]]:
+    found: dict[str, list[Mapping[str, str]]] = {}
+    for step in steps:
+        if step["instruction"] == "FROM":
+            found[step["value"].rpartition(" AS ")[2]] = []
+        list(found.values())[-1].append(step)
+    return found
+
+
+def values(steps: list[Mapping[str, str]], instruction: str) -> Iterator[str]:
+    return (step["value"] for step in steps if step["instruction"] == instruction)
+
+
+def variables(settings: type[BaseSettings]) -> set[str]:
+    """The environment variables that a process reads."""
+    prefix = settings.model_config.get("env_prefix", "")
+    names = {f"{prefix}{name}".upper() for name in settings.model_fields}
+    for field in settings.model_fields.values():
+        if isinstance(field.validation_alias, AliasChoices):
+            names |= {str(choice) for choice in field.validation_alias.choices}
+    return names
+
+
+def test_the_composition_is_one_by_its_specification(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
+    assert subprocess.run([*command, COMPOSE], capture_output=True).returncode == 0
+    broken = tmp_path / "docker-compose.yml"
+    broken.write_text(COMPOSE.read_text().replace("restart:", "restarts:"))
+    assert subprocess.run([*command, broken], capture_output=True).returncode == 1
+
+
+def test_everything_that_has_to_be_set_is_in_the_example_and_has_no_default() -> None:
+    example = dict(
+        line.split("=", 1)
+        for line in (ROOT / ".env.example").read_text().splitlines()
+        if line and not line.startswith("#")
+    )
+    assert set(INTERPOLATED.findall(COMPOSE.read_text())) == set(example)
+    secrets = {name for name in example if name != "LISTEN"}
+    assert {example[name] for name in secrets} == {""}
+    for name in secrets:
+        uses = re.findall(rf"\$\{{{name}(.)", COMPOSE.read_text())
+        assert set(uses) == {":"}, f"{name} may be empty"
+    assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_services_are_given_settings_that_they_have(composition: Any, role: str) -> None:
+    given = set(composition["services"][role]["environment"])
+    assert given <= variables(ROLES[role])
+    required = {
+        name
+        for name, field in ROLES[role].model_fields.items()
+        if field.is_required() and field.validation_alias is None
+    }
+    prefix = ROLES[role].model_config.get("env_prefix", "")
+    assert {f"{prefix}{name}".upper() for name in required} <= given
+
+
+def test_services_wait_for_what_they_need_and_come_back(composition: Any) -> None:
+    services = composition["services"]
+    for name, service in services.items():
+        assert service["restart"] == "unless-stopped", name
+        for needed, how in service.get("depends_on", {}).items():
+            assert how == {"condition": "service_healthy"}
+            assert "healthcheck" in services[needed]
+    paths = re.findall(r"http://127.0.0.1:8760(/\w+)", json.dumps(services["server"]["healthcheck"]))
+    assert set(paths) <= {route.path for route in health.routes}  # type: ignore[attr-defined]
+    assert paths
+
+
+def test_only_the_server_is_published_and_only_where_it_was_asked_for(composition: Any) -> None:
+    published = {name for name, service in composition["services"].items() if "ports" in service}
+    assert published == {"server"}
+    defaults = ServerSettings.model_fields
+    ports = [defaults[name].default for name in ("port", "grpc_port")]
+    assert composition["services"]["server"]["ports"] == [
+        f"${{LISTEN:-127.0.0.1}}:{port}:{port}" for port in ports
+    ]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_images_are_built_from_stages_that_end_unprivileged_in_a_command_of_ours(
+    composition: Any, dockerfile: list[Mapping[str, str]], role: str
+) -> None:
+    build = composition["services"][role]["build"]
+    assert ROOT / build["context"] / build["dockerfile"] == DOCKERFILE
+    steps = stages(dockerfile)[build["target"]]
+    (user,) = values(steps, "USER")
+    assert int(user) > 0
+    (entry,) = (json.loads(value) for value in values(steps, "ENTRYPOINT"))
+    assert entry == ["tunefarm", role]
+    assert role in get_command(app).commands  # type: ignore[attr-defined]
+    set_here = {value.partition("=")[0] for value in values(steps, "ENV")}
+    assert set_here <= variables(ROLES[role])
+
+
+def test_stages_build_on_one_another_and_on_a_release(dockerfile: list[Mapping[str, str]]) -> None:
+    known: set[str] = set()
+    for name, steps in stages(dockerfile).items():
+        base = steps[0]["value"].partition(" ")[0]
+        assert base in known or re.fullmatch(r"python:3\.\d+-slim-\w+", base)
+        for source in re.findall(r"--from=(\S+)", "\n".join(values(steps, "COPY"))):
+            assert source in known
+        known.add(name)
+
+
+def test_all_that_is_copied_exists_and_all_packages_are_copied(dockerfile: list[Mapping[str, str]]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    sources = [
+        source for value in values(stages(dockerfile)["build"], "COPY") for source in value.split()[:-1]
+    ]
+    assert all((ROOT / source).exists() for source in sources)
+    packages = {name.rstrip("*") for name in project["tool"]["setuptools"]["packages"]["find"]["include"]}
+    assert packages == {source for source in sources if (ROOT / source).is_dir()}
+    let_in = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line[0] == "!"}
+    assert let_in == set(sources)
+
+
+def test_all_extras_that_are_installed_exist(dockerfile: list[Mapping[str, str]]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = re.findall(r"'\.\[([\w,]+)\]'", "\n".join(values(dockerfile, "RUN")))
+    assert len(extras) == len(ROLES)
+    known = project["project"]["optional-dependencies"]
+    assert {extra for listed in extras for extra in listed.split(",")} <= set(known)

@@ -1,0 +1,226 @@
+"""What only a database server can do: refuse, restart, lose connections. And: two jobs never stand in each
+other's way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import ProgrammingError
+
+from records import jobs, leases, schedules, tasks, trials
+from records.database import Database, StorageError
+from records.leases import TrialResult
+from search.measurement import Measurement, Outcome
+from tests.services import PASSWORD, Emptied, Postgresql, free_port
+from tests.unit.records.farm import DEVICE, Farm, make_job, measured
+from tests.unit.records.test_database import MIGRATE
+
+RAISE = "DO $$ BEGIN RAISE EXCEPTION 'first line' USING ERRCODE = '{}', DETAIL = 'Key (secret)'; END $$"
+
+
+@pytest.fixture
+def server(postgresql: Postgresql) -> Postgresql:
+    return postgresql
+
+
+@pytest.fixture
+def pg(emptied: Emptied) -> Iterator[Database]:
+    emptied.empty()
+    database = Database(emptied.url, busy_timeout_s=0.3)
+    yield database
+    database.close()
+
+
+def failure(act: Callable[[], object]) -> StorageError:
+    with pytest.raises(StorageError) as error:
+        act()
+    return error.value
+
+
+def provoke(database: Database, state: str) -> StorageError:
+    def run() -> None:
+        with database.begin() as session:
+            session.execute(text(RAISE.format(state)))
+
+    return failure(run)
+
+
+def look(database: Database) -> None:
+    with database.begin() as session:
+        assert jobs.unfinished(session) == []
+
+
+class TestStorageError:
+    @pytest.mark.parametrize(
+        ("state", "words"),
+        [
+            ("53100", "disk of its server is full: free some space"),
+            ("53300", "no connection free: raise max_connections"),
+            ("40P01", "at that moment: try again"),
+            ("25006", "primary server"),
+            ("42501", "owner of the database"),
+            ("57P03", "try again in a moment"),
+            ("58P01", "its server says: .*first line: try again later, its log may say more"),
+        ],
+    )
+    def test_names_the_cause_and_the_next_step(self, pg: Database, state: str, words: str) -> None:
+        with pytest.raises(StorageError, match=words) as error, pg.begin() as session:
+            session.execute(text(RAISE.format(state)))
+        assert error.value.full == (state == "53100")
+        assert "secret" not in str(error.value)
+        look(pg)
+
+    def test_a_wrong_statement_is_not_blamed_on_the_storage(self, pg: Database) -> None:
+        with pytest.raises(ProgrammingError), pg.begin() as session:
+            session.execute(text("SELECT nothing FROM nowhere"))
+
+    def test_no_password_is_shown(self, server: Postgresql) -> None:
+        assert "password" not in str(failure(Database(server.tcp_url("none")).migrate)).lower()
+        wrong = server.tcp_url().replace("tunefarm:", "tunefarm:wrong")
+        away = server.tcp_url().replace(f":{server.port}/", f":{free_port()}/")
+        told = [str(failure(Database(url).migrate)) for url in (wrong, away)]
+        assert "password authentication failed" in told[0]
+        assert "check TUNEFARM_DATABASE_URL and that its server runs" in told[1]
+        told.append(str(failure(lambda: Database("postgresql://user:w0rd@host:p4ss/db"))))
+        for sentence in told:
+            assert "\n" not in sentence
+            assert PASSWORD not in sentence
+            assert "p4ss" not in sentence
+
+    def test_what_is_no_postgresql_is_refused(self) -> None:
+        assert "sqlite and postgresql" in str(failure(lambda: Database("mysql+pymysql://host/db")))
+
+    def test_a_connection_that_is_lost_is_named_and_replaced(self, pg: Database, server: Postgresql) -> None:
+        def lose() -> None:
+            with pg.begin() as session:
+                backend = session.scalar(text("SELECT pg_backend_pid()"))
+                server.execute(f"SELECT pg_terminate_backend({backend})")
+                session.execute(text("SELECT 1"))
+
+        assert "try again in a moment" in str(failure(lose))
+        look(pg)
+
+    def test_a_server_that_restarts_is_found_again(self, pg: Database, server: Postgresql) -> None:
+        look(pg)
+        server.stop()
+        try:
+            assert "that its server runs" in str(failure(lambda: look(pg)))
+        finally:
+            server.start()
+        look(pg)
+
+    def test_a_row_that_is_locked_for_too_long(self, pg: Database) -> None:
+        with pg.begin() as session:
+            make_job(session, "job")
+        with pg.begin() as holder:
+            assert jobs.cancel(holder, "job", 2.0)
+            with pytest.raises(StorageError, match="keeps it locked"), pg.begin() as session:
+                jobs.cancel(session, "job", 2.0)
+
+    def test_too_many_transactions_at_once(self, pg: Database) -> None:
+        with ThreadPoolExecutor(20) as pool:
+            ready, end = threading.Barrier(21), threading.Event()
+
+            def hold() -> None:
+                with pg.begin():
+                    ready.wait(10)
+                    end.wait(10)
+
+            held = [pool.submit(hold) for _ in range(20)]
+            ready.wait(10)
+            try:
+                assert "are in use: try again later" in str(failure(lambda: look(pg)))
+            finally:
+                end.set()
+            for each in held:
+                each.result()
+
+
+def test_a_password_with_special_characters_is_taken(server: Postgresql) -> None:
+    server.create("by_tcp")
+    database = Database(server.tcp_url("by_tcp"))
+    database.migrate()
+    look(database)
+    assert database.name == "by_tcp on 127.0.0.1"
+    database.close()
+
+
+def test_processes_may_migrate_at_once(server: Postgresql) -> None:
+    url = server.create("migrated_at_once")
+    command = [sys.executable, "-c", MIGRATE, url]
+    processes = [subprocess.Popen(command, stderr=subprocess.PIPE) for _ in range(4)]
+    errors = [process.communicate()[1].decode() for process in processes]
+    assert [process.returncode for process in processes] == [0] * 4, errors
+    database = Database(url)
+    look(database)
+    database.close()
+
+
+@pytest.mark.parametrize("key", ["\x00", "a\x00b", "\ud800"])
+def test_keys_that_no_database_can_hold_are_of_nothing(database: Database, key: str) -> None:
+    with database.begin() as session:
+        with pytest.raises(jobs.JobNotFound):
+            jobs.get(session, key)
+        with pytest.raises(tasks.WorkloadNotFound):
+            tasks.workload(session, key)
+        assert jobs.unfinished(session) == []
+
+
+class TestTwoJobsOfOneWorkload:
+    """Their records are the same rows: whoever writes several must do so in one order."""
+
+    def test_reports_of_both_at_once(self, database: Database) -> None:
+        traces = [f"t{number}" for number in range(24)]
+        with database.begin() as session:
+            made = {"one": traces, "two": traces[::-1]}
+            for job_id, ordered in made.items():
+                make_job(session, job_id).issue(*ordered)
+        held = [self._lease(database, f"lease {number}") for number in range(16)]
+        with ThreadPoolExecutor(8) as pool:
+            reported = [pool.submit(self._report, database, lease) for lease in held if lease is not None]
+            assert all(each.result().closed for each in reported)
+        with database.begin() as session:
+            assert len(schedules.history(session, DEVICE.key)) == len(traces)
+            assert all(trials.counts(session, job_id).leased == 0 for job_id in made)
+
+    def test_leases_of_both_lapse_at_once(self, database: Database) -> None:
+        with database.begin() as session:
+            for job_id in ("one", "two"):
+                make_job(session, job_id).issue(*(f"t{number}" for number in range(40)))
+        held = [self._lease(database, f"lease {number * 7 % 16}") for number in range(16)]
+        assert None not in held
+        with ThreadPoolExecutor(8) as pool:
+            lapsed = [pool.submit(self._expire, database) for _ in range(8)]
+            assert {job for each in lapsed for job in each.result()} == {"one", "two"}
+
+    def _lease(self, database: Database, name: str) -> leases.Lease | None:
+        with database.begin() as session:
+            return leases.take(session, name, name, "s", DEVICE.key, 4, now=20.0, ttl_s=60.0)
+
+    def _report(self, database: Database, lease: leases.Lease) -> leases.Reported:
+        found = [TrialResult(measured(1e-3), trial.id) for trial in lease.trials]
+        with database.begin() as session:
+            return leases.report(session, lease.id, "s", found, now=30.0)
+
+    def _expire(self, database: Database) -> list[str]:
+        with database.begin() as session:
+            return leases.expire(session, now=1000.0)
+
+
+def test_a_report_stores_many_results_in_the_order_given(farm: Farm) -> None:
+    ids = farm.issue(*(f"t{number}" for number in range(8)))
+    farm.leased("lease", limit=8)
+    found = [
+        TrialResult(Measurement(Outcome.OK, run_secs=(1e-3 * (place + 1),)), trial_id)
+        for place, trial_id in enumerate(reversed(ids))
+    ]
+    strange = TrialResult(measured(1e-3), 2**64 - 1)
+    reported = leases.report(farm.session, "lease", "session", [strange, *found, *found], now=30.0)
+    assert (reported.accepted, reported.closed) == (8, True)
+    assert [trial.run_secs for trial in reversed(farm.trials())] == [(1e-3 * (n + 1),) for n in range(8)]

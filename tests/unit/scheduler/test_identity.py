@@ -1,0 +1,53 @@
+"""Schedulers of one host: each has a name of its own, and a killed one's successor takes it over."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+from scheduler.identity import identity
+
+HOST = socket.gethostname()
+HOLD = """
+import sys
+from scheduler.identity import identity
+with identity(sys.argv[1]) as name:
+    print(name, flush=True)
+    sys.stdin.read()
+"""
+
+
+def start(database: str) -> tuple[subprocess.Popen[str], str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, database], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    return process, process.stdout.readline().strip()
+
+
+def test_those_that_run_side_by_side_have_names_of_their_own() -> None:
+    with identity("db") as first, identity("db") as second, identity("db") as third:
+        assert [first, second, third] == [f"{HOST}-1", f"{HOST}-2", f"{HOST}-3"]
+
+
+def test_a_name_is_free_again_at_the_end() -> None:
+    for _ in range(2):
+        with identity("db") as name:
+            assert name == f"{HOST}-1"
+
+
+def test_another_database_has_other_schedulers() -> None:
+    with identity("db"), identity("other") as name:
+        assert name == f"{HOST}-1"
+
+
+def test_the_successor_of_a_killed_one_has_its_name() -> None:
+    victim, name = start("killed")
+    other, other_name = start("killed")
+    victim.kill()
+    victim.communicate()
+    successor, again = start("killed")
+    for process in (other, successor):
+        process.communicate()
+    assert (name, other_name, again) == (f"{HOST}-1", f"{HOST}-2", f"{HOST}-1")
