@@ -42,7 +42,8 @@ _FINAL = {
 _HINTS = {
     "CERTIFICATE_VERIFY_FAILED": ", give the service's authority with --ca",
     "WRONG_VERSION_NUMBER": ", leave --tls out or turn TLS on in the service",
-    "Peer name": ", its certificate is for another name than that in --server",
+    "Hostname Verification": ", its certificate is for another name than that in --server",
+    "Socket closed": ", give --tls if the service does TLS, --cert and --key if it wants to see them",
 }
 
 

@@ -142,6 +142,7 @@ def test_files_for_tls_that_cannot_be_used_are_named(run: Run, changes: dict[str
     assert says in refusal(run(**changes), 2)
 
 
+@pytest.mark.slow
 def test_serving_a_network_in_clear_is_warned_of(run: Run, environment: dict[str, str]) -> None:
     process = run(TUNEFARM_HOST="0.0.0.0", TUNEFARM_TOKEN="s3cret")
     wait_until(lambda: answers(environment), 30)

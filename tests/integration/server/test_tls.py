@@ -34,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         authority = trustme.CA()
         authority.cert_pem.write_to_path(folder / f"{owner}.ca")
         for role in ("server", "client"):
-            made = authority.issue_cert("127.0.0.1", "localhost")
+            made = authority.issue_cert("127.0.0.1")
             made.cert_chain_pems[0].write_to_path(folder / f"{owner}-{role}.pem")
             made.private_key_pem.write_to_path(folder / f"{owner}-{role}.key")
     return folder
@@ -114,6 +114,32 @@ def test_the_workers_own_client_gets_through(tls: Service, folder: Path) -> None
 
     with pytest.raises(NotStored, match="no workload 'x'"):
         asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("host", "ca_of", "says"),
+    [
+        ("127.0.0.1", None, "give --tls if the service does TLS"),
+        ("127.0.0.1", "theirs", "give the service's authority with --ca"),
+        ("localhost", "ours", "its certificate is for another name"),
+    ],
+)
+def test_a_worker_that_gets_no_connection_says_what_it_may_lack(
+    tls: Service, folder: Path, caplog: pytest.LogCaptureFixture, host: str, ca_of: str | None, says: str
+) -> None:
+    address = f"{host}:{tls.context.settings.grpc_port}"
+    files = None if ca_of is None else client_files(folder, ca_of=ca_of)
+
+    async def ask() -> None:
+        async with open_channel(address, 0.5, files) as channel:
+            asking = asyncio.create_task(FleetClient(channel, address, TOKEN, 0.5).workload("x"))
+            async with asyncio.timeout(20):
+                while says not in caplog.text:
+                    await asyncio.sleep(0.05)
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    asyncio.run(ask())
 
 
 @pytest.mark.parametrize("shown", [None, "theirs"])
