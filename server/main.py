@@ -9,23 +9,26 @@ import errno
 import logging
 import signal
 import socket
+import ssl
 import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 
+import grpc
 import grpc.aio
 import uvicorn
 from pydantic import ValidationError
 
 from proto.fleet_pb2_grpc import add_FleetServicer_to_server
+from proto.tls import TlsError, TlsFiles
 from proto.values import MAX_MESSAGE_BYTES
 from records.database import Database, StorageError
-from scheduler.app import wake
+from scheduler.app import Waker, make_app
 from server.app import create_app
 from server.context import Context
 from server.fleet import Fleet
-from server.guards import RequireTokenOfWorkers
+from server.guards_fleet import GuardOfWorkers
 from server.settings import Settings
 
 _log = logging.getLogger("server")
@@ -49,6 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _give_up(_settings_problem(error), EXIT_MISUSE)
     try:
         asyncio.run(_run(settings))
+    except TlsError as error:
+        return _give_up(str(error), EXIT_MISUSE)
     except (StartError, StorageError) as error:
         return _give_up(str(error), EXIT_FAILED)
     return 0
@@ -57,25 +62,44 @@ def main(argv: Sequence[str] | None = None) -> int:
 async def serve(context: Context, http: socket.socket) -> None:
     """Serves HTTP on the socket, and workers on the settings' gRPC port, until `context.stopping` is set.
 
-    Raises RuntimeError when the gRPC port can't be had.
+    Raises RuntimeError when the gRPC port can't be had, TlsError.
     """
     workers, port = await _start_fleet(context)
-    config = uvicorn.Config(
+    server = _Server(_http_config(context))
+    serving = asyncio.create_task(server.serve(sockets=[http]))
+    stopping = asyncio.create_task(context.stopping.wait())
+    auditing = asyncio.create_task(context.audit.tend(context.stopping))
+    _say_where(context.settings, http.getsockname()[1], port)
+    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    context.stopping.set()
+    server.should_exit = True
+    await asyncio.gather(workers.stop(_STOP_GRACE_S), serving, stopping, auditing)
+
+
+def _http_config(context: Context) -> uvicorn.Config:
+    tls = context.settings.tls
+    return uvicorn.Config(
         create_app(context),
         log_config=None,
         access_log=False,
         lifespan="off",
         timeout_graceful_shutdown=_STOP_GRACE_S,
+        ssl_certfile=tls.cert,
+        ssl_keyfile=tls.key,
+        ssl_ca_certs=None if tls.ca is None else str(tls.ca),
+        ssl_cert_reqs=ssl.CERT_NONE if tls.ca is None else ssl.CERT_REQUIRED,
     )
-    server = _Server(config)
-    serving = asyncio.create_task(server.serve(sockets=[http]))
-    stopping = asyncio.create_task(context.stopping.wait())
-    host = context.settings.host
-    _log.info("serving HTTP on %s:%s and workers on %s:%s", host, http.getsockname()[1], host, port)
-    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-    context.stopping.set()
-    server.should_exit = True
-    await asyncio.gather(workers.stop(_STOP_GRACE_S), serving, stopping)
+
+
+def _say_where(settings: Settings, port: int, grpc_port: int) -> None:
+    clients = " (TLS, clients need a certificate)" if settings.tls.ca else " (TLS)" if settings.tls else ""
+    host = settings.host
+    _log.info("serving HTTP on %s:%s and workers on %s:%s%s", host, port, host, grpc_port, clients)
+    if not settings.loopback and not settings.tls:
+        _log.warning(
+            "tokens and models cross the network in clear: set TUNEFARM_TLS_CERT and TUNEFARM_TLS_KEY, "
+            "unless a proxy in front of this server does TLS"
+        )
 
 
 class _Server(uvicorn.Server):
@@ -93,12 +117,21 @@ async def _run(settings: Settings) -> None:
         database = Database(settings.database_url)
         try:
             await asyncio.to_thread(database.migrate)
-            context = Context(settings, database, wake, time.time, lambda: uuid.uuid4().hex)
+            context = Context(
+                settings, database, _waker(settings.broker), time.time, lambda: uuid.uuid4().hex
+            )
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, context.stopping.set)
             await serve(context, http)
         finally:
             database.close()
+
+
+def _waker(broker: str) -> Waker:
+    try:
+        return Waker(make_app(broker))
+    except (OSError, ValueError) as error:
+        raise StartError(f"the broker can't be used: {error}") from error
 
 
 def _listen(host: str, port: int, variable: str) -> socket.socket:
@@ -112,7 +145,7 @@ def _listen(host: str, port: int, variable: str) -> socket.socket:
 
 async def _start_fleet(context: Context) -> tuple[grpc.aio.Server, int]:
     settings = context.settings
-    guards = [] if settings.secret is None else [RequireTokenOfWorkers(settings.secret)]
+    guards = [GuardOfWorkers(context.access, context.audit)]
     options = [
         # Without this two servers can share a port, and each gets half of the calls.
         ("grpc.so_reuseport", 0),
@@ -122,9 +155,21 @@ async def _start_fleet(context: Context) -> tuple[grpc.aio.Server, int]:
     server = grpc.aio.server(interceptors=guards, options=options)
     add_FleetServicer_to_server(Fleet(context), server)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    port = server.add_insecure_port(f"{host}:{settings.grpc_port}")
+    port = _bind(server, f"{host}:{settings.grpc_port}", settings.tls)
     await server.start()
     return server, port
+
+
+def _bind(server: grpc.aio.Server, address: str, tls: TlsFiles) -> int:
+    """The port. Raises TlsError."""
+    if not tls:
+        return server.add_insecure_port(address)
+    texts = tls.checked()
+    assert texts.key is not None, "a server's TlsFiles have a certificate"
+    assert texts.cert is not None
+    pairs = [(texts.key, texts.cert)]
+    credentials = grpc.ssl_server_credentials(pairs, texts.ca, require_client_auth=texts.ca is not None)
+    return server.add_secure_port(address, credentials)
 
 
 def _port_problem(host: str, port: int, variable: str, cause: str) -> str:
@@ -140,6 +185,11 @@ def _settings(argv: Sequence[str] | None) -> Settings:
     parser.add_argument("--grpc-port", help="port for workers (TUNEFARM_GRPC_PORT)")
     parser.add_argument("--database-url", help="SQLAlchemy URL (TUNEFARM_DATABASE_URL)")
     parser.add_argument("--broker", help="the scheduler's broker: a folder or URL (TUNEFARM_BROKER)")
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain (TUNEFARM_TLS_CERT)")
+    parser.add_argument("--tls-key", metavar="FILE", help="its key (TUNEFARM_TLS_KEY)")
+    parser.add_argument(
+        "--tls-client-ca", metavar="FILE", help="whose certificates clients need (TUNEFARM_TLS_CLIENT_CA)"
+    )
     flags = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
     return Settings(**flags)
 

@@ -88,7 +88,9 @@ async def import_(
     The body is what export gives. Nothing is stored unless all of it can be.
     """
     text = await request.body()
-    return await asyncio.to_thread(_import, context, text, target)
+    imported = await asyncio.to_thread(_import, context, text, target)
+    request.state.audited = imported.device_class
+    return imported
 
 
 def _of_job(session: Session, job_id: str) -> list[Record]:
