@@ -2,36 +2,51 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from proto.tls import TlsFiles
 from proto.values import Limits
 
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
+def _shared(name: str) -> Any:
+    """A setting for which the variable of the service's clients will do as well."""
+    return Field(default=None, validation_alias=AliasChoices(f"TUNEFARM_WORKER_{name}", f"TUNEFARM_{name}"))
+
+
 class Settings(BaseSettings):
-    """Times are seconds, sizes bytes. A limit that is set holds on this device instead of the service's."""
+    """Times are seconds, sizes bytes. A limit that is set holds on this device instead of the service's.
+
+    `tls` asks for an encrypted connection, and so does each of its files: `ca` are the authorities that may
+    vouch for the service (public ones otherwise), `cert` and `key` what the worker shows.
+    """
 
     model_config = SettingsConfigDict(
         env_prefix="TUNEFARM_WORKER_", env_ignore_empty=True, extra="ignore", populate_by_name=True
     )
 
     server: str
-    # The service's own variable will do as well.
-    token: SecretStr | None = Field(
-        default=None, validation_alias=AliasChoices("TUNEFARM_WORKER_TOKEN", "TUNEFARM_TOKEN")
-    )
+    token: SecretStr | None = _shared("TOKEN")
+    tls: bool = False
+    ca: Path | None = _shared("CA")
+    cert: Path | None = _shared("CERT")
+    key: Path | None = _shared("KEY")
     name: str = Field(default_factory=lambda: host_name(), min_length=1, max_length=128)
     threads: int = Field(default_factory=lambda: usable_cores(), ge=1, le=4096)
     slots: int = Field(default=16, ge=1, le=256)
     once: bool = False
+    # Whom measured code belongs to where the worker is root's.
+    child_user: str = Field(default="nobody", min_length=1)
     reconnect_max_s: float = Field(default=10.0, gt=0, le=600)
     start_timeout_s: float = Field(default=120.0, gt=0)
     build_timeout_s: float | None = Field(default=None, gt=0)
@@ -53,6 +68,21 @@ class Settings(BaseSettings):
         if not name.isprintable() or " " in name:
             raise ValueError("a worker's name has no spaces and only printable characters")
         return name
+
+    @property
+    def tls_files(self) -> TlsFiles | None:
+        """None for a connection in clear. Raises TlsError."""
+        files = TlsFiles(self.cert, self.key, self.ca)
+        return files if files or self.tls else None
+
+    @property
+    def local(self) -> bool:
+        """Whether the service is on this machine, as far as its address tells."""
+        host = self.server.rpartition(":")[0].strip("[]")
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
 
     @property
     def secret(self) -> str | None:
