@@ -6,8 +6,9 @@ Halide numbers axes from the innermost outwards, so its indices are those of the
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ class HalideMatmul:
             product = hl.Func("product")
             product[j, i] = hl.f32(0)
             product[j, i] += a[k, i] * b[j, k]
-            return _compiled(product, (inputs[1].shape[1], rows), threads)
+            return _compiled(product, (inputs[1].shape[1], rows), threads, inputs)
 
         return bind
 
@@ -44,18 +45,22 @@ class HalideConv2d:
 
     def load(self, threads: int) -> Bind:
         def bind(inputs: Arrays) -> Callable[[], Any]:
-            image, weight = inputs
-            _, channels, height, width = image.shape
-            filters, _, kernel, _ = weight.shape
-            extents = ((extent + 2 * self.padding - kernel) // self.stride + 1 for extent in (width, height))
-            return _compiled(self._convolution(image, weight, channels, kernel), (filters, *extents), threads)
+            image = np.ascontiguousarray(inputs[0][0].transpose(1, 2, 0))
+            weight = np.ascontiguousarray(inputs[1].transpose(2, 3, 1, 0))
+            (height, width, _), (kernel, _, _, filters) = image.shape, weight.shape
+            across, down = (
+                (extent + 2 * self.padding - kernel) // self.stride + 1 for extent in (width, height)
+            )
+            result = self._convolution(image, weight)
+            return _compiled(result, (filters, across, down), threads, (image, weight))
 
         return bind
 
-    def _convolution(self, image: Any, weight: Any, channels: int, kernel: int) -> Any:
+    def _convolution(self, image: Any, weight: Any) -> Any:
         import halide as hl
 
-        filters = hl.Buffer(np.ascontiguousarray(weight.transpose(2, 3, 1, 0)))
+        kernel, _, channels, _ = weight.shape
+        filters = hl.Buffer(weight)
         f, c, x, y = (hl.Var(name) for name in "fcxy")
         r = hl.RDom([(0, channels), (0, kernel), (0, kernel)])
         padded, result = hl.Func("padded"), hl.Func("result")
@@ -68,28 +73,31 @@ class HalideConv2d:
     def _padded(self, image: Any, c: Any, x: Any, y: Any) -> Any:
         import halide as hl
 
-        _, _, height, width = image.shape
-        data = hl.Buffer(np.ascontiguousarray(image[0].transpose(1, 2, 0)))
+        height, width, _ = image.shape
+        data = hl.Buffer(image)
+        if not self.padding:
+            return data[c, x, y]
         inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
-        near = data[c, hl.clamp(x, 0, width - 1), hl.clamp(y, 0, height - 1)]
-        return hl.select(inside, near, hl.f32(0)) if self.padding else data[c, x, y]
+        return hl.select(inside, data[c, hl.clamp(x, 0, width - 1), hl.clamp(y, 0, height - 1)], hl.f32(0))
 
 
-def _compiled(result: Any, extents: tuple[int, ...], threads: int) -> Callable[[], Any]:
-    """A call that computes `result` into the same array again and again."""
+def _compiled(result: Any, extents: Sequence[int], threads: int, operands: Arrays) -> Callable[[], Any]:
+    """A call that computes `result` into the same array again and again, from arrays that Halide only
+    points to."""
     os.environ["HL_NUM_THREADS"] = str(threads)
     import halide as hl
 
-    hl.load_plugin(f"autoschedule_{AUTOSCHEDULER.lower()}")
+    (plugin,) = Path(hl.__file__).parent.glob(f"lib*/libautoschedule_{AUTOSCHEDULER.lower()}.so")
+    hl.load_plugin(str(plugin))
     result.set_estimates([(0, extent) for extent in extents])
     pipeline, target = hl.Pipeline(result), hl.get_host_target()
     pipeline.apply_autoscheduler(target, hl.AutoschedulerParams(AUTOSCHEDULER, {"parallelism": threads}))
     pipeline.compile_jit(target)
-    output = np.zeros(extents[::-1], np.float32)
-    buffer = hl.Buffer(output)
+    kept = (np.zeros(tuple(extents)[::-1], np.float32), *operands)
+    buffer = hl.Buffer(kept[0])
 
     def call() -> Any:
         pipeline.realize(buffer)
-        return output
+        return kept[0]
 
     return call
