@@ -21,7 +21,9 @@ from records.tasks import TaskSpec
 from records.trials import NewTrial
 from search.measurement import Measurement, Outcome
 
-from .conftest import DEVICE, Service, Worker, wait_until
+from .conftest import DEVICE, Service, Worker, on_both_databases, wait_until
+
+pytestmark = on_both_databases
 
 OK = Measurement(Outcome.OK, (2e-3, 1e-3, 3e-3), 0.05)
 FAILED = Measurement(Outcome.BUILD_ERROR, error="no such intrinsic")

@@ -8,7 +8,9 @@ from records import blobs, jobs, tasks
 from records.jobs import JobState
 from records.tasks import TaskSpec
 
-from .conftest import Service, Worker
+from .conftest import Service, Worker, on_both_databases
+
+pytestmark = on_both_databases
 
 
 def finish(service: Service, job_id: str, state: JobState = JobState.DONE) -> None:
