@@ -64,6 +64,8 @@ async def serve(context: Context, http: socket.socket) -> None:
 
     Raises RuntimeError when the gRPC port can't be had, TlsError.
     """
+    # asyncio does this only for sockets that name their protocol; without it an answer takes 40 ms longer.
+    http.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     workers, port = await _start_fleet(context)
     server = _Server(_http_config(context))
     serving = asyncio.create_task(server.serve(sockets=[http]))
