@@ -49,7 +49,6 @@ def contain(parent_pid: int, user: str | None, scratch: Path) -> list[str]:
     gaps: list[str] = []
     drop = _rights(user, scratch, gaps)
     threads = _threads_in_use(user) + MORE_THREADS + THREADS_PER_CORE * (os.cpu_count() or 1)
-    confine.adopt_orphans()
     apart = _isolate(gaps)
     confine.die_with_parent(parent_pid, signal.SIGTERM)
     _fork(_keep)
@@ -136,6 +135,10 @@ def _isolate(gaps: list[str]) -> bool:
         confine.deny_sockets()
     except OSError as error:
         gaps.append(f"measured code can reach the network, {refused}; no filter is possible either: {error}")
+    try:
+        confine.adopt_orphans()
+    except OSError as error:
+        gaps.append(f"what measured code starts may outlive it, {refused}; nor can it be adopted: {error}")
     return False
 
 
