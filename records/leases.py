@@ -216,7 +216,8 @@ def _waiting_work(
     oldest = session.scalars(waiting.limit(1)).first()
     if oldest is None or oldest.attempts:
         return [] if oldest is None else [oldest]
-    together = min(limit, portion.of(trials.counts(session, job_id).pending))
+    counts = trials.counts(session, job_id)
+    together = min(limit, portion.of(counts.pending, counts.leased))
     return session.scalars(waiting.where(TrialRow.attempts == 0).limit(together)).all()
 
 

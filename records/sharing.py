@@ -52,14 +52,15 @@ class Turn:
 
 @dataclass(frozen=True)
 class Portion:
-    """What one device gets at once: at most so many trials, and no more than this part of those waiting."""
+    """What one device gets at once: at most so many trials, and this part of those that are not done."""
 
     most: int
     part: float
 
-    def of(self, waiting: int) -> int:
+    def of(self, waiting: int, leased: int) -> int:
+        """How many of those `waiting`, while other devices still have so many in hand."""
         # A tenth of 20 is 2, also where it was computed as a little more.
-        return min(self.most, math.ceil(waiting * self.part - 1e-9))
+        return min(self.most, waiting, math.ceil((waiting + leased) * self.part - 1e-9))
 
 
 def order(standings: Sequence[Standing]) -> list[Turn]:

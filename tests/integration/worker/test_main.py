@@ -73,6 +73,24 @@ def test_a_signal_stops_the_worker_and_its_child_cleanly(number: signal.Signals)
     assert fleet.reports[-1].state is WorkerState.DRAINING
 
 
+def test_a_signal_in_the_middle_of_a_lease_delivers_what_is_measured_and_gives_back_the_rest() -> None:
+    fleet = FakeFleet()
+    fleet.workloads["matmul"] = to_json(workloads.matmul(16, 16, 16))
+    lease = fleet.offer(*[UNTOUCHED] * 200, workload="matmul", target='{"kind":"llvm"}')
+
+    async def work(process: asyncio.subprocess.Process) -> None:
+        await fleet.until(lambda: len(fleet.stored) > 0)
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
+
+    code, errors = with_worker(fleet, work, "--threads", "1")
+    assert code == 0, errors
+    last = fleet.reports[-1]
+    assert (last.state, last.held, fleet.held) == (WorkerState.DRAINING, None, None)
+    assert 0 < len(fleet.stored) < len(lease.candidates)
+    assert "stopping: gives back what it holds" in errors
+
+
 def test_candidates_are_measured_with_tvm() -> None:
     fleet = FakeFleet()
     fleet.workloads["matmul"] = to_json(workloads.matmul(16, 16, 16))

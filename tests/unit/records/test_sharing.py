@@ -65,6 +65,7 @@ class TestOrder:
             apart = abs(got[one.job_id] / one.weight - got[other.job_id] / other.weight)
             assert apart <= lag / one.weight + lag / other.weight + 1e-6
 
+    @settings(deadline=None)
     @given(priorities=st.lists(st.integers(-2, 2), min_size=2, max_size=6))
     def test_the_highest_priority_that_waits_comes_first(self, priorities: list[int]) -> None:
         books = Books([standing(number, 1.0, priority) for number, priority in enumerate(priorities)])
@@ -279,11 +280,21 @@ class TestPortion:
         portion = sharing.portion(farm.session, "me", farm.device.key, now=101.0)
         assert (portion.most, portion.part) == (most, pytest.approx(part))
 
-    @given(most=st.integers(1, 300), part=st.floats(1e-6, 1.0), waiting=st.integers(1, 10_000))
+    @settings(deadline=None)
+    @given(
+        most=st.integers(1, 300),
+        part=st.floats(1e-6, 1.0),
+        waiting=st.integers(1, 10_000),
+        leased=st.integers(0, 10_000),
+    )
     def test_is_never_nothing_and_never_more_than_there_is(
-        self, most: int, part: float, waiting: int
+        self, most: int, part: float, waiting: int, leased: int
     ) -> None:
-        assert 1 <= Portion(most, part).of(waiting) <= min(most, waiting)
+        assert 1 <= Portion(most, part).of(waiting, leased) <= min(most, waiting)
+
+    def test_equals_halve_a_batch_whoever_asks_first(self) -> None:
+        half = Portion(40, 0.5)
+        assert (half.of(32, 0), half.of(16, 16), half.of(5, 11)) == (16, 16, 5)
 
     def test_a_slow_device_leaves_most_of_a_batch_to_a_fast_one(self, farm: Farm) -> None:
         plug_in(farm, [Board("slow", 9.0), Board("fast", 1.0)])
@@ -293,4 +304,4 @@ class TestPortion:
         fast = leases.take(farm.session, "fast", "fast", "session", farm.device.key, 32, **by_now)
         assert slow is not None
         assert fast is not None
-        assert (len(slow.trials), len(fast.trials)) == (2, 17)
+        assert (len(slow.trials), len(fast.trials)) == (2, 18)
