@@ -64,7 +64,7 @@ class Act:
 
 @dataclass(frozen=True)
 class AuditLine:
-    """An act that was seen so many `times`, the first of them `at`. Ids grow."""
+    """An act that was seen so many `times` until `at`. Ids grow."""
 
     id: int
     at: float
