@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,14 +10,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import onnx
 import onnxruntime
 import psutil
 import pytest
 
-from examples.make_models import make
-
-ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RUN = """
 import sys
@@ -27,24 +22,6 @@ from tvm import relax
 model = relax.VirtualMachine(tvm.runtime.load_module(sys.argv[1] + "/model.so"), tvm.cpu())
 np.save(sys.argv[3], model["main"](tvm.runtime.tensor(np.load(sys.argv[2]))).numpy())
 """
-
-
-@pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("TUNEFARM_")}
-    config = str(tmp_path / "no config.toml")
-    return kept | {
-        "PYTHONPATH": str(ROOT),
-        "TUNEFARM_DATA": str(tmp_path / "data"),
-        "TUNEFARM_CONFIG": config,
-    }
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny.onnx"
-    onnx.save(make("resnet18", tiny=True), path)
-    return path
 
 
 def tunefarm(arguments: Sequence[object], environment: dict[str, str], cwd: Path) -> subprocess.Popen[str]:

@@ -339,7 +339,7 @@ def test_a_module_is_fetched_checked_and_timed(damaged: int, outcome: str, fetch
 def test_a_device_that_fails_its_probe_gets_no_work_until_it_passes(tmp_path: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok")
-        async with working(fleet, FAULT_UNTIL=str(tmp_path / "mended")):
+        async with working(fleet, TVM_FAULT_UNTIL=str(tmp_path / "mended")):
             await fleet.until(lambda: len(fleet.reports) >= 5)
             assert states(fleet) == [WorkerState.PROBING]
             (tmp_path / "mended").touch()
@@ -352,7 +352,7 @@ def test_a_device_that_breaks_gives_its_lease_up_and_probes(tmp_path: Path) -> N
     async def work(fleet: FakeFleet) -> None:
         sound = tmp_path / "sound"
         sound.touch()
-        async with working(fleet, FAULT_UNTIL=str(sound)):
+        async with working(fleet, TVM_FAULT_UNTIL=str(sound)):
             await fleet.until(lambda: in_state(fleet, WorkerState.READY))
             sound.unlink()
             fleet.offer("run exit", "ok")

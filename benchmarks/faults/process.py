@@ -1,0 +1,76 @@
+"""The real server, scheduler or worker, but for a few things that no fault here is about.
+
+    python -m benchmarks.faults.process server|scheduler|worker [FLAG]...
+
+Clocks can be stepped through the file named by `TUNEFARM_TEST_CLOCK`; a locked database is given up after
+`BUSY_TIMEOUT_S`; the scheduler imports models, which come from us, without a process of their own; the worker
+measures with `benchmarks.faults.bench`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
+
+from records.database import Database
+
+CLOCK_VARIABLE = "TUNEFARM_TEST_CLOCK"
+BUSY_TIMEOUT_S = 2.0
+BENCH = "benchmarks.faults.bench:FaultyBench"
+
+
+def stepped_time() -> float:
+    """Epoch seconds, and what the file adds to them."""
+    return time.time() + float(Path(os.environ[CLOCK_VARIABLE]).read_text())
+
+
+def _server(flags: Sequence[str]) -> int:
+    import server.main
+
+    with patch.multiple(server.main, time=_clock(), Database=_hasty_database()):
+        return server.main.main(flags)
+
+
+def _scheduler(flags: Sequence[str]) -> int:
+    import scheduler.main
+    import scheduler.models
+
+    with (
+        patch.multiple(scheduler.main, time=_clock(), Database=_hasty_database()),
+        patch.object(scheduler.models, "try_model", lambda *_: None),
+    ):
+        return scheduler.main.main()
+
+
+def _worker(flags: Sequence[str]) -> int:
+    import worker.main
+    from worker.executor import ChildConfig
+
+    config = functools.partial(ChildConfig, bench=BENCH)
+    with patch.object(worker.main, "ChildConfig", config):
+        return worker.main.main(flags)
+
+
+def _clock() -> SimpleNamespace:
+    """The module `time` with another `time`."""
+    return SimpleNamespace(**{**vars(time), "time": stepped_time})
+
+
+def _hasty_database() -> Callable[..., Database]:
+    return functools.partial(Database, busy_timeout_s=BUSY_TIMEOUT_S)
+
+
+MAINS: dict[str, Callable[[Sequence[str]], int]] = {
+    "server": _server,
+    "scheduler": _scheduler,
+    "worker": _worker,
+}
+
+if __name__ == "__main__":
+    sys.exit(MAINS[sys.argv[1]](sys.argv[2:]))

@@ -1,0 +1,198 @@
+"""A service of real processes in a folder: started, killed, started again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from benchmarks.faults.process import CLOCK_VARIABLE
+from records.database import Database
+from tunefarm.supervision import TETHER
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE_S = 60.0
+SWEEP_S = 0.5
+POLL_S = 0.02
+
+
+class GaveUp(Exception):
+    """What should have come true did not; the message says what, and what the processes wrote last."""
+
+
+@dataclass
+class Program:
+    """A process that can be killed and started again; what it writes is kept."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [*TETHER, *self.command],
+                env=dict(self.environment),
+                cwd=ROOT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def send(self, number: signal.Signals) -> None:
+        if self.process is not None:
+            self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """As the kernel does when memory runs out: at once. Returns when it is gone."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.kill()
+
+    def ended(self) -> int | None:
+        """The exit code once it has ended."""
+        return None if self.process is None else self.process.poll()
+
+    def words(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+
+@dataclass
+class Rig:
+    """Server and scheduler over one SQLite database. `inside` is what workers are started with, `host` where
+    they find the server."""
+
+    folder: Path
+    host: str = "127.0.0.1"
+    inside: tuple[str, ...] = ()
+    token: str = field(default_factory=secrets.token_urlsafe)
+    server: Program = field(init=False)
+    scheduler: Program = field(init=False)
+    database: Database = field(init=False)
+    plays: int = 0
+
+    def __post_init__(self) -> None:
+        self.folder.chmod(0o711)  # measured code may belong to another user, and leaves notes here
+        (self.folder / "clock").write_text("0")
+        self.data.mkdir(exist_ok=True)
+        self._ports = free_port(self.host), free_port(self.host)
+        self.server = self.program("server")
+        self.scheduler = self.program("scheduler")
+        self.database = Database(f"sqlite:///{self.database_file}")
+        self.database.migrate()
+
+    @property
+    def data(self) -> Path:
+        """The folder of what the service keeps."""
+        return self.folder / "data"
+
+    @property
+    def database_file(self) -> Path:
+        return self.data / "tunefarm.db"
+
+    @property
+    def fleet(self) -> str:
+        """The address for workers."""
+        return f"{self.host}:{self._ports[1]}"
+
+    def program(self, kind: str, *flags: str, name: str = "", **more: str) -> Program:
+        command = (sys.executable, "-P", "-m", "benchmarks.faults.process", kind, *flags)
+        inside = self.inside if kind == "worker" else ()
+        environment = self._environment() | more
+        return Program((*inside, *command), environment, self.folder / f"{name or kind}.log")
+
+    def start(self) -> None:
+        """Returns when it is ready. Raises GaveUp."""
+        self.server.start()
+        self.scheduler.start()
+        self.wait_ready()
+
+    def wait_ready(self) -> None:
+        self.wait_until(self._answers, lambda: "the server did not answer")
+
+    def http(self) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {self.token}"}
+        url = f"http://{self.host}:{self._ports[0]}"
+        return httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=20)
+
+    def step_clock(self, seconds: float) -> None:
+        """That of server and scheduler, from now on."""
+        clock = self.folder / "clock"
+        fresh = self.folder / "clock.new"
+        fresh.write_text(str(float(clock.read_text()) + seconds))
+        fresh.replace(clock)
+
+    def wait_until(self, true: Callable[[], bool], otherwise: Callable[[], str]) -> None:
+        """Raises GaveUp."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not true():
+            if time.monotonic() > deadline:
+                words = [f"{one.log.name}:\n{one.words()[-3000:]}" for one in (self.server, self.scheduler)]
+                raise GaveUp("\n".join([otherwise(), *words]))
+            time.sleep(POLL_S)
+
+    def close(self) -> None:
+        for program in (self.scheduler, self.server):
+            program.stop()
+        self.database.close()
+
+    def _answers(self) -> bool:
+        try:
+            with self.http() as http:
+                return http.get("/readyz").is_success
+        except httpx.TransportError:
+            return False
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("TUNEFARM_")}
+        return kept | {
+            "PYTHONPATH": str(ROOT),
+            "no_proxy": self.host,
+            "TUNEFARM_DATABASE_URL": f"sqlite:///{self.database_file}",
+            "TUNEFARM_BROKER": str(self.data / "broker"),
+            "TUNEFARM_HOST": self.host,
+            "TUNEFARM_PORT": str(self._ports[0]),
+            "TUNEFARM_GRPC_PORT": str(self._ports[1]),
+            "TUNEFARM_TOKEN": self.token,
+            "TUNEFARM_SCHEDULER_NAME": "scheduler",
+            "TUNEFARM_SWEEP_INTERVAL_S": str(SWEEP_S),
+            "TUNEFARM_BATCH_SIZE": "8",
+            "TUNEFARM_RATE_LIMIT": "off",
+            CLOCK_VARIABLE: str(self.folder / "clock"),
+        }
+
+
+@contextlib.contextmanager
+def running(rig: Rig) -> Iterator[Rig]:
+    try:
+        rig.start()
+        yield rig
+    finally:
+        rig.close()
+
+
+def free_port(host: str) -> int:
+    with socket.create_server((host, 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port

@@ -1,0 +1,201 @@
+"""One play on a rig: a job, its workers, and what became of it by the books."""
+
+from __future__ import annotations
+
+import functools
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from benchmarks.faults.bench import VARIABLE, Faults, digest
+from benchmarks.faults.rig import Program, Rig
+from compiler.artifact import unpack
+from records import blobs, devices, events, jobs, leases, tasks, trials
+from records.devices import WorkerInfo
+from records.jobs import Job
+from records.trials import Trial
+from search.measurement import Outcome
+
+TRIALS = 16
+_MEMORY_BYTES = 128 << 20
+_RUN_LIMIT_S = 3.0
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Trials `lost` (asked for, no result), counted `twice`, schedules published that are `wrong`, and trials
+    `given_up` because they took devices down."""
+
+    state: str
+    lost: int
+    twice: int
+    wrong: int
+    given_up: int
+
+
+class Stage:
+    """A job and its workers, apart from all others on the rig: they have a device class of their own."""
+
+    def __init__(self, rig: Rig) -> None:
+        rig.plays += 1
+        self.rig = rig
+        self.name = f"play{rig.plays}-{uuid.uuid4().hex[:6]}"
+        self.notes = rig.folder / "notes" / self.name
+        self.notes.mkdir(parents=True)
+        self.notes.chmod(0o777)
+        self.faults = Faults(str(self.notes), self.name)
+        self.programs: list[Program] = []
+        self.job_id = ""
+
+    def submit(self, trials: int = TRIALS) -> None:
+        """For the device class of this play, which is known."""
+        with self.rig.http() as http:
+            sha = http.post("/v1/models", content=tiny_model()).raise_for_status().json()["sha256"]
+            body = {"model": sha, "trials": trials, "target": self.faults.device.key}
+            self.job_id = str(http.post("/v1/jobs", json=body).raise_for_status().json()["id"])
+
+    def begin(self, trials: int = TRIALS, **faults: object) -> Program:
+        """A worker that is ready, and then the job. Its candidates do as `Faults` says."""
+        self.faults = replace(self.faults, **faults)  # type: ignore[arg-type]
+        worker = self.worker()
+        self.until(self._worker_is_ready, "no worker got ready")
+        self.submit(trials)
+        return worker
+
+    def worker(self) -> Program:
+        """Starts one, of the same name and the same faults as any before."""
+        program = self.rig.program(
+            "worker",
+            name=f"{self.name}-{len(self.programs)}",
+            TUNEFARM_WORKER_SERVER=self.rig.fleet,
+            TUNEFARM_WORKER_NAME=f"{self.name}-board",
+            TUNEFARM_WORKER_THREADS="2",
+            TUNEFARM_WORKER_RUN_TIMEOUT_S=str(_RUN_LIMIT_S),
+            TUNEFARM_WORKER_MEMORY_BYTES=str(_MEMORY_BYTES),
+            **{VARIABLE: self.faults.to_json()},
+        )
+        self.programs.append(program)
+        program.start()
+        return program
+
+    def close(self) -> None:
+        for program in self.programs:
+            program.stop()
+
+    # What is so by the books
+
+    def job(self) -> Job:
+        with self.rig.database.begin() as session:
+            return jobs.get(session, self.job_id)
+
+    def trials(self) -> list[Trial]:
+        with self.rig.database.begin() as session:
+            listed = tasks.for_job(session, self.job_id)
+            return [trial for task in listed for trial in trials.for_task(session, task.id)]
+
+    def done(self) -> int:
+        return sum(trial.state == "done" for trial in self.trials())
+
+    def chosen(self) -> Trial:
+        """The trial of the candidate that misbehaves."""
+        wanted = (self.notes / "chosen").read_text()
+        return next(trial for trial in self.trials() if digest(trial.trace) == wanted)
+
+    def workers(self) -> list[WorkerInfo]:
+        with self.rig.database.begin() as session:
+            return [worker for worker in devices.workers(session) if worker.id.startswith(self.name)]
+
+    def told(self) -> str:
+        """All that the job's events say."""
+        with self.rig.database.begin() as session:
+            told = events.since(session, self.job_id, 0, 100_000)
+        return "\n".join(str(event.data) for event in told)
+
+    def ledger(self, given_up: int = 0) -> Ledger:
+        """`given_up` trials are to be expected."""
+        with self.rig.database.begin() as session:
+            job = jobs.get(session, self.job_id)
+            runs = leases.module_runs(session, self.job_id)
+        found = self.trials()
+        finished = [trial for trial in found if trial.state == "done"]
+        lost = [trial for trial in finished if trial.outcome is Outcome.DEVICE_LOST]
+        reported = len(finished) - len(lost) + sum(run.outcome is not None for run in runs)
+        counted = sum(worker.trials_done for worker in self.workers())
+        return Ledger(
+            state=job.state.value,
+            lost=job.request.trials - len(finished) + max(len(lost) - given_up, 0),
+            twice=abs(counted - reported) + abs(job.trials_done - len(finished)),
+            wrong=self._wrong(job, found),
+            given_up=len(lost),
+        )
+
+    def _wrong(self, job: Job, found: list[Trial]) -> int:
+        """Published schedules that no trial found to be right."""
+        if job.artifact_sha is None:
+            return 0
+        with self.rig.database.begin() as session:
+            _, manifest = unpack(blobs.get(session, job.artifact_sha))
+        right = {trial.trace for trial in found if trial.outcome is Outcome.OK}
+        published = [entry.trace for entry in manifest.tasks if entry.trace is not None]
+        return sum(trace not in right for trace in published)
+
+    # Waiting
+
+    def until(self, true: Callable[[], bool], otherwise: str) -> None:
+        """Raises GaveUp."""
+        self.rig.wait_until(true, lambda: f"{self.name}: {otherwise}\n{self._state_of_things()}")
+
+    def until_done(self, count: int) -> None:
+        """Until so many trials have results."""
+        self.until(lambda: self.done() >= count, f"there were no {count} results")
+
+    def until_noted(self, count: int = 1) -> None:
+        """Until the chosen candidate has misbehaved so often."""
+        self.until(lambda: self.noted() >= count, f"nothing misbehaved {count} times")
+
+    def noted(self) -> int:
+        return len(list(self.notes.glob("did-*")))
+
+    def until_finished(self) -> None:
+        self.until(lambda: self.job().state.finished, "the job did not finish")
+
+    def recovered(self, since: float) -> float:
+        """Seconds from `since`, of the monotonic clock, until there is another result or all is over."""
+        before = self.done()
+        over = lambda: self.done() > before or self.job().state.finished  # noqa: E731
+        self.until(over, "nothing was measured any more")
+        return time.monotonic() - since
+
+    def _worker_is_ready(self) -> bool:
+        return any(worker.state is devices.WorkerState.READY for worker in self.workers())
+
+    def _state_of_things(self) -> str:
+        said = [f"{one.log.name}:\n{one.words()[-2000:]}" for one in self.programs]
+        job = self.job() if self.job_id else None
+        return "\n".join([f"{job}", *said])
+
+
+@functools.cache
+def tiny_model() -> bytes:
+    """A product with a constant matrix: one task."""
+    weights = np.random.default_rng(0).standard_normal((64, 64), dtype=np.float32)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [32, 64])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [32, 64])
+    node = helper.make_node("MatMul", ["x", "w"], ["y"])
+    graph = helper.make_graph([node], "product", [x], [y], [numpy_helper.from_array(weights, "w")])
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    made.ir_version = 9
+    onnx.checker.check_model(made)
+    data: bytes = made.SerializeToString()
+    return data
+
+
+def left_behind(notes: Path) -> list[int]:
+    """The processes that a candidate has started and told of."""
+    return [int(path.read_text()) for path in sorted(notes.glob("left-*"))]

@@ -1,0 +1,31 @@
+"""What every test of the whole stack needs: an environment of its own, and a tiny network."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import onnx
+import pytest
+
+from examples.make_models import make
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("TUNEFARM_")}
+    config = str(tmp_path / "no config.toml")
+    return kept | {
+        "PYTHONPATH": str(ROOT),
+        "TUNEFARM_DATA": str(tmp_path / "data"),
+        "TUNEFARM_CONFIG": config,
+    }
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny.onnx"
+    onnx.save(make("resnet18", tiny=True), path)
+    return path

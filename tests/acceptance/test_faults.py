@@ -1,0 +1,73 @@
+"""Processes of the real stack are killed while it tunes with TVM; the job must not notice."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from records import jobs, tasks, trials
+from records.database import Database
+from records.jobs import JobState
+from search.measurement import Outcome
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+TRIALS = 64
+
+
+def family(of: int, module: str) -> list[psutil.Process]:
+    """The running processes of `python -m MODULE` below this one, those that were started last at the end."""
+    found = []
+    for process in psutil.Process(of).children(recursive=True):
+        try:
+            words = process.cmdline()
+        except psutil.NoSuchProcess:
+            continue
+        if module in words and "tunefarm.tether" not in words:
+            found.append(process)
+    return found
+
+
+def kill_one(of: subprocess.Popen[bytes], module: str, errors: Path) -> None:
+    """Once there is one."""
+    found: list[psutil.Process] = []
+    while not found:
+        assert of.poll() is None, errors.read_text()
+        time.sleep(0.1)
+        found = family(of.pid, module)
+    found[-1].kill()
+
+
+def test_a_job_survives_the_death_of_each_of_its_processes(
+    model: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "tunefarm", "tune", str(model), "--trials", str(TRIALS)]
+    errors = tmp_path / "errors"
+    with errors.open("wb") as file:
+        tuning = subprocess.Popen(
+            [*command, "--output", "out"], env=environment, cwd=tmp_path, stdout=file, stderr=file
+        )
+    for module in ("worker.child", "worker", "server", "scheduler"):
+        while "measuring" not in errors.read_text() and tuning.poll() is None:
+            time.sleep(0.1)
+        kill_one(tuning, module, errors)
+        time.sleep(1.0)
+    assert tuning.wait() == 0, errors.read_text()
+    database = Database(f"sqlite:///{tmp_path}/data/tunefarm.db")
+    with database.begin() as session:
+        (job,) = jobs.list_jobs(session, 10, None)
+        of_tasks = [trials.for_task(session, task.id) for task in tasks.for_job(session, job.id)]
+    database.close()
+    assert (job.state, job.trials_done) == (JobState.DONE, TRIALS)
+    measured = [trial.outcome for of_task in of_tasks for trial in of_task]
+    assert len(measured) == TRIALS
+    assert Outcome.DEVICE_LOST not in measured
+    manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert statistics.median(manifest["tuned_secs"]) <= statistics.median(manifest["untuned_secs"])
