@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
 from sqlalchemy import Select, func, or_, select
@@ -117,15 +117,16 @@ def put_measured(session: Session, records: Sequence[Record]) -> None:
     """
     if not records:
         return
+    rows = _rows(records)
     statement = insert_into(session, RecordRow)
     new = statement.excluded
     convincing = or_(new.outcome == Outcome.OK, new.outcome == Outcome.WRONG_RESULT)
     replaced = statement.on_conflict_do_update(
         index_elements=list(_KEY),
-        set_={name: new[name] for name in _row(records[0]) if name not in _KEY},
+        set_={name: new[name] for name in rows[0] if name not in _KEY},
         where=or_(RecordRow.outcome != Outcome.OK, convincing),
     )
-    session.execute(replaced, _rows(records))
+    session.execute(replaced, rows)
 
 
 def add_imported(session: Session, records: Sequence[Record], now: float) -> int:
@@ -146,7 +147,9 @@ def _rows(records: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _row(record: Record) -> dict[str, Any]:
-    return asdict(record) | {"run_secs": list(record.run_secs), "trace_sha": digest(record.trace)}
+    # asdict would copy the program's lists, which takes longer than to write them.
+    columns = {name: getattr(record, name) for name in Record.__dataclass_fields__}
+    return columns | {"run_secs": list(record.run_secs), "trace_sha": digest(record.trace)}
 
 
 def _records(session: Session, query: Select[RecordRow]) -> list[Record]:

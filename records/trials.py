@@ -81,10 +81,7 @@ def add(
         raise JobNotFound(f"there is no job {job_id!r}")
     if JobState(state).finished:
         return []
-    issued = (
-        _issue(session, {"job_id": job_id, "round": round, "created_at": now}, trial) for trial in trials
-    )
-    return [trial_id for trial_id in issued if trial_id is not None]
+    return _issue(session, {"job_id": job_id, "round": round, "created_at": now}, trials) if trials else []
 
 
 def counts(session: Session, job_id: str) -> TrialCounts:
@@ -128,11 +125,13 @@ def trial_of(row: TrialRow) -> Trial:
     )
 
 
-def _issue(session: Session, issue: dict[str, Any], trial: NewTrial) -> int | None:
-    """The new trial's id, or None when the job has issued it before."""
-    row = issue | asdict(trial) | {"trace_sha": digest(trial.trace)}
-    row |= {"state": "pending", "attempts": 0, "error": ""}
-    statement = insert_into(session, TrialRow).on_conflict_do_nothing(
-        index_elements=["job_id", "workload_hash", "trace_sha"]
-    )
-    return session.scalar(statement.values(row).returning(TrialRow.id))
+def _issue(session: Session, issue: dict[str, Any], new: Sequence[NewTrial]) -> list[int]:
+    """The ids of those that the job had not issued before, in their order."""
+    same = {"state": "pending", "attempts": 0, "error": ""}
+    rows = [issue | asdict(trial) | {"trace_sha": digest(trial.trace)} | same for trial in new]
+    key = ["job_id", "workload_hash", "trace_sha"]
+    statement = insert_into(session, TrialRow).on_conflict_do_nothing(index_elements=key)
+    columns = (TrialRow.workload_hash, TrialRow.trace_sha, TrialRow.id)
+    issued = {(hash_, sha): id_ for hash_, sha, id_ in session.execute(statement.returning(*columns), rows)}
+    wanted = dict.fromkeys((row["workload_hash"], row["trace_sha"]) for row in rows)
+    return [issued[one] for one in wanted if one in issued]

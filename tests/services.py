@@ -202,9 +202,15 @@ def _initialize(programs: Path, folder: Path, user: Mapping[str, Any]) -> None:
     secret = folder / "password"
     secret.write_text(PASSWORD)
     secret.chmod(0o644)  # its folder is closed to others
-    command = [programs / "initdb", "-D", folder / "data", "-U", "tunefarm", "--no-sync", "--encoding=UTF8"]
-    access = ["--no-locale", "--auth-local=trust", "--auth-host=scram-sha-256", f"--pwfile={secret}"]
-    done = subprocess.run([*command, *access], cwd=folder, capture_output=True, text=True, **user)
+    command = [str(programs / "initdb"), "-D", str(folder / "data"), "-U", "tunefarm", f"--pwfile={secret}"]
+    cluster = [
+        "--no-sync",
+        "--encoding=UTF8",
+        "--no-locale",
+        "--auth-local=trust",
+        "--auth-host=scram-sha-256",
+    ]
+    done = subprocess.run([*command, *cluster], cwd=folder, capture_output=True, text=True, **user)
     assert done.returncode == 0, done.stderr
 
 

@@ -1,0 +1,257 @@
+"""How much one server takes: trials stored a second and leases answered, with many workers and with one.
+
+    python -m benchmarks.scale --json FILE
+
+The server, PostgreSQL, Redis and the simulated workers share this machine. See docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+
+from benchmarks import figures, machine
+from benchmarks.arguments import positive
+from benchmarks.figures import Figure, Results, at_least, at_most, figure
+from benchmarks.scale_workers import SLOTS, WARM_UP_S, Seen, device_of
+from records import blobs, devices, jobs, models, tasks, trials
+from records.database import Database
+from records.jobs import JobRequest, JobState
+from records.trials import NewTrial
+from tests import services
+
+WORKERS, QUICK_WORKERS = 1000, 100
+# Workers of a class share its jobs; a fleet of this size is of many kinds.
+CLASS_SIZE = 20
+# Seconds a trial takes when leases are timed: 1,000 workers then offer as many a second as are aimed at.
+TRIAL_S = 0.5
+STORED_AIM, LEASE_AIM_MS = 2000.0, 100.0
+# As long as a real trace of a tiled convolution.
+TRACE_CHARS = 3000
+CORES = 2
+# Fewer leases have no 99th percentile.
+MIN_LEASES = 100
+
+
+class ScaleError(Exception):
+    """The benchmark can't run; one sentence for people."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """So many workers for so many seconds, a trial of theirs taking `trial_s`."""
+
+    workers: int
+    seconds: float
+    trial_s: float
+
+    @property
+    def classes(self) -> int:
+        return -(-self.workers // CLASS_SIZE)
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running server and its database."""
+
+    database: Database
+    http: str
+    fleet: str
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    given = sys.argv[1:] if argv is None else argv
+    args = _parser().parse_args(given)
+    command = shlex.join(["python", "-m", "benchmarks.scale", *given])
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    described = machine.describe(CORES)
+    workers = args.workers or (QUICK_WORKERS if args.quick else WORKERS)
+    try:
+        found = measure(workers, args.seconds)
+    except (ScaleError, services.Missing) as error:
+        print(f"benchmarks.scale: {error}", file=sys.stderr)
+        return 1
+    Results(tuple(found), described, date, command).write(args.json)
+    Console().print(figures.table(found))
+    return 0
+
+
+def measure(workers: int, seconds: float) -> list[Figure]:
+    """The figures. Raises ScaleError, Missing."""
+    with contextlib.ExitStack() as started:
+        folder = Path(started.enter_context(tempfile.TemporaryDirectory()))
+        postgresql = started.enter_context(services.postgresql(durable=True))
+        broker = started.enter_context(services.redis_server()).url
+
+        def under(load: Load, name: str) -> Seen:
+            url = postgresql.create(f"scale_{name}")
+            with serving(url, broker, folder) as service:
+                return seen_by(service, load)
+
+        full = under(Load(workers, seconds, 0.0), "busy")
+        alone = under(Load(1, seconds, 0.0), "alone")
+        paced = under(Load(workers, seconds, TRIAL_S), "paced")
+    return figures_of(workers, full, alone, paced)
+
+
+def seen_by(service: Service, load: Load) -> Seen:
+    """What the workers saw. Raises ScaleError when the database doesn't hold just what was acknowledged."""
+    made = fill(service.database, load.classes, _trials_needed(load))
+    seen = _simulate(service.fleet, load)
+    with service.database.begin() as session:
+        done = sum(trials.counts(session, job_id).done for job_id in made)
+    if done != seen.acknowledged:
+        raise ScaleError(f"{seen.acknowledged} results were acknowledged, {done} are stored")
+    return seen
+
+
+def figures_of(workers: int, full: Seen, alone: Seen, paced: Seen) -> list[Figure]:
+    """Of all workers as fast as they can, of one alone, and of all at the pace of real devices."""
+    stored = [seen.stored / seen.seconds for seen in (full, alone, paced)]
+    one_ms = [1e3 * _percentile(alone, rank) for rank in (50, 99)]
+    offered = f"{workers} workers, {workers / TRIAL_S:.0f} trials offered a second"
+    return [
+        figure(
+            f"trials stored a second, {workers} workers",
+            stored[0],
+            "/s",
+            aim=at_least(STORED_AIM),
+            peer=f"one worker: {figures.number(stored[1])} /s",
+        ),
+        figure(
+            f"lease answered, 99th percentile, {offered}",
+            1e3 * _percentile(paced, 99),
+            "ms",
+            aim=at_most(LEASE_AIM_MS),
+            peer=f"one worker: {figures.number(one_ms[1])} ms",
+        ),
+        figure(
+            "lease answered, median, the same",
+            1e3 * _percentile(paced, 50),
+            "ms",
+            peer=f"one worker: {figures.number(one_ms[0])} ms",
+        ),
+        figure("trials stored a second meanwhile", stored[2], "/s"),
+    ]
+
+
+def fill(database: Database, classes: int, each: int) -> list[str]:
+    """A job in the middle of its tuning for every device class, with so many trials; their ids."""
+    made = []
+    for number in range(classes):
+        with database.begin() as session:
+            job_id, device, workload = f"job {number}", device_of(number), f"workload {number}"
+            sha = blobs.put(session, b"a model")
+            models.add(session, sha, "model", 0.0)
+            devices.put_class(session, device)
+            request = JobRequest(sha, "model", {}, device.key, each, None, 0)
+            jobs.create(session, job_id, request, None, 0.0)
+            jobs.set_device_class(session, job_id, device.key)
+            jobs.advance(session, job_id, {JobState.QUEUED}, JobState.TUNING, 0.0)
+            tasks.put_workload(session, workload, "{}")
+            tasks.add_tasks(session, job_id, [tasks.TaskSpec(job_id, workload, "conv", 1, 1e9, True, "", ())])
+            (task,) = tasks.for_job(session, job_id)
+            trials.add(session, job_id, 1, [_trial(task.id, workload, at) for at in range(each)], 0.0)
+        made.append(job_id)
+    return made
+
+
+def _trial(task_id: int, workload: str, number: int) -> NewTrial:
+    values = {"sketch": 0, "values": [[number, 1, 2, 3]] * 16}
+    return NewTrial(task_id, workload, values, f"{number}".ljust(TRACE_CHARS, "."), 1e-3)
+
+
+def _trials_needed(load: Load) -> int:
+    """By class, so that the work is not used up: what the pace allows, or more than anything has reached."""
+    fastest = min(2 * STORED_AIM, 500.0 * load.workers)
+    per_second = fastest if load.trial_s == 0.0 else load.workers / load.trial_s
+    lasts_s = WARM_UP_S + load.seconds + 2 * SLOTS * load.trial_s + 2.0
+    return int(per_second * lasts_s / load.classes)
+
+
+@contextlib.contextmanager
+def serving(database_url: str, broker: str, folder: Path) -> Iterator[Service]:
+    """A server process of its own. Raises ScaleError."""
+    port, grpc_port = services.free_port(), services.free_port()
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("TUNEFARM_")}
+    ours = {
+        "TUNEFARM_DATABASE_URL": database_url,
+        "TUNEFARM_BROKER": broker,
+        "TUNEFARM_PORT": str(port),
+        "TUNEFARM_GRPC_PORT": str(grpc_port),
+        "TUNEFARM_RATE_LIMIT": "off",
+    }
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "server"], env=plain | ours, stdout=log, stderr=subprocess.STDOUT
+        )
+    database = Database(database_url)
+    try:
+        service = Service(database, f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}")
+        _wait_until_ready(service.http, process, folder / "server.log")
+        yield service
+    finally:
+        database.close()
+        process.terminate()
+        process.wait()
+
+
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 60.0
+    while time.monotonic() < deadline and process.poll() is None:
+        with contextlib.suppress(httpx.TransportError):
+            if httpx.get(f"{url}/readyz", trust_env=False).is_success:
+                return
+        time.sleep(0.1)
+    raise ScaleError(f"the server did not start: {log.read_text(errors='replace')[-500:]}")
+
+
+def _simulate(address: str, load: Load) -> Seen:
+    options = {
+        "--server": address,
+        "--workers": load.workers,
+        "--classes": load.classes,
+        "--seconds": load.seconds,
+        "--trial-s": load.trial_s,
+    }
+    words = [str(word) for pair in options.items() for word in pair]
+    command = [sys.executable, "-m", "benchmarks.scale_workers", *words]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ScaleError(f"the simulated workers failed: {done.stderr.strip()[-500:]}")
+    return Seen(**json.loads(done.stdout))
+
+
+def _percentile(seen: Seen, rank: int) -> float:
+    """Seconds. Raises ScaleError when there are too few leases to tell."""
+    if len(seen.lease_s) < MIN_LEASES:
+        raise ScaleError(f"only {len(seen.lease_s)} leases were answered: measure for longer")
+    return statistics.quantiles(seen.lease_s, n=100)[rank - 1]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__.split("\n")[0])
+    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the figures go")
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_WORKERS} workers instead of {WORKERS}")
+    parser.add_argument("--workers", type=positive, help=f"[{WORKERS}]")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement [15]")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,43 @@
+"""What many workers saw becomes figures."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.scale import ScaleError, figures_of
+from benchmarks.scale_workers import Seen, device_of, measured
+from proto import fleet_pb2 as pb
+
+
+def seen(stored: int, slowest_s: float) -> Seen:
+    return Seen(10.0, stored, stored, [0.01] * 197 + [slowest_s] * 3)
+
+
+def test_all_workers_are_held_against_the_aims_and_one_beside_them() -> None:
+    found = figures_of(1000, seen(25_000, 9.0), seen(4_000, 0.012), seen(19_000, 0.15))
+    assert [(one.value, one.unit, one.reached) for one in found] == [
+        (2500.0, "/s", True),
+        (pytest.approx(150.0), "ms", False),
+        (pytest.approx(10.0), "ms", None),
+        (1900.0, "/s", None),
+    ]
+    assert found[0].peer == "one worker: 400 /s"
+    assert found[1].peer == "one worker: 12 ms"
+    assert "2000 trials offered a second" in found[1].name
+
+
+def test_too_few_leases_are_no_measurement() -> None:
+    few = Seen(10.0, 100, 100, [0.01] * 50)
+    with pytest.raises(ScaleError, match="only 50 leases"):
+        figures_of(1000, few, few, few)
+
+
+def test_every_candidate_of_a_lease_gets_a_result() -> None:
+    lease = pb.Lease(id=pb.LeaseId(id="x", attempt=2), candidates=[pb.Candidate(trial_id=n) for n in (7, 9)])
+    results = measured(lease)
+    assert [(one.number, one.trial_id, one.lease.attempt) for one in results] == [(1, 7, 2), (2, 9, 2)]
+    assert measured(pb.Lease()) == []
+
+
+def test_classes_are_different_ones() -> None:
+    assert len({device_of(number).key for number in range(50)}) == 50
