@@ -160,12 +160,14 @@ def seen(
     state: WorkerState,
     now: float,
     vitals: Vitals | None = None,
-) -> bool:
-    """Note a sign of life; False, and nothing changed, when this is not the worker's session, or the worker
-    is evicted."""
+) -> Wanted | None:
+    """Note a sign of life; what people want the worker to do. None, and nothing changed, when this is not its
+    session, or it is evicted."""
     where = (WorkerRow.id == worker_id, WorkerRow.session_id == session_id)
     let_in = update(WorkerRow).where(*where, WorkerRow.wanted != Wanted.EVICTED)
-    return changed(session, let_in.values(_sign_of_life(state, now, vitals))) == 1
+    noted = let_in.values(_sign_of_life(state, now, vitals)).returning(WorkerRow.wanted)
+    found = session.scalar(noted)
+    return None if found is None else Wanted(found)
 
 
 def workers(session: Session) -> list[WorkerInfo]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 from sqlalchemy import Select, func, insert, select, update
@@ -212,13 +212,19 @@ def _waiting_work(
     run = session.scalars(_waiting(ModuleRunRow, job_id).limit(1)).first()
     if run is not None:
         return [run]
-    waiting = _waiting(TrialRow, job_id)
-    oldest = session.scalars(waiting.limit(1)).first()
-    if oldest is None or oldest.attempts:
-        return [] if oldest is None else [oldest]
-    counts = trials.counts(session, job_id)
-    together = min(limit, portion.of(counts.pending, counts.leased))
-    return session.scalars(waiting.where(TrialRow.attempts == 0).limit(together)).all()
+    together = min(limit, portion.of(*_undone(session, job_id)))
+    rows = session.scalars(_waiting(TrialRow, job_id).limit(together)).all()
+    if rows and rows[0].attempts:
+        return rows[:1]
+    return [row for row in rows if not row.attempts]
+
+
+def _undone(session: Session, job_id: str) -> tuple[int, int]:
+    """How many of the job's trials are pending, and how many are leased."""
+    pending = func.count().filter(TrialRow.state == "pending")
+    both = select(pending, func.count()).where(TrialRow.state.in_(("pending", "leased")))
+    waiting, undone = session.execute(both.where(TrialRow.job_id == job_id)).one()
+    return waiting, undone - waiting
 
 
 def _waiting(table: type[Work], job_id: str) -> Select[Work]:
@@ -236,10 +242,14 @@ def _grant(
 ) -> Lease:
     first, ids = work[0], [row.id for row in work]
     terms = {"job_id": first.job_id, "attempt": first.attempts + 1, "taken_at": now}
-    session.execute(insert(LeaseRow).values({**holder, **terms, "expires_at": now + ttl_s}))
-    table, lease_id = type(first), holder["id"]
-    session.execute(update(table).where(table.id.in_(ids)).values(state="leased", lease_id=lease_id))
-    return _load(session, session.scalars(select(LeaseRow).where(LeaseRow.id == lease_id)).one())
+    values = {**holder, **terms, "expires_at": now + ttl_s}
+    session.execute(insert(LeaseRow).values(values))
+    table = type(first)
+    taken = update(table).where(table.id.in_(ids)).values(state="leased", lease_id=holder["id"])
+    session.execute(taken)
+    batch = [replace(trial_of(row), state="leased") for row in work if isinstance(row, TrialRow)]
+    runs = [replace(_module_run(row), state="leased") for row in work if isinstance(row, ModuleRunRow)]
+    return _whole(session, LeaseRow(**values), batch, runs)
 
 
 def _live(lease_id: str, session_id: str, now: float) -> tuple[Any, ...]:
@@ -326,9 +336,13 @@ def _quarantine(
 
 def _load(session: Session, lease: LeaseRow) -> Lease:
     held = select(TrialRow).where(TrialRow.lease_id == lease.id, TrialRow.state == "leased")
-    batch = tuple(trial_of(row) for row in session.scalars(held.order_by(TrialRow.id)))
+    batch = [trial_of(row) for row in session.scalars(held.order_by(TrialRow.id))]
     runs = select(ModuleRunRow).where(ModuleRunRow.lease_id == lease.id, ModuleRunRow.state == "leased")
-    run = session.scalars(runs).first()
+    return _whole(session, lease, batch, [_module_run(row) for row in session.scalars(runs)])
+
+
+def _whole(session: Session, lease: LeaseRow, batch: Sequence[Trial], runs: Sequence[ModuleRun]) -> Lease:
+    """The lease with all that its worker needs to know."""
     return Lease(
         id=lease.id,
         worker_id=lease.worker_id,
@@ -336,10 +350,10 @@ def _load(session: Session, lease: LeaseRow) -> Lease:
         job_id=lease.job_id,
         attempt=lease.attempt,
         expires_at=lease.expires_at,
-        trials=batch,
-        module_run=None if run is None else _module_run(run),
-        constants=_constants(session, batch),
-        best_s=_best_s(session, lease.job_id, batch),
+        trials=tuple(batch),
+        module_run=runs[0] if runs else None,
+        constants=_constants(session, batch) if batch else {},
+        best_s=_best_s(session, lease.job_id, batch) if batch else {},
     )
 
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, case, func, or_, select
+from sqlalchemy import ColumnElement, and_, case, func, or_, select
 from sqlalchemy.orm import Session
 
 from records.devices import LOST_AFTER_S, Wanted, WorkerState
@@ -105,14 +105,21 @@ def portion(session: Session, worker_id: str, device_class: str, now: float) -> 
 
     A worker whose speed isn't known yet counts as fast as the others are on average.
     """
-    own_s = session.scalar(select(WorkerRow.trial_s).where(WorkerRow.id == worker_id))
-    others = (
-        select(func.count(), func.count(WorkerRow.trial_s), func.sum(1.0 / WorkerRow.trial_s))
-        .where(WorkerRow.device_class == device_class, WorkerRow.id != worker_id)
-        .where(WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)), WorkerRow.wanted == Wanted.WORK)
-        .where(WorkerRow.last_seen_at > now - LOST_AFTER_S)
+    others = and_(
+        WorkerRow.id != worker_id,
+        WorkerRow.device_class == device_class,
+        WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)),
+        WorkerRow.wanted == Wanted.WORK,
+        WorkerRow.last_seen_at > now - LOST_AFTER_S,
     )
-    count, known, found = session.execute(others).one()
+    facts = select(
+        func.max(WorkerRow.trial_s).filter(WorkerRow.id == worker_id),
+        func.count().filter(others),
+        func.count(WorkerRow.trial_s).filter(others),
+        func.sum(1.0 / WorkerRow.trial_s).filter(others),
+    )
+    row = facts.where(or_(WorkerRow.device_class == device_class, WorkerRow.id == worker_id))
+    own_s, count, known, found = session.execute(row).one()
     speed = float(found or 0.0)
     own = [] if own_s is None else [1.0 / own_s]
     total = speed + sum(own)

@@ -48,15 +48,16 @@ def reconcile(session: Session, report: WorkerReport, announced: bool, lease_id:
 
     `announced`: this session's device is known already. `lease_id` names a new lease, if one is given.
     """
-    if not _present(session, report, announced, now):
-        wanted = Wanted(devices.wanted(session, report.worker_id).value)
-        return Outcome(Answer(fenced=True, wanted=wanted, call_again_after_s=EVICTED_S))
+    wanted = _present(session, report, announced, now)
+    if wanted is None:
+        why = Wanted(devices.wanted(session, report.worker_id).value)
+        return Outcome(Answer(fenced=True, wanted=why, call_again_after_s=EVICTED_S))
     wakes = _store_results(session, report, now)
     if report.state is WorkerState.DRAINING and report.held is None:
         leases.give_back(session, report.worker_id, report.session_id, now)
     if report.state is WorkerState.READY and not announced:
         wakes += _waiting_jobs(session)
-    answer = _decide(session, report, lease_id, now)
+    answer = _decide(session, report, wanted, lease_id, now)
     return Outcome(answer, tuple(dict.fromkeys(wakes)))
 
 
@@ -74,19 +75,21 @@ def take(session: Session, report: WorkerReport, lease_id: str, now: float) -> L
     return None if lease is None else _described(lease, report, now)
 
 
-def _present(session: Session, report: WorkerReport, announced: bool, now: float) -> bool:
-    """Notes that the worker is there; False when another session has taken its place, or it was evicted."""
+def _present(session: Session, report: WorkerReport, announced: bool, now: float) -> Wanted | None:
+    """Notes that the worker is there; what people want it to do. None when another session has taken its
+    place, or it was evicted."""
     worker_id, session_id = report.worker_id, report.session_id
     state = devices.WorkerState(report.state.value)
     vitals = devices.Vitals(**asdict(report.vitals))
     known = announced or report.device is None
     if known and not report.starting:
-        return devices.seen(session, worker_id, session_id, state, now, vitals)
+        seen = devices.seen(session, worker_id, session_id, state, now, vitals)
+        return None if seen is None else Wanted(seen.value)
     try:
         devices.register(session, worker_id, session_id, report.device, state, now, vitals)
     except SessionFenced:
-        return False
-    return True
+        return None
+    return Wanted(devices.wanted(session, worker_id).value)
 
 
 def _store_results(session: Session, report: WorkerReport, now: float) -> list[Wake]:
@@ -115,9 +118,8 @@ def _waiting_jobs(session: Session) -> list[Wake]:
     return [("intake", job.id) for job in jobs.unfinished(session) if job.state is JobState.QUEUED]
 
 
-def _decide(session: Session, report: WorkerReport, lease_id: str, now: float) -> Answer:
+def _decide(session: Session, report: WorkerReport, wanted: Wanted, lease_id: str, now: float) -> Answer:
     acknowledged = tuple(result.number for result in report.results)
-    wanted = Wanted(devices.wanted(session, report.worker_id).value)
     if report.held is not None and leases.renew(session, report.held.id, report.session_id, now, LEASE_TTL_S):
         return Answer(
             keeps=report.held, acknowledged=acknowledged, call_again_after_s=HEARTBEAT_S, wanted=wanted
