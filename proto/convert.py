@@ -45,7 +45,7 @@ _DEVICE_SIZES = {
     "l3_bytes": 1 << 40,
 }
 _MAX_FEATURES = 1024
-_MAX_VERSION_CHARS = 64
+_VITAL_CHARS = {"tunefarm_version": 64, "tvm_version": 64, "uncontained": 2048}
 _VITAL_RANGES: dict[str, tuple[float, float]] = {
     "load": (0.0, 1e6),
     "temperature_c": (-100.0, 300.0),
@@ -286,9 +286,9 @@ def _vitals_to_wire(vitals: Vitals) -> pb.Vitals:
 def _vitals_from_wire(message: pb.Vitals) -> Vitals:
     """What makes no sense is left out: nobody's work depends on it."""
     known: dict[str, Any] = {}
-    for name in ("tunefarm_version", "tvm_version"):
+    for name, chars in _VITAL_CHARS.items():
         text = getattr(message, name)
-        known[name] = text if len(text) <= _MAX_VERSION_CHARS and text.isprintable() else ""
+        known[name] = text if len(text) <= chars and text.isprintable() else ""
     for name, (least, most) in _VITAL_RANGES.items():
         if message.HasField(name) and least <= (number := getattr(message, name)) <= most:
             known[name] = number

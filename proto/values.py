@@ -41,7 +41,7 @@ class Wanted(StrEnum):
 @dataclass(frozen=True)
 class Vitals:
     """How a worker is, as far as it knows. `load` is what wanted to run on average over the last minute;
-    `candidates` are those of the held lease."""
+    `candidates` are those of the held lease; `uncontained` says what measured code isn't kept from."""
 
     tunefarm_version: str = ""
     tvm_version: str = ""
@@ -50,6 +50,7 @@ class Vitals:
     memory_free_bytes: int | None = None
     candidates: int | None = None
     candidates_done: int | None = None
+    uncontained: str = ""
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ class Vitals:
     memory_free_bytes: int | None = None
     candidates: int | None = None
     candidates_done: int | None = None
+    uncontained: str = ""
 
 
 @dataclass(frozen=True)

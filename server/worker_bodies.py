@@ -39,6 +39,7 @@ class WorkerBody(BaseModel):
     lease: str | None
     candidates: int | None
     candidates_done: int | None
+    uncontained: str
 
     @classmethod
     def of(cls, worker: WorkerInfo, now: float, trials_per_minute: float, held: Held | None) -> WorkerBody:
@@ -66,6 +67,7 @@ class WorkerBody(BaseModel):
             lease=held.id if held else None,
             candidates=vitals.candidates if held else None,
             candidates_done=vitals.candidates_done if held else None,
+            uncontained=vitals.uncontained,
         )
 
 

@@ -46,6 +46,9 @@ def list_(
         print_json([asdict(one) for one in known])
     elif known:
         stdout().print(table(known))
+        for one in known:
+            if one.uncontained:
+                stdout().print(f"{one.id}: {one.uncontained}", markup=False, highlight=False, soft_wrap=True)
     else:
         stdout().print("no worker was here yet: start one with `tunefarm worker --server HOST:PORT`")
 

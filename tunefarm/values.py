@@ -120,7 +120,7 @@ class Worker:
 
     `state` is what it said then, `wanted` what people want it to do: work, drain or be evicted. `connected`:
     it was seen lately. `load` is how many processes wanted to run, on average over a minute. `candidates` are
-    those of the `lease` it holds.
+    those of the `lease` it holds. `uncontained` says what measured code isn't kept from there, if anything.
     """
 
     id: str
@@ -144,6 +144,7 @@ class Worker:
     lease: str | None = None
     candidates: int | None = None
     candidates_done: int | None = None
+    uncontained: str = ""
 
 
 class Scope(StrEnum):

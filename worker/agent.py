@@ -158,7 +158,7 @@ class Agent:
         )
 
     def _vitals_of(self, held: Work | None) -> Vitals:
-        vitals = self._vitals()
+        vitals = replace(self._vitals(), uncontained="; ".join(self._executor.gaps))
         return vitals if held is None else replace(vitals, candidates=held.size, candidates_done=held.done)
 
     async def _apply(self, report: WorkerReport, answer: Answer) -> None:

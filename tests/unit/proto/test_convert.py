@@ -143,7 +143,7 @@ def test_a_report_survives() -> None:
 
 
 @pytest.mark.parametrize(
-    "vitals", [Vitals(), Vitals("0.1.0", "0.27.0", 0.0, -4.5, 1 << 33, 16, 0), Vitals(load=1.5)]
+    "vitals", [Vitals(), Vitals("0.1.0", "0.27.0", 0.0, -4.5, 1 << 33, 16, 0), Vitals(load=1.5, uncontained="all")]
 )
 def test_vitals_survive_as_far_as_they_are_known(vitals: Vitals) -> None:
     report = replace(REPORT, vitals=vitals)
@@ -161,6 +161,7 @@ def test_a_worker_of_before_there_were_vitals_is_understood() -> None:
     [
         ("tunefarm_version", "1.0\nroot:"),
         ("tvm_version", "9" * 65),
+        ("uncontained", "x" * 4000),
         ("load", math.nan),
         ("load", -1.0),
         ("temperature_c", math.inf),

@@ -137,3 +137,12 @@ def test_help_names_the_actions(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for action in ("drain", "resume", "evict"):
         assert f"\n  {action} " in out
+
+
+def test_what_a_device_does_not_contain_is_told_below(
+    fake: FakeService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.workers[:] = [WHOLE | {"uncontained": "measured code runs as root: install it in /opt"}]
+    assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
+    *_, told = capsys.readouterr().out.splitlines()
+    assert told == "pi: measured code runs as root: install it in /opt"
