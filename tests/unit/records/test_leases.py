@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import functools
+import itertools
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy.orm import Session
 
 from records import blobs, devices, events, jobs, leases, pace, schedules, tasks, trials
 from records.database import Database
@@ -448,6 +453,50 @@ class TestManyWorkersAtOnce:
         with database.begin() as session:
             assert trials.counts(session, "job") == trials.TrialCounts(0, 0, done=60)
 
+    def test_evicting_and_expiring_meanwhile_loses_nothing(self, database: Database) -> None:
+        names = [f"worker {number}" for number in range(3)]
+        self._issue(database, 40)
+        with database.begin() as session:
+            for name in names:
+                devices.register(session, name, "s", DEVICE, devices.WorkerState.READY, now=20.0)
+        done, failures = threading.Event(), []
+
+        def until_done(act: Callable[[int], None]) -> None:
+            try:
+                for turn in itertools.count():
+                    if done.is_set():
+                        return
+                    act(turn)
+            except Exception as error:
+                failures.append(error)
+                done.set()
+
+        def work(name: str, turn: int) -> None:
+            self._take_and_report_or_not(database, name, turn)
+            with database.begin() as session:
+                if trials.counts(session, "job").done == 40:
+                    done.set()
+
+        def meddle(turn: int) -> None:
+            with database.begin() as session:
+                leases.evict(session, names[turn % 3], now=20.0)
+            with database.begin() as session:
+                leases.expire(session, now=1000.0, max_attempts=1000)
+            with database.begin() as session:
+                devices.want(session, names[turn % 3], devices.Wanted.WORK)
+            time.sleep(0.05)
+
+        acts = [functools.partial(work, name) for name in names] + [meddle, meddle]
+        threads = [threading.Thread(target=until_done, args=(act,)) for act in acts]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert failures == []
+        with database.begin() as session:
+            assert trials.counts(session, "job") == trials.TrialCounts(0, 0, done=40)
+            assert {run.outcome for run in trials.for_task(session, self._task(session))} == {Outcome.OK}
+
     def test_events_reach_a_reader_in_order(self, database: Database) -> None:
         self._issue(database, 1)
         failures: list[Exception] = []
@@ -483,6 +532,23 @@ class TestManyWorkersAtOnce:
         with database.begin() as session:
             assert leases.report(session, lease.id, "s", results, now=30.0).closed
         return [trial.id for trial in lease.trials]
+
+    def _take_and_report_or_not(self, database: Database, name: str, turn: int) -> None:
+        """What a server does for a worker in two calls; the lease may be gone at the second."""
+        with database.begin() as session:
+            devices.seen(session, name, "s", devices.WorkerState.READY, 20.0)
+            if not devices.may_take(session, name, "s"):
+                return
+            whose = (f"{name}, turn {turn}", name, "s", DEVICE.key)
+            lease = leases.take(session, *whose, limit=3, now=20.0, ttl_s=60.0)
+        if lease is not None:
+            results = [TrialResult(measured(1e-3), trial.id) for trial in lease.trials]
+            with database.begin() as session:
+                leases.report(session, lease.id, "s", results, now=30.0)
+
+    def _task(self, session: Session) -> int:
+        [task] = tasks.for_job(session, "job")
+        return task.id
 
     def _read(self, database: Database, read: list[events.Event]) -> list[events.Event]:
         with database.begin() as session:
