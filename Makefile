@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
+# A test process for every core.
+PARALLEL := -n auto --dist worksteal
 
 .PHONY: install demo test test-fast lint format proto bench clean
 
@@ -21,10 +23,10 @@ demo: install
 	$(BIN)/python -m examples.run_artifact $(DEMO)/resnet18
 
 test: install
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-fast: install
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
 
 lint: install
 	$(BIN)/ruff check .
