@@ -143,7 +143,8 @@ def test_a_report_survives() -> None:
 
 
 @pytest.mark.parametrize(
-    "vitals", [Vitals(), Vitals("0.1.0", "0.27.0", 0.0, -4.5, 1 << 33, 16, 0), Vitals(load=1.5, uncontained="all")]
+    "vitals",
+    [Vitals(), Vitals("0.1.0", "0.27.0", 0.0, -4.5, 1 << 33, 16, 0), Vitals(load=1.5, uncontained="all")],
 )
 def test_vitals_survive_as_far_as_they_are_known(vitals: Vitals) -> None:
     report = replace(REPORT, vitals=vitals)
