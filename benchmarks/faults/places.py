@@ -17,7 +17,9 @@ DISK_BYTES = 48 << 20
 NAMESPACE = f"tunefarm-{os.getpid()}"
 # Interfaces have names of 15 characters at most.
 CABLE = f"tf{os.getpid()}"
-SERVER, WORKERS = "10.211.55.1", "10.211.55.2"
+# Not those of another process, should that have been killed and left its network behind.
+SUBNET = f"10.{211 + os.getpid() % 32}.{os.getpid() // 32 % 256}"
+SERVER, WORKERS = f"{SUBNET}.1", f"{SUBNET}.2"
 
 
 class Missing(Exception):

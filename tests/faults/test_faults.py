@@ -15,7 +15,10 @@ pytestmark = pytest.mark.slow
 
 RUNS = 2
 # These wait for something that takes its time.
-LONG = ("database locked", "disk full", "network cut", "network half-open")
+LONG = (
+    *("server killed", "scheduler killed", "database locked", "disk full"),
+    *("network cut", "network half-open"),
+)
 
 
 @pytest.fixture(scope="module")

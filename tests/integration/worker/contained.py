@@ -24,12 +24,21 @@ COMMANDS = {
     "as it is": (),
     "no namespaces": ("unshare", "--user", "--map-root-user", "sh", "-c", REFUSING),
     "readable": ("unshare", "--mount"),
+    "unprivileged": ("unshare", "--mount"),
 }
+NOBODY = 65534
 
 
-def measured(system: str, traces: Sequence[str], module_json: str = "", user: str | None = None) -> Any:
-    """ "gaps" of the containment and "errors", one of each trace: what the candidates had to say."""
-    request = {"system": system, "traces": traces, "module_json": module_json, "user": user}
+def measured(
+    system: str,
+    traces: Sequence[str],
+    module_json: str = "",
+    user: str | None = None,
+    bench: str = "fault_bench:FaultBench",
+) -> Any:
+    """ "gaps" of the containment, the "triple" of the device that was found, and "errors", one of each trace:
+    what the candidates had to say."""
+    request = {"system": system, "traces": traces, "module_json": module_json, "user": user, "bench": bench}
     command = [*COMMANDS[system], sys.executable, str(Path(__file__)), json.dumps(request)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -39,7 +48,18 @@ def measured(system: str, traces: Sequence[str], module_json: str = "", user: st
 
 def works(system: str) -> bool:
     """Whether this machine allows to make such a system."""
-    return os.geteuid() == 0 and _ends_well([*COMMANDS[system], "true"])
+    tried = [*COMMANDS[system], "true"]
+    if system == "unprivileged":
+        tried = [
+            "setpriv",
+            f"--reuid={NOBODY}",
+            f"--regid={NOBODY}",
+            "--clear-groups",
+            "unshare",
+            "-Un",
+            "true",
+        ]
+    return os.geteuid() == 0 and _ends_well(tried)
 
 
 def _ends_well(command: Sequence[str]) -> bool:
@@ -69,19 +89,24 @@ async def _measure(request: dict[str, Any]) -> dict[str, Any]:
     from worker.bench import Subject
     from worker.executor import ChildConfig, Executor
 
-    executor = Executor(ChildConfig(2, "fault_bench:FaultBench", user=request["user"]), os.environ)
+    executor = Executor(ChildConfig(2, request["bench"], user=request["user"]), os.environ)
     errors = []
     try:
+        device = await executor.start()
         for trace in request["traces"]:
             subject = Subject("", request["module_json"], trace, ())
             errors.append((await executor.measure(subject, Limits(**LIMITS))).error)
     finally:
         await executor.close()
-    return {"gaps": executor.gaps, "errors": errors}
+    return {"gaps": executor.gaps, "triple": device.triple, "errors": errors}
 
 
 if __name__ == "__main__":
     wanted = json.loads(sys.argv[1])
-    if wanted["system"] == "readable":
+    if wanted["system"] in ("readable", "unprivileged"):
         _make_readable()
+    if wanted["system"] == "unprivileged":
+        os.setgroups([])
+        os.setresgid(NOBODY, NOBODY, NOBODY)
+        os.setresuid(NOBODY, NOBODY, NOBODY)
     print(json.dumps(asyncio.run(_measure(wanted))))

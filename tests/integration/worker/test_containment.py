@@ -86,6 +86,19 @@ def test_measured_code_of_a_worker_of_root_is_another_users() -> None:
     assert "Resource temporarily unavailable" in processes, "there is an end to forking"
 
 
+@pytest.mark.skipif(not works("unprivileged"), reason="needs root, setpriv(1) and user namespaces")
+def test_a_worker_without_root_contains_as_well() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        traces = ["connect AF_INET", "status"]
+        found = measured("unprivileged", traces, str(listening.getsockname()[1]), user="nobody")
+    connected, status = found["errors"]
+    assert found["gaps"] == []
+    assert "unreachable" in connected
+    facts = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert int(facts["CapEff"], 16) == 0
+    assert facts["NoNewPrivs"] == "1"
+
+
 def test_an_account_keeps_the_groups_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     import grp
 
@@ -185,16 +198,10 @@ def test_more_time_of_the_cores_than_allowed_ends_the_process() -> None:
     assert done.returncode == -signal.SIGXCPU
 
 
+@needs_readable
 @pytest.mark.slow
-def test_the_real_bench_works_as_another_user(tmp_path: Path) -> None:
-    """TVM's own libraries, its thread pool, LLVM and temporary files."""
-
-    async def work() -> None:
-        executor = Executor(ChildConfig(2, user="nobody"), subprocess_environment())
-        try:
-            device = await executor.start()
-            assert device.cores == 2
-        finally:
-            await executor.close()
-
-    asyncio.run(work())
+def test_the_real_bench_works_as_another_user() -> None:
+    """TVM's libraries, its thread pool, LLVM, temporary files: a program is compiled, run and verified."""
+    found = measured("readable", [], user="nobody", bench="worker.compiler_bench:CompilerBench")
+    assert found["gaps"] == []
+    assert found["triple"]
