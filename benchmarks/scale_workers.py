@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import random
 import sys
 import time
@@ -28,7 +29,7 @@ from search.device import Device
 
 SLOTS = 16
 WAIT_S = 5.0
-# How long the service runs at its pace before anything counts.
+# How long all workers work before anything counts.
 WARM_UP_S = 3.0
 _CALL_TIMEOUT_S = 60.0
 # Every worker has a connection of its own, as on machines of their own.
@@ -38,23 +39,39 @@ _OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 @dataclass
 class Seen:
     """By all workers together, within `seconds`: how many results were acknowledged, and how long calls took
-    that were answered with a lease. `acknowledged` counts those before and after too."""
+    that were answered with a lease. `acknowledged` counts those before and after too; so many of these were
+    `late`: their lease had lapsed, so they were dropped."""
 
     seconds: float
     stored: int = 0
     acknowledged: int = 0
     lease_s: list[float] = field(default_factory=list)
+    late: int = 0
+
+    @property
+    def a_second(self) -> float:
+        return self.stored / self.seconds
 
 
-@dataclass(frozen=True)
-class Times:
-    """On the loop's clock: when counting begins and ends."""
+class Clock:
+    """Counting begins when every one of the workers has had a lease, and WARM_UP_S later; then it lasts for
+    so many seconds."""
 
-    begin: float
-    end: float
+    def __init__(self, workers: int, seconds: float) -> None:
+        self._missing = workers
+        self._seconds = seconds
+        self._begin = math.inf
+
+    def first_lease(self, now: float) -> None:
+        self._missing -= 1
+        if self._missing == 0:
+            self._begin = now + WARM_UP_S
 
     def counts(self, now: float) -> bool:
-        return self.begin <= now < self.end
+        return self._begin <= now < self._begin + self._seconds
+
+    def is_over(self, now: float) -> bool:
+        return now >= self._begin + self._seconds
 
 
 def device_of(number: int) -> Device:
@@ -91,28 +108,23 @@ class Worker:
     async def enter(self) -> None:
         await self._call(starting=True)
 
-    async def work(self, times: Times, seen: Seen) -> None:
+    async def work(self, clock: Clock, seen: Seen) -> None:
         """Until the time is up; what was leased then is still reported."""
-        loop = asyncio.get_running_loop()
+        now = asyncio.get_running_loop().time
         # Not all at once: devices don't begin together.
         await asyncio.sleep(random.uniform(0.0, self._trial_s * SLOTS))
         results: list[pb.Result] = []
-        while (began := loop.time()) < times.end:
+        is_new = True
+        while not clock.is_over(began := now()):
             answer = await self._call(results, slots=SLOTS)
-            self._note(answer, began, loop.time(), times, seen)
+            _note(answer, began, now(), clock, seen)
             results = measured(answer.lease)
+            if results and is_new:
+                clock.first_lease(now())
+                is_new = False
             await asyncio.sleep(self._trial_s * len(results))
         answer = await self._call(results)
         seen.acknowledged += len(answer.acknowledged)
-
-    def _note(
-        self, answer: pb.SynchronizeResponse, began: float, now: float, times: Times, seen: Seen
-    ) -> None:
-        seen.acknowledged += len(answer.acknowledged)
-        if times.counts(now):
-            seen.stored += len(answer.acknowledged)
-            if answer.lease.candidates:
-                seen.lease_s.append(now - began)
 
     async def _call(
         self, results: Sequence[pb.Result] = (), *, starting: bool = False, slots: int = 0
@@ -122,6 +134,14 @@ class Worker:
         request.MergeFrom(self._request)
         answer: pb.SynchronizeResponse = await self._stub.Synchronize(request, timeout=_CALL_TIMEOUT_S)  # type: ignore[misc]
         return answer
+
+
+def _note(answer: pb.SynchronizeResponse, began: float, now: float, clock: Clock, seen: Seen) -> None:
+    seen.acknowledged += len(answer.acknowledged)
+    if clock.counts(now):
+        seen.stored += len(answer.acknowledged)
+        if answer.lease.candidates:
+            seen.lease_s.append(now - began)
 
 
 def measured(lease: pb.Lease) -> list[pb.Result]:
@@ -138,9 +158,8 @@ async def run(address: str, workers: int, classes: int, seconds: float, trial_s:
     fleet = [Worker(address, number, device_of(number % classes), trial_s) for number in range(workers)]
     for first in range(0, workers, 50):
         await asyncio.gather(*(worker.enter() for worker in fleet[first : first + 50]))
-    begin = asyncio.get_running_loop().time() + WARM_UP_S + trial_s * SLOTS
-    seen = Seen(seconds)
-    await asyncio.gather(*(worker.work(Times(begin, begin + seconds), seen) for worker in fleet))
+    clock, seen = Clock(workers, seconds), Seen(seconds)
+    await asyncio.gather(*(worker.work(clock, seen) for worker in fleet))
     return seen
 
 
