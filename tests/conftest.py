@@ -1,12 +1,17 @@
-"""Servers that many tests share: started once, when the first test asks for them."""
+"""What all tests share: how properties are tried, and servers, started when the first test asks for one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from tests import services
+
+# No test asserts on a clock, nor does hypothesis.
+settings.register_profile("no clock", deadline=None)
+settings.load_profile("no clock")
 
 
 @pytest.fixture(scope="session")
