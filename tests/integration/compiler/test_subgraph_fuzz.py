@@ -87,7 +87,7 @@ def _composed(shape: Sequence[int], names: Sequence[str]) -> list[te.Tensor]:
     return [first, topi.identity(last)]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.integers(1, 6), max_size=3), st.lists(st.sampled_from(sorted(STEPS)), max_size=6))
 def test_whatever_is_composed_is_read_or_refused(shape: list[int], names: list[str]) -> None:
     workload = module(_composed(shape, names))
@@ -104,7 +104,7 @@ def _check_axes(graph: Dag, schedule: Schedule) -> None:
         assert [int(schedule.get(loop).extent) for loop in loops] == [a.extent for a in node.axes]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(st.sampled_from(sorted(set(STEPS) - {"cumulative"})), max_size=6))
 def test_all_but_library_routines_is_covered(names: list[str]) -> None:
     assert read_dag(module(_composed((4, 6), names))).nodes
@@ -135,7 +135,7 @@ def _transform(schedule: Schedule, block: str, primitive: str, rng: Random) -> N
 PRIMITIVES = ("split", "fuse", "reorder", "decompose", "factor", "cache", "parallel", "move")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.sampled_from(sorted(WORKLOADS)),
     st.lists(st.sampled_from(PRIMITIVES), max_size=4),

@@ -88,7 +88,7 @@ def test_an_entry_over_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
         unpack(pack(b"four", MANIFEST))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(position=st.integers(0, 4095), value=st.integers(0, 255))
 def test_a_flipped_byte_is_refused_or_harmless(position: int, value: int) -> None:
     data = bytearray(pack(b"library", MANIFEST))

@@ -146,7 +146,7 @@ def test_an_unknown_target_is_a_model_error_free_failure() -> None:
         fuse(read_onnx(two_outputs(), {}), "no-such-target")
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1 << 32), changes=st.integers(1, 4))
 def test_a_damaged_file_is_a_model_error_or_a_model(seed: int, changes: int) -> None:
     rng = random.Random(seed)

@@ -113,14 +113,14 @@ def test_all_exponents(name: str, target: tvm.target.Target) -> None:
 
 
 @given(st.lists(st.floats(width=32), min_size=1, max_size=64), st.sampled_from(sorted(REFERENCES)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_float(values: list[float], name: str) -> None:
     x = np.array(values, np.float32)
     _check(name, x, _run(name, x))
 
 
 @given(st.lists(st.integers(0, (1 << 32) - 1), min_size=2, max_size=64))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 def test_exp_never_falls(bits: list[int]) -> None:
     """One ulp apart, where two ranges meet; every nan, whatever its payload, stays nan."""
     x = np.sort(np.array(bits, np.uint32).view(np.float32))

@@ -231,7 +231,7 @@ class TestReport:
             with pytest.raises(ValueError, match="exactly one id"):
                 TrialResult(measured(1.0), *ids)
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(order=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["one", "two"])), max_size=12))
     def test_in_any_order_each_trial_counts_once(self, farm: Farm, order: list[tuple[int, str]]) -> None:
         jobs_so_far = len(jobs.list_jobs(farm.session, 1000, None))

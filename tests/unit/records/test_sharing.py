@@ -53,7 +53,6 @@ def standing(number: int, weight: float = 1.0, priority: int = 0, *, waits: bool
 
 
 class TestOrder:
-    @settings(deadline=None)
     @given(weights=st.lists(WEIGHTS, min_size=1, max_size=5), sizes=st.lists(st.integers(1, 16), min_size=9))
     def test_shares_are_those_of_the_weights(self, weights: list[float], sizes: list[int]) -> None:
         books = Books([standing(number, weight) for number, weight in enumerate(weights)])
@@ -65,7 +64,6 @@ class TestOrder:
             apart = abs(got[one.job_id] / one.weight - got[other.job_id] / other.weight)
             assert apart <= lag / one.weight + lag / other.weight + 1e-6
 
-    @settings(deadline=None)
     @given(priorities=st.lists(st.integers(-2, 2), min_size=2, max_size=6))
     def test_the_highest_priority_that_waits_comes_first(self, priorities: list[int]) -> None:
         books = Books([standing(number, 1.0, priority) for number, priority in enumerate(priorities)])
@@ -75,7 +73,6 @@ class TestOrder:
             books.wait(served, waits=False)
         assert levels == sorted(priorities, reverse=True)
 
-    @settings(deadline=None)
     @given(weights=st.lists(WEIGHTS, min_size=2, max_size=4), leases_before=st.integers(1, 300))
     def test_a_job_without_work_holds_nobody_back_and_saves_nothing_up(
         self, weights: list[float], leases_before: int
@@ -89,7 +86,6 @@ class TestOrder:
             apart = got[idle.job_id] / idle.weight - got[other.job_id] / other.weight
             assert apart <= 1 / idle.weight + 1 / other.weight + 1e-6
 
-    @settings(deadline=None)
     @given(weights=st.lists(WEIGHTS, min_size=1, max_size=4), leases_before=st.integers(1, 300))
     def test_who_is_new_is_served_at_once(self, weights: list[float], leases_before: int) -> None:
         books = Books([standing(number, weight) for number, weight in enumerate(weights)])
@@ -131,7 +127,7 @@ def serve(session: Session, device: Device, leases_: int, limit: int) -> Counter
 
 
 class TestInTheDatabase:
-    @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(weights=st.lists(WEIGHTS, min_size=2, max_size=3), limit=st.integers(1, 3))
     def test_shares_are_those_of_the_weights(
         self, session: Session, weights: list[float], limit: int
@@ -280,7 +276,6 @@ class TestPortion:
         portion = sharing.portion(farm.session, "me", farm.device.key, now=101.0)
         assert (portion.most, portion.part) == (most, pytest.approx(part))
 
-    @settings(deadline=None)
     @given(
         most=st.integers(1, 300),
         part=st.floats(1e-6, 1.0),
