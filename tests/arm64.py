@@ -36,6 +36,10 @@ ENTER = (
 )
 
 
+class Unavailable(Exception):
+    """This machine refuses what a root of another architecture takes; the message says what."""
+
+
 def obstacle() -> str | None:
     """Why no such root can be made here; None when it can."""
     if platform.machine() != "x86_64" or os.geteuid() != 0:
@@ -47,7 +51,10 @@ def obstacle() -> str | None:
 
 
 def make() -> Path:
-    """The root, made now unless an earlier run left it; our own code in it is always the checkout's."""
+    """The root, made now unless an earlier run left it; our own code in it is always the checkout's.
+
+    Raises Unavailable.
+    """
     _register()
     finished = ROOT / "finished"
     if not finished.exists():
@@ -74,15 +81,18 @@ def start(root: Path, command: Sequence[str], environment: Mapping[str, str]) ->
 
 def _register() -> None:
     if not (BINFMT / "register").exists():
-        _run(["mount", "-t", "binfmt_misc", "binfmt_misc", str(BINFMT)])
+        _try(["mount", "-t", "binfmt_misc", "binfmt_misc", str(BINFMT)])
     if not (BINFMT / "qemu-aarch64").exists():
-        (BINFMT / "register").write_text(FORMAT)
+        try:
+            (BINFMT / "register").write_text(FORMAT)
+        except OSError as error:
+            raise Unavailable(f"no interpreter can be registered: {error}") from error
 
 
 def _unpack() -> None:
     """Python and what it needs. Nothing is configured: that would be minutes of emulated scripts."""
     options = ["--arch=arm64", "--variant=minbase", "--include=python3,base-passwd", "--foreign"]
-    _run(["debootstrap", *options, SUITE, str(ROOT)])
+    _try(["debootstrap", *options, SUITE, str(ROOT)])
     for package in sorted((ROOT / "var/cache/apt/archives").glob("*.deb")):
         with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as files:
             extract = ["tar", "--extract", "--keep-directory-symlink", "--directory", str(ROOT)]
@@ -113,6 +123,12 @@ def _copy_ours() -> None:
         target = Path(str(ROOT) + PACKAGES) / package
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(CHECKOUT / package, target, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def _try(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise Unavailable(f"{command[0]} failed: {(done.stdout + done.stderr).strip()[-500:]}")
 
 
 def _run(command: Sequence[str]) -> None:
