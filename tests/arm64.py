@@ -126,9 +126,11 @@ def _copy_ours() -> None:
 
 
 def _try(command: Sequence[str]) -> None:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise Unavailable(f"{command[0]} failed: {(done.stdout + done.stderr).strip()[-500:]}")
+    """Of what this machine may refuse."""
+    try:
+        _run(command)
+    except AssertionError as error:
+        raise Unavailable(str(error)) from error
 
 
 def _run(command: Sequence[str]) -> None:

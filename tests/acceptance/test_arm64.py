@@ -6,8 +6,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +19,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compiler.linker import machine_of
 from tests import arm64
-from tests.integration.server.conftest import free_port
+from tests.integration.server.conftest import wait_until
+from tests.services import free_port
 
 OBSTACLE = arm64.obstacle()
 pytestmark = [
@@ -64,7 +64,7 @@ def service(tmp_path: Path) -> Iterator[tuple[str, str]]:
         "TUNEFARM_GRPC_PORT": str(grpc),
     }
     with running("server", environment, tmp_path):
-        wait_for(lambda: answers(http), 60)
+        wait_until(lambda: answers(http), 60)
         with running("scheduler", environment, tmp_path):
             yield f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
 
@@ -87,13 +87,6 @@ def answers(port: int) -> bool:
         return False
 
 
-def wait_for(true: Callable[[], bool], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not true():
-        assert time.monotonic() < deadline, "it did not come true in time"
-        time.sleep(0.2)
-
-
 def ready(url: str) -> bool:
     workers = httpx.get(f"{url}/v1/workers", trust_env=False).json()["items"]
     return any(worker["id"] == NAME and worker["state"] == "ready" for worker in workers)
@@ -112,7 +105,7 @@ def test_a_convolution_is_tuned_for_arm64_and_runs_there(service: tuple[str, str
         {"TUNEFARM_WORKER_START_TIMEOUT_S": "600", "TUNEFARM_WORKER_BUILD_TIMEOUT_S": "300"},
     )
     try:
-        wait_for(lambda: worker.poll() is not None or ready(url), 600)
+        wait_until(lambda: worker.poll() is not None or ready(url), 600)
         assert worker.poll() is None, worker.communicate()[0]
         onnx.save(convolution(), tmp_path / "conv.onnx")
         command = [sys.executable, "-m", "tunefarm", "tune", "conv.onnx", "--server", url, "--trials", "4"]
