@@ -67,18 +67,22 @@ class Judge:
         """As many at a time as there are cores; None stands for a candidate that never came to be."""
         return list(self._builders.map(self._build, candidates))
 
-    def run(self, built: Built | Measurement) -> Measurement:
-        """A candidate that wasn't built stays what it is."""
-        return self._bench.run(built, self._workload, ()) if isinstance(built, Built) else built
+    def run(self, built: Built | Measurement, best_s: float | None = None) -> Measurement:
+        """A candidate that wasn't built stays what it is. The closer one comes to `best_s`, the longer it is
+        timed; all are timed alike without."""
+        return self._bench.run(built, self._workload, (), best_s) if isinstance(built, Built) else built
 
     def measure(self, candidates: Sequence[Candidate | None]) -> list[Measurement]:
         """All are built first, then timed one by one with the cores to themselves."""
         return [self.run(built) for built in self.build(candidates)]
 
-    def timed(self, candidates: Sequence[Candidate | None]) -> Iterator[float]:
-        """As `measure`, the seconds of each as soon as they are known; inf for a candidate that failed."""
+    def timed(self, candidates: Sequence[Candidate | None], best_s: float = math.inf) -> Iterator[float]:
+        """As a job's trials are after `best_s` was found: the seconds of each as soon as they are known, inf
+        for a candidate that failed."""
         for built in self.build(candidates):
-            yield seconds(self.run(built))
+            secs = seconds(self.run(built, best_s if math.isfinite(best_s) else None))
+            best_s = min(best_s, secs)
+            yield secs
 
     def _build(self, candidate: Candidate | None) -> Built | Measurement:
         if candidate is None:

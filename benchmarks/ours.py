@@ -29,8 +29,9 @@ SMALLEST_ROUND, LARGEST_ROUND = 8, 32
 # So many programs of every similar workload are fitted to the one that is searched.
 SEEDS = 4
 
-# Seconds of every program in their order, each as soon as it is known; inf where it failed.
-Measure = Callable[[Sequence[Candidate | None]], Iterable[float]]
+# Seconds of every program in their order, each as soon as it is known; inf where it failed. The best seconds
+# so far say how precisely.
+Measure = Callable[[Sequence[Candidate | None], float], Iterable[float]]
 
 
 class EmptySpace(Exception):
@@ -119,7 +120,8 @@ class OurSpace:
             if not programs:
                 break
             candidates = [self.candidate(program) for program in programs]
-            for program, candidate, secs in zip(programs, candidates, measure(candidates), strict=True):
+            timed = measure(candidates, min((trial.secs for trial in found), default=math.inf))
+            for program, candidate, secs in zip(programs, candidates, timed, strict=True):
                 found.append(Trial(candidate, secs, time.perf_counter() - start_s))
                 samples.append((self._task, program, secs))
             model = self._trained([*before, *samples])

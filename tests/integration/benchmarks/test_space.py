@@ -30,13 +30,16 @@ def test_ours_are_random_and_searched() -> None:
     assert any(one != first for one in others)
     assert ours.sample_all(64, rng) > 64
     rounds: list[int] = []
+    known: list[float] = []
 
-    def measure(candidates: Sequence[Candidate | None]) -> Iterator[float]:
+    def measure(candidates: Sequence[Candidate | None], best_s: float) -> Iterator[float]:
         rounds.append(len(candidates))
-        return judge.timed(candidates)
+        known.append(best_s)
+        return judge.timed(candidates, best_s)
 
     found = ours.tune(40, measure, rng)
     assert rounds == [8, 8, 16, 8]
+    assert known == [math.inf, *(min(trial.secs for trial in found.trials[:done]) for done in (8, 16, 32))]
     assert len({trial.candidate for trial in found.trials}) == 40
     assert all(0 < trial.secs < 1 for trial in found.trials)
     stamps = [trial.at_s for trial in found.trials]
