@@ -21,6 +21,8 @@ COMMANDS = {
     "benchmarks.operators --ablation --json FILE": "our search without a part of it at a time; about an hour",
     "benchmarks.features --quick --json FILE": "our description of programs against TVM's of the same ones, "
     "a group of quantities at a time",
+    "benchmarks.models --json FILE": "latencies of programs predicted unseen: by our cost model, by TVM's "
+    "and by our estimate alone; about ten minutes",
     "benchmarks.scale --quick --json FILE": "one server on PostgreSQL, with 100 simulated workers and with "
     "one: trials stored a second, how soon leases are answered; about three minutes",
     "benchmarks.scale --json FILE": "the same with 1,000 workers",

@@ -19,7 +19,14 @@ def positive(text: str) -> int:
 
 
 def engines_parser(name: str, description: str, quick: Sequence[str]) -> argparse.ArgumentParser:
-    """Of a benchmark of both engines on the suite's operators, `quick` ones where time is short."""
+    """Of a benchmark of both engines that times what they found in turns."""
+    parser = suite_parser(name, description, quick)
+    parser.add_argument("--rounds", type=positive, help="of interleaved finals [10, quick 5]")
+    return parser
+
+
+def suite_parser(name: str, description: str, quick: Sequence[str]) -> argparse.ArgumentParser:
+    """Of a benchmark on the suite's operators, `quick` ones where time is short."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}", description=description.split("\n")[0]
     )
@@ -30,7 +37,6 @@ def engines_parser(name: str, description: str, quick: Sequence[str]) -> argpars
     parser.add_argument(
         "--operator", action="append", choices=list(OPERATORS), dest="operators", help="only this one"
     )
-    parser.add_argument("--rounds", type=positive, help="of interleaved finals [10, quick 5]")
     parser.add_argument("--threads", type=positive, default=usable_cores(), help="for everyone [all cores]")
     parser.add_argument("--seed", type=int, default=0, help="of everything that both engines draw [0]")
     return parser

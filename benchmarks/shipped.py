@@ -10,8 +10,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import tvm
+from numpy.typing import NDArray
 from tvm.ir.utils import derived_object
+from tvm.s_tir import Schedule
 from tvm.s_tir.meta_schedule import TuneContext
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, LocalBuilder, PyBuilder
@@ -27,9 +30,12 @@ from benchmarks.judge import Candidate, Trial
 from benchmarks.metaschedule import BUILD_LIMIT_S
 from benchmarks.theirs import quiet
 from compiler.bench import Built
+from compiler.lower import apply_trace
 from compiler.target import parse_target
 from search.device import Device
 
+# Its model may predict less than nothing.
+LOWEST_SCORE = 1e-3
 # A module scheduled by it, and what it found when it ran that.
 Measured = tuple[MeasureCandidate, RunnerResult]
 
@@ -175,6 +181,35 @@ class Scorer:
         """Predicts what it was trained on; how many there are."""
         self._model.predict(self._context, self._candidates)
         return len(self._candidates)
+
+
+class Predictor:
+    """Its features and its cost model, with its defaults, for programs of ours."""
+
+    def __init__(self) -> None:
+        quiet()
+        self._model = XGBModel(num_warmup_samples=0, adaptive_training=False)
+
+    def learn(
+        self, module: tvm.IRModule, device: Device, traces: Sequence[str], secs: Sequence[float]
+    ) -> None:
+        """More programs of a workload with their seconds, inf for one that failed."""
+        results = [
+            RunnerResult([one], None) if math.isfinite(one) else RunnerResult(None, "failed") for one in secs
+        ]
+        self._model.update(*_described(module, device, traces), results)
+
+    def score(self, module: tvm.IRModule, device: Device, traces: Sequence[str]) -> NDArray[np.float64]:
+        """[programs]: predicted throughput, 1 for the fastest that it was told of."""
+        scores = self._model.predict(*_described(module, device, traces))
+        return np.maximum(scores, LOWEST_SCORE)
+
+
+def _described(
+    module: tvm.IRModule, device: Device, traces: Sequence[str]
+) -> tuple[TuneContext, list[MeasureCandidate]]:
+    context = TuneContext(module, target=parse_target(device.target))
+    return context, [MeasureCandidate(Schedule(apply_trace(module, trace)), []) for trace in traces]
 
 
 class Timer:

@@ -1,0 +1,227 @@
+"""How well latencies of programs are predicted by models that have not seen them: by ours, and by TVM's.
+
+    python -m benchmarks.models --quick --json FILE
+
+Random programs of every operator are timed once. Both engines' models are trained on the same half of them,
+all operators together, and predict the other half; then the halves change places.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+from scipy.stats import spearmanr
+
+from benchmarks import figures, machine
+from benchmarks.arguments import positive, suite_parser
+from benchmarks.figures import Figure, Results, at_least, figure, number
+from benchmarks.judge import Candidate, Judge, seconds
+from benchmarks.shipped import Predictor
+from benchmarks.suite import OPERATORS
+from compiler.lower import lower
+from compiler.subgraph import read_dag
+from compiler.target import probe
+from compiler.workload import to_json
+from search.cost import metrics
+from search.cost.metrics import Metrics, Predictions
+from search.cost.model import CostModel
+from search.device import Device
+from search.nest import Floats
+from search.policy import SearchTask, draw, train
+from search.program import Program, gather
+from search.space import generate
+
+QUICK = ("GMM", "C2D", "DEP")
+QUICK_PROGRAMS, PROGRAMS = 128, 256
+OURS, THEIRS, ESTIMATE = "ours", "TVM's", "the estimate"
+WORDS: Mapping[str, str] = {
+    "r2": "R2 of throughput",
+    "pairwise": "pairs in the right order",
+    "recall": f"recall of the {metrics.TOP} fastest",
+}
+
+
+@dataclass(frozen=True)
+class Records:
+    """Timed programs of one operator: `traces` are lowered `programs`, `secs` [programs] are inf where one
+    failed."""
+
+    module: tvm.IRModule
+    task: SearchTask
+    programs: tuple[Program, ...]
+    traces: tuple[str, ...]
+    secs: Floats
+
+    @property
+    def best_s(self) -> float:
+        return float(self.secs.min())
+
+
+# Seconds of every program that is held out, predicted after the others were learned: of every operator
+# [programs], what is held out marked by another such array.
+Fit = Callable[[Mapping[str, Records], Mapping[str, NDArray[np.bool_]]], Mapping[str, Floats]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    given = sys.argv[1:] if argv is None else argv
+    args = _parser().parse_args(given)
+    command = shlex.join(["python", "-m", "benchmarks.models", *given])
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    os.environ["TVM_NUM_THREADS"] = str(args.threads)
+    device = probe(args.threads)
+    names = args.operators or (QUICK if args.quick else list(OPERATORS))
+    count = args.programs or (QUICK_PROGRAMS if args.quick else PROGRAMS)
+    known = {
+        name: measured(OPERATORS[name].module(OPERATORS[name].benchmark), device, count, args.seed)
+        for name in track(names, description="timing", disable=not sys.stderr.isatty())
+    }
+    shown = figures_of(known, {who: predicted(known, fit, args.seed) for who, fit in FITS.items()})
+    Results(tuple(shown), machine.describe(args.threads), date, command).write(args.json)
+    Console().print(figures.table(shown))
+    return 0
+
+
+def measured(module: tvm.IRModule, device: Device, count: int, seed: int) -> Records:
+    """Up to `count` random programs as the search draws them, timed alike."""
+    dag = read_dag(module)
+    task = SearchTask(dag, generate(dag, device), device)
+    programs = draw(task, count, np.random.default_rng(seed))
+    traces = [lower(module, program, device) for program in programs]
+    text = to_json(module)
+    timed = Judge(module, device).measure([Candidate(text, trace) for trace in traces])
+    secs = np.array([seconds(one) for one in timed])
+    return Records(module, task, tuple(programs), tuple(traces), secs)
+
+
+def predicted(known: Mapping[str, Records], fit: Fit, seed: int) -> dict[str, Floats]:
+    """Of every operator [programs]: predicted seconds, each by a model that has not seen the program."""
+    rng = np.random.default_rng(seed)
+    first = {name: rng.permutation(len(records.secs)) % 2 == 0 for name, records in known.items()}
+    second = {name: ~half for name, half in first.items()}
+    told = [fit(known, half) for half in (first, second)]
+    return {name: np.where(half, told[0][name], told[1][name]) for name, half in first.items()}
+
+
+def _ours(known: Mapping[str, Records], held: Mapping[str, NDArray[np.bool_]]) -> dict[str, Floats]:
+    samples = [
+        (records.task, program, float(secs))
+        for name, records in known.items()
+        for program, secs, is_held in zip(records.programs, records.secs, held[name], strict=True)
+        if not is_held
+    ]
+    model = train(samples)
+    return {name: _told(records, model) for name, records in known.items()}
+
+
+def _estimate(known: Mapping[str, Records], _held: Mapping[str, NDArray[np.bool_]]) -> dict[str, Floats]:
+    return {name: _told(records, CostModel()) for name, records in known.items()}
+
+
+def _theirs(known: Mapping[str, Records], held: Mapping[str, NDArray[np.bool_]]) -> dict[str, Floats]:
+    predictor = Predictor()
+    for name, records in known.items():
+        seen = np.flatnonzero(~held[name])
+        traces = [records.traces[row] for row in seen]
+        predictor.learn(records.module, records.task.device, traces, records.secs[seen])
+    return {
+        name: records.best_s / predictor.score(records.module, records.task.device, records.traces)
+        for name, records in known.items()
+    }
+
+
+FITS: Mapping[str, Fit] = {OURS: _ours, THEIRS: _theirs, ESTIMATE: _estimate}
+
+
+def _told(records: Records, model: CostModel) -> Floats:
+    """[programs]: seconds, predicted for all programs of a sketch at once."""
+    told = np.zeros(len(records.programs))
+    keys = np.array([program.sketch.key for program in records.programs])
+    for key in dict.fromkeys(keys):
+        rows = np.flatnonzero(keys == key)
+        told[rows] = records.task.predict(gather([records.programs[row] for row in rows]), model)
+    return told
+
+
+def figures_of(known: Mapping[str, Records], told: Mapping[str, Mapping[str, Floats]]) -> list[Figure]:
+    """What holds for all operators first, then the operators in their order."""
+    return [
+        *_compared("all operators", _predictions(known, told)),
+        *(
+            each
+            for name in known
+            for each in [
+                *_compared(name, _predictions({name: known[name]}, told)),
+                _rank_correlation(name, known[name], told[ESTIMATE][name]),
+            ]
+        ),
+    ]
+
+
+def _predictions(
+    known: Mapping[str, Records], told: Mapping[str, Mapping[str, Floats]]
+) -> dict[str, Predictions]:
+    """By who made them, of these operators."""
+    sizes = [len(records.secs) for records in known.values()]
+    measured_s = np.concatenate([records.secs for records in known.values()])
+    best_s = np.repeat([records.best_s for records in known.values()], sizes)
+    task = np.repeat(np.arange(len(sizes)), sizes)
+    return {
+        who: Predictions(np.concatenate([found[name] for name in known]), measured_s, best_s, task)
+        for who, found in told.items()
+    }
+
+
+def _compared(what: str, predictions: Mapping[str, Predictions]) -> list[Figure]:
+    """Ours against theirs in every metric that both have."""
+    judged = {who: metrics.evaluate(each) for who, each in predictions.items()}
+    return [
+        each
+        for metric in fields(Metrics)
+        if metric.name in WORDS
+        for each in _metric(what, metric.name, judged)
+    ]
+
+
+def _metric(what: str, metric: str, judged: Mapping[str, Metrics]) -> list[Figure]:
+    values: dict[str, float | None] = {who: getattr(found, metric) for who, found in judged.items()}
+    ours, theirs, estimate = (values[who] for who in (OURS, THEIRS, ESTIMATE))
+    if ours is None or theirs is None or estimate is None:
+        return []
+    peer = f"TVM's features and model: {number(theirs)}; our estimate, nothing learned: {number(estimate)}"
+    return [
+        figure(
+            f"{what}: {WORDS[metric]}, predicted unseen", ours, "", aim=at_least(round(theirs, 3)), peer=peer
+        )
+    ]
+
+
+def _rank_correlation(name: str, records: Records, estimated_s: Floats) -> Figure:
+    """Spearman's, of the estimate with what was measured; what failed is left out."""
+    ran = np.isfinite(records.secs)
+    rho = float(spearmanr(estimated_s[ran], records.secs[ran]).statistic)
+    return figure(
+        f"{name}: rank correlation of the estimate with {int(ran.sum())} measured latencies", rho, ""
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = suite_parser("models", __doc__ or "", QUICK)
+    parser.add_argument(
+        "--programs", type=positive, help=f"of each operator [{PROGRAMS}, quick {QUICK_PROGRAMS}]"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

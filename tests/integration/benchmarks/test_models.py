@@ -1,0 +1,63 @@
+"""Both engines' cost models on programs that neither has seen."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks import models
+from benchmarks.models import ESTIMATE, FITS, OURS, THEIRS, Records, figures_of, measured, predicted
+from benchmarks.suite import OPERATORS
+from compiler.target import probe
+
+SMALL = (64, 64, 64)
+
+
+@pytest.fixture(scope="module")
+def known() -> dict[str, Records]:
+    return {"GMM": measured(OPERATORS["GMM"].module(SMALL), probe(2), 40, 0)}
+
+
+@pytest.mark.slow
+def test_every_model_predicts_what_it_was_not_shown(known: dict[str, Records]) -> None:
+    for who, fit in FITS.items():
+        told = predicted(known, fit, 0)["GMM"]
+        assert told.shape == known["GMM"].secs.shape, who
+        assert (told > 0).all(), who
+        assert len(np.unique(told)) > 10, who
+
+
+@pytest.mark.slow
+def test_what_is_held_out_stays_unknown(known: dict[str, Records]) -> None:
+    """A program whose latency was never told can't have taught anything."""
+    held = {"GMM": np.arange(len(known["GMM"].secs)) % 2 == 0}
+    secs = known["GMM"].secs
+    other = {"GMM": replace(known["GMM"], secs=np.where(held["GMM"], 3 * secs, secs))}
+    for who in (OURS, ESTIMATE):
+        np.testing.assert_array_equal(FITS[who](known, held)["GMM"], FITS[who](other, held)["GMM"], who)
+
+
+@pytest.mark.slow
+def test_failures_are_learned_from(known: dict[str, Records]) -> None:
+    failing = replace(known["GMM"], secs=np.where(np.arange(40) == 7, math.inf, known["GMM"].secs))
+    told = {who: predicted({"GMM": failing}, fit, 0) for who, fit in FITS.items()}
+    names = [each.name for each in figures_of({"GMM": failing}, told)]
+    assert "GMM: rank correlation of the estimate with 39 measured latencies" in names
+
+
+@pytest.mark.slow
+def test_the_command_compares_both_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = replace(OPERATORS["GMM"], benchmark=SMALL)
+    monkeypatch.setattr(models, "OPERATORS", {"GMM": small})
+    file = tmp_path / "models.json"
+    assert models.main(["--operator", "GMM", "--programs", "24", "--threads", "2", "--json", str(file)]) == 0
+    found = {figure["name"]: figure for figure in json.loads(file.read_text())["figures"]}
+    pairs = found["all operators: pairs in the right order, predicted unseen"]
+    assert 0 <= pairs["value"] <= 1
+    assert THEIRS in pairs["peer"]
+    assert -1 <= found["GMM: rank correlation of the estimate with 24 measured latencies"]["value"] <= 1
