@@ -18,6 +18,21 @@ def positive(text: str) -> int:
     return number
 
 
+def results_file(text: str) -> Path:
+    """Where figures go. Raises ArgumentTypeError without its folder: better now than after an hour."""
+    file = Path(text)
+    if not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {file.parent}")
+    return file
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """The option that every benchmark has."""
+    parser.add_argument(
+        "--json", type=results_file, required=True, metavar="FILE", help="where the figures go"
+    )
+
+
 def engines_parser(name: str, description: str, quick: Sequence[str]) -> argparse.ArgumentParser:
     """Of a benchmark of both engines that times what they found in turns."""
     parser = suite_parser(name, description, quick)
@@ -30,7 +45,7 @@ def suite_parser(name: str, description: str, quick: Sequence[str]) -> argparse.
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{name}", description=description.split("\n")[0]
     )
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the figures go")
+    add_json(parser)
     parser.add_argument(
         "--quick", action="store_true", help=f"{', '.join(quick)} only, in less than ten minutes"
     )

@@ -14,7 +14,6 @@ import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import tvm
@@ -27,7 +26,7 @@ from tvm.s_tir.meta_schedule.feature_extractor import PerStoreFeature
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
 
 from benchmarks import figures, machine
-from benchmarks.arguments import positive
+from benchmarks.arguments import add_json, positive
 from benchmarks.figures import Figure, Results, figure
 from benchmarks.suite import OPERATORS, Operator
 from compiler.lower import LoweringError, apply_trace, lower
@@ -136,7 +135,7 @@ def _heaviest(rows: Floats) -> Floats:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.features", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the figures go")
+    add_json(parser)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_PROGRAMS} programs of each operator")
     parser.add_argument(
         "--operator", action="append", choices=list(OPERATORS), dest="operators", help="only this one"

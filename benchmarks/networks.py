@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import curves, figures, machine, network
-from benchmarks.arguments import positive
+from benchmarks.arguments import add_json, positive
 from benchmarks.figures import Results
 from benchmarks.interleaved import Block
 from benchmarks.network import Measured, Plan
@@ -76,7 +76,7 @@ def _plan(name: str, args: argparse.Namespace) -> Plan:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.networks", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the figures go")
+    add_json(parser)
     parser.add_argument("--quick", action="store_true", help="ResNet-18 only, in less than ten minutes")
     parser.add_argument(
         "--network", action="append", choices=sorted(NETWORKS), dest="networks", help="only this one"

@@ -50,8 +50,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if argv is None else argv
     parser = _parser()
     args = parser.parse_args(given)
-    if not args.json.parent.is_dir():  # better now than after the first operator
-        parser.error(f"there is no folder {args.json.parent}")
     if args.own_trials is not None and args.own_trials < _trials(args):
         parser.error(f"--own-trials are at least the {_trials(args)} of both engines")
     output = _Output(args.json, shlex.join(["python", "-m", "benchmarks.operators", *given]), args.threads)

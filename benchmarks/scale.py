@@ -26,7 +26,7 @@ import httpx
 from rich.console import Console
 
 from benchmarks import figures, machine
-from benchmarks.arguments import positive
+from benchmarks.arguments import add_json, positive
 from benchmarks.figures import Figure, Results, at_least, at_most, figure
 from benchmarks.scale_workers import SLOTS, WARM_UP_S, Seen, device_of
 from records import blobs, devices, jobs, models, tasks, trials
@@ -241,7 +241,7 @@ def _percentile(seen: Seen, rank: int) -> float:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the figures go")
+    add_json(parser)
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_WORKERS} workers instead of {WORKERS}")
     parser.add_argument("--workers", type=positive, help=f"[{WORKERS}]")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement [15]")

@@ -13,12 +13,11 @@ import datetime
 import shlex
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks import figures, machine
-from benchmarks.arguments import positive
+from benchmarks.arguments import add_json, positive
 from benchmarks.faults.figures import Found, figures_of
 from benchmarks.faults.places import Missing
 from benchmarks.faults.plays import Rigs
@@ -34,10 +33,7 @@ WIDTH = 160  # of the table where there is no terminal to ask
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 when a play failed or a fault cost anything."""
     given = sys.argv[1:] if argv is None else argv
-    parser = _parser()
-    args = parser.parse_args(given)
-    if not args.json.parent.is_dir():  # better now than after the first play
-        parser.error(f"there is no folder {args.json.parent}")
+    args = _parser().parse_args(given)
     command = shlex.join(["python", "-m", "benchmarks.faults", *given])
     date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     where = machine.describe(usable_cores())
@@ -70,7 +66,7 @@ def _played(scenario: Scenario, rigs: Rigs, runs: int, console: Console) -> Foun
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path, required=True, metavar="FILE", help="where the figures go")
+    add_json(parser)
     parser.add_argument("--quick", action="store_true", help=f"every fault {QUICK_RUNS} times only")
     parser.add_argument("--runs", type=positive, help=f"of every fault [{RUNS}, quick {QUICK_RUNS}]")
     parser.add_argument(

@@ -83,3 +83,12 @@ def test_wrong_flags_are_refused(wrong: list[str], capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit, match="2"):
         networks.main(given)
     assert "usage" in capsys.readouterr().err
+
+
+def test_figures_that_could_not_be_written_are_refused_before_anything_is_measured(
+    tmp_path: Path, plans: list[Plan], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        networks.main(["--json", str(tmp_path / "absent" / "f.json")])
+    assert f"there is no folder {tmp_path / 'absent'}" in capsys.readouterr().err
+    assert plans == []
