@@ -28,6 +28,9 @@ from server.watch import Watch
 
 _log = logging.getLogger(__name__)
 
+# gRPC sends the words of a status as a header, of which a client takes a few kilobytes.
+_MAX_WORDS = 300
+
 
 class Known(NamedTuple):
     """What has to be stored of a session before it may work. One that works again after it was drained is
@@ -140,14 +143,20 @@ async def _statuses(context: Any) -> AsyncIterator[None]:
     try:
         yield
     except ProtocolMismatchError as error:
-        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, _words(error))
     except WireError as error:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _words(error))
     except (WorkloadNotFound, BlobNotFound) as error:
-        await context.abort(grpc.StatusCode.NOT_FOUND, str(error))
+        await context.abort(grpc.StatusCode.NOT_FOUND, _words(error))
     except (StorageError, OSError) as error:
         _log.error("storage: %s", error)
-        await context.abort(grpc.StatusCode.UNAVAILABLE, f"the service can't use its storage: {error}")
+        cause = f"the service can't use its storage: {_words(error)}"
+        await context.abort(grpc.StatusCode.UNAVAILABLE, cause)
+
+
+def _words(error: Exception) -> str:
+    """What a worker sent may stand in them, however long it is."""
+    return str(error)[:_MAX_WORDS]
 
 
 def _known(report: WorkerReport) -> Known:
