@@ -12,12 +12,14 @@ from records import access
 from records.access import AuditLine, Scope, Token
 from server.access import PREFIX, digest
 from server.context import ContextDep
+from server.problems import problems
 from server.schemas import Name
 
 router = APIRouter(prefix="/v1", tags=["access"])
 
 _CENTURY_S = 36525 * 86400.0
-Lifetime = Annotated[float, Field(gt=0, le=_CENTURY_S)]
+# Without the last, NaN would pass: it is not more than anything.
+Lifetime = Annotated[float, Field(gt=0, le=_CENTURY_S, allow_inf_nan=False)]
 
 
 class TokenRequestBody(BaseModel):
@@ -80,7 +82,7 @@ class AuditBody(BaseModel):
     next: str | None
 
 
-@router.post("/tokens", status_code=201)
+@router.post("/tokens", status_code=201, responses=problems(400))
 def create_token(body: TokenRequestBody, request: Request, context: ContextDep) -> NewTokenBody:
     """Makes a token. This answer is the only place where its secret ever stands."""
     now = context.now()
@@ -101,7 +103,7 @@ def list_tokens(context: ContextDep) -> TokensBody:
     return TokensBody(items=[TokenBody.model_validate(_fields(token, context.now())) for token in known])
 
 
-@router.delete("/tokens/{token_id}")
+@router.delete("/tokens/{token_id}", responses=problems(404))
 def revoke_token(token_id: str, context: ContextDep) -> TokenBody:
     """Revokes a token, for good. Other server processes notice within five seconds."""
     with context.database.begin() as session:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -10,27 +11,37 @@ from server import access_routes, cost_models, events, health, jobs, models, sch
 from server.context import Context
 from server.guards import Guard, LimitBody
 from server.metrics import CountRequests
-from server.problems import MEDIA_TYPE, ProblemBody, install
+from server.problems import EVERYWHERE, GUARDED, ProblemBody, install
 
 _MAX_BODY_BYTES = 4 << 20
 _MAX_IMPORT_BYTES = 256 << 20
 
 
+class Application(FastAPI):
+    """Its document knows the problems that routes refer to: as a model of theirs, FastAPI would say that they
+    come as plain JSON."""
+
+    def openapi(self) -> dict[str, Any]:
+        document = super().openapi()
+        document["components"]["schemas"][ProblemBody.__name__] = ProblemBody.model_json_schema()
+        return document
+
+
 def create_app(context: Context) -> FastAPI:
     """The application that serves `context`."""
-    problem = {"model": ProblemBody, "content": {MEDIA_TYPE: {}}}
-    app = FastAPI(
+    app = Application(
         title="tunefarm",
         description="Tunes neural networks for the devices that will run them.",
         version=_version(),
         docs_url=None,
         redoc_url=None,
-        responses={422: problem, "default": problem},
+        responses=EVERYWHERE,
     )
     app.state.context = context
     rooms = (models.router, events.router, jobs.router, workers.router)
-    for router in (*rooms, schedules.router, cost_models.router, access_routes.router, health.router):
-        app.include_router(router)
+    for router in (*rooms, schedules.router, cost_models.router, access_routes.router):
+        app.include_router(router, responses=GUARDED)
+    app.include_router(health.router)
     install(app)
     app.add_middleware(LimitBody, max_bytes=lambda path: _max_bytes(context, path))
     app.add_middleware(Guard, access=context.access, audit=context.audit)

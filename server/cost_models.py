@@ -8,14 +8,14 @@ from fastapi import APIRouter, Query
 
 from records import cost_models, devices
 from server.context import ContextDep
-from server.problems import Problem
+from server.problems import Problem, problems
 from server.schemas import CostModelBody, CostModelsBody, Name
 from server.targets import device_class
 
 router = APIRouter(prefix="/v1/cost-models", tags=["cost models"])
 
 
-@router.get("")
+@router.get("", responses=problems(404))
 def show_cost_models(
     context: ContextDep, target: Annotated[Name | None, Query(description="only of this class")] = None
 ) -> CostModelsBody:

@@ -13,14 +13,30 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from records import events, jobs
 from records.events import Event
 from server.context import Context, ContextDep
+from server.problems import problems
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 _POLL_S = 0.3
 _PAGE = 200
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string"},
+        "event": {"type": "string"},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+    "required": ["id", "event", "data"],
+}
+_EVENTS_ANSWER = {"content": {"text/event-stream": {"itemSchema": _EVENT}}}
+_NO_MORE = {"description": "The job is finished and has nothing more to tell"}
 
 
-@router.get("/{job_id}/events", response_class=EventSourceResponse)
+@router.get(
+    "/{job_id}/events",
+    response_class=EventSourceResponse,
+    responses={200: _EVENTS_ANSWER, 204: _NO_MORE, **problems(404)},
+)
 async def watch(
     job_id: str,
     context: ContextDep,

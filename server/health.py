@@ -14,9 +14,11 @@ from records.jobs import JobState
 from records.pace import Held
 from server.context import ContextDep
 from server.metrics import Metrics
-from server.problems import Problem
+from server.problems import GUARDED, Problem, problems
 
 router = APIRouter(tags=["health"])
+
+_TEXT_ANSWER = {"content": {"text/plain": {"schema": {"type": "string"}}}}
 
 
 @router.get("/healthz")
@@ -25,7 +27,7 @@ async def healthz() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/readyz")
+@router.get("/readyz", responses=problems(503, 507))
 def readyz(context: ContextDep) -> dict[str, str]:
     """The process answers and can use its database. 503 when it can't, or stops."""
     if context.stopping.is_set():
@@ -35,7 +37,7 @@ def readyz(context: ContextDep) -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/metrics", response_class=Response)
+@router.get("/metrics", response_class=Response, responses={200: _TEXT_ANSWER, **GUARDED})
 def metrics(context: ContextDep) -> Response:
     """Counters in Prometheus' text format."""
     now = context.now()

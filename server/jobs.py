@@ -14,16 +14,17 @@ from records import blobs, jobs, models, tasks
 from records.jobs import JobNotFound, JobRequest, JobState
 from records.models import ModelNotFound
 from server.context import ContextDep
-from server.problems import Problem
+from server.problems import Problem, problems
 from server.schemas import JobBody, JobRequestBody, JobsBody, Name, TaskBody, TasksBody
 from server.targets import NATIVE, device_class
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 _SPOOL_BYTES = 1 << 20
+_TAR_ANSWER = {"content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}}
 
 
-@router.post("", status_code=202)
+@router.post("", status_code=202, responses=problems(400, 409))
 def create(
     body: JobRequestBody,
     request: Request,
@@ -60,13 +61,13 @@ def list_jobs(
     return JobsBody(items=[JobBody.of(job) for job in page], next=page[-1].id if found[limit:] else None)
 
 
-@router.get("/{job_id}")
+@router.get("/{job_id}", responses=problems(404))
 def show(job_id: str, context: ContextDep) -> JobBody:
     with context.database.begin() as session:
         return JobBody.of(jobs.get(session, job_id))
 
 
-@router.post("/{job_id}:cancel")
+@router.post("/{job_id}:cancel", responses=problems(404, 409))
 def cancel(job_id: str, context: ContextDep) -> JobBody:
     """Cancels an unfinished job; cancelling it again changes nothing."""
     with context.database.begin() as session:
@@ -78,7 +79,7 @@ def cancel(job_id: str, context: ContextDep) -> JobBody:
     return JobBody.of(job)
 
 
-@router.get("/{job_id}/tasks")
+@router.get("/{job_id}/tasks", responses=problems(404))
 def show_tasks(job_id: str, context: ContextDep) -> TasksBody:
     """The job's subgraphs, with the best latency known of each."""
     with context.database.begin() as session:
@@ -86,7 +87,11 @@ def show_tasks(job_id: str, context: ContextDep) -> TasksBody:
         return TasksBody(items=[TaskBody.of(task) for task in tasks.for_job(session, job_id)])
 
 
-@router.get("/{job_id}/artifact", response_class=StreamingResponse)
+@router.get(
+    "/{job_id}/artifact",
+    response_class=StreamingResponse,
+    responses={200: _TAR_ANSWER, **problems(404, 409)},
+)
 def artifact(job_id: str, context: ContextDep) -> StreamingResponse:
     """The tuned model as a tar file: `model.so` and `manifest.json`."""
     with context.database.begin() as session:

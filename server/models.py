@@ -11,16 +11,17 @@ from fastapi import APIRouter, Query, Request
 from records import blobs, models
 from server import onnx_file
 from server.context import Context, ContextDep
-from server.problems import Problem
+from server.problems import Problem, problems
 from server.schemas import ModelBody, Name
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
 _WRITE_BYTES = 1 << 20
-_ONNX_BODY = {"requestBody": {"required": True, "content": {"application/octet-stream": {}}}}
+_ONNX_CONTENT = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_ONNX_BODY = {"requestBody": {"required": True, "content": _ONNX_CONTENT}}
 
 
-@router.post("", status_code=201, openapi_extra=_ONNX_BODY)
+@router.post("", status_code=201, openapi_extra=_ONNX_BODY, responses=problems(415))
 async def upload(
     request: Request, context: ContextDep, name: Annotated[Name, Query()] = "model"
 ) -> ModelBody:

@@ -39,6 +39,20 @@ class ProblemBody(BaseModel):
     detail: str
 
 
+def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What the OpenAPI document says of a route that answers so with a problem document."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{ProblemBody.__name__}"}}}
+    return {
+        status: {"description": http.HTTPStatus(status).phrase, "content": content} for status in statuses
+    }
+
+
+# Of any route: the body is too large, parameters make no sense, too many requests, a mistake of the service.
+EVERYWHERE = problems(413, 422, 429, 500)
+# Of any but the probes: the token is missing, wrong or without the scope, the storage is away or full.
+GUARDED = problems(401, 403, 503, 507)
+
+
 class Problem(HTTPException):
     """Raised anywhere in a request: `detail` is one sentence naming the cause and the next step."""
 

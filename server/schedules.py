@@ -17,7 +17,7 @@ from proto.values import Outcome
 from records import jobs, schedules, tasks
 from records.schedules import Record
 from server.context import Context, ContextDep
-from server.problems import Problem
+from server.problems import Problem, problems
 from server.schemas import (
     ExportBody,
     ExportedRecord,
@@ -38,7 +38,7 @@ _EXPORT_ANSWER = {"content": {"application/json": {"schema": {"$ref": "#/compone
 _IMPORT_BODY = {"requestBody": {"required": True, **_EXPORT_ANSWER}}
 
 
-@router.get("/best")
+@router.get("/best", responses=problems(404))
 def best(
     context: ContextDep, workload: Annotated[WorkloadHash, Query()], target: Annotated[Name, Query()] = NATIVE
 ) -> ScheduleBody:
@@ -52,7 +52,7 @@ def best(
     return ScheduleBody.of(record)
 
 
-@router.post(":query")
+@router.post(":query", responses=problems(400))
 def query(body: ScheduleQueryBody, context: ContextDep) -> SchedulesBody:
     """The fastest schedules known of many workloads at once."""
     with context.database.begin() as session:
@@ -62,7 +62,11 @@ def query(body: ScheduleQueryBody, context: ContextDep) -> SchedulesBody:
     return SchedulesBody(device_class=key, schedules=by_hash)
 
 
-@router.get("/export", response_class=StreamingResponse, responses={200: {"model": ExportBody}})
+@router.get(
+    "/export",
+    response_class=StreamingResponse,
+    responses={200: {"model": ExportBody}, **problems(404, 409)},
+)
 def export(
     context: ContextDep,
     target: Annotated[Name | None, Query()] = None,

@@ -15,6 +15,7 @@ from records.jobs import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT, Job
 from records.models import ModelInfo
 from records.schedules import Record
 from records.tasks import Task
+from server.plausible import LONGEST_S
 
 MAX_TRIALS = 10_000_000
 MAX_MINUTES = 60 * 24 * 366
@@ -39,7 +40,7 @@ Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_print
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 WorkloadHash = Annotated[str, Field(pattern="^[0-9A-Za-z_-]{1,128}$")]
 JsonText = Annotated[str, AfterValidator(_json)]
-RunSecs = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+RunSecs = Annotated[float, Field(gt=0, le=LONGEST_S, allow_inf_nan=False)]
 
 
 class _Request(BaseModel):

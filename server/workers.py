@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from records import devices, leases, pace
 from records.devices import Wanted, WorkerInfo
 from server.context import ContextDep
+from server.problems import problems
 from server.worker_bodies import DeviceClassBody, DeviceClassesBody, WorkerBody, WorkersBody
 
 router = APIRouter(prefix="/v1", tags=["workers"])
@@ -23,19 +24,19 @@ def show_workers(context: ContextDep) -> WorkersBody:
         return WorkersBody(items=_bodies(session, devices.workers(session), context.now()))
 
 
-@router.post("/workers/{worker_id:path}:drain")
+@router.post("/workers/{worker_id:path}:drain", responses=problems(404))
 def drain(worker_id: str, context: ContextDep) -> WorkerBody:
     """Has the worker finish its lease and take no other, until it is resumed."""
     return _want(context, worker_id, Wanted.DRAIN)
 
 
-@router.post("/workers/{worker_id:path}:resume")
+@router.post("/workers/{worker_id:path}:resume", responses=problems(404))
 def resume(worker_id: str, context: ContextDep) -> WorkerBody:
     """Has a worker that was drained or evicted work again."""
     return _want(context, worker_id, Wanted.WORK)
 
 
-@router.post("/workers/{worker_id:path}:evict")
+@router.post("/workers/{worker_id:path}:evict", responses=problems(404))
 def evict(worker_id: str, context: ContextDep) -> WorkerBody:
     """Takes the worker's lease away at once and lets nobody in under its name, until it is resumed."""
     now = context.now()
