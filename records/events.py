@@ -24,9 +24,14 @@ class Event:
 
 def append(session: Session, job_id: str, kind: str, data: dict[str, Any], now: float) -> None:
     """Append to the events of a job that exists. `data` must be JSON, so without NaN or infinity."""
+    lock_job(session, job_id)
+    add(session, job_id, kind, data, now)
+
+
+def add(session: Session, job_id: str, kind: str, data: dict[str, Any], now: float) -> None:
+    """As `append`, for a caller that holds the job's lock."""
     # Ids are drawn under the job's lock, so that none becomes visible after a higher one of the same job:
     # whoever reads on after the last id it saw misses nothing.
-    lock_job(session, job_id)
     session.execute(insert(EventRow).values(job_id=job_id, kind=kind, data=data, at=now))
 
 

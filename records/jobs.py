@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import ScalarSelect, Select, and_, delete, func, or_, select, update
+from sqlalchemy import Select, and_, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 
 from records import devices, events, models
@@ -128,7 +128,7 @@ def create(
 
 def get(session: Session, job_id: str) -> Job:
     """Raises JobNotFound."""
-    found = _jobs(session, _select_jobs().where(JobRow.id == job_id))
+    found = _jobs(session, select(JobRow).where(JobRow.id == job_id))
     if not found:
         raise JobNotFound(f"there is no job {job_id!r}")
     return found[0]
@@ -136,7 +136,7 @@ def get(session: Session, job_id: str) -> Job:
 
 def list_jobs(session: Session, limit: int, before: str | None) -> list[Job]:
     """Newest first, starting after the job with id `before`. Raises JobNotFound for an unknown `before`."""
-    query = _select_jobs().order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(limit)
+    query = select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(limit)
     if before is not None:
         last = get(session, before)
         same_time = and_(JobRow.created_at == last.created_at, JobRow.id < last.id)
@@ -146,7 +146,7 @@ def list_jobs(session: Session, limit: int, before: str | None) -> list[Job]:
 
 def unfinished(session: Session) -> list[Job]:
     """Every job that is not in a final state, oldest first."""
-    query = _select_jobs().where(JobRow.state.in_(UNFINISHED))
+    query = select(JobRow).where(JobRow.state.in_(UNFINISHED))
     return _jobs(session, query.order_by(JobRow.created_at, JobRow.id))
 
 
@@ -198,9 +198,27 @@ def cancel(session: Session, job_id: str, now: float) -> Job:
 
 
 def drop_waiting(session: Session, job_id: str) -> None:
-    """Delete the job's trials and module runs that no device has taken."""
-    for table in (TrialRow, ModuleRunRow):
-        session.execute(delete(table).where(table.job_id == job_id, table.state == "pending"))
+    """Delete the job's trials and module runs that no device has taken; the caller holds its lock."""
+    drop_pending(session, job_id)
+    runs = delete(ModuleRunRow).where(ModuleRunRow.job_id == job_id, ModuleRunRow.state == "pending")
+    session.execute(runs)
+
+
+def drop_pending(session: Session, job_id: str) -> int:
+    """Delete the job's trials that no device has taken; how many they were. The caller holds its lock."""
+    waiting = delete(TrialRow).where(TrialRow.job_id == job_id, TrialRow.state == "pending")
+    dropped = changed(session, waiting)
+    if dropped:
+        count(session, job_id, issued=-dropped)
+    return dropped
+
+
+def count(session: Session, job_id: str, issued: int = 0, done: int = 0) -> tuple[int, int]:
+    """Count so many of a job's trials more as issued and as done; how many they are then. Locks the job."""
+    more = {"trials_issued": JobRow.trials_issued + issued, "trials_done": JobRow.trials_done + done}
+    counted = update(JobRow).where(JobRow.id == job_id).values(more)
+    row = session.execute(counted.returning(JobRow.trials_issued, JobRow.trials_done)).one()
+    return row.trials_issued, row.trials_done
 
 
 def set_device_class(session: Session, job_id: str, device_class: str) -> bool:
@@ -237,7 +255,7 @@ def _set(session: Session, job_id: str, **values: Any) -> bool:
 
 
 def _repeated(session: Session, request: JobRequest, idempotency_key: str | None) -> Job:
-    [job] = _jobs(session, _select_jobs().where(JobRow.idempotency_key == idempotency_key))
+    [job] = _jobs(session, select(JobRow).where(JobRow.idempotency_key == idempotency_key))
     if job.request != request:
         raise IdempotencyConflict(
             f"the idempotency key {idempotency_key!r} belongs to another request: use a new key"
@@ -249,24 +267,11 @@ def _state_data(state: JobState, error: str | None, message: str) -> dict[str, A
     return {"state": state, "error": error, "message": message}
 
 
-def _select_jobs() -> Select[JobRow, int, int]:
-    trials: ScalarSelect[int] = (
-        select(func.count()).where(TrialRow.job_id == JobRow.id).correlate(JobRow).scalar_subquery()
-    )
-    done: ScalarSelect[int] = (
-        select(func.count())
-        .where(TrialRow.job_id == JobRow.id, TrialRow.state == "done")
-        .correlate(JobRow)
-        .scalar_subquery()
-    )
-    return select(JobRow, done, trials)
+def _jobs(session: Session, query: Select[JobRow]) -> list[Job]:
+    return [_job(row) for row in session.scalars(query)]
 
 
-def _jobs(session: Session, query: Select[JobRow, int, int]) -> list[Job]:
-    return [_job(row, done, issued) for row, done, issued in session.execute(query)]
-
-
-def _job(row: JobRow, trials_done: int, trials_issued: int) -> Job:
+def _job(row: JobRow) -> Job:
     request = JobRequest(
         model_sha=row.model_sha,
         model_name=row.model_name,
@@ -287,8 +292,8 @@ def _job(row: JobRow, trials_done: int, trials_issued: int) -> Job:
         created_at=row.created_at,
         started_at=row.started_at,
         finished_at=row.finished_at,
-        trials_done=trials_done,
-        trials_issued=trials_issued,
+        trials_done=row.trials_done,
+        trials_issued=row.trials_issued,
         untuned_secs=None if row.untuned_secs is None else tuple(row.untuned_secs),
         tuned_secs=None if row.tuned_secs is None else tuple(row.tuned_secs),
         artifact_sha=row.artifact_sha,

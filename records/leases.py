@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
-from sqlalchemy import Select, func, insert, select, update
+from sqlalchemy import Row, Select, func, insert, select, update
 from sqlalchemy.orm import Session
 
-from records import blobs, devices, events, jobs, losses, results, sharing, trials
+from records import blobs, devices, events, jobs, losses, results, schedules, sharing, trials
 from records.jobs import Kind
-from records.sharing import Portion
-from records.statements import changed, insert_missing, lock_job
+from records.sharing import Portion, Turn
+from records.statements import changed, insert_missing, lock_job, update_each
 from records.tables import JobRow, LeaseRow, ModuleRunRow, RecordRow, TaskRow, TrialRow, WorkerRow
 from records.trials import Trial, TrialState, trial_of
 from search.measurement import Measurement, Outcome
 
 Work = TypeVar("Work", TrialRow, ModuleRunRow)
+
+# A trial's columns, the constants of its task, and the best latency of its workload.
+Offer: TypeAlias = "Row[*tuple[Any, ...]]"
 
 _LOST = Measurement(Outcome.DEVICE_LOST, error="every device that held it was lost before it reported")
 
@@ -121,11 +124,14 @@ def take(
     portion = sharing.portion(session, worker_id, device_class, now) if turns else None
     for turn in turns:
         assert portion is not None, "there are turns"
-        work = _waiting_work(session, turn.job_id, limit, portion)
-        if work:  # another server may have been faster
-            sharing.charge(session, turn, len(work))
+        runs = _waiting_runs(session, turn)
+        offers = [] if runs else _waiting_trials(session, turn, limit, portion)
+        if runs or offers:  # another server may have been faster
             holder = {"id": lease_id, "worker_id": worker_id, "session_id": session_id}
-            return _grant(session, holder, work, now, ttl_s)
+            lease = _grant(session, holder, offers, runs, now, ttl_s)
+            # Last: until the transaction ends, nobody else can charge the job.
+            sharing.charge(session, turn, len(runs) + len(offers))
+            return lease
     return None
 
 
@@ -149,23 +155,24 @@ def report(
     """Store results, each once; what is repeated or stale changes nothing.
 
     Stale are a closed or expired lease, and another session's. A trial's result is stored as a record too.
-    Appends a "progress" event. The last result closes the lease.
+    Appends a "progress" event. The last result closes the lease. The caller has written to the worker before.
     """
-    lease = _lock(session, lease_id, session_id, now)
+    held = select(LeaseRow).where(*_live(lease_id, session_id, now))
+    lease = session.scalar(held.with_for_update())
     if lease is None:
         return Reported(accepted=0, job_id=None, closed=False)
     news, is_all = _news(session, lease_id, reports)
     if not news:
         return Reported(accepted=0, job_id=lease.job_id, closed=False)
-    _finish(session, news, now)
     measured = [result.trial_id for result in news if result.trial_id is not None]
-    results.add_records(session, measured, now)
-    results.count(session, lease, [result.measurement.outcome for result in news], len(measured))
-    closed = is_all and _close(session, lease_id, now)
-    if closed:
-        results.note_pace(session, lease, now)
-    _append_progress(session, lease.job_id, now)
-    return Reported(accepted=len(news), job_id=lease.job_id, closed=closed)
+    # Locks the job: after the worker and the lease and before trials, as everywhere.
+    issued, done = jobs.count(session, lease.job_id, done=len(measured))
+    _finish(session, news, now)
+    schedules.put_trials(session, measured, now)
+    outcomes = [result.measurement.outcome for result in news]
+    results.credit(session, lease, outcomes, len(measured), closed_at=now if is_all else None)
+    events.add(session, lease.job_id, "progress", _progress(issued, done), now)
+    return Reported(accepted=len(news), job_id=lease.job_id, closed=is_all)
 
 
 def expire(session: Session, now: float, max_attempts: int = 2) -> list[str]:
@@ -206,50 +213,58 @@ def evict(session: Session, worker_id: str, now: float) -> None:
     give_back(session, worker_id, session.scalars(holder).one(), now)
 
 
-def _waiting_work(
-    session: Session, job_id: str, limit: int, portion: Portion
-) -> Sequence[ModuleRunRow] | Sequence[TrialRow]:
-    run = session.scalars(_waiting(ModuleRunRow, job_id).limit(1)).first()
-    if run is not None:
-        return [run]
-    together = min(limit, portion.of(*_undone(session, job_id)))
-    rows = session.scalars(_waiting(TrialRow, job_id).limit(together)).all()
-    if rows and rows[0].attempts:
-        return rows[:1]
-    return [row for row in rows if not row.attempts]
+def _waiting_runs(session: Session, turn: Turn) -> Sequence[ModuleRunRow]:
+    """The job's oldest module run that waits, if one does."""
+    waiting = select(ModuleRunRow).where(ModuleRunRow.job_id == turn.job_id, ModuleRunRow.state == "pending")
+    oldest = waiting.order_by(ModuleRunRow.id).limit(1).with_for_update(skip_locked=True)
+    return session.scalars(oldest).all() if turn.times else []
 
 
-def _undone(session: Session, job_id: str) -> tuple[int, int]:
-    """How many of the job's trials are pending, and how many are leased."""
-    pending = func.count().filter(TrialRow.state == "pending")
-    both = select(pending, func.count()).where(TrialRow.state.in_(("pending", "leased")))
-    waiting, undone = session.execute(both.where(TrialRow.job_id == job_id)).one()
-    return waiting, undone - waiting
+def _waiting_trials(session: Session, turn: Turn, limit: int, portion: Portion) -> Sequence[Offer]:
+    """The oldest that no other transaction is taking."""
+    together = min(limit, portion.of(turn.undone))
+    waiting = _offers(turn.job_id).where(TrialRow.state == "pending").limit(together)
+    offers = session.execute(waiting.with_for_update(skip_locked=True, of=TrialRow)).all()
+    if offers and offers[0].attempts:
+        return offers[:1]
+    return [offer for offer in offers if not offer.attempts]
 
 
-def _waiting(table: type[Work], job_id: str) -> Select[Work]:
-    """What waits for a device and no other transaction is taking, oldest first."""
-    waiting = select(table).where(table.job_id == job_id, table.state == "pending").order_by(table.id)
-    return waiting.with_for_update(skip_locked=True)
+def _offers(job_id: str) -> Select[*tuple[Any, ...]]:
+    """Trials of a job with what their worker has to know of them, oldest first.
+
+    Imported records don't count among the best: what they were measured under, nobody knows.
+    """
+    constants = select(TaskRow.constants).where(TaskRow.id == TrialRow.task_id).correlate(TrialRow)
+    device_class = select(JobRow.device_class).where(JobRow.id == job_id)
+    best_s = select(func.min(RecordRow.latency_s)).where(
+        RecordRow.workload_hash == TrialRow.workload_hash,
+        RecordRow.device_class == device_class.scalar_subquery(),
+        RecordRow.source == "trial",
+    )
+    # Looked up for each row: with joins, PostgreSQL may choose to read all that waits.
+    known = constants.scalar_subquery(), best_s.correlate(TrialRow).scalar_subquery()
+    offers = select(*trials.COLUMNS, known[0].label("constants"), known[1].label("best_s"))
+    return offers.where(TrialRow.job_id == job_id).order_by(TrialRow.id)
 
 
 def _grant(
     session: Session,
     holder: dict[str, str],
-    work: Sequence[ModuleRunRow] | Sequence[TrialRow],
+    offers: Sequence[Offer],
+    runs: Sequence[ModuleRunRow],
     now: float,
     ttl_s: float,
 ) -> Lease:
-    first, ids = work[0], [row.id for row in work]
+    first: Any = offers[0] if offers else runs[0]
     terms = {"job_id": first.job_id, "attempt": first.attempts + 1, "taken_at": now}
     values = {**holder, **terms, "expires_at": now + ttl_s}
     session.execute(insert(LeaseRow).values(values))
-    table = type(first)
+    table: type[TrialRow | ModuleRunRow] = TrialRow if offers else ModuleRunRow
+    ids = [work.id for work in offers or runs]
     taken = update(table).where(table.id.in_(ids)).values(state="leased", lease_id=holder["id"])
     session.execute(taken)
-    batch = [replace(trial_of(row), state="leased") for row in work if isinstance(row, TrialRow)]
-    runs = [replace(_module_run(row), state="leased") for row in work if isinstance(row, ModuleRunRow)]
-    return _whole(session, LeaseRow(**values), batch, runs)
+    return _whole(LeaseRow(**values), offers, runs)
 
 
 def _live(lease_id: str, session_id: str, now: float) -> tuple[Any, ...]:
@@ -257,20 +272,11 @@ def _live(lease_id: str, session_id: str, now: float) -> tuple[Any, ...]:
     return (*ours, LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
 
 
-def _lock(session: Session, lease_id: str, session_id: str, now: float) -> LeaseRow | None:
-    """The lease, if it is live; its worker is locked before it and its job after it, as everywhere."""
-    worker_id = select(LeaseRow.worker_id).where(LeaseRow.id == lease_id).scalar_subquery()
-    session.execute(select(WorkerRow.id).where(WorkerRow.id == worker_id).with_for_update())
-    lease = session.scalar(select(LeaseRow).where(*_live(lease_id, session_id, now)).with_for_update())
-    if lease is not None:
-        lock_job(session, lease.job_id)
-    return lease
-
-
 def _news(session: Session, lease_id: str, reports: Sequence[TrialResult]) -> tuple[list[TrialResult], bool]:
     """The first result of each thing that this lease still holds, and whether that is all it holds."""
     held: set[tuple[int | None, int | None]] = {(row, None) for row in _held(session, TrialRow, lease_id)}
-    held |= {(None, row) for row in _held(session, ModuleRunRow, lease_id)}
+    if not held:
+        held = {(None, row) for row in _held(session, ModuleRunRow, lease_id)}
     first = {(result.trial_id, result.module_run_id): result for result in reversed(reports)}
     news = [result for key, result in first.items() if key in held]
     return news, len(news) == len(held)
@@ -283,44 +289,43 @@ def _held(session: Session, table: type[Work], lease_id: str) -> Sequence[int]:
 def _finish(session: Session, news: Sequence[TrialResult], now: float) -> None:
     """Each statement for all of its rows at once: a busy service has thousands a second."""
     ended = [(result, results.ended(result.measurement, now)) for result in news]
-    measured = [{"id": one.trial_id} | end for one, end in ended if one.trial_id is not None]
+    measured = [
+        {"id": one.trial_id, "latency_s": results.latency_s(one.measurement)} | end
+        for one, end in ended
+        if one.trial_id is not None
+    ]
     timed = [
         {"id": one.module_run_id, "outputs_sha": one.outputs_sha} | end
         for one, end in ended
         if one.module_run_id is not None
     ]
     if measured:
-        session.execute(update(TrialRow), measured)
+        update_each(session, TrialRow, measured)
     if timed:
-        session.execute(update(ModuleRunRow), timed)
+        update_each(session, ModuleRunRow, timed)
 
 
-def _close(session: Session, lease_id: str, now: float) -> bool:
-    still_open = update(LeaseRow).where(LeaseRow.id == lease_id, LeaseRow.closed_at.is_(None))
-    return changed(session, still_open.values(closed_at=now)) == 1
-
-
-def _append_progress(session: Session, job_id: str, now: float) -> None:
-    counts = trials.counts(session, job_id)
-    issued = counts.pending + counts.leased + counts.done
-    events.append(session, job_id, "progress", {"trials_done": counts.done, "trials_issued": issued}, now)
+def _progress(issued: int, done: int) -> dict[str, int]:
+    return {"trials_done": done, "trials_issued": issued}
 
 
 def _lapse(session: Session, lease: LeaseRow, now: float, max_attempts: int | None) -> None:
     """End a lease that was not worked off: its device was lost, or gave it back (`max_attempts` None)."""
-    _close(session, lease.id, now)
+    session.execute(update(LeaseRow).where(LeaseRow.id == lease.id).values(closed_at=now))
     state = lock_job(session, lease.job_id)
+    lost: Sequence[int] = ()
     if max_attempts is not None:
         losses.note(session, lease, now)
         lost = _quarantine(session, TrialRow, lease.id, now, max_attempts)
-        results.add_records(session, lost, now)
+        schedules.put_trials(session, lost, now)
         _quarantine(session, ModuleRunRow, lease.id, now, max_attempts)
     for table in (TrialRow, ModuleRunRow):
         still = (table.lease_id == lease.id, table.state == "leased")
         session.execute(update(table).where(*still).values(state="pending", lease_id=None))
     if state is not None and jobs.JobState(state).finished:
         jobs.drop_waiting(session, lease.job_id)
-    _append_progress(session, lease.job_id, now)
+    issued, done = jobs.count(session, lease.job_id, done=len(lost))
+    events.add(session, lease.job_id, "progress", _progress(issued, done), now)
 
 
 def _quarantine(
@@ -335,13 +340,12 @@ def _quarantine(
 
 
 def _load(session: Session, lease: LeaseRow) -> Lease:
-    held = select(TrialRow).where(TrialRow.lease_id == lease.id, TrialRow.state == "leased")
-    batch = [trial_of(row) for row in session.scalars(held.order_by(TrialRow.id))]
+    held = _offers(lease.job_id).where(TrialRow.lease_id == lease.id, TrialRow.state == "leased")
     runs = select(ModuleRunRow).where(ModuleRunRow.lease_id == lease.id, ModuleRunRow.state == "leased")
-    return _whole(session, lease, batch, [_module_run(row) for row in session.scalars(runs)])
+    return _whole(lease, session.execute(held).all(), session.scalars(runs).all())
 
 
-def _whole(session: Session, lease: LeaseRow, batch: Sequence[Trial], runs: Sequence[ModuleRun]) -> Lease:
+def _whole(lease: LeaseRow, offers: Sequence[Offer], runs: Sequence[ModuleRunRow]) -> Lease:
     """The lease with all that its worker needs to know."""
     return Lease(
         id=lease.id,
@@ -350,30 +354,11 @@ def _whole(session: Session, lease: LeaseRow, batch: Sequence[Trial], runs: Sequ
         job_id=lease.job_id,
         attempt=lease.attempt,
         expires_at=lease.expires_at,
-        trials=tuple(batch),
-        module_run=runs[0] if runs else None,
-        constants=_constants(session, batch) if batch else {},
-        best_s=_best_s(session, lease.job_id, batch) if batch else {},
+        trials=tuple(replace(trial_of(offer), state="leased") for offer in offers),
+        module_run=replace(_module_run(runs[0]), state="leased") if runs else None,
+        constants={offer.workload_hash: tuple(offer.constants) for offer in offers},
+        best_s={offer.workload_hash: offer.best_s for offer in offers if offer.best_s is not None},
     )
-
-
-def _constants(session: Session, batch: Sequence[Trial]) -> dict[str, tuple[int, ...]]:
-    tasks = select(TaskRow.workload_hash, TaskRow.constants)
-    of_batch = tasks.where(TaskRow.id.in_({trial.task_id for trial in batch}))
-    return {workload: tuple(constants) for workload, constants in session.execute(of_batch)}
-
-
-def _best_s(session: Session, job_id: str, batch: Sequence[Trial]) -> dict[str, float]:
-    """Imported records don't count: what they were measured under, nobody knows."""
-    device_class = select(JobRow.device_class).where(JobRow.id == job_id).scalar_subquery()
-    fastest = select(RecordRow.workload_hash, func.min(RecordRow.latency_s)).where(
-        RecordRow.workload_hash.in_({trial.workload_hash for trial in batch}),
-        RecordRow.device_class == device_class,
-        RecordRow.latency_s.is_not(None),
-        RecordRow.source == "trial",
-    )
-    rows = session.execute(fastest.group_by(RecordRow.workload_hash))
-    return {workload: latency_s for workload, latency_s in rows if latency_s is not None}
 
 
 def _module_run(row: ModuleRunRow) -> ModuleRun:

@@ -6,17 +6,18 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, cast
 
-from sqlalchemy import Select, func, or_, select
+from sqlalchemy import Double, Select, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from records import devices, tasks
-from records.statements import digest, insert_into, insert_missing
-from records.tables import RecordRow, WorkloadRow
+from records.statements import ConflictInsert, digest, insert_into, insert_missing
+from records.tables import DeviceClassRow, JobRow, RecordRow, TrialRow, WorkloadRow
 from search.measurement import Outcome
 
 Source: TypeAlias = Literal["trial", "import"]
 
 _KEY = ("workload_hash", "device_class", "trace_sha")
+_VALUES = ("trace", "program", "latency_s", "run_secs", "outcome", "target", "source", "created_at")
 
 
 @dataclass(frozen=True)
@@ -117,16 +118,45 @@ def put_measured(session: Session, records: Sequence[Record]) -> None:
     """
     if not records:
         return
-    rows = _rows(records)
-    statement = insert_into(session, RecordRow)
-    new = statement.excluded
+    session.execute(_replacing(insert_into(session, RecordRow)), _rows(records))
+
+
+def put_trials(session: Session, trial_ids: Sequence[int], now: float) -> None:
+    """As `put_measured`, of trials of one job that are done. What they are stays in the database."""
+    if not trial_ids:
+        return
+    columns: dict[str, Any] = {
+        "workload_hash": TrialRow.workload_hash,
+        "device_class": DeviceClassRow.key,
+        "trace": TrialRow.trace,
+        "trace_sha": TrialRow.trace_sha,
+        "program": TrialRow.program,
+        "latency_s": TrialRow.latency_s,
+        "run_secs": TrialRow.run_secs,
+        "outcome": TrialRow.outcome,
+        "target": DeviceClassRow.target,
+        "source": literal("trial"),
+        "created_at": literal(now, Double),
+    }
+    measured = (
+        select(*columns.values())
+        .join_from(TrialRow, JobRow, JobRow.id == TrialRow.job_id)
+        .join(DeviceClassRow, DeviceClassRow.key == JobRow.device_class)
+        .where(TrialRow.id.in_(trial_ids))
+        .order_by(*(columns[name] for name in _KEY))
+    )
+    session.execute(_replacing(insert_into(session, RecordRow).from_select(list(columns), measured)))
+
+
+def _replacing(insert: ConflictInsert) -> ConflictInsert:
+    """Says what becomes of a record that is there."""
+    new = insert.excluded
     convincing = or_(new.outcome == Outcome.OK, new.outcome == Outcome.WRONG_RESULT)
-    replaced = statement.on_conflict_do_update(
+    return insert.on_conflict_do_update(
         index_elements=list(_KEY),
-        set_={name: new[name] for name in rows[0] if name not in _KEY},
+        set_={name: new[name] for name in _VALUES},
         where=or_(RecordRow.outcome != Outcome.OK, convincing),
     )
-    session.execute(replaced, rows)
 
 
 def add_imported(session: Session, records: Sequence[Record], now: float) -> int:

@@ -30,7 +30,8 @@ FIRST_LEASE = 8
 @dataclass(frozen=True)
 class Standing:
     """An unfinished job of a device class. `begun` and `ended` are where its last lease lies on its time
-    line; `waits`: it has something to do that no device has taken."""
+    line; `waits`: it has something to do that no device has taken. So many of its trials are `undone`, and
+    `times`: a module run is among what waits."""
 
     job_id: str
     priority: int
@@ -39,15 +40,22 @@ class Standing:
     begun: float
     ended: float
     waits: bool
+    undone: int = 0
+    times: bool = False
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A job that waits for devices, and where its next lease begins on its time line."""
+    """A job that waits for devices, and where its next lease begins on its time line.
+
+    So many of its trials are `undone`: they wait or are in other devices' hands. `times`: a module run waits.
+    """
 
     job_id: str
     weight: float
     begins: float
+    undone: int
+    times: bool
 
 
 @dataclass(frozen=True)
@@ -57,10 +65,10 @@ class Portion:
     most: int
     part: float
 
-    def of(self, waiting: int, leased: int) -> int:
-        """How many of those `waiting`, while other devices still have so many in hand."""
+    def of(self, undone: int) -> int:
+        """How many of so many that are not done, if as many wait."""
         # A tenth of 20 is 2, also where it was computed as a little more.
-        return min(self.most, waiting, math.ceil((waiting + leased) * self.part - 1e-9))
+        return min(self.most, math.ceil(undone * self.part - 1e-9))
 
 
 def order(standings: Sequence[Standing]) -> list[Turn]:
@@ -70,7 +78,7 @@ def order(standings: Sequence[Standing]) -> list[Turn]:
         clocks[one.priority] = max(clocks[one.priority], one.begun)
     waiting = [(one, max(one.ended, clocks[one.priority])) for one in standings if one.waits]
     waiting.sort(key=lambda pair: (-pair[0].priority, pair[1], pair[0].created_at, pair[0].job_id))
-    return [Turn(one.job_id, one.weight, begins) for one, begins in waiting]
+    return [Turn(one.job_id, one.weight, begins, one.undone, one.times) for one, begins in waiting]
 
 
 def turns(session: Session, device_class: str) -> list[Turn]:
@@ -78,6 +86,7 @@ def turns(session: Session, device_class: str) -> list[Turn]:
     rows = session.execute(
         select(JobRow.id, JobRow.priority, JobRow.weight, JobRow.created_at)
         .add_columns(func.coalesce(ShareRow.begun, 0.0), func.coalesce(ShareRow.ended, 0.0), _waits())
+        .add_columns(JobRow.trials_issued - JobRow.trials_done, _run_waits())
         .outerjoin(ShareRow, ShareRow.job_id == JobRow.id)
         .where(JobRow.device_class == device_class, JobRow.state.in_(UNFINISHED))
     )
@@ -133,5 +142,10 @@ def portion(session: Session, worker_id: str, device_class: str, now: float) -> 
 def _waits() -> ColumnElement[bool]:
     """Of a job: whether it has something to do that no device has taken."""
     trials = select(TrialRow.id).where(TrialRow.job_id == JobRow.id, TrialRow.state == "pending")
+    return or_(trials.exists(), _run_waits())
+
+
+def _run_waits() -> ColumnElement[bool]:
+    """Of a job: whether one of its module runs is not taken by any device."""
     runs = select(ModuleRunRow.id).where(ModuleRunRow.job_id == JobRow.id, ModuleRunRow.state == "pending")
-    return or_(trials.exists(), runs.exists())
+    return runs.exists()

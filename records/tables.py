@@ -32,9 +32,14 @@ class Prose(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        if value is None or (value.isascii() and "\x00" not in value):
-            return value
-        return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+        return value if value is None else storable(value)
+
+
+def storable(text: str) -> str:
+    """Without characters that a database can't hold."""
+    if text.isascii() and "\x00" not in text:
+        return text
+    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
 
 
 class Base(DeclarativeBase):
@@ -86,7 +91,7 @@ class WorkerRow(Base):
     __tablename__ = "workers"
     id: Mapped[str] = mapped_column(primary_key=True)
     session_id: Mapped[str]
-    device_class: Mapped[str | None] = mapped_column(ForeignKey("device_classes.key"))
+    device_class: Mapped[str | None] = mapped_column(ForeignKey("device_classes.key"), index=True)
     state: Mapped[str]
     last_seen_at: Mapped[float]
     trials_done: Mapped[int] = mapped_column(default=0)
@@ -110,7 +115,11 @@ class FencedSessionRow(Base):
 
 class JobRow(Base):
     __tablename__ = "jobs"
-    __table_args__ = (Index(None, "created_at", "id"), Index(None, "state"))
+    __table_args__ = (
+        Index(None, "created_at", "id"),
+        Index(None, "state"),
+        Index(None, "device_class", "state"),
+    )
     id: Mapped[str] = mapped_column(primary_key=True)
     idempotency_key: Mapped[str | None] = mapped_column(unique=True)
     model_sha: Mapped[str] = mapped_column(ForeignKey("models.sha"))
@@ -135,6 +144,9 @@ class JobRow(Base):
     held_until: Mapped[float | None]
     priority: Mapped[int] = mapped_column(default=0)
     weight: Mapped[float] = mapped_column(default=1.0)
+    # How many trials it has, and how many of them are done. To count them would take the longer, the more.
+    trials_issued: Mapped[int] = mapped_column(default=0)
+    trials_done: Mapped[int] = mapped_column(default=0)
 
 
 class ShareRow(Base):
@@ -189,8 +201,7 @@ class TrialRow(Base):
     # A trace is too long for an index of PostgreSQL, so its digest stands for it.
     __table_args__ = (
         UniqueConstraint("job_id", "workload_hash", "trace_sha"),
-        Index(None, "state", "id"),
-        Index(None, "job_id", "state"),
+        Index(None, "job_id", "state", "id"),
         Index(None, "task_id", "state"),
         # Pending trials may be deleted; their ids must not come back as other trials.
         {"sqlite_autoincrement": True},
@@ -209,6 +220,8 @@ class TrialRow(Base):
     lease_id: Mapped[str | None] = mapped_column(ForeignKey("leases.id"), index=True)
     outcome: Mapped[str | None]
     run_secs: Mapped[list[Any] | None]
+    # The median of run_secs; of trials that ended before the column was there, none.
+    latency_s: Mapped[float | None]
     build_secs: Mapped[float | None]
     error: Mapped[str]
     created_at: Mapped[float]

@@ -8,15 +8,31 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, cast
 
-from sqlalchemy import delete, func, select
+from sqlalchemy import Row, func, select
 from sqlalchemy.orm import Session
 
+from records import jobs
 from records.jobs import JobNotFound, JobState
-from records.statements import changed, digest, insert_into, lock_job
+from records.statements import digest, insert_into, lock_job
 from records.tables import TrialRow
 from search.measurement import Outcome
 
 TrialState: TypeAlias = Literal["pending", "leased", "done"]
+
+# What a Trial is read from; a whole TrialRow takes several times as long.
+COLUMNS = (
+    TrialRow.id,
+    TrialRow.job_id,
+    TrialRow.task_id,
+    TrialRow.workload_hash,
+    TrialRow.program,
+    TrialRow.trace,
+    TrialRow.state,
+    TrialRow.attempts,
+    TrialRow.outcome,
+    TrialRow.run_secs,
+    TrialRow.error,
+)
 
 
 @dataclass(frozen=True)
@@ -79,9 +95,11 @@ def add(
     state = lock_job(session, job_id)
     if state is None:
         raise JobNotFound(f"there is no job {job_id!r}")
-    if JobState(state).finished:
+    if JobState(state).finished or not trials:
         return []
-    return _issue(session, {"job_id": job_id, "round": round, "created_at": now}, trials) if trials else []
+    issued = _issue(session, {"job_id": job_id, "round": round, "created_at": now}, trials)
+    jobs.count(session, job_id, issued=len(issued))
+    return issued
 
 
 def counts(session: Session, job_id: str) -> TrialCounts:
@@ -105,10 +123,11 @@ def for_task(session: Session, task_id: int) -> list[Trial]:
 
 def drop_pending(session: Session, job_id: str) -> int:
     """Delete the trials that no device has taken yet, e.g. when the minutes are spent; how many they were."""
-    return changed(session, delete(TrialRow).where(TrialRow.job_id == job_id, TrialRow.state == "pending"))
+    lock_job(session, job_id)
+    return jobs.drop_pending(session, job_id)
 
 
-def trial_of(row: TrialRow) -> Trial:
+def trial_of(row: TrialRow | Row[*tuple[Any, ...]]) -> Trial:
     """A row as the other rooms see it."""
     return Trial(
         id=row.id,

@@ -77,24 +77,24 @@ class Fleet(FleetServicer):
 
     async def _answer(self, report: WorkerReport) -> Answer:
         """Reconciles, then waits for work as long as the worker agreed to."""
-        outcome = await asyncio.to_thread(self._reconcile, report)
-        for step, job_id in outcome.wakes:
-            await asyncio.to_thread(self._context.wake, step, job_id)
-        answer = outcome.answer
+        answer = await asyncio.to_thread(self._reconcile, report)
         busy = answer.fenced or answer.keeps or answer.lease or answer.acknowledged
         waits = not busy and answer.wanted is Wanted.WORK and reconcile.wants_work(report)
         return await self._wait_for_work(report, answer) if waits else answer
 
-    def _reconcile(self, report: WorkerReport) -> reconcile.Outcome:
-        announced = self._sessions.get(report.worker_id) == _known(report)
+    def _reconcile(self, report: WorkerReport) -> Answer:
+        known = _known(report)
+        announced = self._sessions.get(report.worker_id) == known
         with self._context.database.begin() as session:
             outcome = reconcile.reconcile(
                 session, report, announced, self._context.new_id(), self._context.now()
             )
         if not outcome.answer.fenced:
-            self._sessions[report.worker_id] = _known(report)
+            self._sessions[report.worker_id] = known
+        for step, job_id in outcome.wakes:
+            self._context.wake(step, job_id)
         self._context.metrics.results.inc(len(outcome.answer.acknowledged))
-        return outcome
+        return outcome.answer
 
     async def _wait_for_work(self, report: WorkerReport, idle: Answer) -> Answer:
         """Not for longer than the worker asked for, and not while the server stops."""

@@ -53,11 +53,14 @@ def reconcile(session: Session, report: WorkerReport, announced: bool, lease_id:
         why = Wanted(devices.wanted(session, report.worker_id).value)
         return Outcome(Answer(fenced=True, wanted=why, call_again_after_s=EVICTED_S))
     wakes = _store_results(session, report, now)
+    closed = bool(wakes)
     if report.state is WorkerState.DRAINING and report.held is None:
         leases.give_back(session, report.worker_id, report.session_id, now)
     if report.state is WorkerState.READY and not announced:
         wakes += _waiting_jobs(session)
-    answer = _decide(session, report, wanted, lease_id, now)
+    # A session holds one lease at most: if that has just been closed, there is none to look for.
+    lost = None if closed else _lost_on_the_way(session, report, now)
+    answer = _decide(session, report, wanted, lost, lease_id, now)
     return Outcome(answer, tuple(dict.fromkeys(wakes)))
 
 
@@ -118,13 +121,15 @@ def _waiting_jobs(session: Session) -> list[Wake]:
     return [("intake", job.id) for job in jobs.unfinished(session) if job.state is JobState.QUEUED]
 
 
-def _decide(session: Session, report: WorkerReport, wanted: Wanted, lease_id: str, now: float) -> Answer:
+def _decide(
+    session: Session, report: WorkerReport, wanted: Wanted, lost: Lease | None, lease_id: str, now: float
+) -> Answer:
     acknowledged = tuple(result.number for result in report.results)
     if report.held is not None and leases.renew(session, report.held.id, report.session_id, now, LEASE_TTL_S):
         return Answer(
             keeps=report.held, acknowledged=acknowledged, call_again_after_s=HEARTBEAT_S, wanted=wanted
         )
-    lease = _lost_on_the_way(session, report, now)
+    lease = lost
     if lease is None and wanted is Wanted.WORK:
         lease = take(session, report, lease_id, now)
     # A worker that is willing to wait does so in its next call, not between calls.

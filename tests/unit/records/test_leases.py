@@ -544,7 +544,8 @@ class TestManyWorkersAtOnce:
         if lease is not None:
             results = [TrialResult(measured(1e-3), trial.id) for trial in lease.trials]
             with database.begin() as session:
-                leases.report(session, lease.id, "s", results, now=30.0)
+                if devices.seen(session, name, "s", devices.WorkerState.READY, 30.0) is not None:
+                    leases.report(session, lease.id, "s", results, now=30.0)
 
     def _task(self, session: Session) -> int:
         [task] = tasks.for_job(session, "job")

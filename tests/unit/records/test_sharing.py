@@ -279,17 +279,19 @@ class TestPortion:
     @given(
         most=st.integers(1, 300),
         part=st.floats(1e-6, 1.0),
-        waiting=st.integers(1, 10_000),
-        leased=st.integers(0, 10_000),
+        undone=st.integers(1, 10_000),
     )
-    def test_is_never_nothing_and_never_more_than_there_is(
-        self, most: int, part: float, waiting: int, leased: int
-    ) -> None:
-        assert 1 <= Portion(most, part).of(waiting, leased) <= min(most, waiting)
+    def test_is_never_nothing_and_never_more_than_there_is(self, most: int, part: float, undone: int) -> None:
+        assert 1 <= Portion(most, part).of(undone) <= min(most, undone)
 
-    def test_equals_halve_a_batch_whoever_asks_first(self) -> None:
-        half = Portion(40, 0.5)
-        assert (half.of(32, 0), half.of(16, 16), half.of(5, 11)) == (16, 16, 5)
+    def test_equals_halve_a_batch_whoever_asks_first(self, farm: Farm) -> None:
+        plug_in(farm, [Board("one", 0.5), Board("other", 0.5)])
+        issue(farm, 21)
+        held = [
+            leases.take(farm.session, name, name, "session", farm.device.key, 16, now=101.0, ttl_s=60.0)
+            for name in ("one", "other", "one more")
+        ]
+        assert [len(lease.trials) if lease else 0 for lease in held] == [11, 10, 0]
 
     def test_a_slow_device_leaves_most_of_a_batch_to_a_fast_one(self, farm: Farm) -> None:
         plug_in(farm, [Board("slow", 9.0), Board("fast", 1.0)])
