@@ -14,14 +14,19 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import BinaryIO
 
 from compiler.onnx_file import MAX_FILE_BYTES
-from compiler.spec import ModelError, Shape
+from compiler.spec import ModelError, Shape, first_line
 
-# TVM, LLVM and Python map gigabytes before they do anything; weights are held several times over.
+# TVM, LLVM and Python map gigabytes before they do anything.
 BASE_MEMORY_BYTES = 8 << 30
+# What an import may take beyond what a process with TVM has anyway, here and so in the scheduler as well.
+# Weights are held several times over.
+WORKING_BYTES = 1 << 30
 MEMORY_PER_MODEL_BYTE = 16
+STATM = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,12 @@ def try_model(data: bytes, shapes: Mapping[str, Shape], target: str, limits: Lim
     if len(data) > MAX_FILE_BYTES:
         raise ModelError(f"the model file has {len(data)} bytes; the limit is {MAX_FILE_BYTES}")
     limits = limits or Limits()
-    request = {"shapes": dict(shapes), "target": target, "memory_bytes": limits.memory_for(len(data))}
+    request = {
+        "shapes": dict(shapes),
+        "target": target,
+        "memory_bytes": limits.memory_for(len(data)),
+        "model_bytes": len(data),
+    }
     reply, status = _run_child(json.dumps(request).encode() + b"\n" + data, limits.timeout_s)
     problem = _problem(reply, status)
     if problem:
@@ -55,7 +65,9 @@ def try_model(data: bytes, shapes: Mapping[str, Shape], target: str, limits: Lim
 
 
 def _run_child(request: bytes, timeout_s: float) -> tuple[bytes, int]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    path = os.pathsep.join(path for path in sys.path if path)
+    # The stacks of TVM's threads, of which there is one for each core, would count as memory.
+    environment = {**os.environ, "PYTHONPATH": path, "TVM_NUM_THREADS": "1"}
     child = subprocess.Popen(
         [sys.executable, "-m", "compiler.contained"],
         stdin=subprocess.PIPE,
@@ -83,12 +95,23 @@ def _problem(reply: bytes, status: int) -> str:
         return f"importing the model ended the compiler (exit status {status})"
 
 
+def limit_growth(model_bytes: int) -> None:
+    """Let this process, which has loaded TVM, take no more memory than the import of such a model may."""
+    try:
+        pages = int(STATM.read_text().split()[5])
+    except OSError:
+        return  # not Linux
+    most = pages * resource.getpagesize() + WORKING_BYTES + MEMORY_PER_MODEL_BYTE * model_bytes
+    resource.setrlimit(resource.RLIMIT_DATA, (most,) * 2)
+
+
 def _try_here(source: BinaryIO) -> str:
     request = json.loads(source.readline())
     resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"],) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     from compiler.model import extract_tasks, fuse, read_onnx  # after the limits: this loads TVM
 
+    limit_growth(request["model_bytes"])
     try:
         shapes = {name: tuple(shape) for name, shape in request["shapes"].items()}
         extract_tasks(fuse(read_onnx(source.read(), shapes), request["target"]))
@@ -96,6 +119,8 @@ def _try_here(source: BinaryIO) -> str:
         return str(error)
     except MemoryError:
         return "importing the model takes too much memory"
+    except Exception as error:  # what nobody foresaw in a stranger's file is a reason as well
+        return f"the model can't be imported: {first_line(error)}"
     return ""
 
 

@@ -234,6 +234,8 @@ def _check_size(shape: Shape, dtype: str) -> None:
 
 def _outputs(names: tuple[str, ...], result: Any) -> tuple[TensorSpec, ...]:
     fields = list(result.fields) if isinstance(result, relax.TupleType) else [result]
+    if len(fields) != len(names):
+        raise ModelError("an output of the model is a sequence of tensors; only single tensors are supported")
     return tuple(_output(name, field) for name, field in zip(names, fields, strict=True))
 
 

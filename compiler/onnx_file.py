@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 
 import onnx
 import onnx.inliner
@@ -15,6 +16,8 @@ from compiler.spec import ModelError, Shape, TensorSpec, first_line
 MAX_FILE_BYTES = 1 << 30
 MAX_NODES = 50_000
 MAX_INPUT_ELEMENTS = 1 << 28
+# Domain, name and overload: what a node calls a function of the model's own by.
+FunctionKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ def read_file(data: bytes, shapes: Mapping[str, Shape]) -> OnnxFile:
     """
     proto = _parse(data)
     _check_self_contained(proto)
+    _check_functions(proto)
     inputs = _fix_inputs(proto.graph, shapes)
     _fix_outputs(proto.graph)
     proto = _check_onnx(proto)
@@ -57,24 +61,55 @@ def _parse(data: bytes) -> onnx.ModelProto:
 
 
 def _check_self_contained(proto: onnx.ModelProto) -> None:
-    count = 0
-    for graph in walk(proto):
-        count += len(graph.node)
-        if count > MAX_NODES:
-            raise ModelError(f"the model has more than {MAX_NODES} nodes")
-        if graph.sparse_initializer:
-            raise ModelError("the model has sparse weights, which aren't supported: store them dense")
-        for tensor in _tensors(graph):
-            if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
-                raise ModelError(
-                    f"weight '{tensor.name}' is stored outside the file: save the model as a single file "
-                    "(onnx.save with save_as_external_data=False)"
-                )
+    graphs = list(walk(proto))
+    bodies = [*(graph.node for graph in graphs), *(function.node for function in proto.functions)]
+    if sum(map(len, bodies)) > MAX_NODES:
+        raise ModelError(f"the model has more than {MAX_NODES} nodes")
+    attributes = [attribute for body in bodies for node in body for attribute in node.attribute]
+    attributes += [default for function in proto.functions for default in function.attribute_proto]
+    if any(graph.sparse_initializer for graph in graphs) or any(map(_is_sparse, attributes)):
+        raise ModelError("the model has sparse weights, which aren't supported: store them dense")
+    for tensor in _tensors(graphs, attributes):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+            raise ModelError(
+                f"weight '{tensor.name}' is stored outside the file: save the model as a single file "
+                "(onnx.save with save_as_external_data=False)"
+            )
+
+
+def _check_functions(proto: onnx.ModelProto) -> None:
+    """Functions that call each other twice double with every one: a page of them fills any memory."""
+    bodies = {
+        (_domain(function.domain), function.name, function.overload): list(_nodes(function.node))
+        for function in proto.functions
+    }
+    if len(bodies) < len(proto.functions):
+        raise ModelError("the model isn't valid ONNX: two of its functions have the same name")
+    called = {key: [_key(node) for node in nodes if _key(node) in bodies] for key, nodes in bodies.items()}
+    sizes: dict[FunctionKey, int] = {}
+    try:
+        for key in TopologicalSorter(called).static_order():
+            within = len(bodies[key]) + sum(sizes[one] for one in called[key])
+            sizes[key] = min(within, MAX_NODES + 1)
+    except CycleError as error:
+        raise ModelError("the model isn't valid ONNX: one of its functions calls itself") from error
+    if sum(sizes.get(_key(node), 1) for node in _nodes(proto.graph.node)) > MAX_NODES:
+        raise ModelError(f"the model's functions stand for more than {MAX_NODES} nodes")
+
+
+def _key(node: onnx.NodeProto) -> FunctionKey:
+    return _domain(node.domain), node.op_type, node.overload
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name
 
 
 def walk(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
     """The main graph, the graphs within its nodes, and those within the model's own functions."""
-    waiting = [proto.graph, *_subgraphs(node for function in proto.functions for node in function.node)]
+    waiting = [proto.graph]
+    for function in proto.functions:
+        waiting += [*_subgraphs(function.node), *_graphs(function.attribute_proto)]
     while waiting:
         graph = waiting.pop()
         yield graph
@@ -83,19 +118,39 @@ def walk(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
 
 def _subgraphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
     for node in nodes:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield attribute.g
-            yield from attribute.graphs
+        yield from _graphs(node.attribute)
 
 
-def _tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
-    yield from graph.initializer
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("t"):
-                yield attribute.t
-            yield from attribute.tensors
+def _graphs(attributes: Iterable[onnx.AttributeProto]) -> Iterator[onnx.GraphProto]:
+    for attribute in attributes:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _nodes(body: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph or a function, and of the graphs within them."""
+    waiting = list(body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for graph in _subgraphs([node]):
+            waiting.extend(graph.node)
+
+
+def _tensors(
+    graphs: Iterable[onnx.GraphProto], attributes: Iterable[onnx.AttributeProto]
+) -> Iterator[onnx.TensorProto]:
+    for graph in graphs:
+        yield from graph.initializer
+    for attribute in attributes:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+
+
+def _is_sparse(attribute: onnx.AttributeProto) -> bool:
+    return attribute.HasField("sparse_tensor") or bool(attribute.sparse_tensors)
 
 
 def _check_onnx(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -6,12 +6,13 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from compiler import contained
 from compiler.contained import Limits, try_model
 from compiler.spec import ModelError
-from tests.onnx_models import residual
+from tests.onnx_models import Builder, residual
 
 TARGET = '{"kind":"llvm","num-cores":2}'
 
@@ -35,6 +36,15 @@ def test_an_import_that_takes_too_long_is_ended() -> None:
 def test_an_import_that_takes_too_much_memory_is_ended() -> None:
     with pytest.raises(ModelError, match=r"^importing the model "):
         try_model(residual(), {}, TARGET, Limits(memory_bytes=200 << 20))
+
+
+def test_a_small_file_takes_no_gigabytes() -> None:
+    b = Builder()
+    begin, end, step = (b.constant(np.int64(number)) for number in (0, 1 << 28, 1))
+    data = b.model({"input": [1]}, {b.op("Range", begin, end, step): [1 << 28]})
+    assert len(data) < 500
+    with pytest.raises(ModelError, match=r"Unable to allocate|too much memory"):
+        try_model(data, {}, TARGET)
 
 
 @pytest.mark.parametrize(

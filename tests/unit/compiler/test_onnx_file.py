@@ -77,6 +77,55 @@ def _add_sparse_weights(model: onnx.ModelProto) -> None:
     model.graph.sparse_initializer.add()
 
 
+def _hide_sparse_weights_in_a_node(model: onnx.ModelProto) -> None:
+    node = helper.make_node("Constant", [], ["unused"])
+    node.attribute.add(name="sparse_value", type=onnx.AttributeProto.SPARSE_TENSOR).sparse_tensor.dims.append(
+        2
+    )
+    model.graph.node.append(node)
+
+
+def _add_function(model: onnx.ModelProto, name: str, *nodes: onnx.NodeProto) -> None:
+    """Of `x`; what it computes is `y`."""
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
+    model.functions.append(helper.make_function("own", name, ["x"], ["y"], nodes, imports))
+
+
+def _call(name: str, data: str, result: str) -> onnx.NodeProto:
+    return helper.make_node(name, [data], [result], domain="own")
+
+
+def _double(depth: int) -> Callable[[onnx.ModelProto], None]:
+    """Functions that call the one before twice: 2**depth operators in all."""
+
+    def change(model: onnx.ModelProto) -> None:
+        _add_function(model, "f0", helper.make_node("Relu", ["x"], ["y"]))
+        for level in range(depth):
+            callee = f"f{level}"
+            _add_function(model, f"f{level + 1}", _call(callee, "x", "half"), _call(callee, "half", "y"))
+        model.opset_import.append(helper.make_opsetid("own", 1))
+        model.graph.node.append(_call(f"f{depth}", "input", "doubled"))
+
+    return change
+
+
+def _call_in_a_circle(model: onnx.ModelProto) -> None:
+    _add_function(model, "f", _call("g", "x", "y"))
+    _add_function(model, "g", _call("f", "x", "y"))
+
+
+def _add_two_of_one_name(model: onnx.ModelProto) -> None:
+    for operator in ("Relu", "Tanh"):
+        _add_function(model, "f", helper.make_node(operator, ["x"], ["y"]))
+
+
+def _hide_external_data_in_a_function(model: onnx.ModelProto) -> None:
+    value = numpy_helper.from_array(np.zeros(2, np.float32), "hidden")
+    value.data_location = TensorProto.EXTERNAL
+    value.external_data.add(key="location", value="weights")
+    _add_function(model, "f", helper.make_node("Constant", [], ["y"], value=value))
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -90,6 +139,11 @@ def _add_sparse_weights(model: onnx.ModelProto) -> None:
         (_changed(_move_a_weight_outside), "'w0' is stored outside the file"),
         (_changed(_hide_external_data_in_a_node), "'hidden' is stored outside the file"),
         (_changed(_add_sparse_weights), "sparse weights"),
+        (_changed(_hide_sparse_weights_in_a_node), "sparse weights"),
+        (_changed(_double(40)), "functions stand for more than 50000 nodes"),
+        (_changed(_call_in_a_circle), "calls itself"),
+        (_changed(_add_two_of_one_name), "the same name"),
+        (_changed(_hide_external_data_in_a_function), "'hidden' is stored outside the file"),
         (_changed(lambda m: m.graph.node[0].input.append("nowhere")), "isn't valid ONNX"),
         (_changed(lambda m: m.graph.node.reverse()), "isn't valid ONNX"),
         (_changed(lambda m: setattr(m, "ir_version", 9999)), "isn't valid ONNX"),
@@ -113,6 +167,13 @@ def test_too_many_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("compiler.onnx_file.MAX_NODES", 3)
     with pytest.raises(ModelError, match="more than 3 nodes"):
         read_file(residual(), {})
+
+
+def test_functions_are_put_in_place_of_their_calls() -> None:
+    file = read_file(_changed(_double(3)), {})
+    assert not file.proto.functions
+    before = onnx.load_from_string(residual()).graph.node
+    assert len(file.proto.graph.node) == len(before) + 8
 
 
 def test_an_input_of_unknown_rank_takes_any_shape_given() -> None:
