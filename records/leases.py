@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, TypeAlias, TypeVar, cast
 
-from sqlalchemy import Row, Select, func, insert, select, update
+from sqlalchemy import Row, Select, bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from records import blobs, devices, events, jobs, losses, results, schedules, sharing, trials
@@ -223,20 +224,26 @@ def _waiting_runs(session: Session, turn: Turn) -> Sequence[ModuleRunRow]:
 def _waiting_trials(session: Session, turn: Turn, limit: int, portion: Portion) -> Sequence[Offer]:
     """The oldest that no other transaction is taking."""
     together = min(limit, portion.of(turn.undone))
-    waiting = _offers(turn.job_id).where(TrialRow.state == "pending").limit(together)
-    offers = session.execute(waiting.with_for_update(skip_locked=True, of=TrialRow)).all()
+    offers = session.execute(_waiting_offers(), {"job_id": turn.job_id, "together": together}).all()
     if offers and offers[0].attempts:
         return offers[:1]
     return [offer for offer in offers if not offer.attempts]
 
 
-def _offers(job_id: str) -> Select[*tuple[Any, ...]]:
-    """Trials of a job with what their worker has to know of them, oldest first.
+@cache
+def _waiting_offers() -> Select[*tuple[Any, ...]]:
+    """Built once: that takes longer than to run it."""
+    waiting = _offers().where(TrialRow.state == "pending").limit(bindparam("together"))
+    return waiting.with_for_update(skip_locked=True, of=TrialRow)
+
+
+def _offers() -> Select[*tuple[Any, ...]]:
+    """Trials of the job `job_id`, a parameter, with what their worker has to know of them; oldest first.
 
     Imported records don't count among the best: what they were measured under, nobody knows.
     """
     constants = select(TaskRow.constants).where(TaskRow.id == TrialRow.task_id).correlate(TrialRow)
-    device_class = select(JobRow.device_class).where(JobRow.id == job_id)
+    device_class = select(JobRow.device_class).where(JobRow.id == bindparam("job_id"))
     best_s = select(func.min(RecordRow.latency_s)).where(
         RecordRow.workload_hash == TrialRow.workload_hash,
         RecordRow.device_class == device_class.scalar_subquery(),
@@ -245,7 +252,7 @@ def _offers(job_id: str) -> Select[*tuple[Any, ...]]:
     # Looked up for each row: with joins, PostgreSQL may choose to read all that waits.
     known = constants.scalar_subquery(), best_s.correlate(TrialRow).scalar_subquery()
     offers = select(*trials.COLUMNS, known[0].label("constants"), known[1].label("best_s"))
-    return offers.where(TrialRow.job_id == job_id).order_by(TrialRow.id)
+    return offers.where(TrialRow.job_id == bindparam("job_id")).order_by(TrialRow.id)
 
 
 def _grant(
@@ -340,9 +347,10 @@ def _quarantine(
 
 
 def _load(session: Session, lease: LeaseRow) -> Lease:
-    held = _offers(lease.job_id).where(TrialRow.lease_id == lease.id, TrialRow.state == "leased")
+    held = _offers().where(TrialRow.lease_id == lease.id, TrialRow.state == "leased")
     runs = select(ModuleRunRow).where(ModuleRunRow.lease_id == lease.id, ModuleRunRow.state == "leased")
-    return _whole(lease, session.execute(held).all(), session.scalars(runs).all())
+    offers = session.execute(held, {"job_id": lease.job_id}).all()
+    return _whole(lease, offers, session.scalars(runs).all())
 
 
 def _whole(lease: LeaseRow, offers: Sequence[Offer], runs: Sequence[ModuleRunRow]) -> Lease:

@@ -12,8 +12,10 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
-from sqlalchemy import ColumnElement, and_, case, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, or_, select
 from sqlalchemy.orm import Session
 
 from records.devices import LOST_AFTER_S, Wanted, WorkerState
@@ -83,13 +85,7 @@ def order(standings: Sequence[Standing]) -> list[Turn]:
 
 def turns(session: Session, device_class: str) -> list[Turn]:
     """The jobs that wait for devices of this class, the next one first."""
-    rows = session.execute(
-        select(JobRow.id, JobRow.priority, JobRow.weight, JobRow.created_at)
-        .add_columns(func.coalesce(ShareRow.begun, 0.0), func.coalesce(ShareRow.ended, 0.0), _waits())
-        .add_columns(JobRow.trials_issued - JobRow.trials_done, _run_waits())
-        .outerjoin(ShareRow, ShareRow.job_id == JobRow.id)
-        .where(JobRow.device_class == device_class, JobRow.state.in_(UNFINISHED))
-    )
+    rows = session.execute(_standings(), {"device_class": device_class})
     return order([Standing(*row) for row in rows])
 
 
@@ -114,21 +110,8 @@ def portion(session: Session, worker_id: str, device_class: str, now: float) -> 
 
     A worker whose speed isn't known yet counts as fast as the others are on average.
     """
-    others = and_(
-        WorkerRow.id != worker_id,
-        WorkerRow.device_class == device_class,
-        WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)),
-        WorkerRow.wanted == Wanted.WORK,
-        WorkerRow.last_seen_at > now - LOST_AFTER_S,
-    )
-    facts = select(
-        func.max(WorkerRow.trial_s).filter(WorkerRow.id == worker_id),
-        func.count().filter(others),
-        func.count(WorkerRow.trial_s).filter(others),
-        func.sum(1.0 / WorkerRow.trial_s).filter(others),
-    )
-    row = facts.where(or_(WorkerRow.device_class == device_class, WorkerRow.id == worker_id))
-    own_s, count, known, found = session.execute(row).one()
+    about = {"worker": worker_id, "device_class": device_class, "seen_after": now - LOST_AFTER_S}
+    own_s, count, known, found = session.execute(_speeds(), about).one()
     speed = float(found or 0.0)
     own = [] if own_s is None else [1.0 / own_s]
     total = speed + sum(own)
@@ -137,6 +120,40 @@ def portion(session: Session, worker_id: str, device_class: str, now: float) -> 
     everyone = mine + speed + (count - known) * typical
     most = FIRST_LEASE if own_s is None else max(int(LEASE_S / own_s), 1)
     return Portion(most, mine / everyone)
+
+
+# To build these takes longer than to run them, so it is done once.
+
+
+@cache
+def _standings() -> Select[*tuple[Any, ...]]:
+    return (
+        select(JobRow.id, JobRow.priority, JobRow.weight, JobRow.created_at)
+        .add_columns(func.coalesce(ShareRow.begun, 0.0), func.coalesce(ShareRow.ended, 0.0), _waits())
+        .add_columns(JobRow.trials_issued - JobRow.trials_done, _run_waits())
+        .outerjoin(ShareRow, ShareRow.job_id == JobRow.id)
+        .where(JobRow.device_class == bindparam("device_class"), JobRow.state.in_(UNFINISHED))
+    )
+
+
+@cache
+def _speeds() -> Select[*tuple[Any, ...]]:
+    """The seconds of the worker's trials; how many others there are, how many of known speed, and that."""
+    worker, device_class = bindparam("worker"), bindparam("device_class")
+    others = and_(
+        WorkerRow.id != worker,
+        WorkerRow.device_class == device_class,
+        WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)),
+        WorkerRow.wanted == Wanted.WORK,
+        WorkerRow.last_seen_at > bindparam("seen_after"),
+    )
+    facts = select(
+        func.max(WorkerRow.trial_s).filter(WorkerRow.id == worker),
+        func.count().filter(others),
+        func.count(WorkerRow.trial_s).filter(others),
+        func.sum(1.0 / WorkerRow.trial_s).filter(others),
+    )
+    return facts.where(or_(WorkerRow.device_class == device_class, WorkerRow.id == worker))
 
 
 def _waits() -> ColumnElement[bool]:
