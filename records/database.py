@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import select
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +22,8 @@ from records.failures import cause
 
 # Any number that other programs on a PostgreSQL server are unlikely to lock.
 _MIGRATION_LOCK = 7_305_822_146
-_POOL_SIZE = 20
+# So many transactions of one process run at once; others wait.
+POOL_SIZE = 20
 # What the URL says itself goes before these. A server that vanished silently is noticed within a minute.
 _POSTGRESQL_ARGUMENTS: dict[str, Any] = {
     "application_name": "tunefarm",
@@ -130,22 +132,34 @@ def _engine(url: str, busy_timeout_s: float) -> Engine:
     serializer = functools.partial(json.dumps, allow_nan=False)
     parsed = make_url(url)
     if parsed.get_backend_name() == "postgresql":
-        return create_engine(
+        engine = create_engine(
             parsed,
             json_serializer=serializer,
             connect_args=_postgresql_arguments(parsed, busy_timeout_s),
-            # A connection that the server closed meanwhile is replaced before it is used.
-            pool_pre_ping=True,
-            pool_size=_POOL_SIZE,
+            pool_size=POOL_SIZE,
             max_overflow=0,
             pool_timeout=busy_timeout_s,
+            # The connection used last has most statements prepared.
+            pool_use_lifo=True,
         )
+        event.listen(engine, "checkout", _replace_closed)
+        return engine
     if parsed.get_backend_name() != "sqlite":
         raise exc.ArgumentError(f"tunefarm knows sqlite and postgresql, not {parsed.get_backend_name()}")
     engine = create_engine(parsed, json_serializer=serializer, connect_args={"timeout": busy_timeout_s})
     event.listen(engine, "connect", _set_up_sqlite)
     event.listen(engine, "begin", _begin_sqlite)
     return engine
+
+
+def _replace_closed(connection: Any, _record: Any, _proxy: Any) -> None:
+    """A connection that the server closed meanwhile is replaced before it is used."""
+    # A server says nothing to a connection that is idle, but for its end. To look takes microseconds; to ask
+    # the server, as the pool can, takes as long as a statement.
+    said = select.poll()
+    said.register(connection.fileno(), select.POLLIN)
+    if said.poll(0):
+        raise exc.DisconnectionError
 
 
 def _postgresql_arguments(url: URL, busy_timeout_s: float) -> dict[str, Any]:

@@ -43,13 +43,13 @@ def update_each(session: Session, table: type[Base], rows: Sequence[Mapping[str,
         return
     # One statement with one parameter: sixteen of them cost both sides several times as much.
     columns = table.__table__.columns
-    new = (
+    given = (
         func.json_to_recordset(literal([_storable(row) for row in rows], Json))
         .table_valued(*(column(name, columns[name].type) for name in rows[0]))
-        .render_derived(name="new", with_types=True)
+        .render_derived(name="given", with_types=True)
     )
-    values = {name: new.c[name] for name in rows[0] if name != "id"}
-    session.execute(update(table).where(columns["id"] == new.c.id).values(values))
+    values = {name: given.c[name] for name in rows[0] if name != "id"}
+    session.execute(update(table).where(columns["id"] == given.c.id).values(values))
 
 
 def _storable(row: Mapping[str, Any]) -> dict[str, Any]:

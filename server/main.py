@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import resource
 import signal
 import socket
 import ssl
@@ -14,6 +15,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import grpc.aio
@@ -23,7 +25,7 @@ from pydantic import ValidationError
 from proto.fleet_pb2_grpc import add_FleetServicer_to_server
 from proto.tls import TlsError, TlsFiles
 from proto.values import MAX_MESSAGE_BYTES
-from records.database import Database, StorageError
+from records.database import POOL_SIZE, Database, StorageError
 from scheduler.app import Waker, make_app
 from server.app import create_app
 from server.context import Context
@@ -34,6 +36,8 @@ from server.settings import Settings
 _log = logging.getLogger("server")
 
 _STOP_GRACE_S = 3
+# Threads for what uses the database; some of its connections are left for HTTP.
+_THREADS = POOL_SIZE - 4
 EXIT_FAILED = 1
 EXIT_MISUSE = 2
 
@@ -113,6 +117,8 @@ class _Server(uvicorn.Server):
 
 
 async def _run(settings: Settings) -> None:
+    _allow_many_connections()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "records"))
     with _listen(settings.host, settings.port, "TUNEFARM_PORT") as http:
         # gRPC says only in a log of its own why it can't have a port.
         _listen(settings.host, settings.grpc_port, "TUNEFARM_GRPC_PORT").close()
@@ -127,6 +133,13 @@ async def _run(settings: Settings) -> None:
             await serve(context, http)
         finally:
             database.close()
+
+
+def _allow_many_connections() -> None:
+    """Every worker has one; by default a process may have 1,024 open, though it may ask for more."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # a system may say more than it grants
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _waker(broker: str) -> Waker:
