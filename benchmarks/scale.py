@@ -10,15 +10,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import datetime
+import functools
 import json
 import os
+import random
 import shlex
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +30,7 @@ from rich.console import Console
 from benchmarks import figures, machine
 from benchmarks.arguments import add_json, positive
 from benchmarks.figures import Figure, Results, at_least, at_most, figure
-from benchmarks.scale_workers import SLOTS, WARM_UP_S, Seen, device_of
+from benchmarks.scale_workers import OURS, SLOTS, SPREAD, WARM_UP_S, Seen, device_of
 from records import blobs, devices, jobs, models, tasks, trials
 from records.database import Database
 from records.jobs import JobRequest, JobState
@@ -38,8 +40,8 @@ from tests import services
 WORKERS, QUICK_WORKERS = 1000, 100
 # Workers of a class share its jobs; a fleet of this size is of many kinds.
 CLASS_SIZE = 20
-# Seconds that a trial takes: 1,000 workers then offer 2,500 a second.
-TRIAL_S = 0.4
+# Seconds that a trial takes: 1,000 workers then offer 2,222 a second.
+TRIAL_S = 0.45
 STORED_AIM, LEASE_AIM_MS = 2000.0, 100.0
 # As long as a real trace of a tiled convolution.
 TRACE_CHARS = 3000
@@ -56,11 +58,12 @@ class ScaleError(Exception):
 
 @dataclass(frozen=True)
 class Load:
-    """So many workers for so many seconds, a trial of theirs taking `trial_s`."""
+    """So many workers for so many seconds, a trial of theirs taking `trial_s`, on so many servers."""
 
     workers: int
     seconds: float
     trial_s: float
+    servers: int = 1
 
     @property
     def classes(self) -> int:
@@ -68,12 +71,21 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Service:
-    """A running server and its database."""
+class Backends:
+    """What servers work with: a database's URL, a broker's, and the processes of both by name."""
 
-    database: Database
+    database_url: str
+    broker: str
+    pids: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running server: where it is, for clients and for workers."""
+
     http: str
     fleet: str
+    pid: int
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,35 +110,43 @@ def measure(workers: int, seconds: float) -> list[Figure]:
     with contextlib.ExitStack() as started:
         folder = Path(started.enter_context(tempfile.TemporaryDirectory()))
         postgresql = started.enter_context(services.postgresql(durable=True))
-        broker = started.enter_context(services.redis_server()).url
+        broker = started.enter_context(services.redis_server())
+        pids = {"PostgreSQL": postgresql.pid, "Redis": broker.pid}
 
-        def under(load: Load, name: str) -> Seen:
-            url = postgresql.create(f"scale_{name}")
-            with serving(url, broker, folder) as service:
-                return seen_by(service, load)
+        def under(name: str, load: Load) -> Seen:
+            backends = Backends(postgresql.create(f"scale_{name}"), broker.url, pids)
+            _say(f"{name}: {load.workers} workers, {load.trial_s:.2f} s a trial, servers: {load.servers}")
+            return seen_by(backends, load, folder)
 
-        busy = under(Load(workers, seconds, TRIAL_S), "busy")
-        alone = under(Load(1, seconds, 0.0), "alone")
+        busy = under("busy", Load(workers, seconds, TRIAL_S))
+        alone = under("alone", Load(1, seconds, 0.0))
         if busy.stored == 0:
             raise ScaleError("nothing was stored: measure for longer")
         # Leases take long where more is offered than can be stored, so they are timed at half of that, too.
-        half = under(Load(workers, seconds, max(2 * workers / busy.a_second, TRIAL_S)), "half")
-    return figures_of(workers, busy, alone, half)
+        half = under("half", Load(workers, seconds, max(2 * workers / busy.a_second, TRIAL_S)))
+        two = under("two", Load(workers, seconds, TRIAL_S, servers=2))
+    return figures_of(workers, busy, alone, half, two)
 
 
-def seen_by(service: Service, load: Load) -> Seen:
+def seen_by(backends: Backends, load: Load, folder: Path) -> Seen:
     """What the workers saw. Raises ScaleError when more is stored than they were told."""
-    made = fill(service.database, load.classes, _trials_needed(load))
-    seen = _simulate(service.fleet, load)
-    with service.database.begin() as session:
-        done = sum(trials.counts(session, job_id).done for job_id in made)
+    with contextlib.ExitStack() as started:
+        running = [started.enter_context(serving(backends, folder)) for _ in range(load.servers)]
+        database = Database(backends.database_url)
+        started.callback(database.close)
+        made = fill(database, load.classes, _trials_needed(load))
+        named = {f"server {number}": service.pid for number, service in enumerate(running, 1)}
+        seen = _simulate([service.fleet for service in running], load, {**backends.pids, **named})
+        with database.begin() as session:
+            done = sum(trials.counts(session, job_id).done for job_id in made)
     if done > seen.acknowledged:
         raise ScaleError(f"{seen.acknowledged} results were acknowledged, but {done} are stored")
     return replace(seen, late=seen.acknowledged - done)
 
 
-def figures_of(workers: int, busy: Seen, alone: Seen, half: Seen) -> list[Figure]:
-    """Of all workers at the pace of devices, of one as fast as it can, of all at half of what is stored."""
+def figures_of(workers: int, busy: Seen, alone: Seen, half: Seen, two: Seen) -> list[Figure]:
+    """Of all workers at the pace of devices, of one as fast as it can, of all at half of what is stored, and
+    of all on two servers."""
     lease_ms = {rank: f"one worker: {figures.number(1e3 * _percentile(alone, rank))} ms" for rank in (50, 99)}
     everyone = f"{workers} workers"
     offered = f"{everyone}, {workers / TRIAL_S:.0f} trials offered a second"
@@ -135,14 +155,24 @@ def figures_of(workers: int, busy: Seen, alone: Seen, half: Seen) -> list[Figure
     aim = at_least(STORED_AIM) if workers / TRIAL_S >= STORED_AIM else None
     one = f"one worker: {figures.number(alone.a_second)} /s"
     slow, median, soon = 1e3 * _percentile(busy, 99), 1e3 * _percentile(half, 50), 1e3 * _percentile(half, 99)
-    late = float(busy.late + alone.late + half.late)
+    late = float(sum(seen.late for seen in (busy, alone, half, two)))
+    one_server = f"one server: {figures.number(busy.a_second)} /s"
     return [
         figure(f"trials stored: {offered}", busy.a_second, "/s", aim=aim, peer=one),
         figure(f"leases, p99: {offered}", slow, "ms", aim=at_most(LEASE_AIM_MS), peer=lease_ms[99]),
         figure(f"leases, p99: {fewer}", soon, "ms", peer=lease_ms[99]),
         figure(f"leases, median: {fewer}", median, "ms", peer=lease_ms[50]),
         figure("results that came too late to count", late, ""),
+        *(_used(name, busy, alone) for name in ("server 1", "PostgreSQL", "Redis", OURS)),
+        figure(f"trials stored by two servers: {offered}", two.a_second, "/s", peer=one_server),
+        figure(f"leases of two servers, p99: {offered}", 1e3 * _percentile(two, 99), "ms"),
     ]
+
+
+def _used(name: str, busy: Seen, alone: Seen) -> Figure:
+    """How much of the machine one of those took that share it."""
+    peer = f"one worker: {figures.number(alone.cpu_s[name] / alone.seconds)}"
+    return figure(f"cores used: {name}", busy.cpu_s[name] / busy.seconds, "", peer=peer)
 
 
 def fill(database: Database, classes: int, each: int) -> list[str]:
@@ -168,40 +198,51 @@ def fill(database: Database, classes: int, each: int) -> list[str]:
 
 def _trial(task_id: int, workload: str, number: int) -> NewTrial:
     values = {"sketch": 0, "values": [[number, 1, 2, 3]] * 16}
-    return NewTrial(task_id, workload, values, f"{number}".ljust(TRACE_CHARS, "."), 1e-3)
+    return NewTrial(task_id, workload, values, _trace(number), 1e-3)
+
+
+@functools.cache
+def _trace(number: int) -> str:
+    """As long as a real one, and about as repetitive. Jobs may have the same."""
+    draw = random.Random(number)
+    steps: list[list[object]] = []
+    while len(text := json.dumps(steps)) < TRACE_CHARS:
+        at = len(steps)
+        factors = [draw.randrange(1, 64) for _ in range(4)]
+        steps += [["SamplePerfectTile", [f"l{at}"], factors, [f"v{at}", f"v{at + 1}"]] for _ in range(4)]
+    return text
 
 
 def _trials_needed(load: Load) -> int:
     """By class, so that the work is not used up: what the pace allows, or more than one has ever reached."""
     per_second = load.workers * (500.0 if load.trial_s == 0.0 else 1.0 / load.trial_s)
-    begins_s = load.workers / SLOWEST_CALLS + SLOTS * load.trial_s + WARM_UP_S
+    begins_s = load.workers / SLOWEST_CALLS + SPREAD * load.trial_s + WARM_UP_S
     lasts_s = begins_s + load.seconds + SLOTS * load.trial_s
     return int(per_second * lasts_s / load.classes)
 
 
 @contextlib.contextmanager
-def serving(database_url: str, broker: str, folder: Path) -> Iterator[Service]:
+def serving(backends: Backends, folder: Path) -> Iterator[Service]:
     """A server process of its own. Raises ScaleError."""
     port, grpc_port = services.free_port(), services.free_port()
     plain = {name: value for name, value in os.environ.items() if not name.startswith("TUNEFARM_")}
     ours = {
-        "TUNEFARM_DATABASE_URL": database_url,
-        "TUNEFARM_BROKER": broker,
+        "TUNEFARM_DATABASE_URL": backends.database_url,
+        "TUNEFARM_BROKER": backends.broker,
         "TUNEFARM_PORT": str(port),
         "TUNEFARM_GRPC_PORT": str(grpc_port),
         "TUNEFARM_RATE_LIMIT": "off",
     }
-    with (folder / "server.log").open("wb") as log:
+    log = folder / f"server {port}.log"
+    with log.open("wb") as written:
         process = subprocess.Popen(
-            [sys.executable, "-m", "server"], env=plain | ours, stdout=log, stderr=subprocess.STDOUT
+            [sys.executable, "-m", "server"], env=plain | ours, stdout=written, stderr=subprocess.STDOUT
         )
-    database = Database(database_url)
     try:
-        service = Service(database, f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}")
-        _wait_until_ready(service.http, process, folder / "server.log")
+        service = Service(f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}", process.pid)
+        _wait_until_ready(service.http, process, log)
         yield service
     finally:
-        database.close()
         process.terminate()
         process.wait()
 
@@ -216,20 +257,25 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
     raise ScaleError(f"the server did not start: {log.read_text(errors='replace')[-500:]}")
 
 
-def _simulate(address: str, load: Load) -> Seen:
+def _simulate(addresses: Sequence[str], load: Load, pids: Mapping[str, int]) -> Seen:
     options = {
-        "--server": address,
         "--workers": load.workers,
         "--classes": load.classes,
         "--seconds": load.seconds,
         "--trial-s": load.trial_s,
     }
-    words = [str(word) for pair in options.items() for word in pair]
+    given = [*options.items(), *(("--server", address) for address in addresses)]
+    given += [("--pid", f"{name}={pid}") for name, pid in pids.items()]
+    words = [str(word) for pair in given for word in pair]
     command = [sys.executable, "-m", "benchmarks.scale_workers", *words]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
-        raise ScaleError(f"the simulated workers failed: {done.stderr.strip()[-500:]}")
+        raise ScaleError("the simulated workers failed: what they wrote says why")
     return Seen(**json.loads(done.stdout))
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
 
 
 def _percentile(seen: Seen, rank: int) -> float:

@@ -2,23 +2,25 @@
 
     python -m benchmarks.scale_workers --server HOST:PORT --workers 1000 --classes 50 --seconds 9 --trial-s 1
 
-Writes what they saw to standard output, as JSON.
+Writes what they saw to standard output, as JSON, and how far they are to standard error.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import math
 import random
 import sys
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import grpc.aio
+import psutil
 
 from benchmarks.arguments import positive
 from proto import fleet_pb2 as pb
@@ -30,22 +32,33 @@ from search.device import Device
 SLOTS = 16
 WAIT_S = 5.0
 # How long all workers work before anything counts.
-WARM_UP_S = 3.0
+WARM_UP_S = 5.0
+# Devices don't begin together but over so many trials. First leases are small: for a while more calls come.
+SPREAD = 2 * SLOTS
+# Until every worker has had a lease. A service that takes longer can't be measured so.
+BEGIN_LIMIT_S = 180.0
+OURS = "simulated workers"
 _CALL_TIMEOUT_S = 60.0
 # Every worker has a connection of its own, as on machines of their own.
 _OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
+class TooSlow(Exception):
+    """Not every worker got work; one sentence for people."""
+
+
 @dataclass
 class Seen:
     """By all workers together, within `seconds`: how many results were acknowledged, and how long calls took
-    that were answered with a lease. `acknowledged` counts those before and after too; so many of these were
-    `late`: their lease had lapsed, so they were dropped."""
+    that were answered with a lease; by process, the seconds of CPU that it used. `acknowledged` counts
+    results before and after too; so many of these were `late`: their lease had lapsed, so they were
+    dropped."""
 
     seconds: float
     stored: int = 0
     acknowledged: int = 0
     lease_s: list[float] = field(default_factory=list)
+    cpu_s: dict[str, float] = field(default_factory=dict)
     late: int = 0
 
     @property
@@ -58,13 +71,13 @@ class Clock:
     so many seconds."""
 
     def __init__(self, workers: int, seconds: float) -> None:
-        self._missing = workers
+        self.missing = workers
         self._seconds = seconds
         self._begin = math.inf
 
     def first_lease(self, now: float) -> None:
-        self._missing -= 1
-        if self._missing == 0:
+        self.missing -= 1
+        if self.missing == 0:
             self._begin = now + WARM_UP_S
 
     def counts(self, now: float) -> bool:
@@ -72,6 +85,27 @@ class Clock:
 
     def is_over(self, now: float) -> bool:
         return now >= self._begin + self._seconds
+
+
+class Meter:
+    """The CPU that processes use, by name: each with those that it started, and this one."""
+
+    def __init__(self, pids: Mapping[str, int]) -> None:
+        self._pids = pids
+
+    def read(self) -> dict[str, float]:
+        """Seconds so far."""
+        others = {name: _cpu_s(psutil.Process(pid)) for name, pid in self._pids.items()}
+        return others | {OURS: time.process_time()}
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    total = 0.0
+    for one in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = one.cpu_times()
+            total += times.user + times.system + times.children_user + times.children_system
+    return total
 
 
 def device_of(number: int) -> Device:
@@ -111,8 +145,7 @@ class Worker:
     async def work(self, clock: Clock, seen: Seen) -> None:
         """Until the time is up; what was leased then is still reported."""
         now = asyncio.get_running_loop().time
-        # Not all at once: devices don't begin together.
-        await asyncio.sleep(random.uniform(0.0, self._trial_s * SLOTS))
+        await asyncio.sleep(random.uniform(0.0, self._trial_s * SPREAD))
         results: list[pb.Result] = []
         is_new = True
         while not clock.is_over(began := now()):
@@ -153,28 +186,70 @@ def measured(lease: pb.Lease) -> list[pb.Result]:
     ]
 
 
-async def run(address: str, workers: int, classes: int, seconds: float, trial_s: float) -> Seen:
-    """What so many workers saw, evenly spread over the classes."""
-    fleet = [Worker(address, number, device_of(number % classes), trial_s) for number in range(workers)]
+async def run(
+    addresses: Sequence[str], load: tuple[int, int], seconds: float, trial_s: float, meter: Meter
+) -> Seen:
+    """What so many workers saw, evenly spread over so many classes and over the servers. Raises TooSlow."""
+    workers, classes = load
+    fleet = [
+        # Not by the number itself: each server should have workers of every class.
+        Worker(addresses[number // classes % len(addresses)], number, device_of(number % classes), trial_s)
+        for number in range(workers)
+    ]
     for first in range(0, workers, 50):
         await asyncio.gather(*(worker.enter() for worker in fleet[first : first + 50]))
+    _say(f"{workers} workers are known")
     clock, seen = Clock(workers, seconds), Seen(seconds)
-    await asyncio.gather(*(worker.work(clock, seen) for worker in fleet))
+    await asyncio.gather(_watch(clock, seen, meter), *(worker.work(clock, seen) for worker in fleet))
     return seen
 
 
+async def _watch(clock: Clock, seen: Seen, meter: Meter) -> None:
+    """Notes the CPU that is used while counting lasts. Raises TooSlow."""
+    now = asyncio.get_running_loop().time
+    limit = now() + BEGIN_LIMIT_S
+    while not clock.counts(now()):
+        if clock.missing and now() > limit:
+            raise TooSlow(f"after {BEGIN_LIMIT_S:.0f} s, {clock.missing} workers have not had a lease")
+        await asyncio.sleep(0.05)
+    _say("every worker works: counting begins")
+    before = await asyncio.to_thread(meter.read)
+    while clock.counts(now()):
+        await asyncio.sleep(0.05)
+    after = await asyncio.to_thread(meter.read)
+    seen.cpu_s = {name: after[name] - before[name] for name in before}
+    _say(f"{seen.a_second:.0f} trials stored a second")
+
+
+def _say(words: str) -> None:
+    print(f"  {words}", file=sys.stderr, flush=True)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    random.seed(time.time_ns())
+    meter = Meter({name: int(pid) for name, _, pid in (pair.rpartition("=") for pair in args.pids)})
+    load = args.workers, args.classes
+    try:
+        seen = asyncio.run(run(args.servers, load, args.seconds, args.trial_s, meter))
+    except TooSlow as error:
+        print(f"benchmarks.scale_workers: {error}", file=sys.stderr)
+        return 1
+    json.dump(asdict(seen), sys.stdout)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.scale_workers")
-    parser.add_argument("--server", required=True, metavar="HOST:PORT")
+    parser.add_argument("--server", required=True, action="append", dest="servers", metavar="HOST:PORT")
     parser.add_argument("--workers", type=positive, required=True)
     parser.add_argument("--classes", type=positive, required=True)
     parser.add_argument("--seconds", type=float, required=True)
     parser.add_argument("--trial-s", type=float, required=True)
-    args = parser.parse_args(argv)
-    random.seed(time.time_ns())
-    seen = asyncio.run(run(args.server, args.workers, args.classes, args.seconds, args.trial_s))
-    json.dump(asdict(seen), sys.stdout)
-    return 0
+    parser.add_argument(
+        "--pid", action="append", dest="pids", default=[], metavar="NAME=PID", help="whose CPU is measured"
+    )
+    return parser
 
 
 if __name__ == "__main__":

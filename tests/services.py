@@ -60,6 +60,12 @@ class Process:
                 assert time.monotonic() < deadline, words
                 time.sleep(0.02)
 
+    @property
+    def pid(self) -> int:
+        """Of the server that runs."""
+        assert self._process is not None, "it was started"
+        return self._process.pid
+
     def stop(self, number: int = signal.SIGQUIT) -> None:
         """By default at once, as in a crash."""
         if self._process is not None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import figures, scale
+from benchmarks import figures, scale, scale_workers
+from benchmarks.scale_workers import Clock, Meter, Seen
 from records.database import Database
 from records.trials import counts
 from tests.services import Postgresql
@@ -20,9 +24,36 @@ def test_figures_of_a_small_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     file = tmp_path / "scale.json"
     assert scale.main(["--workers", "8", "--seconds", "3", "--json", str(file)]) == 0
     found = figures.read(file).figures
-    assert len(found) == 5
-    assert all(one.value > 0 for one in found[:4])
-    assert found[4].value == 0
+    values = {one.name: one.value for one in found}
+    late = values.pop("results that came too late to count")
+    assert late == 0
+    assert all(value >= 0 if name.startswith("cores used") else value > 0 for name, value in values.items())
+    assert values["cores used: server 1"] > 0
+    assert values["cores used: PostgreSQL"] > 0
+    assert any(name.startswith("trials stored by two servers") for name in values)
+
+
+def test_who_never_gets_work_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def watch() -> None:
+        monkeypatch.setattr(scale_workers, "BEGIN_LIMIT_S", 0.0)
+        await scale_workers._watch(Clock(3, 1.0), Seen(1.0), Meter({}))
+
+    with pytest.raises(scale_workers.TooSlow, match="3 workers have not had a lease"):
+        asyncio.run(watch())
+
+
+def test_a_process_is_metered_with_its_children() -> None:
+    busy = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'sum(range(10**7))'])"
+    code = f"{busy}; print('done', flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline() == b"done\n"
+        used = Meter({"it": parent.pid}).read()
+        assert used["it"] > 0
+        assert used[scale_workers.OURS] > 0
+        parent.communicate(b"\n")
 
 
 def test_jobs_are_filled_with_work(postgresql: Postgresql) -> None:
