@@ -6,13 +6,14 @@ import sys
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from records import blobs, events, jobs
-from records.database import Database, StorageError
+from records.database import Database, StorageError, _alembic
 from records.tables import Base
 from tests.unit.records.farm import request
 
@@ -75,6 +76,32 @@ class TestMigration:
         with database.begin() as session:
             context = MigrationContext.configure(session.connection(), opts={"compare_type": True})
             assert compare_metadata(context, Base.metadata) == []
+        database.close()
+
+    def test_counts_the_trials_that_are_there(self, tmp_path: Path) -> None:
+        path = tmp_path / "old.db"
+        with sqlite3.connect(path) as connection:
+            engine = create_engine(f"sqlite:///{path}")
+            with engine.begin() as old:
+                config = _alembic()
+                config.attributes["connection"] = old
+                command.upgrade(config, "0004")
+            engine.dispose()
+            job = "'job', 'sha', 'net', '{}', 'native', 9, 0, 'tuning', '', 1.0"
+            columns = "id, model_sha, model_name, shapes, target, trials, seed, state, message, created_at"
+            connection.execute(f"INSERT INTO jobs ({columns}) VALUES ({job})")
+            columns = "job_id, task_id, workload_hash, round, trace, trace_sha, predicted_s, state, attempts"
+            for number, state in enumerate(("done", "done", "leased", "pending")):
+                trial = f"'job', 1, 'w', 0, 't', '{number}', 0.0, '{state}', 0"
+                connection.execute(
+                    f"INSERT INTO trials ({columns}, error, created_at) VALUES ({trial}, '', 1.0)"
+                )
+        connection.close()
+        database = sqlite(path)
+        database.migrate()
+        with database.begin() as session:
+            job = jobs.get(session, "job")
+            assert (job.trials_issued, job.trials_done) == (4, 2)
         database.close()
 
     def test_is_safe_to_repeat(self, database: Database) -> None:

@@ -1,0 +1,98 @@
+"""What one call asks of the database decides how many workers a server takes: so it is bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.orm import Session
+
+from proto.values import Lease, Result, WorkerReport, WorkerState
+from records.database import Database
+from server.reconcile import reconcile
+from tests.unit.records.farm import DEVICE, make_job, measured
+
+READY = WorkerReport("worker", "session", False, WorkerState.READY, DEVICE, slots=16)
+# Of a call that reports a whole lease and takes the next one, and of one that is only a sign of life.
+MOST, HEARTBEAT = 15, 2
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Session]:
+    if request.param == "postgresql":
+        emptied = request.getfixturevalue("emptied")
+        emptied.empty()
+        database = Database(emptied.url)
+    else:
+        database = Database(f"sqlite:///{tmp_path}/tunefarm.db")
+        database.migrate()
+    with database.begin() as session:
+        yield session
+    database.close()
+
+
+@contextmanager
+def counted(session: Session) -> Iterator[list[str]]:
+    """The statements that are executed meanwhile."""
+    seen: list[str] = []
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+        seen.append(statement)
+
+    event.listen(session.get_bind(), "before_cursor_execute", note)
+    yield seen
+    event.remove(session.get_bind(), "before_cursor_execute", note)
+
+
+def call(session: Session, report: WorkerReport, name: str, now: float) -> Lease | None:
+    return reconcile(session, report, not report.starting, name, now).answer.lease
+
+
+def reported(lease: Lease, secs: float | None = 1e-3) -> WorkerReport:
+    results = [
+        Result(number, lease.id, measured(secs), trial_id=candidate.trial_id)
+        for number, candidate in enumerate(lease.candidates, 1)
+    ]
+    return replace(READY, results=tuple(results))
+
+
+def test_a_lease_costs_as_many_whatever_its_size_and_the_jobs(session: Session) -> None:
+    farm = make_job(session, "job")
+    farm.issue(*(f"t{number}" for number in range(100)))
+    lease = call(session, replace(READY, starting=True), "lease 0", 20.0)
+    sizes, costs = [], []
+    for number in range(1, 5):
+        assert lease is not None
+        sizes.append(len(lease.candidates))
+        with counted(session) as seen:
+            lease = call(session, reported(lease), f"lease {number}", 20.0 + number)
+        assert len(seen) <= MOST, seen
+        costs.append(len(seen))
+    assert sizes == [8, 16, 16, 16]
+    assert len(set(costs)) == 1
+
+
+def test_a_failure_costs_one_more(session: Session) -> None:
+    farm = make_job(session, "job")
+    farm.issue("t0", "t1")
+    lease = call(session, replace(READY, starting=True, slots=1), "lease", 20.0)
+    assert lease is not None
+    with counted(session) as seen:
+        assert call(session, reported(lease, secs=None), "another", 21.0) is not None
+    assert len(seen) <= MOST + 1, seen
+
+
+def test_a_sign_of_life_costs_next_to_nothing(session: Session) -> None:
+    farm = make_job(session, "job")
+    farm.issue("t0")
+    lease = call(session, replace(READY, starting=True), "lease", 20.0)
+    assert lease is not None
+    with counted(session) as seen:
+        busy = replace(READY, state=WorkerState.BUSY, held=lease.id, slots=0)
+        assert reconcile(session, busy, True, "another", 21.0).answer.keeps == lease.id
+    assert len(seen) <= HEARTBEAT, seen
