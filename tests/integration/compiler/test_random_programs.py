@@ -2,10 +2,13 @@
 
 A sketch is drawn uniformly, then one row of a sample of it, good or bad. An operator's programs are spread
 over its small shapes and element types.
+
+`python -m tests.integration.compiler.test_random_programs 640` tries so many of every operator, and counts.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -132,3 +135,21 @@ def test_a_wrong_result_is_noticed() -> None:
     assert isinstance(built, Built)
     assert not workload.difference(built)
     assert "512 of 512 values differ" in other.difference(built)
+
+
+def main(count: int, at_once: int = 160) -> None:
+    """Other programs than the tests', `at_once` of an operator in memory."""
+    tried = failed = wrong = 0
+    for operator in OPERATORS:
+        for number in range(-(-count // at_once)):
+            found = _try(operator, min(at_once, count - number * at_once), seed=10 + number)
+            _try.cache_clear()
+            print(*(one for one in found if one.build_error or one.wrong), sep="\n", end="")
+            tried += len(found)
+            failed += sum(bool(one.build_error) for one in found)
+            wrong += sum(bool(one.wrong) for one in found)
+        print(f"{operator}: {tried} programs so far, {failed} failed to build, {wrong} wrong", flush=True)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
