@@ -85,10 +85,10 @@ class Postgresql(Process):
             "listen_addresses": "127.0.0.1",
             "port": self.port,
             "unix_socket_directories": folder,
-            "shared_buffers": "64MB",
         }
         if not durable:
             flags |= {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+            flags |= {"shared_buffers": "64MB"}
         settings = [word for name, value in flags.items() for word in ("-c", f"{name}={value}")]
         command = [programs / "postgres", "-D", folder / "data", *settings]
         super().__init__(command, folder, lambda: self.execute("SELECT 1"), **popen)
@@ -146,7 +146,7 @@ class Emptied:
 
 @contextmanager
 def postgresql(*, durable: bool = False) -> Iterator[Postgresql]:
-    """Unless it is `durable`, it flushes nothing to disk. Raises Missing."""
+    """One that is `durable` works as it was installed; the others flush nothing to disk. Raises Missing."""
     programs = _postgresql_programs()
     # Short, because a socket's path may not be long, and where the server's user may go.
     with tempfile.TemporaryDirectory(prefix="tunefarm-pg-", dir="/tmp", ignore_cleanup_errors=True) as name:
