@@ -1,0 +1,102 @@
+"""Sends messages that make no sense, in great number: no 5xx, no crash, no leak.
+
+    python -m benchmarks.fuzz --quick --json FILE
+
+Raw bytes to every gRPC method of a real server process, files to its upload, files to the ONNX importer in a
+process of its own. Everything is drawn from a seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+
+from rich.console import Console
+
+from benchmarks import figures, machine
+from benchmarks.arguments import add_json
+from benchmarks.figures import Results
+from benchmarks.fuzz import fleet, imports, uploads
+from benchmarks.fuzz.figures import Found, figures_of
+from benchmarks.fuzz.imports import ImporterError, importing
+from benchmarks.fuzz.service import Growth, Service, ServiceError, running
+from benchmarks.fuzz.wrong import Wrong
+from worker.settings import usable_cores
+
+SENDERS: Mapping[str, Callable[[Service, Wrong, Growth], fleet.Sender | uploads.Uploader]] = {
+    fleet.KIND: fleet.Sender,
+    uploads.KIND: uploads.Uploader,
+}
+COUNTS = {fleet.KIND: 70_000, uploads.KIND: 20_000, imports.KIND: 10_000}
+QUICK_SHARE = 20
+WIDTH = 180  # of the table where there is no terminal to ask
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 1 when anything was answered wrongly, or something can't be started."""
+    given = sys.argv[1:] if argv is None else argv
+    args = _parser().parse_args(given)
+    command = shlex.join(["python", "-m", "benchmarks.fuzz", *given])
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    where = machine.describe(usable_cores())
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    share = QUICK_SHARE if args.quick else 1
+    wrong = Wrong(lambda line: console.print(line, highlight=False, markup=False), args.keep)
+    try:
+        found = fuzz({kind: count // share for kind, count in COUNTS.items()}, args.seed, wrong)
+    except (ServiceError, ImporterError) as error:
+        print(f"benchmarks.fuzz: {error}", file=sys.stderr)
+        return 1
+    all_figures = figures_of(found)
+    Results(tuple(all_figures), where, date, command).write(args.json)
+    console.print(figures.table(all_figures))
+    return int(any(each.reached is False for each in all_figures))
+
+
+def fuzz(counts: Mapping[str, int], seed: int, wrong: Wrong) -> Found:
+    """Sends so many messages of each kind. Raises ServiceError, ImporterError."""
+    found = Found(counts, wrong=wrong.kinds)
+    with tempfile.TemporaryDirectory(prefix="tunefarm-fuzz-") as folder, running(Path(folder)) as service:
+        _fuzz_service(service, found, seed, wrong)
+        found.server_ended = int(service.ended())
+    with importing() as importer:
+        count = counts[imports.KIND]
+        found.answers[imports.KIND] = imports.send(importer, count, _rng(seed, imports.KIND), wrong)
+        found.import_bytes = importer.most_taken_bytes
+    return found
+
+
+def _fuzz_service(service: Service, found: Found, seed: int, wrong: Wrong) -> None:
+    """One kind after the other, until the server ends."""
+    for batch, (kind, make) in enumerate(SENDERS.items(), 2):
+        growth = found.growth[kind] = Growth()
+        sender = make(service, wrong, growth)
+        sender.send(found.asked[kind], _rng(seed, kind))
+        found.answers[kind] = sender.answers
+        found.tried += 1
+        found.served += not service.ended() and fleet.is_served(service, batch)
+
+
+def _rng(seed: int, kind: str) -> Random:
+    return Random(f"{seed} {kind}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__.split("\n")[0])
+    add_json(parser)
+    parser.add_argument("--quick", action="store_true", help=f"a {QUICK_SHARE}th of the messages")
+    parser.add_argument("--seed", type=int, default=0, help="of all that is drawn [0]")
+    parser.add_argument(
+        "--keep", type=Path, metavar="FOLDER", help="where messages go that are answered wrongly"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,49 @@
+"""What fuzzing has found, once more."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import grpc
+import pytest
+
+from proto import fleet_pb2 as pb
+from tests.integration.server.conftest import Service, Worker, launch
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    service, stop = launch(tmp_path_factory.mktemp("service"))
+    yield service
+    stop()
+
+
+@pytest.mark.parametrize("name", ["x" * 100_000, "\U0001f600" * 10_000, "\0" * 5000])
+def test_a_name_of_any_length_is_not_found(service: Service, name: str) -> None:
+    """The words of a status travel as a header, which may not be longer than a few kilobytes."""
+    for call in (
+        lambda: service.fleet.GetWorkload(pb.WorkloadRequest(workload_hash=name), timeout=10),
+        lambda: list(service.fleet.GetBlob(pb.BlobRequest(sha256=name), timeout=10)),
+    ):
+        with pytest.raises(grpc.RpcError) as refused:
+            call()
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+
+
+@pytest.mark.parametrize("seconds", ["NaN", "Infinity", "-Infinity"])
+def test_a_token_never_lives_for_what_is_no_number(service: Service, seconds: str) -> None:
+    """NaN is not more than a century, and a token that ends then never ends."""
+    body = f'{{"name": "x", "scopes": ["read"], "expires_after_s": {seconds}}}'
+    answer = service.http.post("/v1/tokens", content=body, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 422
+    assert "expires_after_s" in answer.json()["detail"]
+
+
+def test_no_schedule_takes_a_million_years(service: Service) -> None:
+    """The median of such times is infinite, which is not what the document says a latency is."""
+    Worker(service.fleet).call()
+    record = {"workload": "abc", "trace": "[]", "run_secs": [1.7e308, 1.7e308], "target": "{}"}
+    body = {"workloads": [{"hash": "abc", "module_json": "{}"}], "records": [record]}
+    answer = service.http.post("/v1/schedules/import", json=body)
+    assert answer.status_code == 422
+    assert "run_secs" in answer.json()["detail"]

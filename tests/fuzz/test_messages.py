@@ -1,0 +1,76 @@
+"""Messages that make no sense, to real processes: always a proper answer, nothing ends, nothing grows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from benchmarks.fuzz import fleet, imports, uploads
+from benchmarks.fuzz.imports import Importer, importing
+from benchmarks.fuzz.service import Growth, Service, running
+from benchmarks.fuzz.wrong import Wrong
+from tests.onnx_models import MODELS
+
+pytestmark = pytest.mark.slow
+
+CALLS, UPLOADS, IMPORTS = 2500, 800, 200
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with running(tmp_path_factory.mktemp("service")) as started:
+        yield started
+
+
+@pytest.fixture
+def wrong(tmp_path: Path) -> Wrong:
+    """Its messages are kept where pytest keeps temporary files."""
+    return Wrong(print, tmp_path)
+
+
+@pytest.fixture
+def importer() -> Iterator[Importer]:
+    with importing() as started:
+        yield started
+
+
+def test_workers_that_make_no_sense(service: Service, wrong: Wrong) -> None:
+    growth = Growth()
+    sender = fleet.Sender(service, wrong, growth)
+    sender.send(CALLS, Random(1))
+    assert wrong.kinds == {}
+    assert sender.answers.total() == CALLS
+    expected = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNAUTHENTICATED"}
+    assert expected <= set(sender.answers)
+    assert growth.new_files <= 8
+    assert fleet.is_served(service, 2)
+
+
+def test_uploads_that_are_no_models(service: Service, wrong: Wrong) -> None:
+    growth = Growth()
+    uploader = uploads.Uploader(service, wrong, growth)
+    uploader.send(UPLOADS, Random(2))
+    assert wrong.kinds == {}
+    assert set(uploader.answers) == {"201", "422"}
+    assert growth.new_files <= 8
+    assert fleet.is_served(service, 3)
+
+
+def test_models_that_make_no_sense(importer: Importer, wrong: Wrong) -> None:
+    endings = imports.send(importer, IMPORTS, Random(3), wrong)
+    assert wrong.kinds == {}
+    assert set(endings) == {"imported", "refused"}
+    assert importer.most_taken_bytes < 1 << 30
+
+
+def test_an_importer_that_dies_is_noticed_and_replaced(importer: Importer) -> None:
+    good = MODELS["two_outputs"]()
+    assert importer.attempt(good, fuses=True).how == "imported"
+    assert importer._process is not None
+    importer._process.kill()
+    assert importer.attempt(good, fuses=False).how == "crashed SIGKILL"
+    assert importer.attempt(good, fuses=False).how == "imported"
+    assert importer.attempt(b"no model", fuses=False).how == "refused"
