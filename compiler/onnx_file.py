@@ -16,6 +16,15 @@ from compiler.spec import ModelError, Shape, TensorSpec, first_line
 MAX_FILE_BYTES = 1 << 30
 MAX_NODES = 50_000
 MAX_INPUT_ELEMENTS = 1 << 28
+MAX_RANK = 64
+_MOST = (1 << 31) - 1
+# What TVM divides by, and counts with, in whichever operator.
+_BOUNDS = {
+    **dict.fromkeys(("group", "strides", "dilations", "kernel_shape", "blocksize"), (1, _MOST)),
+    **dict.fromkeys(("output_shape", "output_padding"), (0, _MOST)),
+    **dict.fromkeys(("axis", "axes", "perm", "batch_dims"), (-MAX_RANK, MAX_RANK)),
+    "pads": (-_MOST, _MOST),
+}
 # Domain, name and overload: what a node calls a function of the model's own by.
 FunctionKey = tuple[str, str, str]
 
@@ -41,6 +50,7 @@ def read_file(data: bytes, shapes: Mapping[str, Shape]) -> OnnxFile:
     inputs = _fix_inputs(proto.graph, shapes)
     _fix_outputs(proto.graph)
     proto = _check_onnx(proto)
+    _check_numbers(proto)
     output_names = tuple(output.name for output in proto.graph.output)
     return OnnxFile(proto, inputs, output_names, _opset(proto))
 
@@ -160,6 +170,18 @@ def _check_onnx(proto: onnx.ModelProto) -> onnx.ModelProto:
         return onnx.inliner.inline_local_functions(proto) if proto.functions else proto
     except Exception as error:
         raise ModelError(f"the model isn't valid ONNX: {first_line(error)}") from error
+
+
+def _check_numbers(proto: onnx.ModelProto) -> None:
+    """ONNX's checker takes strides of nought, by which TVM's native code divides."""
+    for node in _nodes(proto.graph.node):
+        for attribute in node.attribute:
+            least, most = _BOUNDS.get(attribute.name, (None, None))
+            numbers = [*attribute.ints, *([attribute.i] if attribute.HasField("i") else [])]
+            if least is not None and most is not None and not all(least <= n <= most for n in numbers):
+                raise ModelError(
+                    f"{node_name(node)} has {attribute.name} {numbers}: each must be from {least} to {most}"
+                )
 
 
 def node_name(node: onnx.NodeProto) -> str:

@@ -64,6 +64,19 @@ def _hide_external_data_in_a_node(model: onnx.ModelProto) -> None:
     model.graph.node.append(helper.make_node("Constant", [], ["unused"], name="c", value=value))
 
 
+def _set_number(name: str, number: int) -> Callable[[onnx.ModelProto], None]:
+    """Of the first convolution."""
+
+    def change(model: onnx.ModelProto) -> None:
+        node = next(node for node in model.graph.node if node.op_type == "Conv")
+        kept = [attribute for attribute in node.attribute if attribute.name != name]
+        del node.attribute[:]
+        value = number if name == "group" else [number] * 2
+        node.attribute.extend([*kept, helper.make_attribute(name, value)])
+
+    return change
+
+
 def _make_the_input_a_sequence(model: onnx.ModelProto) -> None:
     model.graph.input[0].type.ClearField("tensor_type")
     model.graph.input[0].type.sequence_type.elem_type.tensor_type.elem_type = TensorProto.FLOAT
@@ -147,6 +160,9 @@ def _hide_external_data_in_a_function(model: onnx.ModelProto) -> None:
         (_changed(lambda m: m.graph.node[0].input.append("nowhere")), "isn't valid ONNX"),
         (_changed(lambda m: m.graph.node.reverse()), "isn't valid ONNX"),
         (_changed(lambda m: setattr(m, "ir_version", 9999)), "isn't valid ONNX"),
+        (_changed(_set_number("strides", 0)), r"'conv0' has strides \[0, 0\]: each must be from 1 to"),
+        (_changed(_set_number("group", -(2**63))), "has group"),
+        (_changed(_set_number("dilations", 2**40)), "has dilations"),
         (_changed(_make_the_input_a_sequence), "isn't a tensor|not a tensor"),
         (_changed(_make_the_input_text), "holds text"),
     ],
