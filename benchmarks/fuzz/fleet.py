@@ -74,15 +74,19 @@ class Sender:
 
     async def _take(self, source: Iterator[tuple[Call, str]], stubs: Mapping[str, Any]) -> None:
         for call, sender in source:
-            code, answer = await _sent(stubs[call.method], call, self._metadata.get(sender, ()))
-            self._judge(call, sender, code)
+            may_wait = sender == "worker" and call.waits
+            timeout_s = WAITING_TIMEOUT_S if may_wait else TIMEOUT_S
+            code, answer = await _sent(
+                stubs[call.method], call, metadata=self._metadata.get(sender, ()), timeout=timeout_s
+            )
+            self._judge(call, sender, code, may_wait)
             if code is Code.OK and call.method == SYNCHRONIZE:
                 self._known.learn(call.data, answer)
             if self._service.ended():
                 return
 
-    def _judge(self, call: Call, sender: str, code: grpc.StatusCode) -> None:
-        held_back = code is Code.DEADLINE_EXCEEDED and sender == "worker" and call.waits
+    def _judge(self, call: Call, sender: str, code: grpc.StatusCode, may_wait: bool) -> None:
+        held_back = may_wait and code is Code.DEADLINE_EXCEEDED
         self.answers["held back" if held_back else code.name] += 1
         if code not in EXPECTED[sender] and not held_back:
             self._wrong.note(f"{KIND} {call.method} {sender} {code.name}", call.data)
@@ -124,16 +128,13 @@ def _stub(channel: grpc.aio.Channel, method: str) -> Any:
     return channel.unary_stream(path) if METHODS[method].server_streaming else channel.unary_unary(path)
 
 
-async def _sent(
-    stub: Any, call: Call, metadata: tuple[tuple[str, str], ...]
-) -> tuple[grpc.StatusCode, bytes]:
+async def _sent(stub: Any, call: Call, **how: Any) -> tuple[grpc.StatusCode, bytes]:
     """The status, and the bytes of an answer that is one message."""
-    timeout_s = WAITING_TIMEOUT_S if call.waits else TIMEOUT_S
     try:
         if METHODS[call.method].server_streaming:
-            async for _ in stub(call.data, metadata=metadata, timeout=timeout_s):
+            async for _ in stub(call.data, **how):
                 pass
             return Code.OK, b""
-        return Code.OK, await stub(call.data, metadata=metadata, timeout=timeout_s)
+        return Code.OK, await stub(call.data, **how)
     except grpc.aio.AioRpcError as error:
         return error.code(), b""
