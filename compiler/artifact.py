@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
-import tarfile
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
 
-from compiler import fallback
+from compiler import archive, fallback
+from compiler.archive import ArchiveError
 from compiler.codegen import prepared
-from compiler.linker import LinkerError, linker, machine_of
+from compiler.linker import LinkerError, linked, linker
 from compiler.lower import LoweringError, apply_trace
 from compiler.packing import prepack
 from compiler.spec import TensorSpec, first_line
@@ -113,18 +110,11 @@ def build_library(module: tvm.IRModule, target: str) -> bytes:
     triple = triple_of(parsed)
     try:
         link = linker(triple)
-        executable = relax.build(module, parsed)
-        with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
-            path = Path(folder) / LIBRARY
-            executable.export_library(str(path), workspace_dir=folder, fcompile=link)
-            library = path.read_bytes()
+        return linked(relax.build(module, parsed), triple, link)
     except LinkerError as error:
         raise ArtifactError(str(error)) from error
     except Exception as error:  # TVM raises whatever class its C++ side names
         raise ArtifactError(f"the model can't be compiled: {first_line(error)}") from error
-    if machine_of(library) != triple.partition("-")[0]:
-        raise ArtifactError(f"the linker made a library that doesn't run on {triple}: set CC to another one")
-    return library
 
 
 def _scheduled(fused: tvm.IRModule, schedules: Mapping[str, str]) -> tvm.IRModule:
@@ -151,39 +141,16 @@ def _schedule(name: str, func: tirx.PrimFunc, schedules: Mapping[str, str]) -> t
 
 def pack(library: bytes, manifest: Manifest) -> bytes:
     """An uncompressed .tar of the library and its manifest; equal contents give equal bytes."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, data in ((MANIFEST, manifest.to_json().encode()), (LIBRARY, library)):
-            entry = tarfile.TarInfo(name)
-            entry.size = len(data)
-            entry.mode = 0o644
-            tar.addfile(entry, io.BytesIO(data))
-    return buffer.getvalue()
+    return archive.pack([(MANIFEST, manifest.to_json().encode()), (LIBRARY, library)])
 
 
 def unpack(data: bytes) -> tuple[bytes, Manifest]:
-    """The library and the manifest of a packed artifact. Raises ArtifactError for anything else.
-
-    Nothing is written to disk, so no name in the archive can lead anywhere.
-    """
+    """The library and the manifest of a packed artifact. Raises ArtifactError for anything else."""
+    limits = {MANIFEST: MAX_MANIFEST_BYTES, LIBRARY: MAX_LIBRARY_BYTES}
     try:
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
-            manifest = _read_entry(tar, MANIFEST, MAX_MANIFEST_BYTES)
-            library = _read_entry(tar, LIBRARY, MAX_LIBRARY_BYTES)
-        return library, Manifest.from_json(manifest.decode())
-    except (tarfile.TarError, EOFError, OSError, UnicodeDecodeError) as error:
+        entries = archive.unpack(data, limits, "artifact")
+        return entries[LIBRARY], Manifest.from_json(entries[MANIFEST].decode())
+    except ArchiveError as error:
+        raise ArtifactError(str(error)) from error
+    except UnicodeDecodeError as error:
         raise ArtifactError(f"the artifact is damaged: {first_line(error)}") from error
-
-
-def _read_entry(tar: tarfile.TarFile, name: str, limit: int) -> bytes:
-    try:
-        entry = tar.getmember(name)
-    except KeyError as error:
-        raise ArtifactError(f"the artifact holds no {name}") from error
-    file = tar.extractfile(entry) if entry.isreg() else None
-    if file is None or entry.size > limit:
-        raise ArtifactError(f"{name} in the artifact is no plain file of at most {limit} bytes")
-    content = file.read()
-    if len(content) != entry.size:
-        raise ArtifactError(f"the artifact is damaged: {name} is cut short")
-    return content

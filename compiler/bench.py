@@ -1,4 +1,4 @@
-"""Build, verify and time candidates and whole modules on this machine: what a worker's child does.
+"""Build, verify and time candidates and whole modules: what a worker's child does.
 
 A candidate is timed as it will be deployed: what it packs is packed before, and between the repeats the
 constants of the model (weights) are flushed from the caches, because a network streams them, while the
@@ -8,6 +8,7 @@ activations stay.
 from __future__ import annotations
 
 import contextlib
+import platform
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -25,10 +26,12 @@ from tvm.s_tir import Schedule
 from compiler import fallback
 from compiler.artifact import unpack
 from compiler.codegen import prepared
+from compiler.library import Library, LibraryError
+from compiler.linker import linked, linker
 from compiler.lower import apply_trace
 from compiler.operands import SEED, Operands, random_array
-from compiler.packing import Split, split
-from compiler.target import parse_target
+from compiler.packing import Packed, Split, split
+from compiler.target import parse_target, triple_of
 from compiler.timing import Kernel
 from compiler.workload import from_json
 from search.measurement import Measurement, Outcome
@@ -44,12 +47,13 @@ class Built:
     library: Any
     function: Any
     build_secs: float
-    parts: Split | None = None
+    parts: Packed | None = None
 
 
 class Bench:
     """Measures on this machine's CPU, or on its GPU for CUDA. Bad candidates come back as measurements,
-    never as exceptions. Without a GPU, those for CUDA can be built, not run.
+    never as exceptions. Without a GPU, those for CUDA can be built, not run. For another machine's target
+    they can be exported, for that machine to load.
 
     `TVM_NUM_THREADS` in the environment sets how many threads they run on; TVM reads it once.
     """
@@ -67,10 +71,7 @@ class Bench:
         """Replays a trace on a workload and compiles it. Threads may build at the same time."""
         start = time.perf_counter()
         try:
-            scheduled = apply_trace(self._workload(module_json), trace)
-            parts = split(scheduled)
-            module = prepared(parts.module if parts else scheduled, self._target)
-            library = tvm.compile(module, target=self._target)
+            library, parts = self._compile(module_json, trace)
             # Machine code is emitted on the first look-up: that is building, not running.
             function = library["main"]
             if self._on_gpu and not library.mod.imports:
@@ -79,6 +80,28 @@ class Bench:
         except Exception as error:  # TVM raises whatever class its C++ side names
             return Measurement(Outcome.BUILD_ERROR, error=_tail(error))
         return Built(library, function, time.perf_counter() - start, parts)
+
+    def export(self, module_json: str, trace: str) -> Library | Measurement:
+        """As `build`, for the machine of the target: what `load` takes there."""
+        start = time.perf_counter()
+        try:
+            triple = triple_of(self._target)
+            library, parts = self._compile(module_json, trace)
+            data = linked(library, triple, linker(triple))
+        except Exception as error:
+            return Measurement(Outcome.BUILD_ERROR, error=_tail(error))
+        return Library(data, parts, time.perf_counter() - start)
+
+    def load(self, packed: bytes) -> Built | Measurement:
+        """What was exported for this machine, in place of `build`; its build_secs are those of there."""
+        try:
+            found = Library.unpack(packed)
+            library = found.load(platform.machine())
+            return Built(library, library["main"], found.build_secs, found.parts)
+        except LibraryError as error:
+            return Measurement(Outcome.BUILD_ERROR, error=str(error))
+        except Exception as error:
+            return Measurement(Outcome.BUILD_ERROR, error=f"the library can't be loaded: {_tail(error)}")
 
     def prepare(self, module_json: str) -> None:
         """Compiles what a workload's candidates are compared with, ahead of `run`, which fails if this does.
@@ -118,16 +141,19 @@ class Bench:
 
     def self_check(self) -> None:
         """Compiles, runs and verifies a tiny kernel. Raises RuntimeError if the machine can't be trusted."""
-        source = te.placeholder((64,), name="source")
-        doubled = te.compute(source.shape, lambda i: source[i] * 2.0, name="doubled")
-        module = tvm.IRModule({"main": te.create_prim_func([source, doubled])})
-        if self._on_gpu:
-            module = _one_block(module)
+        module = _one_block(_probe()) if self._on_gpu else _probe()
         given = np.arange(64, dtype="float32")
         arguments = [self._tensor(given), self._tensor(np.zeros(64, dtype="float32"))]
         tvm.compile(module, target=self._target)["main"](*arguments)
         if not np.array_equal(arguments[1].numpy(), given * 2):
             raise RuntimeError("the probe kernel computed a wrong result on this machine")
+
+    def _compile(self, module_json: str, trace: str) -> tuple[Any, Split | None]:
+        """A trace replayed on a workload and compiled, without machine code yet."""
+        scheduled = apply_trace(self._workload(module_json), trace)
+        parts = split(scheduled)
+        module = prepared(parts.module if parts else scheduled, self._target)
+        return tvm.compile(module, target=self._target), parts
 
     def _make_operands(self, module_json: str) -> Operands:
         main = self._workload(module_json)["main"]
@@ -178,6 +204,20 @@ class Bench:
 
     def _tensor(self, array: NDArray[Any]) -> Any:
         return tvm.runtime.tensor(array, device=self._device)
+
+
+def can_export(machine: str) -> None:
+    """Tries it with a tiny kernel. Raises LinkerError, or whatever TVM raises, when libraries can't be made
+    for this machine (the first part of an LLVM triple)."""
+    triple = f"{machine}-linux-gnu"
+    target = tvm.target.Target({"kind": "llvm", "mtriple": triple})
+    linked(tvm.compile(_probe(), target=target), triple, linker(triple))
+
+
+def _probe() -> tvm.IRModule:
+    source = te.placeholder((64,), name="source")
+    doubled = te.compute(source.shape, lambda i: source[i] * 2.0, name="doubled")
+    return tvm.IRModule({"main": te.create_prim_func([source, doubled])})
 
 
 def _one_block(module: tvm.IRModule) -> tvm.IRModule:

@@ -8,8 +8,10 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 COMPILERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")
 # The oldest C library that what is linked here has to run with: Debian 10's, Ubuntu 18.10's.
@@ -40,6 +42,20 @@ def linker(triple: str) -> Link:
     # What TVM generates itself, such as packed weights, is for the same machine.
     link.get_target_triple = lambda: triple  # type: ignore[attr-defined]
     return link
+
+
+def linked(executable: Any, triple: str, link: Link) -> bytes:
+    """What TVM compiled for the machine of an LLVM triple, as a shared library of that machine.
+
+    Raises LinkerError, and whatever TVM raises when it can't generate the code.
+    """
+    with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
+        path = Path(folder) / "library.so"
+        executable.export_library(str(path), workspace_dir=folder, fcompile=link)
+        library = path.read_bytes()
+    if machine_of(library) != triple.partition("-")[0]:
+        raise LinkerError(f"the linker made a library that doesn't run on {triple}: set CC to another one")
+    return library
 
 
 def machine_of(library: bytes) -> str | None:

@@ -32,17 +32,23 @@ KERNEL = "kernel"
 
 
 @dataclass(frozen=True)
-class Split:
-    """A scheduled workload as two functions.
+class Packed:
+    """How the two functions of a compiled workload are called, one that packs and one that computes.
 
     `pack` takes the arguments at `operands` and then the tensors that it fills; `main` takes those at the
     same positions. `shapes` and `dtypes` are theirs, the packed tensors'.
     """
 
-    module: tvm.IRModule
     operands: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Split(Packed):
+    """A scheduled workload as two functions."""
+
+    module: tvm.IRModule
 
 
 def split(scheduled: tvm.IRModule) -> Split | None:
@@ -62,10 +68,10 @@ def split(scheduled: tvm.IRModule) -> Split | None:
     operands = _operands(parts["main"])
     packed = pack.params[len(operands) :]
     return Split(
-        tvm.IRModule({"pack": pack, "main": main}),
-        operands,
-        tuple(_shape(param.ty.shape) for param in packed),
-        tuple(str(param.ty.dtype) for param in packed),
+        operands=operands,
+        shapes=tuple(_shape(param.ty.shape) for param in packed),
+        dtypes=tuple(str(param.ty.dtype) for param in packed),
+        module=tvm.IRModule({"pack": pack, "main": main}),
     )
 
 

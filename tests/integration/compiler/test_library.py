@@ -1,0 +1,162 @@
+"""Candidates compiled here, linked, packed, loaded again and measured; or linked for another machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+from dataclasses import replace
+
+import pytest
+
+from compiler import archive
+from compiler.bench import Bench, Built, can_export
+from compiler.library import LIBRARY, MANIFEST, Library, LibraryError
+from compiler.linker import LinkerError, machine_of
+from compiler.packing import Packed
+from compiler.target import probe
+from compiler.workload import to_json
+from search.measurement import Measurement, Outcome
+from tests.packing import packed_everywhere, with_constants
+from tests.workloads import matmul
+
+THIS = platform.machine()
+OTHER = "aarch64" if THIS == "x86_64" else "x86_64"
+DEVICE = probe(1)
+# The trace that leaves a workload as it is.
+UNTOUCHED = "[[],[]]"
+PACKED = Packed((1,), ((4, 8), (2,)), ("float32", "int8"))
+
+
+@pytest.fixture(scope="module")
+def bench() -> Bench:
+    return Bench(DEVICE.target)
+
+
+@pytest.fixture(scope="module")
+def exported(bench: Bench) -> Library:
+    library = bench.export(to_json(matmul(8, 8, 8)), UNTOUCHED)
+    assert isinstance(library, Library), library
+    return library
+
+
+def test_what_is_exported_is_loaded_verified_and_timed(bench: Bench, exported: Library) -> None:
+    built = bench.load(exported.pack())
+    assert isinstance(built, Built), built
+    assert built.build_secs == exported.build_secs > 0.0
+    measurement = bench.run(built, to_json(matmul(8, 8, 8)), ())
+    assert measurement.outcome is Outcome.OK, measurement.error
+    assert measurement.build_secs == exported.build_secs
+
+
+def test_outputs_are_verified_as_those_of_any_candidate(bench: Bench, exported: Library) -> None:
+    built = bench.load(exported.pack())
+    assert isinstance(built, Built)
+    other = to_json(matmul(8, 8, 16))
+    assert bench.run(built, other, ()).outcome in (Outcome.RUN_ERROR, Outcome.WRONG_RESULT)
+
+
+def test_what_it_packs_is_packed_before_it_is_timed(bench: Bench) -> None:
+    workload = with_constants(matmul(8, 32, 16), (1,))
+    trace = packed_everywhere(workload, 8)
+    assert trace is not None
+    library = bench.export(to_json(workload), trace)
+    assert isinstance(library, Library), library
+    assert library.parts is not None
+    assert (library.parts.operands, library.parts.dtypes) == ((1,), ("float32",))
+    built = bench.load(library.pack())
+    assert isinstance(built, Built), built
+    measurement = bench.run(built, to_json(workload), (1,))
+    assert measurement.outcome is Outcome.OK, measurement.error
+
+
+def test_several_are_loaded_side_by_side(bench: Bench) -> None:
+    sizes = (4, 8, 12)
+    loaded = []
+    for size in sizes:
+        library = bench.export(to_json(matmul(size, size, size)), UNTOUCHED)
+        assert isinstance(library, Library)
+        loaded.append(bench.load(library.pack()))
+    for size, built in zip(sizes, loaded, strict=True):
+        assert isinstance(built, Built)
+        assert bench.run(built, to_json(matmul(size, size, size)), ()).outcome is Outcome.OK
+
+
+def test_a_wrong_trace_is_a_build_error(bench: Bench) -> None:
+    refused = bench.export(to_json(matmul(8, 8, 8)), "nonsense")
+    assert isinstance(refused, Measurement)
+    assert (refused.outcome, bool(refused.error)) == (Outcome.BUILD_ERROR, True)
+
+
+def test_without_a_linker_the_failure_says_what_to_install(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("PATH", "/nowhere"), ("CC", ""), ("CXX", "")):
+        monkeypatch.setenv(name, value)
+    refused = bench.export(to_json(matmul(8, 8, 8)), UNTOUCHED)
+    assert isinstance(refused, Measurement)
+    assert "install gcc or clang" in refused.error
+    with pytest.raises(LinkerError, match="install gcc or clang"):
+        can_export(THIS)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra 'cross' is not installed")
+def test_for_another_machine_it_is_linked_and_refused_here(bench: Bench) -> None:
+    target = json.loads(DEVICE.target) | {"mtriple": f"{OTHER}-linux-gnu", "mcpu": "generic"}
+    target.pop("mattr", None)
+    can_export(OTHER)
+    library = Bench(json.dumps(target)).export(to_json(matmul(8, 8, 8)), UNTOUCHED)
+    assert isinstance(library, Library), library
+    assert machine_of(library.data) == OTHER
+    refused = bench.load(library.pack())
+    assert isinstance(refused, Measurement)
+    assert refused.error == f"the library is for {OTHER}, not {THIS}"
+
+
+def test_packing_changes_nothing(exported: Library) -> None:
+    for library in (exported, replace(exported, parts=PACKED)):
+        assert Library.unpack(library.pack()) == library
+
+
+def test_the_library_stands_where_its_header_is_looked_for(exported: Library) -> None:
+    assert exported.pack()[512:].startswith(exported.data)
+
+
+MANIFEST_TEXT = b'{"parts":null,"build_secs":0.1}'
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        b"",
+        b"no archive" * 100,
+        archive.pack([(MANIFEST, MANIFEST_TEXT)]),
+        archive.pack([(LIBRARY, b"x")]),
+        archive.pack([(LIBRARY, b"x"), (MANIFEST, b"{")]),
+        archive.pack([(LIBRARY, b"x"), (MANIFEST, b"[]")]),
+        archive.pack([(LIBRARY, b"x"), (MANIFEST, b"\xff")]),
+        archive.pack([(LIBRARY, b"x"), (MANIFEST, b'{"parts":[],"build_secs":1}')]),
+        archive.pack([(LIBRARY, b"x"), (MANIFEST, b'{"parts":null,"build_secs":"soon"}')]),
+        archive.pack([(LIBRARY, b"x"), (MANIFEST, b'{"parts":{"operands":[1]},"build_secs":1}')]),
+        archive.pack([(LIBRARY, b"x"), (MANIFEST, b"[" * 100_000)]),
+    ],
+)
+def test_what_is_no_packed_library_is_refused(bench: Bench, packed: bytes) -> None:
+    with pytest.raises(LibraryError):
+        Library.unpack(packed)
+    assert isinstance(bench.load(packed), Measurement)
+
+
+@pytest.mark.parametrize("data", [b"no library", b"\x7fELF\x02\x01" + bytes(64)])
+def test_what_can_not_be_loaded_is_a_build_error(bench: Bench, data: bytes) -> None:
+    refused = bench.load(archive.pack([(LIBRARY, data), (MANIFEST, MANIFEST_TEXT)]))
+    assert isinstance(refused, Measurement)
+    assert refused.outcome is Outcome.BUILD_ERROR
+    assert "no machine that is known" in refused.error
+
+
+def test_a_library_that_is_cut_short_is_a_build_error(bench: Bench, exported: Library) -> None:
+    refused = bench.load(replace(exported, data=exported.data[:2000]).pack())
+    assert isinstance(refused, Measurement)
+    assert "can't be loaded" in refused.error
