@@ -19,6 +19,8 @@ COMMANDS = {
     "product against numpy; under 10 minutes",
     "benchmarks.operators --json FILE": "the same for the paper's twelve operators; about an hour and a half",
     "benchmarks.operators --ablation --json FILE": "our search without a part of it at a time; about an hour",
+    "benchmarks.allocation SEARCHES --json FILE": "what the allocator gains over equal shares, replayed on "
+    "the searches that benchmarks.operators keeps; seconds",
     "benchmarks.features --quick --json FILE": "our description of programs against TVM's of the same ones, "
     "a group of quantities at a time",
     "benchmarks.models --json FILE": "latencies of programs predicted unseen: by our cost model, by TVM's "
@@ -26,6 +28,9 @@ COMMANDS = {
     "benchmarks.scale --quick --json FILE": "one server on PostgreSQL, with 100 simulated workers and with "
     "one: trials stored a second, how soon leases are answered; about three minutes",
     "benchmarks.scale --json FILE": "the same with 1,000 workers",
+    "benchmarks.local_workers --quick --json FILE": "two workers on a core each against one, real ones: "
+    "trials a second, and what server and scheduler take; under 10 minutes",
+    "benchmarks.local_workers --json FILE": "the same with more and longer runs",
     "benchmarks.faults --quick --json FILE": "processes killed, networks cut, disks filled while a job runs: "
     "trials lost, counted twice, seconds to recovery",
     "benchmarks.fuzz --quick --json FILE": "messages that make no sense, to the server and the importer: what "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -69,6 +70,7 @@ VARIANTS: Mapping[str, Variant] = {
     "no crossover": Variant(config=_evolving(lambda usual: replace(usual, crossover=0.0))),
     "limited space": Variant(task=first_sketch),
     "no diversity": Variant(config=SearchConfig(same_tile=1.0)),
+    "nothing left out": Variant(config=SearchConfig(hopeless=math.inf)),
 }
 
 

@@ -22,10 +22,6 @@ from search.policy import Proposal, propose
 from search.program import Program
 
 ASKS_PER_TASK = 3
-# Programs predicted to take so many times as long as the best known one are not measured, once so many
-# programs of the task have run.
-HOPELESS = 3.0
-TRUSTED_AFTER = 64
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +88,7 @@ def _new_trials(subject: Subject, lesson: Lesson, rng: np.random.Generator, want
     found: list[NewTrial] = []
     for _ in range(ASKS_PER_TASK):
         missing = wanted - len(found)
-        proposals = worthwhile(_proposals(subject, lesson.model, rng, missing), subject.known, lesson)
+        proposals = _proposals(subject, lesson.model, rng, missing)
         lowered = [subject.lowered(proposal) for proposal in proposals]
         found += [trial for trial in lowered if trial is not None]
         if len(found) == wanted or len(proposals) < missing:
@@ -106,9 +102,3 @@ def _proposals(subject: Subject, model: CostModel, rng: np.random.Generator, cou
     exclude = subject.known.open | subject.space.spent
     measured = subject.known.measured
     return propose(subject.space.search, model, measured, count, rng, exclude, seeds=subject.seeds)
-
-
-def worthwhile(proposals: Sequence[Proposal], known: Known, lesson: Lesson) -> list[Proposal]:
-    """Without those that are predicted to be hopelessly slow by a model that has seen enough of the task."""
-    is_trusted = lesson.is_learned and known.num_ran >= TRUSTED_AFTER
-    return [p for p in proposals if not is_trusted or p.predicted_s <= HOPELESS * known.best_s]

@@ -30,16 +30,6 @@ class Known:
     num_open: int
     traces: frozenset[str]
 
-    @property
-    def best_s(self) -> float:
-        """inf when nothing has worked."""
-        return min(self.latencies, default=math.inf)
-
-    @property
-    def num_ran(self) -> int:
-        """How many programs of ours ran."""
-        return sum(math.isfinite(seconds) for _, seconds in self.measured)
-
     def issued(self, program: Program, trace: str) -> Known:
         return replace(self, open=self.open | {program}, traces=self.traces | {trace})
 

@@ -55,7 +55,9 @@ class Proposal:
 @dataclass(frozen=True)
 class SearchConfig:
     """How a batch is picked: `same_tile` is the largest share of it with one innermost tile. Only the most
-    promising `sketches` evolve, together no more than `populations` times the programs of one.
+    promising `sketches` evolve, together no more than `populations` times the programs of one. Once so many
+    programs ran (`trusted_after`), those that the learned model predicts to take `hopeless` times as long as
+    the best are left out.
 
     Under the analytic model alone evolution is shorter (`blind`): the longer it runs, the more of what it
     finds are the model's errors (C2D, best of the first 8: 543 us after 4 generations of 512, 2539 us after
@@ -66,12 +68,20 @@ class SearchConfig:
     same_tile: float = 0.25
     populations: int = 4
     sketches: int = 8
+    hopeless: float = 3.0
+    trusted_after: int = 64
 
     def share(self, sketches: int, model: CostModel) -> EvolutionConfig:
         """The evolution of one sketch among so many."""
         whole = self.evolution if model.is_learned else self.blind
         size = whole.population * self.populations // max(sketches, self.populations)
         return replace(whole, population=max(size, MIN_POPULATION))
+
+    def limit_s(self, model: CostModel, measured: Sequence[tuple[Program, float]]) -> float:
+        """What is predicted to take longer isn't worth measuring."""
+        ran = [seconds for _, seconds in measured if np.isfinite(seconds)]
+        is_trusted = model.is_learned and len(ran) >= self.trusted_after
+        return self.hopeless * min(ran) if is_trusted else np.inf
 
 
 Sample = tuple[SearchTask, Program, float]
@@ -112,7 +122,8 @@ def propose(
     config: SearchConfig | None = None,
     seeds: Sequence[Program] = (),
 ) -> list[Proposal]:
-    """Up to `count` new programs, best predicted first, a few of them random; fewer when the space ends.
+    """Up to `count` new programs, best predicted first, a few of them random; fewer when the space ends or
+    nothing else is worth measuring.
 
     `measured` pairs programs with their seconds (inf for a failure); neither they nor `exclude` come again.
     Evolution begins with the best of them, then `seeds` (such as what was good for similar workloads).
@@ -130,7 +141,9 @@ def propose(
     limit = max(1, round(settings.same_tile * count))
     picked = _pick(_merge(ranked, known), count - num_random, limit)
     known |= {proposal.program for proposal in picked}
-    return picked + _pick(_random(task, model, known, rng), count - len(picked), count)
+    picked += _pick(_random(task, model, known, rng), count - len(picked), count)
+    limit_s = settings.limit_s(model, measured)
+    return [proposal for proposal in picked if proposal.predicted_s <= limit_s]
 
 
 def _merge(

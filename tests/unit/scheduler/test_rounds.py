@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,8 +17,6 @@ from records.jobs import JobState
 from records.schedules import Record
 from records.trials import NewTrial
 from scheduler import batch, known
-from scheduler.batch import TRUSTED_AFTER, worthwhile
-from scheduler.known import Known
 from scheduler.learning import Lesson
 from search.annotate import sample
 from search.cost.model import CostModel
@@ -136,26 +133,14 @@ def test_a_small_budget_is_shared_among_all_tasks(farm: Farm) -> None:
     assert Counter(t.workload_hash for t in farm.trials()) == {MATMUL.workload_hash: 2, CONV.workload_hash: 2}
 
 
-def test_hopeless_candidates_are_left_to_those_who_trust_no_model() -> None:
-    quick, slow = Proposal(None, 2.9e-3), Proposal(None, 3.1e-3)  # type: ignore[arg-type]
-    lesson = Lesson(0.0, LEARNED)
-    ran = [(None, 1e-3)] * TRUSTED_AFTER
-    failed = [(None, math.inf)] * TRUSTED_AFTER
-    task = lambda measured: Known(tuple(measured), frozenset(), (1e-3,), 0, frozenset())  # noqa: E731
-    assert worthwhile([quick, slow], task(ran), lesson) == [quick]
-    assert worthwhile([quick, slow], task(ran[1:] + failed), lesson) == [quick, slow]
-    assert worthwhile([quick, slow], task(ran), replace(lesson, model=CostModel())) == [quick, slow]
-
-
 def test_a_task_whose_candidates_are_all_hopeless_gives_way(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The convolution is never proposed anything worth measuring: the other task gets its trials."""
-    monkeypatch.setattr(batch, "TRUSTED_AFTER", 1)
 
-    def proposed(task: SearchTask, *args: Any, **more: Any) -> list[Proposal]:
+    def proposed(task: SearchTask, model: CostModel, *args: Any, **more: Any) -> list[Proposal]:
         slow = "conv" in task.dag.name or len(task.dag.nodes) > 1
-        return [replace(p, predicted_s=1.0 if slow else 1e-9) for p in propose_at_random(task, *args, **more)]
+        return [] if slow and model.is_learned else propose_at_random(task, model, *args, **more)
 
     monkeypatch.setattr(batch, "propose", proposed)
     begin(farm, trials=16)

@@ -1,0 +1,153 @@
+"""What it gains to share trials as the allocator does: replayed on searches that were measured.
+
+    python -m benchmarks.allocation docs/benchmarks/operators.searches.jsonl --json FILE
+
+Every operator that was searched is a task of an imagined network, where it occurs a random number of times;
+its best latency after so many trials is what the search had found after as many. Nothing is measured: a
+network's latency is the sum of its tasks'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import shlex
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+
+from benchmarks import figures, machine, searches
+from benchmarks.arguments import add_json, positive
+from benchmarks.figures import Figure, Results, figure
+from benchmarks.operators_run import OURS
+from benchmarks.searches import Search
+from benchmarks.suite import OPERATORS
+from compiler.subgraph import read_dag
+from scheduler.settings import Settings
+from search.allocate import TaskProgress, next_tasks
+from worker.settings import usable_cores
+
+BATCH: int = Settings.model_fields["batch_size"].default
+PER_PICK: int = Settings.model_fields["trials_per_pick"].default
+NETWORKS = 100
+MOST_OFTEN = 8
+# Trials a task, on average.
+BUDGETS = (8, 16, 32, 64)
+ALLOCATOR, EQUAL = "the allocator", "equal shares"
+
+
+class Restless(TaskProgress):
+    """A task that is never set aside."""
+
+    @property
+    def is_stalled(self) -> bool:
+        return False
+
+
+# Which tasks get the next trials, PER_PICK for each time that they are named.
+Share = Callable[[Sequence[TaskProgress]], Sequence[int]]
+
+
+def _allocated(tasks: Sequence[TaskProgress]) -> Sequence[int]:
+    return next_tasks(tasks, BATCH, PER_PICK)
+
+
+def _restless(tasks: Sequence[TaskProgress]) -> Sequence[int]:
+    return next_tasks([Restless(**vars(task)) for task in tasks], BATCH, PER_PICK)
+
+
+def _equal(tasks: Sequence[TaskProgress]) -> Sequence[int]:
+    """Those with the fewest trials."""
+    left = sorted((task.issued, index) for index, task in enumerate(tasks) if not task.exhausted)
+    return [index for _, index in left[: BATCH // PER_PICK]]
+
+
+SHARES: Mapping[str, Share] = {ALLOCATOR: _allocated, "nothing set aside": _restless, EQUAL: _equal}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    given = sys.argv[1:] if argv is None else argv
+    args = _parser().parse_args(given)
+    command = shlex.join(["python", "-m", "benchmarks.allocation", *given])
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    found = [search for search in searches.read(args.searches) if search.engine == OURS and search.points]
+    if not found:
+        print(f"benchmarks.allocation: {args.searches} has no searches of ours", file=sys.stderr)
+        return 1
+    shown = figures_of([task_of(search) for search in found], args.networks, args.seed)
+    Results(tuple(shown), machine.describe(usable_cores()), date, command).write(args.json)
+    Console().print(figures.table(shown))
+    return 0
+
+
+def task_of(search: Search) -> TaskProgress:
+    """What the allocator would have seen in the end."""
+    chosen = OPERATORS[search.operator]
+    flops = read_dag(chosen.module(chosen.benchmark)).flops
+    history = tuple(search.best_after(count) or np.inf for count in range(1, search.trials + 1))
+    return TaskProgress(1, flops, history, search.trials, exhausted=False, tag=search.operator)
+
+
+def figures_of(ends: Sequence[TaskProgress], networks: int, seed: int) -> list[Figure]:
+    """Every way to share, at every budget, relative to the allocator, over networks of random weights."""
+    rng = np.random.default_rng(seed)
+    weights = rng.integers(1, MOST_OFTEN, size=(networks, len(ends)), endpoint=True)
+    drawn = [
+        [replace(end, weight=int(weight)) for end, weight in zip(ends, row, strict=True)] for row in weights
+    ]
+    reached = {name: np.array([replay(tasks, share) for tasks in drawn]) for name, share in SHARES.items()}
+    return [
+        _relative(name, budget, reached[name][:, at] / reached[ALLOCATOR][:, at], len(ends))
+        for name in SHARES
+        if name != ALLOCATOR
+        for at, budget in enumerate(BUDGETS)
+    ]
+
+
+def replay(ends: Sequence[TaskProgress], share: Share) -> list[float]:
+    """Seconds of the network at every budget; trials are known a batch at a time."""
+    given = [0] * len(ends)
+    found = []
+    for budget in BUDGETS:
+        while sum(given) < budget * len(ends):
+            picks = share([_after(end, count) for end, count in zip(ends, given, strict=True)])
+            if not picks:
+                break
+            for index in picks:
+                given[index] = min(given[index] + PER_PICK, len(ends[index].history))
+        latencies = [_after(end, count).best_s * end.weight for end, count in zip(ends, given, strict=True)]
+        found.append(sum(latencies))
+    return found
+
+
+def _after(end: TaskProgress, trials: int) -> TaskProgress:
+    history = end.history[:trials]
+    return replace(end, history=history, issued=trials, exhausted=trials == len(end.history))
+
+
+def _relative(name: str, budget: int, ratios: NDArray[np.float64], tasks: int) -> Figure:
+    low, median, high = np.percentile(ratios, (10, 50, 90))
+    what = (
+        f"{name}: latency of a network of {tasks} tasks after {budget} trials a task, relative to {ALLOCATOR}"
+    )
+    return figure(what, float(median), "x", peer=f"{len(ratios)} networks", spread=(float(low), float(high)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.allocation", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("searches", type=Path, metavar="SEARCHES", help="as benchmarks.operators keeps them")
+    add_json(parser)
+    parser.add_argument("--networks", type=positive, default=NETWORKS, help=f"imagined [{NETWORKS}]")
+    parser.add_argument("--seed", type=int, default=0, help="of how often operators occur [0]")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
