@@ -64,13 +64,13 @@ def reported(lease: Lease, secs: float | None = 1e-3) -> WorkerReport:
 def test_a_lease_costs_as_many_whatever_its_size_and_the_jobs(session: Session) -> None:
     farm = make_job(session, "job")
     farm.issue(*(f"t{number}" for number in range(100)))
-    lease = call(session, replace(READY, starting=True), "lease 0", 20.0)
+    lease = call(session, replace(READY, starting=True), "lease-0", 20.0)
     sizes, costs = [], []
     for number in range(1, 5):
         assert lease is not None
         sizes.append(len(lease.candidates))
         with counted(session) as seen:
-            lease = call(session, reported(lease), f"lease {number}", 20.0 + number)
+            lease = call(session, reported(lease), f"lease-{number}", 20.0 + number)
         assert len(seen) <= MOST, seen
         costs.append(len(seen))
     assert sizes == [8, 16, 16, 16]
