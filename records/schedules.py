@@ -78,10 +78,10 @@ def of_workloads(session: Session, device_class: str, hashes: Collection[str]) -
     return _records(session, query.where(RecordRow.workload_hash.in_(hashes)).order_by(RecordRow.id))
 
 
-def since(session: Session, device_class: str, at: float) -> list[Record]:
-    """All records of any outcome that were stored at `at` or later, oldest first."""
-    query = select(RecordRow).where(RecordRow.device_class == device_class, RecordRow.created_at >= at)
-    return _records(session, query.order_by(RecordRow.created_at, RecordRow.id))
+def after(session: Session, device_class: str, record_id: int) -> list[Record]:
+    """All records of any outcome that were stored after this one, oldest first."""
+    query = select(RecordRow).where(RecordRow.device_class == device_class, RecordRow.id > record_id)
+    return _records(session, query.order_by(RecordRow.id))
 
 
 def fastest(session: Session, device_class: str, workload_hash: str, limit: int) -> list[Record]:
@@ -92,23 +92,33 @@ def fastest(session: Session, device_class: str, workload_hash: str, limit: int)
     return _records(session, programs.order_by(RecordRow.latency_s, RecordRow.id).limit(limit))
 
 
-def newest_at(session: Session, device_class: str) -> float:
-    """When the newest record of the class was stored; 0 when there is none."""
-    newest = select(func.max(RecordRow.created_at)).where(RecordRow.device_class == device_class)
-    return session.scalar(newest) or 0.0
+def newest(session: Session, device_class: str) -> tuple[int, float]:
+    """The id of the record of the class that was stored last, and when that was; zeros when there is none.
+
+    Ids grow whatever clocks do. But transactions of several servers may end in another order than that in
+    which they drew ids: a smaller id may show up a little later.
+    """
+    last = select(RecordRow.id, RecordRow.created_at).where(RecordRow.device_class == device_class)
+    found = session.execute(last.order_by(RecordRow.id.desc()).limit(1)).first()
+    return (0, 0.0) if found is None else (found.id, found.created_at)
 
 
-def count_after(session: Session, device_class: str, at: float) -> int:
-    """How many records of the class were stored later than `at`."""
-    newer = (RecordRow.device_class == device_class, RecordRow.created_at > at)
+def last_until(session: Session, device_class: str, at: float) -> int:
+    """The id of the last record of the class that was stored by then; 0 when there is none."""
+    until = (RecordRow.device_class == device_class, RecordRow.created_at <= at)
+    return session.scalar(select(func.max(RecordRow.id)).where(*until)) or 0
+
+
+def count_after(session: Session, device_class: str, record_id: int) -> int:
+    """How many records of the class were stored after this one."""
+    newer = (RecordRow.device_class == device_class, RecordRow.id > record_id)
     return session.scalar(select(func.count()).where(*newer)) or 0
 
 
 def history(session: Session, device_class: str, limit: int = 20000) -> list[Record]:
     """The newest records of any outcome that have a program, newest first."""
     programs = select(RecordRow).where(RecordRow.device_class == device_class, RecordRow.program.is_not(None))
-    newest = programs.order_by(RecordRow.created_at.desc(), RecordRow.id.desc())
-    return _records(session, newest.limit(limit))
+    return _records(session, programs.order_by(RecordRow.id.desc()).limit(limit))
 
 
 def put_measured(session: Session, records: Sequence[Record]) -> None:
@@ -149,12 +159,12 @@ def put_trials(session: Session, trial_ids: Sequence[int], now: float) -> None:
 
 
 def _replacing(insert: ConflictInsert) -> ConflictInsert:
-    """Says what becomes of a record that is there."""
+    """Says what becomes of a record that is there: what replaces it is a new one, and has its id."""
     new = insert.excluded
     convincing = or_(new.outcome == Outcome.OK, new.outcome == Outcome.WRONG_RESULT)
     return insert.on_conflict_do_update(
         index_elements=list(_KEY),
-        set_={name: new[name] for name in _VALUES},
+        set_={name: new[name] for name in ("id", *_VALUES)},
         where=or_(RecordRow.outcome != Outcome.OK, convincing),
     )
 

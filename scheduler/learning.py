@@ -36,20 +36,25 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Lesson:
-    """What this process knows of a class's cost model: trained on so many `records`, those stored until
-    `newest_at`; `evaluated` of them when metrics were last worked out. It began with the class at `began_at`
+    """What this process knows of a class's cost model: trained on so many `records`, those up to the id
+    `newest_id`; `evaluated` of them when metrics were last worked out. It began with the class at `began_at`
     and has spent `spent_s` seconds on training since."""
 
     began_at: float
     model: CostModel
     records: int = 0
-    newest_at: float = 0.0
+    newest_id: int = 0
     evaluated: int = 0
     spent_s: float = 0.0
 
     @property
     def is_learned(self) -> bool:
         return self.model.is_learned
+
+    def notice_clock(self, now: float) -> None:
+        """One that was set back tells nothing of the time that has passed: begins anew."""
+        if now < self.began_at:
+            self.began_at, self.spent_s = now, 0.0
 
     def is_due(self, news: int, now: float, batch_size: int) -> bool:
         """Whether to train again after so many new records, so that training costs next to nothing."""
@@ -66,8 +71,9 @@ def lesson(context: Context, device: Device) -> Lesson:
     found = context.lessons.get(device.key)
     if found is None:
         found = context.lessons[device.key] = _resumed(context, device)
+    found.notice_clock(context.now())
     with context.database.begin() as session:
-        news = schedules.count_after(session, device.key, found.newest_at)
+        news = schedules.count_after(session, device.key, found.newest_id)
     if found.is_due(news, context.now(), context.settings.batch_size):
         _learn(context, device, found)
     return found
@@ -86,7 +92,9 @@ def _resumed(context: Context, device: Device) -> Lesson:
     except ValueError as error:
         log.warning("the last cost model of class %s can't be used: %s", device.key, error)
         return found
-    found.records, found.newest_at = version.records, version.newest_record_at
+    found.records = version.records
+    with context.database.begin() as session:
+        found.newest_id = schedules.last_until(session, device.key, version.newest_record_at)
     # As if this process had trained it: it isn't due again at once.
     found.spent_s = version.train_secs
     return found
@@ -95,7 +103,7 @@ def _resumed(context: Context, device: Device) -> Lesson:
 def _learn(context: Context, device: Device, found: Lesson) -> None:
     began = context.now()
     with context.database.begin() as session:
-        found.newest_at = schedules.newest_at(session, device.key)
+        found.newest_id, newest_at = schedules.newest(session, device.key)
         history = schedules.history(session, device.key, HISTORY_LIMIT)
     examples = _examples(context, device, history)
     try:
@@ -110,7 +118,7 @@ def _learn(context: Context, device: Device, found: Lesson) -> None:
     metrics = _metrics(found, device, examples)
     found.spent_s += max(context.now() - began, 0.0)
     if found.is_learned:
-        version = Version(device.key, found.records, found.newest_at, context.now(), train_secs, metrics)
+        version = Version(device.key, found.records, newest_at, context.now(), train_secs, metrics)
         with context.database.begin() as session:
             cost_models.add(session, version, model.to_bytes())
 

@@ -92,7 +92,7 @@ class TestHistory:
             record("t2", created_at=6.0),
             record("t3", 1e-3, created_at=7.0),
         )
-        put(session, new, old, failed, record("t4", 1e-3, program=None))
+        put(session, old, failed, new, record("t4", 1e-3, program=None))
         put(session, record("t5", 1e-3, device_class=OTHER.key))
         assert schedules.history(session, DEVICE.key) == [new, failed, old]
         assert schedules.history(session, DEVICE.key, limit=1) == [new]
@@ -111,10 +111,11 @@ class TestRecordsOfWorkloads:
             record("t2", created_at=6.0),
             record("t3", 1e-3, created_at=7.0, program=None),
         )
-        put(session, old, failed, imported, record("t4", workload_hash="w2"))
-        put(session, record("t5", device_class=OTHER.key))
+        put(session, old, record("t4", workload_hash="w2"))
+        first, _ = schedules.newest(session, DEVICE.key)
+        put(session, failed, imported, record("t5", device_class=OTHER.key))
         assert schedules.of_workloads(session, DEVICE.key, ["w1"]) == [old, failed, imported]
-        assert schedules.since(session, DEVICE.key, 6.0) == [failed, imported]
+        assert schedules.after(session, DEVICE.key, first) == [failed, imported]
 
     def test_the_fastest_with_a_program(self, session: Session) -> None:
         slow, fast = record("t1", 2e-3), record("t2", 1e-3)
@@ -123,12 +124,35 @@ class TestRecordsOfWorkloads:
         assert schedules.fastest(session, DEVICE.key, "w2", 2) == []
 
     def test_what_is_new(self, session: Session) -> None:
-        assert schedules.newest_at(session, DEVICE.key) == 0.0
-        put(session, record("t1", 1e-3), record("t2", created_at=6.0), record("t3", created_at=7.0))
+        assert schedules.newest(session, DEVICE.key) == (0, 0.0)
+        assert schedules.last_until(session, DEVICE.key, 100.0) == 0
+        put(session, record("t1", 1e-3))
+        first, _ = schedules.newest(session, DEVICE.key)
+        put(session, record("t2", created_at=6.0), record("t3", created_at=7.0))
         put(session, record("t4", device_class=OTHER.key, created_at=8.0))
-        assert schedules.newest_at(session, DEVICE.key) == 7.0
-        assert schedules.count_after(session, DEVICE.key, 5.0) == 2
-        assert schedules.count_after(session, DEVICE.key, 7.0) == 0
+        last, at = schedules.newest(session, DEVICE.key)
+        assert at == 7.0
+        assert schedules.last_until(session, DEVICE.key, 5.5) == first
+        assert schedules.last_until(session, DEVICE.key, 7.0) == last
+        assert schedules.count_after(session, DEVICE.key, first) == 2
+        assert schedules.count_after(session, DEVICE.key, last) == 0
+
+    def test_what_is_new_is_so_whatever_the_clock_says(self, session: Session) -> None:
+        put(session, record("t1", 1e-3, created_at=5000.0))
+        before, _ = schedules.newest(session, DEVICE.key)
+        late = record("t2", 1e-3, created_at=5.0)
+        put(session, late)
+        assert schedules.newest(session, DEVICE.key)[1] == 5.0
+        assert schedules.after(session, DEVICE.key, before) == [late]
+        assert schedules.history(session, DEVICE.key)[0] == late
+
+    def test_what_is_measured_again_is_new(self, session: Session) -> None:
+        put(session, record("t1", 1e-3), record("t2", 1e-3))
+        before, _ = schedules.newest(session, DEVICE.key)
+        again = record("t1", 2e-3, created_at=6.0)
+        put(session, again, record("t2", created_at=6.0))
+        assert schedules.after(session, DEVICE.key, before) == [again]
+        assert schedules.count_after(session, DEVICE.key, before) == 1
 
 
 class TestImport:

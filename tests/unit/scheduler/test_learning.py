@@ -98,6 +98,15 @@ def test_a_new_scheduler_goes_on_with_the_newest_version(farm: Farm, trainings: 
     assert trainings == [40, 70]
 
 
+def test_a_clock_that_was_set_back_delays_no_training(farm: Farm, trainings: list[int]) -> None:
+    measured(farm, 40)
+    lesson(farm.context, DEVICE)
+    farm.now -= 900.0
+    measured(farm, 30, at=farm.now)
+    lesson(farm.context, DEVICE)
+    assert trainings == [40, 70]
+
+
 def test_a_version_of_other_features_is_not_used(farm: Farm, trainings: list[int]) -> None:
     with farm.database.begin() as session:
         cost_models.add(session, Version(DEVICE.key, 9, NOW, NOW, 1.0, None), b"no model")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from records import devices, schedules, tasks
+from records.database import Database
 from records.schedules import Record
+from records.tables import RecordRow
 from scheduler import memory
 from scheduler.memory import OVERLAP_S, STALE_S, Memory
 from search.measurement import Outcome
 from tests.devices import DEVICE
+from tests.services import Emptied
 from tests.unit.scheduler.farm import Farm
 
 START = 1000.0
@@ -25,6 +30,10 @@ def record(workload: str, trace: str, at: float, latency_s: float = 1e-3) -> Rec
 
 @pytest.fixture(autouse=True)
 def known(farm: Farm) -> None:
+    prepare(farm)
+
+
+def prepare(farm: Farm) -> None:
     with farm.database.begin() as session:
         devices.put_class(session, DEVICE)
         for name in ("w1", "w2"):
@@ -43,42 +52,127 @@ def read(farm: Farm, kept: Memory, *names: str) -> dict[str, set[tuple[str, floa
     return {name: {(r.trace, r.latency_s) for r in records} for name, records in found.items()}
 
 
-def test_what_is_new_is_added_and_what_changed_replaced(farm: Farm) -> None:
-    kept = Memory()
+class Clock:
+    """Seconds that only go forward, when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def kept(clock: Clock) -> Memory:
+    return Memory(clock)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
+    """Which query gave which traces."""
+    noted: list[tuple[str, list[str]]] = []
+
+    def noting(name: str) -> Any:
+        real = getattr(schedules, name)
+
+        def ask(*args: Any) -> list[Record]:
+            found: list[Record] = real(*args)
+            noted.append((name, [each.trace for each in found]))
+            return found
+
+        return ask
+
+    for name in ("of_workloads", "after"):
+        monkeypatch.setattr(memory.schedules, name, noting(name))
+    return noted
+
+
+def settle(farm: Farm, kept: Memory, clock: Clock, *names: str) -> None:
+    """Read until only what is new has to be read again."""
+    for _ in range(3):
+        read(farm, kept, *names)
+        clock.now += OVERLAP_S
+
+
+def test_what_is_new_is_added_and_what_changed_replaced(
+    farm: Farm, kept: Memory, clock: Clock, asked: list[tuple[str, list[str]]]
+) -> None:
     assert read(farm, kept, "w1") == {"w1": set()}
     put(farm, record("w1", "a", START), record("w2", "a", START))
     assert read(farm, kept, "w1") == {"w1": {("a", 1e-3)}}
+    settle(farm, kept, clock, "w1")
     put(farm, record("w1", "b", START + 500), record("w1", "a", START + 500, 2e-3))
+    asked.clear()
+    assert read(farm, kept, "w1") == {"w1": {("a", 2e-3), ("b", 1e-3)}}
+    assert asked == [("after", ["b", "a"])]
     assert read(farm, kept, "w1", "w2") == {"w1": {("a", 2e-3), ("b", 1e-3)}, "w2": {("a", 1e-3)}}
 
 
-def test_a_record_that_was_stored_a_little_late_is_not_missed(farm: Farm) -> None:
-    kept = Memory()
+def test_a_clock_that_was_set_back_hides_nothing(farm: Farm, kept: Memory, clock: Clock) -> None:
     put(farm, record("w1", "a", START))
+    settle(farm, kept, clock, "w1")
+    put(farm, record("w1", "b", START - 3600), record("w1", "a", START - 3500, 2e-3))
+    assert read(farm, kept, "w1") == {"w1": {("a", 2e-3), ("b", 1e-3)}}
+
+
+def test_a_record_that_shows_up_late_is_not_missed(farm: Farm, kept: Memory, clock: Clock) -> None:
+    """Of two transactions, the one that drew its ids first may end last."""
+    put(farm, record("w1", "a", START))
+    settle(farm, kept, clock, "w1")
+    put(farm, record("w1", "b", START))
+    renumber(farm, "b", 10)
     read(farm, kept, "w1")
-    put(farm, record("w1", "b", START - OVERLAP_S + 1))
-    assert read(farm, kept, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3)}}
+    put(farm, record("w1", "late", START))
+    renumber(farm, "late", 5)
+    clock.now += OVERLAP_S - 1
+    assert read(farm, kept, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3), ("late", 1e-3)}}
 
 
-def test_what_is_known_is_not_read_again(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept, asked = Memory(), []
-    put(farm, record("w1", "a", START), record("w1", "b", START + 500))
-    for name in ("of_workloads", "since"):
-        real = getattr(schedules, name)
-        monkeypatch.setattr(
-            memory.schedules, name, lambda *args, real=real: asked.append(found := real(*args)) or found
-        )
-    for _ in range(2):
+def test_on_postgresql_the_transaction_that_began_first_may_end_last(
+    emptied: Emptied, kept: Memory, clock: Clock
+) -> None:
+    emptied.empty()
+    farm = Farm(Database(emptied.url))
+    prepare(farm)
+    put(farm, record("w1", "a", START))
+    settle(farm, kept, clock, "w1")
+    with farm.database.begin() as slow:
+        schedules.put_measured(slow, [record("w1", "late", START)])
+        put(farm, record("w1", "b", START))
+        assert read(farm, kept, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3)}}
+    clock.now += OVERLAP_S - 1
+    assert read(farm, kept, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3), ("late", 1e-3)}}
+    farm.database.close()
+
+
+def renumber(farm: Farm, trace: str, record_id: int) -> None:
+    with farm.database.begin() as session:
+        session.execute(update(RecordRow).where(RecordRow.trace == trace).values(id=record_id))
+
+
+def test_what_is_known_is_not_read_again(
+    farm: Farm, kept: Memory, clock: Clock, asked: list[tuple[str, list[str]]]
+) -> None:
+    put(farm, record("w1", "a", START))
+    settle(farm, kept, clock, "w1")
+    asked.clear()
+    put(farm, record("w1", "b", START))
+    for _ in range(3):
         read(farm, kept, "w1")
-    assert [[each.trace for each in found] for found in asked] == [["a", "b"], ["b"]]
-    put(farm, record("w2", "c", START + 500 + STALE_S + 1))
+        clock.now += OVERLAP_S
+    assert asked == [("after", ["b"]), ("after", ["b"]), ("after", [])]
+    clock.now += STALE_S
     assert read(farm, kept, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3)}}
-    assert [each.trace for each in asked[-1]] == ["a", "b"]
+    assert asked[3:] == [("of_workloads", ["a", "b"])]
 
 
-def test_the_oldest_are_forgotten(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_are_forgotten(farm: Farm, kept: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "LIMIT", 1)
-    kept = Memory()
     put(farm, record("w1", "a", START), replace(record("w2", "b", START), latency_s=1e-3))
     for _ in range(2):
         assert read(farm, kept, "w1") == {"w1": {("a", 1e-3)}}
