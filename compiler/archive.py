@@ -37,6 +37,15 @@ def unpack(data: bytes, limits: Mapping[str, int], what: str) -> dict[str, bytes
         raise ArchiveError(f"the {what} is damaged: {first_line(error)}") from error
 
 
+def names(data: bytes, what: str) -> list[str]:
+    """Of the files in it. Raises ArchiveError for anything else."""
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+            return tar.getnames()
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ArchiveError(f"the {what} is damaged: {first_line(error)}") from error
+
+
 def _read_entry(tar: tarfile.TarFile, name: str, limit: int, what: str) -> bytes:
     try:
         entry = tar.getmember(name)

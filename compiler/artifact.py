@@ -23,6 +23,7 @@ from compiler.workload import normalise, workload_hash
 
 LIBRARY = "model.so"
 MANIFEST = "manifest.json"
+REFERENCE = "reference.so"
 MAX_LIBRARY_BYTES = 4 << 30
 MAX_MANIFEST_BYTES = 16 << 20
 
@@ -139,9 +140,13 @@ def _schedule(name: str, func: tirx.PrimFunc, schedules: Mapping[str, str]) -> t
     return scheduled if "global_symbol" in func.attrs else scheduled.without_attr("global_symbol")
 
 
-def pack(library: bytes, manifest: Manifest) -> bytes:
-    """An uncompressed .tar of the library and its manifest; equal contents give equal bytes."""
-    return archive.pack([(MANIFEST, manifest.to_json().encode()), (LIBRARY, library)])
+def pack(library: bytes, manifest: Manifest, reference: bytes | None = None) -> bytes:
+    """An uncompressed .tar of the library and its manifest; equal contents give equal bytes.
+
+    With a `reference`, a library of the same model, it is timed only if both compute the same.
+    """
+    entries = [(MANIFEST, manifest.to_json().encode()), (LIBRARY, library)]
+    return archive.pack(entries if reference is None else [*entries, (REFERENCE, reference)])
 
 
 def unpack(data: bytes) -> tuple[bytes, Manifest]:
@@ -154,3 +159,13 @@ def unpack(data: bytes) -> tuple[bytes, Manifest]:
         raise ArtifactError(str(error)) from error
     except UnicodeDecodeError as error:
         raise ArtifactError(f"the artifact is damaged: {first_line(error)}") from error
+
+
+def reference_of(data: bytes) -> bytes | None:
+    """The library that an artifact is to be compared with, if it came with one. Raises ArtifactError."""
+    try:
+        if REFERENCE not in archive.names(data, "artifact"):
+            return None
+        return archive.unpack(data, {REFERENCE: MAX_LIBRARY_BYTES}, "artifact")[REFERENCE]
+    except ArchiveError as error:
+        raise ArtifactError(str(error)) from error

@@ -24,12 +24,13 @@ from tvm import relax, te
 from tvm.s_tir import Schedule
 
 from compiler import fallback
-from compiler.artifact import unpack
+from compiler.artifact import reference_of, unpack
 from compiler.codegen import prepared
 from compiler.library import Library, LibraryError
 from compiler.linker import linked, linker
 from compiler.lower import apply_trace
 from compiler.operands import SEED, Operands, random_array
+from compiler.outputs import difference
 from compiler.packing import Packed, Split, split
 from compiler.target import parse_target, triple_of
 from compiler.timing import Kernel
@@ -125,16 +126,18 @@ class Bench:
         return Measurement(Outcome.OK, secs, built.build_secs)
 
     def measure_module(self, artifact: bytes) -> Measurement:
-        """Times a packed module end to end with random inputs."""
+        """Times a packed module end to end with random inputs, if it computes what its reference does."""
         try:
             library, manifest = unpack(artifact)
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder) / "model.so"
-                path.write_bytes(library)
-                machine = relax.VirtualMachine(tvm.runtime.load_module(str(path)), self._device)
-                rng = np.random.default_rng(SEED)
-                inputs = [self._tensor(random_array(spec.shape, spec.dtype, rng)) for spec in manifest.inputs]
-                secs = _time_calls(lambda: machine["main"](*inputs))
+            rng = np.random.default_rng(SEED)
+            inputs = [self._tensor(random_array(spec.shape, spec.dtype, rng)) for spec in manifest.inputs]
+            # First, and gone before the other is loaded: a small device has no room for both.
+            expected = self._expected(reference_of(artifact), inputs)
+            machine = self._machine(library)
+            if expected and (wrong := difference(expected, _arrays(machine["main"](*inputs)))):
+                error = f"not what the untuned model computes: {wrong}"
+                return Measurement(Outcome.WRONG_RESULT, error=error)
+            secs = _time_calls(lambda: machine["main"](*inputs))
         except Exception as error:
             return Measurement(Outcome.RUN_ERROR, error=_tail(error))
         return Measurement(Outcome.OK, secs)
@@ -147,6 +150,22 @@ class Bench:
         tvm.compile(module, target=self._target)["main"](*arguments)
         if not np.array_equal(arguments[1].numpy(), given * 2):
             raise RuntimeError("the probe kernel computed a wrong result on this machine")
+
+    def _machine(self, library: bytes) -> relax.VirtualMachine:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.so"
+            path.write_bytes(library)
+            # Once it is loaded, the file is needed no more.
+            return relax.VirtualMachine(tvm.runtime.load_module(str(path)), self._device)
+
+    def _expected(self, reference: bytes | None, inputs: Sequence[Any]) -> list[NDArray[Any]]:
+        """The outputs of the library that another one is compared with; none without it."""
+        if reference is None:
+            return []
+        try:
+            return _arrays(self._machine(reference)["main"](*inputs))
+        except Exception as error:
+            raise RuntimeError(f"the untuned model, to compare with: {_tail(error)}") from error
 
     def _compile(self, module_json: str, trace: str) -> tuple[Any, Split | None]:
         """A trace replayed on a workload and compiled, without machine code yet."""
@@ -240,6 +259,13 @@ def _time_calls(call: Callable[[], object]) -> tuple[float, ...]:
         call()
         secs.append(time.perf_counter() - start)
     return tuple(secs[1:] if len(secs) > 2 else secs)
+
+
+def _arrays(outputs: Any) -> list[NDArray[Any]]:
+    """TVM gives a single output as it is, several in a sequence."""
+    if hasattr(outputs, "numpy"):
+        return [outputs.numpy()]
+    return [array for one in outputs for array in _arrays(one)]
 
 
 def _tail(error: BaseException, length: int = 2000) -> str:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import onnx
 import pytest
 import tvm
+from onnx import numpy_helper
 from tvm import te
 from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
 import compiler.bench
-from compiler.artifact import Manifest, build_module, pack
+from compiler.artifact import Manifest, build_library, build_module, pack, unpack
 from compiler.bench import MAX_MODULE_REPEATS, Bench, Built
-from compiler.model import fuse, read_onnx
+from compiler.model import Model, fuse, read_onnx, untuned
 from compiler.spec import TensorSpec
 from compiler.target import probe
 from compiler.timing import MAX_REPEATS, MIN_REPEATS
 from compiler.workload import to_json
 from search.measurement import Measurement, Outcome
-from tests.onnx_models import residual
+from tests.onnx_models import residual, two_outputs
 from tests.workloads import WORKLOADS, matmul, module
 
 DEVICE = probe()
@@ -236,7 +239,26 @@ def test_a_machine_that_computes_nothing_fails_its_self_check(
         bench.self_check()
 
 
-def _artifact(inputs: tuple[TensorSpec, ...] | None = None, library: bytes | None = None) -> bytes:
+def _library(model: Model) -> bytes:
+    return build_module(fuse(model, DEVICE.target), {}, DEVICE.target)
+
+
+def _untuned(model: Model) -> bytes:
+    return build_library(untuned(model, DEVICE.target), DEVICE.target)
+
+
+def _with_other_weights() -> Model:
+    network = onnx.load_from_string(residual())
+    for tensor in network.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)[::-1].copy(), tensor.name))
+    return read_onnx(network.SerializeToString(), {})
+
+
+def _artifact(
+    inputs: tuple[TensorSpec, ...] | None = None,
+    library: bytes | None = None,
+    reference: bytes | None = None,
+) -> bytes:
     model = read_onnx(residual(), {})
     manifest = Manifest(
         model_name="tiny",
@@ -249,9 +271,7 @@ def _artifact(inputs: tuple[TensorSpec, ...] | None = None, library: bytes | Non
         versions={},
         created_at=0.0,
     )
-    return pack(
-        build_module(fuse(model, DEVICE.target), {}, DEVICE.target) if library is None else library, manifest
-    )
+    return pack(_library(model) if library is None else library, manifest, reference)
 
 
 def test_a_compiled_model_is_timed_end_to_end(bench: Bench) -> None:
@@ -275,3 +295,29 @@ def test_a_damaged_artifact_is_a_run_error(bench: Bench, make: Callable[[], byte
     measurement = bench.measure_module(make())
     assert measurement.outcome is Outcome.RUN_ERROR
     assert measurement.error
+
+
+def test_a_model_that_computes_what_it_does_untuned_is_timed(bench: Bench) -> None:
+    measurement = bench.measure_module(_artifact(reference=_untuned(read_onnx(residual(), {}))))
+    assert measurement.outcome is Outcome.OK, measurement.error
+
+
+def test_a_model_that_computes_something_else_is_not_timed(bench: Bench) -> None:
+    measurement = bench.measure_module(_artifact(reference=_untuned(_with_other_weights())))
+    assert (measurement.outcome, measurement.run_secs) == (Outcome.WRONG_RESULT, ())
+    assert measurement.error.startswith(
+        "not what the untuned model computes: output 0: its values are off by"
+    )
+
+
+def test_several_outputs_are_compared_each(bench: Bench) -> None:
+    model = read_onnx(two_outputs(), {})
+    manifest = dataclasses.replace(unpack(_artifact())[1], inputs=model.inputs, outputs=model.outputs)
+    measurement = bench.measure_module(pack(_library(model), manifest, _untuned(model)))
+    assert measurement.outcome is Outcome.OK, measurement.error
+
+
+def test_a_reference_that_does_not_run_is_named(bench: Bench) -> None:
+    measurement = bench.measure_module(_artifact(reference=b"no library"))
+    assert measurement.outcome is Outcome.RUN_ERROR
+    assert measurement.error.startswith("the untuned model, to compare with: ")

@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compiler import artifact
-from compiler.artifact import ArtifactError, Manifest, TaskEntry, build_library, build_module, pack, unpack
+from compiler.artifact import (
+    ArtifactError,
+    Manifest,
+    TaskEntry,
+    build_library,
+    build_module,
+    pack,
+    reference_of,
+    unpack,
+)
 from compiler.model import extract_tasks, fuse, read_onnx
 from compiler.spec import TensorSpec
 from tests.onnx_models import two_outputs
@@ -53,6 +62,15 @@ def test_packing_and_unpacking_changes_nothing() -> None:
 
 def test_equal_contents_pack_to_equal_bytes() -> None:
     assert pack(b"library", MANIFEST) == pack(b"library", dataclasses.replace(MANIFEST))
+
+
+def test_what_it_is_compared_with_travels_along_and_goes_no_further() -> None:
+    packed = pack(b"library", MANIFEST, b"reference")
+    assert unpack(packed) == (b"library", MANIFEST)
+    assert reference_of(packed) == b"reference"
+    assert reference_of(pack(*unpack(packed))) is None
+    with pytest.raises(ArtifactError, match="damaged"):
+        reference_of(packed[:600])
 
 
 def test_a_plain_tar_holds_the_two_files() -> None:
