@@ -64,16 +64,20 @@ def try_model(data: bytes, shapes: Mapping[str, Shape], target: str, limits: Lim
         raise ModelError(problem)
 
 
-def _run_child(request: bytes, timeout_s: float) -> tuple[bytes, int]:
+def child_environment() -> dict[str, str]:
+    """Of a process of our own code, which loads TVM."""
     path = os.pathsep.join(path for path in sys.path if path)
     # The stacks of TVM's threads, of which there is one for each core, would count as memory.
-    environment = {**os.environ, "PYTHONPATH": path, "TVM_NUM_THREADS": "1"}
+    return {**os.environ, "PYTHONPATH": path, "TVM_NUM_THREADS": "1"}
+
+
+def _run_child(request: bytes, timeout_s: float) -> tuple[bytes, int]:
     child = subprocess.Popen(
         [sys.executable, "-m", "compiler.contained"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=environment,
+        env=child_environment(),
     )
     with child:
         try:
