@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
 from compiler.artifact import Manifest, TaskEntry, build_library, build_module, pack, unpack
+from compiler.contained_traces import try_traces
 from compiler.lower import LoweringError, apply_trace
 from compiler.model import ExtractedTask, untuned
 from compiler.workload import from_json
@@ -17,6 +19,8 @@ from scheduler.models import Prepared
 from search.device import Device
 
 PACKAGES = ("apache-tvm", "apache-tvm-ffi")
+# Of each task so many imported schedules are tried, fastest first.
+MAX_IMPORTED = 4
 
 log = logging.getLogger(__name__)
 
@@ -28,45 +32,77 @@ def untuned_artifact(job: Job, device: Device, prepared: Prepared, now: float) -
 
 
 def tuned_artifact(
-    job: Job, device: Device, prepared: Prepared, records: Iterable[Record], now: float
+    job: Job,
+    device: Device,
+    prepared: Prepared,
+    records: Iterable[Record],
+    reference: bytes | None,
+    now: float,
 ) -> bytes:
     """The model under the best of the `records` (fastest first by workload); the rest has fallback schedules.
 
-    Raises ArtifactError.
+    Its outputs must be those of the library `reference`, if there is one. Raises ArtifactError.
     """
-    chosen = choose(prepared.tasks, records)
+    chosen = choose(prepared.tasks, records, device.target)
     library = build_module(prepared.fused, {name: r.trace for name, r in chosen.items()}, device.target)
     entries = tuple(_entry(task, chosen.get(task.workload_hash)) for task in prepared.tasks)
-    return pack(library, _manifest(job, device, prepared, entries, now))
+    return pack(library, _manifest(job, device, prepared, entries, now), reference)
 
 
-def choose(tasks: Sequence[ExtractedTask], records: Iterable[Record]) -> dict[str, Record]:
+def choose(tasks: Sequence[ExtractedTask], records: Iterable[Record], target: str) -> dict[str, Record]:
     """The first record of each task whose trace applies: one that was imported may not."""
     modules = {task.workload_hash: task.module_json for task in tasks}
+    left = _by_workload(record for record in records if record.workload_hash in modules)
     chosen: dict[str, Record] = {}
-    for record in records:
-        name = record.workload_hash
-        if name in modules and name not in chosen and _applies(modules[name], record):
-            chosen[name] = record
+    while left:
+        firsts = {name: found.pop(0) for name, found in left.items()}
+        refused = _refused(modules, firsts, target)
+        chosen |= {name: record for name, record in firsts.items() if name not in refused}
+        left = {name: left[name] for name in refused if left[name]}
     return chosen
 
 
 def with_timings(
     artifact: bytes, untuned_secs: tuple[float, ...] | None, tuned_secs: tuple[float, ...] | None
 ) -> bytes:
-    """The artifact with the end-to-end seconds in its manifest. Raises ArtifactError."""
+    """The artifact with the end-to-end seconds in its manifest, and without what it was compared with.
+
+    Raises ArtifactError.
+    """
     library, manifest = unpack(artifact)
     timed = replace(manifest, untuned_secs=untuned_secs or (), tuned_secs=tuned_secs or ())
     return pack(library, timed)
 
 
-def _applies(module_json: str, record: Record) -> bool:
+def _by_workload(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """In their order; of what was imported only the first few, because each may cost a process."""
+    found: defaultdict[str, list[Record]] = defaultdict(list)
+    for record in records:
+        same = found[record.workload_hash]
+        if record.source != "import" or sum(one.source == "import" for one in same) < MAX_IMPORTED:
+            same.append(record)
+    return dict(found)
+
+
+def _refused(modules: Mapping[str, str], firsts: Mapping[str, Record], target: str) -> list[str]:
+    """The workloads whose records don't apply. What strangers sent is tried in another process first."""
+    strange = [name for name, record in firsts.items() if record.source == "import"]
+    tried = try_traces([(modules[name], firsts[name].trace) for name in strange], target)
+    problems = dict(zip(strange, tried, strict=True))
+    for name, record in firsts.items():
+        problems[name] = problems.get(name) or _problem(modules[name], record.trace)
+        if problems[name]:
+            log.warning("a schedule of %s (%s) is left out: %s", name, record.source, problems[name])
+    return [name for name, problem in problems.items() if problem]
+
+
+def _problem(module_json: str, trace: str) -> str:
+    """Why a trace doesn't apply; empty when it does."""
     try:
-        apply_trace(from_json(module_json), record.trace)
+        apply_trace(from_json(module_json), trace)
     except LoweringError as error:
-        log.warning("a schedule of %s (%s) is left out: %s", record.workload_hash, record.source, error)
-        return False
-    return True
+        return str(error)
+    return ""
 
 
 def _entry(task: ExtractedTask, record: Record | None) -> TaskEntry:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from compiler.artifact import ArtifactError
+from compiler.artifact import ArtifactError, unpack
 from records import blobs, devices, jobs, leases, schedules, tasks
 from records.jobs import Job, JobState
 from records.leases import ModuleRun
@@ -52,7 +52,8 @@ def judge(untuned: ModuleRun | None, tuned: ModuleRun) -> Verdict:
     if tuned_s is None:
         return _fall_back(untuned, f"the tuned model failed on the device ({_why(tuned)})")
     if untuned_s is None:
-        return Verdict(tuned.artifact_sha, f"{_ms(tuned_s)}; the untuned model could not be timed")
+        why = "the untuned model does not run, so neither speed nor outputs were compared"
+        return Verdict(tuned.artifact_sha, f"{_ms(tuned_s)}; {why}")
     if tuned_s > untuned_s:
         return _fall_back(untuned, f"the tuned model takes {_ms(tuned_s)}, the untuned one {_ms(untuned_s)}")
     speed = untuned_s / tuned_s
@@ -63,7 +64,7 @@ def judge(untuned: ModuleRun | None, tuned: ModuleRun) -> Verdict:
 
 def _compile(context: Context, job: Job, untuned: ModuleRun | None) -> None:
     try:
-        artifact = _artifact(context, job)
+        artifact = _artifact(context, job, untuned)
     except (PermanentError, ArtifactError) as error:
         if untuned is None or _latency_s(untuned) is None:
             raise
@@ -80,7 +81,7 @@ def _compile(context: Context, job: Job, untuned: ModuleRun | None) -> None:
             jobs.set_message(session, job.id, "timing the compiled model")
 
 
-def _artifact(context: Context, job: Job) -> bytes | None:
+def _artifact(context: Context, job: Job, untuned: ModuleRun | None) -> bytes | None:
     """The tuned model, None when it is too early to try again. Raises PermanentError, ArtifactError."""
     limit = context.settings.max_failures
     with context.database.begin() as session:
@@ -92,7 +93,17 @@ def _artifact(context: Context, job: Job) -> bytes | None:
         hashes = [task.workload_hash for task in tasks.for_job(session, job.id)]
         records = schedules.successes(session, device.key, hashes)
     prepared = context.models.prepare(context.database, job.request, device)
-    return tuned_artifact(job, device, prepared, records, context.now())
+    reference = _reference(context, untuned)
+    return tuned_artifact(job, device, prepared, records, reference, context.now())
+
+
+def _reference(context: Context, untuned: ModuleRun | None) -> bytes | None:
+    """The library whose outputs the tuned one must give: the untuned one, unless it is known not to run."""
+    if untuned is None or untuned.outcome not in (None, Outcome.OK):
+        return None
+    with context.database.begin() as session:
+        artifact = blobs.get(session, untuned.artifact_sha)
+    return unpack(artifact)[0]
 
 
 def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[ModuleRun]) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.artifact import unpack
+from compiler.artifact import Manifest, unpack
 from compiler.bench import Bench
+from compiler.model import fuse, read_onnx
 from compiler.target import probe
 from records import blobs, devices, jobs, leases, models, schedules, tasks
 from records.database import Database
 from records.devices import WorkerState
 from records.jobs import Job, JobRequest, JobState
 from records.leases import Lease, TrialResult
+from scheduler import artifacts
 from scheduler.context import Context
 from scheduler.drive import drive, sweep
 from scheduler.settings import Settings
@@ -25,9 +29,9 @@ SETTINGS = Settings(broker="unused", database_url="unused", batch_size=4, trials
 NOW = 1000.0
 
 
-def small_network() -> bytes:
+def small_network(seed: int = 0) -> bytes:
     """A convolution with its rectifier, and a pooling that the search need not understand."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     weight = numpy_helper.from_array(rng.normal(size=(8, 3, 3, 3)).astype(np.float32), "weight")
     nodes = [
         helper.make_node("Conv", ["data", "weight"], ["conv"], pads=[1, 1, 1, 1]),
@@ -80,26 +84,55 @@ class Device:
         return built if isinstance(built, Measurement) else self._bench.run(built, module_json, constants)
 
 
-def test_a_real_model_is_tuned_and_published(tmp_path: Path) -> None:
-    database = Database(f"sqlite:///{tmp_path / 'tunefarm.db'}")
-    database.migrate()
-    try:
-        _submit(database)
-        job = _finish(database, Device(database))
-        assert (job.state, job.error) == (JobState.DONE, None)
-        assert job.trials_done == 8
-        with database.begin() as session:
-            library, manifest = unpack(blobs.get(session, str(job.artifact_sha)))
-            listed = tasks.for_job(session, "job")
-            best = schedules.best_many(session, [t.workload_hash for t in listed], str(job.device_class))
-    finally:
-        database.close()
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    found = Database(f"sqlite:///{tmp_path / 'tunefarm.db'}")
+    found.migrate()
+    yield found
+    found.close()
+
+
+def test_a_real_model_is_tuned_and_published(database: Database) -> None:
+    _submit(database)
+    job = _finish(database, Device(database))
+    assert (job.state, job.error) == (JobState.DONE, None)
+    assert job.trials_done == 8
+    library, manifest = _artifact(database, job.artifact_sha)
+    with database.begin() as session:
+        listed = tasks.for_job(session, "job")
+        best = schedules.best_many(session, [t.workload_hash for t in listed], str(job.device_class))
     assert library.startswith(b"\x7fELF")
     assert {spec.name: spec.shape for spec in manifest.inputs} == {"data": (1, 3, 16, 16)}
     assert any("conv2d" in task.name and task.covered and task.best_s for task in listed)
     assert best
     assert manifest.untuned_secs == job.untuned_secs
     assert all(isinstance(json.loads(entry.trace), list) for entry in manifest.tasks if entry.trace)
+
+
+def test_a_model_that_computes_something_else_than_untuned_is_not_published(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = artifacts.build_module
+
+    def build_another(_fused: object, _schedules: object, target: str) -> bytes:
+        """As if kernels that are right by themselves were put together wrongly."""
+        return real(fuse(read_onnx(small_network(seed=1), {}), target), {}, target)
+
+    monkeypatch.setattr(artifacts, "build_module", build_another)
+    _submit(database)
+    job = _finish(database, Device(database))
+    assert job.state is JobState.DONE
+    assert "wrong_result: not what the untuned model computes: output 0: its values are off by" in job.message
+    assert job.message.endswith(": the untuned one is published")
+    assert job.tuned_secs is None
+    published, _ = _artifact(database, job.artifact_sha)
+    assert published == _artifact(database, job.untuned_artifact_sha)[0]
+
+
+def _artifact(database: Database, sha: str | None) -> tuple[bytes, Manifest]:
+    assert sha is not None
+    with database.begin() as session:
+        return unpack(blobs.get(session, sha))
 
 
 def _submit(database: Database) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.artifact import ArtifactError
+from compiler.artifact import ArtifactError, reference_of
 from compiler.model import ModelError
 from records import devices, events, jobs, leases, schedules, tasks, trials
 from records.devices import WorkerState
@@ -247,7 +247,21 @@ def test_an_untuned_model_that_fails_is_no_obstacle(farm: Farm) -> None:
     farm.plug_in()
     job = farm.finish()
     assert (job.state, farm.published()[0]) == (JobState.DONE, TUNED)
-    assert job.message == "10 ms; the untuned model could not be timed"
+    assert job.message == (
+        "10 ms; the untuned model does not run, so neither speed nor outputs were compared"
+    )
+    [tuned] = [run for run in farm.runs() if run.kind == "tuned"]
+    assert reference_of(farm.blob(tuned.artifact_sha)) is None
+
+
+def test_the_tuned_model_comes_with_what_its_outputs_must_be(farm: Farm) -> None:
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    [tuned] = [run for run in farm.runs() if run.kind == "tuned"]
+    assert reference_of(farm.blob(tuned.artifact_sha)) == UNTUNED
+    assert farm.published()[0] == TUNED
+    assert reference_of(farm.blob(job.artifact_sha)) is None
 
 
 def test_a_model_that_runs_neither_way_fails(farm: Farm) -> None:
