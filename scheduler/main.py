@@ -7,7 +7,9 @@ import sys
 import threading
 import time
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from celery import Celery, signals
@@ -54,6 +56,8 @@ def _serve(app: Celery, settings: Settings, database: Database, name: str) -> in
     # Celery warns against root because pickled messages could run code; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     signals.setup_logging.connect(_keep_logging)
+    if settings.alive_file is not None:
+        signals.task_postrun.connect(partial(_note_life, settings.alive_file), weak=False)
     worker = app.Worker(
         pool="solo",
         hostname=name,
@@ -83,6 +87,12 @@ def _sweep_for_ever(app: Celery, interval_s: float) -> None:
                 log.error("no sweeps while the broker is away: %s", error)
             is_away = True
         time.sleep(interval_s)
+
+
+def _note_life(file: Path, **_: Any) -> None:
+    """Where that fails, the age of the file says so."""
+    with suppress(OSError):
+        file.touch()
 
 
 def _keep_logging(**_: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -14,6 +16,8 @@ class Settings(BaseSettings):
     `plan_ahead` is the number of batches kept waiting while one is measured. It is 0 where the planner
     shares the worker's cores: planning then would disturb what is being timed.
 
+    `alive_file` is touched after every step, for whatever watches the process.
+
     `scheduler_name` claims jobs, so that after a crash the same scheduler goes on at once. Without one,
     schedulers take the first free of HOST-1, HOST-2..., see `scheduler.identity`.
     """
@@ -25,6 +29,7 @@ class Settings(BaseSettings):
     broker: str = Field(min_length=1)
     database_url: str = Field(min_length=1)
     scheduler_name: str | None = Field(default=None, min_length=1)
+    alive_file: Path | None = None
     plan_ahead: int = Field(default=1, ge=0, le=8)
     batch_size: int = Field(default=32, ge=1, le=1024)
     trials_per_pick: int = Field(default=4, ge=1, le=256)

@@ -30,15 +30,20 @@ def start(**environment: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 def test_it_sweeps_takes_wake_ups_and_ends_cleanly(farm: Farm, database_file: Path, tmp_path: Path) -> None:
     broker = str(tmp_path / "broker")
+    alive = tmp_path / "alive"
     farm.submit("swept")
     process = start(
         TUNEFARM_BROKER=broker,
         TUNEFARM_DATABASE_URL=f"sqlite:///{database_file}",
         TUNEFARM_SWEEP_INTERVAL_S="0.5",
+        TUNEFARM_ALIVE_FILE=str(alive),
     )
     try:
         send(make_app(broker), "intake", "nobody")
         wait_for_message(farm, "swept", "waiting for a device: start a worker")
+        assert is_touched(alive)
+        os.utime(alive, (0, 0))
+        assert is_touched(alive)
     finally:
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=30)
@@ -46,6 +51,15 @@ def test_it_sweeps_takes_wake_ups_and_ends_cleanly(farm: Farm, database_file: Pa
     assert "asked to step job nobody, which does not exist" in errors
     assert "Traceback" not in errors
     assert farm.job("swept").state is JobState.QUEUED
+
+
+def is_touched(file: Path, patience_s: float = 40.0) -> bool:
+    deadline = time.monotonic() + patience_s
+    while not (file.exists() and file.stat().st_mtime > 0):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
 
 def wait_for_message(farm: Farm, job_id: str, message: str, patience_s: float = 40.0) -> None:
