@@ -263,15 +263,10 @@ def _intensity(store: Store, accesses: Sequence[_Touched]) -> list[Floats]:
 
 
 def _allocation(dag: Dag, store: Store) -> list[Floats]:
-    """Of a buffer that the program itself allocates, outside of all loops: its elements, what they are
-    multiplied by, the iterations around and inside."""
+    """Bytes that the program itself allocates for what is stored, outside of all loops; these elements by the
+    iterations; the iterations around the allocation, and inside."""
     buffer = dag.buffer[store.write.buffer]
     iterations = store.loops.iterations
     is_own = buffer.role is BufferRole.INTERMEDIATE
     size = np.full_like(iterations, float(math.prod(buffer.shape)) * is_own)
-    return [
-        size * buffer.item_bytes,
-        size * iterations,
-        is_own * np.ones_like(iterations),
-        is_own * iterations,
-    ]
+    return [size * buffer.item_bytes, size * iterations, np.ones_like(iterations), iterations]
