@@ -18,12 +18,14 @@ from proto.values import (
     MAX_WAIT_S,
     PROTOCOL,
     Answer,
+    Built,
     Candidate,
     Lease,
     LeaseId,
     Limits,
     ModuleRun,
     Result,
+    Role,
     Vitals,
     Wanted,
     WorkerReport,
@@ -147,7 +149,7 @@ def _gpu_from_wire(message: pb.Gpu) -> Gpu:
 
 def lease_to_wire(lease: Lease) -> pb.Lease:
     message = pb.Lease(
-        id=_lease_id_to_wire(lease.id),
+        id=lease_id_to_wire(lease.id),
         target=lease.target,
         limits=pb.Limits(
             build_timeout_s=lease.limits.build_timeout_s,
@@ -157,6 +159,7 @@ def lease_to_wire(lease: Lease) -> pb.Lease:
         ),
         expires_after_s=lease.expires_after_s,
         candidates=[_candidate_to_wire(candidate) for candidate in lease.candidates],
+        build=lease.build,
     )
     if lease.module_run is not None:
         run = lease.module_run
@@ -169,7 +172,7 @@ def lease_from_wire(message: pb.Lease) -> Lease:
     limits = message.limits
     try:
         return Lease(
-            id=_lease_id_from_wire(message.id),
+            id=lease_id_from_wire(message.id),
             target=message.target,
             limits=Limits(
                 limits.build_timeout_s, limits.run_timeout_s, limits.module_timeout_s, limits.memory_bytes
@@ -177,19 +180,25 @@ def lease_from_wire(message: pb.Lease) -> Lease:
             expires_after_s=message.expires_after_s,
             candidates=tuple(_candidate_from_wire(candidate) for candidate in message.candidates),
             module_run=_module_run_from_wire(message.module_run) if message.HasField("module_run") else None,
+            build=message.build,
         )
     except ValueError as problem:
         raise WireError(f"the lease makes no sense: {problem}") from problem
 
 
 def result_to_wire(result: Result) -> pb.Result:
-    return pb.Result(
+    message = pb.Result(
         number=result.number,
-        lease=_lease_id_to_wire(result.lease),
+        lease=lease_id_to_wire(result.lease),
         trial_id=result.trial_id,
         module_run_id=result.module_run_id,
-        measurement=measurement_to_wire(result.measurement),
     )
+    if isinstance(result.measurement, Built):
+        built = result.measurement
+        message.built.CopyFrom(pb.Built(sha256=built.sha, build_secs=built.build_secs))
+    else:
+        message.measurement.CopyFrom(measurement_to_wire(result.measurement))
+    return message
 
 
 def result_from_wire(message: pb.Result) -> Result:
@@ -199,11 +208,20 @@ def result_from_wire(message: pb.Result) -> Result:
         raise WireError("a result must name a trial or a module run")
     return Result(
         number=message.number,
-        lease=_lease_id_from_wire(message.lease),
-        measurement=measurement_from_wire(message.measurement),
+        lease=lease_id_from_wire(message.lease),
+        measurement=_measured_or_built(message),
         trial_id=_id(message.trial_id) if which == "trial_id" else None,
         module_run_id=_id(message.module_run_id) if which == "module_run_id" else None,
     )
+
+
+def _measured_or_built(message: pb.Result) -> Measurement | Built:
+    if not message.HasField("built"):
+        return measurement_from_wire(message.measurement)
+    try:
+        return Built(message.built.sha256, message.built.build_secs)
+    except ValueError as problem:
+        return Measurement(Outcome.UNKNOWN, error=f"the worker's result made no sense: {problem}")
 
 
 def report_to_wire(report: WorkerReport) -> pb.SynchronizeRequest:
@@ -214,11 +232,13 @@ def report_to_wire(report: WorkerReport) -> pb.SynchronizeRequest:
         starting=report.starting,
         state=f"WORKER_STATE_{report.state.name}",
         device=None if report.device is None else device_to_wire(report.device),
-        held=None if report.held is None else _lease_id_to_wire(report.held),
+        held=None if report.held is None else lease_id_to_wire(report.held),
         results=[result_to_wire(result) for result in report.results],
         slots=report.slots,
         wait_s=report.wait_s,
-        vitals=_vitals_to_wire(report.vitals),
+        vitals=pb.Vitals(**asdict(report.vitals)),
+        role=f"WORKER_ROLE_{report.role.name}",
+        builds_for=report.builds_for,
     )
 
 
@@ -238,14 +258,14 @@ def report_from_wire(message: pb.SynchronizeRequest) -> WorkerReport:
             starting=message.starting,
             state=_state(message.state),
             device=device_from_wire(message.device) if message.HasField("device") else None,
-            held=_lease_id_from_wire(message.held) if message.HasField("held") else None,
+            held=lease_id_from_wire(message.held) if message.HasField("held") else None,
             results=tuple(result_from_wire(result) for result in message.results),
             slots=message.slots,
             wait_s=min(message.wait_s, MAX_WAIT_S),
             vitals=_vitals_from_wire(message.vitals),
+            role=_role(message.role),
+            builds_for=tuple(message.builds_for),
         )
-    except WireError:
-        raise
     except ValueError as problem:
         raise WireError(str(problem)) from problem
 
@@ -260,13 +280,13 @@ def answer_to_wire(answer: Answer) -> pb.SynchronizeResponse:
     if answer.lease is not None:
         message.lease.CopyFrom(lease_to_wire(answer.lease))
     elif answer.keeps is not None:
-        message.lease.id.CopyFrom(_lease_id_to_wire(answer.keeps))
+        message.lease.id.CopyFrom(lease_id_to_wire(answer.keeps))
     return message
 
 
 def answer_from_wire(message: pb.SynchronizeResponse, held: LeaseId | None) -> Answer:
     """`held` is the lease the request named. Raises WireError."""
-    named = _lease_id_from_wire(message.lease.id) if message.HasField("lease") else None
+    named = lease_id_from_wire(message.lease.id) if message.HasField("lease") else None
     keeps = named if named is not None and named == held else None
     again_s = message.call_again_after_s
     return Answer(
@@ -277,10 +297,6 @@ def answer_from_wire(message: pb.SynchronizeResponse, held: LeaseId | None) -> A
         call_again_after_s=min(again_s, 60.0) if 0.0 <= again_s < math.inf else 1.0,
         wanted=_wanted(message.wanted),
     )
-
-
-def _vitals_to_wire(vitals: Vitals) -> pb.Vitals:
-    return pb.Vitals(**asdict(vitals))
 
 
 def _vitals_from_wire(message: pb.Vitals) -> Vitals:
@@ -300,11 +316,11 @@ def _wanted(number: int) -> Wanted:
     return names.get(number, Wanted.WORK)
 
 
-def _lease_id_to_wire(lease: LeaseId) -> pb.LeaseId:
+def lease_id_to_wire(lease: LeaseId) -> pb.LeaseId:
     return pb.LeaseId(id=lease.id, attempt=lease.attempt)
 
 
-def _lease_id_from_wire(message: pb.LeaseId) -> LeaseId:
+def lease_id_from_wire(message: pb.LeaseId) -> LeaseId:
     try:
         return LeaseId(message.id, message.attempt)
     except ValueError as problem:
@@ -318,6 +334,7 @@ def _candidate_to_wire(candidate: Candidate) -> pb.Candidate:
         trace=candidate.trace,
         constants=candidate.constants,
         best_s=candidate.best_s,
+        library_sha=candidate.library_sha or "",
     )
 
 
@@ -330,6 +347,7 @@ def _candidate_from_wire(message: pb.Candidate) -> Candidate:
         trace=message.trace,
         constants=tuple(message.constants),
         best_s=message.best_s if message.HasField("best_s") else None,
+        library_sha=message.library_sha or None,
     )
 
 
@@ -344,6 +362,13 @@ def _state(number: int) -> WorkerState:
     names = {int(pb.WorkerState.Value(f"WORKER_STATE_{state.name}")): state for state in WorkerState}
     if number not in names:
         raise WireError(f"{number} is not a state of a worker")
+    return names[number]
+
+
+def _role(number: int) -> Role:
+    names = {int(pb.WorkerRole.Value(f"WORKER_ROLE_{role.name}")): role for role in Role}
+    if number not in names:
+        raise WireError(f"{number} is not a role of a worker")
     return names[number]
 
 

@@ -15,6 +15,11 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_BUSY: _ClassVar[WorkerState]
     WORKER_STATE_DRAINING: _ClassVar[WorkerState]
 
+class WorkerRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_ROLE_MEASURE: _ClassVar[WorkerRole]
+    WORKER_ROLE_BUILD: _ClassVar[WorkerRole]
+
 class Wanted(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     WANTED_WORK: _ClassVar[Wanted]
@@ -36,6 +41,8 @@ WORKER_STATE_PROBING: WorkerState
 WORKER_STATE_READY: WorkerState
 WORKER_STATE_BUSY: WorkerState
 WORKER_STATE_DRAINING: WorkerState
+WORKER_ROLE_MEASURE: WorkerRole
+WORKER_ROLE_BUILD: WorkerRole
 WANTED_WORK: Wanted
 WANTED_DRAIN: Wanted
 WANTED_EVICTED: Wanted
@@ -49,7 +56,7 @@ OUTCOME_WRONG_RESULT: Outcome
 OUTCOME_DEVICE_LOST: Outcome
 
 class SynchronizeRequest(_message.Message):
-    __slots__ = ("protocol", "worker_id", "session_id", "starting", "state", "device", "held", "results", "slots", "wait_s", "vitals")
+    __slots__ = ("protocol", "worker_id", "session_id", "starting", "state", "device", "held", "results", "slots", "wait_s", "vitals", "role", "builds_for")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +68,8 @@ class SynchronizeRequest(_message.Message):
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     VITALS_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    BUILDS_FOR_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     session_id: str
@@ -72,7 +81,9 @@ class SynchronizeRequest(_message.Message):
     slots: int
     wait_s: float
     vitals: Vitals
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ..., vitals: _Optional[_Union[Vitals, _Mapping]] = ...) -> None: ...
+    role: WorkerRole
+    builds_for: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ..., vitals: _Optional[_Union[Vitals, _Mapping]] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., builds_for: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Vitals(_message.Message):
     __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done", "uncontained")
@@ -159,34 +170,38 @@ class LeaseId(_message.Message):
     def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("id", "target", "candidates", "module_run", "limits", "expires_after_s")
+    __slots__ = ("id", "target", "candidates", "module_run", "limits", "expires_after_s", "build")
     ID_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     MODULE_RUN_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
     id: LeaseId
     target: str
     candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
     module_run: ModuleRun
     limits: Limits
     expires_after_s: float
-    def __init__(self, id: _Optional[_Union[LeaseId, _Mapping]] = ..., target: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., module_run: _Optional[_Union[ModuleRun, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., expires_after_s: _Optional[float] = ...) -> None: ...
+    build: bool
+    def __init__(self, id: _Optional[_Union[LeaseId, _Mapping]] = ..., target: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., module_run: _Optional[_Union[ModuleRun, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., expires_after_s: _Optional[float] = ..., build: _Optional[bool] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("trial_id", "workload_hash", "trace", "constants", "best_s")
+    __slots__ = ("trial_id", "workload_hash", "trace", "constants", "best_s", "library_sha")
     TRIAL_ID_FIELD_NUMBER: _ClassVar[int]
     WORKLOAD_HASH_FIELD_NUMBER: _ClassVar[int]
     TRACE_FIELD_NUMBER: _ClassVar[int]
     CONSTANTS_FIELD_NUMBER: _ClassVar[int]
     BEST_S_FIELD_NUMBER: _ClassVar[int]
+    LIBRARY_SHA_FIELD_NUMBER: _ClassVar[int]
     trial_id: int
     workload_hash: str
     trace: str
     constants: _containers.RepeatedScalarFieldContainer[int]
     best_s: float
-    def __init__(self, trial_id: _Optional[int] = ..., workload_hash: _Optional[str] = ..., trace: _Optional[str] = ..., constants: _Optional[_Iterable[int]] = ..., best_s: _Optional[float] = ...) -> None: ...
+    library_sha: str
+    def __init__(self, trial_id: _Optional[int] = ..., workload_hash: _Optional[str] = ..., trace: _Optional[str] = ..., constants: _Optional[_Iterable[int]] = ..., best_s: _Optional[float] = ..., library_sha: _Optional[str] = ...) -> None: ...
 
 class ModuleRun(_message.Message):
     __slots__ = ("id", "kind", "artifact_sha")
@@ -223,18 +238,48 @@ class Measurement(_message.Message):
     def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., run_secs: _Optional[_Iterable[float]] = ..., build_secs: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
 
 class Result(_message.Message):
-    __slots__ = ("number", "lease", "trial_id", "module_run_id", "measurement")
+    __slots__ = ("number", "lease", "trial_id", "module_run_id", "measurement", "built")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     TRIAL_ID_FIELD_NUMBER: _ClassVar[int]
     MODULE_RUN_ID_FIELD_NUMBER: _ClassVar[int]
     MEASUREMENT_FIELD_NUMBER: _ClassVar[int]
+    BUILT_FIELD_NUMBER: _ClassVar[int]
     number: int
     lease: LeaseId
     trial_id: int
     module_run_id: int
     measurement: Measurement
-    def __init__(self, number: _Optional[int] = ..., lease: _Optional[_Union[LeaseId, _Mapping]] = ..., trial_id: _Optional[int] = ..., module_run_id: _Optional[int] = ..., measurement: _Optional[_Union[Measurement, _Mapping]] = ...) -> None: ...
+    built: Built
+    def __init__(self, number: _Optional[int] = ..., lease: _Optional[_Union[LeaseId, _Mapping]] = ..., trial_id: _Optional[int] = ..., module_run_id: _Optional[int] = ..., measurement: _Optional[_Union[Measurement, _Mapping]] = ..., built: _Optional[_Union[Built, _Mapping]] = ...) -> None: ...
+
+class Built(_message.Message):
+    __slots__ = ("sha256", "build_secs")
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    BUILD_SECS_FIELD_NUMBER: _ClassVar[int]
+    sha256: str
+    build_secs: float
+    def __init__(self, sha256: _Optional[str] = ..., build_secs: _Optional[float] = ...) -> None: ...
+
+class Library(_message.Message):
+    __slots__ = ("session_id", "lease", "trial_id", "sha256", "data")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    TRIAL_ID_FIELD_NUMBER: _ClassVar[int]
+    SHA256_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    lease: LeaseId
+    trial_id: int
+    sha256: str
+    data: bytes
+    def __init__(self, session_id: _Optional[str] = ..., lease: _Optional[_Union[LeaseId, _Mapping]] = ..., trial_id: _Optional[int] = ..., sha256: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class LibraryStored(_message.Message):
+    __slots__ = ("refused",)
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    refused: str
+    def __init__(self, refused: _Optional[str] = ...) -> None: ...
 
 class WorkloadRequest(_message.Message):
     __slots__ = ("workload_hash",)

@@ -49,6 +49,11 @@ class FleetStub:
                 request_serializer=proto_dot_fleet__pb2.BlobRequest.SerializeToString,
                 response_deserializer=proto_dot_fleet__pb2.Chunk.FromString,
                 _registered_method=True)
+        self.PutLibrary = channel.unary_unary(
+                '/tunefarm.v1.Fleet/PutLibrary',
+                request_serializer=proto_dot_fleet__pb2.Library.SerializeToString,
+                response_deserializer=proto_dot_fleet__pb2.LibraryStored.FromString,
+                _registered_method=True)
 
 
 class FleetServicer:
@@ -74,6 +79,13 @@ class FleetServicer:
         A worker that is DRAINING and names no held lease gives back what it held: others may have it at
         once, and no device counts as lost.
 
+        Building. A worker whose role is BUILD measures nothing. It gets leases to `build`: of candidates for
+        other devices, which it compiles for the target of the lease and links for its machine. It stores each
+        library with PutLibrary and reports it as `built`; the trial then waits for a device, which gets it with
+        `library_sha` and only loads and times it. What fails to build is reported as a measurement. A lost
+        lease costs the candidates that were not reported, as for devices. Which jobs are built so, the job says;
+        it is decided whenever a lease is made, so that devices build for themselves when no builder is there.
+
         Draining and evicting. People may want a worker to take no more work, or to be away. Every answer
         says so in `wanted` as long as they do, whichever side restarts. A worker that should DRAIN finishes
         its lease, is DRAINING from then on, and takes work again when an answer wants it to WORK. One that
@@ -92,7 +104,16 @@ class FleetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def GetBlob(self, request, context):
-        """A stored file (here: the packed module of a ModuleRun), in order, in chunks of at most 4 MiB.
+        """A stored file (the packed module of a ModuleRun, a candidate's library), in order, in chunks of at
+        most 4 MiB. A library is kept until its trial is done.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutLibrary(self, request, context):
+        """Keeps the library of a candidate of a lease to `build` that the session holds. Storing it twice keeps
+        the second. The server reads its header, and refuses what isn't for the device's machine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,6 +136,11 @@ def add_FleetServicer_to_server(servicer, server):
                     servicer.GetBlob,
                     request_deserializer=proto_dot_fleet__pb2.BlobRequest.FromString,
                     response_serializer=proto_dot_fleet__pb2.Chunk.SerializeToString,
+            ),
+            'PutLibrary': grpc.unary_unary_rpc_method_handler(
+                    servicer.PutLibrary,
+                    request_deserializer=proto_dot_fleet__pb2.Library.FromString,
+                    response_serializer=proto_dot_fleet__pb2.LibraryStored.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -198,6 +224,33 @@ class Fleet:
             '/tunefarm.v1.Fleet/GetBlob',
             proto_dot_fleet__pb2.BlobRequest.SerializeToString,
             proto_dot_fleet__pb2.Chunk.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutLibrary(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tunefarm.v1.Fleet/PutLibrary',
+            proto_dot_fleet__pb2.Library.SerializeToString,
+            proto_dot_fleet__pb2.LibraryStored.FromString,
             options,
             channel_credentials,
             insecure,

@@ -15,6 +15,7 @@ class FleetStub:
     Synchronize: grpc.UnaryUnaryMultiCallable[fleet_pb2.SynchronizeRequest, fleet_pb2.SynchronizeResponse]
     GetWorkload: grpc.UnaryUnaryMultiCallable[fleet_pb2.WorkloadRequest, fleet_pb2.Workload]
     GetBlob: grpc.UnaryStreamMultiCallable[fleet_pb2.BlobRequest, fleet_pb2.Chunk]
+    PutLibrary: grpc.UnaryUnaryMultiCallable[fleet_pb2.Library, fleet_pb2.LibraryStored]
 
     def __init__(self, channel: grpc.Channel) -> None: ...
 
@@ -30,5 +31,8 @@ class FleetServicer:
     def GetBlob(
         self, request: fleet_pb2.BlobRequest, context: Any
     ) -> Iterator[fleet_pb2.Chunk] | AsyncIterator[fleet_pb2.Chunk]: ...
+    def PutLibrary(
+        self, request: fleet_pb2.Library, context: Any
+    ) -> fleet_pb2.LibraryStored | Awaitable[fleet_pb2.LibraryStored]: ...
 
 def add_FleetServicer_to_server(servicer: FleetServicer, server: grpc.Server | grpc.aio.Server) -> None: ...

@@ -6,7 +6,9 @@ Durations are seconds, sizes bytes.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -19,6 +21,10 @@ PROTOCOL = 1
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_RESULTS = 1000
 MAX_WAIT_S = 30.0
+MAX_LIBRARY_BYTES = 32 << 20
+MAX_MACHINES = 16
+_SHA256 = re.compile("[0-9a-f]{64}")
+_MACHINE = re.compile("[A-Za-z0-9_]{1,32}")
 
 
 class WorkerState(StrEnum):
@@ -28,6 +34,13 @@ class WorkerState(StrEnum):
     READY = "ready"
     BUSY = "busy"
     DRAINING = "draining"
+
+
+class Role(StrEnum):
+    """What a worker is there for: to measure on its device, or to build what other devices measure."""
+
+    MEASURE = "measure"
+    BUILD = "build"
 
 
 class Wanted(StrEnum):
@@ -85,7 +98,8 @@ class Limits:
 class Candidate:
     """A trace to replay on a workload, whose arguments at `constants` are constants of the model.
 
-    `best_s` is the best latency known of the workload on this device class.
+    `best_s` is the best latency known of the workload on this device class. With `library_sha` a builder made
+    a library of it, which is loaded in place of building.
     """
 
     trial_id: int
@@ -93,6 +107,7 @@ class Candidate:
     trace: str
     constants: tuple[int, ...] = ()
     best_s: float | None = None
+    library_sha: str | None = None
 
     def __post_init__(self) -> None:
         if self.best_s is not None and not 0.0 < self.best_s < math.inf:
@@ -110,7 +125,7 @@ class ModuleRun:
 
 @dataclass(frozen=True)
 class Lease:
-    """Work leased together: candidates or one module run."""
+    """Work leased together: candidates, to be measured or to `build` for the target, or one module run."""
 
     id: LeaseId
     target: str
@@ -118,12 +133,43 @@ class Lease:
     expires_after_s: float
     candidates: tuple[Candidate, ...] = ()
     module_run: ModuleRun | None = None
+    build: bool = False
 
     def __post_init__(self) -> None:
         if bool(self.candidates) == (self.module_run is not None):
             raise ValueError("a lease is for candidates or for one module run")
+        if self.build and not self.candidates:
+            raise ValueError("only candidates are leased to be built")
         if not 0 < self.expires_after_s < math.inf:
             raise ValueError(f"a lease's expires_after_s must be positive, not {self.expires_after_s}")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A candidate whose library is stored, and the seconds that building it took."""
+
+    sha: str
+    build_secs: float
+
+    def __post_init__(self) -> None:
+        if not _SHA256.fullmatch(self.sha):
+            raise ValueError("what names a library is its SHA-256 in lower-case hexadecimal")
+        if not 0.0 <= self.build_secs < math.inf:
+            raise ValueError(f"build_secs must not be negative, not {self.build_secs}")
+
+
+@dataclass(frozen=True)
+class Library:
+    """What a session has built of a trial of its lease, packed."""
+
+    session_id: str
+    lease: LeaseId
+    trial_id: int
+    data: bytes
+
+    @property
+    def sha(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -132,7 +178,7 @@ class Result:
 
     number: int
     lease: LeaseId
-    measurement: Measurement
+    measurement: Measurement | Built
     trial_id: int | None = None
     module_run_id: int | None = None
 
@@ -143,7 +189,7 @@ class Result:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """A worker's whole state: what it sends with every Synchronize."""
+    """A worker's whole state: what it sends with every Synchronize. A builder links for `builds_for`."""
 
     worker_id: str
     session_id: str
@@ -155,6 +201,8 @@ class WorkerReport:
     slots: int = 0
     wait_s: float = 0.0
     vitals: Vitals = field(default_factory=Vitals)
+    role: Role = Role.MEASURE
+    builds_for: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         _check_name("a worker id", self.worker_id)
@@ -163,6 +211,10 @@ class WorkerReport:
             raise ValueError(f"at most {MAX_RESULTS} results fit in one call, not {len(self.results)}")
         if self.state is WorkerState.READY and self.device is None:
             raise ValueError("a ready worker must send its device's fingerprint")
+        if self.state is WorkerState.READY and self.role is Role.BUILD and not self.builds_for:
+            raise ValueError("a worker that builds must say for which machines")
+        if len(self.builds_for) > MAX_MACHINES or not all(map(_MACHINE.fullmatch, self.builds_for)):
+            raise ValueError(f"machines are at most {MAX_MACHINES} names such as x86_64")
         if self.slots < 0 or not 0.0 <= self.wait_s < math.inf:
             raise ValueError("slots and wait_s must not be negative")
 

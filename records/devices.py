@@ -10,6 +10,8 @@ from functools import lru_cache
 from sqlalchemy import Select, select, update
 from sqlalchemy.orm import Session
 
+from records import builders
+from records.builders import Builder
 from records.database import NotFound
 from records.statements import changed, insert_missing
 from records.tables import DeviceClassRow, FencedSessionRow, LeaseRow, WorkerRow
@@ -64,7 +66,8 @@ class Vitals:
 class WorkerInfo:
     """A worker as last seen. `trials_done` counts what it reported, `failures` what of that was not OK.
 
-    `trial_s` are the seconds that a trial takes on it, None until it has worked off a lease.
+    `trial_s` are the seconds that a trial takes on it, None until it has worked off a lease. A `builder` has
+    no device class: it measures nothing, and its trials are those that it built.
     """
 
     id: str
@@ -80,6 +83,7 @@ class WorkerInfo:
     failures_by_kind: Mapping[str, int]
     vitals: Vitals
     trial_s: float | None
+    builder: Builder | None = None
 
     def is_lost(self, now: float) -> bool:
         """Whether it has been silent for longer than a worker that is there."""
@@ -89,7 +93,9 @@ class WorkerInfo:
 def put_class(session: Session, device: Device) -> None:
     """Store a device class unless it is already there."""
     row = {"key": device.key, "name": device.name, "device": device.to_json(), "target": device.target}
-    insert_missing(session, DeviceClassRow, row, key=["key"])
+    facts = {"machine": None if device.gpu else device.machine, "cores": device.cores}
+    row |= {"toolchain": device.toolchain}
+    insert_missing(session, DeviceClassRow, {**row, **facts}, key=["key"])
 
 
 def get_class(session: Session, key: str) -> Device:
@@ -130,11 +136,13 @@ def register(
     state: WorkerState,
     now: float,
     vitals: Vitals | None = None,
+    builder: Builder | None = None,
 ) -> str | None:
     """Make this the worker's session; the older session that it fences off, if any, whose leases expire now.
 
-    Repeating it updates the device and the vitals (None keeps them), the state and the time. Raises
-    SessionFenced when a newer session has taken this one's place, or the worker is evicted.
+    Repeating it updates the device and the vitals (None keeps them), the state and the time. A `builder` has
+    no device, because nothing is measured on it. Raises SessionFenced when a newer session has taken this
+    one's place, or the worker is evicted.
     """
     if _is_fenced(session, worker_id, session_id):
         raise SessionFenced(f"worker {worker_id!r} has a newer session than {session_id!r}")
@@ -145,10 +153,12 @@ def register(
     if device is not None:
         put_class(session, device)
         values["device_class"] = device.key
-    elif older is not None:
+    elif older is not None or builder is not None:
         # The worker may have come back on other hardware: it has no class until it has probed again.
         values["device_class"] = None
     session.execute(update(WorkerRow).where(WorkerRow.id == worker_id).values(values))
+    if device is not None or older is not None or builder is not None:
+        builders.enrol(session, worker_id, builder)
     if older is not None:
         _fence(session, worker_id, older, now)
     return older
@@ -249,16 +259,18 @@ def _select_workers() -> Select[WorkerRow, str, str]:
 
 
 def _workers(session: Session, query: Select[WorkerRow, str, str]) -> list[WorkerInfo]:
-    return [_info(row, name, device) for row, name, device in session.execute(query)]
+    known = builders.by_worker(session)
+    rows = session.execute(query)
+    return [_info(row, name, device, known.get(row.id)) for row, name, device in rows]
 
 
-def _info(row: WorkerRow, device_name: str | None, device: str | None) -> WorkerInfo:
+def _info(row: WorkerRow, device_name: str | None, device: str | None, builder: Builder | None) -> WorkerInfo:
     return WorkerInfo(
         id=row.id,
         session_id=row.session_id,
         device_class=row.device_class,
         device_name=device_name,
-        cores=None if device is None else _cores(device),
+        cores=builder.cores if builder else None if device is None else _cores(device),
         state=WorkerState(row.state),
         wanted=Wanted(row.wanted),
         last_seen_at=row.last_seen_at,
@@ -267,6 +279,7 @@ def _info(row: WorkerRow, device_name: str | None, device: str | None) -> Worker
         failures_by_kind=row.failures_by_kind,
         vitals=Vitals(**row.vitals or {}),
         trial_s=row.trial_s,
+        builder=builder,
     )
 
 

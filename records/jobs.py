@@ -39,6 +39,15 @@ class JobState(StrEnum):
         return self in (JobState.DONE, JobState.FAILED, JobState.CANCELLED)
 
 
+class Build(StrEnum):
+    """Who compiles a job's candidates: the devices that measure them, workers that only build, or whoever is
+    likely to be quicker at it."""
+
+    AUTO = "auto"
+    DEVICE = "device"
+    BUILDER = "builder"
+
+
 UNFINISHED = frozenset(state for state in JobState if not state.finished)
 _STOPPED = (JobState.FAILED, JobState.CANCELLED)
 
@@ -57,7 +66,7 @@ class JobRequest:
 
     No `trials` at all means: compile with the schedules that are known, and one best guess for every subgraph
     of which nothing is known. On the devices that jobs share, those of higher `priority` go first; of equal
-    priority, each gets trials in proportion to its `weight`.
+    priority, each gets trials in proportion to its `weight`. `build` says who compiles the candidates.
     """
 
     model_sha: str
@@ -69,6 +78,7 @@ class JobRequest:
     seed: int
     priority: int = 0
     weight: float = 1.0
+    build: Build = Build.AUTO
 
     def __post_init__(self) -> None:
         if not 0 <= self.trials <= MAX_TRIALS:
@@ -282,6 +292,7 @@ def _job(row: JobRow) -> Job:
         seed=row.seed,
         priority=row.priority,
         weight=row.weight,
+        build=Build(row.build),
     )
     return Job(
         id=row.id,

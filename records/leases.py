@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, TypeAlias, TypeVar, cast
 
-from sqlalchemy import Row, Select, bindparam, func, insert, select, update
+from sqlalchemy import insert, select, update
 from sqlalchemy.orm import Session
 
-from records import blobs, devices, events, jobs, losses, results, schedules, sharing, trials
+from records import blobs, building, devices, events, jobs, losses, offers, results, schedules, sharing
+from records.building import Built
 from records.jobs import Kind
-from records.sharing import Portion, Turn
-from records.statements import changed, insert_missing, lock_job, update_each
-from records.tables import JobRow, LeaseRow, ModuleRunRow, RecordRow, TaskRow, TrialRow, WorkerRow
+from records.offers import Offer
+from records.results import TrialResult
+from records.sharing import Portion, Takes, Turn
+from records.statements import changed, insert_missing, lock_job
+from records.tables import LeaseRow, ModuleRunRow, TrialRow, WorkerRow
 from records.trials import Trial, TrialState, trial_of
 from search.measurement import Measurement, Outcome
 
 Work = TypeVar("Work", TrialRow, ModuleRunRow)
-
-# A trial's columns, the constants of its task, and the best latency of its workload.
-Offer: TypeAlias = "Row[*tuple[Any, ...]]"
+# Of a result: the id of its trial or of its module run.
+Key: TypeAlias = tuple[int | None, int | None]
 
 _LOST = Measurement(Outcome.DEVICE_LOST, error="every device that held it was lost before it reported")
 
@@ -44,7 +45,8 @@ class ModuleRun:
 
 @dataclass(frozen=True)
 class Lease:
-    """What one worker's session has to do by `expires_at`: trials of one job, or one module run.
+    """What one worker's session has to do by `expires_at`: trials of one job, to be measured or only to
+    `build`; or one module run.
 
     `trials` are those not reported yet. `attempt` is 1 unless the work outlived a device that held it.
     By workload, `constants` are the indices of the arguments that are weights of the model, and `best_s` is
@@ -61,20 +63,7 @@ class Lease:
     module_run: ModuleRun | None
     constants: dict[str, tuple[int, ...]]
     best_s: dict[str, float]
-
-
-@dataclass(frozen=True)
-class TrialResult:
-    """A worker's result for a trial or for a module run: exactly one of the ids is given."""
-
-    measurement: Measurement
-    trial_id: int | None = None
-    module_run_id: int | None = None
-    outputs_sha: str | None = None
-
-    def __post_init__(self) -> None:
-        if (self.trial_id is None) == (self.module_run_id is None):
-            raise ValueError("a result is of a trial or of a module run: give exactly one id")
+    build: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,27 +100,29 @@ def take(
     lease_id: str,
     worker_id: str,
     session_id: str,
-    device_class: str,
+    device_class: str | None,
     limit: int,
     now: float,
     ttl_s: float,
 ) -> Lease | None:
     """Lease up to `limit` of the oldest trials of one job of this class, as `sharing` says; its module run
-    goes first, alone.
+    goes first, alone. A builder, which has no device class, gets trials of any that it builds for.
 
     A trial that outlived a lost device is leased alone as well: if the next is lost too, it was this trial.
     """
-    turns = sharing.turns(session, device_class) if limit > 0 else []
+    turns = _turns(session, worker_id, device_class, now) if limit > 0 else []
     portion = sharing.portion(session, worker_id, device_class, now) if turns else None
     for turn in turns:
         assert portion is not None, "there are turns"
         runs = _waiting_runs(session, turn)
-        offers = [] if runs else _waiting_trials(session, turn, limit, portion)
-        if runs or offers:  # another server may have been faster
+        offered = [] if runs else _waiting_trials(session, turn, limit, portion)
+        if runs or offered:  # another server may have been faster
             holder = {"id": lease_id, "worker_id": worker_id, "session_id": session_id}
-            lease = _grant(session, holder, offers, runs, now, ttl_s)
-            # Last: until the transaction ends, nobody else can charge the job.
-            sharing.charge(session, turn, len(runs) + len(offers))
+            builds = turn.takes is Takes.UNBUILT
+            lease = _grant(session, holder | {"build": builds}, offered, runs, now, ttl_s)
+            if not builds:
+                # Last: until the transaction ends, nobody else can charge the job.
+                sharing.charge(session, turn, len(runs) + len(offered))
             return lease
     return None
 
@@ -155,24 +146,31 @@ def report(
 ) -> Reported:
     """Store results, each once; what is repeated or stale changes nothing.
 
-    Stale are a closed or expired lease, and another session's. A trial's result is stored as a record too.
-    Appends a "progress" event. The last result closes the lease. The caller has written to the worker before.
+    Stale are a closed or expired lease, and another session's. A measurement is stored as a record too, and
+    appends a "progress" event; what was built waits for a device. The last result closes the lease. The
+    caller has written to the worker before.
     """
-    held = select(LeaseRow).where(*_live(lease_id, session_id, now))
-    lease = session.scalar(held.with_for_update())
+    live = select(LeaseRow).where(*_live(lease_id, session_id, now))
+    lease = session.scalar(live.with_for_update())
     if lease is None:
         return Reported(accepted=0, job_id=None, closed=False)
-    news, is_all = _news(session, lease_id, reports)
+    held = _held(session, lease_id)
+    news = _news(lease, held, reports)
     if not news:
         return Reported(accepted=0, job_id=lease.job_id, closed=False)
-    measured = [result.trial_id for result in news if result.trial_id is not None]
+    is_all = len(news) == len(held)
+    ended, built = _sorted(news)
+    measured = [one.trial_id for one, _ in ended if one.trial_id is not None]
     # Locks the job: after the worker and the lease and before trials, as everywhere.
     issued, done = jobs.count(session, lease.job_id, done=len(measured))
-    _finish(session, news, now)
+    results.finish(session, ended, now)
     schedules.put_trials(session, measured, now)
-    outcomes = [result.measurement.outcome for result in news]
-    results.credit(session, lease, outcomes, len(measured), closed_at=now if is_all else None)
-    events.add(session, lease.job_id, "progress", _progress(issued, done), now)
+    building.make_ready(session, built)
+    building.drop_libraries(session, [trial_id for trial_id in measured if held[trial_id, None]])
+    outcomes = [*(measurement.outcome for _, measurement in ended), *(Outcome.OK for _ in built)]
+    results.credit(session, lease, outcomes, len(measured) + len(built), closed_at=now if is_all else None)
+    if ended:
+        events.add(session, lease.job_id, "progress", _progress(issued, done), now)
     return Reported(accepted=len(news), job_id=lease.job_id, closed=is_all)
 
 
@@ -214,6 +212,12 @@ def evict(session: Session, worker_id: str, now: float) -> None:
     give_back(session, worker_id, session.scalars(holder).one(), now)
 
 
+def _turns(session: Session, worker_id: str, device_class: str | None, now: float) -> list[Turn]:
+    if device_class is None:
+        return sharing.turns_to_build(session, worker_id)
+    return sharing.turns(session, device_class, now)
+
+
 def _waiting_runs(session: Session, turn: Turn) -> Sequence[ModuleRunRow]:
     """The job's oldest module run that waits, if one does."""
     waiting = select(ModuleRunRow).where(ModuleRunRow.job_id == turn.job_id, ModuleRunRow.state == "pending")
@@ -223,55 +227,30 @@ def _waiting_runs(session: Session, turn: Turn) -> Sequence[ModuleRunRow]:
 
 def _waiting_trials(session: Session, turn: Turn, limit: int, portion: Portion) -> Sequence[Offer]:
     """The oldest that no other transaction is taking."""
-    together = min(limit, portion.of(turn.undone))
-    offers = session.execute(_waiting_offers(), {"job_id": turn.job_id, "together": together}).all()
-    if offers and offers[0].attempts:
-        return offers[:1]
-    return [offer for offer in offers if not offer.attempts]
-
-
-@cache
-def _waiting_offers() -> Select[*tuple[Any, ...]]:
-    """Built once: that takes longer than to run it."""
-    waiting = _offers().where(TrialRow.state == "pending").limit(bindparam("together"))
-    return waiting.with_for_update(skip_locked=True, of=TrialRow)
-
-
-def _offers() -> Select[*tuple[Any, ...]]:
-    """Trials of the job `job_id`, a parameter, with what their worker has to know of them; oldest first.
-
-    Imported records don't count among the best: what they were measured under, nobody knows.
-    """
-    constants = select(TaskRow.constants).where(TaskRow.id == TrialRow.task_id).correlate(TrialRow)
-    device_class = select(JobRow.device_class).where(JobRow.id == bindparam("job_id"))
-    best_s = select(func.min(RecordRow.latency_s)).where(
-        RecordRow.workload_hash == TrialRow.workload_hash,
-        RecordRow.device_class == device_class.scalar_subquery(),
-        RecordRow.source == "trial",
-    )
-    # Looked up for each row: with joins, PostgreSQL may choose to read all that waits.
-    known = constants.scalar_subquery(), best_s.correlate(TrialRow).scalar_subquery()
-    offers = select(*trials.COLUMNS, known[0].label("constants"), known[1].label("best_s"))
-    return offers.where(TrialRow.job_id == bindparam("job_id")).order_by(TrialRow.id)
+    about = {"job_id": turn.job_id, "together": min(limit, portion.of(turn.undone))}
+    offered = session.execute(offers.waiting(turn.takes), about).all()
+    if offered and offered[0].attempts:
+        return offered[:1]
+    return [offer for offer in offered if not offer.attempts]
 
 
 def _grant(
     session: Session,
-    holder: dict[str, str],
-    offers: Sequence[Offer],
+    holder: dict[str, Any],
+    offered: Sequence[Offer],
     runs: Sequence[ModuleRunRow],
     now: float,
     ttl_s: float,
 ) -> Lease:
-    first: Any = offers[0] if offers else runs[0]
+    first: Any = offered[0] if offered else runs[0]
     terms = {"job_id": first.job_id, "attempt": first.attempts + 1, "taken_at": now}
     values = {**holder, **terms, "expires_at": now + ttl_s}
     session.execute(insert(LeaseRow).values(values))
-    table: type[TrialRow | ModuleRunRow] = TrialRow if offers else ModuleRunRow
-    ids = [work.id for work in offers or runs]
+    table: type[TrialRow | ModuleRunRow] = TrialRow if offered else ModuleRunRow
+    ids = [work.id for work in offered or runs]
     taken = update(table).where(table.id.in_(ids)).values(state="leased", lease_id=holder["id"])
     session.execute(taken)
-    return _whole(LeaseRow(**values), offers, runs)
+    return _whole(LeaseRow(**values), offered, runs)
 
 
 def _live(lease_id: str, session_id: str, now: float) -> tuple[Any, ...]:
@@ -279,37 +258,40 @@ def _live(lease_id: str, session_id: str, now: float) -> tuple[Any, ...]:
     return (*ours, LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
 
 
-def _news(session: Session, lease_id: str, reports: Sequence[TrialResult]) -> tuple[list[TrialResult], bool]:
-    """The first result of each thing that this lease still holds, and whether that is all it holds."""
-    held: set[tuple[int | None, int | None]] = {(row, None) for row in _held(session, TrialRow, lease_id)}
-    if not held:
-        held = {(None, row) for row in _held(session, ModuleRunRow, lease_id)}
+def _held(session: Session, lease_id: str) -> dict[Key, str | None]:
+    """What this lease still holds, and the library that a trial came with."""
+    trials = select(TrialRow.id, TrialRow.library_sha).where(TrialRow.lease_id == lease_id)
+    rows = session.execute(trials.where(TrialRow.state == "leased"))
+    held: dict[Key, str | None] = {(trial_id, None): sha for trial_id, sha in rows}
+    if held:
+        return held
+    runs = select(ModuleRunRow.id).where(ModuleRunRow.lease_id == lease_id, ModuleRunRow.state == "leased")
+    return {(None, run_id): None for run_id in session.scalars(runs)}
+
+
+def _news(
+    lease: LeaseRow, held: Mapping[Key, str | None], reports: Sequence[TrialResult]
+) -> list[TrialResult]:
+    """The first result of each thing that is held, as far as it fits what was leased."""
     first = {(result.trial_id, result.module_run_id): result for result in reversed(reports)}
-    news = [result for key, result in first.items() if key in held]
-    return news, len(news) == len(held)
-
-
-def _held(session: Session, table: type[Work], lease_id: str) -> Sequence[int]:
-    return session.scalars(select(table.id).where(table.lease_id == lease_id, table.state == "leased")).all()
-
-
-def _finish(session: Session, news: Sequence[TrialResult], now: float) -> None:
-    """Each statement for all of its rows at once: a busy service has thousands a second."""
-    ended = [(result, results.ended(result.measurement, now)) for result in news]
-    measured = [
-        {"id": one.trial_id, "latency_s": results.latency_s(one.measurement)} | end
-        for one, end in ended
-        if one.trial_id is not None
+    return [
+        replace(result, measurement=building.checked(lease, result.measurement, held[key]))
+        for key, result in first.items()
+        if key in held
     ]
-    timed = [
-        {"id": one.module_run_id, "outputs_sha": one.outputs_sha} | end
-        for one, end in ended
-        if one.module_run_id is not None
-    ]
-    if measured:
-        update_each(session, TrialRow, measured)
-    if timed:
-        update_each(session, ModuleRunRow, timed)
+
+
+def _sorted(
+    news: Sequence[TrialResult],
+) -> tuple[list[tuple[TrialResult, Measurement]], dict[int, Built]]:
+    """What has ended, and what was built and waits for a device."""
+    ended = [(one, one.measurement) for one in news if isinstance(one.measurement, Measurement)]
+    built = {
+        one.trial_id: one.measurement
+        for one in news
+        if one.trial_id is not None and isinstance(one.measurement, Built)
+    }
+    return ended, built
 
 
 def _progress(issued: int, done: int) -> dict[str, int]:
@@ -325,6 +307,7 @@ def _lapse(session: Session, lease: LeaseRow, now: float, max_attempts: int | No
         losses.note(session, lease, now)
         lost = _quarantine(session, TrialRow, lease.id, now, max_attempts)
         schedules.put_trials(session, lost, now)
+        building.drop_libraries(session, lost)
         _quarantine(session, ModuleRunRow, lease.id, now, max_attempts)
     for table in (TrialRow, ModuleRunRow):
         still = (table.lease_id == lease.id, table.state == "leased")
@@ -347,13 +330,13 @@ def _quarantine(
 
 
 def _load(session: Session, lease: LeaseRow) -> Lease:
-    held = _offers().where(TrialRow.lease_id == lease.id, TrialRow.state == "leased")
+    held = offers.offers().where(TrialRow.lease_id == lease.id, TrialRow.state == "leased")
     runs = select(ModuleRunRow).where(ModuleRunRow.lease_id == lease.id, ModuleRunRow.state == "leased")
-    offers = session.execute(held, {"job_id": lease.job_id}).all()
-    return _whole(lease, offers, session.scalars(runs).all())
+    offered = session.execute(held, {"job_id": lease.job_id}).all()
+    return _whole(lease, offered, session.scalars(runs).all())
 
 
-def _whole(lease: LeaseRow, offers: Sequence[Offer], runs: Sequence[ModuleRunRow]) -> Lease:
+def _whole(lease: LeaseRow, offered: Sequence[Offer], runs: Sequence[ModuleRunRow]) -> Lease:
     """The lease with all that its worker needs to know."""
     return Lease(
         id=lease.id,
@@ -362,10 +345,11 @@ def _whole(lease: LeaseRow, offers: Sequence[Offer], runs: Sequence[ModuleRunRow
         job_id=lease.job_id,
         attempt=lease.attempt,
         expires_at=lease.expires_at,
-        trials=tuple(replace(trial_of(offer), state="leased") for offer in offers),
+        trials=tuple(replace(trial_of(offer), state="leased") for offer in offered),
         module_run=replace(_module_run(runs[0]), state="leased") if runs else None,
-        constants={offer.workload_hash: tuple(offer.constants) for offer in offers},
-        best_s={offer.workload_hash: offer.best_s for offer in offers if offer.best_s is not None},
+        constants={offer.workload_hash: tuple(offer.constants) for offer in offered},
+        best_s={offer.workload_hash: offer.best_s for offer in offered if offer.best_s is not None},
+        build=lease.build,
     )
 
 

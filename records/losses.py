@@ -16,7 +16,8 @@ def note(session: Session, lease: LeaseRow, now: float) -> None:
     held = _held(session, lease.id)
     if not held:
         return
-    message = f"the worker {lease.worker_id} was lost: {held} of this job's measurements are made again"
+    again = "candidates are built again" if lease.build else "measurements are made again"
+    message = f"the worker {lease.worker_id} was lost: {held} of this job's {again}"
     data = {"worker": lease.worker_id, "held": held, "message": message}
     events.append(session, lease.job_id, KIND, data, now)
     jobs.set_message(session, lease.job_id, message)

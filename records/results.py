@@ -4,13 +4,31 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
-from records.tables import LeaseRow, WorkerRow
+from records.building import Built
+from records.statements import update_each
+from records.tables import LeaseRow, ModuleRunRow, TrialRow, WorkerRow
 from search.measurement import Measurement, Outcome
+
+
+@dataclass(frozen=True)
+class TrialResult:
+    """A worker's result for a trial or for a module run: exactly one of the ids is given. `measurement` is a
+    Built where a trial was built for another device."""
+
+    measurement: Measurement | Built
+    trial_id: int | None = None
+    module_run_id: int | None = None
+    outputs_sha: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.trial_id is None) == (self.module_run_id is None):
+            raise ValueError("a result is of a trial or of a module run: give exactly one id")
 
 
 def ended(measurement: Measurement, now: float) -> dict[str, Any]:
@@ -25,9 +43,25 @@ def ended(measurement: Measurement, now: float) -> dict[str, Any]:
     }
 
 
-def latency_s(measurement: Measurement) -> float | None:
-    """Median seconds, None unless it went well."""
-    return measurement.latency_s if measurement.run_secs else None
+def finish(session: Session, news: Sequence[tuple[TrialResult, Measurement]], now: float) -> None:
+    """Store how trials and module runs have ended.
+
+    Each statement is for all of its rows at once: a busy service has thousands a second.
+    """
+    measured = [
+        {"id": one.trial_id, "latency_s": _latency_s(end)} | ended(end, now)
+        for one, end in news
+        if one.trial_id is not None
+    ]
+    timed = [
+        {"id": one.module_run_id, "outputs_sha": one.outputs_sha} | ended(end, now)
+        for one, end in news
+        if one.module_run_id is not None
+    ]
+    if measured:
+        update_each(session, TrialRow, measured)
+    if timed:
+        update_each(session, ModuleRunRow, timed)
 
 
 def credit(
@@ -49,6 +83,11 @@ def credit(
     session.execute(update(WorkerRow).where(WorkerRow.id == lease.worker_id).values(values))
     ours = update(LeaseRow).where(LeaseRow.id == lease.id)
     session.execute(ours.values(measured=measured, closed_at=closed_at))
+
+
+def _latency_s(measurement: Measurement) -> float | None:
+    """Median seconds, None unless it went well."""
+    return measurement.latency_s if measurement.run_secs else None
 
 
 def _failures(session: Session, lease: LeaseRow, outcomes: Sequence[Outcome]) -> dict[str, Any]:

@@ -11,17 +11,19 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, or_, select
+from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, literal, or_, select
 from sqlalchemy.orm import Session
 
+from records import building
 from records.devices import LOST_AFTER_S, Wanted, WorkerState
 from records.jobs import UNFINISHED
 from records.statements import insert_into
-from records.tables import JobRow, ModuleRunRow, ShareRow, TrialRow, WorkerRow
+from records.tables import BuilderRow, DeviceClassRow, JobRow, ModuleRunRow, ShareRow, TrialRow, WorkerRow
 
 # A lease is as much as its device does in about so many seconds: for so long others may wait for its results.
 LEASE_S = 20.0
@@ -29,11 +31,19 @@ LEASE_S = 20.0
 FIRST_LEASE = 8
 
 
+class Takes(StrEnum):
+    """Which of a job's waiting trials a worker gets: where others build, a device those that come built."""
+
+    ANY = "any"
+    BUILT = "built"
+    UNBUILT = "unbuilt"
+
+
 @dataclass(frozen=True)
 class Standing:
     """An unfinished job of a device class. `begun` and `ended` are where its last lease lies on its time
     line; `waits`: it has something to do that no device has taken. So many of its trials are `undone`, and
-    `times`: a module run is among what waits."""
+    `times`: a module run is among what waits. `built_only`: its trials are built elsewhere before."""
 
     job_id: str
     priority: int
@@ -44,11 +54,12 @@ class Standing:
     waits: bool
     undone: int = 0
     times: bool = False
+    built_only: bool = False
 
 
 @dataclass(frozen=True)
 class Turn:
-    """A job that waits for devices, and where its next lease begins on its time line.
+    """A job that waits for workers, and where its next lease begins on its time line.
 
     So many of its trials are `undone`: they wait or are in other devices' hands. `times`: a module run waits.
     """
@@ -58,6 +69,15 @@ class Turn:
     begins: float
     undone: int
     times: bool
+    takes: Takes = Takes.ANY
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """The device classes for whose devices something waits, and whether something waits for builders."""
+
+    classes: set[str]
+    builds: bool
 
 
 @dataclass(frozen=True)
@@ -80,19 +100,33 @@ def order(standings: Sequence[Standing]) -> list[Turn]:
         clocks[one.priority] = max(clocks[one.priority], one.begun)
     waiting = [(one, max(one.ended, clocks[one.priority])) for one in standings if one.waits]
     waiting.sort(key=lambda pair: (-pair[0].priority, pair[1], pair[0].created_at, pair[0].job_id))
-    return [Turn(one.job_id, one.weight, begins, one.undone, one.times) for one, begins in waiting]
+    return [_turn(one, begins) for one, begins in waiting]
 
 
-def turns(session: Session, device_class: str) -> list[Turn]:
+def _turn(one: Standing, begins: float) -> Turn:
+    takes = Takes.BUILT if one.built_only else Takes.ANY
+    return Turn(one.job_id, one.weight, begins, one.undone, one.times, takes)
+
+
+def turns(session: Session, device_class: str, now: float) -> list[Turn]:
     """The jobs that wait for devices of this class, the next one first."""
-    rows = session.execute(_standings(), {"device_class": device_class})
-    return order([Standing(*row) for row in rows])
+    about = {"device_class": device_class, "seen_after": now - LOST_AFTER_S}
+    return order([Standing(*row) for row in session.execute(_standings(), about)])
 
 
-def waiting_classes(session: Session) -> set[str]:
-    """The device classes for which something waits."""
-    rows = select(JobRow.device_class).where(JobRow.state.in_(UNFINISHED), _waits()).distinct()
-    return {found for found in session.scalars(rows) if found is not None}
+def turns_to_build(session: Session, worker_id: str) -> list[Turn]:
+    """The jobs that wait for this builder, in the order in which devices serve them.
+
+    What is built is not charged, because it will be when it is measured.
+    """
+    found = order([Standing(*row) for row in session.execute(_standings_to_build(), {"worker": worker_id})])
+    return [replace(turn, times=False, takes=Takes.UNBUILT) for turn in found]
+
+
+def waiting(session: Session, now: float) -> Waiting:
+    """What all workers together wait for."""
+    rows = session.execute(_waiting(), {"seen_after": now - LOST_AFTER_S}).all()
+    return Waiting({row.device_class for row in rows if row.waits}, any(row.builds for row in rows))
 
 
 def charge(session: Session, turn: Turn, trials: int) -> None:
@@ -105,13 +139,16 @@ def charge(session: Session, turn: Turn, trials: int) -> None:
     session.execute(statement.on_conflict_do_update(index_elements=["job_id"], set_=moved))
 
 
-def portion(session: Session, worker_id: str, device_class: str, now: float) -> Portion:
-    """What this worker gets of a job's trials, so that it and the others of its class end together.
+def portion(session: Session, worker_id: str, device_class: str | None, now: float) -> Portion:
+    """What this worker gets of a job's trials, so that it and the others of its class end together; a builder
+    has no class, and the other builders beside it.
 
     A worker whose speed isn't known yet counts as fast as the others are on average.
     """
-    about = {"worker": worker_id, "device_class": device_class, "seen_after": now - LOST_AFTER_S}
-    own_s, count, known, found = session.execute(_speeds(), about).one()
+    about: dict[str, Any] = {"worker": worker_id, "seen_after": now - LOST_AFTER_S}
+    if device_class is not None:
+        about["device_class"] = device_class
+    own_s, count, known, found = session.execute(_speeds(device_class is None), about).one()
     speed = float(found or 0.0)
     own = [] if own_s is None else [1.0 / own_s]
     total = speed + sum(own)
@@ -127,22 +164,51 @@ def portion(session: Session, worker_id: str, device_class: str, now: float) -> 
 
 @cache
 def _standings() -> Select[*tuple[Any, ...]]:
+    built_only = building.elsewhere()
+    found = _jobs(_waits(built_only), built_only)
+    return found.where(JobRow.device_class == bindparam("device_class"))
+
+
+@cache
+def _standings_to_build() -> Select[*tuple[Any, ...]]:
+    return _jobs(_pending(TrialRow.library_sha.is_(None)), literal(True)).where(building.suits_worker())
+
+
+def _jobs(waits: ColumnElement[bool], built_only: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
+    """Unfinished jobs as Standings, beside their device classes."""
     return (
         select(JobRow.id, JobRow.priority, JobRow.weight, JobRow.created_at)
-        .add_columns(func.coalesce(ShareRow.begun, 0.0), func.coalesce(ShareRow.ended, 0.0), _waits())
-        .add_columns(JobRow.trials_issued - JobRow.trials_done, _run_waits())
+        .add_columns(func.coalesce(ShareRow.begun, 0.0), func.coalesce(ShareRow.ended, 0.0), waits)
+        .add_columns(JobRow.trials_issued - JobRow.trials_done, _run_waits(), built_only)
         .outerjoin(ShareRow, ShareRow.job_id == JobRow.id)
-        .where(JobRow.device_class == bindparam("device_class"), JobRow.state.in_(UNFINISHED))
+        .join(DeviceClassRow, DeviceClassRow.key == JobRow.device_class)
+        .where(JobRow.state.in_(UNFINISHED))
     )
 
 
 @cache
-def _speeds() -> Select[*tuple[Any, ...]]:
+def _waiting() -> Select[*tuple[Any, ...]]:
+    builds = and_(building.served(), _pending(TrialRow.library_sha.is_(None)))
+    return (
+        select(JobRow.device_class, _waits(building.elsewhere()).label("waits"), builds.label("builds"))
+        .join(DeviceClassRow, DeviceClassRow.key == JobRow.device_class)
+        .where(JobRow.state.in_(UNFINISHED))
+        .distinct()
+    )
+
+
+@cache
+def _speeds(builders: bool) -> Select[*tuple[Any, ...]]:
     """The seconds of the worker's trials; how many others there are, how many of known speed, and that."""
-    worker, device_class = bindparam("worker"), bindparam("device_class")
+    worker: ColumnElement[str] = bindparam("worker")
+    peers = (
+        WorkerRow.id.in_(select(BuilderRow.worker_id))
+        if builders
+        else WorkerRow.device_class == bindparam("device_class")
+    )
     others = and_(
         WorkerRow.id != worker,
-        WorkerRow.device_class == device_class,
+        peers,
         WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)),
         WorkerRow.wanted == Wanted.WORK,
         WorkerRow.last_seen_at > bindparam("seen_after"),
@@ -153,13 +219,19 @@ def _speeds() -> Select[*tuple[Any, ...]]:
         func.count(WorkerRow.trial_s).filter(others),
         func.sum(1.0 / WorkerRow.trial_s).filter(others),
     )
-    return facts.where(or_(WorkerRow.device_class == device_class, WorkerRow.id == worker))
+    return facts.where(or_(peers, WorkerRow.id == worker))
 
 
-def _waits() -> ColumnElement[bool]:
+def _waits(built_only: ColumnElement[bool]) -> ColumnElement[bool]:
     """Of a job: whether it has something to do that no device has taken."""
-    trials = select(TrialRow.id).where(TrialRow.job_id == JobRow.id, TrialRow.state == "pending")
-    return or_(trials.exists(), _run_waits())
+    built = _pending(TrialRow.library_sha.is_not(None))
+    return or_(_run_waits(), case((built_only, built), else_=_pending()))
+
+
+def _pending(*which: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Of a job: whether one of its trials, of `which` this is true, is not taken by any worker."""
+    trials = select(TrialRow.id).where(TrialRow.job_id == JobRow.id, TrialRow.state == "pending", *which)
+    return trials.exists()
 
 
 def _run_waits() -> ColumnElement[bool]:

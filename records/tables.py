@@ -85,6 +85,10 @@ class DeviceClassRow(Base):
     name: Mapped[str] = mapped_column(index=True)
     device: Mapped[str]
     target: Mapped[str]
+    # Of what is built for it elsewhere; no machine where that isn't possible.
+    machine: Mapped[str | None]
+    cores: Mapped[int]
+    toolchain: Mapped[str]
 
 
 class WorkerRow(Base):
@@ -102,6 +106,17 @@ class WorkerRow(Base):
     vitals: Mapped[dict[str, Any] | None]
     # Seconds that a trial takes on it, lately.
     trial_s: Mapped[float | None]
+
+
+class BuilderRow(Base):
+    """A machine that a worker builds for. `own`: it is the worker's own, which has so many cores."""
+
+    __tablename__ = "builders"
+    worker_id: Mapped[str] = mapped_column(ForeignKey("workers.id"), primary_key=True)
+    machine: Mapped[str] = mapped_column(primary_key=True)
+    own: Mapped[bool]
+    cores: Mapped[int]
+    toolchain: Mapped[str]
 
 
 class FencedSessionRow(Base):
@@ -144,6 +159,8 @@ class JobRow(Base):
     held_until: Mapped[float | None]
     priority: Mapped[int] = mapped_column(default=0)
     weight: Mapped[float] = mapped_column(default=1.0)
+    # Who builds its candidates: auto, device or builder.
+    build: Mapped[str] = mapped_column(default="auto")
     # How many trials it has, and how many of them are done. To count them would take the longer, the more.
     trials_issued: Mapped[int] = mapped_column(default=0)
     trials_done: Mapped[int] = mapped_column(default=0)
@@ -194,6 +211,8 @@ class LeaseRow(Base):
     expires_at: Mapped[float]
     closed_at: Mapped[float | None]
     measured: Mapped[int] = mapped_column(default=0)
+    # Its trials are built, not measured.
+    build: Mapped[bool] = mapped_column(default=False)
 
 
 class TrialRow(Base):
@@ -226,6 +245,19 @@ class TrialRow(Base):
     error: Mapped[str]
     created_at: Mapped[float]
     finished_at: Mapped[float | None]
+    # Of what a builder made of it; once it is done, that is gone.
+    library_sha: Mapped[str | None]
+
+
+class LibraryRow(Base):
+    """What a builder made of a trial that is not done yet."""
+
+    __tablename__ = "libraries"
+    trial_id: Mapped[int] = mapped_column(
+        RowId, ForeignKey("trials.id", ondelete="CASCADE"), primary_key=True, autoincrement=False
+    )
+    sha: Mapped[str] = mapped_column(index=True)
+    data: Mapped[bytes] = mapped_column(LargeBinary)
 
 
 class ModuleRunRow(Base):

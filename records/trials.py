@@ -32,6 +32,7 @@ COLUMNS = (
     TrialRow.outcome,
     TrialRow.run_secs,
     TrialRow.error,
+    TrialRow.library_sha,
 )
 
 
@@ -52,7 +53,8 @@ class NewTrial:
 
 @dataclass(frozen=True)
 class Trial:
-    """A stored trial. `attempts` counts the devices that were lost while they held it."""
+    """A stored trial. `attempts` counts the devices that were lost while they held it; `library_sha` names
+    what a builder made of it."""
 
     id: int
     job_id: str
@@ -65,6 +67,7 @@ class Trial:
     outcome: Outcome | None
     run_secs: tuple[float, ...]
     error: str
+    library_sha: str | None = None
 
     @property
     def latency_s(self) -> float | None:
@@ -141,6 +144,7 @@ def trial_of(row: TrialRow | Row[*tuple[Any, ...]]) -> Trial:
         outcome=None if row.outcome is None else Outcome(row.outcome),
         run_secs=tuple(row.run_secs or ()),
         error=row.error,
+        library_sha=row.library_sha,
     )
 
 

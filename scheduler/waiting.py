@@ -1,12 +1,12 @@
-"""What a job shows while it waits for a device."""
+"""What a job shows while it waits for a device, or for a worker that builds for it."""
 
 from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from records import devices, jobs, leases
-from records.devices import Wanted, WorkerState
-from records.jobs import Job
+from records import building, devices, jobs, leases
+from records.devices import LOST_AFTER_S, Wanted, WorkerState
+from records.jobs import Build, Job
 from records.leases import ModuleRun
 from search.measurement import Outcome
 
@@ -28,11 +28,27 @@ def note_missing_device(session: Session, job: Job, now: float) -> None:
     if any(_is_there(worker, now) for worker in mine):
         if job.message.startswith(start):
             jobs.set_message(session, job.id, "measuring")
+        if job.request.build is Build.BUILDER:
+            _note_missing_builder(session, job, now)
         return
     held_back = [worker.id for worker in mine if _is_held_back(worker, now)]
     remedy = f"`tunefarm workers resume {held_back[0]}`" if held_back else "start a worker on it"
     if job.message != start + remedy:
         jobs.set_message(session, job.id, start + remedy)
+
+
+def _note_missing_builder(session: Session, job: Job, now: float) -> None:
+    """Say so while nobody is there who may build for a job that wants nobody else to."""
+    start = "waiting for a worker that builds "
+    if building.has_builder(session, job.id, now - LOST_AFTER_S):
+        if job.message.startswith(start):
+            jobs.set_message(session, job.id, "measuring")
+        return
+    assert job.device_class is not None, "one of its devices is there"
+    code = f"{devices.get_class(session, job.device_class).machine} code: "
+    message = f"{start}{code}start one of this tunefarm's version with `tunefarm worker --build`"
+    if job.message != message:
+        jobs.set_message(session, job.id, message)
 
 
 def _noted(job: Job, run: ModuleRun) -> tuple[float, ...] | None:

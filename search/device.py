@@ -62,6 +62,11 @@ class Device:
         return "gpu" if self.gpu else "cpu"
 
     @property
+    def machine(self) -> str:
+        """What its processor is called in the triple, such as x86_64 or aarch64."""
+        return self.triple.partition("-")[0]
+
+    @property
     def key(self) -> str:
         """The device class: a short digest of everything but the human name."""
         facts = self._facts()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,19 +13,22 @@ from typing import IO, Any, NamedTuple
 
 import grpc
 import grpc.aio
+from sqlalchemy.orm import Session
 
 from proto import fleet_pb2 as pb
 from proto.convert import ProtocolMismatchError, WireError, answer_to_wire, report_from_wire
+from proto.convert_library import library_from_wire
 from proto.fleet_pb2_grpc import FleetServicer
-from proto.values import Answer, Lease, Wanted, WorkerReport, WorkerState
-from records import devices, tasks
+from proto.values import Answer, Lease, Library, Role, Wanted, WorkerReport, WorkerState
+from records import building, devices, tasks
 from records.blobs import BlobNotFound
 from records.database import StorageError
 from records.tasks import WorkloadNotFound
 from server import reconcile
 from server.context import Context
 from server.jobs import pieces, spool
-from server.watch import Watch
+from server.library import problem
+from server.watch import Look, Watch
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +43,7 @@ class Known(NamedTuple):
     session_id: str
     device_class: str | None
     draining: bool
+    builds_for: tuple[str, ...]
 
 
 class NotWanted(Exception):
@@ -50,7 +55,7 @@ class Fleet(FleetServicer):
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._watch = Watch(context.database, context.stopping)
+        self._watch = Watch(context.database, context.stopping, context.now)
         self._sessions: dict[str, Known] = {}
 
     async def Synchronize(  # noqa: N802
@@ -75,6 +80,11 @@ class Fleet(FleetServicer):
         for data in pieces(file):
             yield pb.Chunk(data=data)
 
+    async def PutLibrary(self, request: pb.Library, context: Any) -> pb.LibraryStored:  # noqa: N802
+        async with _statuses(context):
+            refused = await asyncio.to_thread(self._keep, request)
+        return pb.LibraryStored(refused=refused)
+
     async def _answer(self, report: WorkerReport) -> Answer:
         """Reconciles, then waits for work as long as the worker agreed to."""
         answer = await asyncio.to_thread(self._reconcile, report)
@@ -98,7 +108,6 @@ class Fleet(FleetServicer):
 
     async def _wait_for_work(self, report: WorkerReport, idle: Answer) -> Answer:
         """Not for longer than the worker asked for, and not while the server stops."""
-        assert report.device is not None, "a ready worker has a device"
         loop = asyncio.get_running_loop()
         until = loop.time() + report.wait_s
         while loop.time() < until:
@@ -110,12 +119,20 @@ class Fleet(FleetServicer):
             if report.worker_id in look.unwanted:
                 break
             try:
-                lease = await self._watch.take(look, report.device.key, partial(self._take, report))
+                lease = await self._look_for_work(look, report)
             except NotWanted:
                 break
             if lease is not None:
                 return replace(idle, lease=lease, call_again_after_s=reconcile.HEARTBEAT_S)
         return idle
+
+    async def _look_for_work(self, look: Look, report: WorkerReport) -> Lease | None:
+        """Raises NotWanted."""
+        assert report.device is not None, "a ready worker has a device"
+        take = partial(self._take, report)
+        if report.role is Role.BUILD:
+            return await self._watch.take_to_build(look, take)
+        return await self._watch.take(look, report.device.key, take)
 
     def _is_replaced(self, report: WorkerReport) -> bool:
         known = self._sessions.get(report.worker_id)
@@ -134,7 +151,17 @@ class Fleet(FleetServicer):
 
     def _spooled(self, sha: str) -> IO[bytes]:
         with self._context.database.begin() as session:
-            return spool(session, sha)
+            library = building.library(session, sha)
+            return spool(session, sha) if library is None else io.BytesIO(library)
+
+    def _keep(self, request: pb.Library) -> str:
+        """Why a library is not stored; empty when it is."""
+        try:
+            library = library_from_wire(request)
+        except WireError as error:
+            return _words(error)
+        with self._context.database.begin() as session:
+            return _stored(session, library, self._context.now())
 
 
 @asynccontextmanager
@@ -154,6 +181,17 @@ async def _statuses(context: Any) -> AsyncIterator[None]:
         await context.abort(grpc.StatusCode.UNAVAILABLE, cause)
 
 
+def _stored(session: Session, library: Library, now: float) -> str:
+    machine = building.machine(session, library.lease.id, library.session_id, now)
+    if machine is None:
+        return "the lease is over"
+    refused = problem(library.data, machine)
+    if refused:
+        return refused
+    kept = building.put_library(session, library.lease.id, library.trial_id, library.sha, library.data)
+    return "" if kept else "the lease doesn't hold its trial"
+
+
 def _words(error: Exception) -> str:
     """What a worker sent may stand in them, however long it is."""
     return str(error)[:_MAX_WORDS]
@@ -161,4 +199,4 @@ def _words(error: Exception) -> str:
 
 def _known(report: WorkerReport) -> Known:
     device_class = None if report.device is None else report.device.key
-    return Known(report.session_id, device_class, report.state is WorkerState.DRAINING)
+    return Known(report.session_id, device_class, report.state is WorkerState.DRAINING, report.builds_for)

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
 from records import blobs, jobs, models, tasks
-from records.jobs import JobNotFound, JobRequest, JobState
+from records.jobs import Build, JobNotFound, JobRequest, JobState
 from records.models import ModelNotFound
 from server.context import ContextDep
 from server.problems import Problem, problems
@@ -146,6 +146,7 @@ def _job_request(session: Session, body: JobRequestBody) -> JobRequest:
         seed=body.seed,
         priority=body.priority,
         weight=body.weight,
+        build=Build(body.build),
     )
 
 

@@ -10,20 +10,23 @@ from sqlalchemy.orm import Session
 
 from proto.values import (
     Answer,
+    Built,
     Candidate,
     Lease,
     LeaseId,
     Limits,
     ModuleRun,
     Result,
+    Role,
     Wanted,
     WorkerReport,
     WorkerState,
 )
-from records import devices, jobs, leases
+from records import building, devices, jobs, leases
+from records.builders import Builder
 from records.devices import SessionFenced
 from records.jobs import JobState
-from records.leases import TrialResult
+from records.results import TrialResult
 from server.plausible import believed
 
 LEASE_TTL_S = 30.0
@@ -74,8 +77,9 @@ def take(session: Session, report: WorkerReport, lease_id: str, now: float) -> L
         return None
     slots = min(report.slots, _MAX_LEASE)
     worker = report.worker_id, report.session_id
-    lease = leases.take(session, lease_id, *worker, report.device.key, slots, now, LEASE_TTL_S)
-    return None if lease is None else _described(lease, report, now)
+    device_class = None if report.role is Role.BUILD else report.device.key
+    lease = leases.take(session, lease_id, *worker, device_class, slots, now, LEASE_TTL_S)
+    return None if lease is None else _described(session, lease, report, now)
 
 
 def _present(session: Session, report: WorkerReport, announced: bool, now: float) -> Wanted | None:
@@ -88,11 +92,21 @@ def _present(session: Session, report: WorkerReport, announced: bool, now: float
     if known and not report.starting:
         seen = devices.seen(session, worker_id, session_id, state, now, vitals)
         return None if seen is None else Wanted(seen.value)
+    builder = _builder(report)
+    device = None if builder else report.device
     try:
-        devices.register(session, worker_id, session_id, report.device, state, now, vitals)
+        devices.register(session, worker_id, session_id, device, state, now, vitals, builder)
     except SessionFenced:
         return None
     return Wanted(devices.wanted(session, worker_id).value)
+
+
+def _builder(report: WorkerReport) -> Builder | None:
+    """What the worker builds for, if that is its role and it has probed its device."""
+    device = report.device
+    if report.role is not Role.BUILD or device is None:
+        return None
+    return Builder(report.builds_for, device.machine, device.cores, device.toolchain)
 
 
 def _store_results(session: Session, report: WorkerReport, now: float) -> list[Wake]:
@@ -110,10 +124,13 @@ def _store_results(session: Session, report: WorkerReport, now: float) -> list[W
 
 
 def _stored(results: Sequence[Result]) -> list[TrialResult]:
-    return [
-        TrialResult(result.measurement, trial_id=result.trial_id, module_run_id=result.module_run_id)
-        for result in map(believed, results)
-    ]
+    return [_recorded(result) for result in map(believed, results)]
+
+
+def _recorded(result: Result) -> TrialResult:
+    end = result.measurement
+    known = building.Built(end.sha, end.build_secs) if isinstance(end, Built) else end
+    return TrialResult(known, trial_id=result.trial_id, module_run_id=result.module_run_id)
 
 
 def _waiting_jobs(session: Session) -> list[Wake]:
@@ -143,15 +160,15 @@ def _lost_on_the_way(session: Session, report: WorkerReport, now: float) -> Leas
     if report.state is not WorkerState.READY:
         return None
     lease = leases.current(session, report.worker_id, report.session_id, now)
-    return None if lease is None else _described(lease, report, now)
+    return None if lease is None else _described(session, lease, report, now)
 
 
-def _described(lease: leases.Lease, report: WorkerReport, now: float) -> Lease:
+def _described(session: Session, lease: leases.Lease, report: WorkerReport, now: float) -> Lease:
     assert report.device is not None, "a ready worker has a device"
     run = lease.module_run
     return Lease(
         id=LeaseId(lease.id, lease.attempt),
-        target=report.device.target,
+        target=building.target(session, lease.job_id) if lease.build else report.device.target,
         limits=Limits(),
         expires_after_s=max(lease.expires_at - now, 1.0),
         candidates=tuple(
@@ -161,8 +178,10 @@ def _described(lease: leases.Lease, report: WorkerReport, now: float) -> Lease:
                 trial.trace,
                 lease.constants.get(trial.workload_hash, ()),
                 lease.best_s.get(trial.workload_hash),
+                None if lease.build else trial.library_sha,
             )
             for trial in lease.trials
         ),
         module_run=None if run is None else ModuleRun(run.id, run.kind, run.artifact_sha),
+        build=lease.build,
     )

@@ -68,6 +68,10 @@ class JobRequestBody(_Request):
 
     Where jobs share devices, those of higher `priority` go first; of equal priority, each gets trials in
     proportion to its `weight`.
+
+    `build` says who compiles the candidates: "device", the devices that measure them; "builder", workers that
+    only build, for which the job waits; "auto", such a worker if one is there that is of another kind than
+    the device or has at least twice its cores, and otherwise the device.
     """
 
     model: Sha256
@@ -79,6 +83,7 @@ class JobRequestBody(_Request):
     seed: int = Field(default=0, ge=0, lt=2**63)
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     weight: float = Field(default=1.0, ge=MIN_WEIGHT, le=MAX_WEIGHT, allow_inf_nan=False)
+    build: Literal["auto", "device", "builder"] = "auto"
 
     @model_validator(mode="after")
     def _trials_unless_compile_only(self) -> JobRequestBody:
@@ -124,6 +129,7 @@ class JobBody(BaseModel):
     seed: int
     priority: int
     weight: float
+    build: str
     created_at: float
     started_at: float | None
     finished_at: float | None
@@ -153,6 +159,7 @@ class JobBody(BaseModel):
             seed=request.seed,
             priority=request.priority,
             weight=request.weight,
+            build=request.build.value,
             created_at=job.created_at,
             started_at=job.started_at,
             finished_at=job.finished_at,

@@ -13,25 +13,30 @@ from records.database import Database
 from server.events import pause
 
 POLL_S = 0.1
+# No device class is called so.
+_BUILDERS = "builders"
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a look has found: the device classes with work, and the workers that should not wait for any.
+    """What a look has found: the device classes with work, whether there is any for builders, and the workers
+    that should not wait for any.
 
     A class is taken out when somebody found its work gone, so that not everybody who waits tries.
     """
 
     classes: set[str]
+    builds: bool
     unwanted: frozenset[str]
 
 
 class Watch:
     """Shared by the calls that one server holds back."""
 
-    def __init__(self, database: Database, stopping: asyncio.Event) -> None:
+    def __init__(self, database: Database, stopping: asyncio.Event, now: Callable[[], float]) -> None:
         self._database = database
         self._stopping = stopping
+        self._now = now
         self._looking: asyncio.Task[Look] | None = None
         self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -41,6 +46,14 @@ class Watch:
             self._looking = asyncio.create_task(self._look())
         # One who gives up waiting must not end the look for the others.
         return await asyncio.shield(self._looking)
+
+    async def take_to_build(self, look: Look, take: Callable[[], Lease | None]) -> Lease | None:
+        """Has `take` try, in a thread, unless there is nothing to build; one builder at a time.
+
+        What one builder finds no work in, another may: they link for different machines.
+        """
+        async with self._turns[_BUILDERS]:
+            return await asyncio.to_thread(take) if look.builds else None
 
     async def take(self, look: Look, device_class: str, take: Callable[[], Lease | None]) -> Lease | None:
         """Has `take` try, in a thread, unless the class has no work; one at a time of each class."""
@@ -58,4 +71,5 @@ class Watch:
 
     def _find(self) -> Look:
         with self._database.begin() as session:
-            return Look(sharing.waiting_classes(session), frozenset(devices.unwanted(session)))
+            waiting = sharing.waiting(session, self._now())
+            return Look(waiting.classes, waiting.builds, frozenset(devices.unwanted(session)))

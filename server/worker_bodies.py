@@ -10,7 +10,8 @@ from records.pace import Held
 
 class WorkerBody(BaseModel):
     """A worker as last seen. `connected`: it was seen lately. `state` is what it said then, `wanted` what
-    people want it to do: work, drain or be evicted.
+    people want it to do: work, drain or be evicted. Its `role` is measure or build; one that builds measures
+    nothing, is of no device class, and its trials are those that it built, for the machines in `builds_for`.
 
     `trials_per_minute` are those of the last five minutes; `trial_s` is what a trial takes on it. Null is
     what isn't known: `load` (processes that wanted to run, over a minute), `temperature_c` (of its
@@ -20,6 +21,8 @@ class WorkerBody(BaseModel):
     id: str
     state: str
     wanted: str
+    role: str
+    builds_for: list[str]
     connected: bool
     device_class: str | None
     device_name: str | None
@@ -48,6 +51,8 @@ class WorkerBody(BaseModel):
             id=worker.id,
             state=worker.state.value,
             wanted=worker.wanted.value,
+            role="build" if worker.builder else "measure",
+            builds_for=list(worker.builder.builds_for) if worker.builder else [],
             connected=not worker.is_lost(now),
             device_class=worker.device_class,
             device_name=worker.device_name,

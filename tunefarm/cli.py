@@ -40,7 +40,7 @@ from tunefarm.options import (
 from tunefarm.progress import display, task_table
 from tunefarm.service import Service, service, wait_for_device
 from tunefarm.settings import Settings, load
-from tunefarm.values import Job, JobRequest
+from tunefarm.values import Build, Job, JobRequest
 
 EPILOG = """\
 Exit codes: 0 done, 1 unexpected, 2 wrong usage, 3 bad input, 4 service unreachable, 5 refused by the
@@ -74,6 +74,9 @@ def tune(
         typer.Option(min=-1_000_000, max=1_000_000, help="Jobs of higher priority get the devices first."),
     ] = 0,
     weight: Annotated[float, typer.Option(help="Its part of them among jobs of equal priority.")] = 1.0,
+    build: Annotated[
+        Build, typer.Option(help="Who compiles the candidates: the device, a builder, or who is quicker.")
+    ] = Build.AUTO,
     output: Output = None,
     threads: Threads = None,
     server: Server = None,
@@ -92,6 +95,7 @@ def tune(
         seed,
         priority=priority,
         weight=checked_weight(weight),
+        build=build.value,
     )
     _make(model, request, output, load(server=server, token=token, data=data, threads=threads), as_json)
 

@@ -90,7 +90,7 @@ def table(workers: Sequence[Worker]) -> Table:
     for title in ("failed", "seen", "does"):
         made.add_column(title)
     for one in workers:
-        device = one.device_name or "-", one.device_class or "-", _number(one.cores, ".0f")
+        device = _device(one), one.device_class or "-", _number(one.cores, ".0f")
         vitals = _number(one.load, ".1f"), _number(one.temperature_c, ".0f", " °C")
         counts = _number(one.trials_per_minute, ".1f"), str(one.trials_done), _failures(one)
         cells = (one.id, _state(one), *device, *vitals, *counts, _seen(one), _does(one))
@@ -112,6 +112,12 @@ def _state(worker: Worker) -> str:
     if worker.wanted == "evicted":
         return "evicted"
     return "connected" if worker.connected else "lost"
+
+
+def _device(worker: Worker) -> str:
+    if worker.role == "build":
+        return f"builds for {', '.join(worker.builds_for)}"
+    return worker.device_name or "-"
 
 
 def _does(worker: Worker) -> str:

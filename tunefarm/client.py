@@ -330,7 +330,7 @@ def _last_answer(state: tenacity.RetryCallState) -> Any:
     return state.outcome.result()
 
 
-_NEWER = {"compile_only": False, "priority": 0, "weight": 1.0}
+_NEWER = {"compile_only": False, "priority": 0, "weight": 1.0, "build": "auto"}
 
 
 def _event(sent: httpx_sse.ServerSentEvent) -> Event:

@@ -62,7 +62,8 @@ def wait_for_device(service: Service, target: str | None) -> None:
     deadline = time.monotonic() + DEVICE_TIMEOUT_S
     while service.embedded and target in (None, "native"):
         service.check()
-        if any(worker.state in ("ready", "busy") for worker in service.client.workers()):
+        workers = service.client.workers()
+        if any(worker.state in ("ready", "busy") and worker.device_class for worker in workers):
             return
         if time.monotonic() > deadline:
             raise CommandError(

@@ -119,5 +119,6 @@ def _asks_for(job: Job, request: JobRequest) -> bool:
         compile_only=job.trials == 0,
         priority=job.priority,
         weight=job.weight,
+        build=job.build,
     )
     return asked == request

@@ -7,6 +7,15 @@ from enum import StrEnum
 from typing import Any
 
 
+class Build(StrEnum):
+    """Who compiles a job's candidates: the devices that measure them, workers that only build, or whoever is
+    likely to be quicker at it."""
+
+    AUTO = "auto"
+    DEVICE = "device"
+    BUILDER = "builder"
+
+
 class JobState(StrEnum):
     """A job runs through the first five in order; the last three are final."""
 
@@ -38,7 +47,7 @@ class JobRequest:
 
     `compile_only` asks for the model with the schedules known already and best guesses for the rest; its
     `trials` are 0. Where jobs share devices, those of higher `priority` go first; of equal priority, each
-    gets trials in proportion to its `weight`.
+    gets trials in proportion to its `weight`. `build` says who compiles the candidates.
     """
 
     model: str
@@ -50,6 +59,7 @@ class JobRequest:
     compile_only: bool = False
     priority: int = 0
     weight: float = 1.0
+    build: str = Build.AUTO.value
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,7 @@ class Job:
     tuned_latency_s: float | None
     priority: int = 0
     weight: float = 1.0
+    build: str = Build.AUTO.value
 
     @property
     def trials_text(self) -> str:
@@ -121,6 +132,8 @@ class Worker:
     `state` is what it said then, `wanted` what people want it to do: work, drain or be evicted. `connected`:
     it was seen lately. `load` is how many processes wanted to run, on average over a minute. `candidates` are
     those of the `lease` it holds. `uncontained` says what measured code isn't kept from there, if anything.
+    One whose `role` is build measures nothing; its trials are those that it built, for the machines in
+    `builds_for`.
     """
 
     id: str
@@ -145,6 +158,8 @@ class Worker:
     candidates: int | None = None
     candidates_done: int | None = None
     uncontained: str = ""
+    role: str = "measure"
+    builds_for: tuple[str, ...] = ()
 
 
 class Scope(StrEnum):

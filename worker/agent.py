@@ -16,10 +16,13 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from proto.values import (
     Answer,
+    Built,
     Candidate,
     Lease,
+    Library,
     Limits,
     ModuleRun,
+    Role,
     Vitals,
     Wanted,
     WorkerReport,
@@ -27,7 +30,7 @@ from proto.values import (
 )
 from search.device import Device
 from search.measurement import Measurement, Outcome
-from worker.bench import Subject
+from worker.bench import Exported, Subject
 from worker.display import Display, LogDisplay, Work
 from worker.executor import ChildStartError, Executor
 from worker.fleet import FleetClient, NotStored, Refused
@@ -50,7 +53,7 @@ class Manners:
 
     While it measures, it reports every `report_every_s`; `build_together` candidates are built on all cores,
     then measured one after the other. `once`: it ends after one lease. `overrule` turns a lease's limits into
-    those that hold on this device.
+    those that hold on this device. In the `role` of a builder it exports candidates instead.
     """
 
     slots: int = 16
@@ -59,6 +62,7 @@ class Manners:
     build_together: int = 1
     probe_again_max_s: float = 60.0
     once: bool = False
+    role: Role = Role.MEASURE
     overrule: Callable[[Limits], Limits] = lambda limits: limits
 
 
@@ -81,6 +85,7 @@ class Agent:
         manners: Manners,
         display: Display | None = None,
         vitals: Callable[[], Vitals] = Vitals,
+        answered: Callable[[], None] = lambda: None,
     ) -> None:
         self._worker_id = worker_id
         self._session_id = session_id
@@ -89,6 +94,7 @@ class Agent:
         self._manners = manners
         self._display = display or LogDisplay()
         self._vitals = vitals
+        self._answered = answered
         self._outbox = Outbox()
         self._starting = True
         self._device: Device | None = None
@@ -135,6 +141,7 @@ class Agent:
     async def _synchronize(self) -> None:
         while not self._finished:
             report, answer = await self._fleet.synchronize(self._report)
+            self._answered()
             if self._starting and not answer.fenced:
                 self._starting = False
                 _log.info("in touch with the service as %s", self._worker_id)
@@ -155,6 +162,8 @@ class Agent:
             slots=self._manners.slots if ready else 0,
             wait_s=self._manners.wait_s if ready else 0.0,
             vitals=self._vitals_of(self._held),
+            role=self._manners.role,
+            builds_for=self._executor.builds_for,
         )
 
     def _vitals_of(self, held: Work | None) -> Vitals:
@@ -162,7 +171,7 @@ class Agent:
         return vitals if held is None else replace(vitals, candidates=held.size, candidates_done=held.done)
 
     async def _apply(self, report: WorkerReport, answer: Answer) -> None:
-        """Raises Fenced."""
+        """Raises Fenced and Refused."""
         if answer.fenced and answer.wanted is not Wanted.EVICTED:
             raise Fenced(
                 f"another worker took over the name {self._worker_id}: "
@@ -173,6 +182,11 @@ class Agent:
         if report.held is not None and answer.keeps != report.held:
             await self._drop()
         if answer.lease is not None and self._probed and self._held is None:
+            if answer.lease.build is not (self._manners.role is Role.BUILD):
+                raise Refused(
+                    "the service doesn't know workers that only build: install the same tunefarm version "
+                    "on both sides, or leave out --build"
+                )
             self._take(answer.lease)
 
     def _heed(self, wanted: Wanted) -> None:
@@ -230,8 +244,13 @@ class Agent:
         self._display.does("probing: a small program is compiled, run and verified on this device")
         device: Device = await tries(self._executor.start)
         self._device, self._probed = device, True
-        self._display.does(f"ready: {device.name}, class {device.key}")
+        self._display.does(f"ready: {device.name}, {self._purpose(device)}")
         self._news.set()
+
+    def _purpose(self, device: Device) -> str:
+        if self._manners.role is Role.BUILD:
+            return f"builds for {' and '.join(self._executor.builds_for)}"
+        return f"class {device.key}"
 
     async def _work(self) -> None:
         """Works on the lease in a task of its own, which `_drop` may cancel. Raises ChildStartError."""
@@ -255,43 +274,76 @@ class Agent:
             measurement = await self._time_module(lease.module_run, limits)
             self._outbox.add_module_run(lease.id, lease.module_run.id, measurement)
             held.note(measurement)
-        measured = self._outbox.measured(lease.id)
-        for earlier in measured.values():
+        settled = self._outbox.settled(lease.id)
+        for earlier in settled.values():
             held.note(earlier)
-        left = [candidate for candidate in lease.candidates if candidate.trial_id not in measured]
-        await self._measure_each(held, await self._subjects(held, left), limits)
+        left = [candidate for candidate in lease.candidates if candidate.trial_id not in settled]
+        with tempfile.TemporaryDirectory(prefix="tunefarm-libraries-") as folder:
+            found = await self._subjects(held, left, Path(folder))
+            await (self._build_each if lease.build else self._measure_each)(held, found, limits)
         self._held = None
         self._display.does(held.result())
         self._news.set()
 
-    def _add_trial(self, held: Work, trial_id: int, measurement: Measurement) -> None:
+    def _add_trial(self, held: Work, trial_id: int, measurement: Measurement | Built) -> None:
         self._outbox.add_trial(held.lease.id, trial_id, measurement)
         held.note(measurement)
         self._display.measured(held)
 
-    async def _subjects(self, held: Work, candidates: Sequence[Candidate]) -> list[tuple[Candidate, Subject]]:
-        """Those whose workloads the service has; the others have failed."""
+    async def _subjects(
+        self, held: Work, candidates: Sequence[Candidate], folder: Path
+    ) -> list[tuple[Candidate, Subject]]:
+        """Those of which the service has all that it takes, libraries in the folder; others have failed."""
         found = []
         for candidate in candidates:
             try:
-                module_json = await self._fleet.workload(candidate.workload_hash)
-            except NotStored as error:
-                missing = Measurement(Outcome.UNKNOWN, error=str(error))
+                found.append((candidate, await self._subject(held.lease, candidate, folder)))
+            except (NotStored, OSError) as error:
+                missing = Measurement(Outcome.UNKNOWN, error=f"it could not be fetched: {error}")
                 self._add_trial(held, candidate.trial_id, missing)
-            else:
-                subject = Subject(held.lease.target, module_json, candidate.trace, candidate.constants)
-                found.append((candidate, subject))
         return found
+
+    async def _subject(self, lease: Lease, candidate: Candidate, folder: Path) -> Subject:
+        """Raises NotStored and OSError."""
+        module_json = await self._fleet.workload(candidate.workload_hash)
+        library = None
+        if candidate.library_sha is not None:
+            library = str(folder / str(candidate.trial_id))
+            await self._fleet.fetch_blob(candidate.library_sha, Path(library))
+        return Subject(
+            lease.target, module_json, candidate.trace, candidate.constants, library, export=lease.build
+        )
+
+    async def _build_each(
+        self, held: Work, found: Sequence[tuple[Candidate, Subject]], limits: Limits
+    ) -> None:
+        for number, (candidate, subject) in enumerate(found):
+            ahead = self._ahead(found, number)
+            exported = await self._executor.export(subject, limits, ahead)
+            if isinstance(exported, Exported):
+                self._add_trial(held, candidate.trial_id, await self._stored(held, candidate, exported))
+            else:
+                self._add_trial(held, candidate.trial_id, exported)
+
+    async def _stored(self, held: Work, candidate: Candidate, exported: Exported) -> Measurement | Built:
+        library = Library(self._session_id, held.lease.id, candidate.trial_id, exported.data)
+        refused = await self._fleet.put_library(library)
+        if refused:
+            return Measurement(Outcome.BUILD_ERROR, error=f"the service refused the library: {refused}")
+        return Built(library.sha, exported.build_secs)
+
+    def _ahead(self, found: Sequence[tuple[Candidate, Subject]], number: int) -> list[Subject]:
+        """What is built along with the candidate of this number."""
+        return [one for _, one in found[number + 1 : number + self._manners.build_together]]
 
     async def _measure_each(
         self, held: Work, found: Sequence[tuple[Candidate, Subject]], limits: Limits
     ) -> None:
         best_s = {candidate.workload_hash: candidate.best_s or math.inf for candidate, _ in found}
         for number, (candidate, subject) in enumerate(found):
-            ahead = [one for _, one in found[number + 1 : number + self._manners.build_together]]
             known_s = best_s[candidate.workload_hash]
             measurement = await self._executor.measure(
-                subject, limits, ahead, known_s if known_s < math.inf else None
+                subject, limits, self._ahead(found, number), known_s if known_s < math.inf else None
             )
             self._add_trial(held, candidate.trial_id, measurement)
             if measurement.outcome is Outcome.OK:

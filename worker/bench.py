@@ -20,12 +20,34 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class Subject:
-    """A candidate with all that it takes to measure it: `trace` is replayed on the workload `module_json`."""
+    """A candidate with all that it takes to measure it: `trace` is replayed on the workload `module_json`.
+
+    `library` is the file of what was exported of it elsewhere: it is loaded instead of built. With `export`
+    it is built for the machine of its target, to be exported and not to be run here.
+    """
 
     target: str
     module_json: str
     trace: str
     constants: tuple[int, ...]
+    library: str | None = None
+    export: bool = False
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A candidate as a library, packed for another machine, and the seconds that building it took."""
+
+    data: bytes
+    build_secs: float
+
+
+@dataclass(frozen=True)
+class Machines:
+    """The machines that candidates can be exported for, and sentences about those for which they can't."""
+
+    names: tuple[str, ...]
+    problems: tuple[str, ...] = ()
 
 
 Note = Callable[[int], None]  # takes a candidate's number; from any thread
@@ -48,11 +70,19 @@ class Bench(Protocol):
         """
         ...
 
+    def machines(self) -> Machines:
+        """For which machines candidates can be exported here; each is tried."""
+        ...
+
     def run(self, number: int, best_s: float | None) -> Measurement:
         """Verifies and times a candidate that was built, or says why it was refused; then it is gone.
 
         It is timed the longer, the closer it comes to `best_s`, the best latency known of its workload.
         """
+        ...
+
+    def export(self, number: int) -> Exported | Measurement:
+        """A candidate that was built to be exported, or why it was refused; then it is gone."""
         ...
 
     def measure_module(self, artifact: bytes) -> Measurement:

@@ -1,6 +1,6 @@
 """The process that candidates run in: it may crash, hang or be killed, the agent goes on.
 
-    python -m worker.child --parent PID --bench MODULE:NAME --threads N [--user NAME]
+    python -m worker.child --parent PID --bench MODULE:NAME --threads N [--user NAME] [--build]
 
 What is started so becomes the keeper (`worker.keeper`) of the process that serves, which is contained as far
 as this machine allows, and belongs to the user NAME where the agent is root. TMPDIR is its own folder.
@@ -8,12 +8,15 @@ as this machine allows, and belongs to the user NAME where the agent is root. TM
 Requests come in as frames on standard input, replies go out on standard output; both are moved out of a
 candidate's reach before anything else happens, and what is printed goes to standard error. The first
 reply is `{"device": ..., "gaps": [SENTENCE, ...]}` once the bench has passed its check; the gaps are what is
-not contained. The requests, each with "memory_bytes" and "cpu_s" too, and their answers:
+not contained. With --build it has `"machines": {"names": [NAME, ...], "problems": [SENTENCE, ...]}` too, for
+which it exports candidates. The requests, each with "memory_bytes" and "cpu_s" too, and their answers:
 
     {"do": "build", "subjects": [{"number": ..., ...}, ...]}
         {"begun": NUMBER} and {"ended": NUMBER} for each, several at a time, then {"refused": [NUMBER, ...]}
     {"do": "run", "number": ..., "best_s": ...} or {"do": "measure_module", "path": ...}
         {"measurement": ..., "grown_bytes": ...}
+    {"do": "export", "number": ...}
+        {"library": BASE64, "build_secs": ..., "grown_bytes": ...}, or as above of one that was refused
 
 When the bench itself raised, the last answer is `{"failed": ...}`. The process ends when its input does.
 """
@@ -41,8 +44,11 @@ MAX_TRACEBACK_CHARS = 4000
 class Child:
     """Serves requests until there are no more."""
 
-    def __init__(self, bench: Bench, requests: BinaryIO, replies: BinaryIO, gaps: Sequence[str]) -> None:
+    def __init__(
+        self, bench: Bench, requests: BinaryIO, replies: BinaryIO, gaps: Sequence[str], builds: bool = False
+    ) -> None:
         self._bench = bench
+        self._builds = builds
         self._requests = requests
         self._replies = replies
         self._gaps = gaps
@@ -51,10 +57,12 @@ class Child:
 
     def serve(self) -> None:
         """Raises what the bench's check raises: then this process is of no use."""
-        device = self._bench.check()
+        first: frames.Message = {"device": self._bench.check().to_json(), "gaps": list(self._gaps)}
+        if self._builds:
+            first["machines"] = frames.from_machines(self._bench.machines())
         # Only now do the thread pool's stacks exist, which grow with the number of cores.
         self._baseline_bytes = confine.address_bytes()
-        self._reply({"device": device.to_json(), "gaps": list(self._gaps)})
+        self._reply(first)
         while (request := frames.read(self._requests)) is not None:
             self._reply(self._answer(request))
 
@@ -65,14 +73,14 @@ class Child:
             confine.limit_cpu(request["cpu_s"])
             if request["do"] == "build":
                 return {"refused": self._build(request)}
-            measurement = self._measure(request)
+            if request["do"] == "export":
+                answer = frames.from_export(self._bench.export(request["number"]))
+            else:
+                answer = {"measurement": frames.from_measurement(self._measure(request))}
         except Exception:
             # Whatever it was, the agent decides: it replaces this process and the candidate has failed.
             return {"failed": traceback.format_exc()[-MAX_TRACEBACK_CHARS:]}
-        return {
-            "measurement": frames.from_measurement(measurement),
-            "grown_bytes": max(confine.address_bytes() - self._baseline_bytes, 0),
-        }
+        return answer | {"grown_bytes": max(confine.address_bytes() - self._baseline_bytes, 0)}
 
     def _build(self, request: frames.Message) -> list[int]:
         subjects = {data["number"]: frames.to_subject(data) for data in request["subjects"]}
@@ -102,11 +110,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--bench", required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--user")
+    parser.add_argument("--build", action="store_true")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gaps = keeper.contain(given.parent, given.user, Path(os.environ["TMPDIR"]))
     requests, replies = _take_pipes()
-    Child(_factory(given.bench)(given.threads), requests, replies, gaps).serve()
+    Child(_factory(given.bench)(given.threads), requests, replies, gaps, given.build).serve()
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import platform
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
+from pathlib import Path
 from threading import Barrier
 
 import compiler.bench
-from compiler.bench import Built
+from compiler.bench import Built, can_export
+from compiler.library import Library
+from compiler.linker import MACHINES
 from compiler.target import probe
 from search.device import Device
 from search.measurement import Measurement, Outcome
-from worker.bench import Note, Subject
+from worker.bench import Exported, Machines, Note, Subject
 
 
 class CompilerBench:
-    """Measures on this machine's CPU with TVM. `TVM_NUM_THREADS` in the environment must equal `threads`."""
+    """Measures on this machine's CPU with TVM, or exports for other machines. `TVM_NUM_THREADS` in the
+    environment must equal `threads`."""
 
     def __init__(self, threads: int) -> None:
         self._device = probe(threads)
         self._bench = lru_cache(maxsize=4)(compiler.bench.Bench)
         self._builders = ThreadPoolExecutor(threads, thread_name_prefix="build")
-        self._built: dict[int, tuple[Subject, Built | Measurement]] = {}
+        self._built: dict[int, tuple[Subject, Built | Library | Measurement]] = {}
 
     def check(self) -> Device:
         """Raises RuntimeError when the probe kernel computes a wrong result."""
@@ -41,16 +46,32 @@ class CompilerBench:
             return isinstance(built, Measurement)
 
         refusals = self._builders.map(build, subjects)
-        workloads = dict.fromkeys((subject.target, subject.module_json) for subject in subjects.values())
+        to_run = [subject for subject in subjects.values() if not subject.export]
+        workloads = dict.fromkeys((subject.target, subject.module_json) for subject in to_run)
         for _ in self._builders.map(self._prepare, workloads):
             pass
         return [number for number, refused in zip(subjects, refusals, strict=True) if refused]
+
+    def machines(self) -> Machines:
+        """This machine first. Trying fills the linkers' caches, which takes longer than a candidate may."""
+        problems = {machine: _problem(machine) for machine in sorted(MACHINES, key=_is_another)}
+        names = tuple(machine for machine, problem in problems.items() if not problem)
+        return Machines(names, tuple(filter(None, problems.values())))
 
     def run(self, number: int, best_s: float | None) -> Measurement:
         subject, built = self._built.pop(number)
         if isinstance(built, Measurement):
             return built
+        if isinstance(built, Library):
+            return Measurement(Outcome.RUN_ERROR, error="it was built for another machine")
         return self._bench(subject.target).run(built, subject.module_json, subject.constants, best_s)
+
+    def export(self, number: int) -> Exported | Measurement:
+        _, built = self._built.pop(number)
+        if isinstance(built, Library):
+            return Exported(built.pack(), built.build_secs)
+        assert isinstance(built, Measurement), "only what is built to be exported is asked for so"
+        return built
 
     def measure_module(self, artifact: bytes) -> Measurement:
         return self._bench(self._device.target).measure_module(artifact)
@@ -66,8 +87,26 @@ class CompilerBench:
         with contextlib.suppress(ValueError):
             self._bench(target).prepare(module_json)
 
-    def _build(self, subject: Subject) -> Built | Measurement:
+    def _build(self, subject: Subject) -> Built | Library | Measurement:
         try:
-            return self._bench(subject.target).build(subject.module_json, subject.trace)
+            bench = self._bench(subject.target)
+            if subject.library is not None:
+                return bench.load(Path(subject.library).read_bytes())
+            if subject.export:
+                return bench.export(subject.module_json, subject.trace)
+            return bench.build(subject.module_json, subject.trace)
         except ValueError as error:
             return Measurement(Outcome.BUILD_ERROR, error=str(error))
+
+
+def _problem(machine: str) -> str:
+    """Why nothing can be built for a machine; empty when it can."""
+    try:
+        can_export(machine)
+    except Exception as error:  # TVM raises whatever class its C++ side names
+        return str(error)[-500:]
+    return ""
+
+
+def _is_another(machine: str) -> bool:
+    return machine != platform.machine()

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from search.measurement import Measurement, Outcome
 from worker import frames
-from worker.bench import Phase
+from worker.bench import Exported, Phase
 from worker.process import ChildDied, ChildProcess
 
 MAX_ERROR_CHARS = 8192
@@ -74,12 +74,29 @@ class Running(Conversation):
         return await self._concluded(self._replies(request))
 
     async def _replies(self, request: frames.Message) -> Measurement:
-        await self._send(request)
-        reply = await self._receive(_now() + self._allowed_s)
+        reply = await self._answered(request)
         measurement = frames.to_measurement(reply.get("measurement"))
-        self.grown_bytes = frames.to_number(reply.get("grown_bytes"))
         self.sound = True
         return measurement
+
+    async def _answered(self, request: frames.Message) -> frames.Message:
+        """The one reply that there is."""
+        await self._send(request)
+        reply = await self._receive(_now() + self._allowed_s)
+        self.grown_bytes = frames.to_number(reply.get("grown_bytes"))
+        return reply
+
+
+class Exporting(Running):
+    """About a candidate that was built to be exported."""
+
+    async def export(self, request: frames.Message) -> Exported | Measurement:
+        return await self._concluded(self._exported(request))
+
+    async def _exported(self, request: frames.Message) -> Exported | Measurement:
+        exported = frames.to_export(await self._answered(request))
+        self.sound = True
+        return exported
 
 
 class Building(Conversation):

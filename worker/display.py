@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.logging import RichHandler
 from rich.text import Text
 
-from proto.values import Lease
+from proto.values import Built, Lease
 from search.measurement import Measurement, Outcome
 
 _log = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Work:
-    """A lease on the way: what was measured of it so far."""
+    """A lease on the way: what was measured or built of it so far."""
 
     lease: Lease
     outcomes: Counter[Outcome] = field(default_factory=Counter)
@@ -42,7 +42,10 @@ class Work:
     def name(self) -> str:
         return f"lease {self.lease.id.id[:8]}"
 
-    def note(self, measurement: Measurement) -> None:
+    def note(self, measurement: Measurement | Built) -> None:
+        if isinstance(measurement, Built):
+            self.outcomes[Outcome.OK] += 1
+            return
         self.outcomes[measurement.outcome] += 1
         if measurement.outcome is Outcome.OK:
             self.best_s = min(filter(None, (self.best_s, measurement.latency_s)))
@@ -51,7 +54,8 @@ class Work:
         if self.lease.module_run is not None:
             return f"{self.name}: times the {self.lease.module_run.kind} model end to end"
         best = "" if self.best_s is None else f", best so far {seconds(self.best_s)}"
-        return f"{self.name}: {self.done} of {self.size} candidates measured{best}"
+        does = "built" if self.lease.build else "measured"
+        return f"{self.name}: {self.done} of {self.size} candidates {does}{best}"
 
     def result(self) -> str:
         """One line once it is over."""
@@ -61,7 +65,7 @@ class Work:
 
 
 class Display(Protocol):
-    """Is told what the worker does at the moment, in one line; and of every candidate measured."""
+    """Is told what the worker does at the moment, in one line; and of every candidate that is settled."""
 
     def does(self, line: str) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Has a child process measure candidates, and replaces the child when it can't be trusted."""
+"""Has a child process build and measure candidates, and replaces the child when it can't be trusted."""
 
 from __future__ import annotations
 
@@ -10,22 +10,26 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from proto.values import Limits
 from search.device import Device
 from search.measurement import Measurement, Outcome
 from worker import frames
-from worker.bench import Phase, Subject
-from worker.conversation import Building, Running
+from worker.bench import Exported, Phase, Subject
+from worker.conversation import Building, Exporting, Running
+from worker.handover import Handover
 from worker.process import ChildDied, ChildProcess
 
 _log = logging.getLogger(__name__)
 
 PACKAGES = Path(__file__).resolve().parent.parent
 # What a child needs to know of the agent's environment. Anything else may be a secret.
-PASSED = ("PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX")
+PASSED = (
+    *("PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX"),
+    *("CC", "CXX"),
+)
 PASSED_PREFIXES = (
     *("LC_", "PYTHON", "TVM_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "BLIS_", "MALLOC_", "QEMU_"),
     *("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_"),
@@ -38,23 +42,30 @@ class ChildStartError(Exception):
     """No child comes up and passes its check: this device can't measure at the moment."""
 
 
+class _NoMachine(Exception):
+    """Candidates can't be exported for any machine here; the message says what to do."""
+
+
 @dataclass(frozen=True)
 class ChildConfig:
     """How a child is started. `bench` is the MODULE:NAME of a `worker.bench.BenchFactory`.
 
     Where the agent is root, the child belongs to `user`; None leaves it root's, without its capabilities.
+    One that `builds` exports candidates, and is of no use where it can't do so for any machine.
     """
 
     threads: int
     bench: str = "worker.compiler_bench:CompilerBench"
     start_timeout_s: float = 120.0
     user: str | None = None
+    builds: bool = False
 
 
 class Executor:
     """Owns the child. One call at a time; nothing that a candidate does raises an exception here.
 
-    `measure...` raise ChildStartError, and when they are cancelled the child dies with the candidate.
+    `measure...` and `export` raise ChildStartError, and when they are cancelled the child dies with the
+    candidate.
     """
 
     def __init__(self, config: ChildConfig, environment: Mapping[str, str]) -> None:
@@ -62,7 +73,9 @@ class Executor:
         self._environment = environment
         self._child: ChildProcess | None = None
         self._scratch: Path | None = None
+        self._given: Handover | None = None
         self._gaps: tuple[str, ...] = ()
+        self._builds_for: tuple[str, ...] = ()
         self._numbers = itertools.count()
         # What the present child has built, by the numbers it knows it under; what failed to build, all alone.
         self._built: dict[Subject, int] = {}
@@ -78,21 +91,29 @@ class Executor:
         """What is not contained on this machine, in sentences, since a child was there."""
         return self._gaps
 
+    @property
+    def builds_for(self) -> tuple[str, ...]:
+        """The machines that candidates can be exported for, as the last child that came up found."""
+        return self._builds_for
+
     async def start(self) -> Device:
         """A fresh child, and the device that it found; its check has been passed. Raises ChildStartError."""
         await self.close()
-        self._scratch = Path(tempfile.mkdtemp(prefix="tunefarm-child-"))
         try:
+            self._scratch = Path(tempfile.mkdtemp(prefix="tunefarm-child-"))
+            self._given = Handover(self._config.user)
             self._child = await ChildProcess.start(self._command(), self._child_environment(self._scratch))
             async with asyncio.timeout(self._config.start_timeout_s):
                 first = await self._child.receive()
                 device = _device(first)
                 self._note_gaps(_gaps(first))
+                if self._config.builds:
+                    self._note_machines(first)
                 return device
         except TimeoutError as error:
             reason = f"it took longer than {self._config.start_timeout_s:g} s"
             raise await self._start_failure(reason) from error
-        except (OSError, ChildDied, frames.FrameError) as error:
+        except (OSError, ChildDied, frames.FrameError, _NoMachine) as error:
             raise await self._start_failure(str(error)) from error
         except asyncio.CancelledError:
             await self.close()
@@ -105,43 +126,66 @@ class Executor:
 
         Those `ahead` are measured next: they are built along, so that none is built while another runs.
         """
-        batch = list(dict.fromkeys([subject, *ahead]))
-        self._failed = {known: failure for known, failure in self._failed.items() if known in batch}
-        await self._notice_death()
-        if subject not in self._built and subject not in self._failed:
-            await self._build(batch, limits)
-        if subject in self._failed:
-            return self._failed.pop(subject)
+        failure = await self._prepare(subject, limits, ahead)
+        if failure is not None:
+            return failure
         request = {"do": "run", "number": self._built.pop(subject), "best_s": best_s}
         return await self._run(request, limits.run_timeout_s, limits.memory_bytes)
+
+    async def export(
+        self, subject: Subject, limits: Limits, ahead: Sequence[Subject] = ()
+    ) -> Exported | Measurement:
+        """A candidate for another machine; see `measure` for those `ahead`."""
+        failure = await self._prepare(subject, limits, ahead)
+        if failure is not None:
+            return failure
+        exporting = Exporting(await self._present_child(), Phase.BUILD, limits.build_timeout_s)
+        try:
+            use = {"memory_bytes": limits.memory_bytes, "cpu_s": self._cpu_s(limits.build_timeout_s)}
+            return await exporting.export({"do": "export", "number": self._built.pop(subject)} | use)
+        finally:
+            if not exporting.sound or exporting.grown_bytes > limits.memory_bytes // 2:
+                await self.close()
 
     async def measure_module(self, artifact: Path, limits: Limits) -> Measurement:
         """Times the packed module that is stored in a file."""
         await self._notice_death()
         await self._present_child()
-        assert self._scratch is not None, "of the child"
-        handed_over = self._scratch / "artifact"
+        assert self._given is not None, "beside the child"
         try:
-            # The child may not be able to read the file where it is.
-            await asyncio.to_thread(shutil.copyfile, artifact, handed_over)
-            handed_over.chmod(0o644)
-            request = {"do": "measure_module", "path": str(handed_over)}
-            return await self._run(request, limits.module_timeout_s, limits.memory_bytes)
+            given = await asyncio.to_thread(self._given.give, artifact)
         except OSError as error:
             return Measurement(Outcome.UNKNOWN, error=f"the module can't be given to the child: {error}")
+        request = {"do": "measure_module", "path": str(given)}
+        try:
+            return await self._run(request, limits.module_timeout_s, limits.memory_bytes)
         finally:
-            handed_over.unlink(missing_ok=True)
+            given.unlink(missing_ok=True)
 
     async def close(self) -> None:
         """Kills the child, if there is one, and removes what it left behind."""
         child, self._child = self._child, None
         scratch, self._scratch = self._scratch, None
+        given, self._given = self._given, None
         self._built.clear()
         self._has_run = False
         if child is not None:
             await child.kill()
         if scratch is not None:
             shutil.rmtree(scratch, ignore_errors=True)
+        if given is not None:
+            given.close()
+
+    async def _prepare(
+        self, subject: Subject, limits: Limits, ahead: Sequence[Subject]
+    ) -> Measurement | None:
+        """Afterwards the candidate is built in the present child, or this is how it failed."""
+        batch = list(dict.fromkeys([subject, *ahead]))
+        self._failed = {known: failure for known, failure in self._failed.items() if known in batch}
+        await self._notice_death()
+        if subject not in self._built and subject not in self._failed:
+            await self._build(batch, limits)
+        return self._failed.pop(subject, None)
 
     async def _notice_death(self) -> None:
         """A child that died while it had nothing to do: that is no candidate's fault."""
@@ -179,20 +223,23 @@ class Executor:
         child = await self._present_child()
         numbered = {next(self._numbers): subject for subject in subjects}
         building = Building(child, numbered, limits.build_timeout_s)
-        request = {
-            "do": "build",
-            "subjects": [frames.from_subject(one) | {"number": number} for number, one in numbered.items()],
-            "memory_bytes": limits.memory_bytes,
-            "cpu_s": self._cpu_s(limits.build_timeout_s * len(subjects)),
-        }
         answer: frozenset[int] | Measurement | None = None
         try:
+            request = {
+                "do": "build",
+                "subjects": await asyncio.to_thread(self._handed_over, numbered),
+                "memory_bytes": limits.memory_bytes,
+                "cpu_s": self._cpu_s(limits.build_timeout_s * len(subjects)),
+            }
             answer = await building.hold(request)
+        except OSError as error:
+            answer = Measurement(Outcome.UNKNOWN, error=f"a library can't be given to the child: {error}")
         finally:
             if not isinstance(answer, frozenset):
                 await self.close()
         if isinstance(answer, Measurement):
             return answer, [one for number, one in numbered.items() if number in building.in_flight]
+        self._take_back()
         suspects = {numbered[number] for number in answer if len(numbered) > 1}
         self._built |= {one: number for number, one in numbered.items() if one not in suspects}
         return None, [one for one in subjects if one in suspects]
@@ -213,9 +260,35 @@ class Executor:
                 await self.close()
         return measurement
 
+    def _handed_over(self, numbered: Mapping[int, Subject]) -> list[frames.Message]:
+        """The candidates as the child is told of them: it finds their libraries where it may read. Raises
+        OSError."""
+        assert self._given is not None, "beside the child"
+        messages = []
+        for number, one in numbered.items():
+            if one.library is not None:
+                one = replace(one, library=str(self._given.give(Path(one.library))))
+            messages.append(frames.from_subject(one) | {"number": number})
+        return messages
+
+    def _take_back(self) -> None:
+        """What the child has loaded, it needs no more."""
+        if self._given is not None:
+            self._given.take_back()
+
     def _cpu_s(self, allowed_s: float) -> float:
         """The agent's clock comes first; this ends a candidate when the agent can't."""
         return CPU_SLACK * allowed_s * self._config.threads
+
+    def _note_machines(self, first: frames.Message) -> None:
+        """Raises FrameError, or _NoMachine when there is none to build for."""
+        machines = frames.to_machines(first.get("machines", {}))
+        if not machines.names:
+            raise _NoMachine("; ".join(machines.problems) or "it can link for no machine")
+        if machines.names != self._builds_for:
+            for problem in machines.problems:
+                _log.warning("builds for %s only: %s", ", ".join(machines.names), problem)
+        self._builds_for = machines.names
 
     def _note_gaps(self, gaps: tuple[str, ...]) -> None:
         for gap in gaps:
@@ -240,8 +313,10 @@ class Executor:
     def _command(self) -> tuple[str, ...]:
         # -P: a folder named `compiler` where the user stands is not our package
         child = (sys.executable, "-P", "-m", "worker.child", "--parent", str(os.getpid()))
-        given = (*child, "--bench", self._config.bench, "--threads", str(self._config.threads))
-        return given if self._config.user is None else (*given, "--user", self._config.user)
+        bench = ("--bench", self._config.bench, "--threads", str(self._config.threads))
+        builds = ("--build",) if self._config.builds else ()
+        user = () if self._config.user is None else ("--user", self._config.user)
+        return (*child, *bench, *builds, *user)
 
     def _child_environment(self, scratch: Path) -> dict[str, str]:
         kept = {
@@ -257,7 +332,14 @@ class Executor:
             "HOME": str(scratch),
             "TVM_NUM_THREADS": str(self._config.threads),
         }
-        return kept | ours
+        return _threads_where_allowed() | kept | ours
+
+
+def _threads_where_allowed() -> dict[str, str]:
+    """TVM pins its threads to the first cores, whether a process may use those or not (`taskset`)."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    is_confined = affinity is not None and len(affinity(0)) < (os.cpu_count() or 1)
+    return {"TVM_BIND_THREADS": "0"} if is_confined else {}
 
 
 def _gaps(first: frames.Message) -> tuple[str, ...]:

@@ -16,9 +16,10 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_ran
 
 from proto import fleet_pb2 as pb
 from proto.convert import WireError, answer_from_wire, report_to_wire
+from proto.convert_library import library_to_wire
 from proto.fleet_pb2_grpc import FleetStub
 from proto.tls import TlsFiles
-from proto.values import MAX_MESSAGE_BYTES, Answer, WorkerReport
+from proto.values import MAX_LIBRARY_BYTES, MAX_MESSAGE_BYTES, Answer, Library, WorkerReport
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -130,6 +131,19 @@ class FleetClient:
                 return
             _log.warning("the file %s arrived damaged", sha256)
         raise NotStored(f"the file {sha256} arrived damaged {BLOB_TRIES} times")
+
+    async def put_library(self, library: Library) -> str:
+        """Stores what was built of a trial. Why the service refuses it, in a sentence; or empty."""
+        if len(library.data) > MAX_LIBRARY_BYTES:
+            return f"it has {len(library.data)} bytes, and {MAX_LIBRARY_BYTES} are allowed"
+
+        async def call() -> str:
+            wire = await self._stub.PutLibrary(  # type: ignore[misc]
+                library_to_wire(library), timeout=BLOB_TIMEOUT_S, metadata=self._metadata
+            )
+            return str(wire.refused)
+
+        return await self._insist(call)
 
     async def _stream(self, sha256: str, path: Path) -> str:
         """The digest of what arrived."""

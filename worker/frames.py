@@ -7,13 +7,14 @@ a child that has run a broken kernel may send anything, and reading it must stay
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import struct
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
 from search.measurement import Measurement, Outcome
-from worker.bench import Subject
+from worker.bench import Exported, Machines, Subject
 
 # A workload's text at its limit, its quotes escaped.
 MAX_BODY_BYTES = 128 << 20
@@ -61,8 +62,8 @@ def from_subject(subject: Subject) -> Message:
 
 def to_subject(message: Message) -> Subject:
     """Raises KeyError when something is missing: only the agent, which we trust, sends subjects."""
-    constants = tuple(message["constants"])
-    return Subject(message["target"], message["module_json"], message["trace"], constants)
+    fields = {name: message[name] for name in ("target", "module_json", "trace", "library", "export")}
+    return Subject(constants=tuple(message["constants"]), **fields)
 
 
 def from_measurement(measurement: Measurement) -> Message:
@@ -86,6 +87,36 @@ def to_measurement(message: object) -> Measurement:
         )
     except (TypeError, ValueError, KeyError) as error:
         raise FrameError(f"not a measurement: {error}") from error
+
+
+def from_export(exported: Exported | Measurement) -> Message:
+    if isinstance(exported, Measurement):
+        return {"measurement": from_measurement(exported)}
+    data = base64.b64encode(exported.data).decode()
+    return {"library": data, "build_secs": exported.build_secs}
+
+
+def to_export(message: Message) -> Exported | Measurement:
+    """Raises FrameError when the message is neither a library nor a measurement."""
+    if "library" not in message:
+        return to_measurement(message.get("measurement"))
+    try:
+        data = base64.b64decode(message["library"], validate=True)
+        return Exported(data, float(message["build_secs"]))
+    except (TypeError, ValueError, KeyError) as error:
+        raise FrameError(f"not a library: {error}") from error
+
+
+def from_machines(machines: Machines) -> Message:
+    return asdict(machines)
+
+
+def to_machines(message: Message) -> Machines:
+    """Raises FrameError when the message doesn't tell of machines."""
+    try:
+        return Machines(tuple(map(str, message["names"])), tuple(map(str, message["problems"])))
+    except (TypeError, KeyError) as error:
+        raise FrameError(f"not a list of machines: {error}") from error
 
 
 def to_number(value: object) -> int:

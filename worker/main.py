@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -11,11 +12,14 @@ import sys
 import uuid
 from collections.abc import Sequence
 from enum import IntEnum
+from functools import partial
+from pathlib import Path
 
 from pydantic import ValidationError
 from rich.console import Console
 
 from proto.tls import TlsError
+from proto.values import Role
 from worker import confine
 from worker.agent import Agent, Fenced, Manners
 from worker.display import Display, display
@@ -65,14 +69,22 @@ async def _work(settings: Settings, shown: Display) -> None:
     async with open_channel(settings.server, settings.reconnect_max_s, tls) as channel:
         fleet = FleetClient(channel, settings.server, settings.secret, settings.reconnect_max_s)
         child = ChildConfig(
-            settings.threads, start_timeout_s=settings.start_timeout_s, user=settings.child_user
+            settings.threads,
+            start_timeout_s=settings.start_timeout_s,
+            user=settings.child_user,
+            builds=settings.build,
         )
         manners = Manners(
-            settings.slots, build_together=settings.slots, once=settings.once, overrule=settings.overrule
+            settings.slots,
+            build_together=settings.slots,
+            once=settings.once,
+            role=Role.BUILD if settings.build else Role.MEASURE,
+            overrule=settings.overrule,
         )
         shown.does(f"connecting to {settings.server} as {settings.name}")
         executor = Executor(child, os.environ)
-        agent = Agent(settings.name, uuid.uuid4().hex, fleet, executor, manners, shown, Pulse())
+        answered = partial(_note_life, settings.alive_file)
+        agent = Agent(settings.name, uuid.uuid4().hex, fleet, executor, manners, shown, Pulse(), answered)
         running = asyncio.create_task(agent.run())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, running.cancel)
@@ -81,6 +93,13 @@ async def _work(settings: Settings, shown: Display) -> None:
         except asyncio.CancelledError:
             shown.does("stopping: gives back what it holds")
             await agent.farewell()
+
+
+def _note_life(file: Path | None) -> None:
+    """Where that fails, the age of the file says so."""
+    if file is not None:
+        with contextlib.suppress(OSError):
+            file.touch()
 
 
 def _settings(arguments: Sequence[str]) -> Settings:
@@ -96,6 +115,9 @@ def _settings(arguments: Sequence[str]) -> Settings:
     parser.add_argument("--key", metavar="FILE", help="the certificate's key")
     parser.add_argument("--name", help="this worker's name, unique in the service; the host's by default")
     parser.add_argument("--threads", type=int, help="cores to measure on; all real ones by default")
+    parser.add_argument(
+        "--build", action="store_true", default=None, help="measure nothing, build what other devices measure"
+    )
     parser.add_argument("--once", action="store_true", default=None, help="end after one lease")
     given = vars(parser.parse_args(arguments))
     return Settings(**{name: value for name, value in given.items() if value is not None})

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from proto.values import MAX_RESULTS, LeaseId, Result
+from proto.values import MAX_RESULTS, Built, LeaseId, Result
 from search.measurement import Measurement
 
 
@@ -16,7 +16,7 @@ class Outbox:
         self._results: dict[int, Result] = {}
         self._next = 1
 
-    def add_trial(self, lease: LeaseId, trial_id: int, measurement: Measurement) -> None:
+    def add_trial(self, lease: LeaseId, trial_id: int, measurement: Measurement | Built) -> None:
         self._add(Result(self._next, lease, measurement, trial_id=trial_id))
 
     def add_module_run(self, lease: LeaseId, module_run_id: int, measurement: Measurement) -> None:
@@ -31,7 +31,7 @@ class Outbox:
         for number in numbers:
             self._results.pop(number, None)
 
-    def measured(self, lease: LeaseId) -> dict[int, Measurement]:
+    def settled(self, lease: LeaseId) -> dict[int, Measurement | Built]:
         """The trials of a lease whose results still wait: a lease that is sent again holds them too."""
         return {
             result.trial_id: result.measurement

@@ -27,8 +27,9 @@ def _shared(name: str) -> Any:
 class Settings(BaseSettings):
     """Times are seconds, sizes bytes. A limit that is set holds on this device instead of the service's.
 
-    `tls` asks for an encrypted connection, and so does each of its files: `ca` are the authorities that may
-    vouch for the service (public ones otherwise), `cert` and `key` what the worker shows.
+    With `build` it measures nothing, and builds what other devices measure. `tls` asks for an encrypted
+    connection, and so does each of its files: `ca` are the authorities that may vouch for the service (public
+    ones otherwise), `cert` and `key` what the worker shows.
     """
 
     model_config = SettingsConfigDict(
@@ -42,9 +43,12 @@ class Settings(BaseSettings):
     cert: Path | None = _shared("CERT")
     key: Path | None = _shared("KEY")
     name: str = Field(default_factory=lambda: host_name(), min_length=1, max_length=128)
+    # Touched whenever the service has answered, for whatever watches the process.
+    alive_file: Path | None = None
     threads: int = Field(default_factory=lambda: usable_cores(), ge=1, le=4096)
     slots: int = Field(default=16, ge=1, le=256)
     once: bool = False
+    build: bool = False
     # Whom measured code belongs to where the worker is root's.
     child_user: str = Field(default="nobody", min_length=1)
     reconnect_max_s: float = Field(default=10.0, gt=0, le=600)

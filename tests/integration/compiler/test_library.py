@@ -154,9 +154,3 @@ def test_what_can_not_be_loaded_is_a_build_error(bench: Bench, data: bytes) -> N
     assert isinstance(refused, Measurement)
     assert refused.outcome is Outcome.BUILD_ERROR
     assert "no machine that is known" in refused.error
-
-
-def test_a_library_that_is_cut_short_is_a_build_error(bench: Bench, exported: Library) -> None:
-    refused = bench.load(replace(exported, data=exported.data[:2000]).pack())
-    assert isinstance(refused, Measurement)
-    assert "can't be loaded" in refused.error

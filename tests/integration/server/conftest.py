@@ -21,7 +21,7 @@ from proto import convert
 from proto import fleet_pb2 as pb
 from proto.fleet_pb2_grpc import FleetStub
 from proto.tls import TlsFiles
-from proto.values import Answer, LeaseId, Result, Vitals, WorkerReport, WorkerState
+from proto.values import Answer, LeaseId, Result, Role, Vitals, WorkerReport, WorkerState
 from records.database import Database
 from search.device import Device
 from server.context import Context
@@ -89,6 +89,7 @@ class Worker:
     session: str = field(default_factory=lambda: uuid.uuid4().hex)
     device: Device = DEVICE
     starting: bool = True
+    builds_for: tuple[str, ...] = ()
 
     def call(
         self,
@@ -101,9 +102,9 @@ class Worker:
         vitals: Vitals = Vitals(),  # noqa: B008 - it never changes
     ) -> Answer:
         device = None if state is WorkerState.PROBING else self.device
-        report = WorkerReport(
-            self.id, self.session, self.starting, state, device, held, results, slots, wait_s, vitals
-        )
+        own = (self.id, self.session, self.starting, state, device)
+        role = Role.BUILD if self.builds_for else Role.MEASURE
+        report = WorkerReport(*own, held, results, slots, wait_s, vitals, role, self.builds_for)
         answer: pb.SynchronizeResponse = self.fleet.Synchronize(convert.report_to_wire(report), timeout=40)
         self.starting = False
         return convert.answer_from_wire(answer, held)

@@ -175,6 +175,14 @@ def test_priority_and_weight_are_kept_with_the_job(service: Service) -> None:
     assert (plain["priority"], plain["weight"]) == (0, 1.0)
 
 
+def test_who_builds_is_kept_with_the_job(service: Service) -> None:
+    jobs = [service.submit(), service.submit(build="builder")]
+    kept = [service.http.get(f"/v1/jobs/{job_id}").json()["build"] for job_id in jobs]
+    assert kept == ["auto", "builder"]
+    body = {"model": service.upload(), "trials": 10, "build": "elsewhere"}
+    assert service.http.post("/v1/jobs", json=body).status_code == 422
+
+
 @pytest.mark.parametrize("wrong", [{"weight": 0}, {"weight": 1e9}, {"weight": "2"}, {"priority": 1.5}])
 def test_impossible_shares_are_refused(service: Service, wrong: dict[str, object]) -> None:
     body = {"model": service.upload(), "trials": 10} | wrong

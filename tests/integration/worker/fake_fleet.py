@@ -11,12 +11,15 @@ import grpc.aio
 
 from proto import fleet_pb2 as pb
 from proto.convert import answer_to_wire, report_from_wire
+from proto.convert_library import library_from_wire
 from proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
 from proto.values import (
     Answer,
+    Built,
     Candidate,
     Lease,
     LeaseId,
+    Library,
     Limits,
     ModuleRun,
     Result,
@@ -40,6 +43,8 @@ class FakeFleet(FleetServicer):
         self.workloads: dict[str, str] = {}
         self.fetched: list[str] = []
         self.blobs: dict[str, bytes] = {}
+        self.libraries: list[Library] = []
+        self.refusing = ""
         self.damaged = 0
         self.fence = False
         self.wanted = Wanted.WORK
@@ -73,14 +78,18 @@ class FakeFleet(FleetServicer):
         target: str = "{}",
         limits: Limits = LIMITS,
         best_s: float | None = None,
+        library_sha: str | None = None,
+        build: bool = False,
     ) -> Lease:
         """A lease with a candidate per trace, to be given to the next worker that is ready."""
         first = 1 + sum(len(lease.candidates) for lease in self.leases)
         candidates = tuple(
-            Candidate(first + i, workload, trace, best_s=best_s) for i, trace in enumerate(traces)
+            Candidate(first + i, workload, trace, best_s=best_s, library_sha=library_sha)
+            for i, trace in enumerate(traces)
         )
         self.workloads.setdefault(workload, "")
-        lease = Lease(LeaseId(f"lease{len(self.leases)}", 1), target, limits, 30.0, candidates)
+        number = len(self.leases)
+        lease = Lease(LeaseId(f"lease{number}", 1), target, limits, 30.0, candidates, build=build)
         self.leases.append(lease)
         return lease
 
@@ -94,7 +103,8 @@ class FakeFleet(FleetServicer):
     def outcomes(self) -> list[str]:
         """Of the stored results, by the number of their trial."""
         ordered = sorted(self.stored.values(), key=lambda result: result.trial_id or 0)
-        return [result.measurement.outcome.value for result in ordered]
+        ends = [result.measurement for result in ordered]
+        return ["built" if isinstance(end, Built) else end.outcome.value for end in ends]
 
     async def Synchronize(  # noqa: N802
         self, request: pb.SynchronizeRequest, context: Any
@@ -133,6 +143,12 @@ class FakeFleet(FleetServicer):
         half = len(data) // 2
         yield pb.Chunk(data=data[:half])
         yield pb.Chunk(data=data[half:])
+
+    async def PutLibrary(  # noqa: N802
+        self, request: pb.Library, context: Any
+    ) -> pb.LibraryStored:
+        self.libraries.append(library_from_wire(request))
+        return pb.LibraryStored(refused=self.refusing)
 
     def _answer(self, report: WorkerReport) -> Answer:
         if self.fence:

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from search.device import Device
 from search.measurement import Measurement, Outcome
-from worker.bench import Note, Subject
+from worker.bench import Exported, Machines, Note, Subject
 
 DEVICE = Device(
     name="test board",
@@ -70,6 +70,17 @@ class FaultBench:
         refusals = self._builders.map(build, subjects)
         return [number for number, refused in zip(subjects, refusals, strict=True) if refused]
 
+    def machines(self) -> Machines:
+        names = os.environ.get("TVM_FAULT_MACHINES", "x86_64 aarch64").split()
+        return Machines(tuple(names), () if "aarch64" in names else ("no linker: install one",))
+
+    def export(self, number: int) -> Exported | Measurement:
+        subject, refusal = self._built.pop(number)
+        assert subject.export
+        when, fault = what(subject)
+        failure = refusal or (self._do(fault, subject) if when == "run" else None)
+        return failure or Exported(f"library of {subject.trace}".encode(), 0.5)
+
     def run(self, number: int, best_s: float | None) -> Measurement:
         subject, refusal = self._built.pop(number)
         if refusal is not None:
@@ -93,6 +104,12 @@ class FaultBench:
 
     def do_refuse(self, subject: Subject | None) -> Measurement:
         return Measurement(Outcome.BUILD_ERROR, error="no such loop")
+
+    def do_library(self, subject: Subject | None) -> Measurement:
+        """Says what is in the library that it came with."""
+        assert subject is not None
+        path = Path(str(subject.library))
+        return said(path.read_text() if path.exists() else f"{path} is gone")
 
     def do_crowded(self, subject: Subject | None) -> Measurement | None:
         """Finds enough memory only when nothing else is built."""
@@ -173,6 +190,9 @@ class FaultBench:
     def do_environment(self, subject: Subject | None) -> Measurement:
         wanted = ("TVM_NUM_THREADS", "TUNEFARM_TOKEN", "AWS_SECRET_ACCESS_KEY")
         return Measurement(Outcome.RUN_ERROR, error=" ".join(str(os.environ.get(name)) for name in wanted))
+
+    def do_binding(self, subject: Subject | None) -> Measurement:
+        return Measurement(Outcome.RUN_ERROR, error=str(os.environ.get("TVM_BIND_THREADS")))
 
     def do_limits(self, subject: Subject | None) -> Measurement:
         limits = Path("/proc/self/limits").read_text().splitlines()

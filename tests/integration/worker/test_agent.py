@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 import pytest
 
-from proto.values import Limits, WorkerState
+from proto.values import Limits, Role, WorkerState
 from tests.integration.worker.fake_fleet import FakeFleet
 from worker.agent import Agent, Fenced, Manners
 from worker.executor import ChildConfig, Executor
@@ -35,11 +35,12 @@ class Worker:
 async def working(
     fleet: FakeFleet, manners: Manners = BRISK, session: str = "session", token: str | None = None, **env: str
 ) -> AsyncIterator[Worker]:
+    builds = manners.role is Role.BUILD
     address = f"127.0.0.1:{fleet.port}"
     environment = {**os.environ, "PYTHONPATH": str(HERE), **env}
     async with open_channel(address, RECONNECT_MAX_S) as channel:
         client = FleetClient(channel, address, token, RECONNECT_MAX_S)
-        executor = Executor(ChildConfig(2, "fault_bench:FaultBench"), environment)
+        executor = Executor(ChildConfig(2, "fault_bench:FaultBench", builds=builds), environment)
         agent = Agent("board", session, client, executor, manners)
         running = asyncio.create_task(agent.run())
         try:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import platform
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from compiler.target import probe
 from compiler.workload import to_json
-from search.measurement import Outcome
+from search.measurement import Measurement, Outcome
 from tests.workloads import matmul
-from worker.bench import Subject
+from worker.bench import Exported, Subject
 from worker.compiler_bench import CompilerBench
 
 TARGET = probe(1).target
@@ -66,3 +70,37 @@ def test_what_has_run_is_gone(bench: CompilerBench) -> None:
     bench.run(9, None)
     with pytest.raises(KeyError):
         bench.run(9, None)
+
+
+def test_what_it_exports_it_loads_and_measures(bench: CompilerBench, tmp_path: Path) -> None:
+    subjects = {1: replace(subject(8), export=True), 2: replace(subject(8, "no trace"), export=True)}
+    assert bench.build(subjects, lambda _: None, lambda _: None) == [2]
+    exported, refused = bench.export(1), bench.export(2)
+    assert isinstance(exported, Exported)
+    assert isinstance(refused, Measurement)
+    assert (refused.outcome, exported.build_secs > 0.0) == (Outcome.BUILD_ERROR, True)
+    file = tmp_path / "library"
+    file.write_bytes(exported.data)
+    bench.build({3: replace(subject(8), library=str(file))}, lambda _: None, lambda _: None)
+    file.unlink()
+    measurement = bench.run(3, None)
+    assert measurement.outcome is Outcome.OK, measurement.error
+    assert measurement.build_secs == exported.build_secs
+
+
+def test_what_is_exported_is_not_run(bench: CompilerBench) -> None:
+    bench.build({1: replace(subject(8), export=True)}, lambda _: None, lambda _: None)
+    assert bench.run(1, None).outcome is Outcome.RUN_ERROR
+
+
+@pytest.mark.slow
+def test_it_knows_for_which_machines_it_can_link(
+    bench: CompilerBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert bench.machines().names[0] == platform.machine()
+    monkeypatch.setattr("compiler.linker.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("compiler.linker.shutil.which", lambda name: None)
+    nowhere = bench.machines()
+    assert nowhere.names == ()
+    assert "install gcc or clang" in nowhere.problems[0]
+    assert "extra 'cross'" in nowhere.problems[1]

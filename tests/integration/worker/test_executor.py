@@ -36,10 +36,11 @@ def with_executor(
     work: Callable[[Executor], Awaitable[None]],
     bench: str = "FaultBench",
     start_timeout_s: float = 60.0,
+    builds: bool = False,
     **env: str,
 ) -> None:
     async def run() -> None:
-        config = ChildConfig(2, f"fault_bench:{bench}", start_timeout_s)
+        config = ChildConfig(2, f"fault_bench:{bench}", start_timeout_s, builds=builds)
         executor = Executor(config, environment(**env))
         try:
             await work(executor)
@@ -302,6 +303,19 @@ def test_the_child_knows_no_secrets_and_how_many_threads_to_use() -> None:
         assert measurement.error == "2 None None"
 
     with_executor(work, TUNEFARM_TOKEN="secret", AWS_SECRET_ACCESS_KEY="secret")
+
+
+@pytest.mark.parametrize(("cpus", "binding"), [(3, "0"), (4, "None")])
+def test_threads_are_not_pinned_to_cores_that_the_worker_may_not_use(
+    cpus: int, binding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.executor.os.cpu_count", lambda: 4)
+    monkeypatch.setattr("worker.executor.os.sched_getaffinity", lambda _: set(range(cpus)))
+
+    async def work(executor: Executor) -> None:
+        assert (await executor.measure(subject("binding"), GENEROUS)).error == binding
+
+    with_executor(work)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

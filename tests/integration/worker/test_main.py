@@ -33,6 +33,7 @@ def with_worker(
     fleet: FakeFleet,
     work: Callable[[asyncio.subprocess.Process], Awaitable[None]],
     *flags: str,
+    **settings: str,
 ) -> tuple[int | None, str]:
     """The exit code, and what it wrote on standard error."""
 
@@ -41,7 +42,7 @@ def with_worker(
         server = f"127.0.0.1:{fleet.port}"
         command = (sys.executable, "-P", "-m", "worker", "--server", server, "--name", "board", *flags)
         process = await asyncio.create_subprocess_exec(
-            *command, env=environment(), stderr=asyncio.subprocess.PIPE
+            *command, env=environment(**settings), stderr=asyncio.subprocess.PIPE
         )
         try:
             await work(process)
@@ -71,6 +72,22 @@ def test_a_signal_stops_the_worker_and_its_child_cleanly(number: signal.Signals)
     assert code == 0
     assert "Traceback" not in errors
     assert fleet.reports[-1].state is WorkerState.DRAINING
+
+
+def test_it_touches_a_file_whenever_the_service_has_answered(tmp_path: Path) -> None:
+    fleet = FakeFleet()
+    alive = tmp_path / "alive"
+
+    async def work(process: asyncio.subprocess.Process) -> None:
+        await fleet.until(lambda: len(fleet.reports) > 1)
+        os.utime(alive, (0, 0))
+        seen = len(fleet.reports)
+        await fleet.until(lambda: len(fleet.reports) > seen + 1)
+        assert alive.stat().st_mtime > 0
+        process.terminate()
+
+    code, errors = with_worker(fleet, work, TUNEFARM_WORKER_ALIVE_FILE=str(alive))
+    assert (code, "Traceback" in errors) == (0, False)
 
 
 def test_a_signal_in_the_middle_of_a_lease_delivers_what_is_measured_and_gives_back_the_rest() -> None:

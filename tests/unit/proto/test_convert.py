@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import replace
 
@@ -10,14 +11,18 @@ import pytest
 from proto import convert
 from proto import fleet_pb2 as pb
 from proto.convert import ProtocolMismatchError, WireError
+from proto.convert_library import library_from_wire, library_to_wire
 from proto.values import (
     Answer,
+    Built,
     Candidate,
     Lease,
     LeaseId,
+    Library,
     Limits,
     ModuleRun,
     Result,
+    Role,
     Vitals,
     Wanted,
     WorkerReport,
@@ -44,7 +49,12 @@ OK = Measurement(Outcome.OK, (1e-3, 1.1e-3), 0.03)
 REPORT = WorkerReport(
     "board", "s1", True, WorkerState.READY, DEVICE, HELD, (Result(7, HELD, OK, trial_id=3),), 16, 20.0
 )
-CANDIDATES = (Candidate(3, "ab12", "[]", (1, 2)), Candidate(4, "ab12", "[]", best_s=1e-3))
+SHA = hashlib.sha256(b"code").hexdigest()
+CANDIDATES = (
+    Candidate(3, "ab12", "[]", (1, 2)),
+    Candidate(4, "ab12", "[]", best_s=1e-3),
+    Candidate(5, "ab12", "[]", library_sha=SHA),
+)
 LEASE = Lease(HELD, '{"kind":"llvm"}', Limits(), 30.0, CANDIDATES)
 
 
@@ -247,7 +257,12 @@ def test_the_wait_is_cut_to_what_is_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    "lease", [LEASE, replace(LEASE, candidates=(), module_run=ModuleRun(4, "tuned", "c0ffee"))]
+    "lease",
+    [
+        LEASE,
+        replace(LEASE, candidates=(), module_run=ModuleRun(4, "tuned", "c0ffee")),
+        replace(LEASE, build=True),
+    ],
 )
 def test_an_answer_with_a_new_lease_survives(lease: Lease) -> None:
     answer = Answer(lease=lease, acknowledged=(1, 2), call_again_after_s=5.0)
@@ -297,3 +312,82 @@ def test_a_lease_of_an_unknown_kind_is_refused() -> None:
     message.module_run.kind = "faster"
     with pytest.raises(WireError, match="untuned or tuned"):
         convert.lease_from_wire(message)
+
+
+def test_what_was_built_survives() -> None:
+    report = replace(REPORT, results=(Result(1, HELD, Built(SHA, 0.25), trial_id=9),))
+    assert convert.report_from_wire(convert.report_to_wire(report)) == report
+
+
+@pytest.mark.parametrize(("sha", "build_secs"), [("", 0.1), ("AB" * 32, 0.1), (SHA, -1.0), (SHA, math.nan)])
+def test_what_was_built_senselessly_is_a_failure_of_its_own(sha: str, build_secs: float) -> None:
+    message = wire_report()
+    message.results[0].built.CopyFrom(pb.Built(sha256=sha, build_secs=build_secs))
+    (result,) = convert.report_from_wire(message).results
+    assert isinstance(result.measurement, Measurement)
+    assert (result.trial_id, result.measurement.outcome) == (3, Outcome.UNKNOWN)
+    assert "made no sense" in result.measurement.error
+
+
+def test_a_builder_survives_and_a_worker_of_before_there_were_any_measures() -> None:
+    builder = replace(REPORT, role=Role.BUILD, builds_for=("x86_64", "aarch64"))
+    assert convert.report_from_wire(convert.report_to_wire(builder)) == builder
+    assert convert.report_from_wire(convert.report_to_wire(REPORT)).role is Role.MEASURE
+
+
+@pytest.mark.parametrize(
+    ("machines", "why"),
+    [
+        ([], "for which machines"),
+        (["x86_64"] * 17, "at most 16"),
+        (["x" * 33], "at most 16 names"),
+        (["a b"], "names such as"),
+        (["'; DROP"], "names such as"),
+    ],
+)
+def test_a_builder_of_nothing_or_of_nonsense_is_refused(machines: list[str], why: str) -> None:
+    message = wire_report()
+    message.role = pb.WORKER_ROLE_BUILD
+    message.builds_for.extend(machines)
+    with pytest.raises(WireError, match=why):
+        convert.report_from_wire(message)
+
+
+def test_a_role_of_the_future_is_refused() -> None:
+    with pytest.raises(WireError, match="7 is not a role"):
+        convert.report_from_wire(wire_report(role=7))
+
+
+LIBRARY = Library("session", HELD, 3, b"code")
+
+
+def test_a_library_survives() -> None:
+    assert library_from_wire(library_to_wire(LIBRARY)) == LIBRARY
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"data": b"other code"}, "arrived damaged"),
+        ({"sha256": ""}, "arrived damaged"),
+        ({"trial_id": 2**63}, "not an id"),
+        ({"lease": pb.LeaseId(id="", attempt=1)}, "lease id"),
+    ],
+)
+def test_a_library_that_is_damaged_or_belongs_to_nothing_is_refused(
+    changes: dict[str, object], why: str
+) -> None:
+    message = library_to_wire(LIBRARY)
+    for field, value in changes.items():
+        if isinstance(value, pb.LeaseId):
+            message.lease.CopyFrom(value)
+        else:
+            setattr(message, field, value)
+    with pytest.raises(WireError, match=why):
+        library_from_wire(message)
+
+
+def test_a_library_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proto.convert_library.MAX_LIBRARY_BYTES", 3)
+    with pytest.raises(WireError, match="at most 3 bytes, not 4"):
+        library_from_wire(library_to_wire(LIBRARY))

@@ -174,7 +174,7 @@ class TestInTheDatabase:
         issue(mine, 2)
         assert serve(session, DEVICE, 1, 2) == {"mine": 2}
         assert take(session, DEVICE) is None
-        assert sharing.waiting_classes(session) == {theirs.device.key}
+        assert sharing.waiting(session, 20.0).classes == {theirs.device.key}
 
     def test_a_module_run_waits_for_its_jobs_turn(self, session: Session) -> None:
         plain, urgent = make_job(session, "plain"), make_job(session, "urgent", priority=1)

@@ -65,6 +65,7 @@ def failure(capsys: pytest.CaptureFixture[str]) -> str:
         ("tune net.onnx --weight 0", 2, "--weight must be between"),
         ("tune net.onnx --weight nan", 2, "--weight must be between"),
         ("tune net.onnx --priority high", 2, "--priority"),
+        ("tune net.onnx --build somewhere", 2, "--build"),
         ("tune net.onnx --seed -1", 2, "--seed"),
         ("tune net.onnx --output net.onnx", 8, "--output DIR"),
         ("tune net.onnx --server nowhere", 2, "http://"),
@@ -127,6 +128,14 @@ def test_priority_and_weight_are_sent_when_they_are_given(fake: FakeService, mod
     assert "priority" not in plain
     assert "weight" not in plain
     assert (heavy["priority"], heavy["weight"]) == (-2, 2.5)
+
+
+def test_who_builds_is_sent_when_it_is_given(fake: FakeService, model: Path) -> None:
+    assert run(app, ["tune", str(model), "--server", fake.url]) == ExitCode.OK
+    assert run(app, ["tune", str(model), "--server", fake.url, "--build", "builder"]) == ExitCode.OK
+    plain, built = fake.requests
+    assert "build" not in plain
+    assert built["build"] == "builder"
 
 
 def test_minutes_alone_are_the_budget(fake: FakeService, model: Path) -> None:

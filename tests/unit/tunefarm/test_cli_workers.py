@@ -91,6 +91,12 @@ def test_its_state_and_what_it_does(
     assert shown.endswith(f" {does}")
 
 
+def test_a_builder_is_shown_as_one(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+    builder = {"role": "build", "builds_for": ["x86_64", "aarch64"], "device_class": None}
+    shown = line(fake, capsys, device_name=None, **builder)
+    assert "builds for x86_64, aarch64" in shown
+
+
 def test_what_an_older_service_does_not_say_is_a_dash(
     fake: FakeService, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,11 +5,12 @@ import io
 import logging
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from proto.values import Candidate, Lease, LeaseId, Limits, ModuleRun
+from proto.values import Built, Candidate, Lease, LeaseId, Limits, ModuleRun
 from search.measurement import Measurement, Outcome
 from worker.display import LogDisplay, Work, display, seconds
 
@@ -39,6 +40,14 @@ def test_a_lease_in_one_line() -> None:
         work.note(measurement)
     assert str(work) == "lease 01234567: 3 of 3 candidates measured, best so far 1.5 ms"
     assert work.result() == "lease 01234567 is done: 1 build error, 2 ok, best 1.5 ms"
+
+
+def test_a_lease_that_is_built_in_one_line() -> None:
+    work = Work(replace(LEASE, build=True))
+    work.note(Built("ab" * 32, 0.5))
+    work.note(FAILED)
+    assert str(work) == "lease 01234567: 2 of 3 candidates built"
+    assert work.result() == "lease 01234567 is done: 1 build error, 1 ok"
 
 
 def test_a_module_run_in_one_line() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from search.measurement import Measurement, Outcome
 from worker import frames
+from worker.bench import Exported, Machines, Subject
 from worker.frames import FrameError
 
 
@@ -91,3 +92,47 @@ def test_a_child_that_went_mad_reports_no_numbers() -> None:
     for message in (None, 7, "text", {}, ["a"], [-1], [1.5], [[]]):
         with pytest.raises(FrameError, match="number"):
             frames.to_numbers(message)
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        Subject("{}", "module", "trace", (1, 2)),
+        Subject("{}", "module", "trace", (), library="/tmp/library"),
+        Subject("{}", "module", "trace", (), export=True),
+    ],
+)
+def test_subjects_survive_the_way(subject: Subject) -> None:
+    message = frames.read(io.BytesIO(frames.encode(frames.from_subject(subject) | {"number": 3})))
+    assert message is not None
+    assert frames.to_subject(message) == subject
+
+
+@pytest.mark.parametrize("exported", [Exported(bytes(range(256)), 0.5), Measurement(Outcome.BUILD_ERROR)])
+def test_libraries_survive_the_way(exported: Exported | Measurement) -> None:
+    message = frames.read(io.BytesIO(frames.encode(frames.from_export(exported))))
+    assert message is not None
+    assert frames.to_export(message) == exported
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"library": 7, "build_secs": 1.0},
+        {"library": "no base64!", "build_secs": 1.0},
+        {"library": ""},
+        {"library": "", "build_secs": []},
+    ],
+)
+def test_a_child_that_went_mad_exports_nothing(message: frames.Message) -> None:
+    with pytest.raises(FrameError, match="not a"):
+        frames.to_export(message)
+
+
+def test_machines_survive_the_way_and_nonsense_does_not() -> None:
+    machines = Machines(("x86_64",), ("no linker for aarch64",))
+    assert frames.to_machines(frames.from_machines(machines)) == machines
+    for message in ({}, {"names": 7, "problems": []}, []):
+        with pytest.raises(FrameError, match="not a list of machines"):
+            frames.to_machines(message)  # type: ignore[arg-type]

@@ -42,8 +42,8 @@ def test_a_report_holds_the_oldest_and_no_more_than_the_protocol_allows() -> Non
     assert [result.trial_id for result in outbox.waiting()] == list(range(MAX_RESULTS, MAX_RESULTS + 5))
 
 
-def test_it_knows_what_of_a_lease_was_measured() -> None:
+def test_it_knows_what_of_a_lease_is_settled() -> None:
     outbox = filled(2)
     outbox.add_trial(LeaseId("lease", 2), 9, FAILED)
-    assert set(outbox.measured(LEASE)) == {0, 1}
-    assert outbox.measured(LeaseId("lease", 2)) == {9: FAILED}
+    assert set(outbox.settled(LEASE)) == {0, 1}
+    assert outbox.settled(LeaseId("lease", 2)) == {9: FAILED}

@@ -27,6 +27,13 @@ def test_the_environment_stands_in_for_flags(monkeypatch: pytest.MonkeyPatch) ->
     assert Settings(server="other:1").server == "other:1"
 
 
+def test_a_builder_is_one_by_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TUNEFARM_WORKER_BUILD", raising=False)
+    assert not Settings(server="farm:1").build
+    monkeypatch.setenv("TUNEFARM_WORKER_BUILD", "1")
+    assert Settings(server="farm:1").build
+
+
 def test_the_nearest_token_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "somebody else's")
     assert Settings(server="farm:1").secret is None

@@ -1,0 +1,100 @@
+"""The agent as a builder, and as one that measures what was built: real gRPC to a service in memory."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import pytest
+
+from proto.values import Built, LeaseId, Limits, Role, WorkerState
+from search.measurement import Measurement
+from tests.integration.worker.fake_fleet import FakeFleet
+from tests.integration.worker.test_agent import BRISK, in_state, with_fleet, working
+from worker.fleet import Refused
+
+BUILDER = replace(BRISK, role=Role.BUILD, build_together=4)
+LIBRARY = b"library of ok"
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_a_builder_says_so_and_stores_what_it_builds() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.offer("ok", "build refuse", "ok 2", build=True)
+        async with working(fleet, BUILDER):
+            await fleet.until(lambda: len(fleet.stored) == 3 and in_state(fleet, WorkerState.READY))
+        assert fleet.outcomes() == ["built", "build_error", "built"]
+        assert fleet.stored[1].measurement == Built(sha(LIBRARY), 0.5)
+        stored = [(library.session_id, library.lease, library.trial_id) for library in fleet.libraries]
+        assert stored == [("session", LeaseId("lease0", 1), 1), ("session", LeaseId("lease0", 1), 3)]
+        assert fleet.libraries[0].data == LIBRARY
+        for report in fleet.reports:
+            assert report.role is Role.BUILD
+            assert report.builds_for == (("x86_64", "aarch64") if report.device else ())
+
+    with_fleet(work)
+
+
+def test_what_kills_the_child_costs_its_own_candidate_only() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.offer("ok", "build segfault", "ok 2", "run exit", "ok 3", build=True)
+        async with working(fleet, BUILDER):
+            await fleet.until(lambda: len(fleet.stored) == 5)
+        assert fleet.outcomes() == ["built", "build_error", "built", "build_error", "built"]
+
+    with_fleet(work)
+
+
+def test_a_library_that_the_service_refuses_is_a_failure_that_says_so() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.refusing = "it is for another machine"
+        fleet.offer("ok", build=True)
+        async with working(fleet, BUILDER):
+            await fleet.until(lambda: len(fleet.stored) == 1)
+        ended = fleet.stored[1].measurement
+        assert isinstance(ended, Measurement)
+        assert (ended.outcome, "it is for another machine" in ended.error) == ("build_error", True)
+
+    with_fleet(work)
+
+
+@pytest.mark.parametrize(("manners", "build"), [(BUILDER, False), (BRISK, True)])
+def test_a_service_that_knows_no_builders_is_left(manners: object, build: bool) -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.offer("ok", build=build)
+        async with working(fleet, manners) as worker:  # type: ignore[arg-type]
+            with pytest.raises(Refused, match="install the same tunefarm version on both sides"):
+                await worker.running
+        assert fleet.stored == {}
+
+    with_fleet(work)
+
+
+def test_what_comes_built_is_fetched_and_loaded() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.blobs[sha(LIBRARY)] = LIBRARY
+        fleet.offer("build library", library_sha=sha(LIBRARY))
+        async with working(fleet):
+            await fleet.until(lambda: len(fleet.stored) == 1)
+        ended = fleet.stored[1].measurement
+        assert isinstance(ended, Measurement)
+        assert ended.error == LIBRARY.decode()
+        assert fleet.fetched == ["w", sha(LIBRARY)]
+
+    with_fleet(work)
+
+
+def test_a_library_that_keeps_arriving_damaged_fails_its_own_candidate() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.blobs[sha(LIBRARY)] = LIBRARY
+        fleet.damaged = 100
+        fleet.offer("ok", library_sha=sha(LIBRARY), limits=Limits())
+        fleet.offer("ok")
+        async with working(fleet):
+            await fleet.until(lambda: len(fleet.stored) == 2)
+        assert fleet.outcomes() == ["unknown", "ok"]
+
+    with_fleet(work)

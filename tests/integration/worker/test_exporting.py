@@ -1,0 +1,132 @@
+"""The executor as a builder's, and with what a builder has made: a real child, faults that really happen."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from search.measurement import Measurement, Outcome
+from tests.integration.worker.test_executor import GENEROUS, HASTY_BUILD_ALONG, gone, subject, with_executor
+from worker.bench import Exported, Subject
+from worker.executor import ChildStartError, Executor
+
+
+def to_export(trace: str) -> Subject:
+    return replace(subject(trace), export=True)
+
+
+async def export_all(executor: Executor, *traces: str) -> list[Exported | Measurement]:
+    batch = [to_export(trace) for trace in traces]
+    return [
+        await executor.export(one, HASTY_BUILD_ALONG, batch[number + 1 :]) for number, one in enumerate(batch)
+    ]
+
+
+def test_candidates_come_back_as_libraries() -> None:
+    async def work(executor: Executor) -> None:
+        await executor.start()
+        assert executor.builds_for == ("x86_64", "aarch64")
+        first, refused, last = await export_all(executor, "ok", "build refuse", "ok 2")
+        assert first == Exported(b"library of ok", 0.5)
+        assert refused == Measurement(Outcome.BUILD_ERROR, error="no such loop")
+        assert last == Exported(b"library of ok 2", 0.5)
+
+    with_executor(work, builds=True)
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "says"),
+    [
+        ("build kill", Outcome.BUILD_ERROR, "SIGKILL during the build"),
+        ("build hang", Outcome.BUILD_TIMEOUT, "the build took longer than 2 s"),
+        ("run kill", Outcome.BUILD_ERROR, "SIGKILL during the build"),
+        ("run raise", Outcome.BUILD_ERROR, "a bug in the bench"),
+        ("run scribble", Outcome.BUILD_ERROR, "makes no sense"),
+    ],
+)
+def test_of_those_that_are_built_together_only_the_culprit_fails(
+    fault: str, outcome: Outcome, says: str
+) -> None:
+    async def work(executor: Executor) -> None:
+        await executor.start()
+        before = executor.child_pid
+        first, culprit, last = await export_all(executor, "ok", fault, "ok 2")
+        assert isinstance(first, Exported)
+        assert isinstance(last, Exported)
+        assert isinstance(culprit, Measurement)
+        assert culprit.outcome is outcome
+        assert says in culprit.error
+        assert before is not None
+        assert gone(before)
+
+    with_executor(work, builds=True)
+
+
+def test_where_nothing_can_be_linked_nothing_is_built() -> None:
+    async def work(executor: Executor) -> None:
+        with pytest.raises(ChildStartError, match="no linker: install one"):
+            await executor.start()
+
+    with_executor(work, builds=True, TVM_FAULT_MACHINES="")
+
+
+def test_a_machine_that_is_missing_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    async def work(executor: Executor) -> None:
+        await executor.start()
+        assert executor.builds_for == ("x86_64",)
+
+    with_executor(work, builds=True, TVM_FAULT_MACHINES="x86_64")
+    assert "builds for x86_64 only: no linker: install one" in caplog.text
+
+
+def test_a_worker_that_measures_asks_for_no_linkers() -> None:
+    async def work(executor: Executor) -> None:
+        await executor.start()
+        assert executor.builds_for == ()
+
+    with_executor(work, TVM_FAULT_MACHINES="")
+
+
+def test_a_library_is_loaded_where_the_child_may_read_and_taken_back(tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    library.write_text("what a builder made")
+
+    async def work(executor: Executor) -> None:
+        came_built = [replace(subject(f"{when} library"), library=str(library)) for when in ("build", "run")]
+        loaded = await executor.measure(came_built[0], GENEROUS)
+        assert loaded.error == "what a builder made"
+        ran = await executor.measure(came_built[1], GENEROUS)
+        assert ran.error.endswith("is gone")
+        assert str(library) not in ran.error, "it is a copy that the child gets"
+        assert library.exists()
+
+    with_executor(work)
+
+
+def test_a_library_that_is_not_there_fails_its_own_candidate(tmp_path: Path) -> None:
+    async def work(executor: Executor) -> None:
+        lost = replace(subject("ok"), library=str(tmp_path / "nowhere"))
+        good = subject("ok 2")
+        outcomes = [await executor.measure(good, GENEROUS, [lost]), await executor.measure(lost, GENEROUS)]
+        assert [measurement.outcome for measurement in outcomes] == [Outcome.OK, Outcome.UNKNOWN]
+        assert "can't be given to the child" in outcomes[1].error
+
+    with_executor(work)
+
+
+def test_the_child_dies_with_an_export_that_is_cancelled(tmp_path: Path) -> None:
+    async def work(executor: Executor) -> None:
+        note = tmp_path / "hanging"
+        hanging = replace(to_export("run hang"), module_json=str(note))
+        exporting = asyncio.create_task(executor.export(hanging, GENEROUS))
+        while not note.exists():
+            await asyncio.sleep(0.01)
+        exporting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await exporting
+        assert executor.child_pid is None
+
+    with_executor(work, builds=True)

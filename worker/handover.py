@@ -1,0 +1,42 @@
+"""Files that the agent gives to its child, which may be another user's."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from worker.keeper import account_of
+
+
+class Handover:
+    """A folder that the child may read and not write: where it could leave a link, an agent of root's would
+    write to wherever that leads."""
+
+    def __init__(self, user: str | None) -> None:
+        """`user` is whom the child belongs to if this process is root's. Raises OSError."""
+        self._folder = Path(tempfile.mkdtemp(prefix="tunefarm-given-"))
+        self._numbers = itertools.count()
+        if user is not None and os.geteuid() == 0:
+            # A user that doesn't exist is named when the child starts.
+            with contextlib.suppress(KeyError):
+                os.chown(self._folder, 0, account_of(user).gid)
+                self._folder.chmod(0o750)
+
+    def give(self, file: Path) -> Path:
+        """A copy for the child. Raises OSError."""
+        given = self._folder / str(next(self._numbers))
+        shutil.copyfile(file, given)
+        given.chmod(0o644)
+        return given
+
+    def take_back(self) -> None:
+        """Removes what was given so far."""
+        for given in self._folder.iterdir():
+            given.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
