@@ -1,0 +1,219 @@
+"""The OpenAPI document is true: whatever schemathesis makes of it is answered as the document says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from schemathesis.config import SchemathesisConfig
+from schemathesis.generation.feedback import FeedbackSources
+from schemathesis.pytest._test_builder import build_operation_test
+
+from proto.values import WorkerState
+from records import access, blobs, cost_models, jobs, tasks, trials
+from records.access import Scope, Token
+from records.cost_models import Version
+from records.database import Database
+from records.jobs import JobRequest, JobState
+from records.tasks import TaskSpec
+from records.trials import NewTrial
+from search.measurement import Measurement, Outcome
+from server.access_scopes import OPEN_PATHS
+from server.app import create_app
+from server.context import Context
+from server.problems import MEDIA_TYPE
+from server.settings import Settings
+from tests.integration.server.conftest import DEVICE, Service, Worker, launch
+from tests.integration.server.test_cost_models import METRICS
+from tests.integration.server.test_fleet import leased, results
+
+pytestmark = pytest.mark.slow
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+)
+SECRET = "the bootstrap token"
+JOB, WORKER, TOKEN, WORKLOAD = "job-1", "board", "token-1", "abc"
+# h11 refuses them before there is a request.
+CONTROLS = "".join(map(chr, (*range(32), 127)))
+
+
+def document() -> dict[str, Any]:
+    settings = Settings(database_url="sqlite://", broker="none")
+    context = Context(settings, Database("sqlite://"), lambda *_: None, time.time, lambda: "id")
+    return create_app(context).openapi()
+
+
+def schema(examples: int, phases: tuple[str, ...], **more: Any) -> schemathesis.BaseSchema:
+    """The document, and how many requests are made of each operation in it."""
+    config = {
+        "seed": 1,
+        "checks": {"enabled": False} | {name: {"enabled": True} for name in CHECKS},
+        "phases": {"enabled": False} | {name: {"enabled": True} for name in phases},
+        "generation": {
+            "max-examples": examples,
+            "database": "none",
+            "exclude-header-characters": CONTROLS,
+        },
+        **more,
+    }
+    return schemathesis.openapi.from_dict(document(), config=SchemathesisConfig.from_dict(config))
+
+
+@dataclass(frozen=True)
+class Site:
+    """A running server, and a client's connection to it. `model` is stored there, if it is not empty."""
+
+    url: str
+    session: requests.Session
+    model: str = ""
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[requests.Session]:
+    with requests.Session() as opened:
+        opened.trust_env = False
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory, session: requests.Session) -> Iterator[Site]:
+    service, stop = launch(tmp_path_factory.mktemp("empty"))
+    yield Site(service.url, session)
+    session.close()
+    stop()
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory, session: requests.Session) -> Iterator[Site]:
+    """There is a finished job."""
+    service, stop = launch(tmp_path_factory.mktemp("full"))
+    yield Site(service.url, session, filled(service))
+    session.close()
+    stop()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory, session: requests.Session) -> Iterator[Site]:
+    """It takes a token."""
+    unlimited = {"rate_limit": "off", "failure_limit": "off"}
+    service, stop = launch(tmp_path_factory.mktemp("guarded"), token=SECRET, **unlimited)
+    yield Site(service.url, session)
+    session.close()
+    stop()
+
+
+def filled(service: Service) -> str:
+    """A job that has gone all its way, and one of everything else; the model's digest."""
+    worker = Worker(service.fleet, id=WORKER)
+    worker.call(WorkerState.PROBING)
+    worker.call()
+    model = service.upload()
+    with service.database.begin() as session:
+        access.add_token(session, Token(TOKEN, "reader", frozenset({Scope.READ}), 1.0), "0" * 64)
+        cost_models.add(session, Version(DEVICE.key, 100, 5.0, 6.0, 0.25, METRICS), b"trees")
+        request = JobRequest(model, "relu", {"x": (4,)}, "native", 3, 1.5, 0)
+        jobs.create(session, JOB, request, None, 1.0)
+        jobs.set_device_class(session, JOB, DEVICE.key)
+        jobs.advance(session, JOB, {JobState.QUEUED}, JobState.TUNING, 1.0)
+        tasks.put_workload(session, WORKLOAD, '{"root":1}')
+        specs = [TaskSpec(JOB, WORKLOAD, "conv", 1, 1e6, True, "", (1,))]
+        tasks.add_tasks(session, JOB, specs)
+        (task,) = tasks.for_job(session, JOB)
+        new = [NewTrial(task.id, WORKLOAD, {"n": n}, f"[{n}]", 1e-3) for n in range(3)]
+        trials.add(session, JOB, 1, new, 2.0)
+    measured = Measurement(Outcome.OK, (2e-3, 1e-3), 0.05)
+    worker.call(results=results(leased(worker), measured))
+    with service.database.begin() as session:
+        jobs.set_artifacts(session, JOB, tuned_sha=blobs.put(session, b"a tar file"))
+        jobs.set_end_to_end(session, JOB, "untuned", (0.5, 0.6))
+        jobs.set_end_to_end(session, JOB, "tuned", (0.1, 0.2))
+        jobs.advance(session, JOB, {JobState.TUNING}, JobState.DONE, 5.0)
+    return model
+
+
+def send(case: schemathesis.Case, site: Site, **headers: str) -> int:
+    """The status of an answer that is what the document says; what is no success is a problem."""
+    answer = case.call_and_validate(base_url=site.url, session=site.session, headers=headers)
+    if answer.status_code >= 400:
+        body = answer.json()
+        assert body["status"] == answer.status_code
+        assert body["type"].startswith("urn:tunefarm:problem:")
+        assert body["detail"]
+    return int(answer.status_code)
+
+
+PATHS = document()["paths"]
+OPERATIONS = [f"{method.upper()} {path}" for path, methods in PATHS.items() for method in methods]
+IDS = {"job_id": JOB, "worker_id": WORKER, "token_id": TOKEN, "workload": WORKLOAD}
+ANY = schema(20, ("examples", "coverage", "fuzzing"))
+KNOWN = schema(20, ("examples", "coverage", "fuzzing"), parameters=IDS)
+FEW = schema(5, ("fuzzing",))
+of_every_operation = pytest.mark.parametrize("label", OPERATIONS)
+
+
+def request_all(
+    of: schemathesis.BaseSchema, label: str, request: Callable[[schemathesis.Case], None]
+) -> None:
+    """Everything that schemathesis makes up for one operation.
+
+    By its own decorator, requests would be made up while tests are collected, which takes twenty seconds.
+    """
+
+    def test(case: schemathesis.Case) -> None:
+        request(case)
+
+    (operation,) = [one for found in of.get_all_operations() for one in [found.ok()] if one.label == label]
+    nothing = FeedbackSources()
+    build_operation_test(
+        config=of.config, operation=operation, test_func=test, given_kwargs={}, feedback=nothing
+    )()
+
+
+@of_every_operation
+def test_an_empty_service_answers_as_the_document_says(label: str, empty: Site) -> None:
+    request_all(ANY, label, lambda case: send(case, empty))
+
+
+@of_every_operation
+def test_a_service_with_a_job_answers_as_the_document_says(label: str, full: Site) -> None:
+    def request(case: schemathesis.Case) -> None:
+        if isinstance(case.body, dict) and "model" in case.body:
+            case.body["model"] = full.model
+        send(case, full)
+
+    request_all(KNOWN, label, request)
+
+
+@of_every_operation
+def test_without_a_token_nothing_but_probes_is_answered(label: str, guarded: Site) -> None:
+    def request(case: schemathesis.Case) -> None:
+        assert send(case, guarded) == (200 if case.path in OPEN_PATHS else 401)
+
+    request_all(FEW, label, request)
+
+
+@of_every_operation
+def test_with_a_token_the_document_is_as_true(label: str, guarded: Site) -> None:
+    def request(case: schemathesis.Case) -> None:
+        assert send(case, guarded, Authorization=f"Bearer {SECRET}") != 401
+
+    request_all(FEW, label, request)
+
+
+def test_every_error_in_the_document_is_a_problem_document() -> None:
+    operations = [operation for methods in PATHS.values() for operation in methods.values()]
+    assert len(operations) > 20
+    for operation in operations:
+        assert {"422", "429", "500"} <= set(operation["responses"])
+        for status, answer in operation["responses"].items():
+            assert not status.startswith(("4", "5")) or set(answer["content"]) == {MEDIA_TYPE}
