@@ -225,6 +225,8 @@ def _all_calls(function: relax.Function) -> list[Call]:
 
 
 def _check_size(shape: Shape, dtype: str) -> None:
+    if any(extent < 0 for extent in shape):
+        raise ModelError(f"the model computes a tensor of shape {shape}: no extent can be negative")
     size = math.prod(shape) * max(tvm.DataType(dtype).bits // 8, 1)
     if size > MAX_TENSOR_BYTES:
         raise ModelError(

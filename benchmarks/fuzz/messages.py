@@ -22,6 +22,8 @@ SERVICE = _FLEET.full_name
 METHODS = {method.name: method for method in _FLEET.methods}
 SYNCHRONIZE, GET_WORKLOAD, GET_BLOB = "Synchronize", "GetWorkload", "GetBlob"
 WORKERS, SESSIONS = 20, 40
+# Of a message's fields, which are a few dozen: most messages are to be understood.
+SHARES = (0.01, 0.03, 0.1, 0.3)
 TEXTS = (
     *("", "a", "board", "a b", "\0", "a\nb", "€" * 200, "\U0001f600" * 100, "x" * 129, "x" * 9000),
     *('{"kind":"llvm"}', '{"kind":', "[" * 5000, '{"a":NaN}', "9" * 5000, "../../etc/passwd", "' OR 1=1 --"),
@@ -81,7 +83,7 @@ def calls(known: Known, rng: Random) -> Iterator[Call]:
         method = SYNCHRONIZE if rng.random() < 0.8 else rng.choice(list(METHODS))
         message = valid(method, known, rng)
         if rng.random() < 0.5:
-            vary(message, rng)
+            vary(message, rng, rng.choice(SHARES))
             yield Call(method, message.SerializeToString())
         else:
             other = valid(rng.choice((method, SYNCHRONIZE)), known, rng)
@@ -132,7 +134,7 @@ def _results(held: Held, rng: Random) -> Iterator[pb.Result]:
         yield pb.Result(number=number, lease=held.id, trial_id=trial, measurement=measurement)
 
 
-def vary(message: Message, rng: Random, share: float = 0.15) -> None:
+def vary(message: Message, rng: Random, share: float) -> None:
     """Give each field of the message, and of those within it, another value with this probability."""
     for each in message.DESCRIPTOR.fields:
         if rng.random() < share:
