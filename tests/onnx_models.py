@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike
 from onnx import TensorProto, helper, numpy_helper
 
 Extent = int | str
@@ -25,9 +25,9 @@ class Builder:
     def weight(self, *shape: int, low: float = -0.5, high: float = 0.5) -> str:
         return self.constant(self.rng.uniform(low, high, shape).astype(np.float32))
 
-    def constant(self, value: NDArray[Any]) -> str:
+    def constant(self, value: ArrayLike) -> str:
         name = f"w{len(self.weights)}"
-        self.weights.append(numpy_helper.from_array(value, name))
+        self.weights.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
     def op(self, kind: str, *inputs: str, **attributes: Any) -> str:

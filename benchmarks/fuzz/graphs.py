@@ -170,7 +170,7 @@ def _another_number(model: Model, rng: Random) -> None:
     if attribute.ints:
         attribute.ints[rng.randrange(len(attribute.ints))] = rng.choice((*AXES, *EXTENTS))
     if rng.random() < 0.3:
-        attribute.type = rng.choice(AttributeProto.AttributeType.values())
+        attribute.type = rng.choice((AttributeProto.FLOAT, AttributeProto.INTS, AttributeProto.GRAPH))
 
 
 def _another_attribute(model: Model, rng: Random) -> None:

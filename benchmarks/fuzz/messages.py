@@ -144,13 +144,13 @@ def vary(message: Message, rng: Random, share: float) -> None:
                 vary(part, rng, share)
 
 
-def _parts(message: Message, of: FieldDescriptor) -> list[Message]:
+def _parts(message: Message, of: Any) -> list[Message]:
     if of.is_repeated:
         return list(getattr(message, of.name))
     return [getattr(message, of.name)] if message.HasField(of.name) else []
 
 
-def _set(message: Message, which: FieldDescriptor, rng: Random) -> None:
+def _set(message: Message, which: Any, rng: Random) -> None:
     message.ClearField(which.name)
     count = rng.choice((0, 1, 3, 40)) if which.is_repeated else 1
     if which.type == FieldDescriptor.TYPE_MESSAGE:
@@ -165,7 +165,7 @@ def _set(message: Message, which: FieldDescriptor, rng: Random) -> None:
         setattr(message, which.name, _scalar(which, rng))
 
 
-def _scalar(of: FieldDescriptor, rng: Random) -> Any:
+def _scalar(of: Any, rng: Random) -> Any:
     if of.type in _MASKS:
         return rng.choice(NUMBERS) & _MASKS[of.type]
     if of.type == FieldDescriptor.TYPE_DOUBLE:

@@ -19,6 +19,8 @@ AT_ONCE = 8
 SAMPLES = 40
 TIMEOUT_S = 60.0
 PROBLEM = "application/problem+json"
+# A server may close a connection that was idle for seconds just when the next request is on its way.
+ONE_REQUEST_EACH = httpx.Limits(max_keepalive_connections=0)
 
 
 class Uploader:
@@ -38,7 +40,11 @@ class Uploader:
         source = self._numbered(count, files(rng))
         headers = {"Authorization": f"Bearer {self._service.worker}"}
         async with httpx.AsyncClient(
-            base_url=self._service.http, headers=headers, trust_env=False, timeout=TIMEOUT_S
+            base_url=self._service.http,
+            headers=headers,
+            trust_env=False,
+            timeout=TIMEOUT_S,
+            limits=ONE_REQUEST_EACH,
         ) as client:
             await asyncio.gather(*(self._take(source, client) for _ in range(AT_ONCE)))
 
