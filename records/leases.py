@@ -40,7 +40,6 @@ class ModuleRun:
     outcome: Outcome | None
     run_secs: tuple[float, ...]
     error: str
-    outputs_sha: str | None
 
 
 @dataclass(frozen=True)
@@ -364,5 +363,4 @@ def _module_run(row: ModuleRunRow) -> ModuleRun:
         outcome=None if row.outcome is None else Outcome(row.outcome),
         run_secs=tuple(row.run_secs or ()),
         error=row.error,
-        outputs_sha=row.outputs_sha,
     )

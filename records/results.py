@@ -24,7 +24,6 @@ class TrialResult:
     measurement: Measurement | Built
     trial_id: int | None = None
     module_run_id: int | None = None
-    outputs_sha: str | None = None
 
     def __post_init__(self) -> None:
         if (self.trial_id is None) == (self.module_run_id is None):
@@ -54,9 +53,7 @@ def finish(session: Session, news: Sequence[tuple[TrialResult, Measurement]], no
         if one.trial_id is not None
     ]
     timed = [
-        {"id": one.module_run_id, "outputs_sha": one.outputs_sha} | ended(end, now)
-        for one, end in news
-        if one.module_run_id is not None
+        {"id": one.module_run_id} | ended(end, now) for one, end in news if one.module_run_id is not None
     ]
     if measured:
         update_each(session, TrialRow, measured)

@@ -274,7 +274,6 @@ class ModuleRunRow(Base):
     run_secs: Mapped[list[Any] | None]
     build_secs: Mapped[float | None]
     error: Mapped[str]
-    outputs_sha: Mapped[str | None] = mapped_column(ForeignKey("blobs.sha"))
     created_at: Mapped[float]
     finished_at: Mapped[float | None]
 
@@ -284,7 +283,8 @@ class RecordRow(Base):
     __table_args__ = (
         UniqueConstraint("workload_hash", "device_class", "trace_sha"),
         Index(None, "workload_hash", "device_class", "latency_s"),
-        Index(None, "device_class", "created_at"),
+        # What is measured again gets a new id, so that it is found among what is new.
+        Index(None, "device_class", "id"),
     )
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
     workload_hash: Mapped[str] = mapped_column(ForeignKey("workloads.hash"))

@@ -402,8 +402,7 @@ class TestModuleRuns:
     def test_round_trip(self, farm: Farm) -> None:
         run_id = add_run(farm)
         farm.leased("lease")
-        outputs = blobs.put(farm.session, b"outputs")
-        result = TrialResult(measured(1e-2), module_run_id=run_id, outputs_sha=outputs)
+        result = TrialResult(measured(1e-2), module_run_id=run_id)
         reported = leases.report(farm.session, "lease", "session", [result], now=30.0)
         assert reported == Reported(1, "job", closed=True)
         [run] = leases.module_runs(farm.session, "job")
@@ -417,7 +416,6 @@ class TestModuleRuns:
             Outcome.OK,
             (1e-2, 2e-2, 3e-2),
             "",
-            outputs,
         )
         assert schedules.history(farm.session, DEVICE.key) == []
 

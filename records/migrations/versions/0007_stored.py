@@ -1,0 +1,14 @@
+"""What is new among records is told by ids; outputs of modules are compared where they are run."""
+
+from alembic import op
+
+revision = "0007"
+down_revision = "0006"
+
+
+def upgrade() -> None:
+    op.drop_index("ix_records_device_class_created_at", table_name="records")
+    op.create_index("ix_records_device_class_id", "records", ["device_class", "id"])
+    with op.batch_alter_table("module_runs") as module_runs:
+        module_runs.drop_constraint("fk_module_runs_outputs_sha", type_="foreignkey")
+        module_runs.drop_column("outputs_sha")
