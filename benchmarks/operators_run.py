@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,7 @@ class _Run:
     def __init__(self, operator: str, plan: Plan) -> None:
         self._operator = operator
         self._plan = plan
+        self._start_s = time.perf_counter()
         self._chosen = OPERATORS[operator]
         self._device = probe(plan.threads)
         self._module = self._chosen.module(self._chosen.benchmark)
@@ -97,23 +99,26 @@ class _Run:
         trials, own_trials = self._plan.trials, self._plan.own_trials
         space = OurSpace(self._module, self._device)
         ours = space.tune(own_trials, self._judge.timed, self._rng())
-        self._say(f"{len(ours.trials)} trials", _seconds(ours.trials))
+        self._say(_told(ours.trials))
         theirs = self._theirs()
-        self._say(f"{len(theirs.trials)} trials of MetaSchedule", theirs.seconds)
+        self._say(f"{len(theirs.trials)} trials of MetaSchedule in {theirs.seconds:.0f} s")
         compared = self._compared(self._chosen.benchmark, self._judge, ours.trials[:trials])
         before, others = self._other_shapes()
         warm = OurSpace(self._module, self._device).tune(trials, self._judge.timed, self._rng(), before)
-        self._say(f"{len(warm.trials)} trials with other shapes known", _seconds(warm.trials))
+        self._say(f"{_told(warm.trials)}, other shapes known")
         tried = {OURS: ours.trials, THEIRS: theirs.trials, WARM: warm.trials}
         milestones = {name: Trials(trials, self._plan.milestones(name)) for name, trials in tried.items()}
         sides = judge_all(self._judge, self._operator, milestones, self._plan.rounds, self._errors)
+        self._say("the best of all timed in turns")
+        precision = self._precision(ours.trials, theirs.trials)
+        self._say("the best measured by both engines")
         return Found(
             self._operator,
             sides[OURS],
             sides[THEIRS],
             sides[WARM],
             theirs.set_up_s,
-            self._precision(ours.trials, theirs.trials),
+            precision,
             self._scored(space, ours, theirs),
             tuple(each for each in (compared, *others) if each is not None),
             tuple(dict.fromkeys(self._errors)),
@@ -137,7 +142,7 @@ class _Run:
             judge = Judge(module, self._device)
             trials = self._plan.shape_trials(self._operator)
             searched = OurSpace(module, self._device).tune(trials, judge.timed, self._rng())
-            self._say(f"{len(searched.trials)} trials of {_words(shape)}", _seconds(searched.trials))
+            self._say(f"{_told(searched.trials)} of {_words(shape)}")
             samples += searched.samples
             if self._operator in libraries.EVERY_SHAPE:
                 compared.append(self._compared(shape, judge, searched.trials))
@@ -150,7 +155,9 @@ class _Run:
         if not finalists:
             return None
         (ours,) = finalists.values()
-        return libraries.compare(self._operator, shape, ours, self._plan.threads, self._plan.rounds)
+        found = libraries.compare(self._operator, shape, ours, self._plan.threads, self._plan.rounds)
+        self._say(f"libraries at {_words(shape)}")
+        return found
 
     def _precision(self, ours: Sequence[Trial], theirs: Sequence[Trial]) -> tuple[Pair, ...]:
         """The best program of each engine, timed alternately by both engines' benches."""
@@ -181,12 +188,13 @@ class _Run:
     def _rng(self) -> np.random.Generator:
         return np.random.default_rng(self._plan.seed)
 
-    def _say(self, what: str, seconds: float) -> None:
-        print(f"  {self._operator}: {what} in {seconds:.0f} s", flush=True)
+    def _say(self, what: str) -> None:
+        """With the seconds since the operator began."""
+        print(f"  {self._operator}, {time.perf_counter() - self._start_s:.0f} s: {what}", flush=True)
 
 
-def _seconds(trials: Sequence[Trial]) -> float:
-    return trials[-1].at_s if trials else 0.0
+def _told(trials: Sequence[Trial]) -> str:
+    return f"{len(trials)} trials in {trials[-1].at_s if trials else 0.0:.0f} s"
 
 
 def _words(shape: Shape) -> str:
