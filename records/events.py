@@ -8,8 +8,10 @@ from typing import Any
 from sqlalchemy import insert, select
 from sqlalchemy.orm import Session
 
-from records.statements import lock_job
+from records.statements import lock_job, table_of
 from records.tables import EventRow
+
+_ADD = insert(table_of(EventRow)).inline()
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ def add(session: Session, job_id: str, kind: str, data: dict[str, Any], now: flo
     """As `append`, for a caller that holds the job's lock."""
     # Ids are drawn under the job's lock, so that none becomes visible after a higher one of the same job:
     # whoever reads on after the last id it saw misses nothing.
-    session.execute(insert(EventRow).values(job_id=job_id, kind=kind, data=data, at=now))
+    session.execute(_ADD, {"job_id": job_id, "kind": kind, "data": data, "at": now})
 
 
 def since(session: Session, job_id: str, after_id: int, limit: int) -> list[Event]:

@@ -6,14 +6,16 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
-from sqlalchemy import Select, and_, delete, func, or_, select, update
+from sqlalchemy import Select, and_, bindparam, delete, func, or_, select, update
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from records import devices, events, models
 from records.database import NotFound
-from records.statements import changed, insert_into
+from records.statements import changed, insert_into, table_of
 from records.tables import JobRow, ModuleRunRow, TrialRow
 
 Kind: TypeAlias = Literal["untuned", "tuned"]
@@ -225,10 +227,16 @@ def drop_pending(session: Session, job_id: str) -> int:
 
 def count(session: Session, job_id: str, issued: int = 0, done: int = 0) -> tuple[int, int]:
     """Count so many of a job's trials more as issued and as done; how many they are then. Locks the job."""
-    more = {"trials_issued": JobRow.trials_issued + issued, "trials_done": JobRow.trials_done + done}
-    counted = update(JobRow).where(JobRow.id == job_id).values(more)
-    row = session.execute(counted.returning(JobRow.trials_issued, JobRow.trials_done)).one()
+    row = session.execute(_count(), {"job": job_id, "more_issued": issued, "more_done": done}).one()
     return row.trials_issued, row.trials_done
+
+
+@cache
+def _count() -> ReturningUpdate[int, int]:
+    job = table_of(JobRow)
+    issued = job.c.trials_issued + bindparam("more_issued")
+    counted = update(job).values(trials_issued=issued, trials_done=job.c.trials_done + bindparam("more_done"))
+    return counted.where(job.c.id == bindparam("job")).returning(job.c.trials_issued, job.c.trials_done)
 
 
 def set_device_class(session: Session, job_id: str, device_class: str) -> bool:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any, TypeAlias, TypeVar, cast
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Select, Update, bindparam, insert, select, update
 from sqlalchemy.orm import Session
 
 from records import blobs, building, devices, events, jobs, losses, offers, results, schedules, sharing
@@ -15,7 +16,7 @@ from records.jobs import Kind
 from records.offers import Offer
 from records.results import TrialResult
 from records.sharing import Portion, Takes, Turn
-from records.statements import changed, insert_missing, lock_job
+from records.statements import among, changed, dialect_of, insert_missing, lock_job, table_of
 from records.tables import LeaseRow, ModuleRunRow, TrialRow, WorkerRow
 from records.trials import Trial, TrialState, trial_of
 from search.measurement import Measurement, Outcome
@@ -24,6 +25,8 @@ Work = TypeVar("Work", TrialRow, ModuleRunRow)
 # Of a result: the id of its trial or of its module run.
 Key: TypeAlias = tuple[int | None, int | None]
 
+# Statements of every call are built once: to build them takes longer than to run them.
+_ADD_LEASE = insert(table_of(LeaseRow))
 _LOST = Measurement(Outcome.DEVICE_LOST, error="every device that held it was lost before it reported")
 
 
@@ -149,8 +152,8 @@ def report(
     appends a "progress" event; what was built waits for a device. The last result closes the lease. The
     caller has written to the worker before.
     """
-    live = select(LeaseRow).where(*_live(lease_id, session_id, now))
-    lease = session.scalar(live.with_for_update())
+    whose = {"lease": lease_id, "its_session": session_id, "now": now}
+    lease = session.scalar(_live_lease(), whose)
     if lease is None:
         return Reported(accepted=0, job_id=None, closed=False)
     held = _held(session, lease_id)
@@ -219,9 +222,11 @@ def _turns(session: Session, worker_id: str, device_class: str | None, now: floa
 
 def _waiting_runs(session: Session, turn: Turn) -> Sequence[ModuleRunRow]:
     """The job's oldest module run that waits, if one does."""
+    if not turn.times:
+        return []
     waiting = select(ModuleRunRow).where(ModuleRunRow.job_id == turn.job_id, ModuleRunRow.state == "pending")
     oldest = waiting.order_by(ModuleRunRow.id).limit(1).with_for_update(skip_locked=True)
-    return session.scalars(oldest).all() if turn.times else []
+    return session.scalars(oldest).all()
 
 
 def _waiting_trials(session: Session, turn: Turn, limit: int, portion: Portion) -> Sequence[Offer]:
@@ -244,28 +249,46 @@ def _grant(
     first: Any = offered[0] if offered else runs[0]
     terms = {"job_id": first.job_id, "attempt": first.attempts + 1, "taken_at": now}
     values = {**holder, **terms, "expires_at": now + ttl_s}
-    session.execute(insert(LeaseRow).values(values))
-    table: type[TrialRow | ModuleRunRow] = TrialRow if offered else ModuleRunRow
+    session.execute(_ADD_LEASE, values)
     ids = [work.id for work in offered or runs]
-    taken = update(table).where(table.id.in_(ids)).values(state="leased", lease_id=holder["id"])
-    session.execute(taken)
+    taking = _taking(dialect_of(session), TrialRow if offered else ModuleRunRow)
+    session.execute(taking, {"ids": ids, "lease": holder["id"]})
     return _whole(LeaseRow(**values), offered, runs)
 
 
-def _live(lease_id: str, session_id: str, now: float) -> tuple[Any, ...]:
+@cache
+def _taking(dialect: str, table: type[TrialRow | ModuleRunRow]) -> Update:
+    work = table_of(table)
+    values = {"state": "leased", "lease_id": bindparam("lease")}
+    return update(work).where(among(dialect, work.c.id, "ids")).values(values)
+
+
+@cache
+def _live_lease() -> Select[LeaseRow]:
+    """Locks it."""
+    live = _live(bindparam("lease"), bindparam("its_session"), bindparam("now"))
+    return select(LeaseRow).where(*live).with_for_update()
+
+
+def _live(lease_id: Any, session_id: Any, now: Any) -> tuple[Any, ...]:
     ours = (LeaseRow.id == lease_id, LeaseRow.session_id == session_id)
     return (*ours, LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
 
 
 def _held(session: Session, lease_id: str) -> dict[Key, str | None]:
     """What this lease still holds, and the library that a trial came with."""
-    trials = select(TrialRow.id, TrialRow.library_sha).where(TrialRow.lease_id == lease_id)
-    rows = session.execute(trials.where(TrialRow.state == "leased"))
+    rows = session.execute(_held_trials(), {"lease": lease_id})
     held: dict[Key, str | None] = {(trial_id, None): sha for trial_id, sha in rows}
     if held:
         return held
     runs = select(ModuleRunRow.id).where(ModuleRunRow.lease_id == lease_id, ModuleRunRow.state == "leased")
     return {(None, run_id): None for run_id in session.scalars(runs)}
+
+
+@cache
+def _held_trials() -> Select[int, str | None]:
+    held = (TrialRow.lease_id == bindparam("lease"), TrialRow.state == "leased")
+    return select(TrialRow.id, TrialRow.library_sha).where(*held)
 
 
 def _news(

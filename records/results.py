@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import Double, Update, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from records.building import Built
-from records.statements import update_each
+from records.statements import table_of, update_each
 from records.tables import LeaseRow, ModuleRunRow, TrialRow, WorkerRow
 from search.measurement import Measurement, Outcome
 
@@ -73,13 +74,32 @@ def credit(
     They are the last of the lease if it is closed with them.
     """
     measured = lease.measured + trials
-    values: dict[str, Any] = {"trials_done": WorkerRow.trials_done + len(outcomes)}
-    values |= _failures(session, lease, outcomes)
-    if closed_at is not None:
-        values |= _pace(lease, measured, closed_at)
-    session.execute(update(WorkerRow).where(WorkerRow.id == lease.worker_id).values(values))
-    ours = update(LeaseRow).where(LeaseRow.id == lease.id)
-    session.execute(ours.values(measured=measured, closed_at=closed_at))
+    failures = _failures(session, lease, outcomes)
+    latest_s = None if closed_at is None else _pace(lease, measured, closed_at)
+    values = {"worker": lease.worker_id, "outcomes": len(outcomes), "latest_s": latest_s, **failures}
+    session.execute(_credit_worker(bool(failures)), values)
+    session.execute(_credit_lease(), {"lease": lease.id, "so_far": measured, "closing": closed_at})
+
+
+@cache
+def _credit_worker(failed: bool) -> Update:
+    worker, latest_s = table_of(WorkerRow), bindparam("latest_s", type_=Double())
+    values: dict[str, Any] = {
+        "trials_done": worker.c.trials_done + bindparam("outcomes"),
+        # What is not known changes nothing.
+        "trial_s": func.coalesce((worker.c.trial_s + latest_s) / 2, latest_s, worker.c.trial_s),
+    }
+    if failed:
+        values["failures"] = worker.c.failures + bindparam("failed")
+        values["failures_by_kind"] = bindparam("kinds")
+    return update(worker).where(worker.c.id == bindparam("worker")).values(values)
+
+
+@cache
+def _credit_lease() -> Update:
+    lease = table_of(LeaseRow)
+    ours = update(lease).where(lease.c.id == bindparam("lease"))
+    return ours.values(measured=bindparam("so_far"), closed_at=bindparam("closing"))
 
 
 def _latency_s(measurement: Measurement) -> float | None:
@@ -93,14 +113,11 @@ def _failures(session: Session, lease: LeaseRow, outcomes: Sequence[Outcome]) ->
         return {}
     before = session.scalar(select(WorkerRow.failures_by_kind).where(WorkerRow.id == lease.worker_id))
     kinds = dict(failed + Counter(before or {}))
-    return {"failures": WorkerRow.failures + failed.total(), "failures_by_kind": kinds}
+    return {"failed": failed.total(), "kinds": kinds}
 
 
-def _pace(lease: LeaseRow, measured: int, now: float) -> dict[str, Any]:
+def _pace(lease: LeaseRow, measured: int, now: float) -> float | None:
     """A lease that was worked off tells how fast its worker is; one of a module run, or a clock that was set
     back, doesn't."""
     took_s = now - lease.taken_at
-    if not measured or took_s <= 0.0:
-        return {}
-    latest_s = took_s / measured
-    return {"trial_s": func.coalesce((WorkerRow.trial_s + latest_s) / 2, latest_s)}
+    return took_s / measured if measured and took_s > 0.0 else None

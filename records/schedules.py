@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, TypeAlias, cast
 
-from sqlalchemy import Double, Select, func, literal, or_, select
+from sqlalchemy import Double, Select, bindparam, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from records import devices, tasks
-from records.statements import ConflictInsert, digest, insert_into, insert_missing
+from records.statements import (
+    ConflictInsert,
+    among,
+    dialect_of,
+    digest,
+    insert_into,
+    insert_missing,
+    insert_of,
+    table_of,
+)
 from records.tables import DeviceClassRow, JobRow, RecordRow, TrialRow, WorkloadRow
 from search.measurement import Outcome
 
@@ -135,6 +145,11 @@ def put_trials(session: Session, trial_ids: Sequence[int], now: float) -> None:
     """As `put_measured`, of trials of one job that are done. What they are stays in the database."""
     if not trial_ids:
         return
+    session.execute(_put_trials(dialect_of(session)), {"trials": list(trial_ids), "stored_at": now})
+
+
+@cache
+def _put_trials(dialect: str) -> ConflictInsert:
     columns: dict[str, Any] = {
         "workload_hash": TrialRow.workload_hash,
         "device_class": DeviceClassRow.key,
@@ -146,16 +161,17 @@ def put_trials(session: Session, trial_ids: Sequence[int], now: float) -> None:
         "outcome": TrialRow.outcome,
         "target": DeviceClassRow.target,
         "source": literal("trial"),
-        "created_at": literal(now, Double),
+        "created_at": bindparam("stored_at", type_=Double()),
     }
     measured = (
         select(*columns.values())
         .join_from(TrialRow, JobRow, JobRow.id == TrialRow.job_id)
         .join(DeviceClassRow, DeviceClassRow.key == JobRow.device_class)
-        .where(TrialRow.id.in_(trial_ids))
+        .where(among(dialect, TrialRow.id, "trials"))
         .order_by(*(columns[name] for name in _KEY))
     )
-    session.execute(_replacing(insert_into(session, RecordRow).from_select(list(columns), measured)))
+    insert = insert_of(dialect, table_of(RecordRow))
+    return _replacing(insert.from_select(list(columns), measured))
 
 
 def _replacing(insert: ConflictInsert) -> ConflictInsert:

@@ -16,13 +16,13 @@ from enum import StrEnum
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, case, func, literal, or_, select
+from sqlalchemy import ColumnElement, Double, Select, and_, bindparam, case, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from records import building
 from records.devices import LOST_AFTER_S, Wanted, WorkerState
 from records.jobs import UNFINISHED
-from records.statements import insert_into
+from records.statements import ConflictInsert, dialect_of, insert_of, table_of
 from records.tables import BuilderRow, DeviceClassRow, JobRow, ModuleRunRow, ShareRow, TrialRow, WorkerRow
 
 # A lease is as much as its device does in about so many seconds: for so long others may wait for its results.
@@ -132,11 +132,8 @@ def waiting(session: Session, now: float) -> Waiting:
 def charge(session: Session, turn: Turn, trials: int) -> None:
     """Note that the job was given so many trials. Exact however many servers do so at once."""
     length = trials / turn.weight
-    row = {"job_id": turn.job_id, "begun": turn.begins, "ended": turn.begins + length}
-    statement = insert_into(session, ShareRow).values(row)
-    begun = case((ShareRow.ended > turn.begins, ShareRow.ended), else_=turn.begins)
-    moved = {"begun": begun, "ended": begun + length}
-    session.execute(statement.on_conflict_do_update(index_elements=["job_id"], set_=moved))
+    about = {"job_id": turn.job_id, "begun": turn.begins, "ended": turn.begins + length, "length": length}
+    session.execute(_charge(dialect_of(session)), about)
 
 
 def portion(session: Session, worker_id: str, device_class: str | None, now: float) -> Portion:
@@ -160,6 +157,15 @@ def portion(session: Session, worker_id: str, device_class: str | None, now: flo
 
 
 # To build these takes longer than to run them, so it is done once.
+
+
+@cache
+def _charge(dialect: str) -> ConflictInsert:
+    share = table_of(ShareRow)
+    new = insert_of(dialect, share)
+    begun = case((share.c.ended > new.excluded.begun, share.c.ended), else_=new.excluded.begun)
+    moved = {"begun": begun, "ended": begun + bindparam("length", type_=Double())}
+    return new.on_conflict_do_update(index_elements=["job_id"], set_=moved)
 
 
 @cache

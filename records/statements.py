@@ -4,9 +4,23 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, cast
 
-from sqlalchemy import CursorResult, column, func, literal, select, update
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    CursorResult,
+    SQLColumnExpression,
+    Table,
+    any_,
+    bindparam,
+    column,
+    func,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import Delete, Update
@@ -18,9 +32,24 @@ ConflictInsert = postgresql.Insert | sqlite.Insert
 
 def insert_into(session: Session, table: type[Base]) -> ConflictInsert:
     """An INSERT of the session's dialect, for its ON CONFLICT clause."""
-    if session.get_bind().dialect.name == "postgresql":
+    return insert_of(dialect_of(session), table)
+
+
+def insert_of(dialect: str, table: type[Base]) -> ConflictInsert:
+    """As `insert_into`."""
+    if dialect == "postgresql":
         return postgresql.insert(table)
     return sqlite.insert(table)
+
+
+def dialect_of(session: Session) -> str:
+    """ "postgresql" or "sqlite"."""
+    return session.get_bind().dialect.name
+
+
+def table_of(rows: type[Base]) -> Table:
+    """For statements that are built once and take parameters; those of classes take them as rows."""
+    return cast("Table", rows.__table__)
 
 
 def insert_missing(session: Session, table: type[Base], row: Mapping[str, Any], key: Sequence[str]) -> bool:
@@ -38,18 +67,31 @@ def changed(session: Session, statement: Update | Delete) -> int:
 
 def update_each(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
     """Update rows by their `id`, each to its own values of the same columns."""
-    if session.get_bind().dialect.name != "postgresql":
+    if dialect_of(session) == "postgresql":
+        # One statement with one parameter: sixteen of them cost both sides several times as much.
+        given = {"rows": [_storable(row) for row in rows]}
+        session.execute(_update_each(table, tuple(rows[0])), given)
+    else:
         session.execute(update(table), rows)
-        return
-    # One statement with one parameter: sixteen of them cost both sides several times as much.
-    columns = table.__table__.columns
+
+
+@cache
+def _update_each(table: type[Base], names: Sequence[str]) -> Update:
+    rows = table_of(table)
     given = (
-        func.json_to_recordset(literal([_storable(row) for row in rows], Json))
-        .table_valued(*(column(name, columns[name].type) for name in rows[0]))
+        func.json_to_recordset(bindparam("rows", type_=Json))
+        .table_valued(*(column(name, rows.c[name].type) for name in names))
         .render_derived(name="given", with_types=True)
     )
-    values = {name: given.c[name] for name in rows[0] if name != "id"}
-    session.execute(update(table).where(columns["id"] == given.c.id).values(values))
+    values = {name: given.c[name] for name in names if name != "id"}
+    return update(rows).where(rows.c.id == given.c.id).values(values)
+
+
+def among(dialect: str, ids: SQLColumnExpression[int], name: str) -> ColumnElement[bool]:
+    """Whether an id is one of those in the list that the parameter `name` is, however long."""
+    if dialect == "postgresql":
+        return ids == any_(bindparam(name, type_=ARRAY(BigInteger)))
+    return ids.in_(bindparam(name, expanding=True))
 
 
 def _storable(row: Mapping[str, Any]) -> dict[str, Any]:
