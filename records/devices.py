@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from functools import lru_cache
+from functools import cache, lru_cache
 
-from sqlalchemy import Select, select, update
+from sqlalchemy import Select, bindparam, select, update
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from records import builders
 from records.builders import Builder
 from records.database import NotFound
-from records.statements import changed, insert_missing
+from records.statements import changed, insert_missing, table_of
 from records.tables import DeviceClassRow, FencedSessionRow, LeaseRow, WorkerRow
 from search.device import Device
 
@@ -174,11 +175,21 @@ def seen(
 ) -> Wanted | None:
     """Note a sign of life; what people want the worker to do. None, and nothing changed, when this is not its
     session, or it is evicted."""
-    where = (WorkerRow.id == worker_id, WorkerRow.session_id == session_id)
-    let_in = update(WorkerRow).where(*where, WorkerRow.wanted != Wanted.EVICTED)
-    noted = let_in.values(_sign_of_life(state, now, vitals)).returning(WorkerRow.wanted)
-    found = session.scalar(noted)
+    about: dict[str, object] = {"worker": worker_id, "its_session": session_id}
+    about |= {"new_state": state, "now": now, "new_vitals": None if vitals is None else asdict(vitals)}
+    found = session.scalar(_note_life(vitals is not None), about)
     return None if found is None else Wanted(found)
+
+
+@cache
+def _note_life(with_vitals: bool) -> ReturningUpdate[str]:
+    worker = table_of(WorkerRow)
+    values = {"state": bindparam("new_state"), "last_seen_at": bindparam("now")}
+    if with_vitals:
+        values["vitals"] = bindparam("new_vitals")
+    ours = update(worker).where(worker.c.id == bindparam("worker"), worker.c.wanted != Wanted.EVICTED)
+    noted = ours.where(worker.c.session_id == bindparam("its_session")).values(values)
+    return noted.returning(worker.c.wanted)
 
 
 def workers(session: Session) -> list[WorkerInfo]:
