@@ -33,7 +33,7 @@ SENDERS: Mapping[str, Callable[[Service, Wrong, Growth], fleet.Sender | uploads.
     fleet.KIND: fleet.Sender,
     uploads.KIND: uploads.Uploader,
 }
-COUNTS = {fleet.KIND: 70_000, uploads.KIND: 20_000, imports.KIND: 10_000}
+COUNTS = {fleet.KIND: 80_000, uploads.KIND: 14_000, imports.KIND: 6_000}
 QUICK_SHARE = 20
 WIDTH = 180  # of the table where there is no terminal to ask
 
@@ -47,6 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     where = machine.describe(usable_cores())
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     share = QUICK_SHARE if args.quick else 1
+    if args.keep is not None:
+        args.keep.mkdir(parents=True, exist_ok=True)
     wrong = Wrong(lambda line: console.print(line, highlight=False, markup=False), args.keep)
     try:
         found = fuzz({kind: count // share for kind, count in COUNTS.items()}, args.seed, wrong)
