@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Double, Update, bindparam, func, select, update
+from sqlalchemy import BindParameter, Double, Update, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from records.building import Built
@@ -83,7 +83,8 @@ def credit(
 
 @cache
 def _credit_worker(failed: bool) -> Update:
-    worker, latest_s = table_of(WorkerRow), bindparam("latest_s", type_=Double())
+    worker = table_of(WorkerRow)
+    latest_s: BindParameter[float | None] = bindparam("latest_s", type_=Double())
     values: dict[str, Any] = {
         "trials_done": worker.c.trials_done + bindparam("outcomes"),
         # What is not known changes nothing.

@@ -35,7 +35,7 @@ def insert_into(session: Session, table: type[Base]) -> ConflictInsert:
     return insert_of(dialect_of(session), table)
 
 
-def insert_of(dialect: str, table: type[Base]) -> ConflictInsert:
+def insert_of(dialect: str, table: type[Base] | Table) -> ConflictInsert:
     """As `insert_into`."""
     if dialect == "postgresql":
         return postgresql.insert(table)
