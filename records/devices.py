@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import cache, lru_cache
+from typing import Any
 
 from sqlalchemy import Select, bindparam, select, update
 from sqlalchemy.orm import Session
@@ -184,7 +185,7 @@ def seen(
 @cache
 def _note_life(with_vitals: bool) -> ReturningUpdate[str]:
     worker = table_of(WorkerRow)
-    values = {"state": bindparam("new_state"), "last_seen_at": bindparam("now")}
+    values: dict[str, Any] = {"state": bindparam("new_state"), "last_seen_at": bindparam("now")}
     if with_vitals:
         values["vitals"] = bindparam("new_vitals")
     ours = update(worker).where(worker.c.id == bindparam("worker"), worker.c.wanted != Wanted.EVICTED)
