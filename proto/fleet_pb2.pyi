@@ -14,6 +14,7 @@ class WorkerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WORKER_STATE_READY: _ClassVar[WorkerState]
     WORKER_STATE_BUSY: _ClassVar[WorkerState]
     WORKER_STATE_DRAINING: _ClassVar[WorkerState]
+    WORKER_STATE_OFFLINE: _ClassVar[WorkerState]
 
 class WorkerRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -41,6 +42,7 @@ WORKER_STATE_PROBING: WorkerState
 WORKER_STATE_READY: WorkerState
 WORKER_STATE_BUSY: WorkerState
 WORKER_STATE_DRAINING: WorkerState
+WORKER_STATE_OFFLINE: WorkerState
 WORKER_ROLE_MEASURE: WorkerRole
 WORKER_ROLE_BUILD: WorkerRole
 WANTED_WORK: Wanted

@@ -34,6 +34,7 @@ class WorkerState(StrEnum):
     READY = "ready"
     BUSY = "busy"
     DRAINING = "draining"
+    OFFLINE = "offline"
 
 
 class Role(StrEnum):

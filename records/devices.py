@@ -28,6 +28,7 @@ class WorkerState(StrEnum):
     READY = "ready"
     BUSY = "busy"
     DRAINING = "draining"
+    OFFLINE = "offline"
 
 
 class Wanted(StrEnum):
@@ -88,8 +89,13 @@ class WorkerInfo:
     builder: Builder | None = None
 
     def is_lost(self, now: float) -> bool:
-        """Whether it has been silent for longer than a worker that is there."""
-        return now - self.last_seen_at > LOST_AFTER_S
+        """Whether it has been silent for longer than a worker that is there, and never said farewell."""
+        return not self.has_left and now - self.last_seen_at > LOST_AFTER_S
+
+    @property
+    def has_left(self) -> bool:
+        """Whether it has said farewell."""
+        return self.state is WorkerState.OFFLINE
 
 
 def put_class(session: Session, device: Device) -> None:

@@ -57,10 +57,12 @@ def _noted(job: Job, run: ModuleRun) -> tuple[float, ...] | None:
 
 def _is_there(worker: devices.WorkerInfo, now: float) -> bool:
     is_recent = now - worker.last_seen_at < AWAY_AFTER_S
-    return worker.state is not WorkerState.DRAINING and worker.wanted is Wanted.WORK and is_recent
+    leaves = worker.state is WorkerState.DRAINING or worker.has_left
+    return not leaves and worker.wanted is Wanted.WORK and is_recent
 
 
 def _is_held_back(worker: devices.WorkerInfo, now: float) -> bool:
     """Whether it would be there if people wanted it to; an evicted one isn't listened to, so it may be."""
     is_recent = now - worker.last_seen_at < AWAY_AFTER_S
-    return worker.wanted is Wanted.EVICTED or (worker.wanted is Wanted.DRAIN and is_recent)
+    is_there = is_recent and not worker.has_left
+    return worker.wanted is Wanted.EVICTED or (worker.wanted is Wanted.DRAIN and is_there)

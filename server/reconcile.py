@@ -57,7 +57,7 @@ def reconcile(session: Session, report: WorkerReport, announced: bool, lease_id:
         return Outcome(Answer(fenced=True, wanted=why, call_again_after_s=EVICTED_S))
     wakes = _store_results(session, report, now)
     closed = bool(wakes)
-    if report.state is WorkerState.DRAINING and report.held is None:
+    if report.state in (WorkerState.DRAINING, WorkerState.OFFLINE) and report.held is None:
         leases.give_back(session, report.worker_id, report.session_id, now)
     if report.state is WorkerState.READY and not announced:
         wakes += _waiting_jobs(session)

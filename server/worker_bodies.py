@@ -53,7 +53,7 @@ class WorkerBody(BaseModel):
             wanted=worker.wanted.value,
             role="build" if worker.builder else "measure",
             builds_for=list(worker.builder.builds_for) if worker.builder else [],
-            connected=not worker.is_lost(now),
+            connected=not (worker.has_left or worker.is_lost(now)),
             device_class=worker.device_class,
             device_name=worker.device_name,
             cores=worker.cores,

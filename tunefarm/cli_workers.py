@@ -111,6 +111,8 @@ def _act(
 def _state(worker: Worker) -> str:
     if worker.wanted == "evicted":
         return "evicted"
+    if worker.state == "offline":
+        return "away"
     return "connected" if worker.connected else "lost"
 
 

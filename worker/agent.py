@@ -103,6 +103,7 @@ class Agent:
         self._labour: asyncio.Task[None] | None = None
         self._wanted = Wanted.WORK
         self._draining = False  # by its own will, for good
+        self._has_left = False
         self._news = asyncio.Event()  # something that the service should hear at once
         self._leased = asyncio.Event()
 
@@ -124,12 +125,14 @@ class Agent:
 
     async def farewell(self) -> None:
         """After `run`: delivers the results that are left, in one try, and says that no more will come."""
-        self._held, self._draining = None, True
+        self._held, self._has_left = None, True
         with contextlib.suppress(grpc.RpcError, Refused):
             await self._fleet.synchronize_once(self._report(), FAREWELL_S)
 
     @property
     def state(self) -> WorkerState:
+        if self._has_left:
+            return WorkerState.OFFLINE
         if self._draining or self._wanted is not Wanted.WORK:
             return WorkerState.DRAINING
         if not self._probed:

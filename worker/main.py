@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from enum import IntEnum
 from functools import partial
 from pathlib import Path
@@ -25,10 +25,14 @@ from worker.agent import Agent, Fenced, Manners
 from worker.display import Display, display
 from worker.executor import ChildConfig, Executor
 from worker.fleet import FleetClient, Refused, open_channel
+from worker.handover import linkers_cache
 from worker.settings import Settings
 from worker.vitals import Pulse
 
 _log = logging.getLogger(__name__)
+
+# What zig calls the place of its cache.
+LINKERS_CACHE = "ZIG_GLOBAL_CACHE_DIR"
 
 
 class ExitCode(IntEnum):
@@ -66,33 +70,42 @@ async def _work(settings: Settings, shown: Display) -> None:
     tls = settings.tls_files
     if settings.secret and tls is None and not settings.local:
         _log.warning("the token crosses the network in clear: use --tls if the service does TLS")
-    async with open_channel(settings.server, settings.reconnect_max_s, tls) as channel:
-        fleet = FleetClient(channel, settings.server, settings.secret, settings.reconnect_max_s)
-        child = ChildConfig(
-            settings.threads,
-            start_timeout_s=settings.start_timeout_s,
-            user=settings.child_user,
-            builds=settings.build,
-        )
-        manners = Manners(
-            settings.slots,
-            build_together=settings.slots,
-            once=settings.once,
-            role=Role.BUILD if settings.build else Role.MEASURE,
-            overrule=settings.overrule,
-        )
-        shown.does(f"connecting to {settings.server} as {settings.name}")
-        executor = Executor(child, os.environ)
-        answered = partial(_note_life, settings.alive_file)
-        agent = Agent(settings.name, uuid.uuid4().hex, fleet, executor, manners, shown, Pulse(), answered)
-        running = asyncio.create_task(agent.run())
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, running.cancel)
-        try:
-            await running
-        except asyncio.CancelledError:
-            shown.does("stopping: gives back what it holds")
+    with _executor(settings) as executor:
+        async with open_channel(settings.server, settings.reconnect_max_s, tls) as channel:
+            fleet = FleetClient(channel, settings.server, settings.secret, settings.reconnect_max_s)
+            manners = _manners(settings)
+            shown.does(f"connecting to {settings.server} as {settings.name}")
+            answered = partial(_note_life, settings.alive_file)
+            agent = Agent(settings.name, uuid.uuid4().hex, fleet, executor, manners, shown, Pulse(), answered)
+            running = asyncio.create_task(agent.run())
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+            try:
+                await running
+            except asyncio.CancelledError:
+                shown.does("stopping: gives back what it holds")
             await agent.farewell()
+
+
+@contextlib.contextmanager
+def _executor(settings: Settings) -> Iterator[Executor]:
+    environment = dict(os.environ)
+    user, builds = settings.child_user, settings.build
+    child = ChildConfig(settings.threads, start_timeout_s=settings.start_timeout_s, user=user, builds=builds)
+    with contextlib.ExitStack() as kept:
+        if builds and LINKERS_CACHE not in environment:
+            environment[LINKERS_CACHE] = str(kept.enter_context(linkers_cache(user)))
+        yield Executor(child, environment)
+
+
+def _manners(settings: Settings) -> Manners:
+    return Manners(
+        settings.slots,
+        build_together=settings.slots,
+        once=settings.once,
+        role=Role.BUILD if settings.build else Role.MEASURE,
+        overrule=settings.overrule,
+    )
 
 
 def _note_life(file: Path | None) -> None:

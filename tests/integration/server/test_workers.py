@@ -143,10 +143,13 @@ def test_an_evicted_worker_loses_its_lease_at_once_and_no_device_counts_as_lost(
     assert worker.call().wanted is Wanted.WORK
 
 
-def test_a_worker_that_says_farewell_gives_its_lease_back(service: Service, worker: Worker) -> None:
+@pytest.mark.parametrize("state", [WorkerState.DRAINING, WorkerState.OFFLINE])
+def test_a_worker_that_stops_gives_its_lease_back(
+    service: Service, worker: Worker, state: WorkerState
+) -> None:
     job_id = tuning_job(service, worker)
     lease = leased(worker)
-    answer = worker.call(WorkerState.DRAINING, results=results(lease)[:1])
+    answer = worker.call(state, results=results(lease)[:1])
     assert answer.acknowledged == (1,)
     assert [one.state for one in stored(service, job_id)] == ["done", "pending", "pending"]
     other = leased(Worker(service.fleet, id="other"))
@@ -210,6 +213,20 @@ def test_metrics_count_workers_leases_and_trials(service: Service, worker: Worke
     assert samples["tunefarm_held_leases",] == 1
     assert samples["tunefarm_oldest_lease_seconds",] >= 0
     assert samples["tunefarm_trials_per_minute", DEVICE.key] > 0
+
+
+def test_a_worker_that_said_farewell_is_away_at_once_and_never_lost(service: Service, worker: Worker) -> None:
+    worker.call()
+    worker.call(WorkerState.OFFLINE)
+    assert (shown(service)["connected"], shown(service)["state"]) == (False, "offline")
+    with service.database.begin() as session:
+        gone = devices.WorkerState.OFFLINE
+        devices.seen(session, worker.id, worker.session, gone, time.time() - 100)
+    metrics = service.http.get("/metrics").text
+    assert 'tunefarm_workers{state="offline"} 1.0' in metrics
+    assert 'tunefarm_workers{state="lost"} 0.0' in metrics
+    worker.call()
+    assert (shown(service)["connected"], shown(service)["state"]) == (True, "ready")
 
 
 def test_a_silent_worker_is_lost(service: Service, worker: Worker) -> None:

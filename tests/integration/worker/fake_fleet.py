@@ -167,7 +167,7 @@ class FakeFleet(FleetServicer):
                 keeps=report.held, acknowledged=acknowledged, call_again_after_s=0.05, wanted=self.wanted
             )
         lease = None
-        if report.state is WorkerState.DRAINING:
+        if report.state in (WorkerState.DRAINING, WorkerState.OFFLINE):
             self.held = None
         if report.state is WorkerState.READY and self.wanted is Wanted.WORK:
             lease = self.held = self.held or self._next()

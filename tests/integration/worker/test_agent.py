@@ -389,6 +389,6 @@ def test_a_farewell_delivers_what_is_left() -> None:
             assert worker.executor.child_pid is None
             await worker.agent.farewell()
         last = fleet.reports[-1]
-        assert (last.state, last.held, len(last.results)) == (WorkerState.DRAINING, None, 1)
+        assert (last.state, last.held, len(last.results)) == (WorkerState.OFFLINE, None, 1)
 
     with_fleet(work)

@@ -71,7 +71,7 @@ def test_a_signal_stops_the_worker_and_its_child_cleanly(number: signal.Signals)
     code, errors = with_worker(fleet, work)
     assert code == 0
     assert "Traceback" not in errors
-    assert fleet.reports[-1].state is WorkerState.DRAINING
+    assert fleet.reports[-1].state is WorkerState.OFFLINE
 
 
 def test_it_touches_a_file_whenever_the_service_has_answered(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_a_signal_in_the_middle_of_a_lease_delivers_what_is_measured_and_gives_b
     code, errors = with_worker(fleet, work, "--threads", "1")
     assert code == 0, errors
     last = fleet.reports[-1]
-    assert (last.state, last.held, fleet.held) == (WorkerState.DRAINING, None, None)
+    assert (last.state, last.held, fleet.held) == (WorkerState.OFFLINE, None, None)
     assert 0 < len(fleet.stored) < len(lease.candidates)
     assert "stopping: gives back what it holds" in errors
 

@@ -89,6 +89,7 @@ def test_a_worker_that_stops_gives_back_what_it_has_not_measured(tmp_path: Path)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await agent.farewell()
+        assert (shown(service)["state"], shown(service)["connected"]) == ("offline", False)
         left = stored(service, job_id)
         assert [trial.state for trial in left] == ["done", "pending", "pending"]
         assert [trial.attempts for trial in left] == [0, 0, 0], "no device was lost"

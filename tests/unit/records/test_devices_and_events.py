@@ -103,6 +103,13 @@ class TestWorkers:
         assert devices.worker(session, "a").is_lost(100.1 + devices.LOST_AFTER_S)
         assert devices.LOST_AFTER_S > 30.0
 
+    def test_one_that_said_farewell_has_left_and_is_not_lost(self, session: Session) -> None:
+        register(session, "a", "s", DEVICE, now=100.0)
+        assert not devices.worker(session, "a").has_left
+        devices.seen(session, "a", "s", WorkerState.OFFLINE, now=101.0)
+        left = devices.worker(session, "a")
+        assert (left.has_left, left.is_lost(1e9)) == (True, False)
+
     def test_registering_again_updates(self, session: Session) -> None:
         register(session, "a", "s", None, WorkerState.PROBING, now=1.0)
         assert register(session, "a", "s", DEVICE, WorkerState.READY, now=2.0) is None

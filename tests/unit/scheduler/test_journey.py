@@ -146,6 +146,15 @@ def test_a_named_class_is_tuned_for_even_while_its_device_is_away(farm: Farm) ->
     assert "waiting" not in farm.job().message
 
 
+def test_a_device_that_said_farewell_is_away_at_once(farm: Farm) -> None:
+    farm.plug_in(WorkerState.OFFLINE)
+    farm.submit(target=DEVICE.key)
+    farm.sweep()
+    farm.context.wake("plan", "job")
+    farm.drain()
+    assert farm.job().message == f"waiting for a device of class {DEVICE.key}: start a worker on it"
+
+
 def test_a_device_that_people_hold_back_is_named(farm: Farm) -> None:
     farm.plug_in()
     farm.submit(target=DEVICE.key)

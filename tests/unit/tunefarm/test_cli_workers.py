@@ -70,6 +70,7 @@ def test_a_worker_and_all_that_is_known_of_it(fake: FakeService, capsys: pytest.
     ("changes", "state", "does"),
     [
         ({"connected": False}, "lost", "-"),
+        ({"connected": False, "state": "offline"}, "away", "-"),
         ({"wanted": "evicted", "state": "draining"}, "evicted", "-"),
         ({"lease": None, "state": "ready"}, "connected", "waits for work"),
         ({"lease": None, "state": "probing"}, "connected", "probes the device"),
