@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -117,6 +118,36 @@ def test_services_wait_for_what_they_need_and_come_back(composition: Any) -> Non
     paths = re.findall(r"http://127.0.0.1:8760(/\w+)", json.dumps(services["server"]["healthcheck"]))
     assert set(paths) <= {route.path for route in health.routes}  # type: ignore[attr-defined]
     assert paths
+
+
+@pytest.mark.parametrize(
+    ("role", "variable"),
+    [("scheduler", "TUNEFARM_ALIVE_FILE"), ("worker", "TUNEFARM_WORKER_ALIVE_FILE")],
+)
+def test_who_shows_no_sign_of_life_is_unhealthy(
+    composition: Any, role: str, variable: str, tmp_path: Path
+) -> None:
+    service = composition["services"][role]
+    how, command = service["healthcheck"]["test"]
+    named = service["environment"][variable]
+    alive = tmp_path / "alive"
+    assert how == "CMD-SHELL"
+    assert named in command
+
+    def is_healthy() -> bool:
+        here = command.replace(named, str(alive))
+        return subprocess.run(["sh", "-c", here], stderr=subprocess.DEVNULL).returncode == 0
+
+    assert not is_healthy()
+    alive.touch()
+    assert is_healthy()
+    hour_ago = alive.stat().st_mtime - 3600
+    os.utime(alive, (hour_ago, hour_ago))
+    assert not is_healthy()
+
+
+def test_every_process_of_ours_has_a_health_check(composition: Any) -> None:
+    assert all("healthcheck" in composition["services"][role] for role in ROLES)
 
 
 def test_only_the_server_is_published_and_only_where_it_was_asked_for(composition: Any) -> None:
