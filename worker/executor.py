@@ -32,7 +32,7 @@ PASSED = (
 )
 PASSED_PREFIXES = (
     *("LC_", "PYTHON", "TVM_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "BLIS_", "MALLOC_", "QEMU_"),
-    *("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_"),
+    *("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "ZIG_"),
 )
 # A candidate may use so many times as much time of every core as it is given seconds.
 CPU_SLACK = 2.0

@@ -7,9 +7,19 @@ import itertools
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from worker.keeper import account_of
+
+
+@contextlib.contextmanager
+def linkers_cache(user: str) -> Iterator[Path]:
+    """A folder that all children of a builder may write, whether they belong to `user` or not: to fill a
+    linker's cache takes half a minute. Only for those that run no candidates. Raises OSError."""
+    with tempfile.TemporaryDirectory(prefix="tunefarm-linkers-", ignore_cleanup_errors=True) as name:
+        _open_to(Path(name), user, 0o770)
+        yield Path(name)
 
 
 class Handover:
@@ -20,11 +30,8 @@ class Handover:
         """`user` is whom the child belongs to if this process is root's. Raises OSError."""
         self._folder = Path(tempfile.mkdtemp(prefix="tunefarm-given-"))
         self._numbers = itertools.count()
-        if user is not None and os.geteuid() == 0:
-            # A user that doesn't exist is named when the child starts.
-            with contextlib.suppress(KeyError):
-                os.chown(self._folder, 0, account_of(user).gid)
-                self._folder.chmod(0o750)
+        if user is not None:
+            _open_to(self._folder, user, 0o750)
 
     def give(self, file: Path) -> Path:
         """A copy for the child. Raises OSError."""
@@ -40,3 +47,12 @@ class Handover:
 
     def close(self) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _open_to(folder: Path, user: str, mode: int) -> None:
+    """To the user's group, if this process is root's: who else it is, owns what it makes."""
+    if os.geteuid() == 0:
+        # A user that doesn't exist is named when the child starts.
+        with contextlib.suppress(KeyError):
+            os.chown(folder, 0, account_of(user).gid)
+            folder.chmod(mode)

@@ -1,16 +1,12 @@
-"""An arm64 worker, emulated, attached to an x86 service: a convolution is tuned for it and runs on it."""
+"""An arm64 worker, emulated, attached to an x86 service: a convolution is tuned for it and runs on it, built
+by a worker of this machine."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import numpy as np
 import onnx
 import onnxruntime
@@ -18,9 +14,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compiler.linker import machine_of
+from records import jobs, tasks, trials
+from records.database import Database
+from search.measurement import Outcome
 from tests import arm64
-from tests.integration.server.conftest import wait_until
-from tests.services import free_port
+from tests.processes import Service, service, until, worker
 
 OBSTACLE = arm64.obstacle()
 pytestmark = [
@@ -52,77 +50,49 @@ def convolution() -> onnx.ModelProto:
 
 
 @pytest.fixture
-def service(tmp_path: Path) -> Iterator[tuple[str, str]]:
-    """Server and scheduler here, without a worker: the HTTP URL, and the address for workers."""
-    http, grpc = free_port(), free_port()
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("TUNEFARM_")}
-    environment = kept | {
-        "PYTHONPATH": str(arm64.CHECKOUT),
-        "TUNEFARM_DATABASE_URL": f"sqlite:///{tmp_path}/tunefarm.db",
-        "TUNEFARM_BROKER": str(tmp_path / "broker"),
-        "TUNEFARM_PORT": str(http),
-        "TUNEFARM_GRPC_PORT": str(grpc),
-    }
-    with running("server", environment, tmp_path):
-        wait_until(lambda: answers(http), 60)
-        with running("scheduler", environment, tmp_path):
-            yield f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}"
+def farm(tmp_path: Path) -> Iterator[Service]:
+    """With a worker that builds, and none that measures."""
+    with service(tmp_path) as made, worker(made, "builder", "--build"):
+        yield made
 
 
-@contextmanager
-def running(package: str, environment: dict[str, str], folder: Path) -> Iterator[None]:
-    with (folder / f"{package}.log").open("w") as log:
-        process = subprocess.Popen([sys.executable, "-m", package], env=environment, stdout=log, stderr=log)
-    try:
-        yield
-    finally:
-        process.terminate()
-        process.wait(30)
+def well_built(farm: Service) -> list[bool]:
+    """Of the trials that went well, which were built elsewhere."""
+    database = Database(farm.database_url)
+    with database.begin() as session:
+        (job,) = jobs.list_jobs(session, 10, None)
+        found = [one for task in tasks.for_job(session, job.id) for one in trials.for_task(session, task.id)]
+    database.close()
+    return [trial.library_sha is not None for trial in found if trial.outcome is Outcome.OK]
 
 
-def answers(port: int) -> bool:
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/readyz", trust_env=False).is_success
-    except httpx.TransportError:
-        return False
-
-
-def ready(url: str) -> bool:
-    workers = httpx.get(f"{url}/v1/workers", trust_env=False).json()["items"]
-    return any(worker["id"] == NAME and worker["state"] == "ready" for worker in workers)
-
-
-def test_a_convolution_is_tuned_for_arm64_and_runs_there(service: tuple[str, str], tmp_path: Path) -> None:
-    url, address = service
+def test_a_convolution_is_tuned_for_arm64_and_runs_there(farm: Service, tmp_path: Path) -> None:
     try:
         root = arm64.make()
     except arm64.Unavailable as error:
         pytest.skip(str(error))
-    worker = arm64.start(
+    assert "aarch64" in farm.shown("builder")["builds_for"]
+    board = arm64.start(
         root,
-        ["/usr/bin/python3", "-m", "worker", "--server", address, "--name", NAME, "--threads", "1"],
+        ["/usr/bin/python3", "-m", "worker", "--server", farm.address, "--name", NAME, "--threads", "1"],
         # Emulated code takes its time.
         {"TUNEFARM_WORKER_START_TIMEOUT_S": "600", "TUNEFARM_WORKER_BUILD_TIMEOUT_S": "300"},
     )
     try:
-        wait_until(lambda: worker.poll() is not None or ready(url), 600)
-        assert worker.poll() is None, worker.communicate()[0]
+        until(lambda: board.poll() is not None or farm.shown(NAME).get("state") == "ready", 600)
+        assert board.poll() is None, board.communicate()[0]
         onnx.save(convolution(), tmp_path / "conv.onnx")
-        command = [sys.executable, "-m", "tunefarm", "tune", "conv.onnx", "--server", url, "--trials", "4"]
-        tuned = subprocess.run(
-            [*command, "--json"],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(arm64.CHECKOUT)},
-            capture_output=True,
-            text=True,
-        )
+        tuning = farm.start_tuning(tmp_path / "conv.onnx", "--trials", "4")
+        out, errors = tuning.communicate()
     finally:
-        worker.terminate()
-        output = worker.communicate(timeout=60)[0]
-    assert tuned.returncode == 0, tuned.stderr + output
-    result = json.loads(tuned.stdout)
+        board.terminate()
+        output = board.communicate(timeout=60)[0]
+    assert tuning.returncode == 0, errors + output
+    result = json.loads(out)
     assert result["job"]["state"] == "done"
     assert all(task["best_s"] for task in result["tasks"] if task["covered"])
+    assert well_built(farm), output
+    assert all(well_built(farm)), "the board only loaded and timed them"
     computes_the_same(root, tmp_path)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.handover import Handover
+from worker.handover import Handover, linkers_cache
 from worker.keeper import account_of
 
 
@@ -37,3 +37,11 @@ def test_another_user_may_read_it_but_leave_nothing_there(tmp_path: Path) -> Non
 
 def test_a_user_that_does_not_exist_is_left_to_the_child_to_name() -> None:
     Handover("no such user").close()
+
+
+def test_a_linkers_cache_is_writable_for_the_child_and_goes_with_the_worker() -> None:
+    with linkers_cache("nobody") as folder:
+        (folder / "object").write_bytes(b"code")
+        mode = folder.stat().st_mode & 0o777
+        assert mode == (0o770 if os.geteuid() == 0 else 0o700)
+    assert not folder.exists()

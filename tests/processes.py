@@ -1,0 +1,115 @@
+"""A service of real processes on this machine, without a worker; and workers for it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import platformdirs
+
+from tests.services import free_port
+
+CHECKOUT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Service:
+    """Server and scheduler over one folder: the URL for clients, and the address for workers."""
+
+    url: str
+    address: str
+    folder: Path
+    environment: dict[str, str]
+
+    @property
+    def database_url(self) -> str:
+        return f"sqlite:///{self.folder}/tunefarm.db"
+
+    def shown(self, worker: str) -> dict[str, Any]:
+        """What is known of a worker; nothing before it was there."""
+        workers = httpx.get(f"{self.url}/v1/workers", trust_env=False).json()["items"]
+        return next((one for one in workers if one["id"] == worker), {})
+
+    def start_tuning(self, model: Path, *flags: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "tunefarm", "tune", str(model), "--server", self.url, *flags]
+        return subprocess.Popen(
+            [*command, "--json"],
+            cwd=self.folder,
+            env=self.environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+
+@contextmanager
+def service(folder: Path) -> Iterator[Service]:
+    http, grpc = free_port(), free_port()
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("TUNEFARM_")}
+    environment = kept | {
+        "PYTHONPATH": str(CHECKOUT),
+        "TUNEFARM_CONFIG": str(folder / "no config.toml"),
+        "TUNEFARM_DATABASE_URL": f"sqlite:///{folder}/tunefarm.db",
+        "TUNEFARM_BROKER": str(folder / "broker"),
+        "TUNEFARM_PORT": str(http),
+        "TUNEFARM_GRPC_PORT": str(grpc),
+        # To fill a linker's cache takes half a minute: what one test has filled, others use.
+        "ZIG_GLOBAL_CACHE_DIR": str(platformdirs.user_cache_path("tunefarm") / "zig"),
+        "TUNEFARM_WORKER_CHILD_USER": "root",
+        "TUNEFARM_WORKER_START_TIMEOUT_S": "300",
+    }
+    made = Service(f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}", folder, environment)
+    with running(made, "server"):
+        until(lambda: _answers(made.url), 60.0)
+        with running(made, "scheduler"):
+            yield made
+
+
+@contextmanager
+def running(of: Service, package: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """One of its processes, whose output is in its folder."""
+    with (of.folder / f"{package}.log").open("a") as log:
+        command = [sys.executable, "-m", package, *arguments]
+        process = subprocess.Popen(command, env=of.environment, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@contextmanager
+def worker(of: Service, name: str, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Once it is ready."""
+    with running(of, "worker", "--server", of.address, "--name", name, *flags) as process:
+        # One of the same name may have been there before.
+        began = time.time()
+        until(lambda: process.poll() is not None or _is_ready(of.shown(name), began), 300.0)
+        assert process.poll() is None, (of.folder / "worker.log").read_text()
+        yield process
+
+
+def until(true: Callable[[], object], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.02)
+
+
+def _is_ready(shown: dict[str, Any], since: float) -> bool:
+    return bool(shown) and shown["last_seen_at"] >= since and shown["state"] in ("ready", "busy")
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz", trust_env=False).is_success
+    except httpx.TransportError:
+        return False
