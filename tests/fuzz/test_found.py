@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import grpc
+import numpy as np
 import pytest
 
+from compiler.model import read_onnx
+from compiler.spec import ModelError
 from proto import fleet_pb2 as pb
 from tests.integration.server.conftest import Service, Worker, launch
+from tests.onnx_models import Builder
 
 
 @pytest.fixture(scope="module")
@@ -47,3 +51,17 @@ def test_no_schedule_takes_a_million_years(service: Service) -> None:
     answer = service.http.post("/v1/schedules/import", json=body)
     assert answer.status_code == 422
     assert "run_secs" in answer.json()["detail"]
+
+
+def test_a_tensor_of_negative_extent_is_our_own_error() -> None:
+    b = Builder()
+    less = b.op("Tile", b.constant(np.ones(1, np.float32)), b.constant(np.array([-5])))
+    with pytest.raises(ModelError, match="no extent can be negative"):
+        read_onnx(b.model({"input": [1]}, {less: [5], b.op("Relu", "input"): [1]}), {})
+
+
+def test_an_output_of_several_tensors_is_our_own_error() -> None:
+    b = Builder()
+    data = b.model({"input": [1]}, {b.op("SequenceConstruct", "input", "input"): [1]})
+    with pytest.raises(ModelError, match="a sequence of tensors"):
+        read_onnx(data, {})
