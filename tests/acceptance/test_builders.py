@@ -19,7 +19,7 @@ from search.measurement import Outcome
 from tests.onnx_models import Builder
 from tests.processes import Service, service, until, worker
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_a_builder_that_is_killed_and_comes_back_costs_nothing(farm: Service, mo
         workers.enter_context(worker(farm, "device", "--threads", "1"))
         builder = workers.enter_context(worker(farm, "builder", "--build", "--threads", "1"))
         tuning = farm.start_tuning(model, "--trials", "16", "--build", "builder")
-        until(lambda: tuning.poll() is not None or holds_a_lease(farm), 120.0)
+        until(lambda: tuning.poll() is not None or holds_a_lease(farm), 400.0)
         builder.kill()
         workers.enter_context(worker(farm, "builder", "--build", "--threads", "1"))
         job = finished(tuning)
@@ -93,7 +93,7 @@ def test_devices_go_on_alone_when_the_builder_is_gone(farm: Service, model: Path
         # It has twice the cores of the device, so it builds for it without being asked to.
         builder = workers.enter_context(worker(farm, "builder", "--build", "--threads", "2"))
         tuning = farm.start_tuning(model, "--trials", "16")
-        until(lambda: tuning.poll() is not None or holds_a_lease(farm), 120.0)
+        until(lambda: tuning.poll() is not None or holds_a_lease(farm), 400.0)
         builder.kill()
         job = finished(tuning)
     found, kept = stored(farm)
