@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import resource
 import signal
@@ -128,6 +129,8 @@ async def _run(settings: Settings) -> None:
             context = Context(
                 settings, database, _waker(settings.broker), time.time, lambda: uuid.uuid4().hex
             )
+            # What is there by now stays: looking through it for garbage takes as long as several calls.
+            gc.freeze()
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, context.stopping.set)
             await serve(context, http)
