@@ -1,0 +1,335 @@
+"""Two workers on one machine against one: trials a second, each worker on a core of its own.
+
+    python -m benchmarks.local_workers --quick --json FILE
+
+Server, scheduler and workers are real processes, and ResNet-18 is tuned with real TVM from an empty database,
+with one worker and with two in turns. Server and scheduler have no core but those. See docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import os
+import shlex
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import psutil
+from rich.console import Console
+
+from benchmarks import figures, machine
+from benchmarks.arguments import add_json, positive
+from benchmarks.faults.rig import ROOT, Program, free_port
+from benchmarks.figures import Figure, Results, at_least, figure
+from benchmarks.interleaved import Timings
+from benchmarks.scale_workers import Meter
+from examples.make_models import make
+from records import devices, jobs, trials
+from records.database import Database
+from records.devices import WorkerInfo, WorkerState
+from tunefarm.client import Client, ClientError
+from tunefarm.values import JobRequest
+
+RUNS, QUICK_RUNS = 5, 2
+TRIALS, QUICK_TRIALS = 400, 160
+AIM = 1.8
+HOST = "127.0.0.1"
+CORES = 2
+# For what comes next; half of a job takes a slow core minutes.
+PATIENCE_S = 900.0
+POLL_S = 0.1
+WIDTH = 160  # of the table where there is no terminal to ask
+TOPOLOGY = Path("/sys/devices/system/cpu")
+
+
+class LocalWorkersError(Exception):
+    """The benchmark can't run, or what ran is no measurement; the message says why."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """So many jobs with one worker and as many with two, each of so many trials, on these cores."""
+
+    runs: int
+    trials: int
+    cores: Sequence[int]
+    tiny: bool = False
+
+    @property
+    def middle(self) -> tuple[int, int]:
+        """After how many trials its clock starts and stops: the first ones wait for imports and the untuned
+        model's timing, and at the end there is not enough left for everybody."""
+        return self.trials // 4, 3 * self.trials // 4
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The middle of a job: so many `trials` in so many `seconds`, in which server and scheduler used
+    `service_cpu_s`. `failed` is the share of failures in all trials until then."""
+
+    trials: int
+    seconds: float
+    service_cpu_s: float
+    failed: float
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What was so at a moment."""
+
+    done: int
+    at_s: float
+    service_cpu_s: float
+
+
+class Farm:
+    """A service with an empty database, and workers of one thread on cores of their own."""
+
+    def __init__(self, folder: Path, cores: Sequence[int]) -> None:
+        self._folder = folder
+        self._cores = cores
+        port, grpc_port = free_port(HOST), free_port(HOST)
+        self._url, self._fleet = f"http://{HOST}:{port}", f"{HOST}:{grpc_port}"
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("TUNEFARM_")}
+        self._environment = plain | {
+            "PYTHONPATH": str(ROOT),
+            "TUNEFARM_DATABASE_URL": f"sqlite:///{folder / 'tunefarm.db'}",
+            "TUNEFARM_BROKER": str(folder / "broker"),
+            "TUNEFARM_PORT": str(port),
+            "TUNEFARM_GRPC_PORT": str(grpc_port),
+            "TUNEFARM_RATE_LIMIT": "off",
+        }
+        self._database = Database(f"sqlite:///{folder / 'tunefarm.db'}")
+        self._service = [self._program(name, cores) for name in ("server", "scheduler")]
+        self._workers: dict[int, Program] = {}
+        self._job_id = ""
+
+    def start(self, workers: int) -> None:
+        """Returns when all are ready. Raises LocalWorkersError."""
+        self._database.migrate()
+        for program in self._service:
+            program.start()
+        with Client(self._url) as client:
+            self._until(lambda: _answers(client), "the server did not answer")
+        for number, core in enumerate(self._cores[:workers], 1):
+            flags = ("--server", self._fleet, "--name", f"worker-{number}", "--threads", "1")
+            self._workers[core] = self._program("worker", [core], *flags, log=f"worker-{number}")
+            self._workers[core].start()
+        self._until(lambda: self._are_ready(workers), "the workers did not get ready")
+        if len({worker.device_class for worker in self._known_workers()}) > 1:
+            raise LocalWorkersError("the workers are of different device classes, so they share no job")
+
+    def submit(self, model: Path, trials_: int) -> None:
+        with Client(self._url) as client:
+            self._job_id = client.submit(JobRequest(client.upload(model).sha256, trials_)).id
+
+    def middle(self, first: int, last: int) -> Seen:
+        """From the first so many trials on to the last. Raises LocalWorkersError."""
+        begin = self._mark(first)
+        self._check_cores()
+        end = self._mark(last)
+        known = self._known_workers()
+        for worker in known:
+            if worker.trials_done == 0:
+                raise LocalWorkersError(f"{worker.id} measured nothing")
+        failed = sum(worker.failures for worker in known) / sum(worker.trials_done for worker in known)
+        used_s = end.service_cpu_s - begin.service_cpu_s
+        return Seen(end.done - begin.done, end.at_s - begin.at_s, used_s, failed)
+
+    def close(self) -> None:
+        for program in (*self._workers.values(), *reversed(self._service)):
+            program.stop()
+        self._database.close()
+
+    def _program(self, kind: str, cores: Sequence[int], *flags: str, log: str = "") -> Program:
+        pinned = ("taskset", "-c", ",".join(map(str, cores)))
+        command = (*pinned, sys.executable, "-P", "-m", kind, *flags)
+        return Program(command, self._environment, self._folder / f"{log or kind}.log")
+
+    def _mark(self, done: int) -> Mark:
+        """Once so many trials are done, which is seen as soon as they are."""
+        self._until(lambda: self._done() >= done, f"there were no {done} results")
+        used_s = Meter({one.log.stem: _running(one).pid for one in self._service}).read()
+        return Mark(self._done(), time.monotonic(), used_s["server"] + used_s["scheduler"])
+
+    def _done(self) -> int:
+        """Raises LocalWorkersError when the job is over."""
+        with self._database.begin() as session:
+            job = jobs.get(session, self._job_id)
+            done = trials.counts(session, self._job_id).done
+        if job.state.finished:
+            raise LocalWorkersError(f"the job ended after {done} trials: {job.error or job.message}")
+        return done
+
+    def _known_workers(self) -> list[WorkerInfo]:
+        with self._database.begin() as session:
+            return devices.workers(session)
+
+    def _are_ready(self, count: int) -> bool:
+        return [worker.state for worker in self._known_workers()] == [WorkerState.READY] * count
+
+    def _check_cores(self) -> None:
+        """Whoever starts threads may pin them, too: raises LocalWorkersError when one may leave its core."""
+        for core, worker in self._workers.items():
+            found = _cores_of(_running(worker))
+            if found != {core}:
+                raise LocalWorkersError(f"a worker may use the cores {sorted(found)}, not {core} alone")
+
+    def _until(self, true: Callable[[], bool], otherwise: str) -> None:
+        """Raises LocalWorkersError, also when a process ends."""
+        programs = [*self._service, *self._workers.values()]
+        deadline = time.monotonic() + PATIENCE_S
+        while not true():
+            ended = [one for one in programs if one.ended() is not None]
+            if ended or time.monotonic() > deadline:
+                words = [f"{one.log.name}: {one.words()[-1000:]}" for one in ended or programs]
+                raise LocalWorkersError("\n".join([otherwise, *words]))
+            time.sleep(POLL_S)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 1 when nothing could be measured, whatever the figures say otherwise."""
+    given = sys.argv[1:] if argv is None else argv
+    args = _parser().parse_args(given)
+    command = shlex.join(["python", "-m", "benchmarks.local_workers", *given])
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    described = machine.describe(CORES)
+    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    try:
+        found = measure(_plan(args), console)
+    except (LocalWorkersError, ClientError) as error:
+        print(f"benchmarks.local_workers: {error}", file=sys.stderr)
+        return 1
+    Results(tuple(found), described, date, command).write(args.json)
+    console.print(figures.table(found))
+    return 0
+
+
+def measure(plan: Plan, console: Console) -> list[Figure]:
+    """The figures of one worker and of two, in turns. Raises LocalWorkersError, ClientError."""
+    seen: dict[int, list[Seen]] = {1: [], 2: []}
+    for run in range(1, plan.runs + 1):
+        for workers, found in seen.items():
+            console.print(f"run {run} of {plan.runs}, {_who(workers)} ...", highlight=False)
+            found.append(_run(plan, workers))
+    return figures_of(seen[1], seen[2])
+
+
+def figures_of(one: Sequence[Seen], two: Sequence[Seen]) -> list[Figure]:
+    """Of as many runs with one worker as with two, each beside the other's of the same turn."""
+    alone, both = _timings(one), _timings(two)
+    gain = alone.ratio_to(both)
+    peer = f"one worker: {figures.number(alone.per_s.value)} /s"
+    name = "two workers' trials a second relative to one's"
+    found = [figure(name, gain.value, "x", aim=at_least(AIM), peer=peer, spread=gain.spread)]
+    for workers, seen, timings in ((1, one, alone), (2, two, both)):
+        who = _who(workers)
+        cores = [each.service_cpu_s / each.seconds for each in seen]
+        cpu_ms = [1e3 * each.service_cpu_s / each.trials for each in seen]
+        failed = 100 * statistics.median(each.failed for each in seen)
+        found += [
+            figure(f"{who}: trials a second", timings.per_s.value, "/s", spread=timings.per_s.spread),
+            figure(f"{who}: cores that server and scheduler take", statistics.median(cores), ""),
+            figure(f"{who}: CPU of server and scheduler for a trial", statistics.median(cpu_ms), "ms"),
+            figure(f"{who}: trials that failed", failed, "%"),
+        ]
+    return found
+
+
+def own_cores() -> list[int]:
+    """The first CPU of every core that this process may use: two CPUs of one core are no two cores."""
+    found: dict[tuple[str, str], int] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        folder = TOPOLOGY / f"cpu{cpu}" / "topology"
+        try:
+            core = (folder / "physical_package_id").read_text(), (folder / "core_id").read_text()
+        except OSError:  # where nothing is told, each counts as a core
+            core = "", str(cpu)
+        found.setdefault(core, cpu)
+    return list(found.values())
+
+
+def _run(plan: Plan, workers: int) -> Seen:
+    with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as name, _farm(Path(name), plan) as farm:
+        model = Path(name) / "resnet18.onnx"
+        onnx.save(make("resnet18", tiny=plan.tiny), model)
+        farm.start(workers)
+        farm.submit(model, plan.trials)
+        return farm.middle(*plan.middle)
+
+
+@contextlib.contextmanager
+def _farm(folder: Path, plan: Plan) -> Iterator[Farm]:
+    farm = Farm(folder, plan.cores)
+    try:
+        yield farm
+    finally:
+        farm.close()
+
+
+def _timings(seen: Sequence[Seen]) -> Timings:
+    return Timings(tuple(each.seconds / each.trials for each in seen))
+
+
+def _answers(client: Client) -> bool:
+    try:
+        client.workers()
+    except ClientError:
+        return False
+    return True
+
+
+def _running(program: Program) -> psutil.Process:
+    assert program.process is not None, "started"
+    return psutil.Process(program.process.pid)
+
+
+def _cores_of(process: psutil.Process) -> set[int]:
+    """Where its threads may run, and those of what it has started."""
+    cores: set[int] = set()
+    for each in (process, *process.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            for thread in each.threads():
+                cores |= os.sched_getaffinity(thread.id)
+    return cores
+
+
+def _who(workers: int) -> str:
+    return "one worker" if workers == 1 else "two workers"
+
+
+def _plan(args: argparse.Namespace) -> Plan:
+    """Raises LocalWorkersError."""
+    cores = own_cores()
+    if len(cores) < CORES:
+        raise LocalWorkersError(f"two workers need two cores, and here is {len(cores)}: use another machine")
+    runs = args.runs or (QUICK_RUNS if args.quick else RUNS)
+    trials_ = args.trials or (QUICK_TRIALS if args.quick else TRIALS)
+    return Plan(runs, trials_, cores[:CORES], args.tiny)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.local_workers", description=__doc__.split("\n")[0]
+    )
+    add_json(parser)
+    quick = f"{QUICK_RUNS} runs with {QUICK_TRIALS} trials each, in less than ten minutes"
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--runs", type=positive, help=f"with one worker, and with two [{RUNS}]")
+    parser.add_argument("--trials", type=positive, help=f"of every job [{TRIALS}]")
+    parser.add_argument("--tiny", action="store_true", help="a small network of the same kind, to try it out")
+    return parser
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that nothing is left behind
+    sys.exit(main())

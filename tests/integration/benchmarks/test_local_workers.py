@@ -1,0 +1,21 @@
+"""One and two real workers with real TVM on a real service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import figures, local_workers
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(len(local_workers.own_cores()) < 2, reason="two workers need two cores")
+def test_both_work_on_cores_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "local_workers.json"
+    given = ["--tiny", "--runs", "1", "--trials", "24", "--json", str(file)]
+    assert local_workers.main(given) == 0
+    found = figures.read(file).figures
+    assert len(found) == 9
+    assert all(one.value > 0 for one in found if one.unit != "%")
