@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +22,7 @@ from search.device import Device
 _FLEET = pb.DESCRIPTOR.services_by_name["Fleet"]
 SERVICE = _FLEET.full_name
 METHODS = {method.name: method for method in _FLEET.methods}
-SYNCHRONIZE, GET_WORKLOAD, GET_BLOB = "Synchronize", "GetWorkload", "GetBlob"
+SYNCHRONIZE, GET_WORKLOAD, GET_BLOB, PUT_LIBRARY = "Synchronize", "GetWorkload", "GetBlob", "PutLibrary"
 WORKERS, SESSIONS = 20, 40
 # Of a message's fields, which are a few dozen: most messages are to be understood.
 SHARES = (0.01, 0.03, 0.1, 0.3)
@@ -28,6 +30,8 @@ TEXTS = (
     *("", "a", "board", "a b", "\0", "a\nb", "€" * 200, "\U0001f600" * 100, "x" * 129, "x" * 9000),
     *('{"kind":"llvm"}', '{"kind":', "[" * 5000, '{"a":NaN}', "9" * 5000, "../../etc/passwd", "' OR 1=1 --"),
 )
+# As far as the server reads it: a tar's header and that of a shared library for x86-64.
+LIBRARY = bytes(512) + b"\x7fELF\x02\x01".ljust(16, b"\0") + struct.pack("<HH", 3, 62) + bytes(64)
 _MASKS = {FieldDescriptor.TYPE_UINT32: 2**32 - 1, FieldDescriptor.TYPE_UINT64: 2**64 - 1}
 
 
@@ -98,9 +102,9 @@ def valid(method: str, known: Known, rng: Random) -> Message:
         return pb.WorkloadRequest(workload_hash=rng.choice((known.workload, "unheard-of")))
     if method == GET_BLOB:
         return pb.BlobRequest(sha256=rng.choice((known.blob, "0" * 64)))
-    message: Message = getattr(pb, METHODS[method].input_type.name)()
-    vary(message, rng, 0.8)
-    return message
+    if method == PUT_LIBRARY:
+        return _library(known, rng)
+    raise AssertionError(f"{method} has no message yet: write one")
 
 
 def _call_of_a_worker(known: Known, rng: Random) -> pb.SynchronizeRequest:
@@ -114,8 +118,16 @@ def _call_of_a_worker(known: Known, rng: Random) -> pb.SynchronizeRequest:
     return message
 
 
+def _library(known: Known, rng: Random) -> pb.Library:
+    held = rng.choice(known.leases) if known.leases else Held("w", "session-1", pb.LeaseId(id="none"), (1,))
+    sha = hashlib.sha256(LIBRARY).hexdigest()
+    trial = rng.choice(held.trials)
+    return pb.Library(session_id=held.session, lease=held.id, trial_id=trial, sha256=sha, data=LIBRARY)
+
+
 def _report(worker: str, session: str, known: Known, rng: Random) -> pb.SynchronizeRequest:
     state = rng.choice(("PROBING", "READY", "READY", "BUSY", "DRAINING"))
+    builds = rng.random() < 0.3
     return pb.SynchronizeRequest(
         protocol=PROTOCOL,
         worker_id=worker,
@@ -125,13 +137,20 @@ def _report(worker: str, session: str, known: Known, rng: Random) -> pb.Synchron
         device=None if state == "PROBING" else device_to_wire(rng.choice(known.devices)),
         slots=rng.choice((0, 1, 16)),
         vitals=pb.Vitals(tunefarm_version="1", load=0.5, temperature_c=50.0, memory_free_bytes=1 << 30),
+        role="WORKER_ROLE_BUILD" if builds else "WORKER_ROLE_MEASURE",
+        builds_for=["x86_64", "aarch64"] if builds else [],
     )
 
 
 def _results(held: Held, rng: Random) -> Iterator[pb.Result]:
     for number, trial in enumerate(held.trials[: rng.choice((0, 1, 3, 16))], 1):
-        measurement = pb.Measurement(outcome="OUTCOME_OK", run_secs=[1e-3, 2e-3], build_secs=0.1)
-        yield pb.Result(number=number, lease=held.id, trial_id=trial, measurement=measurement)
+        result = pb.Result(number=number, lease=held.id, trial_id=trial)
+        if rng.random() < 0.3:
+            result.built.CopyFrom(pb.Built(sha256=hashlib.sha256(LIBRARY).hexdigest(), build_secs=0.1))
+        else:
+            went_well = pb.Measurement(outcome="OUTCOME_OK", run_secs=[1e-3, 2e-3], build_secs=0.1)
+            result.measurement.CopyFrom(went_well)
+        yield result
 
 
 def vary(message: Message, rng: Random, share: float) -> None:

@@ -21,7 +21,7 @@ from benchmarks.scale_workers import device_of
 from records import access, blobs, devices, jobs, models, tasks, trials
 from records.access import Scope, Token
 from records.database import Database
-from records.jobs import JobRequest, JobState
+from records.jobs import Build, JobRequest, JobState
 from records.trials import NewTrial
 from server.access import PREFIX, digest
 
@@ -109,7 +109,8 @@ class Service:
 
     def _add_job(self, number: int) -> None:
         job_id, device = _job_id(number), device_of(number)
-        request = JobRequest(self.blob, "model", {}, device.key, 10 * TRIALS, None, 0)
+        build = {0: Build.DEVICE, 1: Build.BUILDER}.get(number, Build.AUTO)
+        request = JobRequest(self.blob, "model", {}, device.key, 10 * TRIALS, None, 0, build=build)
         with self.database.begin() as session:
             devices.put_class(session, device)
             jobs.create(session, job_id, request, None, time.time())

@@ -9,6 +9,7 @@ from random import Random
 import pytest
 
 from benchmarks.fuzz import fleet, imports, uploads
+from benchmarks.fuzz.figures import MAX_NEW_FILES
 from benchmarks.fuzz.imports import Importer, importing
 from benchmarks.fuzz.service import Growth, Service, running
 from benchmarks.fuzz.wrong import Wrong
@@ -45,7 +46,7 @@ def test_workers_that_make_no_sense(service: Service, wrong: Wrong) -> None:
     assert sender.answers.total() == CALLS
     expected = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNAUTHENTICATED"}
     assert expected <= set(sender.answers)
-    assert growth.new_files <= 8
+    assert growth.new_files <= MAX_NEW_FILES
     assert fleet.is_served(service, 2)
 
 
@@ -55,7 +56,7 @@ def test_uploads_that_are_no_models(service: Service, wrong: Wrong) -> None:
     uploader.send(UPLOADS, Random(2))
     assert wrong.kinds == {}
     assert set(uploader.answers) == {"201", "422"}
-    assert growth.new_files <= 8
+    assert growth.new_files <= MAX_NEW_FILES
     assert fleet.is_served(service, 3)
 
 

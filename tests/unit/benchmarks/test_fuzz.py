@@ -37,7 +37,8 @@ def test_fields_are_read_as_protobuf_writes_them() -> None:
     message = valid(SYNCHRONIZE, known(), Random(1))
     data = message.SerializeToString()
     fields = wire.read(data)
-    assert [field.number for field in fields] == [field.number for field, _ in message.ListFields()]
+    numbers = list(dict.fromkeys(field.number for field in fields))
+    assert numbers == [field.number for field, _ in message.ListFields()]
     assert wire.written(fields) == data
 
 
