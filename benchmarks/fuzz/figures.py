@@ -12,7 +12,7 @@ from benchmarks.fuzz.service import Growth
 
 # An object that is kept for each message takes as much; what allocators do to a process is less.
 MAX_GROWTH_KIB = 256.0
-# Connections to the database come and go, of three files each; one file for a thousand messages would be more.
+# Connections to the database come and go, of three files each. A file kept for each thousandth is more.
 MAX_NEW_FILES = 64
 # Of the importing process, besides TVM: as much as its limit allows for a small file.
 MAX_IMPORT_MIB = 1024.0
