@@ -29,7 +29,7 @@ from benchmarks import figures, machine
 from benchmarks.arguments import add_json, positive
 from benchmarks.figures import Figure, Results, figure
 from benchmarks.suite import OPERATORS, Operator
-from compiler.lower import LoweringError, apply_trace, lower
+from compiler.lower import LoweringError, lower, replay
 from compiler.subgraph import read_dag
 from compiler.target import parse_target, probe
 from search.annotate import sample
@@ -108,7 +108,7 @@ def _random(module: tvm.IRModule, device: Device, count: int, rng: np.random.Gen
 
 def _schedule(module: tvm.IRModule, program: Program, device: Device) -> Schedule | None:
     try:
-        return Schedule(apply_trace(module, lower(module, program, device)))
+        return replay(module, lower(module, program, device))
     except LoweringError:
         return None
 

@@ -14,7 +14,6 @@ import numpy as np
 import tvm
 from numpy.typing import NDArray
 from tvm.ir.utils import derived_object
-from tvm.s_tir import Schedule
 from tvm.s_tir.meta_schedule import TuneContext
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, LocalBuilder, PyBuilder
@@ -30,7 +29,7 @@ from benchmarks.judge import Candidate, Trial
 from benchmarks.metaschedule import BUILD_LIMIT_S
 from benchmarks.theirs import quiet
 from compiler.bench import Built
-from compiler.lower import apply_trace
+from compiler.lower import replay
 from compiler.target import parse_target
 from search.device import Device
 
@@ -209,7 +208,7 @@ def _described(
     module: tvm.IRModule, device: Device, traces: Sequence[str]
 ) -> tuple[TuneContext, list[MeasureCandidate]]:
     context = TuneContext(module, target=parse_target(device.target))
-    return context, [MeasureCandidate(Schedule(apply_trace(module, trace)), []) for trace in traces]
+    return context, [MeasureCandidate(replay(module, trace), []) for trace in traces]
 
 
 class Timer:

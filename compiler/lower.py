@@ -37,6 +37,12 @@ def lower(module: tvm.IRModule, program: Program, device: Device) -> str:
 
 def apply_trace(module: tvm.IRModule, trace: str) -> tvm.IRModule:
     """The workload under a trace. Raises LoweringError when it is no trace or doesn't fit the workload."""
+    return replay(module, trace).mod
+
+
+def replay(module: tvm.IRModule, trace: str) -> Schedule:
+    """As `apply_trace`, the schedule: TVM makes none of a module whose loops were partitioned, because the
+    parts' blocks share variables. Raises LoweringError."""
     schedule = Schedule(module, debug_mask="none")
     try:
         steps = json.loads(trace)
@@ -44,7 +50,7 @@ def apply_trace(module: tvm.IRModule, trace: str) -> tvm.IRModule:
         Trace.apply_json_to_schedule(steps, schedule)
     except Exception as error:
         raise LoweringError(_last_line(error)) from error
-    return schedule.mod
+    return schedule
 
 
 def _plain(value: Any) -> Any:

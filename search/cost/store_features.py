@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.cost.stores import LoopKind, Loops, Store
-from search.dag import Access, Buffer, BufferRole, Dag, Operations
+from search.dag import Access, Buffer, Dag, Operations
 from search.nest import Floats, region
 
 LINE_BYTES = 64
@@ -263,10 +263,9 @@ def _intensity(store: Store, accesses: Sequence[_Touched]) -> list[Floats]:
 
 
 def _allocation(dag: Dag, store: Store) -> list[Floats]:
-    """Bytes that the program itself allocates for what is stored, outside of all loops; these elements by the
-    iterations; the iterations around the allocation, and inside."""
+    """Of the buffer that is stored, whole and allocated outside of all loops: bytes, elements, iterations
+    around and inside."""
     buffer = dag.buffer[store.write.buffer]
-    iterations = store.loops.iterations
-    is_own = buffer.role is BufferRole.INTERMEDIATE
-    size = np.full_like(iterations, float(math.prod(buffer.shape)) * is_own)
-    return [size * buffer.item_bytes, size * iterations, np.ones_like(iterations), iterations]
+    once = np.ones_like(store.loops.iterations)
+    elements = math.prod(buffer.shape) * once
+    return [elements * buffer.item_bytes, elements, once, store.loops.iterations]
