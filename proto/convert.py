@@ -38,6 +38,8 @@ MAX_ERROR_CHARS = 8192
 MAX_REPEATS = 10_000
 MAX_ID = 2**63 - 1
 
+_OUTCOMES = {int(pb.Outcome.Value(f"OUTCOME_{outcome.name}")): outcome for outcome in Outcome}
+
 _DEVICE_CHARS = {"name": 256, "triple": 128, "mcpu": 128, "toolchain": 1024, "target": 65536}
 _DEVICE_SIZES = {
     "cores": 4096,
@@ -373,8 +375,7 @@ def _role(number: int) -> Role:
 
 
 def _outcome(number: int) -> Outcome:
-    names = {int(pb.Outcome.Value(f"OUTCOME_{outcome.name}")): outcome for outcome in Outcome}
-    return names.get(number, Outcome.UNKNOWN)
+    return _OUTCOMES.get(number, Outcome.UNKNOWN)
 
 
 def _id(number: int) -> int:

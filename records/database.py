@@ -23,7 +23,7 @@ from records.failures import cause
 # Any number that other programs on a PostgreSQL server are unlikely to lock.
 _MIGRATION_LOCK = 7_305_822_146
 # So many transactions of one process run at once; others wait.
-POOL_SIZE = 20
+_POOL_SIZE = 20
 # What the URL says itself goes before these. A server that vanished silently is noticed within a minute.
 _POSTGRESQL_ARGUMENTS: dict[str, Any] = {
     "application_name": "tunefarm",
@@ -136,7 +136,7 @@ def _engine(url: str, busy_timeout_s: float) -> Engine:
             parsed,
             json_serializer=serializer,
             connect_args=_postgresql_arguments(parsed, busy_timeout_s),
-            pool_size=POOL_SIZE,
+            pool_size=_POOL_SIZE,
             max_overflow=0,
             pool_timeout=busy_timeout_s,
             # The connection used last has most statements prepared.

@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from proto.fleet_pb2_grpc import add_FleetServicer_to_server
 from proto.tls import TlsError, TlsFiles
 from proto.values import MAX_MESSAGE_BYTES
-from records.database import POOL_SIZE, Database, StorageError
+from records.database import Database, StorageError
 from scheduler.app import Waker, make_app
 from server.app import create_app
 from server.context import Context
@@ -37,8 +37,9 @@ from server.settings import Settings
 _log = logging.getLogger("server")
 
 _STOP_GRACE_S = 3
-# Threads for what uses the database; some of its connections are left for HTTP.
-_THREADS = POOL_SIZE - 4
+# For what uses the database. A transaction waits for PostgreSQL about as long as it computes, and one thread
+# computes at a time: with more of them, each would only hold its locks for longer.
+_THREADS = 8
 EXIT_FAILED = 1
 EXIT_MISUSE = 2
 
