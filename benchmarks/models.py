@@ -133,7 +133,7 @@ def _theirs(known: Mapping[str, Records], held: Mapping[str, NDArray[np.bool_]])
     for name, records in known.items():
         seen = np.flatnonzero(~held[name])
         traces = [records.traces[row] for row in seen]
-        predictor.learn(records.module, records.task.device, traces, records.secs[seen])
+        predictor.learn(records.module, records.task.device, traces, records.secs[seen].tolist())
     return {
         name: records.best_s / predictor.score(records.module, records.task.device, records.traces)
         for name, records in known.items()
