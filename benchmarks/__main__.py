@@ -33,8 +33,8 @@ COMMANDS = {
     "benchmarks.local_workers --json FILE": "the same with more and longer runs",
     "benchmarks.faults --quick --json FILE": "processes killed, networks cut, disks filled while a job runs: "
     "trials lost, counted twice, seconds to recovery",
-    "benchmarks.fuzz --quick --json FILE": "messages that make no sense, to the server and the importer: what "
-    "is answered wrongly, ends or grows; under two minutes",
+    "benchmarks.fuzz --quick --json FILE": "messages that make no sense, to server and importer: what is "
+    "answered wrongly, ends or grows; under two minutes",
     "benchmarks.fuzz --json FILE": "the same with 100,000 messages; under 10 minutes",
     "benchmarks.report FILE...": "rewrites the tables and plots of docs/benchmarks.md from such files",
 }
