@@ -48,6 +48,8 @@ TRACE_CHARS = 3000
 CORES = 2
 # Calls a second that a slow machine answers: so many workers a second get their first lease.
 SLOWEST_CALLS = 40.0
+# Trials a second, more than a worker that waits for nothing has ever stored.
+FASTEST = 2000.0
 # Fewer leases have no 99th percentile.
 MIN_LEASES = 100
 
@@ -215,7 +217,7 @@ def _trace(number: int) -> str:
 
 def _trials_needed(load: Load) -> int:
     """By class, so that the work is not used up: what the pace allows, or more than one has ever reached."""
-    per_second = load.workers * (500.0 if load.trial_s == 0.0 else 1.0 / load.trial_s)
+    per_second = load.workers * (FASTEST if load.trial_s == 0.0 else 1.0 / load.trial_s)
     begins_s = load.workers / SLOWEST_CALLS + SPREAD * load.trial_s + WARM_UP_S
     lasts_s = begins_s + load.seconds + SLOTS * load.trial_s
     return int(per_second * lasts_s / load.classes)
