@@ -26,7 +26,7 @@ COMMANDS = {
     "benchmarks.models --json FILE": "latencies of programs predicted unseen: by our cost model, by TVM's "
     "and by our estimate alone; about ten minutes",
     "benchmarks.scale --quick --json FILE": "one server on PostgreSQL, with 100 simulated workers and with "
-    "one: trials stored a second, how soon leases are answered; about three minutes",
+    "one: trials stored a second, how soon leases are answered; about five minutes",
     "benchmarks.scale --json FILE": "the same with 1,000 workers",
     "benchmarks.local_workers --quick --json FILE": "two workers on a core each against one, real ones: "
     "trials a second, and what server and scheduler take; under 10 minutes",
