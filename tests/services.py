@@ -35,6 +35,9 @@ class Missing(Exception):
 class Process:
     """A server's process, which can be stopped and started again."""
 
+    # Ends it at once, as in a crash. Who was started in the background of a shell may ignore SIGQUIT.
+    crash = signal.SIGKILL
+
     def __init__(
         self, command: Sequence[object], folder: Path, is_up: Callable[[], None], **popen: Any
     ) -> None:
@@ -66,17 +69,19 @@ class Process:
         assert self._process is not None, "it was started"
         return self._process.pid
 
-    def stop(self, number: int = signal.SIGQUIT) -> None:
-        """By default at once, as in a crash."""
+    def stop(self) -> None:
+        """At once, as in a crash."""
         if self._process is not None:
             with suppress(ProcessLookupError):
-                self._process.send_signal(number)
+                self._process.send_signal(self.crash)
             self._process.wait(_PATIENCE_S)
             self._process = None
 
 
 class Postgresql(Process):
     """A cluster: open by its Unix socket to us alone, by TCP with PASSWORD."""
+
+    crash = signal.SIGQUIT  # SIGKILL would leave its children
 
     def __init__(self, programs: Path, folder: Path, durable: bool, **popen: Any) -> None:
         self._folder = folder
@@ -174,7 +179,7 @@ def redis_server() -> Iterator[Redis]:
         try:
             yield server
         finally:
-            server.stop(signal.SIGKILL)
+            server.stop()
 
 
 def free_port() -> int:

@@ -6,34 +6,43 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.scale import ScaleError, figures_of
+from benchmarks.scale import OURS, ScaleError, figures_of
 from benchmarks.scale_workers import Seen, device_of, measured
 from proto import fleet_pb2 as pb
 
 
 def seen(stored: int, slowest_s: float) -> Seen:
-    return Seen(10.0, stored, stored, [0.01] * 197 + [slowest_s] * 3)
+    used = {"server 1": 8.0, "PostgreSQL": 5.0, "Redis": 0.1, OURS: 1.0}
+    return Seen(10.0, stored, stored, [0.01] * 197 + [slowest_s] * 3, used)
 
 
 def test_all_workers_are_held_against_the_aims_and_one_beside_them() -> None:
     late = replace(seen(12_000, 0.03), late=7)
-    found = figures_of(1000, seen(25_000, 0.15), seen(4_000, 0.012), late)
+    two = replace(seen(30_000, 0.08), late=2)
+    found = figures_of(1000, seen(25_000, 0.15), seen(4_000, 0.012), late, two)
     assert [(one.value, one.unit, one.reached) for one in found] == [
         (2500.0, "/s", True),
         (pytest.approx(150.0), "ms", False),
         (pytest.approx(30.0), "ms", None),
         (pytest.approx(10.0), "ms", None),
-        (7.0, "", None),
+        (9.0, "", None),
+        (0.8, "", None),
+        (0.5, "", None),
+        (0.01, "", None),
+        (0.1, "", None),
+        (3000.0, "/s", None),
+        (pytest.approx(80.0), "ms", None),
     ]
     assert (found[0].peer, found[1].peer) == ("one worker: 400 /s", "one worker: 12 ms")
-    assert "2500 trials offered a second" in found[1].name
+    assert "2222 trials offered a second" in found[1].name
     assert "1200 trials stored a second" in found[2].name
+    assert found[-2].peer == "one server: 2500 /s"
 
 
 def test_too_few_leases_are_no_measurement() -> None:
     few = Seen(10.0, 100, 100, [0.01] * 50)
     with pytest.raises(ScaleError, match="only 50 leases"):
-        figures_of(1000, few, few, few)
+        figures_of(1000, few, few, few, few)
 
 
 def test_every_candidate_of_a_lease_gets_a_result() -> None:
