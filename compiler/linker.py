@@ -19,6 +19,7 @@ GLIBC = "2.28"
 # ELF's numbers of the machines that libraries are linked for.
 MACHINES = {"x86_64": 62, "aarch64": 183}
 LINK_TIMEOUT_S = 300
+ZIG, ZIG_CACHE = "ziglang", "ZIG_GLOBAL_CACHE_DIR"
 _ELF_MAGIC = b"\x7fELF"
 
 Link = Callable[..., None]
@@ -82,8 +83,8 @@ def _cross(machine: str) -> list[str]:
     found = shutil.which(f"{machine}-linux-gnu-gcc")
     if found:
         return [found]
-    if importlib.util.find_spec("ziglang") is not None:
-        return [sys.executable, "-m", "ziglang", "cc", "-target", f"{machine}-linux-gnu.{GLIBC}"]
+    if importlib.util.find_spec(ZIG) is not None:
+        return [sys.executable, "-m", ZIG, "cc", "-target", f"{machine}-linux-gnu.{GLIBC}"]
     raise LinkerError(
         f"no compiler to link a model for {machine} with: install tunefarm's extra 'cross', "
         f"or {machine}-linux-gnu-gcc"
@@ -91,13 +92,28 @@ def _cross(machine: str) -> list[str]:
 
 
 def _run(command: Sequence[str]) -> None:
-    # Where a home folder can't be written, neither can zig's cache in it.
-    environment = {"ZIG_GLOBAL_CACHE_DIR": str(Path(os.environ.get("TMPDIR", "/tmp")) / "tunefarm-zig")}
+    environment = dict(os.environ)
+    if ZIG in command:
+        environment.setdefault(ZIG_CACHE, str(_private_folder("tunefarm-zig")))
     try:
         done = subprocess.run(
-            command, env=environment | os.environ, capture_output=True, text=True, timeout=LINK_TIMEOUT_S
+            command, env=environment, capture_output=True, text=True, timeout=LINK_TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LinkerError(f"{command[0]} could not link: {error}") from error
     if done.returncode:
         raise LinkerError(f"{command[0]} could not link: {(done.stderr or done.stdout).strip()[-2000:]}")
+
+
+def _private_folder(name: str) -> Path:
+    """One for temporary files that lasts, where nobody else puts anything in: a home folder may not be
+    writable. Raises LinkerError."""
+    folder = Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        owner = folder.lstat().st_uid
+    except OSError as error:
+        raise LinkerError(f"{folder} can't be made: {error.strerror}: set {ZIG_CACHE}") from error
+    if folder.is_symlink() or owner != os.getuid():
+        raise LinkerError(f"{folder} is not this user's own: remove it, or set {ZIG_CACHE}")
+    return folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import shutil
 import subprocess
@@ -43,6 +44,21 @@ def test_libraries_for_another_machine(tmp_path: Path, monkeypatch: pytest.Monke
     library = tmp_path / "answer.so"
     linker(f"{OTHER}-unknown-linux-gnu")(str(library), objects(tmp_path, *zig))
     assert machine_of(library.read_bytes()) == OTHER
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra 'cross' is not installed")
+def test_nobody_else_chooses_where_the_linker_keeps_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linking.shutil, "which", lambda name: None)
+    monkeypatch.setattr(linking.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("ZIG_GLOBAL_CACHE_DIR", raising=False)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / f"tunefarm-zig-{os.getuid()}").symlink_to(elsewhere)
+    with pytest.raises(LinkerError, match="is not this user's own: remove it, or set ZIG_GLOBAL_CACHE_DIR"):
+        linker(f"{OTHER}-linux-gnu")(str(tmp_path / "x.so"), [])
+    assert not any(elsewhere.iterdir())
 
 
 def test_without_a_cross_compiler_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
