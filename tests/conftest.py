@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -12,6 +13,10 @@ from tests import services
 # No test asserts on a clock, nor does hypothesis.
 settings.register_profile("no clock", deadline=None)
 settings.load_profile("no clock")
+
+# Where tests are started in the background of a shell they ignore SIGINT, and so would what they interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
