@@ -58,32 +58,40 @@ def try_model(data: bytes, shapes: Mapping[str, Shape], target: str, limits: Lim
         "memory_bytes": limits.memory_for(len(data)),
         "model_bytes": len(data),
     }
-    reply, status = _run_child(json.dumps(request).encode() + b"\n" + data, limits.timeout_s)
+    reply, status = run_child(
+        "compiler.contained", json.dumps(request).encode() + b"\n" + data, limits.timeout_s
+    )
+    if status is None:
+        raise ModelError(f"importing the model takes longer than {limits.timeout_s:g} s")
     problem = _problem(reply, status)
     if problem:
         raise ModelError(problem)
 
 
-def child_environment() -> dict[str, str]:
+def _child_environment() -> dict[str, str]:
     """Of a process of our own code, which loads TVM."""
     path = os.pathsep.join(path for path in sys.path if path)
     # The stacks of TVM's threads, of which there is one for each core, would count as memory.
     return {**os.environ, "PYTHONPATH": path, "TVM_NUM_THREADS": "1"}
 
 
-def _run_child(request: bytes, timeout_s: float) -> tuple[bytes, int]:
+def run_child(module: str, request: bytes, timeout_s: float) -> tuple[bytes, int | None]:
+    """What a module of ours replies in a process of its own, and its exit status: None where it took longer
+    and was killed."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "compiler.contained"],
+        [sys.executable, "-m", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=child_environment(),
+        env=_child_environment(),
     )
     with child:
         try:
             reply, _ = child.communicate(request, timeout=timeout_s)
-        except subprocess.TimeoutExpired as error:
-            raise ModelError(f"importing the model takes longer than {timeout_s:g} s") from error
+        except subprocess.TimeoutExpired:
+            child.kill()
+            reply, _ = child.communicate()
+            return reply, None
         finally:
             child.kill()
     return reply, child.returncode

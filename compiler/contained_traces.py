@@ -10,13 +10,12 @@ import json
 import os
 import resource
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.contained import BASE_MEMORY_BYTES, child_environment
+from compiler.contained import BASE_MEMORY_BYTES, run_child
 from compiler.spec import first_line
 
 
@@ -44,30 +43,15 @@ def try_traces(pairs: Sequence[tuple[str, str]], target: str, limits: Limits | N
 def _of_child(pairs: Sequence[tuple[str, str]], target: str, limits: Limits) -> list[str]:
     """What is wrong with each, until the first that the child didn't survive."""
     request = {"target": target, "memory_bytes": limits.memory_bytes, "pairs": list(pairs)}
-    child = subprocess.Popen(
-        [sys.executable, "-m", "compiler.contained_traces"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=child_environment(),
-    )
-    with child:
-        try:
-            replies, _ = child.communicate(
-                json.dumps(request).encode(), timeout=limits.start_s + limits.each_s * len(pairs)
-            )
-            cause = _end(child.returncode)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            replies, _ = child.communicate()
-            cause = "it keeps the compiler busy for too long"
-        finally:
-            child.kill()
+    timeout_s = limits.start_s + limits.each_s * len(pairs)
+    replies, status = run_child("compiler.contained_traces", json.dumps(request).encode(), timeout_s)
     problems = [str(json.loads(line)["problem"]) for line in replies.splitlines()]
-    return problems if len(problems) == len(pairs) else [*problems, cause]
+    return problems if len(problems) == len(pairs) else [*problems, _end(status)]
 
 
-def _end(status: int) -> str:
+def _end(status: int | None) -> str:
+    if status is None:
+        return "it keeps the compiler busy for too long"
     if status < 0:
         return f"it crashes the compiler ({signal.Signals(-status).name})"
     return f"it ends the compiler (exit status {status})"
