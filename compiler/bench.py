@@ -25,13 +25,13 @@ from tvm.s_tir import Schedule
 
 from compiler import fallback
 from compiler.artifact import reference_of, unpack
-from compiler.codegen import prepared
+from compiler.codegen import compiled
 from compiler.library import Library, LibraryError
 from compiler.linker import linked, linker
 from compiler.lower import apply_trace
 from compiler.operands import SEED, Operands, random_array
 from compiler.outputs import difference
-from compiler.packing import Packed, Split, split
+from compiler.packing import Packed, Split
 from compiler.target import parse_target, triple_of
 from compiler.timing import Kernel
 from compiler.workload import from_json
@@ -169,10 +169,7 @@ class Bench:
 
     def _compile(self, module_json: str, trace: str) -> tuple[Any, Split | None]:
         """A trace replayed on a workload and compiled, without machine code yet."""
-        scheduled = apply_trace(self._workload(module_json), trace)
-        parts = split(scheduled)
-        module = prepared(parts.module if parts else scheduled, self._target)
-        return tvm.compile(module, target=self._target), parts
+        return compiled(apply_trace(self._workload(module_json), trace), self._target)
 
     def _make_operands(self, module_json: str) -> Operands:
         main = self._workload(module_json)["main"]

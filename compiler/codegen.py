@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tvm
 
+from compiler.packing import Split, split
 from compiler.row_sums import add_as_trees
 from compiler.vector_math import expand_math
 
@@ -11,3 +14,12 @@ from compiler.vector_math import expand_math
 def prepared(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Candidates and whole models alike, so that what is timed is what is deployed."""
     return expand_math(add_as_trees(module, target), target)
+
+
+def compiled(scheduled: tvm.IRModule, target: tvm.target.Target) -> tuple[Any, Split | None]:
+    """A candidate as TVM's Executable, without machine code yet, and what it packs ahead of time.
+
+    Raises whatever class TVM's C++ side names.
+    """
+    parts = split(scheduled)
+    return tvm.compile(prepared(parts.module if parts else scheduled, target), target=target), parts

@@ -68,17 +68,12 @@ def _problems(request: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _problem(module_json: str, trace: str, target: Any) -> str:
-    import tvm
-
-    from compiler.codegen import prepared
+    from compiler.codegen import compiled
     from compiler.lower import apply_trace
-    from compiler.packing import split
     from compiler.workload import from_json
 
     try:
-        scheduled = apply_trace(from_json(module_json), trace)
-        parts = split(scheduled)
-        tvm.compile(prepared(parts.module if parts else scheduled, target), target=target)
+        compiled(apply_trace(from_json(module_json), trace), target)
     except MemoryError:
         return "it takes too much memory"
     except Exception as error:  # TVM raises whatever class its C++ side names
