@@ -21,11 +21,11 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from benchmarks import figures, machine, searches
 from benchmarks.arguments import add_json, positive
-from benchmarks.figures import Figure, Results, figure
-from benchmarks.operators_run import OURS
-from benchmarks.searches import Search
+from benchmarks.operators.run import OURS
+from benchmarks.results import figures, machine, searches
+from benchmarks.results.figures import Figure, Results, figure
+from benchmarks.results.searches import Search
 from benchmarks.suite import OPERATORS
 from compiler.subgraph import read_dag
 from scheduler.settings import Settings

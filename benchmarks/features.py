@@ -25,9 +25,9 @@ from tvm.s_tir.meta_schedule import TuneContext
 from tvm.s_tir.meta_schedule.feature_extractor import PerStoreFeature
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
 
-from benchmarks import figures, machine
 from benchmarks.arguments import add_json, positive
-from benchmarks.figures import Figure, Results, figure
+from benchmarks.results import figures, machine
+from benchmarks.results.figures import Figure, Results, figure
 from benchmarks.suite import OPERATORS, Operator
 from compiler.lower import LoweringError, lower, replay
 from compiler.subgraph import read_dag

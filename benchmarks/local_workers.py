@@ -26,12 +26,12 @@ import onnx
 import psutil
 from rich.console import Console
 
-from benchmarks import figures, machine
 from benchmarks.arguments import add_json, positive
 from benchmarks.faults.rig import ROOT, Program, free_port
-from benchmarks.figures import Figure, Results, at_least, figure
-from benchmarks.interleaved import Timings
+from benchmarks.results import figures, machine
+from benchmarks.results.figures import Figure, Results, at_least, figure
 from benchmarks.scale_workers import Meter
+from benchmarks.timing.interleaved import Timings
 from examples.make_models import make
 from records import devices, jobs, trials
 from records.database import Database

@@ -23,12 +23,12 @@ from rich.console import Console
 from rich.progress import track
 from scipy.stats import spearmanr
 
-from benchmarks import figures, machine
 from benchmarks.arguments import positive, suite_parser
-from benchmarks.figures import Figure, Results, at_least, figure, number
-from benchmarks.judge import Candidate, Judge, seconds
-from benchmarks.shipped import Predictor
+from benchmarks.engines.shipped import Predictor
+from benchmarks.results import figures, machine
+from benchmarks.results.figures import Figure, Results, at_least, figure, number
 from benchmarks.suite import OPERATORS
+from benchmarks.timing.judge import Candidate, Judge, seconds
 from compiler.lower import lower
 from compiler.subgraph import read_dag
 from compiler.target import probe

@@ -27,9 +27,9 @@ from pathlib import Path
 import httpx
 from rich.console import Console
 
-from benchmarks import figures, machine
 from benchmarks.arguments import add_json, positive
-from benchmarks.figures import Figure, Results, at_least, at_most, figure
+from benchmarks.results import figures, machine
+from benchmarks.results.figures import Figure, Results, at_least, at_most, figure
 from benchmarks.scale_workers import OURS, SLOTS, SPREAD, WARM_UP_S, Seen, device_of
 from records import blobs, devices, jobs, models, tasks, trials
 from records.database import Database

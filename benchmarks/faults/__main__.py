@@ -16,14 +16,14 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from benchmarks import figures, machine
 from benchmarks.arguments import add_json, positive
 from benchmarks.faults.figures import Found, figures_of
 from benchmarks.faults.places import Missing
 from benchmarks.faults.plays import Rigs
 from benchmarks.faults.rig import GaveUp
 from benchmarks.faults.scenarios import SCENARIOS, NotNamed, Scenario, Seen
-from benchmarks.figures import Results
+from benchmarks.results import figures, machine
+from benchmarks.results.figures import Results
 from worker.settings import usable_cores
 
 RUNS, QUICK_RUNS = 20, 2

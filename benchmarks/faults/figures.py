@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.faults.scenarios import Scenario, Seen
-from benchmarks.figures import Figure, at_least, at_most, figure
+from benchmarks.results.figures import Figure, at_least, at_most, figure
 
 
 @dataclass(frozen=True)

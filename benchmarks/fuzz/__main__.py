@@ -19,14 +19,14 @@ from random import Random
 
 from rich.console import Console
 
-from benchmarks import figures, machine
 from benchmarks.arguments import add_json
-from benchmarks.figures import Results
 from benchmarks.fuzz import fleet, imports, uploads
 from benchmarks.fuzz.figures import Found, figures_of
 from benchmarks.fuzz.imports import ImporterError, importing
 from benchmarks.fuzz.service import Growth, Service, ServiceError, running
 from benchmarks.fuzz.wrong import Wrong
+from benchmarks.results import figures, machine
+from benchmarks.results.figures import Results
 from worker.settings import usable_cores
 
 SENDERS: Mapping[str, Callable[[Service, Wrong, Growth], fleet.Sender | uploads.Uploader]] = {

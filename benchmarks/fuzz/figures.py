@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from benchmarks.figures import Figure, at_least, at_most, figure
 from benchmarks.fuzz import fleet, imports, uploads
 from benchmarks.fuzz.service import Growth
+from benchmarks.results.figures import Figure, at_least, at_most, figure
 
 # An object that is kept for each message takes as much; what allocators do to a process is less.
 MAX_GROWTH_KIB = 256.0

@@ -8,10 +8,10 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks import untuned
-from benchmarks.agreement import compare, random_inputs
-from benchmarks.contestants import OnnxFile, ProcessContestant, TvmLibrary, own_process
-from benchmarks.interleaved import Block, measure
+from benchmarks.networks import untuned
+from benchmarks.timing.agreement import compare, random_inputs
+from benchmarks.timing.contestants import OnnxFile, ProcessContestant, TvmLibrary, own_process
+from benchmarks.timing.interleaved import Block, measure
 from compiler.artifact import ArtifactError
 from compiler.model import ModelError
 from compiler.target import probe

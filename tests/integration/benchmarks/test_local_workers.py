@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import figures, local_workers
+from benchmarks import local_workers
+from benchmarks.results import figures
 
 
 @pytest.mark.slow

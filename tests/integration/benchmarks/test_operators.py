@@ -8,13 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import ablation, operators_figures, operators_run, shipped
-from benchmarks.ablation import VARIANTS, NoEstimate
-from benchmarks.interleaved import Block
-from benchmarks.judge import Candidate, Judge
-from benchmarks.operators_run import OURS, THEIRS, WARM, Plan
-from benchmarks.ours import OurSpace
+from benchmarks.engines import shipped
+from benchmarks.engines.ours import OurSpace
+from benchmarks.operators import ablation
+from benchmarks.operators import figures as operators_figures
+from benchmarks.operators import run as operators_run
+from benchmarks.operators.ablation import VARIANTS, NoEstimate
+from benchmarks.operators.run import OURS, THEIRS, WARM, Plan
 from benchmarks.suite import OPERATORS
+from benchmarks.timing.interleaved import Block
+from benchmarks.timing.judge import Candidate, Judge
 from compiler.bench import Built
 from compiler.target import probe
 from search.annotate import sample

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import figures, scale, scale_workers
+from benchmarks import scale, scale_workers
+from benchmarks.results import figures
 from benchmarks.scale_workers import Clock, Meter, Seen
 from records.database import Database
 from records.trials import counts

@@ -9,11 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks import figures, space
-from benchmarks.interleaved import Block
-from benchmarks.judge import Candidate, Finalist, Judge, seconds
-from benchmarks.ours import OurSpace
-from benchmarks.theirs import TheirSpace
+from benchmarks.engines.ours import OurSpace
+from benchmarks.engines.theirs import TheirSpace
+from benchmarks.results import figures
+from benchmarks.space import __main__ as space
+from benchmarks.timing.interleaved import Block
+from benchmarks.timing.judge import Candidate, Finalist, Judge, seconds
 from compiler.bench import Built
 from compiler.target import probe
 from search.measurement import Outcome

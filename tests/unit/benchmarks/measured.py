@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.agreement import Deviation
-from benchmarks.curves import Point
-from benchmarks.interleaved import Timings
-from benchmarks.metaschedule import TrialRate
-from benchmarks.network import EXPORTED, ONNXRUNTIME, TUNED, UNTUNED, Measured
-from benchmarks.tuning import Tuning
+from benchmarks.engines.metaschedule import TrialRate
+from benchmarks.networks.network import EXPORTED, ONNXRUNTIME, TUNED, UNTUNED, Measured
+from benchmarks.networks.tuning import Tuning
+from benchmarks.results.curves import Point
+from benchmarks.timing.agreement import Deviation
+from benchmarks.timing.interleaved import Timings
 from tunefarm.values import Job, JobState
 
 JOB = Job(

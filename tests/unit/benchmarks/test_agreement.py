@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.agreement import ABSOLUTE, RELATIVE, deviation, random_inputs
+from benchmarks.timing.agreement import ABSOLUTE, RELATIVE, deviation, random_inputs
 
 
 def test_equal_outputs_do_not_deviate() -> None:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import allocation, searches
+from benchmarks import allocation
 from benchmarks.allocation import ALLOCATOR, BUDGETS, EQUAL, SHARES, figures_of, replay, task_of
-from benchmarks.curves import Point
-from benchmarks.operators_run import OURS, THEIRS
-from benchmarks.searches import Search
+from benchmarks.operators.run import OURS, THEIRS
+from benchmarks.results import searches
+from benchmarks.results.curves import Point
+from benchmarks.results.searches import Search
 from search.allocate import TaskProgress
 
 TRIALS = 256

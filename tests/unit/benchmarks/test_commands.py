@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks import __main__ as listing
-from benchmarks import curves, figures, networks
-from benchmarks.network import Measured, Plan
+from benchmarks.networks import __main__ as networks
+from benchmarks.networks.network import Measured, Plan
+from benchmarks.results import curves, figures
 from tests.unit.benchmarks.measured import MEASURED
 from tunefarm.errors import StackError
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import curves
-from benchmarks.curves import Curve, Point
+from benchmarks.results import curves
+from benchmarks.results.curves import Curve, Point
 
 
 def _curve(*latencies_s: float) -> Curve:

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import drawn, plots
-from benchmarks.drawn import Drawn
+from benchmarks.report import plots
+from benchmarks.results import drawn
+from benchmarks.results.drawn import Drawn
 
 KEPT = (Drawn("GMM", (1e-3, 2e-3), (1e-3, 4e-3, 9e-3)), Drawn("softmax", (), (2e-3,)))
 

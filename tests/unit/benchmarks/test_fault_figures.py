@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import figures
 from benchmarks.faults import __main__ as faults
 from benchmarks.faults.figures import Found, figures_of
 from benchmarks.faults.places import Missing
@@ -14,7 +13,8 @@ from benchmarks.faults.plays import Rigs
 from benchmarks.faults.rig import GaveUp
 from benchmarks.faults.scenarios import SCENARIOS, Scenario, Seen
 from benchmarks.faults.stage import Ledger
-from benchmarks.figures import Figure
+from benchmarks.results import figures
+from benchmarks.results.figures import Figure
 
 CLEAN = Ledger("done", lost=0, twice=0, wrong=0, given_up=0)
 HANGS, DOOMED = SCENARIOS[5], SCENARIOS[3]

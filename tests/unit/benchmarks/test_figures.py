@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks import figures
-from benchmarks.figures import Figure, FiguresError, Results, at_least, at_most, figure
+from benchmarks.results import figures
+from benchmarks.results.figures import Figure, FiguresError, Results, at_least, at_most, figure
 
 RESULTS = Results(
     (

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.finals import Trials, best, judge_all
-from benchmarks.judge import Candidate, Trial
+from benchmarks.timing.finals import Trials, best, judge_all
+from benchmarks.timing.judge import Candidate, Trial
 from search.measurement import Measurement, Outcome
 
 A, B, WRONG, UNBUILT = (Candidate(name, None) for name in ("a", "b", "wrong", "unbuilt"))

@@ -13,7 +13,6 @@ import onnx
 import pytest
 from google.protobuf.message import DecodeError
 
-from benchmarks.figures import Figure
 from benchmarks.fuzz import fleet, imports, uploads, wire
 from benchmarks.fuzz.figures import Found, figures_of
 from benchmarks.fuzz.graphs import DEFECTS, Defect, files
@@ -22,6 +21,7 @@ from benchmarks.fuzz.mutate import BENDS, CHANGES, MAX_BYTES, Bend, Change, muta
 from benchmarks.fuzz.service import Growth
 from benchmarks.fuzz.wire import Field
 from benchmarks.fuzz.wrong import KEPT_OF_A_KIND, Wrong
+from benchmarks.results.figures import Figure
 from benchmarks.scale_workers import device_of
 from proto import fleet_pb2 as pb
 from tests.onnx_models import MODELS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from benchmarks.interleaved import Block, Counted, Timings, measure, time_calls
+from benchmarks.timing.interleaved import Block, Counted, Timings, measure, time_calls
 
 
 @dataclass

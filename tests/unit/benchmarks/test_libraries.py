@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from benchmarks import libraries
-from benchmarks.interleaved import Block, Timings
-from benchmarks.libraries import EVERY_SHAPE, PEERS, TORCH, Compared, NumpyMatmul, TorchConvolution
+from benchmarks.operators import libraries
+from benchmarks.operators.libraries import EVERY_SHAPE, PEERS, TORCH, Compared, NumpyMatmul, TorchConvolution
 from benchmarks.suite import OPERATORS
+from benchmarks.timing.interleaved import Block, Timings
 
 
 class Ours:

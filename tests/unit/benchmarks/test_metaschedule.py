@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks import metaschedule
-from benchmarks.metaschedule import PeerFailed, TrialRate, read_rate, trial_rate
+from benchmarks.engines import metaschedule
+from benchmarks.engines.metaschedule import PeerFailed, TrialRate, read_rate, trial_rate
 
 
 def _leave(folder: Path, run_secs: list[float]) -> None:

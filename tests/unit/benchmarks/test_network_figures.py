@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.agreement import Deviation
-from benchmarks.curves import Point
-from benchmarks.figures import Figure
-from benchmarks.interleaved import Timings
-from benchmarks.network import TUNED, Measured
-from benchmarks.network_figures import figures_of
-from benchmarks.tuning import Recorder
+from benchmarks.networks.figures import figures_of
+from benchmarks.networks.network import TUNED, Measured
+from benchmarks.networks.tuning import Recorder
+from benchmarks.results.curves import Point
+from benchmarks.results.figures import Figure
+from benchmarks.timing.agreement import Deviation
+from benchmarks.timing.interleaved import Timings
 from tests.unit.benchmarks.measured import JOB, MEASURED, TUNING
 from tunefarm.progress import Picture, SilentDisplay
 from tunefarm.values import JobState, Task

@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ablation, figures, operators, operators_run, searches
-from benchmarks.figures import Figure
-from benchmarks.finals import Judged, Side
-from benchmarks.interleaved import Pair, Timings
-from benchmarks.libraries import Compared
-from benchmarks.operators import Failed
-from benchmarks.operators_figures import correction, figures_of, quality, sooner
-from benchmarks.operators_run import OURS, THEIRS, WARM, Found, Plan
-from benchmarks.searches import Search
+from benchmarks.operators import __main__ as operators
+from benchmarks.operators import ablation
+from benchmarks.operators import run as operators_run
+from benchmarks.operators.__main__ import Failed
+from benchmarks.operators.figures import correction, figures_of, quality, sooner
+from benchmarks.operators.libraries import Compared
+from benchmarks.operators.run import OURS, THEIRS, WARM, Found, Plan
+from benchmarks.results import figures, searches
+from benchmarks.results.figures import Figure
+from benchmarks.results.searches import Search
+from benchmarks.timing.finals import Judged, Side
+from benchmarks.timing.interleaved import Pair, Timings
 
 AS_FAST = "MetaSchedule's seconds for 64 trials relative to ours until as fast"
 PLAN = Plan(trials=64, own_trials=64, threads=2)

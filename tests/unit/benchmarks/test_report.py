@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import curves, report, searches
-from benchmarks.curves import Curve, Point
-from benchmarks.figures import FiguresError, Results, at_least, figure
-from benchmarks.searches import Search
+from benchmarks.report import __main__ as report
+from benchmarks.results import curves, searches
+from benchmarks.results.curves import Curve, Point
+from benchmarks.results.figures import FiguresError, Results, at_least, figure
+from benchmarks.results.searches import Search
 
 DOCUMENT = """# Benchmarks
 

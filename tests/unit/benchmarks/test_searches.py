@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import plots, searches
-from benchmarks.curves import Point
-from benchmarks.searches import Search
+from benchmarks.report import plots
+from benchmarks.results import searches
+from benchmarks.results.curves import Point
+from benchmarks.results.searches import Search
 
 TIMED = [(1.0, math.inf), (2.0, 5e-3), (2.5, 6e-3), (3.0, 4e-3), (4.0, 4e-3)]
 SEARCH = Search.of("GMM", "ours", TIMED)

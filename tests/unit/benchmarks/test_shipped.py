@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import shipped
-from benchmarks.judge import Candidate
-from benchmarks.shipped import _Notes
+from benchmarks.engines import shipped
+from benchmarks.engines.shipped import _Notes
+from benchmarks.timing.judge import Candidate
 
 
 class Clock:

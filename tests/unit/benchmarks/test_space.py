@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import drawn, figures, space
-from benchmarks.figures import Figure
-from benchmarks.interleaved import Pair, Timings
-from benchmarks.judge import Candidate, fastest
-from benchmarks.space import Failed
-from benchmarks.space_figures import density, figures_of
-from benchmarks.space_run import Found, Plan, Rates
+from benchmarks.results import drawn, figures
+from benchmarks.results.figures import Figure
+from benchmarks.space import __main__ as space
+from benchmarks.space.__main__ import Failed
+from benchmarks.space.figures import density, figures_of
+from benchmarks.space.run import Found, Plan, Rates
 from benchmarks.suite import OPERATORS
+from benchmarks.timing.interleaved import Pair, Timings
+from benchmarks.timing.judge import Candidate, fastest
 
 PLAN = Plan(programs=3, trials=8, threads=2)
 FOUND = Found(

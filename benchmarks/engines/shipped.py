@@ -24,10 +24,10 @@ from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
 from tvm.s_tir.meta_schedule.tir_integration import tune_tir
 from tvm.support.tar import tar
 
-from benchmarks.interleaved import Block
-from benchmarks.judge import Candidate, Trial
-from benchmarks.metaschedule import BUILD_LIMIT_S
-from benchmarks.theirs import quiet
+from benchmarks.engines.metaschedule import BUILD_LIMIT_S
+from benchmarks.engines.theirs import quiet
+from benchmarks.timing.interleaved import Block
+from benchmarks.timing.judge import Candidate, Trial
 from compiler.bench import Built
 from compiler.lower import replay
 from compiler.target import parse_target

@@ -19,12 +19,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import curves, figures, machine, network
 from benchmarks.arguments import add_json, positive
-from benchmarks.figures import Results
-from benchmarks.interleaved import Block
-from benchmarks.network import Measured, Plan
-from benchmarks.network_figures import figures_of
+from benchmarks.networks import network
+from benchmarks.networks.figures import figures_of
+from benchmarks.networks.network import Measured, Plan
+from benchmarks.results import curves, figures, machine
+from benchmarks.results.figures import Results
+from benchmarks.timing.interleaved import Block
 from examples.make_models import NETWORKS
 from tunefarm.client import ClientError
 from tunefarm.errors import CommandError

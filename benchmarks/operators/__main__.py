@@ -22,14 +22,17 @@ from typing import TypeVar
 
 from rich.console import Console
 
-from benchmarks import ablation, figures, libraries, machine, operators_figures, operators_run, searches
 from benchmarks.arguments import engines_parser, positive
-from benchmarks.contestants import own_process
-from benchmarks.figures import Figure, Results
-from benchmarks.finals import Side
-from benchmarks.operators_run import Found, Plan
-from benchmarks.searches import Search
+from benchmarks.operators import ablation, libraries
+from benchmarks.operators import figures as operators_figures
+from benchmarks.operators import run as operators_run
+from benchmarks.operators.run import Found, Plan
+from benchmarks.results import figures, machine, searches
+from benchmarks.results.figures import Figure, Results
+from benchmarks.results.searches import Search
 from benchmarks.suite import OPERATORS
+from benchmarks.timing.contestants import own_process
+from benchmarks.timing.finals import Side
 from compiler.subgraph import NotCovered
 
 PAPER = tuple(OPERATORS)[:12]  # the suite without what transformers add

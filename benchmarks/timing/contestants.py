@@ -14,7 +14,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.interleaved import Block, time_calls
+from benchmarks.timing.interleaved import Block, time_calls
 
 Arrays = Sequence[NDArray[Any]]
 # Binds inputs, so that a call does nothing but run the model; the call returns the outputs as they come.

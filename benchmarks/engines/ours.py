@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import tvm
 
-from benchmarks.judge import Candidate, Trial
+from benchmarks.timing.judge import Candidate, Trial
 from compiler.lower import LoweringError, lower
 from compiler.subgraph import read_dag
 from compiler.workload import to_json

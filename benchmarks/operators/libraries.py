@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.agreement import random_inputs
-from benchmarks.contestants import Arrays, Bind, ModelFile, ProcessContestant
-from benchmarks.halide_peers import HalideConv2d, HalideMatmul
-from benchmarks.interleaved import Block, Contestant, Timings, measure
+from benchmarks.operators.halide_peers import HalideConv2d, HalideMatmul
 from benchmarks.suite import Shape
+from benchmarks.timing.agreement import random_inputs
+from benchmarks.timing.contestants import Arrays, Bind, ModelFile, ProcessContestant
+from benchmarks.timing.interleaved import Block, Contestant, Timings, measure
 
 # Read by the libraries when they are loaded.
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.contestants import own_process
+from benchmarks.timing.contestants import own_process
 
 
 def build(model: Path, target: str, library: Path) -> None:

@@ -18,14 +18,15 @@ from concurrent.futures.process import BrokenProcessPool
 
 from rich.console import Console
 
-from benchmarks import drawn, figures, machine, space_run
 from benchmarks.arguments import engines_parser, positive
-from benchmarks.contestants import own_process
-from benchmarks.figures import Results
-from benchmarks.ours import EmptySpace
-from benchmarks.space_figures import figures_of
-from benchmarks.space_run import Found, Plan
+from benchmarks.engines.ours import EmptySpace
+from benchmarks.results import drawn, figures, machine
+from benchmarks.results.figures import Results
+from benchmarks.space import run as space_run
+from benchmarks.space.figures import figures_of
+from benchmarks.space.run import Found, Plan
 from benchmarks.suite import OPERATORS
+from benchmarks.timing.contestants import own_process
 from compiler.subgraph import NotCovered
 
 QUICK = ("GMM", "C2D", "softmax")

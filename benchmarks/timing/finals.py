@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.interleaved import Block, Timings, measure
-from benchmarks.judge import Candidate, Finalist, Judge, Trial, fastest
-from benchmarks.searches import Search
+from benchmarks.results.searches import Search
+from benchmarks.timing.interleaved import Block, Timings, measure
+from benchmarks.timing.judge import Candidate, Finalist, Judge, Trial, fastest
 from search.measurement import Measurement, Outcome
 
 ANY_BLOCK = Block()  # finalists repeat as often as the bench finds right

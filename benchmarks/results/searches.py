@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from benchmarks.curves import Point
+from benchmarks.results.curves import Point
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contestants import Arrays, Bind
+from benchmarks.timing.contestants import Arrays, Bind
 
 AUTOSCHEDULER = "Adams2019"
 

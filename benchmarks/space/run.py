@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.drawn import Drawn
-from benchmarks.interleaved import Block, Counted, Pair, Timings, measure
-from benchmarks.judge import Finalist, Judge, Timed, fastest, seconds
-from benchmarks.ours import OurSpace
+from benchmarks.engines.ours import OurSpace
+from benchmarks.engines.theirs import TheirSpace
+from benchmarks.results.drawn import Drawn
 from benchmarks.suite import OPERATORS
-from benchmarks.theirs import TheirSpace
+from benchmarks.timing.interleaved import Block, Counted, Pair, Timings, measure
+from benchmarks.timing.judge import Finalist, Judge, Timed, fastest, seconds
 from compiler.bench import Built
 from compiler.target import probe
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.curves import Point
+from benchmarks.results.curves import Point
 from tunefarm import stack, transfer
 from tunefarm.artifact import unpack
 from tunefarm.client import Client

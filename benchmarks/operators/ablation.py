@@ -11,11 +11,11 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.figures import Figure, figure, number
-from benchmarks.finals import Side, Trials, judge_all
-from benchmarks.judge import Judge
-from benchmarks.ours import OurSpace, Variant
+from benchmarks.engines.ours import OurSpace, Variant
+from benchmarks.results.figures import Figure, figure, number
 from benchmarks.suite import OPERATORS
+from benchmarks.timing.finals import Side, Trials, judge_all
+from benchmarks.timing.judge import Judge
 from compiler.target import probe
 from search.cost.analytic import Estimate
 from search.dag import Dag

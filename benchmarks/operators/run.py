@@ -10,14 +10,15 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import libraries, shipped
-from benchmarks.finals import ANY_BLOCK, REST_S, Side, Trials, best, judge_all, verified
-from benchmarks.interleaved import Block, Contestant, Counted, Pair, measure
-from benchmarks.judge import Finalist, Judge, Trial
-from benchmarks.libraries import Compared
-from benchmarks.ours import OurSpace, Searched
-from benchmarks.searches import Search
+from benchmarks.engines import shipped
+from benchmarks.engines.ours import OurSpace, Searched
+from benchmarks.operators import libraries
+from benchmarks.operators.libraries import Compared
+from benchmarks.results.searches import Search
 from benchmarks.suite import OPERATORS, Shape
+from benchmarks.timing.finals import ANY_BLOCK, REST_S, Side, Trials, best, judge_all, verified
+from benchmarks.timing.interleaved import Block, Contestant, Counted, Pair, measure
+from benchmarks.timing.judge import Finalist, Judge, Trial
 from compiler.target import probe
 from search.policy import Sample
 

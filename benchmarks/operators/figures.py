@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.figures import Aim, Figure, at_least, at_most, figure, number
-from benchmarks.finals import Side
-from benchmarks.interleaved import Median, Timings
-from benchmarks.libraries import Compared
-from benchmarks.operators_run import THEIRS, Found, Plan
+from benchmarks.operators.libraries import Compared
+from benchmarks.operators.run import THEIRS, Found, Plan
+from benchmarks.results.figures import Aim, Figure, at_least, at_most, figure, number
+from benchmarks.timing.finals import Side
+from benchmarks.timing.interleaved import Median, Timings
 
 QUALITY_AIMS: Mapping[int, Aim] = {8: at_least(1.5), 16: at_least(1.5), 64: at_least(1.05)}
 NEVER_BELOW = at_least(0.97)

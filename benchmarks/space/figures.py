@@ -6,9 +6,9 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from benchmarks.figures import Figure, at_least, at_most, figure, number
-from benchmarks.interleaved import Pair, Timings
-from benchmarks.space_run import Found, Plan, Rates
+from benchmarks.results.figures import Figure, at_least, at_most, figure, number
+from benchmarks.space.run import Found, Plan, Rates
+from benchmarks.timing.interleaved import Pair, Timings
 
 # Vectorized exponentials and reductions should make these twice as fast.
 TWICE = ("softmax", "layer_norm", "GELU", "attention")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.contestants import Arrays, ProcessContestant
+from benchmarks.timing.contestants import Arrays, ProcessContestant
 
 ABSOLUTE = 1e-4
 RELATIVE = 1e-3

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 from rich.console import Console
 
-from benchmarks import agreement, exported, metaschedule, untuned
-from benchmarks.contestants import ModelFile, OnnxFile, ProcessContestant, TvmLibrary
-from benchmarks.curves import Curve
-from benchmarks.interleaved import Block, Timings, measure
-from benchmarks.metaschedule import PeerFailed, TrialRate
-from benchmarks.tuning import Tuning, tune
+from benchmarks.engines import metaschedule
+from benchmarks.engines.metaschedule import PeerFailed, TrialRate
+from benchmarks.networks import exported, untuned
+from benchmarks.networks.tuning import Tuning, tune
+from benchmarks.results.curves import Curve
+from benchmarks.timing import agreement
+from benchmarks.timing.contestants import ModelFile, OnnxFile, ProcessContestant, TvmLibrary
+from benchmarks.timing.interleaved import Block, Timings, measure
 from examples import make_models
 
 TUNED, UNTUNED, ONNXRUNTIME = "tunefarm", "TVM untuned", "ONNX Runtime"

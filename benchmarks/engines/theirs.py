@@ -14,7 +14,7 @@ from tvm.s_tir.meta_schedule.measure_callback import AddToDatabase, UpdateCostMo
 from tvm.s_tir.meta_schedule.runner import PyRunner, RunnerFuture, RunnerInput, RunnerResult
 from tvm.s_tir.meta_schedule.tir_integration import tune_tir
 
-from benchmarks.judge import Candidate, Judge, seconds
+from benchmarks.timing.judge import Candidate, Judge, seconds
 from compiler.bench import Built
 from compiler.target import parse_target
 from search.device import Device

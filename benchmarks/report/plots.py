@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from benchmarks.curves import Curve, Point
-from benchmarks.drawn import Drawn
-from benchmarks.searches import Search
+from benchmarks.results.curves import Curve, Point
+from benchmarks.results.drawn import Drawn
+from benchmarks.results.searches import Search
 
 PANELS_A_ROW = 4
 

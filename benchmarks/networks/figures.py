@@ -6,11 +6,11 @@ import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from benchmarks import agreement
-from benchmarks.figures import Aim, Figure, at_least, at_most, figure, number
-from benchmarks.interleaved import Median
-from benchmarks.metaschedule import TrialRate
-from benchmarks.network import EXPORTED, ONNXRUNTIME, SEEDS, TUNED, UNTUNED, Measured
+from benchmarks.engines.metaschedule import TrialRate
+from benchmarks.networks.network import EXPORTED, ONNXRUNTIME, SEEDS, TUNED, UNTUNED, Measured
+from benchmarks.results.figures import Aim, Figure, at_least, at_most, figure, number
+from benchmarks.timing import agreement
+from benchmarks.timing.interleaved import Median
 
 
 @dataclass(frozen=True)

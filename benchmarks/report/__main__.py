@@ -14,11 +14,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks import curves, drawn, figures, searches
-from benchmarks.curves import Curve
-from benchmarks.drawn import Drawn
-from benchmarks.figures import FiguresError, Results
-from benchmarks.searches import Search
+from benchmarks.results import curves, drawn, figures, searches
+from benchmarks.results.curves import Curve
+from benchmarks.results.drawn import Drawn
+from benchmarks.results.figures import FiguresError, Results
+from benchmarks.results.searches import Search
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,7 +70,7 @@ def _section(file: Path, document: Path, plots: Path) -> str:
 
 def _images(file: Path) -> Iterator[tuple[str, str, bytes]]:
     """Name, description and SVG of every plot of what is kept beside a file of figures."""
-    from benchmarks import plots  # slow to import, and not needed by tables
+    from benchmarks.report import plots  # slow to import, and not needed by tables
 
     for curve in _curves(file):
         yield curve.network, f"{curve.network}: latency while it is tuned", plots.draw(curve)

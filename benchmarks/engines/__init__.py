@@ -1,0 +1,1 @@
+"""Who searches: ours, and MetaSchedule in three ways."""

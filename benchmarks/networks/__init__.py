@@ -1,0 +1,1 @@
+"""Whole networks against TVM untuned, ONNX Runtime and MetaSchedule."""

@@ -1,0 +1,1 @@
+"""Our space of programs against MetaSchedule's."""
