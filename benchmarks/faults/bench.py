@@ -10,6 +10,7 @@ import ctypes
 import hashlib
 import json
 import os
+import struct
 import sys
 import time
 import zlib
@@ -17,9 +18,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from compiler.archive import pack
 from search.device import Device
 from search.measurement import Measurement, Outcome
-from worker.bench import Note, Phase, Subject
+from worker.bench import Exported, Machines, Note, Phase, Subject
 
 VARIABLE = "TVM_FAULTS"  # a worker passes TVM's variables on to its child
 DEVICE = Device(
@@ -36,11 +38,14 @@ DEVICE = Device(
     target='{"kind":"llvm"}',
 )
 IMPOSSIBLE_S = 1e-12
+# No more of a shared library than the service looks at.
+LIBRARY = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack("<HH", 3, 62)
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What the chosen candidate `does` in a `phase`: once, or `always`; and how long every candidate takes.
+    """What the chosen candidate `does` in a `phase`: once, or `always`; and how long every candidate takes
+    to run, and to build where a worker only builds.
 
     `classed` makes the devices of a play a class of their own. `notes` is a folder that anyone may write to.
     """
@@ -80,6 +85,14 @@ class FaultyBench:
         subject = self._subjects.pop(number)
         time.sleep(self._faults.nap_s)
         return self._turn(subject, Phase.RUN) or _fine(subject)
+
+    def machines(self) -> Machines:
+        return Machines((self._faults.device.machine,))
+
+    def export(self, number: int) -> Exported | Measurement:
+        subject = self._subjects.pop(number)
+        time.sleep(self._faults.nap_s)
+        return Exported(pack([("candidate.so", LIBRARY + subject.trace.encode())]), self._faults.nap_s)
 
     def measure_module(self, artifact: bytes) -> Measurement:
         return Measurement(Outcome.OK, (0.01, 0.01, 0.01))

@@ -21,6 +21,7 @@ from search.measurement import Outcome
 
 # Long enough for the job to be in the middle of it.
 NAP_S = 0.1
+BUILD_NAP_S = 0.3
 LONG = 40
 HOUR_S = 3600.0
 
@@ -95,6 +96,22 @@ def _takes_devices_down(stage: Stage) -> float:
     recovery_s = stage.recovered(since)
     stage.until_finished()
     _expect("every device that held it was lost", stage.chosen().error)
+    return recovery_s
+
+
+def _builder_killed(stage: Stage) -> float:
+    """Something of its lease is stored, something is not built yet."""
+    builder = stage.begin_with_builder(BUILD_NAP_S)
+    stage.until(lambda: stage.libraries() > 0, "nothing was built")
+    builder.kill()
+    left = stage.libraries()
+    since = time.monotonic()
+    stage.builder()
+    recovery_s = stage.recovered(since)
+    stage.until(lambda: "was lost" in stage.told(), "nobody is told that the builder was lost")
+    stage.until_finished()
+    if not left < stage.libraries() == len(stage.trials()):
+        raise NotNamed(f"{left} trials, then {stage.libraries()} came built, of {len(stage.trials())}")
     return recovery_s
 
 
@@ -301,6 +318,7 @@ SCENARIOS = (
     Scenario("worker killed while compiling", functools.partial(_killed, phase="build")),
     Scenario("worker killed while timing", functools.partial(_killed, phase="run")),
     Scenario("worker killed while reporting", _killed_while_reporting),
+    Scenario("builder killed while building", _builder_killed),
     Scenario("candidate takes down every device", _takes_devices_down, given_up=1),
     Scenario("two workers of one name", _one_identity),
     Scenario("child hangs", _bad("hang", Outcome.RUN_TIMEOUT, "took longer than")),

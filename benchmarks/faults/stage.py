@@ -18,7 +18,7 @@ from benchmarks.faults.rig import Program, Rig
 from compiler.artifact import unpack
 from records import blobs, devices, events, jobs, leases, tasks, trials
 from records.devices import WorkerInfo
-from records.jobs import Job
+from records.jobs import Build, Job
 from records.trials import Trial
 from search.measurement import Outcome
 
@@ -53,28 +53,45 @@ class Stage:
         self.programs: list[Program] = []
         self.job_id = ""
 
-    def submit(self, trials: int = TRIALS) -> None:
+    def submit(self, trials: int = TRIALS, build: Build = Build.AUTO) -> None:
         """For the device class of this play, which is known."""
         with self.rig.http() as http:
             sha = http.post("/v1/models", content=tiny_model()).raise_for_status().json()["sha256"]
-            body = {"model": sha, "trials": trials, "target": self.faults.device.key}
+            body = {"model": sha, "trials": trials, "target": self.faults.device.key, "build": build}
             self.job_id = str(http.post("/v1/jobs", json=body).raise_for_status().json()["id"])
 
     def begin(self, trials: int = TRIALS, **faults: object) -> Program:
         """A worker that is ready, and then the job. Its candidates do as `Faults` says."""
         self.faults = replace(self.faults, **faults)  # type: ignore[arg-type]
         worker = self.worker()
-        self.until(self._worker_is_ready, "no worker got ready")
+        self.until(lambda: self._are_ready(1), "no worker got ready")
         self.submit(trials)
         return worker
 
+    def begin_with_builder(self, nap_s: float) -> Program:
+        """A worker and a builder that are ready, and then a job that leaves building to it; the builder."""
+        self.faults = replace(self.faults, nap_s=nap_s)
+        self.worker()
+        builder = self.builder()
+        self.until(lambda: self._are_ready(2), "worker and builder did not get ready")
+        self.submit(build=Build.BUILDER)
+        return builder
+
     def worker(self) -> Program:
         """Starts one, of the same name and the same faults as any before."""
+        return self._started("board")
+
+    def builder(self) -> Program:
+        """Starts one that only builds, of the same name as any before."""
+        return self._started("builder", "--build")
+
+    def _started(self, name: str, *flags: str) -> Program:
         program = self.rig.program(
             "worker",
+            *flags,
             name=f"{self.name}-{len(self.programs)}",
             TUNEFARM_WORKER_SERVER=self.rig.fleet,
-            TUNEFARM_WORKER_NAME=f"{self.name}-board",
+            TUNEFARM_WORKER_NAME=f"{self.name}-{name}",
             TUNEFARM_WORKER_THREADS="2",
             TUNEFARM_WORKER_RUN_TIMEOUT_S=str(_RUN_LIMIT_S),
             TUNEFARM_WORKER_MEMORY_BYTES=str(_MEMORY_BYTES),
@@ -117,6 +134,10 @@ class Stage:
             told = events.since(session, self.job_id, 0, 100_000)
         return "\n".join(str(event.data) for event in told)
 
+    def libraries(self) -> int:
+        """How many trials came built."""
+        return sum(trial.library_sha is not None for trial in self.trials())
+
     def ledger(self, given_up: int = 0) -> Ledger:
         """`given_up` trials are to be expected."""
         with self.rig.database.begin() as session:
@@ -126,11 +147,14 @@ class Stage:
         finished = [trial for trial in found if trial.state == "done"]
         lost = [trial for trial in finished if trial.outcome is Outcome.DEVICE_LOST]
         reported = len(finished) - len(lost) + sum(run.outcome is not None for run in runs)
-        counted = sum(worker.trials_done for worker in self.workers())
+        counted = sum(worker.trials_done for worker in self.workers() if worker.builder is None)
+        built = sum(worker.trials_done for worker in self.workers() if worker.builder is not None)
+        # Less is no loss: a library that was stored counts, though its builder was killed before it said so.
+        built_twice = max(built - self.libraries(), 0)
         return Ledger(
             state=job.state.value,
             lost=job.request.trials - len(finished) + max(len(lost) - given_up, 0),
-            twice=abs(counted - reported) + abs(job.trials_done - len(finished)),
+            twice=abs(counted - reported) + abs(job.trials_done - len(finished)) + built_twice,
             wrong=self._wrong(job, found),
             given_up=len(lost),
         )
@@ -172,8 +196,8 @@ class Stage:
         self.until(over, "nothing was measured any more")
         return time.monotonic() - since
 
-    def _worker_is_ready(self) -> bool:
-        return any(worker.state is devices.WorkerState.READY for worker in self.workers())
+    def _are_ready(self, count: int) -> bool:
+        return sum(worker.state is devices.WorkerState.READY for worker in self.workers()) >= count
 
     def _state_of_things(self) -> str:
         said = [f"{one.log.name}:\n{one.words()[-2000:]}" for one in self.programs]
