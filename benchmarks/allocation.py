@@ -10,8 +10,6 @@ network's latency is the sum of its tasks'.
 from __future__ import annotations
 
 import argparse
-import datetime
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
 
-from benchmarks.arguments import add_json, positive
+from benchmarks.arguments import command_parser, positive
 from benchmarks.operators.run import OURS
-from benchmarks.results import figures, machine, searches
-from benchmarks.results.figures import Figure, Results, figure
+from benchmarks.results import searches
+from benchmarks.results.figures import Figure, figure
+from benchmarks.results.output import Output
 from benchmarks.results.searches import Search
 from benchmarks.suite import OPERATORS
 from compiler.subgraph import read_dag
@@ -71,17 +69,13 @@ SHARES: Mapping[str, Share] = {ALLOCATOR: _allocated, "nothing set aside": _rest
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    given = sys.argv[1:] if argv is None else argv
-    args = _parser().parse_args(given)
-    command = shlex.join(["python", "-m", "benchmarks.allocation", *given])
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    args = _parser().parse_args(argv)
+    output = Output("allocation", argv, args.json, usable_cores())
     found = [search for search in searches.read(args.searches) if search.engine == OURS and search.points]
     if not found:
-        print(f"benchmarks.allocation: {args.searches} has no searches of ours", file=sys.stderr)
+        output.fail(f"{args.searches} has no searches of ours")
         return 1
-    shown = figures_of([task_of(search) for search in found], args.networks, args.seed)
-    Results(tuple(shown), machine.describe(usable_cores()), date, command).write(args.json)
-    Console().print(figures.table(shown))
+    output.finish(figures_of([task_of(search) for search in found], args.networks, args.seed))
     return 0
 
 
@@ -139,11 +133,8 @@ def _relative(name: str, budget: int, ratios: NDArray[np.float64], tasks: int) -
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.allocation", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = command_parser("allocation", __doc__)
     parser.add_argument("searches", type=Path, metavar="SEARCHES", help="as benchmarks.operators keeps them")
-    add_json(parser)
     parser.add_argument("--networks", type=positive, default=NETWORKS, help=f"imagined [{NETWORKS}]")
     parser.add_argument("--seed", type=int, default=0, help="of how often operators occur [0]")
     return parser

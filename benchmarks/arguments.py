@@ -26,32 +26,37 @@ def results_file(text: str) -> Path:
     return file
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """The option that every benchmark has."""
+def command_parser(name: str, description: str, quick: str | None = None) -> argparse.ArgumentParser:
+    """Of any benchmark: the first line of its description, where figures go, and what is `quick` of it."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks.{name}", description=description.split("\n")[0]
+    )
     parser.add_argument(
         "--json", type=results_file, required=True, metavar="FILE", help="where the figures go"
     )
+    if quick is not None:
+        parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
+
+
+def add_operator(parser: argparse.ArgumentParser) -> None:
+    """For a benchmark on the suite's operators."""
+    parser.add_argument(
+        "--operator", action="append", choices=list(OPERATORS), dest="operators", help="only this one"
+    )
+
+
+def suite_parser(name: str, description: str, quick: Sequence[str]) -> argparse.ArgumentParser:
+    """Of a benchmark that runs the suite's operators, `quick` ones where time is short."""
+    parser = command_parser(name, description, f"{', '.join(quick)} only, in less than ten minutes")
+    add_operator(parser)
+    parser.add_argument("--threads", type=positive, default=usable_cores(), help="for everyone [all cores]")
+    parser.add_argument("--seed", type=int, default=0, help="of everything that both engines draw [0]")
+    return parser
 
 
 def engines_parser(name: str, description: str, quick: Sequence[str]) -> argparse.ArgumentParser:
     """Of a benchmark of both engines that times what they found in turns."""
     parser = suite_parser(name, description, quick)
     parser.add_argument("--rounds", type=positive, help="of interleaved finals [10, quick 5]")
-    return parser
-
-
-def suite_parser(name: str, description: str, quick: Sequence[str]) -> argparse.ArgumentParser:
-    """Of a benchmark on the suite's operators, `quick` ones where time is short."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{name}", description=description.split("\n")[0]
-    )
-    add_json(parser)
-    parser.add_argument(
-        "--quick", action="store_true", help=f"{', '.join(quick)} only, in less than ten minutes"
-    )
-    parser.add_argument(
-        "--operator", action="append", choices=list(OPERATORS), dest="operators", help="only this one"
-    )
-    parser.add_argument("--threads", type=positive, default=usable_cores(), help="for everyone [all cores]")
-    parser.add_argument("--seed", type=int, default=0, help="of everything that both engines draw [0]")
     return parser

@@ -9,8 +9,6 @@ statement that is compared is the one that computes most.
 from __future__ import annotations
 
 import argparse
-import datetime
-import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,16 +16,15 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import tvm
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.progress import track
 from tvm.s_tir import Schedule
 from tvm.s_tir.meta_schedule import TuneContext
 from tvm.s_tir.meta_schedule.feature_extractor import PerStoreFeature
 from tvm.s_tir.meta_schedule.search_strategy import MeasureCandidate
 
-from benchmarks.arguments import add_json, positive
-from benchmarks.results import figures, machine
-from benchmarks.results.figures import Figure, Results, figure
+from benchmarks.arguments import add_operator, command_parser, positive
+from benchmarks.results.figures import Figure, figure
+from benchmarks.results.output import Output
 from benchmarks.suite import OPERATORS, Operator
 from compiler.lower import LoweringError, lower, replay
 from compiler.subgraph import read_dag
@@ -49,20 +46,16 @@ Agreement = Mapping[str, NDArray[np.bool_]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    given = sys.argv[1:] if argv is None else argv
-    args = _parser().parse_args(given)
-    command = shlex.join(["python", "-m", "benchmarks.features", *given])
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    args = _parser().parse_args(argv)
     count = args.programs or (QUICK_PROGRAMS if args.quick else PROGRAMS)
     device = probe(usable_cores())
+    output = Output("features", argv, args.json, device.cores)
     names = args.operators or list(OPERATORS)
     found = {
         name: agreement(OPERATORS[name], device, count, args.seed)
         for name in track(names, description="describing", disable=not sys.stderr.isatty())
     }
-    shown = figures_of(found)
-    Results(tuple(shown), machine.describe(device.cores), date, command).write(args.json)
-    Console().print(figures.table(shown))
+    output.finish(figures_of(found))
     return 0
 
 
@@ -134,12 +127,8 @@ def _heaviest(rows: Floats) -> Floats:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.features", description=__doc__.split("\n")[0])
-    add_json(parser)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_PROGRAMS} programs of each operator")
-    parser.add_argument(
-        "--operator", action="append", choices=list(OPERATORS), dest="operators", help="only this one"
-    )
+    parser = command_parser("features", __doc__, f"{QUICK_PROGRAMS} programs of each operator")
+    add_operator(parser)
     parser.add_argument("--programs", type=positive, help=f"of each operator [{PROGRAMS}]")
     parser.add_argument("--seed", type=int, default=0, help="of the random programs [0]")
     return parser

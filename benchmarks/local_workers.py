@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import os
-import shlex
 import signal
 import statistics
 import sys
@@ -24,12 +22,12 @@ from pathlib import Path
 
 import onnx
 import psutil
-from rich.console import Console
 
-from benchmarks.arguments import add_json, positive
+from benchmarks.arguments import command_parser, positive
 from benchmarks.faults.rig import ROOT, Program, free_port
-from benchmarks.results import figures, machine
-from benchmarks.results.figures import Figure, Results, at_least, figure
+from benchmarks.results import figures
+from benchmarks.results.figures import Figure, at_least, figure
+from benchmarks.results.output import Output
 from benchmarks.scale_workers import Meter
 from benchmarks.timing.interleaved import Timings
 from examples.make_models import make
@@ -47,7 +45,6 @@ CORES = 2
 # For what comes next; half of a job takes a slow core minutes.
 PATIENCE_S = 900.0
 POLL_S = 0.1
-WIDTH = 160  # of the table where there is no terminal to ask
 TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
@@ -198,28 +195,23 @@ class Farm:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 when nothing could be measured, whatever the figures say otherwise."""
-    given = sys.argv[1:] if argv is None else argv
-    args = _parser().parse_args(given)
-    command = shlex.join(["python", "-m", "benchmarks.local_workers", *given])
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    described = machine.describe(CORES)
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    args = _parser().parse_args(argv)
+    output = Output("local_workers", argv, args.json, CORES)
     try:
-        found = measure(_plan(args), console)
+        found = measure(_plan(args), output.say)
     except (LocalWorkersError, ClientError) as error:
-        print(f"benchmarks.local_workers: {error}", file=sys.stderr)
+        output.fail(error)
         return 1
-    Results(tuple(found), described, date, command).write(args.json)
-    console.print(figures.table(found))
+    output.finish(found)
     return 0
 
 
-def measure(plan: Plan, console: Console) -> list[Figure]:
+def measure(plan: Plan, say: Callable[[str], None]) -> list[Figure]:
     """The figures of one worker and of two, in turns. Raises LocalWorkersError, ClientError."""
     seen: dict[int, list[Seen]] = {1: [], 2: []}
     for run in range(1, plan.runs + 1):
         for workers, found in seen.items():
-            console.print(f"run {run} of {plan.runs}, {_who(workers)} ...", highlight=False)
+            say(f"run {run} of {plan.runs}, {_who(workers)} ...")
             found.append(_run(plan, workers))
     return figures_of(seen[1], seen[2])
 
@@ -318,12 +310,8 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.local_workers", description=__doc__.split("\n")[0]
-    )
-    add_json(parser)
     quick = f"{QUICK_RUNS} runs with {QUICK_TRIALS} trials each, in less than ten minutes"
-    parser.add_argument("--quick", action="store_true", help=quick)
+    parser = command_parser("local_workers", __doc__, quick)
     parser.add_argument("--runs", type=positive, help=f"with one worker, and with two [{RUNS}]")
     parser.add_argument("--trials", type=positive, help=f"of every job [{TRIALS}]")
     parser.add_argument("--tiny", action="store_true", help="a small network of the same kind, to try it out")

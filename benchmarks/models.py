@@ -9,9 +9,7 @@ all operators together, and predict the other half; then the halves change place
 from __future__ import annotations
 
 import argparse
-import datetime
 import os
-import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -19,14 +17,13 @@ from dataclasses import dataclass, fields
 import numpy as np
 import tvm
 from numpy.typing import NDArray
-from rich.console import Console
 from rich.progress import track
 from scipy.stats import spearmanr
 
 from benchmarks.arguments import positive, suite_parser
 from benchmarks.engines.shipped import Predictor
-from benchmarks.results import figures, machine
-from benchmarks.results.figures import Figure, Results, at_least, figure, number
+from benchmarks.results.figures import Figure, at_least, figure, number
+from benchmarks.results.output import Output
 from benchmarks.suite import OPERATORS
 from benchmarks.timing.judge import Candidate, Judge, seconds
 from compiler.lower import lower
@@ -74,10 +71,8 @@ Fit = Callable[[Mapping[str, Records], Mapping[str, NDArray[np.bool_]]], Mapping
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    given = sys.argv[1:] if argv is None else argv
-    args = _parser().parse_args(given)
-    command = shlex.join(["python", "-m", "benchmarks.models", *given])
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    args = _parser().parse_args(argv)
+    output = Output("models", argv, args.json, args.threads)
     os.environ["TVM_NUM_THREADS"] = str(args.threads)
     device = probe(args.threads)
     names = args.operators or (QUICK if args.quick else list(OPERATORS))
@@ -86,9 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         name: measured(OPERATORS[name].module(OPERATORS[name].benchmark), device, count, args.seed)
         for name in track(names, description="timing", disable=not sys.stderr.isatty())
     }
-    shown = figures_of(known, {who: predicted(known, fit, args.seed) for who, fit in FITS.items()})
-    Results(tuple(shown), machine.describe(args.threads), date, command).write(args.json)
-    Console().print(figures.table(shown))
+    output.finish(figures_of(known, {who: predicted(known, fit, args.seed) for who, fit in FITS.items()}))
     return 0
 
 
@@ -216,7 +209,7 @@ def _rank_correlation(name: str, records: Records, estimated_s: Floats) -> Figur
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = suite_parser("models", __doc__ or "", QUICK)
+    parser = suite_parser("models", __doc__, QUICK)
     parser.add_argument(
         "--programs", type=positive, help=f"of each operator [{PROGRAMS}, quick {QUICK_PROGRAMS}]"
     )

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import datetime
 import functools
 import json
 import os
 import random
-import shlex
 import statistics
 import subprocess
 import sys
@@ -25,11 +23,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import httpx
-from rich.console import Console
 
-from benchmarks.arguments import add_json, positive
-from benchmarks.results import figures, machine
-from benchmarks.results.figures import Figure, Results, at_least, at_most, figure
+from benchmarks.arguments import command_parser, positive
+from benchmarks.results import figures
+from benchmarks.results.figures import Figure, at_least, at_most, figure
+from benchmarks.results.output import Output
 from benchmarks.scale_workers import OURS, SLOTS, SPREAD, WARM_UP_S, Seen, device_of
 from records import blobs, devices, jobs, models, tasks, trials
 from records.database import Database
@@ -91,19 +89,15 @@ class Service:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    given = sys.argv[1:] if argv is None else argv
-    args = _parser().parse_args(given)
-    command = shlex.join(["python", "-m", "benchmarks.scale", *given])
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    described = machine.describe(CORES)
+    args = _parser().parse_args(argv)
+    output = Output("scale", argv, args.json, CORES)
     workers = args.workers or (QUICK_WORKERS if args.quick else WORKERS)
     try:
         found = measure(workers, args.seconds)
     except (ScaleError, services.Missing) as error:
-        print(f"benchmarks.scale: {error}", file=sys.stderr)
+        output.fail(error)
         return 1
-    Results(tuple(found), described, date, command).write(args.json)
-    Console().print(figures.table(found))
+    output.finish(found)
     return 0
 
 
@@ -288,9 +282,7 @@ def _percentile(seen: Seen, rank: int) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__.split("\n")[0])
-    add_json(parser)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_WORKERS} workers instead of {WORKERS}")
+    parser = command_parser("scale", __doc__, f"{QUICK_WORKERS} workers instead of {WORKERS}")
     parser.add_argument("--workers", type=positive, help=f"[{WORKERS}]")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement [15]")
     return parser

@@ -9,24 +9,19 @@ process of its own. Everything is drawn from a seed.
 from __future__ import annotations
 
 import argparse
-import datetime
-import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from random import Random
 
-from rich.console import Console
-
-from benchmarks.arguments import add_json
+from benchmarks.arguments import command_parser
 from benchmarks.fuzz import fleet, imports, uploads
 from benchmarks.fuzz.figures import Found, figures_of
 from benchmarks.fuzz.imports import ImporterError, importing
 from benchmarks.fuzz.service import Growth, Service, ServiceError, running
 from benchmarks.fuzz.wrong import Wrong
-from benchmarks.results import figures, machine
-from benchmarks.results.figures import Results
+from benchmarks.results.output import Output
 from worker.settings import usable_cores
 
 SENDERS: Mapping[str, Callable[[Service, Wrong, Growth], fleet.Sender | uploads.Uploader]] = {
@@ -35,29 +30,23 @@ SENDERS: Mapping[str, Callable[[Service, Wrong, Growth], fleet.Sender | uploads.
 }
 COUNTS = {fleet.KIND: 80_000, uploads.KIND: 14_000, imports.KIND: 6_000}
 QUICK_SHARE = 20
-WIDTH = 180  # of the table where there is no terminal to ask
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 when anything was answered wrongly, or something can't be started."""
-    given = sys.argv[1:] if argv is None else argv
-    args = _parser().parse_args(given)
-    command = shlex.join(["python", "-m", "benchmarks.fuzz", *given])
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    where = machine.describe(usable_cores())
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    args = _parser().parse_args(argv)
+    output = Output("fuzz", argv, args.json, usable_cores())
     share = QUICK_SHARE if args.quick else 1
     if args.keep is not None:
         args.keep.mkdir(parents=True, exist_ok=True)
-    wrong = Wrong(lambda line: console.print(line, highlight=False, markup=False), args.keep)
+    wrong = Wrong(output.say, args.keep)
     try:
         found = fuzz({kind: count // share for kind, count in COUNTS.items()}, args.seed, wrong)
     except (ServiceError, ImporterError) as error:
-        print(f"benchmarks.fuzz: {error}", file=sys.stderr)
+        output.fail(error)
         return 1
     all_figures = figures_of(found)
-    Results(tuple(all_figures), where, date, command).write(args.json)
-    console.print(figures.table(all_figures))
+    output.finish(all_figures)
     return int(any(each.reached is False for each in all_figures))
 
 
@@ -90,9 +79,7 @@ def _rng(seed: int, kind: str) -> Random:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.fuzz", description=__doc__.split("\n")[0])
-    add_json(parser)
-    parser.add_argument("--quick", action="store_true", help=f"a {QUICK_SHARE}th of the messages")
+    parser = command_parser("fuzz", __doc__, f"a {QUICK_SHARE}th of the messages")
     parser.add_argument("--seed", type=int, default=0, help="of all that is drawn [0]")
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="where messages go that are answered wrongly"

@@ -9,22 +9,18 @@ only when nothing else runs on the machine.
 from __future__ import annotations
 
 import argparse
-import datetime
-import shlex
 import signal
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from rich.console import Console
-
-from benchmarks.arguments import add_json, positive
+from benchmarks.arguments import command_parser, positive
 from benchmarks.networks import network
 from benchmarks.networks.figures import figures_of
 from benchmarks.networks.network import Measured, Plan
-from benchmarks.results import curves, figures, machine
-from benchmarks.results.figures import Results
+from benchmarks.results import curves
+from benchmarks.results.output import Output
 from benchmarks.timing.interleaved import Block
 from examples.make_models import NETWORKS
 from tunefarm.client import ClientError
@@ -35,29 +31,24 @@ QUICK = ("resnet18",)
 FULL = ("resnet18", "mobilenet_v2", "resnet50")
 # Keeps --quick within ten minutes on a machine that is far slower than hoped.
 QUICK_MINUTES = 4.0
-WIDTH = 160  # of the table where there is no terminal to ask
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 when a network could not be measured, whatever the figures say otherwise."""
-    given = sys.argv[1:] if argv is None else argv
-    args = _parser().parse_args(given)
-    command = shlex.join(["python", "-m", "benchmarks.networks", *given])
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    where = machine.describe(args.threads)
-    console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+    args = _parser().parse_args(argv)
+    output = Output("networks", argv, args.json, args.threads)
     done: list[Measured] = []
     try:
         for name in args.networks or (QUICK if args.quick else FULL):
             with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
-                done.append(network.run(_plan(name, args), Path(folder), console))
-            found = tuple(figure for measured in done for figure in figures_of(measured))
-            Results(found, where, date, command).write(args.json)
+                done.append(network.run(_plan(name, args), Path(folder), output.console))
+            found = [figure for measured in done for figure in figures_of(measured)]
+            output.write(found)
             curves.write([measured.curve() for measured in done], curves.beside(args.json))
     except (CommandError, ClientError, OSError) as error:
-        print(f"benchmarks.networks: {error}", file=sys.stderr)
+        output.fail(error)
         return 1
-    console.print(figures.table(found))
+    output.show(found)
     return 0
 
 
@@ -76,9 +67,7 @@ def _plan(name: str, args: argparse.Namespace) -> Plan:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.networks", description=__doc__.split("\n")[0])
-    add_json(parser)
-    parser.add_argument("--quick", action="store_true", help="ResNet-18 only, in less than ten minutes")
+    parser = command_parser("networks", __doc__, "ResNet-18 only, in less than ten minutes")
     parser.add_argument(
         "--network", action="append", choices=sorted(NETWORKS), dest="networks", help="only this one"
     )

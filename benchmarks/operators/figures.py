@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.operators.libraries import Compared
-from benchmarks.operators.run import THEIRS, Found, Plan
+from benchmarks.operators.means import mean
+from benchmarks.operators.run import Found, Plan
 from benchmarks.results.figures import Aim, Figure, at_least, at_most, figure, number
 from benchmarks.timing.finals import Side
 from benchmarks.timing.interleaved import Median, Timings
 
 QUALITY_AIMS: Mapping[int, Aim] = {8: at_least(1.5), 16: at_least(1.5), 64: at_least(1.05)}
-NEVER_BELOW = at_least(0.97)
+NEVER_BELOW_AFTER, NEVER_BELOW = 64, at_least(0.97)
 # Which search of ours is held against MetaSchedule's: in words, itself, what it should reach.
 SOONER: tuple[tuple[str, Callable[[Found], Side], Aim], ...] = (
     ("", lambda one: one.ours, at_least(10)),
@@ -21,8 +22,6 @@ SOONER: tuple[tuple[str, Callable[[Found], Side], Aim], ...] = (
 )
 FASTER_TRIALS = at_least(5)
 SCORED = at_least(50_000)
-# Our search is done after so many trials: going on to so many in all gains little.
-SETTLED_AFTER, SETTLED_OF = 64, 1000
 
 
 @dataclass(frozen=True)
@@ -77,29 +76,18 @@ def rates(one: Found) -> tuple[float, float] | None:
 
 def _overall(found: Sequence[Found], plan: Plan) -> list[Figure]:
     return [
-        *(each for trials in plan.milestones(THEIRS) for each in _overall_quality(found, trials)),
+        *(each for trials in plan.milestones for each in _overall_quality(found, trials)),
         *_overall_sooner(found, plan),
         *_mean(found, "trials a second relative to MetaSchedule's", _rate_ratio, "x", FASTER_TRIALS),
         *_overall_spread(found),
         *_mean(found, "candidates scored a second on one core", _scored_per_s, "/s", SCORED),
-        *_settled(found, plan),
     ]
 
 
 def _mean(
     found: Sequence[Found], name: str, of: Callable[[Found], float | None], unit: str, aim: Aim | None = None
 ) -> list[Figure]:
-    """The geometric mean over the operators that have it, the others named; empty when none has."""
-    values = {one.operator: value for one in found if (value := of(one)) is not None}
-    if not values:
-        return []
-    without = [one.operator for one in found if one.operator not in values]
-    lowest, highest = min(values, key=lambda key: values[key]), max(values, key=lambda key: values[key])
-    peer = f"{number(values[lowest])} ({lowest}) .. {number(values[highest])} ({highest})"
-    left_out = f"; without {', '.join(without)}" if without else ""
-    mean = statistics.geometric_mean(values.values())
-    operators = f"geometric mean of {len(values)} operators"
-    return [figure(f"{operators}: {name}", mean, unit, aim=aim, peer=peer + left_out)]
+    return mean(name, {one.operator: of(one) for one in found}, unit, aim)
 
 
 def _overall_quality(found: Sequence[Found], trials: int) -> list[Figure]:
@@ -110,7 +98,7 @@ def _overall_quality(found: Sequence[Found], trials: int) -> list[Figure]:
     name = f"MetaSchedule's latency relative to ours after {trials} trials"
     figures = _mean(found, name, ratio, "x", QUALITY_AIMS.get(trials))
     ratios = {one.operator: value for one in found if (value := ratio(one)) is not None}
-    if trials == SETTLED_AFTER and ratios:
+    if trials == NEVER_BELOW_AFTER and ratios:
         worst = min(ratios, key=lambda operator: ratios[operator])
         figures.append(figure(f"lowest of these: {name}", ratios[worst], "x", aim=NEVER_BELOW, peer=worst))
     lost = [one.operator for one in found if one.theirs.after(trials) and not one.ours.after(trials)]
@@ -164,17 +152,6 @@ def _overall_spread(found: Sequence[Found]) -> list[Figure]:
     return [figure(name, 100 * ours, "%", peer=f"MetaSchedule: {number(100 * theirs)} %")]
 
 
-def _settled(found: Sequence[Found], plan: Plan) -> list[Figure]:
-    def ratio(one: Found) -> float | None:
-        early, late = one.ours.after(SETTLED_AFTER), one.ours.after(plan.own_trials)
-        return early.timings.ratio_to(late.timings).value if early and late else None
-
-    if plan.own_trials <= SETTLED_AFTER:
-        return []
-    name = f"our latency after {SETTLED_AFTER} trials relative to ours after {plan.own_trials}"
-    return _mean(found, name, ratio, "x", at_most(1.03) if plan.own_trials >= SETTLED_OF else None)
-
-
 def _rate_ratio(one: Found) -> float | None:
     both = rates(one)
     return both[0] / both[1] if both else None
@@ -186,7 +163,7 @@ def _scored_per_s(one: Found) -> float | None:
 
 def _operator(one: Found, plan: Plan) -> list[Figure]:
     return [
-        *(each for trials in plan.milestones(THEIRS) for each in _quality(one, trials)),
+        *(each for trials in plan.milestones for each in _quality(one, trials)),
         *(each for words, side, _ in SOONER for each in _sooner(one, side(one), plan, words)),
         *_rate(one),
         *_precision(one),
@@ -205,7 +182,7 @@ def _quality(one: Found, trials: int) -> list[Figure]:
             f"{one.operator}: MetaSchedule's latency relative to ours after {trials} trials",
             ratio.value,
             "x",
-            aim=NEVER_BELOW if trials == SETTLED_AFTER else None,
+            aim=NEVER_BELOW if trials == NEVER_BELOW_AFTER else None,
             peer=f"MetaSchedule: {_ms(theirs.timings)}, ours: {_ms(ours.timings)}",
             spread=ratio.spread,
         )

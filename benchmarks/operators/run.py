@@ -32,26 +32,21 @@ SCORE_BLOCK = Block(warm_up_s=0.1, min_s=0.4, min_calls=1)
 
 @dataclass(frozen=True)
 class Plan:
-    """Both engines have `trials`, ours goes on to `own_trials`. Where libraries are compared with on every
-    shape, the operator's other shapes are searched with `trials` too, elsewhere with a quarter of them."""
+    """Both engines have `trials`. The operator's other shapes are searched with as many where libraries are
+    compared with on every shape, elsewhere with a quarter of them."""
 
     trials: int
-    own_trials: int
     threads: int
     rounds: int = 10
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        if self.own_trials < self.trials:
-            raise ValueError(f"ours has {self.own_trials} trials, fewer than the {self.trials} of both")
-
     def shape_trials(self, operator: str) -> int:
         return self.trials if operator in libraries.EVERY_SHAPE else max(self.trials // 4, 1)
 
-    def milestones(self, engine: str) -> tuple[int, ...]:
+    @property
+    def milestones(self) -> tuple[int, ...]:
         """The trials after which the best of a search is timed again."""
-        ends = {self.trials, self.own_trials if engine == OURS else self.trials}
-        return tuple(sorted({count for count in AFTER if count < self.trials} | ends))
+        return tuple(sorted({count for count in AFTER if count < self.trials} | {self.trials}))
 
 
 @dataclass(frozen=True)
@@ -97,18 +92,18 @@ class _Run:
         self._errors: list[str] = []
 
     def found(self) -> Found:
-        trials, own_trials = self._plan.trials, self._plan.own_trials
+        trials = self._plan.trials
         space = OurSpace(self._module, self._device)
-        ours = space.tune(own_trials, self._judge.timed, self._rng())
+        ours = space.tune(trials, self._judge.timed, self._rng())
         self._say(_told(ours.trials))
         theirs = self._theirs()
         self._say(f"{len(theirs.trials)} trials of MetaSchedule in {theirs.seconds:.0f} s")
-        compared = self._compared(self._chosen.benchmark, self._judge, ours.trials[:trials])
+        compared = self._compared(self._chosen.benchmark, self._judge, ours.trials)
         before, others = self._other_shapes()
         warm = OurSpace(self._module, self._device).tune(trials, self._judge.timed, self._rng(), before)
         self._say(f"{_told(warm.trials)}, other shapes known")
         tried = {OURS: ours.trials, THEIRS: theirs.trials, WARM: warm.trials}
-        milestones = {name: Trials(trials, self._plan.milestones(name)) for name, trials in tried.items()}
+        milestones = {name: Trials(each, self._plan.milestones) for name, each in tried.items()}
         sides = judge_all(self._judge, self._operator, milestones, self._plan.rounds, self._errors)
         self._say("the best of all timed in turns")
         precision = self._precision(ours.trials, theirs.trials)

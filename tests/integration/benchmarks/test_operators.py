@@ -76,12 +76,12 @@ def test_our_programs_can_be_timed_by_metaschedule_too(tmp_path: Path) -> None:
 def test_one_operator_from_search_to_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(OPERATORS["GMM"], shapes=SMALL, benchmark=SMALL[0])
     monkeypatch.setattr(operators_run, "OPERATORS", {"GMM": small})
-    plan = Plan(trials=10, own_trials=12, threads=DEVICE.cores, rounds=2)
+    plan = Plan(trials=10, threads=DEVICE.cores, rounds=2)
     found = operators_run.run("GMM", plan)
     assert found.errors == ()
     assert [search.engine for search in found.searches] == [OURS, THEIRS, WARM]
-    assert [search.trials for search in found.searches] == [12, 10, 10]
-    assert [each.trials for each in found.ours.judged] == [8, 10, 12]
+    assert [search.trials for search in found.searches] == [10, 10, 10]
+    assert [each.trials for each in found.ours.judged] == [8, 10]
     assert [each.trials for each in found.theirs.judged] == [8, 10]
     stamps = [point.at_s for point in found.theirs.search.points]
     assert 0 < found.set_up_s < stamps[0] <= stamps[-1] <= found.theirs.search.seconds

@@ -11,20 +11,22 @@ from pathlib import Path
 import pytest
 
 from benchmarks.operators import __main__ as operators
-from benchmarks.operators import ablation
+from benchmarks.operators import ablation, settled
 from benchmarks.operators import run as operators_run
-from benchmarks.operators.__main__ import Failed
 from benchmarks.operators.figures import correction, figures_of, quality, sooner
 from benchmarks.operators.libraries import Compared
 from benchmarks.operators.run import OURS, THEIRS, WARM, Found, Plan
 from benchmarks.results import figures, searches
 from benchmarks.results.figures import Figure
+from benchmarks.results.output import Output
 from benchmarks.results.searches import Search
+from benchmarks.timing import apart
+from benchmarks.timing.apart import Failed
 from benchmarks.timing.finals import Judged, Side
 from benchmarks.timing.interleaved import Pair, Timings
 
 AS_FAST = "MetaSchedule's seconds for 64 trials relative to ours until as fast"
-PLAN = Plan(trials=64, own_trials=64, threads=2)
+PLAN = Plan(trials=64, threads=2)
 
 
 def _timings(secs: float) -> Timings:
@@ -191,23 +193,12 @@ def test_libraries_are_held_against_the_faster_and_the_missing_named() -> None:
     assert _named(found, "latency of PyTorch relative to ours").reached is False
 
 
-@pytest.mark.parametrize(("own_trials", "aim"), [(256, None), (1000, "at most 1.03")])
-def test_64_trials_are_held_against_a_thousand(own_trials: int, aim: str | None) -> None:
-    plan = Plan(trials=64, own_trials=own_trials, threads=2)
-    longer = replace(FOUND, ours=_side(OURS, SEARCHED, OUR_JUDGED | {own_trials: (1e-3, 1e-3)}))
-    one = _overall(figures_of([longer], plan), f"after 64 trials relative to ours after {own_trials}")
-    assert (one.value, one.aim) == (pytest.approx(1.1), aim)
-
-
 def test_milestones_end_with_the_trials() -> None:
-    assert PLAN.milestones(THEIRS) == (8, 16, 64)
-    assert Plan(trials=32, own_trials=32, threads=1).milestones(OURS) == (8, 16, 32)
-    longer = Plan(trials=256, own_trials=1000, threads=1)
-    assert longer.milestones(OURS) == (8, 16, 64, 256, 1000)
-    assert longer.milestones(WARM) == (8, 16, 64, 256)
+    assert PLAN.milestones == (8, 16, 64)
+    assert Plan(trials=32, threads=1).milestones == (8, 16, 32)
+    longer = Plan(trials=256, threads=1)
+    assert longer.milestones == (8, 16, 64, 256)
     assert (longer.shape_trials("GMM"), longer.shape_trials("DEP")) == (256, 64)
-    with pytest.raises(ValueError, match="fewer than"):
-        Plan(trials=64, own_trials=32, threads=1)
 
 
 @pytest.fixture
@@ -215,14 +206,14 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Plan]]:
     """Operators are not measured but noted; C3D can't be."""
     seen: list[tuple[str, Plan]] = []
 
-    def apart(name: str, threads: int, run: Callable[..., Found], given: str, plan: Plan) -> Found:
+    def note(name: str, threads: int, run: Callable[..., Found], given: str, plan: Plan) -> Found:
         assert (run, given, threads) == (operators_run.run, name, plan.threads)
         seen.append((name, plan))
         if name == "C3D":
             raise Failed("a candidate of C3D ended the process that timed it")
         return replace(FOUND, operator=name, errors=("a finalist: wrong",) if name == "C1D" else ())
 
-    monkeypatch.setattr(operators, "_apart", apart)
+    monkeypatch.setattr(operators, "apart", note)
     return seen
 
 
@@ -231,7 +222,7 @@ def test_quick_measures_three_operators(
 ) -> None:
     file = tmp_path / "operators.json"
     assert operators.main(["--quick", "--threads", "2", "--json", str(file)]) == 0
-    assert measured == [(name, Plan(64, 64, 2, rounds=5)) for name in ("GMM", "C2D", "DEP")]
+    assert measured == [(name, Plan(64, 2, rounds=5)) for name in ("GMM", "C2D", "DEP")]
     results = figures.read(file)
     assert results.command == f"python -m benchmarks.operators --quick --threads 2 --json {file}"
     kept = searches.read(searches.beside(file))
@@ -244,9 +235,9 @@ def test_the_paper_s_operators_go_on_after_a_failure(
     tmp_path: Path, measured: list[tuple[str, Plan]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "operators.json"
-    assert operators.main(["--own-trials", "1000", "--threads", "2", "--json", str(file)]) == 1
+    assert operators.main(["--threads", "2", "--json", str(file)]) == 1
     assert len(measured) == 12
-    assert {plan for _, plan in measured} == {Plan(256, 1000, 2)}
+    assert {plan for _, plan in measured} == {Plan(256, 2)}
     told = capsys.readouterr()
     assert told.err == "benchmarks.operators: a candidate of C3D ended the process that timed it\n"
     assert "C1D: a finalist: wrong" in told.out
@@ -264,9 +255,9 @@ def test_when_nothing_can_be_measured_nothing_is_written(
 
 
 def test_the_time_left_comes_from_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    output = operators._Output(Path("none.json"), "command", 1)
+    output = Output("operators", [], Path("none.json"), 1)
     ticks = iter((0.0, 600.0, 600.0))
-    assert operators._each(["GMM", "C2D"], 120.0, lambda _: None, output, lambda: next(ticks)) == 0
+    assert apart.each(["GMM", "C2D"], 120.0, lambda _: None, output, lambda: next(ticks)) == 0
     assert capsys.readouterr().out.splitlines() == [
         "GMM (1 of 2, about 4 min left)",
         "C2D (2 of 2, about 10 min left)",
@@ -275,7 +266,7 @@ def test_the_time_left_comes_from_what_was_measured(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     "wrong",
-    [["--trials", "0"], ["--operator", "LSTM"], ["--trials", "64", "--own-trials", "32"], []],
+    [["--trials", "0"], ["--operator", "LSTM"], ["--ablation", "--settled"], []],
 )
 def test_wrong_flags_are_refused(wrong: list[str], tmp_path: Path) -> None:
     where = ["--json", str(tmp_path / "operators.json")] if wrong else []
@@ -311,10 +302,10 @@ def test_what_breaks_is_a_failure_of_its_operator(
         def submit(self, *_: object) -> None:
             raise error
 
-    monkeypatch.setattr(operators, "own_process", Breaking)
+    monkeypatch.setattr(apart, "own_process", Breaking)
     monkeypatch.setenv("TVM_NUM_THREADS", "1")
     with pytest.raises(Failed, match=told):
-        operators._apart("GMM", 2, operators_run.run, "GMM", PLAN)
+        apart.apart("GMM", 2, operators_run.run, "GMM", PLAN)
 
 
 def _variants(operator: str) -> tuple[Side, ...]:
@@ -329,11 +320,11 @@ def _variants(operator: str) -> tuple[Side, ...]:
 
 
 def test_an_ablation_compares_ours_with_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def apart(name: str, threads: int, run: Callable[..., object], *given: object) -> tuple[Side, ...]:
+    def note(name: str, threads: int, run: Callable[..., object], *given: object) -> tuple[Side, ...]:
         assert (run, given) == (ablation.run, (name, 64, 5, 2, 7))
         return _variants(name)
 
-    monkeypatch.setattr(operators, "_apart", apart)
+    monkeypatch.setattr(operators, "apart", note)
     file = tmp_path / "ablation.json"
     flags = ["--ablation", "--quick", "--threads", "2", "--seed", "7", "--json", str(file)]
     assert operators.main(flags) == 0
@@ -350,3 +341,38 @@ def test_an_ablation_is_measured_after_some_trials_and_after_all() -> None:
     start = "geometric mean of 1 operators: no evolution: latency after"
     assert names == [f"{start} {count} trials relative to that of everything" for count in (16, 64)]
     assert ablation.milestones(256) == (16, 64, 256)
+
+
+# After 64 trials a tenth slower than after all, with the second figure for the operator itself.
+LONGER = _side(OURS, SEARCHED, {16: (2e-3, 2e-3), 64: (1e-3, 1.1e-3), 256: (1e-3, 1e-3), 1000: (1e-3, 1e-3)})
+
+
+@pytest.mark.parametrize(("trials", "aim"), [(256, None), (1000, "at most 1.03")])
+def test_64_trials_are_held_against_a_thousand(trials: int, aim: str | None) -> None:
+    found = settled.figures_of([LONGER], trials)
+    one = _overall(found, f"our latency after 64 trials relative to ours after {trials}")
+    assert (one.value, one.aim) == (pytest.approx(1.1), aim)
+    assert _named_exactly(found, f"GMM: {one.name.partition(': ')[2]}").value == pytest.approx(1.1)
+
+
+def test_an_operator_without_a_program_is_named_and_in_no_mean() -> None:
+    lost = replace(LONGER, search=replace(LONGER.search, operator="C2D"), judged=())
+    one = _overall(settled.figures_of([LONGER, lost], 1000), "after 64 trials")
+    assert one.name.startswith("geometric mean of 1 operators")
+    assert one.peer is not None
+    assert one.peer.endswith("without C2D")
+
+
+def test_settled_goes_on_for_a_thousand_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def note(name: str, threads: int, run: Callable[..., object], *given: object) -> tuple[Side, ...]:
+        assert (run, given) == (settled.run, (name, 1000, 10, 2, 0))
+        return (replace(LONGER, search=replace(LONGER.search, operator=name)),)
+
+    monkeypatch.setattr(operators, "apart", note)
+    file = tmp_path / "settled.json"
+    assert operators.main(["--settled", "--threads", "2", "--json", str(file)]) == 0
+    assert [search.operator for search in searches.read(searches.beside(file))] == list(operators.PAPER)
+    names = [each.name for each in figures.read(file).figures]
+    assert (
+        names[1] == "geometric mean of 12 operators: our latency after 64 trials relative to ours after 1000"
+    )

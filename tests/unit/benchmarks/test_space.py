@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,10 +12,11 @@ import pytest
 from benchmarks.results import drawn, figures
 from benchmarks.results.figures import Figure
 from benchmarks.space import __main__ as space
-from benchmarks.space.__main__ import Failed
+from benchmarks.space import run as space_run
 from benchmarks.space.figures import density, figures_of
 from benchmarks.space.run import Found, Plan, Rates
 from benchmarks.suite import OPERATORS
+from benchmarks.timing.apart import Failed
 from benchmarks.timing.interleaved import Pair, Timings
 from benchmarks.timing.judge import Candidate, fastest
 
@@ -112,13 +113,14 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Plan]]:
     """Operators are not measured but noted; C3D can't be."""
     seen: list[tuple[str, Plan]] = []
 
-    def measure(name: str, plan: Plan) -> Found:
+    def note(name: str, threads: int, run: Callable[..., Found], given: str, plan: Plan) -> Found:
+        assert (run, given, threads) == (space_run.run, name, plan.threads)
         seen.append((name, plan))
         if name == "C3D":
             raise Failed("a candidate of C3D ended the process that timed it")
         return replace(FOUND, operator=name, errors=("build_error: no schedule",) if name == "C1D" else ())
 
-    monkeypatch.setattr(space, "_measure", measure)
+    monkeypatch.setattr(space, "apart", note)
     return seen
 
 
@@ -173,19 +175,3 @@ def test_a_folder_that_is_missing_is_noticed_at_once(
         space.main(["--json", str(tmp_path / "absent" / "space.json")])
     assert f"there is no folder {tmp_path / 'absent'}" in capsys.readouterr().err
     assert not measured
-
-
-def test_a_process_that_dies_is_a_failure_of_its_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Dying:
-        def __enter__(self) -> Dying:
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
-        def submit(self, *_: object) -> None:
-            raise BrokenProcessPool
-
-    monkeypatch.setattr(space, "own_process", Dying)
-    monkeypatch.setenv("TVM_NUM_THREADS", "1")
-    with pytest.raises(Failed, match="a candidate of GMM ended the process"):
-        space._measure("GMM", PLAN)

@@ -1,0 +1,49 @@
+"""Where a benchmark's command puts what it finds: figures into a file, words and a table on the terminal."""
+
+from __future__ import annotations
+
+import datetime
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.results import figures, machine
+from benchmarks.results.figures import Figure, Results
+
+WIDTH = 180  # of the table where there is no terminal to ask
+
+
+class Output:
+    """Figures may be written again and again while there are more of them: the file has the latest."""
+
+    def __init__(self, benchmark: str, argv: Sequence[str] | None, file: Path, threads: int) -> None:
+        """To be made before anything is measured: it notes the date and the machine's load. `argv` is what
+        `main` was given, None for the process's own."""
+        self.console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
+        self.file = file
+        self._name = f"benchmarks.{benchmark}"
+        self._command = shlex.join(["python", "-m", self._name, *(sys.argv[1:] if argv is None else argv)])
+        self._date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self._where = machine.describe(threads)
+
+    def write(self, found: Sequence[Figure]) -> None:
+        """Raises OSError."""
+        Results(tuple(found), self._where, self._date, self._command).write(self.file)
+
+    def show(self, found: Sequence[Figure]) -> None:
+        self.console.print(figures.table(found))
+
+    def finish(self, found: Sequence[Figure]) -> None:
+        """For a benchmark that knows all of its figures at once. Raises OSError."""
+        self.write(found)
+        self.show(found)
+
+    def say(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def fail(self, why: Exception | str) -> None:
+        """For what could not be measured: said where errors are looked for."""
+        print(f"{self._name}: {why}", file=sys.stderr)
