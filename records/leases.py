@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Select, Update, bindparam, insert, select, update
 from sqlalchemy.orm import Session
@@ -66,6 +66,13 @@ class Lease:
     constants: dict[str, tuple[int, ...]]
     best_s: dict[str, float]
     build: bool = False
+
+
+class Held(NamedTuple):
+    """What a lease holds: the library that a trial came with, and which repeat it is."""
+
+    library_sha: str | None = None
+    repeat: int = 0
 
 
 @dataclass(frozen=True)
@@ -162,13 +169,15 @@ def report(
         return Reported(accepted=0, job_id=lease.job_id, closed=False)
     is_all = len(news) == len(held)
     ended, built = _sorted(news)
+    repeats = [trial_id for (trial_id, _), one in held.items() if trial_id is not None and one.repeat]
+    ended = results.with_earlier(session, ended, repeats)
     measured = [one.trial_id for one, _ in ended if one.trial_id is not None]
     # Locks the job: after the worker and the lease and before trials, as everywhere.
     issued, done = jobs.count(session, lease.job_id, done=len(measured))
     results.finish(session, ended, now)
     schedules.put_trials(session, measured, now)
     building.make_ready(session, built)
-    building.drop_libraries(session, [trial_id for trial_id in measured if held[trial_id, None]])
+    building.drop_libraries(session, [trial_id for trial_id in measured if held[trial_id, None].library_sha])
     outcomes = [*(measurement.outcome for _, measurement in ended), *(Outcome.OK for _ in built)]
     results.credit(session, lease, outcomes, len(measured) + len(built), closed_at=now if is_all else None)
     if ended:
@@ -275,29 +284,27 @@ def _live(lease_id: Any, session_id: Any, now: Any) -> tuple[Any, ...]:
     return (*ours, LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
 
 
-def _held(session: Session, lease_id: str) -> dict[Key, str | None]:
-    """What this lease still holds, and the library that a trial came with."""
+def _held(session: Session, lease_id: str) -> dict[Key, Held]:
+    """What this lease still holds."""
     rows = session.execute(_held_trials(), {"lease": lease_id})
-    held: dict[Key, str | None] = {(trial_id, None): sha for trial_id, sha in rows}
+    held: dict[Key, Held] = {(row.id, None): Held(row.library_sha, row.repeat) for row in rows}
     if held:
         return held
     runs = select(ModuleRunRow.id).where(ModuleRunRow.lease_id == lease_id, ModuleRunRow.state == "leased")
-    return {(None, run_id): None for run_id in session.scalars(runs)}
+    return {(None, run_id): Held() for run_id in session.scalars(runs)}
 
 
 @cache
-def _held_trials() -> Select[int, str | None]:
+def _held_trials() -> Select[int, str | None, int]:
     held = (TrialRow.lease_id == bindparam("lease"), TrialRow.state == "leased")
-    return select(TrialRow.id, TrialRow.library_sha).where(*held)
+    return select(TrialRow.id, TrialRow.library_sha, TrialRow.repeat).where(*held)
 
 
-def _news(
-    lease: LeaseRow, held: Mapping[Key, str | None], reports: Sequence[TrialResult]
-) -> list[TrialResult]:
+def _news(lease: LeaseRow, held: Mapping[Key, Held], reports: Sequence[TrialResult]) -> list[TrialResult]:
     """The first result of each thing that is held, as far as it fits what was leased."""
     first = {(result.trial_id, result.module_run_id): result for result in reversed(reports)}
     return [
-        replace(result, measurement=building.checked(lease, result.measurement, held[key]))
+        replace(result, measurement=building.checked(lease, result.measurement, held[key].library_sha))
         for key, result in first.items()
         if key in held
     ]

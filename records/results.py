@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BindParameter, Double, Update, bindparam, func, select, update
+from sqlalchemy import BindParameter, Double, Select, Update, and_, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from records.building import Built
 from records.statements import table_of, update_each
-from records.tables import LeaseRow, ModuleRunRow, TrialRow, WorkerRow
+from records.tables import JobRow, LeaseRow, ModuleRunRow, RecordRow, TrialRow, WorkerRow
 from search.measurement import Measurement, Outcome
+
+# Of a program that is measured again and again, so many seconds are kept: some four measurements.
+MOST_SECS = 400
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,38 @@ def ended(measurement: Measurement, now: float) -> dict[str, Any]:
         "error": measurement.error,
         "finished_at": now,
     }
+
+
+def with_earlier(
+    session: Session, news: Sequence[tuple[TrialResult, Measurement]], repeats: Collection[int]
+) -> list[tuple[TrialResult, Measurement]]:
+    """What the trials `repeats` measured again, put together with what was known of their programs."""
+    if not repeats:
+        return list(news)
+    known = {row.id: row.run_secs for row in session.execute(_earlier(), {"trials": list(repeats)})}
+    return [(one, _together(end, known.get(one.trial_id, ()))) for one, end in news]
+
+
+@cache
+def _earlier() -> Select[int, list[Any]]:
+    """The seconds that the records of some trials' programs have. What imported ones were measured under,
+    nobody knows."""
+    same = (
+        RecordRow.workload_hash == TrialRow.workload_hash,
+        RecordRow.device_class == JobRow.device_class,
+        RecordRow.trace_sha == TrialRow.trace_sha,
+        RecordRow.outcome == Outcome.OK,
+        RecordRow.source == "trial",
+    )
+    of_trials = select(TrialRow.id, RecordRow.run_secs).join(JobRow, JobRow.id == TrialRow.job_id)
+    return of_trials.join(RecordRow, and_(*same)).where(TrialRow.id.in_(bindparam("trials", expanding=True)))
+
+
+def _together(measurement: Measurement, before: Sequence[float]) -> Measurement:
+    if measurement.outcome is not Outcome.OK:
+        return measurement
+    # The device may have changed since the oldest of them.
+    return replace(measurement, run_secs=(*before, *measurement.run_secs)[-MOST_SECS:])
 
 
 def finish(session: Session, news: Sequence[tuple[TrialResult, Measurement]], now: float) -> None:

@@ -219,7 +219,7 @@ class TrialRow(Base):
     __tablename__ = "trials"
     # A trace is too long for an index of PostgreSQL, so its digest stands for it.
     __table_args__ = (
-        UniqueConstraint("job_id", "workload_hash", "trace_sha"),
+        UniqueConstraint("job_id", "workload_hash", "trace_sha", "repeat"),
         Index(None, "job_id", "state", "id"),
         Index(None, "task_id", "state"),
         # Pending trials may be deleted; their ids must not come back as other trials.
@@ -233,6 +233,8 @@ class TrialRow(Base):
     program: Mapped[dict[str, Any] | None]
     trace: Mapped[str]
     trace_sha: Mapped[str]
+    # 0, or the how many-th time the job measures the same again.
+    repeat: Mapped[int] = mapped_column(default=0)
     predicted_s: Mapped[float]
     state: Mapped[str]
     attempts: Mapped[int]

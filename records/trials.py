@@ -33,20 +33,25 @@ COLUMNS = (
     TrialRow.run_secs,
     TrialRow.error,
     TrialRow.library_sha,
+    TrialRow.repeat,
 )
 
 
 @dataclass(frozen=True)
 class NewTrial:
-    """A candidate to measure: its trace (JSON text), and the program it was lowered from."""
+    """A candidate to measure: its trace (JSON text), and the program it was lowered from. One that was
+    measured before is measured again under the next number of `repeat`."""
 
     task_id: int
     workload_hash: str
     program: dict[str, Any] | None
     trace: str
     predicted_s: float
+    repeat: int = 0
 
     def __post_init__(self) -> None:
+        if self.repeat < 0:
+            raise ValueError(f"repeat must not be negative, not {self.repeat}")
         if not 0 <= self.predicted_s < math.inf:
             raise ValueError(f"predicted_s must be finite and not negative, not {self.predicted_s}")
 
@@ -54,7 +59,8 @@ class NewTrial:
 @dataclass(frozen=True)
 class Trial:
     """A stored trial. `attempts` counts the devices that were lost while they held it; `library_sha` names
-    what a builder made of it."""
+    what a builder made of it. With `repeat`, `run_secs` are all that is known of its trace, not only its
+    own."""
 
     id: int
     job_id: str
@@ -68,6 +74,7 @@ class Trial:
     run_secs: tuple[float, ...]
     error: str
     library_sha: str | None = None
+    repeat: int = 0
 
     @property
     def latency_s(self) -> float | None:
@@ -91,7 +98,7 @@ def add(
     trials: Sequence[NewTrial],
     now: float,
 ) -> list[int]:
-    """Issue trials and return their ids, without those whose workload and trace this job has issued before.
+    """Issue trials and return their ids, without those whose workload, trace and repeat this job has issued.
 
     A finished job gets none. Raises JobNotFound.
     """
@@ -145,6 +152,7 @@ def trial_of(row: TrialRow | Row[*tuple[Any, ...]]) -> Trial:
         run_secs=tuple(row.run_secs or ()),
         error=row.error,
         library_sha=row.library_sha,
+        repeat=row.repeat,
     )
 
 
@@ -152,9 +160,9 @@ def _issue(session: Session, issue: dict[str, Any], new: Sequence[NewTrial]) -> 
     """The ids of those that the job had not issued before, in their order."""
     same = {"state": "pending", "attempts": 0, "error": ""}
     rows = [issue | asdict(trial) | {"trace_sha": digest(trial.trace)} | same for trial in new]
-    key = ["job_id", "workload_hash", "trace_sha"]
-    statement = insert_into(session, TrialRow).on_conflict_do_nothing(index_elements=key)
-    columns = (TrialRow.workload_hash, TrialRow.trace_sha, TrialRow.id)
-    issued = {(hash_, sha): id_ for hash_, sha, id_ in session.execute(statement.returning(*columns), rows)}
-    wanted = dict.fromkeys((row["workload_hash"], row["trace_sha"]) for row in rows)
+    key = ["workload_hash", "trace_sha", "repeat"]
+    statement = insert_into(session, TrialRow).on_conflict_do_nothing(index_elements=["job_id", *key])
+    columns = (TrialRow.workload_hash, TrialRow.trace_sha, TrialRow.repeat, TrialRow.id)
+    issued = {tuple(one[:3]): one.id for one in session.execute(statement.returning(*columns), rows)}
+    wanted = dict.fromkeys(tuple(row[name] for name in key) for row in rows)
     return [issued[one] for one in wanted if one in issued]

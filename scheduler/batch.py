@@ -12,11 +12,12 @@ import numpy as np
 from compiler.lower import LoweringError, lower
 from records.tasks import Task
 from records.trials import NewTrial
-from scheduler.known import Known, gather
+from scheduler.known import Finished, Known, gather
 from scheduler.learning import Lesson
 from scheduler.situation import Situation
 from scheduler.spaces import Space
 from search.allocate import TaskProgress, next_tasks
+from search.contenders import how_many
 from search.cost.model import CostModel
 from search.policy import Proposal, propose
 from search.program import Program
@@ -43,18 +44,37 @@ class Subject:
         except LoweringError as error:
             log.info("%s: a program was refused: %s", self.task.name, error)
             trace = None
-        if trace is None or trace in self.known.traces:
+        if trace is None or self.known.has(trace):
             self.space.spent.add(proposal.program)
             return None
-        self.known = self.known.issued(proposal.program, trace)
+        self.known = self.known.issued(trace, proposal.program)
         data = proposal.program.to_json()
         return NewTrial(self.task.id, self.task.workload_hash, data, trace, proposal.predicted_s)
 
+    def again(self, count: int) -> list[NewTrial]:
+        """Up to `count` trials of what may be the fastest, but was not measured often enough to tell."""
+        chosen = self.known.contenders(count)
+        for one in chosen:
+            self.known = self.known.issued(one.trace, one.program)
+        return [self._repeated(one) for one in chosen]
+
+    def _repeated(self, one: Finished) -> NewTrial:
+        data = None if one.data is None else dict(one.data)
+        whose = self.task.id, self.task.workload_hash
+        return NewTrial(*whose, data, one.trace, predicted_s=one.seconds, repeat=one.repeat + 1)
+
 
 def plan(
-    subjects: Sequence[Subject], lesson: Lesson, rng: np.random.Generator, slots: int, per_pick: int
+    subjects: Sequence[Subject],
+    lesson: Lesson,
+    rng: np.random.Generator,
+    slots: int,
+    per_pick: int,
+    *,
+    is_last: bool,
 ) -> list[NewTrial]:
-    """Up to `slots` trials, about `per_pick` for each pick of the allocator; fewer when the spaces end."""
+    """Up to `slots` trials, about `per_pick` for each pick of the allocator; fewer when the spaces end. Some
+    measure again what may be the fastest, more of the last than of others."""
     batch: list[NewTrial] = []
     while len(batch) < slots:
         picks = Counter(next_tasks([s.progress for s in subjects], slots - len(batch), per_pick))
@@ -62,7 +82,8 @@ def plan(
             break
         for index, times in picks.items():
             wanted = min(times * per_pick, slots - len(batch))
-            batch += _new_trials(subjects[index], lesson, rng, wanted)
+            again = subjects[index].again(how_many(wanted, rng, is_last=is_last))
+            batch += again + _new_trials(subjects[index], lesson, rng, wanted - len(again))
     return batch
 
 
@@ -88,14 +109,20 @@ def _new_trials(subject: Subject, lesson: Lesson, rng: np.random.Generator, want
     found: list[NewTrial] = []
     for _ in range(ASKS_PER_TASK):
         missing = wanted - len(found)
+        if not missing:
+            break
         proposals = _proposals(subject, lesson.model, rng, missing)
         lowered = [subject.lowered(proposal) for proposal in proposals]
         found += [trial for trial in lowered if trial is not None]
-        if len(found) == wanted or len(proposals) < missing:
+        if len(proposals) < missing:
             break
-    issued = subject.progress.issued + len(found)
-    subject.progress = replace(subject.progress, issued=issued, exhausted=len(found) < wanted)
+    is_exhausted = len(found) < wanted
+    subject.progress = replace(subject.progress, issued=_issued(subject), exhausted=is_exhausted)
     return found
+
+
+def _issued(subject: Subject) -> int:
+    return len(subject.known.latencies) + len(subject.known.waiting)
 
 
 def _proposals(subject: Subject, model: CostModel, rng: np.random.Generator, count: int) -> list[Proposal]:

@@ -3,59 +3,98 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import Any
 
 from records.schedules import Record
 from records.tasks import Task
 from records.trials import Trial
 from scheduler.spaces import Space
 from search.allocate import TaskProgress
+from search.contenders import Timed, contenders
 from search.measurement import Outcome
 from search.program import Program
 
 
 @dataclass(frozen=True)
+class Finished:
+    """A trace and the median seconds of all its measurements, inf where it failed. `data` is what is stored
+    of its program, `program` None where that is not of our space. This job has measured it again `repeat`
+    times."""
+
+    trace: str
+    data: Mapping[str, Any] | None
+    program: Program | None
+    seconds: float
+    repeat: int = 0
+
+
+@dataclass(frozen=True)
 class Known:
-    """`measured` pairs programs with their seconds, inf for a failure; `open` are being measured.
+    """`finished` has every trace once; `open` are the programs that are being measured, `waiting` the traces
+    of them all. `latencies` has every finished measurement, oldest first."""
 
-    `latencies` has every finished measurement, oldest first, those without a program of ours included;
-    `traces` everything that must not be measured again.
-    """
-
-    measured: tuple[tuple[Program, float], ...]
+    finished: tuple[Finished, ...]
     open: frozenset[Program]
+    waiting: tuple[str, ...]
     latencies: tuple[float, ...]
-    num_open: int
-    traces: frozenset[str]
 
-    def issued(self, program: Program, trace: str) -> Known:
-        return replace(self, open=self.open | {program}, traces=self.traces | {trace})
+    @property
+    def measured(self) -> list[tuple[Program, float]]:
+        """Our programs with their seconds."""
+        return [(one.program, one.seconds) for one in self.finished if one.program is not None]
+
+    def has(self, trace: str) -> bool:
+        return trace in self.waiting or any(one.trace == trace for one in self.finished)
+
+    def issued(self, trace: str, program: Program | None) -> Known:
+        programs = self.open if program is None else self.open | {program}
+        return replace(self, open=programs, waiting=(*self.waiting, trace))
+
+    def contenders(self, count: int) -> list[Finished]:
+        """Those to measure again."""
+        idle = [one for one in self.finished if one.trace not in self.waiting]
+        timed = [Timed(number, one.seconds, one.repeat + 1) for number, one in enumerate(idle)]
+        return [idle[number] for number in contenders(timed, count)]
 
     def progress(self, task: Task, space: Space) -> TaskProgress:
         best = tuple(accumulate(self.latencies, min))
-        issued = len(best) + self.num_open
+        issued = len(best) + len(self.waiting)
         return TaskProgress(task.weight, task.flops, best, issued, exhausted=False, tag=space.tag)
 
 
 def gather(space: Space, records: Sequence[Record], trials: Sequence[Trial]) -> Known:
     """`records` are of the workload on the device class, `trials` this job's own, oldest first."""
-    own = {trial.trace for trial in trials}
+    own = {trial.trace for trial in trials if trial.state == "done"}
     earlier = sorted((r for r in records if r.trace not in own), key=lambda r: (r.created_at, r.trace))
     done = [trial for trial in trials if trial.state == "done"]
     waiting = [trial for trial in trials if trial.state != "done"]
-    finished = [(r.trace, r.program, _seconds(r.outcome, r.latency_s)) for r in earlier]
-    finished += [(t.trace, t.program, _seconds(t.outcome, t.latency_s)) for t in done]
-    parsed = [(space.program(trace, data), seconds) for trace, data, seconds in finished]
+    found = {record.trace: _recorded(space, record) for record in earlier}
+    for trial in done:
+        found[trial.trace] = _tried(space, trial, found.get(trial.trace))
     open_programs = [space.program(trial.trace, trial.program) for trial in waiting]
     return Known(
-        measured=tuple((program, seconds) for program, seconds in parsed if program is not None),
+        finished=tuple(found.values()),
         open=frozenset(program for program in open_programs if program is not None),
-        latencies=tuple(seconds for _, _, seconds in finished),
-        num_open=len(waiting),
-        traces=frozenset(own | {r.trace for r in earlier}),
+        waiting=tuple(trial.trace for trial in waiting),
+        latencies=tuple(found[one.trace].seconds for one in (*earlier, *done)),
     )
+
+
+def _recorded(space: Space, record: Record) -> Finished:
+    program = space.program(record.trace, record.program)
+    return Finished(record.trace, record.program, program, _seconds(record.outcome, record.latency_s))
+
+
+def _tried(space: Space, trial: Trial, before: Finished | None) -> Finished:
+    seconds = _seconds(trial.outcome, trial.latency_s)
+    if before is not None and math.isinf(seconds) and trial.outcome is not Outcome.WRONG_RESULT:
+        # It ran before: this time something else went wrong.
+        seconds = before.seconds
+    program = space.program(trial.trace, trial.program)
+    return Finished(trial.trace, trial.program, program, seconds, trial.repeat)
 
 
 def _seconds(outcome: Outcome | None, latency_s: float | None) -> float:

@@ -38,11 +38,13 @@ def run(context: Context, job: Job) -> None:
 
 @dataclass(frozen=True)
 class Order:
-    """How many trials to issue now, and whether none are to follow (budget or minutes spent). With
-    `first_guesses` all are for tasks for which nothing was tried: the budget has no room for others."""
+    """How many trials to issue now, and whether none are to follow (budget or minutes spent), or none after
+    these (`takes_all`). With `first_guesses` all are for tasks for which nothing was tried: the budget has no
+    room for others."""
 
     slots: int
     is_last: bool
+    takes_all: bool = False
     first_guesses: bool = False
 
 
@@ -57,7 +59,9 @@ def _decide(session: Session, context: Context, job: Job) -> Order:
     # A search that found nothing new finds nothing until another result is in.
     is_barren = num_open > 0 and context.barren.get(job.id) == counts.done
     slots = min(room, context.settings.batch_size) if is_time and not is_barren else 0
-    return Order(slots, is_last=room == 0, first_guesses=budget.left(session, job) < room)
+    return Order(
+        slots, is_last=room == 0, takes_all=slots == room, first_guesses=budget.left(session, job) < room
+    )
 
 
 def _time_is_up(job: Job, now: float) -> bool:
@@ -77,7 +81,8 @@ def _issue(context: Context, job: Job, order: Order) -> int:
     learned = lesson(context, situation.device)
     subjects = subjects_of(situation, spaces, seeds(context, situation, spaces))
     rng = np.random.default_rng((job.request.seed, situation.round))
-    batch = plan(subjects, learned, rng, order.slots, _per_pick(context, job, len(subjects)))
+    per_pick = _per_pick(context, job, len(subjects))
+    batch = plan(subjects, learned, rng, order.slots, per_pick, is_last=order.takes_all)
     with context.database.begin() as session:
         return _store(session, context, situation, batch)
 

@@ -12,7 +12,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from records import blobs, events, jobs
+from records import blobs, events, jobs, trials
 from records.database import Database, StorageError, _alembic
 from records.tables import Base
 from tests.unit.records.farm import request
@@ -90,18 +90,27 @@ class TestMigration:
             job = "'job', 'sha', 'net', '{}', 'native', 9, 0, 'tuning', '', 1.0"
             columns = "id, model_sha, model_name, shapes, target, trials, seed, state, message, created_at"
             connection.execute(f"INSERT INTO jobs ({columns}) VALUES ({job})")
+            columns = "id, job_id, workload_hash, name, weight, flops, covered, reason, constants"
+            connection.execute(
+                f"INSERT INTO tasks ({columns}) VALUES (1, 'job', 'w', 'conv', 1, 1.0, 1, '', '[]')"
+            )
             columns = "job_id, task_id, workload_hash, round, trace, trace_sha, predicted_s, state, attempts"
             for number, state in enumerate(("done", "done", "leased", "pending")):
                 trial = f"'job', 1, 'w', 0, 't', '{number}', 0.0, '{state}', 0"
                 connection.execute(
                     f"INSERT INTO trials ({columns}, error, created_at) VALUES ({trial}, '', 1.0)"
                 )
+            connection.execute("DELETE FROM trials WHERE state = 'pending'")
         connection.close()
         database = sqlite(path)
         database.migrate()
         with database.begin() as session:
             job = jobs.get(session, "job")
-            assert (job.trials_issued, job.trials_done) == (4, 2)
+            assert (job.trials_issued, job.trials_done) == (3, 2)
+            assert [trial.id for trial in trials.for_task(session, 1)] == [1, 2, 3]
+            # Nor does the id of one that was deleted come back.
+            new = trials.NewTrial(1, "w", None, "t", 0.0)
+            assert trials.add(session, "job", 0, [new], now=2.0) == [5]
         database.close()
 
     def test_is_safe_to_repeat(self, database: Database) -> None:

@@ -1,0 +1,38 @@
+"""A job may measure a program again."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0008"
+down_revision = "0007"
+
+_KEY = ["job_id", "workload_hash", "trace_sha"]
+
+
+def upgrade() -> None:
+    if op.get_bind().dialect.name == "sqlite":
+        _anew()
+    else:
+        _change()
+
+
+def _anew() -> None:
+    """SQLite writes the table anew. What refers to it would go with the old one: builders build it again. And
+    ids that were given out must not come back."""
+    op.execute("DELETE FROM libraries")
+    op.execute("UPDATE trials SET library_sha = NULL")
+    last = op.get_bind().scalar(sa.text("SELECT seq FROM sqlite_sequence WHERE name = 'trials'"))
+    _change()
+    op.execute("DELETE FROM sqlite_sequence WHERE name = 'trials'")
+    op.execute(f"INSERT INTO sqlite_sequence (name, seq) VALUES ('trials', {int(last or 0)})")
+
+
+def _change() -> None:
+    with op.batch_alter_table("trials", table_kwargs={"sqlite_autoincrement": True}) as trials:
+        trials.add_column(sa.Column("repeat", sa.Integer(), nullable=False, server_default="0"))
+        trials.drop_constraint(_name(_KEY), type_="unique")
+        trials.create_unique_constraint(_name([*_KEY, "repeat"]), [*_KEY, "repeat"])
+
+
+def _name(columns: list[str]) -> str:
+    return "_".join(["uq_trials", *columns])
