@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.contained import BASE_MEMORY_BYTES, run_child
+from compiler.contained import BASE_MEMORY_BYTES, begin, end_of, run_child, take_output
 from compiler.spec import first_line
 
 
@@ -52,14 +50,11 @@ def _of_child(pairs: Sequence[tuple[str, str]], target: str, limits: Limits) -> 
 def _end(status: int | None) -> str:
     if status is None:
         return "it keeps the compiler busy for too long"
-    if status < 0:
-        return f"it crashes the compiler ({signal.Signals(-status).name})"
-    return f"it ends the compiler (exit status {status})"
+    return f"it {end_of(status)}"
 
 
 def _problems(request: Mapping[str, Any]) -> Iterator[str]:
-    resource.setrlimit(resource.RLIMIT_AS, (request["memory_bytes"],) * 2)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    begin(request["memory_bytes"])
     from compiler.target import parse_target  # after the limits: this loads TVM
 
     target = parse_target(request["target"])
@@ -82,9 +77,7 @@ def _problem(module_json: str, trace: str, target: Any) -> str:
 
 
 def _main() -> None:
-    # TVM prints to standard output; the replies keep it for themselves.
-    replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
+    replies = take_output()
     for problem in _problems(json.loads(sys.stdin.buffer.read())):
         replies.write(json.dumps({"problem": problem}).encode() + b"\n")
         replies.flush()

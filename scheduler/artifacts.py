@@ -1,4 +1,4 @@
-"""Compiling a model and packing it with a manifest that says what is in it."""
+"""Choosing the schedules of a model, and packing it with a manifest that says what is in it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
-from compiler.artifact import Manifest, TaskEntry, build_library, build_module, pack, unpack
+from compiler.artifact import Manifest, TaskEntry, pack, unpack
+from compiler.contained_models import Imported
 from compiler.contained_traces import try_traces
 from compiler.lower import LoweringError, apply_trace
-from compiler.model import ExtractedTask, untuned
+from compiler.model import ExtractedTask
 from compiler.workload import from_json
 from records.jobs import Job
 from records.schedules import Record
-from scheduler.models import Prepared
 from search.device import Device
 
 PACKAGES = ("apache-tvm", "apache-tvm-ffi")
@@ -25,28 +25,26 @@ MAX_IMPORTED = 4
 log = logging.getLogger(__name__)
 
 
-def untuned_artifact(job: Job, device: Device, prepared: Prepared, now: float) -> bytes:
-    """The model as TVM compiles it by default. Raises ArtifactError, ModelError."""
-    library = build_library(untuned(prepared.model, device.target), device.target)
-    return pack(library, _manifest(job, device, prepared, (), now))
+def untuned_artifact(job: Job, device: Device, imported: Imported, library: bytes, now: float) -> bytes:
+    """The library that TVM made of the model by default, packed."""
+    return pack(library, _manifest(job, device, imported, (), now))
 
 
 def tuned_artifact(
     job: Job,
     device: Device,
-    prepared: Prepared,
-    records: Iterable[Record],
+    imported: Imported,
+    chosen: Mapping[str, Record],
+    library: bytes,
     reference: bytes | None,
     now: float,
 ) -> bytes:
-    """The model under the best of the `records` (fastest first by workload); the rest has fallback schedules.
+    """The library made with the `chosen` records (the rest has fallback schedules), packed.
 
-    Its outputs must be those of the library `reference`, if there is one. Raises ArtifactError.
+    Its outputs must be those of the library `reference`, if there is one.
     """
-    chosen = choose(prepared.tasks, records, device.target)
-    library = build_module(prepared.fused, {name: r.trace for name, r in chosen.items()}, device.target)
-    entries = tuple(_entry(task, chosen.get(task.workload_hash)) for task in prepared.tasks)
-    return pack(library, _manifest(job, device, prepared, entries, now), reference)
+    entries = tuple(_entry(task, chosen.get(task.workload_hash)) for task in imported.tasks)
+    return pack(library, _manifest(job, device, imported, entries, now), reference)
 
 
 def choose(tasks: Sequence[ExtractedTask], records: Iterable[Record], target: str) -> dict[str, Record]:
@@ -114,15 +112,15 @@ def _entry(task: ExtractedTask, record: Record | None) -> TaskEntry:
 
 
 def _manifest(
-    job: Job, device: Device, prepared: Prepared, entries: tuple[TaskEntry, ...], now: float
+    job: Job, device: Device, imported: Imported, entries: tuple[TaskEntry, ...], now: float
 ) -> Manifest:
     return Manifest(
         model_name=job.request.model_name,
         model_sha=job.request.model_sha,
         target=device.target,
         device_class=device.key,
-        inputs=prepared.model.inputs,
-        outputs=prepared.model.outputs,
+        inputs=imported.inputs,
+        outputs=imported.outputs,
         threads=device.cores,
         versions=_versions(device),
         created_at=now,

@@ -26,14 +26,14 @@ OPEN = {JobState.QUEUED, JobState.IMPORTING}
 def run(context: Context, job: Job) -> None:
     """Import the model and ask for its untuned timing; without a device of the target, wait for one.
 
-    Raises ModelError.
+    Raises ModelError, ArtifactError and PermanentError.
     """
     device = _begin(context, job)
     if device is None:
         return
-    prepared = context.models.prepare(context.database, job.request, device)
-    subgraphs = [_Subgraph.read(task) for task in prepared.tasks]
-    artifact = untuned_artifact(job, device, prepared, context.now())
+    imported, library = context.models.untuned(context.database, job.request, device)
+    subgraphs = [_Subgraph.read(task) for task in imported.tasks]
+    artifact = untuned_artifact(job, device, imported, library, context.now())
     with context.database.begin() as session:
         sha = blobs.put(session, artifact)
     with context.database.begin() as session:

@@ -1,12 +1,10 @@
-"""The model of a job as the compiler has it, kept because publishing needs again what intake imported."""
+"""The models of jobs: imported and compiled by children of the compiler, from the files that are stored."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
-from compiler.contained import try_model
-from compiler.model import ExtractedTask, Model, extract_tasks, fuse, read_onnx
+from compiler.contained_models import Imported, compile_tuned, compile_untuned, import_model
 from records import blobs
 from records.blobs import BlobNotFound
 from records.database import Database
@@ -15,28 +13,39 @@ from scheduler.errors import PermanentError
 from search.device import Device
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """An imported model, fused for a target (`fused` is a TVM module), and the tasks in it."""
-
-    model: Model
-    fused: Any
-    tasks: tuple[ExtractedTask, ...]
-
-
 class Models:
-    """Keeps the last model that was prepared: a large one takes a gigabyte."""
+    """Remembers what is in the last model that was imported: publishing needs again what intake has seen."""
 
     def __init__(self) -> None:
-        self._last: tuple[object, Prepared] | None = None
+        self._last: tuple[object, Imported] | None = None
 
-    def prepare(self, database: Database, request: JobRequest, device: Device) -> Prepared:
-        """Raises ModelError when the model can't be imported or compiled, PermanentError."""
-        key = (request.model_sha, tuple(sorted(request.shapes.items())), device.target)
+    def imported(self, database: Database, request: JobRequest, device: Device) -> Imported:
+        """Raises ModelError when the model can't be imported, PermanentError."""
+        key = _key(request, device)
         if self._last is None or self._last[0] != key:
-            self._last = None
-            self._last = (key, _prepare(_read(database, request.model_sha), request, device))
+            data = _read(database, request.model_sha)
+            self._last = (key, import_model(data, request.shapes, device.target))
         return self._last[1]
+
+    def untuned(self, database: Database, request: JobRequest, device: Device) -> tuple[Imported, bytes]:
+        """What is in the model, and the library that TVM makes of it by default.
+
+        Raises ModelError, ArtifactError when it can't be imported or compiled, PermanentError.
+        """
+        data = _read(database, request.model_sha)
+        imported, library = compile_untuned(data, request.shapes, device.target)
+        self._last = (_key(request, device), imported)
+        return imported, library
+
+    def tuned(
+        self, database: Database, request: JobRequest, device: Device, schedules: Mapping[str, str]
+    ) -> bytes:
+        """The library with the traces of `schedules`, by workload. Raises as `untuned`."""
+        return compile_tuned(_read(database, request.model_sha), request.shapes, device.target, schedules)
+
+
+def _key(request: JobRequest, device: Device) -> object:
+    return request.model_sha, tuple(sorted(request.shapes.items())), device.target
 
 
 def _read(database: Database, sha: str) -> bytes:
@@ -45,10 +54,3 @@ def _read(database: Database, sha: str) -> bytes:
             return blobs.get(session, sha)
     except BlobNotFound as error:
         raise PermanentError("the model's file is not stored any more: upload it again") from error
-
-
-def _prepare(data: bytes, request: JobRequest, device: Device) -> Prepared:
-    try_model(data, request.shapes, device.target)
-    model = read_onnx(data, request.shapes)
-    fused = fuse(model, device.target)
-    return Prepared(model, fused, tuple(extract_tasks(fused)))

@@ -13,7 +13,7 @@ from records import blobs, devices, jobs, leases, schedules, tasks
 from records.jobs import Job, JobState
 from records.leases import ModuleRun
 from scheduler import journal, waiting
-from scheduler.artifacts import tuned_artifact, with_timings
+from scheduler.artifacts import choose, tuned_artifact, with_timings
 from scheduler.context import Context
 from scheduler.errors import PermanentError
 from search.measurement import Outcome
@@ -92,9 +92,12 @@ def _artifact(context: Context, job: Job, untuned: ModuleRun | None) -> bytes | 
         device = devices.get_class(session, job.device_class)
         hashes = [task.workload_hash for task in tasks.for_job(session, job.id)]
         records = schedules.successes(session, device.key, hashes)
-    prepared = context.models.prepare(context.database, job.request, device)
+    imported = context.models.imported(context.database, job.request, device)
+    chosen = choose(imported.tasks, records, device.target)
+    traces = {workload: record.trace for workload, record in chosen.items()}
+    library = context.models.tuned(context.database, job.request, device, traces)
     reference = _reference(context, untuned)
-    return tuned_artifact(job, device, prepared, records, reference, context.now())
+    return tuned_artifact(job, device, imported, chosen, library, reference, context.now())
 
 
 def _reference(context: Context, untuned: ModuleRun | None) -> bytes | None:

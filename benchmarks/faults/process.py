@@ -3,8 +3,8 @@
     python -m benchmarks.faults.process server|scheduler|worker [FLAG]...
 
 Clocks can be stepped through the file named by `TUNEFARM_TEST_CLOCK`; a locked database is given up after
-`BUSY_TIMEOUT_S`; the scheduler imports models, which come from us, without a process of their own; the worker
-measures with `benchmarks.faults.bench`.
+`BUSY_TIMEOUT_S`; the scheduler compiles models, which come from us, without a process of their own; the
+worker measures with `benchmarks.faults.bench`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from records.database import Database
+
+if TYPE_CHECKING:
+    from compiler.contained_models import Imported, Order
 
 CLOCK_VARIABLE = "TUNEFARM_TEST_CLOCK"
 BUSY_TIMEOUT_S = 2.0
@@ -38,14 +42,21 @@ def _server(flags: Sequence[str]) -> int:
 
 
 def _scheduler(flags: Sequence[str]) -> int:
+    import compiler.contained_models
     import scheduler.main
-    import scheduler.models
 
     with (
         patch.multiple(scheduler.main, time=_clock(), Database=_hasty_database()),
-        patch.object(scheduler.models, "try_model", lambda *_: None),
+        patch.object(compiler.contained_models, "carried_out", _carry_out),
     ):
         return scheduler.main.main()
+
+
+def _carry_out(order: Order, _: object) -> tuple[Imported, bytes]:
+    from compiler.contained_models import Fused
+
+    fused = Fused.of(order)
+    return fused.imported, fused.library(order)
 
 
 def _worker(flags: Sequence[str]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,20 +11,20 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+import scheduler.models
 from compiler.artifact import Manifest, unpack
 from compiler.bench import Bench
-from compiler.model import fuse, read_onnx
 from compiler.target import probe
 from records import blobs, devices, jobs, leases, models, schedules, tasks
 from records.database import Database
 from records.devices import WorkerState
 from records.jobs import Job, JobRequest, JobState
 from records.leases import Lease, TrialResult
-from scheduler import artifacts
 from scheduler.context import Context
 from scheduler.drive import drive, sweep
 from scheduler.settings import Settings
 from search.measurement import Measurement
+from tests.children import kill_the_child
 
 SETTINGS = Settings(broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0)
 NOW = 1000.0
@@ -112,13 +113,13 @@ def test_a_real_model_is_tuned_and_published(database: Database) -> None:
 def test_a_model_that_computes_something_else_than_untuned_is_not_published(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = artifacts.build_module
+    real = scheduler.models.compile_tuned
 
-    def build_another(_fused: object, _schedules: object, target: str) -> bytes:
+    def compile_another(_data: bytes, _shapes: object, target: str, _schedules: object) -> bytes:
         """As if kernels that are right by themselves were put together wrongly."""
-        return real(fuse(read_onnx(small_network(seed=1), {}), target), {}, target)
+        return real(small_network(seed=1), {}, target, {})
 
-    monkeypatch.setattr(artifacts, "build_module", build_another)
+    monkeypatch.setattr(scheduler.models, "compile_tuned", compile_another)
     _submit(database)
     job = _finish(database, Device(database))
     assert job.state is JobState.DONE
@@ -127,6 +128,19 @@ def test_a_model_that_computes_something_else_than_untuned_is_not_published(
     assert job.tuned_secs is None
     published, _ = _artifact(database, job.artifact_sha)
     assert published == _artifact(database, job.untuned_artifact_sha)[0]
+
+
+def test_a_model_that_kills_the_compiler_fails_its_job_and_nothing_else(database: Database) -> None:
+    Device(database)
+    _submit(database)
+    killer = threading.Thread(target=kill_the_child)
+    killer.start()
+    drive(_context(database, []), "intake", "job")
+    killer.join()
+    with database.begin() as session:
+        job = jobs.get(session, "job")
+    assert job.state is JobState.FAILED
+    assert job.error == "importing the model crashed the compiler (SIGKILL)"
 
 
 def _artifact(database: Database, sha: str | None) -> tuple[bytes, Manifest]:
@@ -143,11 +157,14 @@ def _submit(database: Database) -> None:
         jobs.create(session, "job", request, None, NOW)
 
 
+def _context(database: Database, wakes: list[tuple[str, str]]) -> Context:
+    wake = lambda step, job_id: wakes.append((step, job_id))  # noqa: E731
+    return Context(SETTINGS, database, lambda: NOW, "here", wake)
+
+
 def _finish(database: Database, device: Device) -> Job:
     wakes: list[tuple[str, str]] = []
-    context = Context(
-        SETTINGS, database, lambda: NOW, "here", lambda step, job_id: wakes.append((step, job_id))
-    )
+    context = _context(database, wakes)
     for turn in range(40):
         sweep(context)
         while wakes:

@@ -13,7 +13,8 @@ import pytest
 from tvm import te, topi
 
 from compiler.artifact import Manifest, unpack
-from compiler.model import ExtractedTask, Model, TensorSpec
+from compiler.contained_models import Imported
+from compiler.model import ExtractedTask, TensorSpec
 from compiler.workload import to_json, workload_hash
 from records import blobs, devices, jobs, leases, models, schedules, tasks, trials
 from records.database import Database
@@ -64,25 +65,21 @@ class FakeCompiler:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name, fake in {
-            "models.try_model": lambda data, shapes, target: None,
-            "models.read_onnx": self._read_onnx,
-            "models.fuse": lambda model, target: None,
-            "models.extract_tasks": lambda fused: self.tasks,
-            "artifacts.untuned": lambda model, target: None,
-            "artifacts.build_library": lambda module, target: UNTUNED,
-            "artifacts.build_module": self._build_module,
+            "models.import_model": self._import,
+            "models.compile_untuned": lambda *asked: (self._import(*asked), UNTUNED),
+            "models.compile_tuned": self._compile_tuned,
             "batch.propose": propose_at_random,
         }.items():
             monkeypatch.setattr(f"scheduler.{name}", fake)
 
-    def _read_onnx(self, data: bytes, shapes: Mapping[str, tuple[int, ...]]) -> Model:
+    def _import(self, data: bytes, shapes: Mapping[str, tuple[int, ...]], target: str) -> Imported:
         self.imported += 1
         if self.import_error is not None:
             raise self.import_error
         spec = (TensorSpec("data", (1, 3), "float32"),)
-        return Model(None, spec, spec)
+        return Imported(spec, spec, tuple(self.tasks))
 
-    def _build_module(self, fused: Any, schedules: Mapping[str, str], target: str) -> bytes:
+    def _compile_tuned(self, data: bytes, shapes: object, target: str, schedules: Mapping[str, str]) -> bytes:
         if self.build_error is not None:
             raise self.build_error
         self.schedules.append(schedules)

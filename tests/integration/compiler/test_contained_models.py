@@ -1,0 +1,130 @@
+"""What a model does to the compiler, it does in a child process."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler import contained, contained_models
+from compiler.artifact import ArtifactError
+from compiler.contained_models import Limits, compile_tuned, compile_untuned, import_model
+from compiler.model import extract_tasks, fuse, read_onnx
+from compiler.spec import ModelError
+from tests.children import kill_the_child
+from tests.onnx_models import Builder, residual
+
+TARGET = '{"kind":"llvm","num-cores":2}'
+# Stands for the child once it has imported the model.
+IMPORTED = b'{"inputs": [], "outputs": [], "tasks": []}'
+
+
+def test_a_model_comes_through_as_it_is() -> None:
+    shapes = {"input": (2, 3, 8, 8)}
+    imported = import_model(residual(batch="n"), shapes, TARGET)
+    model = read_onnx(residual(batch="n"), shapes)
+    assert (imported.inputs, imported.outputs) == (model.inputs, model.outputs)
+    assert imported.tasks == tuple(extract_tasks(fuse(model, TARGET)))
+
+
+def test_both_libraries_come_through() -> None:
+    imported, untuned = compile_untuned(residual(), {}, TARGET)
+    tuned = compile_tuned(residual(), {}, TARGET, {})
+    assert imported == import_model(residual(), {}, TARGET)
+    assert untuned.startswith(b"\x7fELF")
+    assert tuned.startswith(b"\x7fELF")
+    assert tuned != untuned
+
+
+def test_what_the_import_says_comes_through() -> None:
+    with pytest.raises(ModelError, match="--shape input="):
+        import_model(residual(batch="n"), {}, TARGET)
+
+
+def test_what_the_compilation_says_comes_through() -> None:
+    workload = import_model(residual(), {}, TARGET).tasks[0].workload_hash
+    with pytest.raises(ArtifactError, match="doesn't apply"):
+        compile_tuned(residual(), {}, TARGET, {workload: "no trace"})
+
+
+def test_an_import_that_takes_too_long_is_ended() -> None:
+    start = time.monotonic()
+    with pytest.raises(ModelError, match=r"importing the model takes longer than 0\.2 s"):
+        import_model(residual(), {}, TARGET, Limits(import_s=0.2))
+    assert time.monotonic() - start < 5
+
+
+def test_an_import_that_takes_too_much_memory_is_ended() -> None:
+    with pytest.raises(ModelError, match=r"^importing the model |too much memory|bad_alloc"):
+        import_model(residual(), {}, TARGET, Limits(memory_bytes=200 << 20))
+
+
+def test_a_small_file_takes_no_gigabytes() -> None:
+    b = Builder()
+    begin, end, step = (b.constant(np.int64(number)) for number in (0, 1 << 28, 1))
+    data = b.model({"input": [1]}, {b.op("Range", begin, end, step): [1 << 28]})
+    assert len(data) < 500
+    with pytest.raises(ModelError, match=r"Unable to allocate|too much memory"):
+        import_model(data, {}, TARGET)
+
+
+def test_a_child_that_is_killed_is_a_model_error() -> None:
+    """A real one, by its id, while it works."""
+    killer = threading.Thread(target=kill_the_child)
+    killer.start()
+    with pytest.raises(ModelError, match=r"importing the model crashed the compiler \(SIGKILL\)"):
+        compile_untuned(residual(), {}, TARGET)
+    killer.join()
+
+
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+
+
+@pytest.fixture
+def acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The program that stands for the child."""
+    script, python = tmp_path / "actor.py", tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} {script}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(contained.sys, "executable", str(python))
+    return script
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (KILLED, r"crashed the compiler \(SIGSEGV\)"),
+        ("raise SystemExit(3)", r"ended the compiler \(exit status 3\)"),
+        ("print('TVM was here')", r"ended the compiler \(exit status 0\)"),
+    ],
+)
+def test_a_child_that_dies_importing_is_a_model_error(script: str, message: str, acts: Path) -> None:
+    acts.write_text(script)
+    with pytest.raises(ModelError, match=f"^importing the model {message}"):
+        import_model(residual(), {}, TARGET)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (KILLED, r"crashed the compiler \(SIGSEGV\)"),
+        ("raise SystemExit(3)", r"ended the compiler \(exit status 3\)"),
+        ("print('{\"library_bytes\": 9}\\nshort', end='')", r"ended the compiler \(exit status 0\)"),
+        ("import time; time.sleep(600)", r"takes longer than 1 s"),
+    ],
+)
+def test_a_child_that_dies_compiling_is_an_artifact_error(script: str, message: str, acts: Path) -> None:
+    acts.write_text(f"print({IMPORTED.decode()!r}, flush=True)\n{script}")
+    with pytest.raises(ArtifactError, match=f"^compiling the model {message}"):
+        compile_untuned(residual(), {}, TARGET, Limits(import_s=0.5, build_s=0.5))
+
+
+def test_a_huge_file_starts_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contained_models, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(contained.sys, "executable", "/no/such/python")
+    with pytest.raises(ModelError, match="the limit is 10"):
+        import_model(residual(), {}, TARGET)
