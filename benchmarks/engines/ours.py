@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import tvm
@@ -15,6 +16,7 @@ from compiler.lower import LoweringError, lower
 from compiler.subgraph import read_dag
 from compiler.workload import to_json
 from search.annotate import sample
+from search.contenders import Timed, contenders, how_many
 from search.cost.model import CostModel
 from search.dag import Dag
 from search.device import Device
@@ -40,17 +42,31 @@ class EmptySpace(Exception):
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to search: which task is made of a workload's sketches, how batches are picked, and whether the
-    learned model is trained or the estimate stays as it is."""
+    """A way to search: which task is made of a workload's sketches, how batches are picked, whether the
+    learned model is trained or the estimate stays as it is, and whether the fastest are measured again."""
 
     task: Callable[[Dag, tuple[Sketch, ...], Device], SearchTask] = SearchTask
     config: SearchConfig | None = None
     learns: bool = True
+    measures_again: bool = True
+
+
+@dataclass
+class Tried:
+    """A program lowered (None when TVM refused it), and the seconds of each time it was measured."""
+
+    candidate: Candidate | None
+    secs: list[float] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """Their median, infinite for a program that failed or was not measured yet."""
+        return statistics.median(self.secs) if self.secs else math.inf
 
 
 @dataclass(frozen=True)
 class Searched:
-    """A finished search: its trials, what each of them taught, and the model trained on that in the end."""
+    """A finished search: its trials, what each program taught, and the model trained on that in the end."""
 
     trials: tuple[Trial, ...]
     samples: tuple[Sample, ...]
@@ -112,32 +128,46 @@ class OurSpace:
         """
         start_s = time.perf_counter() - self._set_up_s
         found: list[Trial] = []
-        samples: list[Sample] = []
+        tried: dict[Program, Tried] = {}
         model, seeds = self._trained(before), transferred(_best_of_each(before), self._task.sketches)
         while len(found) < trials:
             count = min(round_size(len(found)), trials - len(found))
-            programs = self._next(model, samples, count, rng, seeds)
-            if not programs:
+            again = self._again(tried, count, rng, is_last=len(found) + count == trials)
+            new = self._new(model, tried, count - len(again), rng, seeds)
+            if not new + again:
                 break
-            candidates = [self.candidate(program) for program in programs]
-            timed = measure(candidates, min((trial.secs for trial in found), default=math.inf))
-            for program, candidate, secs in zip(programs, candidates, timed, strict=True):
-                found.append(Trial(candidate, secs, time.perf_counter() - start_s))
-                samples.append((self._task, program, secs))
-            model = self._trained([*before, *samples])
-        return Searched(tuple(found), tuple(samples), model)
+            tried |= {program: Tried(self.candidate(program)) for program in new}
+            batch = [tried[program] for program in again + new]
+            best_s = min((one.seconds for one in tried.values()), default=math.inf)
+            timed = measure([one.candidate for one in batch], best_s)
+            for one, secs in zip(batch, timed, strict=True):
+                one.secs.append(secs)
+                found.append(Trial(one.candidate, secs, time.perf_counter() - start_s))
+            model = self._trained([*before, *self._samples(tried)])
+        return Searched(tuple(found), self._samples(tried), model)
 
-    def _next(
+    def _again(
+        self, tried: Mapping[Program, Tried], count: int, rng: np.random.Generator, *, is_last: bool
+    ) -> list[Program]:
+        if not self._variant.measures_again:
+            return []
+        timed = [Timed(program, one.seconds, len(one.secs)) for program, one in tried.items()]
+        return contenders(timed, how_many(count, rng, is_last=is_last))
+
+    def _new(
         self,
         model: CostModel,
-        samples: Sequence[Sample],
+        tried: Mapping[Program, Tried],
         count: int,
         rng: np.random.Generator,
         seeds: Sequence[Program],
     ) -> list[Program]:
-        known = [(program, secs) for _, program, secs in samples]
+        known = [(program, one.seconds) for program, one in tried.items()]
         proposals = propose(self._task, model, known, count, rng, config=self._variant.config, seeds=seeds)
         return [one.program for one in proposals]
+
+    def _samples(self, tried: Mapping[Program, Tried]) -> tuple[Sample, ...]:
+        return tuple((self._task, program, one.seconds) for program, one in tried.items())
 
     def _trained(self, samples: Sequence[Sample]) -> CostModel:
         return train(samples) if self._variant.learns else CostModel()

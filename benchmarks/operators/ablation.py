@@ -71,6 +71,7 @@ VARIANTS: Mapping[str, Variant] = {
     "limited space": Variant(task=first_sketch),
     "no diversity": Variant(config=SearchConfig(same_tile=1.0)),
     "nothing left out": Variant(config=SearchConfig(hopeless=math.inf)),
+    "nothing measured again": Variant(measures_again=False),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -15,8 +16,8 @@ from benchmarks.results.curves import Point
 
 @dataclass(frozen=True)
 class Search:
-    """`points` has one for every trial that was faster than all before it. All `trials`, those that failed
-    included, took `seconds`."""
+    """`points` has one for every trial after which another latency was the best known: a lower one, or a
+    higher one where a program was measured again. All `trials`, failures included, took `seconds`."""
 
     operator: str
     engine: str
@@ -25,24 +26,28 @@ class Search:
     seconds: float
 
     @classmethod
-    def of(cls, operator: str, engine: str, timed: Iterable[tuple[float, float]]) -> Search:
-        """From every trial's (seconds since the search began, latency in seconds or inf), in their order."""
+    def of(cls, operator: str, engine: str, best_known: Iterable[tuple[float, float]]) -> Search:
+        """From every trial's (seconds since the search began, best latency in seconds known then, or inf), in
+        their order."""
         points: list[Point] = []
         trials, best_s, at_s = 0, math.inf, 0.0
-        for trials, (at_s, latency_s) in enumerate(timed, start=1):
-            if latency_s < best_s:
+        for trials, (at_s, latency_s) in enumerate(best_known, start=1):
+            if latency_s != best_s:
                 best_s = latency_s
                 points.append(Point(round(at_s, 3), trials, latency_s))
         return cls(operator, engine, tuple(points), trials, round(at_s, 3))
 
     def best_after(self, trials: int) -> float | None:
-        """Seconds of the fastest of the first `trials`; None when all of them failed."""
+        """Seconds of the fastest of the first `trials` as it was known then; None when all of them failed."""
         done = [point.latency_s for point in self.points if point.trials <= trials]
         return done[-1] if done else None
 
     def reached(self, latency_s: float) -> Point | None:
-        """The first trial that took no longer; None when there is none."""
-        return next((point for point in self.points if point.latency_s <= latency_s), None)
+        """The first trial after which a program that takes no longer was known for good; None without one."""
+        slower = sum(
+            1 for _ in itertools.dropwhile(lambda p: p.latency_s <= latency_s, reversed(self.points))
+        )
+        return self.points[slower] if slower < len(self.points) else None
 
     @property
     def trials_per_s(self) -> float | None:

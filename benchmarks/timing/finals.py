@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -61,12 +64,12 @@ def judge_all(
     judged: dict[str, list[Judged]] = {name: [] for name in searches}
     for (name, count), found in chosen.items():
         judged[name] += [
-            Judged(count, _seconds_of(one, searches[name].tried), timings[numbers[one]])
+            Judged(count, known(searches[name].tried)[one], timings[numbers[one]])
             for one in found
             if one in numbers
         ]
     return {
-        name: Side(Search.of(operator, name, _timed(trials.tried)), tuple(judged[name]))
+        name: Side(Search.of(operator, name, _best_known(trials.tried)), tuple(judged[name]))
         for name, trials in searches.items()
     }
 
@@ -86,12 +89,21 @@ def verified(judge: Judge, candidates: Sequence[Candidate], errors: list[str]) -
 
 def best(trials: Sequence[Trial]) -> list[Candidate]:
     """One, or none where all failed."""
-    return fastest([(trial.candidate, trial.secs) for trial in trials], 1)
+    return fastest(list(known(trials).items()), 1)
 
 
-def _seconds_of(candidate: Candidate, trials: Sequence[Trial]) -> float:
-    return min(trial.secs for trial in trials if trial.candidate == candidate)
+def known(trials: Sequence[Trial]) -> dict[Candidate, float]:
+    """The median of all that was measured of each candidate, in seconds, inf for a failure."""
+    seen: defaultdict[Candidate, list[float]] = defaultdict(list)
+    for trial in trials:
+        if trial.candidate is not None:
+            seen[trial.candidate].append(trial.secs)
+    return {candidate: statistics.median(secs) for candidate, secs in seen.items()}
 
 
-def _timed(trials: Sequence[Trial]) -> list[tuple[float, float]]:
-    return [(trial.at_s, trial.secs) for trial in trials]
+def _best_known(trials: Sequence[Trial]) -> list[tuple[float, float]]:
+    """When each trial was known, and how fast the best of all so far was then held to be."""
+    return [
+        (trial.at_s, min(known(trials[:count]).values(), default=math.inf))
+        for count, trial in enumerate(trials, start=1)
+    ]

@@ -56,6 +56,15 @@ def test_the_best_after_every_milestone_is_timed_in_turns() -> None:
     assert not errors
 
 
+def test_what_was_measured_again_counts_by_the_median() -> None:
+    """The first was lucky; its second measurement takes it from the lead."""
+    tried = Trials(_trials((A, 1e-3), (B, 2e-3), (A, 4e-3)), (2, 3))
+    sides, _, _ = _judge(ours=tried)
+    assert [one.timings.blocks[0] for one in sides["ours"].judged] == [SECONDS["a"], SECONDS["b"]]
+    assert [one.searched_s for one in sides["ours"].judged] == [2.5e-3, 2e-3]
+    assert [point.latency_s for point in sides["ours"].search.points] == [1e-3, 2e-3]
+
+
 def test_what_several_found_is_timed_once_a_turn() -> None:
     tried = Trials(_trials((A, 3e-3)), (1,))
     sides, judge, _ = _judge(ours=tried, theirs=tried)

@@ -48,7 +48,7 @@ FOUND = Found(
     ours=_side(OURS, SEARCHED, OUR_JUDGED),
     theirs=_side(
         THEIRS,
-        [(20.0, 8e-3), (50.0, 2e-3), (60.0, 9e-3)],
+        [(20.0, 8e-3), (50.0, 2e-3), (60.0, 2e-3)],
         {8: (8e-3, 8.8e-3), 16: (8e-3, 4.4e-3), 64: (2e-3, 2.2e-3)},
     ),
     warm=_side(WARM, [(0.5, 2e-3), (1.0, 1e-3)], {64: (1e-3, 1.1e-3)}),

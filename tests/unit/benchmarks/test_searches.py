@@ -12,12 +12,14 @@ from benchmarks.results import searches
 from benchmarks.results.curves import Point
 from benchmarks.results.searches import Search
 
-TIMED = [(1.0, math.inf), (2.0, 5e-3), (2.5, 6e-3), (3.0, 4e-3), (4.0, 4e-3)]
+TIMED = [(1.0, math.inf), (2.0, 5e-3), (2.5, 5e-3), (3.0, 4e-3), (4.0, 4e-3)]
+# The second program was lucky, which its second measurement shows.
+LUCKY = Search.of("GMM", "ours", [(1.0, 5e-3), (2.0, 3e-3), (3.0, 4.5e-3), (4.0, 4e-3)])
 SEARCH = Search.of("GMM", "ours", TIMED)
 FAILED = Search.of("GMM", "MetaSchedule", [(1.0, math.inf), (2.0, math.inf)])
 
 
-def test_only_what_was_faster_is_a_point() -> None:
+def test_only_what_changes_the_best_known_is_a_point() -> None:
     assert Search("GMM", "ours", (Point(2.0, 2, 5e-3), Point(3.0, 4, 4e-3)), 5, 4.0) == SEARCH
 
 
@@ -47,6 +49,18 @@ def test_a_quality_is_reached_by_the_first_that_is_no_slower(latency_s: float, a
 
 def test_what_is_never_reached_is_no_time() -> None:
     assert SEARCH.reached(3.9e-3) is None
+
+
+@pytest.mark.parametrize(
+    ("latency_s", "at_s"), [(5e-3, 1.0), (4.6e-3, 2.0), (4.5e-3, 2.0), (4.4e-3, 4.0), (3e-3, None)]
+)
+def test_what_was_only_lucky_has_reached_nothing(latency_s: float, at_s: float | None) -> None:
+    point = LUCKY.reached(latency_s)
+    assert (None if point is None else point.at_s) == at_s
+
+
+def test_what_turns_out_to_be_slower_is_told_so() -> None:
+    assert [LUCKY.best_after(trials) for trials in (1, 2, 3, 4)] == [5e-3, 3e-3, 4.5e-3, 4e-3]
 
 
 def test_searches_are_read_again(tmp_path: Path) -> None:
