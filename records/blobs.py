@@ -20,10 +20,14 @@ class BlobNotFound(NotFound):
 
 
 def put(session: Session, data: bytes) -> str:
-    """Store `data` unless it is already there; its SHA-256 in hex."""
+    """Store `data` unless it is already there; its SHA-256 in hex.
+
+    What nothing refers to when the transaction ends may be deleted at any time.
+    """
     sha = hashlib.sha256(data).hexdigest()
-    if not insert_missing(session, BlobRow, {"sha": sha, "size": len(data)}, key=["sha"]):
-        return sha
+    while not insert_missing(session, BlobRow, {"sha": sha, "size": len(data)}, key=["sha"]):
+        if _held(session, sha):
+            return sha
     for position, start in enumerate(range(0, len(data), CHUNK_BYTES)):
         chunk = {"sha": sha, "position": position, "data": data[start : start + CHUNK_BYTES]}
         session.execute(insert(ChunkRow).values(chunk))
@@ -51,7 +55,16 @@ def size(session: Session, sha: str) -> int | None:
     return session.scalar(select(BlobRow.size).where(BlobRow.sha == sha))
 
 
+def _held(session: Session, sha: str) -> bool:
+    """Whether it is there, and so until this transaction ends; False when it was deleted just now."""
+    held = select(BlobRow.sha).where(BlobRow.sha == sha).with_for_update(read=True, key_share=True)
+    return session.scalar(held) is not None
+
+
 def _read(session: Session, sha: str, pieces: int) -> Iterator[bytes]:
     for position in range(pieces):
         where = (ChunkRow.sha == sha, ChunkRow.position == position)
-        yield session.scalars(select(ChunkRow.data).where(*where)).one()
+        chunk = session.scalars(select(ChunkRow.data).where(*where)).first()
+        if chunk is None:
+            raise BlobNotFound(f"the blob {sha!r} was deleted while it was read")
+        yield chunk

@@ -11,6 +11,7 @@ from scheduler.memory import Memory
 from scheduler.models import Models
 from scheduler.settings import Settings
 from scheduler.spaces import Spaces
+from scheduler.tidying import Tidier
 
 if TYPE_CHECKING:
     from scheduler.learning import Lesson
@@ -34,3 +35,4 @@ class Context:
     memory: Memory = field(default_factory=Memory)
     lessons: dict[str, Lesson] = field(default_factory=dict)
     barren: dict[str, int] = field(default_factory=dict)
+    tidier: Tidier = field(default_factory=Tidier)

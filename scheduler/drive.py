@@ -47,11 +47,12 @@ def drive(context: Context, step: str, job_id: str) -> None:
 
 
 def sweep(context: Context) -> None:
-    """Repair what a lost message or device left behind: lapsed leases, jobs that nobody looks at."""
+    """Repair what a lost message or device left behind: lapsed leases, jobs that nobody looks at. Tidy up."""
     try:
         with context.database.begin() as session:
             leases.expire(session, context.now())
             unfinished = jobs.unfinished(session)
+        context.tidier.tidy(context.database, context.now())
     except StorageError as error:
         log.error("no sweep: %s", error)
         return
@@ -76,11 +77,13 @@ def _claim(context: Context, job_id: str) -> Job | None:
 
 
 def _release(context: Context, job_id: str) -> JobState | None:
-    """The state the job has come to, None when the storage is out of order."""
+    """The state the job has come to, None when there is none or the storage is out of order."""
     try:
         with context.database.begin() as session:
             jobs.release(session, job_id, context.holder)
             return jobs.get(session, job_id).state
+    except JobNotFound:
+        return None  # it was finished, and deleted
     except StorageError as error:
         log.error("job %s stays claimed until the claim lapses: %s", job_id, error)
         return None

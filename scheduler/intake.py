@@ -36,7 +36,6 @@ def run(context: Context, job: Job) -> None:
     artifact = untuned_artifact(job, device, imported, library, context.now())
     with context.database.begin() as session:
         sha = blobs.put(session, artifact)
-    with context.database.begin() as session:
         _store(session, job, subgraphs, context.now())
         _ask_for_timing(session, job, sha, context.now())
 

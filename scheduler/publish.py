@@ -75,7 +75,6 @@ def _compile(context: Context, job: Job, untuned: ModuleRun | None) -> None:
         return
     with context.database.begin() as session:
         sha = blobs.put(session, artifact)
-    with context.database.begin() as session:
         if jobs.get(session, job.id).state is JobState.PUBLISHING:
             leases.add_module_run(session, job.id, "tuned", sha, context.now())
             jobs.set_message(session, job.id, "timing the compiled model")
@@ -116,7 +115,6 @@ def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[Module
     published = with_timings(timed, secs.get("untuned"), secs.get("tuned"))
     with context.database.begin() as session:
         sha = blobs.put(session, published)
-    with context.database.begin() as session:
         _finish(session, job, sha, verdict.message, context.now())
     context.barren.pop(job.id, None)
 

@@ -1,4 +1,4 @@
-"""`/v1/jobs`: asking for a tuned model, watching it, cancelling it, fetching it."""
+"""`/v1/jobs`: asking for a tuned model, watching it, cancelling it, fetching it, deleting it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
-from records import blobs, jobs, models, tasks
+from records import blobs, deletion, jobs, models, tasks
+from records.deletion import JobInUse
 from records.jobs import Build, JobNotFound, JobRequest, JobState
 from records.models import ModelNotFound
 from server.context import ContextDep
@@ -77,6 +78,16 @@ def cancel(job_id: str, context: ContextDep) -> JobBody:
             409, "job-finished", f"Job {job.id} is {job.state} already: there is nothing to cancel."
         )
     return JobBody.of(job)
+
+
+@router.delete("/{job_id}", status_code=204, responses=problems(404, 409))
+def delete(job_id: str, context: ContextDep) -> None:
+    """Deletes a finished job with its artifact and its events. What was measured for it stays."""
+    with context.database.begin() as session:
+        try:
+            deletion.delete_job(session, job_id, context.now())
+        except JobInUse as error:
+            raise Problem(409, "job-in-use", str(error)) from error
 
 
 @router.get("/{job_id}/tasks", responses=problems(404))

@@ -282,6 +282,19 @@ def cancel(
 
 
 @app.command()
+def delete(
+    job: JobId, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
+) -> None:
+    """Delete a finished job and its artifact. What was measured for it stays."""
+    with running(server, token, data) as found:
+        found.client.delete(job)
+    if as_json:
+        print_json({"deleted": job})
+    else:
+        stdout().print(f"job {job} is deleted", markup=False, highlight=False)
+
+
+@app.command()
 def model(
     device: Annotated[
         str | None, typer.Option("--device", metavar="CLASS", help="Only of this device class.")

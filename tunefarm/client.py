@@ -151,6 +151,10 @@ class Client:
     def cancel(self, job_id: str) -> Job:
         return _parse(Job, self._post(f"/v1/jobs/{job_id}:cancel"))
 
+    def delete(self, job_id: str) -> None:
+        """Deletes a finished job and its artifact; what was measured for it stays."""
+        self._call(lambda: self._http.delete(f"/v1/jobs/{quote(job_id, safe='')}"))
+
     def tasks(self, job_id: str) -> list[Task]:
         return _parse(list[Task], self._get(f"/v1/jobs/{job_id}/tasks").get("items"))
 

@@ -154,6 +154,8 @@ def send(case: schemathesis.Case, site: Site, **headers: str) -> int:
 
 PATHS = document()["paths"]
 OPERATIONS = [f"{method.upper()} {path}" for path, methods in PATHS.items() for method in methods]
+# The job is deleted when all else was asked about it.
+OPERATIONS.sort(key=lambda operation: operation.startswith("DELETE"))
 IDS = {"job_id": JOB, "worker_id": WORKER, "token_id": TOKEN, "workload": WORKLOAD}
 ANY = schema(20, ("examples", "coverage", "fuzzing"))
 KNOWN = schema(20, ("examples", "coverage", "fuzzing"), parameters=IDS)

@@ -111,6 +111,7 @@ def test_a_senseless_idempotency_key_is_refused(service: Service, key: str) -> N
         ("GET", "/nothing", 404),
         ("GET", "/v1/jobs/x/y/z", 404),
         ("DELETE", "/v1/jobs", 405),
+        ("DELETE", "/v1/jobs/nope", 404),
         ("GET", "/v1/models", 405),
         ("PUT", "/healthz", 405),
         ("GET", "/v1/jobs?limit=0", 422),

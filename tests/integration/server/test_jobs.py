@@ -75,6 +75,18 @@ def test_a_finished_job_is_not_cancelled(service: Service) -> None:
     assert (answer.status_code, answer.json()["title"]) == (409, "Job finished")
 
 
+def test_a_finished_job_is_deleted(service: Service) -> None:
+    job_id, other = service.submit(), service.submit()
+    early = service.http.delete(f"/v1/jobs/{job_id}")
+    assert (early.status_code, early.json()["type"]) == (409, "urn:tunefarm:problem:job-in-use")
+    assert early.json()["detail"] == f"Job {job_id} is queued: cancel it first."
+    service.http.post(f"/v1/jobs/{job_id}:cancel")
+    assert service.http.delete(f"/v1/jobs/{job_id}").status_code == 204
+    assert service.http.get(f"/v1/jobs/{job_id}").status_code == 404
+    assert service.http.delete(f"/v1/jobs/{job_id}").status_code == 404
+    assert [job["id"] for job in service.http.get("/v1/jobs").json()["items"]] == [other]
+
+
 def test_a_jobs_tasks_are_shown(service: Service) -> None:
     job_id = service.submit()
     with service.database.begin() as session:

@@ -78,6 +78,7 @@ def test_grpcs_peers_have_addresses(peer: str, address: str) -> None:
         ("POST", "/v1/jobs/j1:cancel", "POST /v1/jobs/{job_id}:cancel", "j1", Scope.SUBMIT, True),
         ("POST", "/v1/schedules:query", "POST /v1/schedules:query", "", Scope.READ, False),
         ("GET", "/v1/audit", "GET /v1/audit", "", Scope.ADMIN, False),
+        ("DELETE", "/v1/jobs/j1", "DELETE /v1/jobs/{job_id}", "j1", Scope.ADMIN, True),
         ("DELETE", "/v1/tokens/t1", "DELETE /v1/tokens/{token_id}", "t1", Scope.ADMIN, True),
         ("DELETE", "/v1/jobs", UNKNOWN, "", Scope.ADMIN, True),
         ("GET", "/v1/jobs/", UNKNOWN, "", Scope.ADMIN, False),

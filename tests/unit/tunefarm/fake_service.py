@@ -33,6 +33,9 @@ class FakeService:
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, str, bytes]:
         if method == "POST" and self.refusal is not None:
             return self.refusal["status"], "application/problem+json", json.dumps(self.refusal).encode()
+        if method == "DELETE":
+            self.acted.append(path)
+            return 204, "", b""
         if path.endswith("/events"):
             return 200, "text/event-stream", b"id: 1\nevent: state\ndata: {}\n\n"
         if path.endswith("/artifact"):
@@ -110,6 +113,9 @@ def serving(service: FakeService) -> Iterator[FakeService]:
 
         def do_POST(self) -> None:
             self._respond("POST")
+
+        def do_DELETE(self) -> None:
+            self._respond("DELETE")
 
         def _respond(self, method: str) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))

@@ -185,6 +185,11 @@ def test_questions_about_jobs_and_workers(fake: FakeService, capsys: pytest.Capt
         json.loads(capsys.readouterr().out)
     assert run(app, ["cancel", "j1", "--server", fake.url]) == ExitCode.OK
     assert "job j1 is cancelled" in capsys.readouterr().out
+    assert run(app, ["delete", "j1", "--server", fake.url]) == ExitCode.OK
+    assert "job j1 is deleted" in capsys.readouterr().out
+    assert run(app, ["delete", "j1", "--server", fake.url, "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out) == {"deleted": "j1"}
+    assert fake.acted == ["/v1/jobs/j1"] * 2
 
 
 def test_the_accuracy_of_cost_models(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
@@ -204,7 +209,9 @@ def test_the_accuracy_of_cost_models(fake: FakeService, capsys: pytest.CaptureFi
 def test_help_lists_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, []) == ExitCode.OK
     out = capsys.readouterr().out
-    commands = "tune up server scheduler worker jobs watch cancel best compile export import workers model"
+    commands = (
+        "tune up server scheduler worker jobs watch cancel delete best compile export import workers model"
+    )
     for command in commands.split():
         assert f"\n  {command} " in out
     for code in ExitCode:

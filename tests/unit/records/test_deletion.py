@@ -1,0 +1,196 @@
+"""Finished jobs are deleted with all that is their own; files go when nothing refers to them any more."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from sqlalchemy import func, inspect, select
+from sqlalchemy.orm import Session
+
+from records import blobs, deletion, jobs, leases, models, schedules, tasks
+from records.database import Database
+from records.deletion import MODEL_GRACE_S, JobInUse, delete_job, drop_blobs, drop_models
+from records.jobs import JobState
+from records.tables import Base, BlobRow, ChunkRow
+from tests.unit.records.farm import Farm, make_job
+
+LATER = 2.0 + MODEL_GRACE_S
+
+
+def finish(session: Session, job_id: str = "job", state: JobState = JobState.DONE) -> None:
+    jobs.advance(session, job_id, {JobState.TUNING}, state, now=40.0)
+
+
+def rows(session: Session) -> dict[str, int]:
+    counts = {
+        name: session.scalar(select(func.count()).select_from(table))
+        for name, table in Base.metadata.tables.items()
+    }
+    return {name: count for name, count in counts.items() if count}
+
+
+def full(session: Session, job_id: str = "job") -> Farm:
+    """A job with some of everything."""
+    farm = make_job(session, job_id)
+    first, _ = farm.issue("t1", "t2")
+    farm.leased(f"lease of {job_id}")
+    farm.report(f"lease of {job_id}", [first])
+    sha = blobs.put(session, f"untuned {job_id}".encode())
+    jobs.set_artifacts(session, job_id, untuned_sha=sha, tuned_sha=blobs.put(session, b"tuned"))
+    leases.add_module_run(session, job_id, "tuned", blobs.put(session, b"timed"), now=20.0)
+    return farm
+
+
+class TestJobs:
+    def test_what_is_a_jobs_own_goes_and_the_rest_stays(self, session: Session) -> None:
+        full(session)
+        finish(session)
+        before = rows(session)
+        delete_job(session, "job", now=50.0)
+        left = rows(session)
+        assert set(before) - set(left) == {"jobs", "tasks", "trials", "leases", "events", "shares"}
+        assert left == {name: before[name] for name in left}
+        assert len(schedules.successes(session, Farm(session, "job", 1).device.key, ["w1"])) == 1
+        assert tasks.workload(session, "w1") == "{}"
+
+    def test_every_table_that_refers_to_jobs_is_emptied(self, session: Session) -> None:
+        """A new one must not be forgotten."""
+        found = inspect(session.connection())
+        referring = {
+            name
+            for name in Base.metadata.tables
+            if any(key["referred_table"] == "jobs" for key in found.get_foreign_keys(name))
+        }
+        assert referring == {table.__tablename__ for table in deletion._OF_A_JOB}
+
+    def test_another_job_keeps_what_is_its_own(self, session: Session) -> None:
+        full(session, "other")
+        before = rows(session)
+        make_job(session, "job").issue("t3")
+        finish(session)
+        delete_job(session, "job", now=50.0)
+        assert rows(session) == before
+        assert jobs.get(session, "other").state is JobState.TUNING
+
+    @pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.FAILED])
+    def test_what_a_device_still_measures_for_it_is_of_no_use(
+        self, session: Session, state: JobState
+    ) -> None:
+        farm = full(session)
+        finish(session, state=state)
+        delete_job(session, "job", now=50.0)
+        stale = farm.report("lease of job", [2], now=51.0)
+        assert (stale.accepted, stale.job_id) == (0, None)
+        assert not leases.renew(session, "lease of job", "session", 51.0, 60.0)
+        assert leases.current(session, "worker", "session", 51.0) is None
+
+    def test_an_unfinished_one_is_cancelled_first(self, farm: Farm) -> None:
+        with pytest.raises(JobInUse, match="Job job is tuning: cancel it first"):
+            delete_job(farm.session, "job", now=50.0)
+
+    def test_one_that_a_scheduler_works_on_waits(self, farm: Farm) -> None:
+        jobs.claim(farm.session, "job", "scheduler", 39.0, 900.0)
+        finish(farm.session)
+        with pytest.raises(JobInUse, match="a scheduler is still at work on it: try again soon"):
+            delete_job(farm.session, "job", now=50.0)
+        delete_job(farm.session, "job", now=1000.0)
+
+    def test_an_unknown_one(self, session: Session) -> None:
+        with pytest.raises(jobs.JobNotFound):
+            delete_job(session, "job", now=50.0)
+
+
+class TestFiles:
+    def test_what_a_job_refers_to_stays_until_it_is_deleted(self, session: Session) -> None:
+        full(session)
+        assert (drop_models(session, LATER, 10), drop_blobs(session, 10)) == (0, 0)
+        finish(session)
+        delete_job(session, "job", now=50.0)
+        assert (drop_models(session, 50.0, 10), drop_blobs(session, 10)) == (0, 3)
+        assert [row.sha for row in session.scalars(select(BlobRow))] == [blobs.put(session, b"a model")]
+        assert (drop_models(session, LATER, 10), drop_blobs(session, 10)) == (1, 1)
+        assert not {"blobs", "blob_chunks", "models"} & set(rows(session))
+
+    def test_a_model_that_is_handed_in_again_is_new(self, session: Session) -> None:
+        sha = blobs.put(session, b"a model")
+        models.add(session, sha, "resnet", now=1.0)
+        models.add(session, sha, "resnet", now=LATER)
+        assert drop_models(session, LATER + 1.0, 10) == 0
+        assert drop_blobs(session, 10) == 0
+
+    def test_only_so_many_at_once(self, session: Session) -> None:
+        for number in range(5):
+            blobs.put(session, bytes([number]))
+        assert [drop_blobs(session, 2) for _ in range(4)] == [2, 2, 1, 0]
+        assert session.scalar(select(func.count()).select_from(ChunkRow)) == 0
+
+    def test_one_that_is_being_written_is_kept(self, database: Database) -> None:
+        """Also when the same file, of no use until then, was there already."""
+        with database.begin() as session:
+            make_job(session, "job")
+            blobs.put(session, b"library")
+        written, dropped = threading.Event(), threading.Event()
+
+        def write() -> None:
+            with database.begin() as session:
+                sha = blobs.put(session, b"library")
+                written.set()
+                # SQLite has one writer at a time: the other waits for this one's end.
+                dropped.wait(0.5)
+                jobs.set_artifacts(session, "job", tuned_sha=sha)
+
+        def drop() -> int:
+            written.wait(10)
+            with database.begin() as session:
+                count = drop_blobs(session, 10)
+            dropped.set()
+            return count
+
+        assert both(write, drop) == 0
+        with database.begin() as session:
+            sha = jobs.get(session, "job").artifact_sha
+            assert blobs.get(session, str(sha)) == b"library"
+
+    def test_one_that_is_being_deleted_is_written_again(self, database: Database) -> None:
+        with database.begin() as session:
+            make_job(session, "job")
+            blobs.put(session, b"library")
+        deleted = threading.Event()
+
+        def write() -> None:
+            deleted.wait(10)
+            with database.begin() as session:
+                jobs.set_artifacts(session, "job", tuned_sha=blobs.put(session, b"library"))
+
+        def drop() -> int:
+            with database.begin() as session:
+                count = drop_blobs(session, 10)
+                deleted.set()
+                threading.Event().wait(0.3)
+                return count
+
+        assert both(write, drop) == 1
+        with database.begin() as session:
+            sha = jobs.get(session, "job").artifact_sha
+            assert blobs.get(session, str(sha)) == b"library"
+
+    def test_one_that_is_deleted_while_it_is_read(
+        self, session: Session, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(blobs, "CHUNK_BYTES", 4)
+        sha = blobs.put(session, b"0123456789")
+        pieces = blobs.chunks(session, sha)
+        assert next(pieces) == b"0123"
+        drop_blobs(session, 10)
+        with pytest.raises(blobs.BlobNotFound, match="was deleted while it was read"):
+            list(pieces)
+
+
+def both(write: Callable[[], None], drop: Callable[[], int]) -> int:
+    with ThreadPoolExecutor(2) as pool:
+        writing, dropping = pool.submit(write), pool.submit(drop)
+        writing.result(30)
+        return dropping.result(30)
