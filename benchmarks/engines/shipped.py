@@ -33,6 +33,8 @@ from compiler.lower import replay
 from compiler.target import parse_target
 from search.device import Device
 
+# So many programs its model predicts at once when it is timed, which is as many as it measures at once.
+SCORED_AT_ONCE = 64
 # Its model may predict less than nothing.
 LOWEST_SCORE = 1e-3
 # A module scheduled by it, and what it found when it ran that.
@@ -177,9 +179,10 @@ class Scorer:
         self._model.update(self._context, self._candidates, [result for _, result in measured])
 
     def score(self) -> int:
-        """Predicts what it was trained on; how many there are."""
-        self._model.predict(self._context, self._candidates)
-        return len(self._candidates)
+        """Predicts some of what it was trained on; how many."""
+        some = self._candidates[:SCORED_AT_ONCE]
+        self._model.predict(self._context, some)
+        return len(some)
 
 
 class Predictor:

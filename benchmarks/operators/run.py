@@ -27,13 +27,13 @@ OURS, THEIRS, WARM = "ours", "MetaSchedule", "ours, other shapes known"
 # After so many trials the best of each engine is timed again.
 AFTER = (8, 16, 64)
 SCORED_AT_ONCE = 10_000
-SCORE_BLOCK = Block(warm_up_s=0.1, min_s=0.4, min_calls=1)
+SCORE_BLOCK = Block(warm_up_s=0.1, min_s=0.2, min_calls=1)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Both engines have `trials`. The operator's other shapes are searched with as many where libraries are
-    compared with on every shape, elsewhere with a quarter of them."""
+    """Both engines have `trials`. The operator's other shapes are searched with half of them where libraries
+    are compared with on every shape, elsewhere with a quarter."""
 
     trials: int
     threads: int
@@ -41,7 +41,7 @@ class Plan:
     seed: int = 0
 
     def shape_trials(self, operator: str) -> int:
-        return self.trials if operator in libraries.EVERY_SHAPE else max(self.trials // 4, 1)
+        return max(self.trials // (2 if operator in libraries.EVERY_SHAPE else 4), 1)
 
     @property
     def milestones(self) -> tuple[int, ...]:

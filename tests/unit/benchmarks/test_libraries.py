@@ -49,7 +49,9 @@ def test_the_fastest_is_chosen() -> None:
     [
         ("GMM", (4, 5, 6), ["PyTorch", "Halide"], {"numpy"}),
         ("GMM", (4, 5, 6), [], {"numpy", "PyTorch", "Halide"}),
-        ("C2D", (7, 7, 4, 8, 3, 1, 1), ["Halide"], {"PyTorch"}),
+        ("C2D", OPERATORS["C2D"].benchmark, ["Halide"], {"PyTorch"}),
+        ("C2D", OPERATORS["C2D"].benchmark, [], {"PyTorch", "Halide"}),
+        ("C2D", (7, 7, 4, 8, 3, 1, 1), [], {"PyTorch"}),
         ("C1D", (7, 4, 8, 3, 1, 1), [], {"PyTorch"}),
     ],
 )

@@ -198,7 +198,7 @@ def test_milestones_end_with_the_trials() -> None:
     assert Plan(trials=32, threads=1).milestones == (8, 16, 32)
     longer = Plan(trials=256, threads=1)
     assert longer.milestones == (8, 16, 64, 256)
-    assert (longer.shape_trials("GMM"), longer.shape_trials("DEP")) == (256, 64)
+    assert (longer.shape_trials("GMM"), longer.shape_trials("DEP")) == (128, 64)
 
 
 @pytest.fixture

@@ -105,7 +105,7 @@ def test_two_sections_of_one_name_are_too_many() -> None:
         report.replace_section(twice, "a", "new")
 
 
-@pytest.mark.parametrize("name", ["networks", "space", "operators", "ablation", "scale", "fuzz"])
+@pytest.mark.parametrize("name", ["networks", "space", "operators", "settled", "ablation", "scale", "fuzz"])
 def test_the_document_kept_here_has_the_sections(name: str) -> None:
     text = Path("docs/benchmarks.md").read_text()
     assert "\nnew\n" in report.replace_section(text, name, "new")
