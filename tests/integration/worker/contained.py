@@ -6,14 +6,18 @@
 from __future__ import annotations
 
 import asyncio
+import grp
 import json
 import os
+import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from worker.keeper import DEVICE_GROUPS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -25,8 +29,23 @@ COMMANDS = {
     "no namespaces": ("unshare", "--user", "--map-root-user", "sh", "-c", REFUSING),
     "readable": ("unshare", "--mount"),
     "unprivileged": ("unshare", "--mount"),
+    "with a GPU": ("unshare", "--mount"),
+    "with a GPU, unprivileged": ("unshare", "--mount"),
 }
 NOBODY = 65534
+# Nodes as drivers make them: the group that owns one and its mode. Behind each is the null device.
+NODES = {
+    "nvidia0": ("root", 0o666),
+    "nvidiactl": ("root", 0o666),
+    "nvidia-uvm": ("root", 0o666),
+    "dri/card0": ("video", 0o660),
+    "dri/renderD128": ("render", 0o660),
+    "kfd": ("render", 0o660),
+    "nvmap": ("video", 0o660),
+    "nvhost-ctrl-gpu": ("video", 0o660),
+    "another": ("root", 0o660),
+}
+KEPT_DEVICES = ("null", "zero", "full", "random", "urandom", "tty", "ptmx", "pts", "shm")
 
 
 def measured(
@@ -49,7 +68,7 @@ def measured(
 def works(system: str) -> bool:
     """Whether this machine allows to make such a system."""
     tried = [*COMMANDS[system], "true"]
-    if system == "unprivileged":
+    if system.endswith("unprivileged"):
         tried = [
             "setpriv",
             f"--reuid={NOBODY}",
@@ -84,6 +103,33 @@ def _make_readable() -> None:
             subprocess.run(["mount", "--bind", place, path], check=True)
 
 
+def _add_devices() -> None:
+    """This process has a /dev of its own, with the nodes of a machine that has GPUs."""
+    before = Path(tempfile.mkdtemp())
+    subprocess.run(["mount", "--rbind", "/dev", before], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "none", "/dev"], check=True)
+    for name in KEPT_DEVICES:
+        place = Path("/dev", name)
+        place.mkdir() if (before / name).is_dir() else place.touch()
+        subprocess.run(["mount", "--rbind", before / name, place], check=True)
+    Path("/dev/fd").symlink_to("/proc/self/fd")
+    for name, (group, mode) in NODES.items():
+        node = Path("/dev", name)
+        node.parent.mkdir(exist_ok=True)
+        os.mknod(node, stat.S_IFCHR, os.makedev(1, 3))
+        os.chown(node, 0, group_id(group))
+        node.chmod(mode)
+
+
+def group_id(name: str) -> int:
+    """One that nobody has, where there is no such group."""
+    return grp.getgrnam(name).gr_gid if has_group(name) else 4711
+
+
+def has_group(name: str) -> bool:
+    return name in {group.gr_name for group in grp.getgrall()}
+
+
 async def _measure(request: dict[str, Any]) -> dict[str, Any]:
     from proto.values import Limits
     from worker.bench import Subject
@@ -103,10 +149,13 @@ async def _measure(request: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     wanted = json.loads(sys.argv[1])
-    if wanted["system"] in ("readable", "unprivileged"):
+    if wanted["system"] in ("readable", "unprivileged") or "GPU" in wanted["system"]:
         _make_readable()
-    if wanted["system"] == "unprivileged":
-        os.setgroups([])
+    if "GPU" in wanted["system"]:
+        _add_devices()
+    if wanted["system"].endswith("unprivileged"):
+        given = filter(has_group, DEVICE_GROUPS if "GPU" in wanted["system"] else ())
+        os.setgroups([group_id(name) for name in given])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
     print(json.dumps(asyncio.run(_measure(wanted))))

@@ -275,6 +275,18 @@ class FaultBench:
         except OSError as error:
             return said(str(error))
 
+    def do_open(self, subject: Subject | None) -> Measurement:
+        """Which of the files that the workload names can be read and written."""
+        assert subject is not None
+        opened = []
+        for name in subject.module_json.split():
+            try:
+                os.close(os.open(name, os.O_RDWR))
+            except OSError:
+                continue
+            opened.append(name)
+        return said(" ".join(opened))
+
     def do_leave_file(self, subject: Subject | None) -> Measurement:
         path = Path(os.environ["TMPDIR"]) / "left"
         path.write_text("something large")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import grp
 import os
 import pwd
 import signal
@@ -15,11 +16,11 @@ import psutil
 import pytest
 
 from proto.values import Limits
-from tests.integration.worker.contained import HERE, ROOT, measured, works
+from tests.integration.worker.contained import HERE, NODES, ROOT, has_group, measured, works
 from worker.bench import Subject
 from worker.confine import MAX_OPEN_FILES
 from worker.executor import ChildConfig, Executor
-from worker.keeper import account_of
+from worker.keeper import DEVICE_GROUPS, account_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux contains")
 
@@ -99,9 +100,22 @@ def test_a_worker_without_root_contains_as_well() -> None:
     assert facts["NoNewPrivs"] == "1"
 
 
-def test_an_account_keeps_the_groups_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    import grp
+@pytest.mark.skipif(not works("with a GPU, unprivileged"), reason="needs root, setpriv(1) and namespaces")
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["with a GPU", "with a GPU, unprivileged"])
+def test_the_nodes_of_gpus_stay_in_reach(system: str) -> None:
+    """Of a worker of root's, and of one that has been given their groups."""
+    found = measured(system, ["open", "status"], " ".join(f"/dev/{name}" for name in NODES), user="nobody")
+    opened, status = found["errors"]
+    facts = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert (found["gaps"], facts["NoNewPrivs"]) == ([], "1")
+    assert NODES["another"] == ("root", 0o660), "so that something is refused"
+    groups = {"root", *(name for name in DEVICE_GROUPS if has_group(name))}
+    expected = [name for name, (group, _) in NODES.items() if group in groups and name != "another"]
+    assert opened.split() == [f"/dev/{name}" for name in expected]
 
+
+def test_an_account_keeps_the_groups_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"video": 44, "render": 106}
 
     def group(name: str) -> grp.struct_group:
