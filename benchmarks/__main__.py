@@ -19,8 +19,8 @@ COMMANDS = {
     "product against numpy; under 10 minutes",
     "benchmarks.operators --json FILE": "the same for the paper's twelve operators; about an hour and a half",
     "benchmarks.operators --ablation --json FILE": "our search without a part of it at a time; about an hour",
-    "benchmarks.operators --settled --json FILE": "our search after 64 trials against itself after 1,000; about "
-    "half an hour",
+    "benchmarks.operators --settled --json FILE": "our search after 64 trials against itself after 1,000; "
+    "about half an hour",
     "benchmarks.allocation SEARCHES --json FILE": "what the allocator gains over equal shares, replayed on "
     "the searches that benchmarks.operators keeps; seconds",
     "benchmarks.features --quick --json FILE": "our description of programs against TVM's of the same ones, "

@@ -105,7 +105,7 @@ def _matmul(shape: Shape) -> Peers:
 
 
 def _conv2d(shape: Shape) -> Peers:
-    """Halide at the shape that benchmarks take only: it searches minutes for the schedule of a convolution."""
+    """Halide at the shape that benchmarks take only: it takes minutes to schedule a convolution."""
     given, peers = _convolution(2)(shape)
     if shape != OPERATORS["C2D"].benchmark:
         return given, peers

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.engines import shipped
 from benchmarks.engines.ours import OurSpace
-from benchmarks.operators import ablation
+from benchmarks.operators import ablation, settled
 from benchmarks.operators import figures as operators_figures
 from benchmarks.operators import run as operators_run
 from benchmarks.operators.ablation import VARIANTS, NoEstimate
@@ -70,6 +70,16 @@ def test_our_programs_can_be_timed_by_metaschedule_too(tmp_path: Path) -> None:
     assert isinstance(built, Built)
     (secs,) = shipped.Timer(CASE.module(), tmp_path).timing(built).time_block(Block())
     assert 0 < secs < 1
+
+
+def test_our_search_is_held_against_itself_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = replace(OPERATORS["GMM"], shapes=SMALL, benchmark=SMALL[0])
+    monkeypatch.setattr(settled, "OPERATORS", {"GMM": small})
+    (side,) = settled.run("GMM", trials=20, rounds=2, threads=DEVICE.cores, seed=0)
+    assert [each.trials for each in side.judged] == [16, 20]
+    names = [each.name for each in settled.figures_of([side], 20)]
+    name = "our latency after 16 trials relative to ours after 20"
+    assert names == [f"geometric mean of 1 operators: {name}", f"GMM: {name}"]
 
 
 @pytest.mark.slow
