@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from benchmarks.arguments import command_parser, positive
 from benchmarks.results import figures
 from benchmarks.results.figures import Figure, at_least, at_most, figure
 from benchmarks.results.output import Output
-from benchmarks.scale_workers import OURS, SLOTS, SPREAD, WARM_UP_S, Seen, device_of
+from benchmarks.scale_workers import OURS, SPREAD, WARM_UP_S, Seen, device_of, lease_s
 from records import blobs, devices, jobs, models, tasks, trials
 from records.database import Database
 from records.jobs import JobRequest, JobState
@@ -47,7 +47,7 @@ CORES = 2
 # Calls a second that a slow machine answers: so many workers a second get their first lease.
 SLOWEST_CALLS = 40.0
 # Trials a second, more than a worker that waits for nothing has ever stored.
-FASTEST = 2000.0
+FASTEST = 6000.0
 # Fewer leases have no 99th percentile.
 MIN_LEASES = 100
 
@@ -72,11 +72,13 @@ class Load:
 
 @dataclass(frozen=True)
 class Backends:
-    """What servers work with: a database's URL, a broker's, and the processes of both by name."""
+    """What servers work with: a database's URL, a broker's, and the processes of both by name. `settle` has
+    the database do what it would do in the background after much was written."""
 
     database_url: str
     broker: str
     pids: Mapping[str, int]
+    settle: Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,9 @@ def measure(workers: int, seconds: float) -> list[Figure]:
         pids = {"PostgreSQL": postgresql.pid, "Redis": broker.pid}
 
         def under(name: str, load: Load) -> Seen:
-            backends = Backends(postgresql.create(f"scale_{name}"), broker.url, pids)
+            database = f"scale_{name}"
+            settle = functools.partial(postgresql.settle, database)
+            backends = Backends(postgresql.create(database), broker.url, pids, settle)
             _say(f"{name}: {load.workers} workers, {load.trial_s:.2f} s a trial, servers: {load.servers}")
             return seen_by(backends, load, folder)
 
@@ -131,6 +135,8 @@ def seen_by(backends: Backends, load: Load, folder: Path) -> Seen:
         database = Database(backends.database_url)
         started.callback(database.close)
         made = fill(database, load.classes, _trials_needed(load))
+        # That so many trials come at once is no part of what is measured.
+        backends.settle()
         named = {f"server {number}": service.pid for number, service in enumerate(running, 1)}
         seen = _simulate([service.fleet for service in running], load, {**backends.pids, **named})
         with database.begin() as session:
@@ -212,8 +218,9 @@ def _trace(number: int) -> str:
 def _trials_needed(load: Load) -> int:
     """By class, so that the work is not used up: what the pace allows, or more than one has ever reached."""
     per_second = load.workers * (FASTEST if load.trial_s == 0.0 else 1.0 / load.trial_s)
-    begins_s = load.workers / SLOWEST_CALLS + SPREAD * load.trial_s + WARM_UP_S
-    lasts_s = begins_s + load.seconds + SLOTS * load.trial_s
+    one_s = lease_s(load.trial_s)
+    begins_s = max(load.workers / SLOWEST_CALLS, SPREAD * one_s) + WARM_UP_S
+    lasts_s = begins_s + load.seconds + one_s
     return int(per_second * lasts_s / load.classes)
 
 

@@ -27,14 +27,15 @@ from proto import fleet_pb2 as pb
 from proto.convert import device_to_wire
 from proto.fleet_pb2_grpc import FleetStub
 from proto.values import PROTOCOL
+from records.sharing import LEASE_S
 from search.device import Device
+from worker.settings import SLOTS
 
-SLOTS = 16
 WAIT_S = 5.0
 # How long all workers work before anything counts.
 WARM_UP_S = 5.0
-# Devices don't begin together but over so many trials. First leases are small: for a while more calls come.
-SPREAD = 2 * SLOTS
+# Devices don't begin together but over so many leases. First ones are small: for a while more calls come.
+SPREAD = 2
 # Until every worker has had a lease. A service that takes longer can't be measured so.
 BEGIN_LIMIT_S = 180.0
 OURS = "simulated workers"
@@ -145,26 +146,48 @@ class Worker:
     async def work(self, clock: Clock, seen: Seen) -> None:
         """Until the time is up; what was leased then is still reported."""
         now = asyncio.get_running_loop().time
-        await asyncio.sleep(random.uniform(0.0, self._trial_s * SPREAD))
-        results: list[pb.Result] = []
+        await asyncio.sleep(random.uniform(0.0, SPREAD * lease_s(self._trial_s)))
+        results: Sequence[pb.Result] = []
         is_new = True
         while not clock.is_over(began := now()):
             answer = await self._call(results, slots=SLOTS)
             _note(answer, began, now(), clock, seen)
-            results = measured(answer.lease)
-            if results and is_new:
+            if answer.lease.candidates and is_new:
                 clock.first_lease(now())
                 is_new = False
-            await asyncio.sleep(self._trial_s * len(results))
+            results = await self._measure(answer, clock, seen)
         answer = await self._call(results)
         seen.acknowledged += len(answer.acknowledged)
 
+    async def _measure(self, answer: pb.SynchronizeResponse, clock: Clock, seen: Seen) -> Sequence[pb.Result]:
+        """Waits as long as measuring takes, reports whenever it is told to; what is left to report then."""
+        now = asyncio.get_running_loop().time
+        lease, results, sent, began = answer.lease.id, measured(answer.lease), 0, now()
+        ends = began + self._trial_s * len(results)
+        while now() + answer.call_again_after_s < ends:
+            await asyncio.sleep(answer.call_again_after_s)
+            done = int((now() - began) / self._trial_s)
+            answer = await self._call(results[sent:done], held=lease)
+            _note(answer, began, now(), clock, seen)
+            if answer.lease.id != lease:
+                return []
+            sent = done
+        await asyncio.sleep(ends - now())
+        return results[sent:]
+
     async def _call(
-        self, results: Sequence[pb.Result] = (), *, starting: bool = False, slots: int = 0
+        self,
+        results: Sequence[pb.Result] = (),
+        *,
+        starting: bool = False,
+        slots: int = 0,
+        held: pb.LeaseId | None = None,
     ) -> pb.SynchronizeResponse:
-        wait_s = WAIT_S if slots else 0.0
-        request = pb.SynchronizeRequest(starting=starting, results=results, slots=slots, wait_s=wait_s)
+        request = pb.SynchronizeRequest(starting=starting, results=results, slots=slots, held=held)
+        request.wait_s = WAIT_S if slots else 0.0
         request.MergeFrom(self._request)
+        if held is not None:
+            request.state = pb.WORKER_STATE_BUSY
         answer: pb.SynchronizeResponse = await self._stub.Synchronize(request, timeout=_CALL_TIMEOUT_S)  # type: ignore[misc]
         return answer
 
@@ -175,6 +198,11 @@ def _note(answer: pb.SynchronizeResponse, began: float, now: float, clock: Clock
         seen.stored += len(answer.acknowledged)
         if answer.lease.candidates:
             seen.lease_s.append(now - began)
+
+
+def lease_s(trial_s: float) -> float:
+    """How long a lease takes on a device of this speed."""
+    return min(LEASE_S, SLOTS * trial_s)
 
 
 def measured(lease: pb.Lease) -> list[pb.Result]:

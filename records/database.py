@@ -35,6 +35,8 @@ _POSTGRESQL_ARGUMENTS: dict[str, Any] = {
 }
 # A process that hangs or is cut off in the middle of a transaction must not keep its rows locked for ever.
 _IDLE_LIMIT_S = 120.0
+# Statements take milliseconds here, but PostgreSQL may think one worth compiling: for a tenth of a second.
+_NO_COMPILER = "-c jit=off"
 
 
 class StorageError(Exception):
@@ -164,8 +166,8 @@ def _replace_closed(connection: Any, _record: Any, _proxy: Any) -> None:
 
 def _postgresql_arguments(url: URL, busy_timeout_s: float) -> dict[str, Any]:
     limits_s = {"lock_timeout": busy_timeout_s, "idle_in_transaction_session_timeout": _IDLE_LIMIT_S}
-    options = " ".join(f"-c {name}={round(1000 * limit_s)}" for name, limit_s in limits_s.items())
-    ours = _POSTGRESQL_ARGUMENTS | {"options": options}
+    options = [f"-c {name}={round(1000 * limit_s)}" for name, limit_s in limits_s.items()]
+    ours = _POSTGRESQL_ARGUMENTS | {"options": " ".join([_NO_COMPILER, *options])}
     return {name: value for name, value in ours.items() if name not in url.query}
 
 

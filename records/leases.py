@@ -11,7 +11,6 @@ from sqlalchemy import Select, Update, bindparam, insert, select, update
 from sqlalchemy.orm import Session
 
 from records import blobs, building, devices, events, jobs, losses, offers, results, schedules, sharing
-from records.building import Built
 from records.jobs import Kind
 from records.offers import Offer
 from records.results import TrialResult
@@ -27,6 +26,8 @@ Key: TypeAlias = tuple[int | None, int | None]
 
 # Statements of every call are built once: to build them takes longer than to run them.
 _ADD_LEASE = insert(table_of(LeaseRow))
+# The scheduler is to look whenever so many trials of a lease have ended, as it plans while devices measure.
+_LOOK_EVERY = 32
 _LOST = Measurement(Outcome.DEVICE_LOST, error="every device that held it was lost before it reported")
 
 
@@ -77,11 +78,15 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class Reported:
-    """How many results were news, their job (None: the lease is stale), and whether they closed the lease."""
+    """How many results were news, their job (None: the lease is stale), and whether they closed the lease.
+
+    `many`: with them, so many of a lease that goes on have ended that it is worth a look.
+    """
 
     accepted: int
     job_id: str | None
     closed: bool
+    many: bool = False
 
 
 def add_module_run(session: Session, job_id: str, kind: Kind, artifact_sha: str, now: float) -> int:
@@ -168,7 +173,7 @@ def report(
     if not news:
         return Reported(accepted=0, job_id=lease.job_id, closed=False)
     is_all = len(news) == len(held)
-    ended, built = _sorted(news)
+    ended, built = results.apart(news)
     repeats = [trial_id for (trial_id, _), one in held.items() if trial_id is not None and one.repeat]
     ended = results.with_earlier(session, ended, repeats)
     measured = [one.trial_id for one, _ in ended if one.trial_id is not None]
@@ -182,7 +187,7 @@ def report(
     results.credit(session, lease, outcomes, len(measured) + len(built), closed_at=now if is_all else None)
     if ended:
         events.add(session, lease.job_id, "progress", _progress(issued, done), now)
-    return Reported(accepted=len(news), job_id=lease.job_id, closed=is_all)
+    return Reported(len(news), lease.job_id, is_all, many=not is_all and _passes(lease.measured, len(news)))
 
 
 def expire(session: Session, now: float, max_attempts: int = 2) -> list[str]:
@@ -310,17 +315,9 @@ def _news(lease: LeaseRow, held: Mapping[Key, Held], reports: Sequence[TrialResu
     ]
 
 
-def _sorted(
-    news: Sequence[TrialResult],
-) -> tuple[list[tuple[TrialResult, Measurement]], dict[int, Built]]:
-    """What has ended, and what was built and waits for a device."""
-    ended = [(one, one.measurement) for one in news if isinstance(one.measurement, Measurement)]
-    built = {
-        one.trial_id: one.measurement
-        for one in news
-        if one.trial_id is not None and isinstance(one.measurement, Built)
-    }
-    return ended, built
+def _passes(before: int, news: int) -> bool:
+    """Whether so many more pass another multiple of what is worth a look."""
+    return (before + news) // _LOOK_EVERY > before // _LOOK_EVERY
 
 
 def _progress(issued: int, done: int) -> dict[str, int]:
@@ -360,6 +357,7 @@ def _quarantine(
 
 def _load(session: Session, lease: LeaseRow) -> Lease:
     held = offers.offers().where(TrialRow.lease_id == lease.id, TrialRow.state == "leased")
+    held = held.order_by(TrialRow.id)
     runs = select(ModuleRunRow).where(ModuleRunRow.lease_id == lease.id, ModuleRunRow.state == "leased")
     offered = session.execute(held, {"job_id": lease.job_id}).all()
     return _whole(lease, offered, session.scalars(runs).all())

@@ -9,6 +9,7 @@ from sqlalchemy import Row, Select, bindparam, func, select
 
 from records import trials
 from records.sharing import Takes
+from records.statements import oldest_pending
 from records.tables import JobRow, RecordRow, TaskRow, TrialRow
 
 # A trial's columns, the constants of its task, and the best latency of its workload.
@@ -21,7 +22,7 @@ def waiting(takes: Takes) -> Select[*tuple[Any, ...]]:
 
     Built once: that takes longer than to run it.
     """
-    found = offers().where(TrialRow.state == "pending").limit(bindparam("together"))
+    found = oldest_pending(offers()).limit(bindparam("together"))
     if takes is Takes.BUILT:
         found = found.where(TrialRow.library_sha.is_not(None))
     elif takes is Takes.UNBUILT:
@@ -30,7 +31,7 @@ def waiting(takes: Takes) -> Select[*tuple[Any, ...]]:
 
 
 def offers() -> Select[*tuple[Any, ...]]:
-    """Trials of the job `job_id`, a parameter, with what their worker has to know of them; oldest first.
+    """Trials of the job `job_id`, a parameter, with what their worker has to know of them.
 
     Imported records don't count among the best: what they were measured under, nobody knows.
     """
@@ -44,4 +45,4 @@ def offers() -> Select[*tuple[Any, ...]]:
     # Looked up for each row: with joins, PostgreSQL may choose to read all that waits.
     known = constants.scalar_subquery(), best_s.correlate(TrialRow).scalar_subquery()
     found = select(*trials.COLUMNS, known[0].label("constants"), known[1].label("best_s"))
-    return found.where(TrialRow.job_id == bindparam("job_id")).order_by(TrialRow.id)
+    return found.where(TrialRow.job_id == bindparam("job_id"))

@@ -34,6 +34,19 @@ class TrialResult:
             raise ValueError("a result is of a trial or of a module run: give exactly one id")
 
 
+def apart(
+    news: Sequence[TrialResult],
+) -> tuple[list[tuple[TrialResult, Measurement]], dict[int, Built]]:
+    """What has ended, and what was built and waits for a device."""
+    over = [(one, one.measurement) for one in news if isinstance(one.measurement, Measurement)]
+    built = {
+        one.trial_id: one.measurement
+        for one in news
+        if one.trial_id is not None and isinstance(one.measurement, Built)
+    }
+    return over, built
+
+
 def ended(measurement: Measurement, now: float) -> dict[str, Any]:
     """The columns of a trial or a module run that has ended so."""
     return {

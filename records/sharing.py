@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 from records import building
 from records.devices import LOST_AFTER_S, Wanted, WorkerState
 from records.jobs import UNFINISHED
-from records.statements import ConflictInsert, dialect_of, insert_of, table_of
+from records.statements import ConflictInsert, dialect_of, insert_of, oldest_pending, table_of
 from records.tables import BuilderRow, DeviceClassRow, JobRow, ModuleRunRow, ShareRow, TrialRow, WorkerRow
 
 # A lease is as much as its device does in about so many seconds: for so long others may wait for its results.
@@ -236,8 +236,9 @@ def _waits(built_only: ColumnElement[bool]) -> ColumnElement[bool]:
 
 def _pending(*which: ColumnElement[bool]) -> ColumnElement[bool]:
     """Of a job: whether one of its trials, of `which` this is true, is not taken by any worker."""
-    trials = select(TrialRow.id).where(TrialRow.job_id == JobRow.id, TrialRow.state == "pending", *which)
-    return trials.exists()
+    trials = select(TrialRow.id).where(TrialRow.job_id == JobRow.id, *which).correlate(JobRow)
+    # Not EXISTS: for that, PostgreSQL may read whatever is done before it comes to one that waits.
+    return oldest_pending(trials).limit(1).scalar_subquery().is_not(None)
 
 
 def _run_waits() -> ColumnElement[bool]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import (
     ARRAY,
     BigInteger,
     ColumnElement,
     CursorResult,
+    Select,
     SQLColumnExpression,
     Table,
     any_,
@@ -25,8 +26,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import Delete, Update
 
-from records.tables import Base, JobRow, Json, storable
+from records.tables import Base, JobRow, Json, TrialRow, storable
 
+Found = TypeVar("Found", bound=Select[*tuple[Any, ...]])
 ConflictInsert = postgresql.Insert | sqlite.Insert
 
 
@@ -92,6 +94,14 @@ def among(dialect: str, ids: SQLColumnExpression[int], name: str) -> ColumnEleme
     if dialect == "postgresql":
         return ids == any_(bindparam(name, type_=ARRAY(BigInteger)))
     return ids.in_(bindparam(name, expanding=True))
+
+
+def oldest_pending(found: Found) -> Found:
+    """Of trials of one job, those that wait, the oldest first."""
+    # "pending" as a range, by which can be ordered: there is one index in this order. Asked for the first by
+    # id, PostgreSQL may read all that are done, by their ids, until it comes to one that waits.
+    pending = found.where(TrialRow.state.between("pending", "pending"))
+    return pending.order_by(TrialRow.state, TrialRow.id)
 
 
 def _storable(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import grpc
 import grpc.aio
@@ -28,22 +28,13 @@ from server import reconcile
 from server.context import Context
 from server.jobs import pieces, spool
 from server.library import problem
+from server.sessions import Known, Sessions
 from server.watch import Look, Watch
 
 _log = logging.getLogger(__name__)
 
 # gRPC sends the words of a status as a header, of which a client takes a few kilobytes.
 _MAX_WORDS = 300
-
-
-class Known(NamedTuple):
-    """What has to be stored of a session before it may work. One that works again after it was drained is
-    stored anew: jobs may have waited for it."""
-
-    session_id: str
-    device_class: str | None
-    draining: bool
-    builds_for: tuple[str, ...]
 
 
 class NotWanted(Exception):
@@ -56,7 +47,7 @@ class Fleet(FleetServicer):
     def __init__(self, context: Context) -> None:
         self._context = context
         self._watch = Watch(context.database, context.stopping, context.now)
-        self._sessions: dict[str, Known] = {}
+        self._sessions = Sessions()
 
     async def Synchronize(  # noqa: N802
         self, request: pb.SynchronizeRequest, context: Any
@@ -87,20 +78,22 @@ class Fleet(FleetServicer):
 
     async def _answer(self, report: WorkerReport) -> Answer:
         """Reconciles, then waits for work as long as the worker agreed to."""
-        answer = await asyncio.to_thread(self._reconcile, report)
-        busy = answer.fenced or answer.keeps or answer.lease or answer.acknowledged
-        waits = not busy and answer.wanted is Wanted.WORK and reconcile.wants_work(report)
-        return await self._wait_for_work(report, answer) if waits else answer
-
-    def _reconcile(self, report: WorkerReport) -> Answer:
         known = _known(report)
         announced = self._sessions.get(report.worker_id) == known
+        answer = await asyncio.to_thread(self._reconcile, report, announced)
+        if not answer.fenced:
+            self._sessions.put(report.worker_id, known, asyncio.get_running_loop().time())
+        busy = answer.fenced or answer.keeps or answer.lease or answer.acknowledged
+        if not busy and answer.wanted is Wanted.WORK and reconcile.wants_work(report):
+            answer = await self._wait_for_work(report, answer)
+        holds = answer.lease is not None or answer.keeps is not None
+        return replace(answer, call_again_after_s=self._sessions.busy_s) if holds else answer
+
+    def _reconcile(self, report: WorkerReport, announced: bool) -> Answer:
         with self._context.database.begin() as session:
             outcome = reconcile.reconcile(
                 session, report, announced, self._context.new_id(), self._context.now()
             )
-        if not outcome.answer.fenced:
-            self._sessions[report.worker_id] = known
         for step, job_id in outcome.wakes:
             self._context.wake(step, job_id)
         self._context.metrics.results.inc(len(outcome.answer.acknowledged))
@@ -123,7 +116,7 @@ class Fleet(FleetServicer):
             except NotWanted:
                 break
             if lease is not None:
-                return replace(idle, lease=lease, call_again_after_s=reconcile.HEARTBEAT_S)
+                return replace(idle, lease=lease)
         return idle
 
     async def _look_for_work(self, look: Look, report: WorkerReport) -> Lease | None:

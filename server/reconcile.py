@@ -30,7 +30,6 @@ from records.results import TrialResult
 from server.plausible import believed
 
 LEASE_TTL_S = 30.0
-HEARTBEAT_S = 5.0
 IDLE_S = 1.0
 EVICTED_S = 5.0
 _MAX_LEASE = 256
@@ -47,7 +46,8 @@ class Outcome:
 
 
 def reconcile(session: Session, report: WorkerReport, announced: bool, lease_id: str, now: float) -> Outcome:
-    """Brings the database up to the report and decides what the worker should hold.
+    """Brings the database up to the report and decides what the worker should hold. How soon one that holds
+    something is to call again, the caller decides.
 
     `announced`: this session's device is known already. `lease_id` names a new lease, if one is given.
     """
@@ -55,8 +55,7 @@ def reconcile(session: Session, report: WorkerReport, announced: bool, lease_id:
     if wanted is None:
         why = Wanted(devices.wanted(session, report.worker_id).value)
         return Outcome(Answer(fenced=True, wanted=why, call_again_after_s=EVICTED_S))
-    wakes = _store_results(session, report, now)
-    closed = bool(wakes)
+    wakes, closed = _store_results(session, report, now)
     if report.state in (WorkerState.DRAINING, WorkerState.OFFLINE) and report.held is None:
         leases.give_back(session, report.worker_id, report.session_id, now)
     if report.state is WorkerState.READY and not announced:
@@ -109,18 +108,19 @@ def _builder(report: WorkerReport) -> Builder | None:
     return Builder(report.builds_for, device.machine, device.cores, device.toolchain)
 
 
-def _store_results(session: Session, report: WorkerReport, now: float) -> list[Wake]:
-    """The steps to wake: a closed lease means that a batch is wanted, or that a timing is in."""
+def _store_results(session: Session, report: WorkerReport, now: float) -> tuple[list[Wake], bool]:
+    """The steps to wake, and whether a lease is closed: then a batch is wanted, or a timing is in."""
     by_lease: defaultdict[str, list[Result]] = defaultdict(list)
     for result in report.results:
         by_lease[result.lease.id].append(result)
-    wakes = []
+    wakes, closed = [], False
     for lease_id, results in by_lease.items():
         reported = leases.report(session, lease_id, report.session_id, _stored(results), now)
-        if reported.closed and reported.job_id is not None:
+        closed |= reported.closed
+        if reported.job_id is not None and (reported.closed or reported.many):
             timed = any(result.module_run_id is not None for result in results)
             wakes.append(("publish" if timed else "plan", reported.job_id))
-    return wakes
+    return wakes, closed
 
 
 def _stored(results: Sequence[Result]) -> list[TrialResult]:
@@ -143,15 +143,13 @@ def _decide(
 ) -> Answer:
     acknowledged = tuple(result.number for result in report.results)
     if report.held is not None and leases.renew(session, report.held.id, report.session_id, now, LEASE_TTL_S):
-        return Answer(
-            keeps=report.held, acknowledged=acknowledged, call_again_after_s=HEARTBEAT_S, wanted=wanted
-        )
+        return Answer(keeps=report.held, acknowledged=acknowledged, wanted=wanted)
     lease = lost
     if lease is None and wanted is Wanted.WORK:
         lease = take(session, report, lease_id, now)
     # A worker that is willing to wait does so in its next call, not between calls.
     waits = wants_work(report) and report.wait_s > 0
-    again_s = HEARTBEAT_S if lease else 0.0 if waits else IDLE_S
+    again_s = 0.0 if waits else IDLE_S
     return Answer(lease=lease, acknowledged=acknowledged, call_again_after_s=again_s, wanted=wanted)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakValueDictionary
 
 from proto.values import Lease
 from records import devices, sharing
@@ -38,7 +38,8 @@ class Watch:
         self._stopping = stopping
         self._now = now
         self._looking: asyncio.Task[Look] | None = None
-        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        # A lock is there as long as somebody waits for it.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def next(self) -> Look:
         """The next look, at once when the server stops. Raises StorageError."""
@@ -52,18 +53,21 @@ class Watch:
 
         What one builder finds no work in, another may: they link for different machines.
         """
-        async with self._turns[_BUILDERS]:
+        async with self._turn(_BUILDERS):
             return await asyncio.to_thread(take) if look.builds else None
 
     async def take(self, look: Look, device_class: str, take: Callable[[], Lease | None]) -> Lease | None:
         """Has `take` try, in a thread, unless the class has no work; one at a time of each class."""
-        async with self._turns[device_class]:
+        async with self._turn(device_class):
             if device_class not in look.classes:
                 return None
             found = await asyncio.to_thread(take)
             if found is None:
                 look.classes.discard(device_class)
             return found
+
+    def _turn(self, name: str) -> asyncio.Lock:
+        return self._turns.setdefault(name, asyncio.Lock())
 
     async def _look(self) -> Look:
         await pause(self._stopping, POLL_S)

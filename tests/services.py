@@ -109,9 +109,14 @@ class Postgresql(Process):
         self.execute(f"CREATE DATABASE {database}")
         return self.url(database)
 
-    def execute(self, statement: str) -> None:
-        with psycopg.connect(_conninfo(self.url()), autocommit=True) as connection:
+    def execute(self, statement: str, database: str = "postgres") -> None:
+        with psycopg.connect(_conninfo(self.url(database)), autocommit=True) as connection:
             connection.execute(statement)
+
+    def settle(self, database: str) -> None:
+        """Do at once what is done in the background after much was written."""
+        for statement in ("VACUUM (ANALYZE)", "CHECKPOINT"):
+            self.execute(statement, database)
 
 
 class Redis(Process):

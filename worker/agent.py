@@ -35,6 +35,7 @@ from worker.display import Display, LogDisplay, Work
 from worker.executor import ChildStartError, Executor
 from worker.fleet import FleetClient, NotStored, Refused
 from worker.outbox import Outbox
+from worker.settings import SLOTS
 
 _log = logging.getLogger(__name__)
 
@@ -51,14 +52,13 @@ class Fenced(Exception):
 class Manners:
     """How the agent behaves. `slots` candidates are asked for at once; an idle call may be held for `wait_s`.
 
-    While it measures, it reports every `report_every_s`; `build_together` candidates are built on all cores,
-    then measured one after the other. `once`: it ends after one lease. `overrule` turns a lease's limits into
-    those that hold on this device. In the `role` of a builder it exports candidates instead.
+    `build_together` candidates are built on all cores, then measured one after the other. `once`: it ends
+    after one lease. `overrule` turns a lease's limits into those that hold on this device. In the `role` of a
+    builder it exports candidates instead.
     """
 
-    slots: int = 16
+    slots: int = SLOTS
     wait_s: float = 20.0
-    report_every_s: float = 1.0
     build_together: int = 1
     probe_again_max_s: float = 60.0
     once: bool = False
@@ -214,9 +214,10 @@ class Agent:
             await asyncio.wait([self._labour])
 
     async def _pause(self, again_s: float) -> None:
-        """Until the service wants to be called, or there is something that it should hear."""
+        """Until the service wants to be called, sooner when it should hear something at once: the end of a
+        lease, but not each result."""
         if self._held is not None:
-            again_s = min(again_s, self._manners.report_every_s, self._held.lease.expires_after_s / 3)
+            again_s = min(again_s, self._held.lease.expires_after_s / 3)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(again_s, MIN_PAUSE_S)):
                 await self._news.wait()

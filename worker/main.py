@@ -26,7 +26,7 @@ from worker.display import Display, display
 from worker.executor import ChildConfig, Executor
 from worker.fleet import FleetClient, Refused, open_channel
 from worker.handover import linkers_cache
-from worker.settings import Settings
+from worker.settings import TOGETHER, Settings
 from worker.vitals import Pulse
 
 _log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ def _executor(settings: Settings) -> Iterator[Executor]:
 def _manners(settings: Settings) -> Manners:
     return Manners(
         settings.slots,
-        build_together=settings.slots,
+        build_together=min(settings.slots, TOGETHER),
         once=settings.once,
         role=Role.BUILD if settings.build else Role.MEASURE,
         overrule=settings.overrule,

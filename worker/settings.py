@@ -16,6 +16,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from proto.tls import TlsFiles
 from proto.values import Limits
 
+# More than most devices do in the 20 s that a lease is for: the service gives them fewer.
+SLOTS = 64
+# What is built stays in memory until it is measured.
+TOGETHER = 16
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -46,7 +50,7 @@ class Settings(BaseSettings):
     # Touched whenever the service has answered, for whatever watches the process.
     alive_file: Path | None = None
     threads: int = Field(default_factory=lambda: usable_cores(), ge=1, le=4096)
-    slots: int = Field(default=16, ge=1, le=256)
+    slots: int = Field(default=SLOTS, ge=1, le=256)
     once: bool = False
     build: bool = False
     # Whom measured code belongs to where the worker is root's.

@@ -20,6 +20,7 @@ from records.jobs import JobState
 from records.tasks import TaskSpec
 from records.trials import NewTrial
 from search.measurement import Measurement, Outcome
+from server.sessions import LEAST_S
 
 from .conftest import DEVICE, Service, Worker, on_both_databases, wait_until
 
@@ -162,6 +163,19 @@ def test_a_new_session_fences_the_old_one_off(service: Service, worker: Worker) 
         assert (answer.keeps, answer.acknowledged) == (None, ())
     assert done(service, job_id) == 0
     assert not newer.call().fenced
+
+
+def test_a_worker_that_the_server_has_forgotten_works_on(
+    service: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.sessions.FORGET_S", 0.0)
+    job_id = tuning_job(service, worker)
+    lease = leased(worker)
+    Worker(service.fleet, id="other").call(WorkerState.PROBING)
+    kept = worker.call(WorkerState.BUSY, held=lease.id, results=results(lease)[:1])
+    assert (kept.keeps, kept.acknowledged, kept.call_again_after_s) == (lease.id, (1,), LEAST_S)
+    assert worker.call(results=results(lease)[1:]).acknowledged == (2, 3)
+    assert done(service, job_id) == 3
 
 
 def test_a_session_cannot_report_for_anothers_lease(service: Service, worker: Worker) -> None:

@@ -48,6 +48,7 @@ class FakeFleet(FleetServicer):
         self.damaged = 0
         self.fence = False
         self.wanted = Wanted.WORK
+        self.again_s = 0.02
         self.acknowledging = True
         self.storing = True
         self.refusal: tuple[grpc.StatusCode, str] | None = None
@@ -155,7 +156,7 @@ class FakeFleet(FleetServicer):
             return Answer(fenced=True)
         if self.wanted is Wanted.EVICTED:
             self.held = None
-            return Answer(fenced=True, wanted=self.wanted, call_again_after_s=0.05)
+            return Answer(fenced=True, wanted=self.wanted, call_again_after_s=self.again_s)
         for result in report.results if self.storing else ():
             self.stored.setdefault(result.trial_id or 0, result)
         acknowledged = (
@@ -164,14 +165,19 @@ class FakeFleet(FleetServicer):
         self._close_finished()
         if self.held is not None and self.held.id == report.held:
             return Answer(
-                keeps=report.held, acknowledged=acknowledged, call_again_after_s=0.05, wanted=self.wanted
+                keeps=report.held,
+                acknowledged=acknowledged,
+                call_again_after_s=self.again_s,
+                wanted=self.wanted,
             )
         lease = None
         if report.state in (WorkerState.DRAINING, WorkerState.OFFLINE):
             self.held = None
         if report.state is WorkerState.READY and self.wanted is Wanted.WORK:
             lease = self.held = self.held or self._next()
-        return Answer(lease=lease, acknowledged=acknowledged, call_again_after_s=0.05, wanted=self.wanted)
+        return Answer(
+            lease=lease, acknowledged=acknowledged, call_again_after_s=self.again_s, wanted=self.wanted
+        )
 
     def _next(self) -> Lease | None:
         return next((lease for lease in self.leases if not self._finished(lease)), None)

@@ -21,7 +21,7 @@ from worker.fleet import FleetClient, Refused, open_channel
 
 HERE = Path(__file__).parent
 RECONNECT_MAX_S = 0.1
-BRISK = Manners(slots=4, wait_s=0.05, report_every_s=0.02, probe_again_max_s=0.05)
+BRISK = Manners(slots=4, wait_s=0.05, probe_again_max_s=0.05)
 
 
 @dataclass
@@ -160,12 +160,23 @@ def test_candidates_are_held_against_the_best_that_is_known_of_their_workload() 
 def test_the_limits_of_the_lease_hold_unless_this_device_has_its_own() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("run hang", limits=Limits(run_timeout_s=0.2))
-        manners = Manners(2, 0.05, 0.02, overrule=lambda limits: Limits(build_timeout_s=0.3))
+        manners = Manners(2, 0.05, overrule=lambda limits: Limits(build_timeout_s=0.3))
         async with working(fleet):
             await fleet.until(lambda: fleet.outcomes() == ["run_timeout"])
         fleet.offer("build hang")
         async with working(fleet, manners, session="other"):
             await fleet.until(lambda: fleet.outcomes() == ["run_timeout", "build_timeout"])
+
+    with_fleet(work)
+
+
+def test_results_wait_until_the_service_wants_to_hear_of_them_or_the_lease_is_done() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.again_s = 60.0
+        fleet.offer("ok", "ok", "ok")
+        async with working(fleet):
+            await fleet.until(lambda: len(fleet.stored) == 3)
+        assert [len(report.results) for report in fleet.reports if report.results] == [3]
 
     with_fleet(work)
 
@@ -370,7 +381,7 @@ def test_once_means_one_lease() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok", "ok")
         fleet.offer("ok")
-        async with working(fleet, Manners(2, 0.05, 0.02, once=True)) as worker:
+        async with working(fleet, Manners(2, 0.05, once=True)) as worker:
             await worker.running
         assert fleet.outcomes() == ["ok", "ok"]
         assert states(fleet) == [WorkerState.PROBING, WorkerState.READY, WorkerState.DRAINING]

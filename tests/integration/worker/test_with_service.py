@@ -63,7 +63,7 @@ def with_agent(folder: Path, work: Callable[[Service, Agent, asyncio.Task[None]]
             executor = Executor(
                 ChildConfig(2, "fault_bench:FaultBench"), {**os.environ, "PYTHONPATH": str(HERE)}
             )
-            agent = Agent("board", "session", fleet, executor, Manners(4, 1.0, 0.05))
+            agent = Agent("board", "session", fleet, executor, Manners(4, 1.0))
             running = asyncio.create_task(agent.run())
             try:
                 await work(service, agent, running)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.scale import OURS, ScaleError, figures_of
-from benchmarks.scale_workers import Seen, device_of, measured
+from benchmarks.scale_workers import Clock, Seen, Worker, device_of, measured
 from proto import fleet_pb2 as pb
 
 
@@ -50,6 +52,30 @@ def test_every_candidate_of_a_lease_gets_a_result() -> None:
     results = measured(lease)
     assert [(one.number, one.trial_id, one.lease.attempt) for one in results] == [(1, 7, 2), (2, 9, 2)]
     assert measured(pb.Lease()) == []
+
+
+def test_a_worker_reports_while_it_measures_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[str, list[int]]] = []
+
+    async def call(_self: Worker, results: Sequence[pb.Result], held: pb.LeaseId) -> pb.SynchronizeResponse:
+        told.append((held.id, [one.trial_id for one in results]))
+        return pb.SynchronizeResponse(
+            lease=pb.Lease(id=held), acknowledged=[one.number for one in results], call_again_after_s=0.02
+        )
+
+    async def run() -> tuple[list[int], int]:
+        worker, total = Worker("nowhere:1", 1, device_of(1), trial_s=0.01), Seen(1.0)
+        lease = pb.Lease(id=pb.LeaseId(id="x"), candidates=[pb.Candidate(trial_id=n) for n in range(8)])
+        answer = pb.SynchronizeResponse(lease=lease, call_again_after_s=0.02)
+        left = await worker._measure(answer, Clock(1, 1.0), total)
+        return [one.trial_id for one in left], total.acknowledged
+
+    monkeypatch.setattr(Worker, "_call", call)
+    left, acknowledged = asyncio.run(run())
+    assert told
+    assert {lease for lease, _ in told} == {"x"}
+    assert [number for _, numbers in told for number in numbers] + left == list(range(8))
+    assert acknowledged + len(left) == 8
 
 
 def test_classes_are_different_ones() -> None:

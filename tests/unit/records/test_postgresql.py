@@ -56,6 +56,29 @@ def look(database: Database) -> None:
         assert jobs.unfinished(session) == []
 
 
+def test_no_statement_is_compiled(pg: Database) -> None:
+    with pg.begin() as session:
+        assert session.scalar(text("SHOW jit")) == "off"
+
+
+def test_what_is_done_is_not_read_on_the_way_to_what_waits(pg: Database) -> None:
+    with pg.begin() as session:
+        farm = make_job(session, "job")
+        ids = farm.issue(*(f"t{number}" for number in range(2000)))
+        # What PostgreSQL knows of the table is always a little old.
+        session.execute(text("ANALYZE trials"))
+        session.execute(text(f"UPDATE trials SET state = 'done' WHERE id < {ids[1500]}"))
+    read = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_xact_user_tables WHERE relname = 'trials'"
+    with pg.begin() as session:
+        # Whoever comes first clears away what was pending before.
+        Farm(session, "job", farm.task_id).leased("first")
+    with pg.begin() as session:
+        before = session.scalar(text(read)) or 0
+        lease = Farm(session, "job", farm.task_id).leased("second")
+        assert [trial.id for trial in lease.trials] == ids[1508:1516]
+        assert (session.scalar(text(read)) or 0) - before < 100
+
+
 class TestStorageError:
     @pytest.mark.parametrize(
         ("state", "words"),

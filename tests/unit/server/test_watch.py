@@ -89,6 +89,7 @@ def test_nobody_tries_once_somebody_found_nothing_left(database: CountingDatabas
         found = await asyncio.gather(*(watch.take(look, "a", take) for _ in range(50)))
         assert found == [LEASE, LEASE] + [None] * 48
         assert look.classes == {"b"}
+        assert len(watch._turns) == 0, "nobody waits for one any more"
 
     asyncio.run(run())
     assert tries == [2, 1, 0]
