@@ -48,7 +48,7 @@ def served() -> ColumnElement[bool]:
 
     Those are there that were seen after the parameter `seen_after` and may work.
     """
-    there = _builders().where(
+    there = suiting().where(
         WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)),
         WorkerRow.wanted == Wanted.WORK,
         WorkerRow.last_seen_at > bindparam("seen_after"),
@@ -58,7 +58,7 @@ def served() -> ColumnElement[bool]:
 
 def suits_worker() -> ColumnElement[bool]:
     """Of a job, beside its device class: whether the builder `worker`, a parameter, is to build for it."""
-    ours = _builders().where(WorkerRow.id == bindparam("worker"))
+    ours = suiting().where(WorkerRow.id == bindparam("worker"))
     return and_(JobRow.build != Build.DEVICE, ours.exists())
 
 
@@ -129,8 +129,8 @@ def make_ready(session: Session, built: Mapping[int, Built]) -> None:
         update_each(session, TrialRow, rows)
 
 
-def _builders() -> Select[str]:
-    """Those that can build for a job's device class and, where the job leaves it open, should."""
+def suiting() -> Select[str]:
+    """Builders that can build for a job, beside its device class, and should where it leaves that open."""
     fits = (
         BuilderRow.machine == DeviceClassRow.machine,
         BuilderRow.toolchain == DeviceClassRow.toolchain,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cache
 from typing import Any, Literal, TypeAlias
@@ -274,7 +274,9 @@ def _set(session: Session, job_id: str, **values: Any) -> bool:
 
 def _repeated(session: Session, request: JobRequest, idempotency_key: str | None) -> Job:
     [job] = _jobs(session, select(JobRow).where(JobRow.idempotency_key == idempotency_key))
-    if job.request != request:
+    # Who builds may have been settled since.
+    asked = replace(request, build=job.request.build) if request.build is Build.AUTO else request
+    if job.request != asked:
         raise IdempotencyConflict(
             f"the idempotency key {idempotency_key!r} belongs to another request: use a new key"
         )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from records.database import Database
 from scheduler.memory import Memory
 from scheduler.models import Models
+from scheduler.relief import Relief
 from scheduler.settings import Settings
 from scheduler.spaces import Spaces
 from scheduler.tidying import Tidier
@@ -35,4 +36,5 @@ class Context:
     memory: Memory = field(default_factory=Memory)
     lessons: dict[str, Lesson] = field(default_factory=dict)
     barren: dict[str, int] = field(default_factory=dict)
+    relief: Relief = field(default_factory=Relief)
     tidier: Tidier = field(default_factory=Tidier)

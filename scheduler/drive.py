@@ -52,6 +52,7 @@ def sweep(context: Context) -> None:
         with context.database.begin() as session:
             leases.expire(session, context.now())
             unfinished = jobs.unfinished(session)
+        context.relief.look(context.database, context.now())
         context.tidier.tidy(context.database, context.now())
     except StorageError as error:
         log.error("no sweep: %s", error)
