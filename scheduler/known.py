@@ -74,12 +74,13 @@ def gather(space: Space, records: Sequence[Record], trials: Sequence[Trial]) -> 
     found = {record.trace: _recorded(space, record) for record in earlier}
     for trial in done:
         found[trial.trace] = _tried(space, trial, found.get(trial.trace))
+    traces = [record.trace for record in earlier] + [trial.trace for trial in done]
     open_programs = [space.program(trial.trace, trial.program) for trial in waiting]
     return Known(
         finished=tuple(found.values()),
         open=frozenset(program for program in open_programs if program is not None),
         waiting=tuple(trial.trace for trial in waiting),
-        latencies=tuple(found[one.trace].seconds for one in (*earlier, *done)),
+        latencies=tuple(found[trace].seconds for trace in traces),
     )
 
 
