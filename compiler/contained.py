@@ -7,6 +7,7 @@ limits, which is thrown away.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -21,6 +22,7 @@ BASE_MEMORY_BYTES = 8 << 30
 WORKING_BYTES = 1 << 30
 MEMORY_PER_MODEL_BYTE = 16
 STATM = Path("/proc/self/statm")
+PR_SET_PDEATHSIG = 1
 
 
 # The parent's side
@@ -30,7 +32,7 @@ def run_child(module: str, request: bytes, timeout_s: float) -> tuple[bytes, int
     """What a module of ours replies in a process of its own, and its exit status: None where it took longer
     and was killed."""
     child = subprocess.Popen(
-        [sys.executable, "-m", module],
+        [sys.executable, "-m", module, str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -66,11 +68,23 @@ def _child_environment() -> dict[str, str]:
 
 
 def begin(memory_bytes: int) -> None:
-    """Bound this process's address space; who stops the parent with its whole group lets it finish this."""
+    """Bound this process's address space, and its life by its parent's.
+
+    Who stops the parent with its whole group lets it finish this.
+    """
+    _die_with_parent(int(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    """A thread of our own could not: while TVM compiles, Python stands still."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)  # it died before
 
 
 def take_output() -> BinaryIO:

@@ -1,9 +1,8 @@
-"""Killing children of this process, as the kernel does when memory runs out."""
+"""Children of the compiler, found and killed, as the kernel does when memory runs out."""
 
 from __future__ import annotations
 
 import os
-import signal
 import time
 
 import psutil
@@ -12,12 +11,16 @@ PATIENCE_S = 60.0
 
 
 def kill_the_child() -> None:
-    """The first child of the compiler that there is."""
+    """The first child of the compiler that this process has."""
+    child_of(os.getpid()).kill()
+
+
+def child_of(pid: int, module: str = "compiler.contained_models") -> psutil.Process:
+    """The first child of a process that runs this module."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
-        for child in psutil.Process().children():
-            if "compiler.contained_models" in child.cmdline():
-                os.kill(child.pid, signal.SIGKILL)
-                return
+        for child in psutil.Process(pid).children():
+            if module in child.cmdline():
+                return child
         time.sleep(0.001)
-    raise AssertionError("the compiler has no child")
+    raise AssertionError(f"no child runs {module}")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from compiler import contained, contained_models
@@ -15,9 +18,10 @@ from compiler.artifact import ArtifactError
 from compiler.contained_models import Limits, compile_tuned, compile_untuned, import_model
 from compiler.model import extract_tasks, fuse, read_onnx
 from compiler.spec import ModelError
-from tests.children import kill_the_child
+from tests.children import child_of, kill_the_child
 from tests.onnx_models import Builder, residual
 
+ROOT = Path(__file__).parents[3]
 TARGET = '{"kind":"llvm","num-cores":2}'
 # Stands for the child once it has imported the model.
 IMPORTED = b'{"inputs": [], "outputs": [], "tasks": []}'
@@ -79,6 +83,37 @@ def test_a_child_that_is_killed_is_a_model_error() -> None:
     with pytest.raises(ModelError, match=r"importing the model crashed the compiler \(SIGKILL\)"):
         compile_untuned(residual(), {}, TARGET)
     killer.join()
+
+
+SLEEPS = """
+import os, sys, time
+from pathlib import Path
+from compiler.contained import begin
+
+here, when = Path(__file__).parent, {when!r}
+if when == "before":
+    while os.getppid() == int(sys.argv[1]):
+        time.sleep(0.01)
+begin(8 << 30)
+(here / "begun").touch()
+time.sleep(600)
+"""
+ASKS = "from compiler.contained import run_child; run_child('compiler_contained_sleeper', b'', 600.0)"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_child_does_not_outlive_whoever_asked(when: str, tmp_path: Path) -> None:
+    """Killed before the child has begun, or after."""
+    (tmp_path / "compiler_contained_sleeper.py").write_text(SLEEPS.format(when=when))
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    with subprocess.Popen([sys.executable, "-c", ASKS], env=os.environ | path) as asking:
+        child = child_of(asking.pid, "compiler_contained_sleeper")
+        while when == "after" and not (tmp_path / "begun").exists():
+            assert child.is_running()
+            time.sleep(0.01)
+        asking.kill()
+    assert psutil.wait_procs([child], timeout=30) == ([child], [])
+    assert (tmp_path / "begun").exists() == (when == "after")
 
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
