@@ -91,9 +91,8 @@ class Fleet(FleetServicer):
 
     def _reconcile(self, report: WorkerReport, announced: bool) -> Answer:
         with self._context.database.begin() as session:
-            outcome = reconcile.reconcile(
-                session, report, announced, self._context.new_id(), self._context.now()
-            )
+            terms = self._context.new_id(), self._context.now(), self._sessions.ttl_s
+            outcome = reconcile.reconcile(session, report, announced, *terms)
         for step, job_id in outcome.wakes:
             self._context.wake(step, job_id)
         self._context.metrics.results.inc(len(outcome.answer.acknowledged))
@@ -136,7 +135,8 @@ class Fleet(FleetServicer):
         with self._context.database.begin() as session:
             if not devices.may_take(session, report.worker_id, report.session_id):
                 raise NotWanted
-            return reconcile.take(session, report, self._context.new_id(), self._context.now())
+            terms = self._context.new_id(), self._context.now(), self._sessions.ttl_s
+            return reconcile.take(session, report, *terms)
 
     def _workload(self, workload_hash: str) -> str:
         with self._context.database.begin() as session:

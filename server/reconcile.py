@@ -29,7 +29,6 @@ from records.jobs import JobState
 from records.results import TrialResult
 from server.plausible import believed
 
-LEASE_TTL_S = 30.0
 IDLE_S = 1.0
 EVICTED_S = 5.0
 _MAX_LEASE = 256
@@ -45,11 +44,14 @@ class Outcome:
     wakes: tuple[Wake, ...] = ()
 
 
-def reconcile(session: Session, report: WorkerReport, announced: bool, lease_id: str, now: float) -> Outcome:
+def reconcile(
+    session: Session, report: WorkerReport, announced: bool, lease_id: str, now: float, ttl_s: float
+) -> Outcome:
     """Brings the database up to the report and decides what the worker should hold. How soon one that holds
     something is to call again, the caller decides.
 
-    `announced`: this session's device is known already. `lease_id` names a new lease, if one is given.
+    `announced`: this session's device is known already. `lease_id` names a new lease, if one is given. What
+    the worker holds is its for `ttl_s` from now.
     """
     wanted = _present(session, report, announced, now)
     if wanted is None:
@@ -62,7 +64,7 @@ def reconcile(session: Session, report: WorkerReport, announced: bool, lease_id:
         wakes += _waiting_jobs(session)
     # A session holds one lease at most: if that has just been closed, there is none to look for.
     lost = None if closed else _lost_on_the_way(session, report, now)
-    answer = _decide(session, report, wanted, lost, lease_id, now)
+    answer = _decide(session, report, wanted, lost, lease_id, now, ttl_s)
     return Outcome(answer, tuple(dict.fromkeys(wakes)))
 
 
@@ -70,14 +72,14 @@ def wants_work(report: WorkerReport) -> bool:
     return report.state is WorkerState.READY and report.slots > 0
 
 
-def take(session: Session, report: WorkerReport, lease_id: str, now: float) -> Lease | None:
+def take(session: Session, report: WorkerReport, lease_id: str, now: float, ttl_s: float) -> Lease | None:
     """A new lease for a worker that is ready for one."""
     if not wants_work(report) or report.device is None:
         return None
     slots = min(report.slots, _MAX_LEASE)
     worker = report.worker_id, report.session_id
     device_class = None if report.role is Role.BUILD else report.device.key
-    lease = leases.take(session, lease_id, *worker, device_class, slots, now, LEASE_TTL_S)
+    lease = leases.take(session, lease_id, *worker, device_class, slots, now, ttl_s)
     return None if lease is None else _described(session, lease, report, now)
 
 
@@ -139,14 +141,20 @@ def _waiting_jobs(session: Session) -> list[Wake]:
 
 
 def _decide(
-    session: Session, report: WorkerReport, wanted: Wanted, lost: Lease | None, lease_id: str, now: float
+    session: Session,
+    report: WorkerReport,
+    wanted: Wanted,
+    lost: Lease | None,
+    lease_id: str,
+    now: float,
+    ttl_s: float,
 ) -> Answer:
     acknowledged = tuple(result.number for result in report.results)
-    if report.held is not None and leases.renew(session, report.held.id, report.session_id, now, LEASE_TTL_S):
+    if report.held is not None and leases.renew(session, report.held.id, report.session_id, now, ttl_s):
         return Answer(keeps=report.held, acknowledged=acknowledged, wanted=wanted)
     lease = lost
     if lease is None and wanted is Wanted.WORK:
-        lease = take(session, report, lease_id, now)
+        lease = take(session, report, lease_id, now, ttl_s)
     # A worker that is willing to wait does so in its next call, not between calls.
     waits = wants_work(report) and report.wait_s > 0
     again_s = 0.0 if waits else IDLE_S

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
+from records.sharing import LEASE_S
+
 # Longer than any worker that is there is silent: a call is held back for 30 s at most.
 FORGET_S = 60.0
-# With few workers, people see every second how far they are. Of a thousand that did so, the server would do
-# nothing else; so all together call so many times a second, but each often enough to keep its lease.
+# With few workers, people see every second how far they are. A thousand that did so would keep any server
+# busy; so all together call about so many times a second, until each calls once in a lease.
 CALLS_A_SECOND = 50.0
-LEAST_S, MOST_S = 1.0, 10.0
+LEAST_S, MOST_S = 1.0, LEASE_S
+# A lease outlives two calls that were lost.
+_CALLS_A_LEASE, _LEAST_TTL_S = 3, 30.0
 
 
 class Known(NamedTuple):
@@ -49,3 +53,8 @@ class Sessions:
     def busy_s(self) -> float:
         """After how many seconds a worker that holds a lease is to call again."""
         return min(max(len(self) / CALLS_A_SECOND, LEAST_S), MOST_S)
+
+    @property
+    def ttl_s(self) -> float:
+        """For so long a lease is a worker's that doesn't call."""
+        return max(_CALLS_A_LEASE * self.busy_s, _LEAST_TTL_S)

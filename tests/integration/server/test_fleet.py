@@ -165,6 +165,19 @@ def test_a_new_session_fences_the_old_one_off(service: Service, worker: Worker) 
     assert not newer.call().fenced
 
 
+def test_a_worker_of_many_calls_seldom_and_keeps_its_lease_for_longer(
+    service: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.sessions.CALLS_A_SECOND", 0.05)
+    tuning_job(service, worker)
+    lease = leased(worker)
+    kept = worker.call(WorkerState.BUSY, held=lease.id)
+    assert (kept.keeps, kept.call_again_after_s) == (lease.id, 20.0)
+    with service.database.begin() as session:
+        assert leases.expire(session, time.time() + 50) == []
+        assert len(leases.expire(session, time.time() + 61)) == 1
+
+
 def test_a_worker_that_the_server_has_forgotten_works_on(
     service: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

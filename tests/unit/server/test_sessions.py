@@ -31,9 +31,12 @@ def test_a_newer_session_takes_the_place_of_the_older() -> None:
     assert (sessions.get("worker"), len(sessions)) == (known("new"), 1)
 
 
-@pytest.mark.parametrize(("workers", "seconds"), [(1, LEAST_S), (50, 1.0), (200, 4.0), (5000, MOST_S)])
-def test_the_more_workers_the_less_often_each_is_to_call(workers: int, seconds: float) -> None:
+@pytest.mark.parametrize(
+    ("workers", "seconds", "ttl_s"),
+    [(0, LEAST_S, 30.0), (50, 1.0, 30.0), (200, 4.0, 30.0), (600, 12.0, 36.0), (5000, MOST_S, 3 * MOST_S)],
+)
+def test_the_more_workers_the_less_often_each_is_to_call(workers: int, seconds: float, ttl_s: float) -> None:
     sessions = Sessions()
     for number in range(workers):
         sessions.put(f"worker {number}", known("session"), 0.0)
-    assert sessions.busy_s == seconds
+    assert (sessions.busy_s, sessions.ttl_s) == (seconds, ttl_s)

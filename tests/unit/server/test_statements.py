@@ -50,7 +50,7 @@ def counted(session: Session) -> Iterator[list[str]]:
 
 
 def call(session: Session, report: WorkerReport, name: str, now: float) -> Lease | None:
-    return reconcile(session, report, not report.starting, name, now).answer.lease
+    return reconcile(session, report, not report.starting, name, now, 30.0).answer.lease
 
 
 def reported(lease: Lease, secs: float | None = 1e-3) -> WorkerReport:
@@ -94,5 +94,5 @@ def test_a_sign_of_life_costs_next_to_nothing(session: Session) -> None:
     assert lease is not None
     with counted(session) as seen:
         busy = replace(READY, state=WorkerState.BUSY, held=lease.id, slots=0)
-        assert reconcile(session, busy, True, "another", 21.0).answer.keeps == lease.id
+        assert reconcile(session, busy, True, "another", 21.0, 30.0).answer.keeps == lease.id
     assert len(seen) <= HEARTBEAT, seen
