@@ -32,8 +32,9 @@ from search.device import Device
 from worker.settings import SLOTS
 
 WAIT_S = 5.0
-# How long all workers work before anything counts.
-WARM_UP_S = 5.0
+# How long all workers work before anything counts: what waits because their first leases are small is worked
+# off by then.
+WARM_UP_S = 30.0
 # Devices don't begin together but over so many leases. First ones are small: for a while more calls come.
 SPREAD = 2
 # Until every worker has had a lease. A service that takes longer can't be measured so.

@@ -37,6 +37,9 @@ from server.settings import Settings
 _log = logging.getLogger("server")
 
 _STOP_GRACE_S = 3
+# A call waits for the database some fifteen times, and each time until the thread that computes lets it go
+# on. With Python's 5 ms, 1,000 workers had their leases after 71 ms (median) and not 24, p99 374 and not 150.
+_SWITCH_S = 0.0005
 # For what uses the database. A transaction waits for PostgreSQL about as long as it computes, and one thread
 # computes at a time: with more of them, each would only hold its locks for longer.
 _THREADS = 8
@@ -120,6 +123,7 @@ class _Server(uvicorn.Server):
 
 async def _run(settings: Settings) -> None:
     _allow_many_connections()
+    sys.setswitchinterval(_SWITCH_S)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "records"))
     with _listen(settings.host, settings.port, "TUNEFARM_PORT") as http:
         # gRPC says only in a log of its own why it can't have a port.
