@@ -25,7 +25,7 @@ from benchmarks.results.figures import Figure, figure
 from benchmarks.results.output import Output
 from benchmarks.results.searches import Search
 from benchmarks.suite import OPERATORS
-from compiler.subgraph import read_dag
+from compiler.reading.subgraph import read_dag
 from scheduler.settings import Settings
 from search.allocate import TaskProgress, next_tasks
 from worker.settings import usable_cores

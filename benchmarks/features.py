@@ -26,8 +26,8 @@ from benchmarks.arguments import add_operator, command_parser, positive
 from benchmarks.results.figures import Figure, figure
 from benchmarks.results.output import Output
 from benchmarks.suite import OPERATORS, Operator
-from compiler.lower import LoweringError, lower, replay
-from compiler.subgraph import read_dag
+from compiler.lowering.trace import LoweringError, lower, replay
+from compiler.reading.subgraph import read_dag
 from compiler.target import parse_target, probe
 from search.annotate import sample
 from search.cost.store_features import GROUPS, describe

@@ -26,8 +26,8 @@ from benchmarks.results.figures import Figure, at_least, figure, number
 from benchmarks.results.output import Output
 from benchmarks.suite import OPERATORS
 from benchmarks.timing.judge import Candidate, Judge, seconds
-from compiler.lower import lower
-from compiler.subgraph import read_dag
+from compiler.lowering.trace import lower
+from compiler.reading.subgraph import read_dag
 from compiler.target import probe
 from compiler.workload import to_json
 from search.cost import metrics

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
-from compiler.artifact import Manifest, TaskEntry, pack, unpack
-from compiler.contained_models import Imported
-from compiler.contained_traces import try_traces
-from compiler.lower import LoweringError, apply_trace
-from compiler.model import ExtractedTask
+from compiler.contained.models import Imported
+from compiler.contained.traces import try_traces
+from compiler.importing.model import ExtractedTask
+from compiler.lowering.trace import LoweringError, apply_trace
+from compiler.packaging.artifact import Manifest, TaskEntry, pack, unpack
 from compiler.workload import from_json
 from records.jobs import Job
 from records.schedules import Record

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from compiler.lower import LoweringError, lower
+from compiler.lowering.trace import LoweringError, lower
 from records.tasks import Task
 from records.trials import NewTrial
 from scheduler.known import Finished, Known, gather

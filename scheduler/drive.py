@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from compiler.artifact import ArtifactError
-from compiler.model import ModelError
+from compiler.importing.model import ModelError
+from compiler.packaging.artifact import ArtifactError
 from records import jobs, leases
 from records.database import StorageError
 from records.jobs import Job, JobNotFound, JobState

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from compiler.model import ExtractedTask
-from compiler.subgraph import NotCovered, read_dag
+from compiler.importing.model import ExtractedTask
+from compiler.reading.subgraph import NotCovered, read_dag
 from compiler.workload import from_json
 from records import blobs, devices, jobs, leases, tasks
 from records.jobs import Job, JobState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compiler.contained_models import Imported, compile_tuned, compile_untuned, import_model
+from compiler.contained.models import Imported, compile_tuned, compile_untuned, import_model
 from records import blobs
 from records.blobs import BlobNotFound
 from records.database import Database

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
-from compiler.artifact import ArtifactError, unpack
+from compiler.packaging.artifact import ArtifactError, unpack
 from records import blobs, devices, jobs, leases, schedules, tasks
 from records.jobs import Job, JobState
 from records.leases import ModuleRun

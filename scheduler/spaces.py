@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from compiler import workload
-from compiler.subgraph import NotCovered, read_dag
+from compiler.reading.subgraph import NotCovered, read_dag
 from records import tasks
 from records.database import Database
 from search.dag import Dag

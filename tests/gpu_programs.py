@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import tvm
 
-from compiler.lower import LoweringError, apply_trace, lower
-from compiler.subgraph import read_dag
+from compiler.lowering.trace import LoweringError, apply_trace, lower
+from compiler.reading.subgraph import read_dag
 from search.annotate import sample
 from search.program import Program
 from search.space import generate

@@ -76,7 +76,7 @@ def _text(path: Path) -> str:
 
 def _metaschedule() -> ModuleType:
     try:
-        from compiler import metaschedule
+        from compiler.packaging import metaschedule
     except ImportError as error:
         raise CommandError(
             f"this command needs TVM ({error}): install it with pip install 'tunefarm[tvm]'", ExitCode.LOCAL

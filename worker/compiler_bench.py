@@ -10,10 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 from threading import Barrier
 
-import compiler.bench
-from compiler.bench import Built, can_export
-from compiler.library import Library
-from compiler.linker import MACHINES
+import compiler.measuring.bench
+from compiler.measuring.bench import Built, can_export
+from compiler.packaging.library import Library
+from compiler.packaging.linker import MACHINES
 from compiler.target import probe
 from search.device import Device
 from search.measurement import Measurement, Outcome
@@ -26,7 +26,7 @@ class CompilerBench:
 
     def __init__(self, threads: int) -> None:
         self._device = probe(threads)
-        self._bench = lru_cache(maxsize=4)(compiler.bench.Bench)
+        self._bench = lru_cache(maxsize=4)(compiler.measuring.bench.Bench)
         self._builders = ThreadPoolExecutor(threads, thread_name_prefix="build")
         self._built: dict[int, tuple[Subject, Built | Library | Measurement]] = {}
 

@@ -92,7 +92,7 @@ def _tune(model: Path, folder: Path, target: str, trials: int) -> None:
     from tvm.s_tir.meta_schedule.builder import LocalBuilder
     from tvm.s_tir.meta_schedule.relax_integration import tune_relax
 
-    from compiler.model import fuse, read_onnx
+    from compiler.importing.model import fuse, read_onnx
     from compiler.target import parse_target
 
     fused = fuse(read_onnx(model.read_bytes(), {}), target)

@@ -12,8 +12,8 @@ import numpy as np
 import tvm
 
 from benchmarks.timing.judge import Candidate, Trial
-from compiler.lower import LoweringError, lower
-from compiler.subgraph import read_dag
+from compiler.lowering.trace import LoweringError, lower
+from compiler.reading.subgraph import read_dag
 from compiler.workload import to_json
 from search.annotate import sample
 from search.contenders import Timed, contenders, how_many

@@ -28,8 +28,8 @@ from benchmarks.engines.metaschedule import BUILD_LIMIT_S
 from benchmarks.engines.theirs import quiet
 from benchmarks.timing.interleaved import Block
 from benchmarks.timing.judge import Candidate, Trial
-from compiler.bench import Built
-from compiler.lower import replay
+from compiler.lowering.trace import replay
+from compiler.measuring.bench import Built
 from compiler.target import parse_target
 from search.device import Device
 

@@ -15,7 +15,7 @@ from tvm.s_tir.meta_schedule.runner import PyRunner, RunnerFuture, RunnerInput, 
 from tvm.s_tir.meta_schedule.tir_integration import tune_tir
 
 from benchmarks.timing.judge import Candidate, Judge, seconds
-from compiler.bench import Built
+from compiler.measuring.bench import Built
 from compiler.target import parse_target
 from search.device import Device
 from search.measurement import Measurement, Outcome

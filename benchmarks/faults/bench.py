@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from compiler.archive import pack
+from compiler.packaging.archive import pack
 from search.device import Device
 from search.measurement import Measurement, Outcome
 from worker.bench import Exported, Machines, Note, Phase, Subject

@@ -22,7 +22,7 @@ from unittest.mock import patch
 from records.database import Database
 
 if TYPE_CHECKING:
-    from compiler.contained_models import Imported, Order
+    from compiler.contained.models import Imported, Order
 
 CLOCK_VARIABLE = "TUNEFARM_TEST_CLOCK"
 BUSY_TIMEOUT_S = 2.0
@@ -42,18 +42,18 @@ def _server(flags: Sequence[str]) -> int:
 
 
 def _scheduler(flags: Sequence[str]) -> int:
-    import compiler.contained_models
+    import compiler.contained.models
     import scheduler.main
 
     with (
         patch.multiple(scheduler.main, time=_clock(), Database=_hasty_database()),
-        patch.object(compiler.contained_models, "carried_out", _carry_out),
+        patch.object(compiler.contained.models, "carried_out", _carry_out),
     ):
         return scheduler.main.main()
 
 
 def _carry_out(order: Order, _: object) -> tuple[Imported, bytes]:
-    from compiler.contained_models import Fused
+    from compiler.contained.models import Fused
 
     fused = Fused.of(order)
     return fused.imported, fused.library(order)

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from benchmarks.faults.bench import VARIABLE, Faults, digest
 from benchmarks.faults.rig import Program, Rig
-from compiler.artifact import unpack
+from compiler.packaging.artifact import unpack
 from records import blobs, devices, events, jobs, leases, tasks, trials
 from records.devices import WorkerInfo
 from records.jobs import Build, Job

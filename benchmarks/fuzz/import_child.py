@@ -28,8 +28,8 @@ def main() -> int:
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     warnings.simplefilter("ignore")
-    from compiler.contained import limit_growth
-    from compiler.model import extract_tasks, fuse, read_onnx
+    from compiler.contained.child import limit_growth
+    from compiler.importing.model import extract_tasks, fuse, read_onnx
 
     limit_growth(0)
     answers.write(_line("ready", ""))
@@ -56,7 +56,7 @@ def _request(source: BinaryIO) -> tuple[bytes, bool] | None:
 
 
 def _how(error: Exception) -> str:
-    from compiler.spec import ModelError
+    from compiler.importing.spec import ModelError
 
     return "refused" if isinstance(error, ModelError) else f"untyped {type(error).__name__}"
 

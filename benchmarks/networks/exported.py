@@ -23,8 +23,8 @@ def _build(model: Path, target: str, database: Path, library: Path) -> None:
     from tvm import relax
     from tvm.s_tir.meta_schedule.database import JSONDatabase
 
-    from compiler.artifact import build_library
-    from compiler.model import fuse, read_onnx
+    from compiler.importing.model import fuse, read_onnx
+    from compiler.packaging.artifact import build_library
     from compiler.target import parse_target
 
     fused = fuse(read_onnx(model.read_bytes(), {}), target)

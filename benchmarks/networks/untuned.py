@@ -14,7 +14,7 @@ def build(model: Path, target: str, library: Path) -> None:
 
 
 def _build(model: Path, target: str, library: Path) -> None:
-    from compiler.artifact import build_library
-    from compiler.model import read_onnx, untuned
+    from compiler.importing.model import read_onnx, untuned
+    from compiler.packaging.artifact import build_library
 
     library.write_bytes(build_library(untuned(read_onnx(model.read_bytes(), {}), target), target))

@@ -15,7 +15,7 @@ from benchmarks.results.drawn import Drawn
 from benchmarks.suite import OPERATORS
 from benchmarks.timing.interleaved import Block, Counted, Pair, Timings, measure
 from benchmarks.timing.judge import Finalist, Judge, Timed, fastest, seconds
-from compiler.bench import Built
+from compiler.measuring.bench import Built
 from compiler.target import probe
 
 # Where valid programs a second are measured too.

@@ -11,7 +11,7 @@ from typing import TypeVar
 from benchmarks.engines.ours import EmptySpace
 from benchmarks.results.output import Output
 from benchmarks.timing.contestants import own_process
-from compiler.subgraph import NotCovered
+from compiler.reading.subgraph import NotCovered
 
 Result = TypeVar("Result")
 

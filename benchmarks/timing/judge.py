@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import tvm
 
 from benchmarks.timing.interleaved import Block
-from compiler.bench import Bench, Built
+from compiler.measuring.bench import Bench, Built
 from compiler.target import parse_target
 from compiler.workload import from_json, to_json
 from search.device import Device

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.linker import machine_of
+from compiler.packaging.linker import machine_of
 from records import jobs, tasks, trials
 from records.database import Database
 from search.measurement import Outcome

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tvm import tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 
-from compiler.indices import find_all
+from compiler.reading.indices import find_all
 from tests.cuda_emulator.toolchain import merged
 
 HERE = Path(__file__).parent

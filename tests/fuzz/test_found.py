@@ -8,8 +8,8 @@ import grpc
 import numpy as np
 import pytest
 
-from compiler.model import read_onnx
-from compiler.spec import ModelError
+from compiler.importing.model import read_onnx
+from compiler.importing.spec import ModelError
 from proto import fleet_pb2 as pb
 from tests.integration.server.conftest import Service, Worker, launch
 from tests.onnx_models import Builder

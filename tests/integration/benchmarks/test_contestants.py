@@ -12,8 +12,8 @@ from benchmarks.networks import untuned
 from benchmarks.timing.agreement import compare, random_inputs
 from benchmarks.timing.contestants import OnnxFile, ProcessContestant, TvmLibrary, own_process
 from benchmarks.timing.interleaved import Block, measure
-from compiler.artifact import ArtifactError
-from compiler.model import ModelError
+from compiler.importing.model import ModelError
+from compiler.packaging.artifact import ArtifactError
 from compiler.target import probe
 from examples import make_models
 

@@ -18,7 +18,7 @@ from benchmarks.operators.run import OURS, THEIRS, WARM, Plan
 from benchmarks.suite import OPERATORS
 from benchmarks.timing.interleaved import Block
 from benchmarks.timing.judge import Candidate, Judge
-from compiler.bench import Built
+from compiler.measuring.bench import Built
 from compiler.target import probe
 from search.annotate import sample
 from search.policy import SearchTask
@@ -31,7 +31,7 @@ SMALL = ((16, 32, 64), (32, 32, 32), (8, 16, 32), (16, 16, 16))
 
 
 def _task(name: str) -> SearchTask:
-    from compiler.subgraph import read_dag
+    from compiler.reading.subgraph import read_dag
 
     dag = read_dag(CASE.module())
     return VARIANTS[name].task(dag, generate(dag, DEVICE), DEVICE)

@@ -16,7 +16,7 @@ from benchmarks.space import __main__ as space
 from benchmarks.timing.finals import known
 from benchmarks.timing.interleaved import Block
 from benchmarks.timing.judge import Candidate, Finalist, Judge, seconds
-from compiler.bench import Built
+from compiler.measuring.bench import Built
 from compiler.target import probe
 from search.measurement import Outcome
 from tests.suite import Case

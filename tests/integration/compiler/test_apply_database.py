@@ -13,11 +13,11 @@ import tvm_ffi
 from tvm import relax
 from tvm.s_tir.meta_schedule.database import JSONDatabase
 
-from compiler.artifact import build_library
-from compiler.lower import lower
-from compiler.metaschedule import export_database
-from compiler.model import ExtractedTask, extract_tasks, fuse, read_onnx
-from compiler.subgraph import NotCovered, read_dag
+from compiler.importing.model import ExtractedTask, extract_tasks, fuse, read_onnx
+from compiler.lowering.trace import lower
+from compiler.packaging.artifact import build_library
+from compiler.packaging.metaschedule import export_database
+from compiler.reading.subgraph import NotCovered, read_dag
 from compiler.target import probe
 from compiler.workload import from_json
 from search.cost.model import CostModel

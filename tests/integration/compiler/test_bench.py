@@ -13,13 +13,13 @@ from onnx import numpy_helper
 from tvm import te
 from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
-import compiler.bench
-from compiler.artifact import Manifest, build_library, build_module, pack, unpack
-from compiler.bench import MAX_MODULE_REPEATS, Bench, Built
-from compiler.model import Model, fuse, read_onnx, untuned
-from compiler.spec import TensorSpec
+import compiler.measuring.bench
+from compiler.importing.model import Model, fuse, read_onnx, untuned
+from compiler.importing.spec import TensorSpec
+from compiler.measuring.bench import MAX_MODULE_REPEATS, Bench, Built
+from compiler.measuring.timing import MAX_REPEATS, MIN_REPEATS
+from compiler.packaging.artifact import Manifest, build_library, build_module, pack, unpack
 from compiler.target import probe
-from compiler.timing import MAX_REPEATS, MIN_REPEATS
 from compiler.workload import to_json
 from search.measurement import Measurement, Outcome
 from tests.onnx_models import residual, two_outputs
@@ -180,7 +180,7 @@ def test_constants_are_flushed_before_every_repeat(
             return find(name)
         return lambda _first, *arguments: flushed.append([tuple(a.shape) for a in arguments])
 
-    monkeypatch.setattr(compiler.bench.tvm, "get_global_func", find_recorder)
+    monkeypatch.setattr(compiler.measuring.bench.tvm, "get_global_func", find_recorder)
     workload = matmul(4, 8, 16)
     measurement = _measure(bench, workload, workload, constants)
     shapes = [[(4, 16), (16, 8)][i] for i in constants]
@@ -234,7 +234,7 @@ def test_this_machine_passes_its_self_check(bench: Bench) -> None:
 def test_a_machine_that_computes_nothing_fails_its_self_check(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler.bench.tvm, "compile", lambda *_, **__: {"main": lambda *_: None})
+    monkeypatch.setattr(compiler.measuring.bench.tvm, "compile", lambda *_, **__: {"main": lambda *_: None})
     with pytest.raises(RuntimeError, match="the probe kernel computed a wrong result on this machine"):
         bench.self_check()
 

@@ -15,8 +15,8 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
-from compiler.artifact import build_library, build_module
-from compiler.model import Model, fuse, read_onnx, untuned
+from compiler.importing.model import Model, fuse, read_onnx, untuned
+from compiler.packaging.artifact import build_library, build_module
 from tests.onnx_models import MODELS
 
 TARGET = '{"kind":"llvm","num-cores":2}'

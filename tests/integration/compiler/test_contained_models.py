@@ -13,11 +13,12 @@ import numpy as np
 import psutil
 import pytest
 
-from compiler import contained, contained_models
-from compiler.artifact import ArtifactError
-from compiler.contained_models import Limits, compile_tuned, compile_untuned, import_model
-from compiler.model import extract_tasks, fuse, read_onnx
-from compiler.spec import ModelError
+from compiler.contained import child as contained
+from compiler.contained import models as contained_models
+from compiler.contained.models import Limits, compile_tuned, compile_untuned, import_model
+from compiler.importing.model import extract_tasks, fuse, read_onnx
+from compiler.importing.spec import ModelError
+from compiler.packaging.artifact import ArtifactError
 from tests.children import child_of, kill_the_child
 from tests.onnx_models import Builder, residual
 
@@ -88,7 +89,7 @@ def test_a_child_that_is_killed_is_a_model_error() -> None:
 SLEEPS = """
 import os, sys, time
 from pathlib import Path
-from compiler.contained import begin
+from compiler.contained.child import begin
 
 here, when = Path(__file__).parent, {when!r}
 if when == "before":
@@ -98,7 +99,7 @@ begin(8 << 30)
 (here / "begun").touch()
 time.sleep(600)
 """
-ASKS = "from compiler.contained import run_child; run_child('compiler_contained_sleeper', b'', 600.0)"
+ASKS = "from compiler.contained.child import run_child; run_child('compiler_contained_sleeper', b'', 600.0)"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

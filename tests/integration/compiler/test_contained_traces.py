@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler import contained_traces
-from compiler.contained_traces import Limits, try_traces
+from compiler.contained import traces as contained_traces
+from compiler.contained.traces import Limits, try_traces
 from compiler.workload import to_json
 from tests.workloads import matmul
 

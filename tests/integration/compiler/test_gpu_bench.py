@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tvm
 
-from compiler.bench import Bench, Built
-from compiler.lower import lower
+from compiler.lowering.trace import lower
+from compiler.measuring.bench import Bench, Built
 from compiler.workload import to_json
 from search.measurement import Measurement, Outcome
 from tests.devices import GPU

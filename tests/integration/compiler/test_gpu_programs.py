@@ -10,7 +10,7 @@ import os
 import numpy as np
 import pytest
 
-from compiler.subgraph import read_dag
+from compiler.reading.subgraph import read_dag
 from search.annotate import sample
 from search.space import generate
 from search.stage import Placement

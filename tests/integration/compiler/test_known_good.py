@@ -8,9 +8,9 @@ import pytest
 import tvm
 from tvm import te, tirx
 
-from compiler.bench import Bench, Built
-from compiler.lower import lower
-from compiler.subgraph import read_dag
+from compiler.lowering.trace import lower
+from compiler.measuring.bench import Bench, Built
+from compiler.reading.subgraph import read_dag
 from compiler.target import probe
 from compiler.workload import to_json
 from search.dag import Dag

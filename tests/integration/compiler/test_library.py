@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from compiler import archive
-from compiler.bench import Bench, Built, can_export
-from compiler.library import LIBRARY, MANIFEST, Library, LibraryError
-from compiler.linker import LinkerError, machine_of
-from compiler.packing import Packed
+from compiler.constants.packing import Packed
+from compiler.measuring.bench import Bench, Built, can_export
+from compiler.packaging import archive
+from compiler.packaging.library import LIBRARY, MANIFEST, Library, LibraryError
+from compiler.packaging.linker import LinkerError, machine_of
 from compiler.target import probe
 from compiler.workload import to_json
 from search.measurement import Measurement, Outcome

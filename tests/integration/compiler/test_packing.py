@@ -21,11 +21,11 @@ from tvm.relax import transform
 from tvm.s_tir import Schedule
 from tvm.s_tir.meta_schedule.database import JSONDatabase
 
-from compiler import packing
-from compiler.artifact import ArtifactError, build_library, build_module
-from compiler.bench import Bench, Built
-from compiler.metaschedule import export_database, import_database
-from compiler.model import extract_tasks, fuse, read_onnx
+from compiler.constants import packing
+from compiler.importing.model import extract_tasks, fuse, read_onnx
+from compiler.measuring.bench import Bench, Built
+from compiler.packaging.artifact import ArtifactError, build_library, build_module
+from compiler.packaging.metaschedule import export_database, import_database
 from compiler.target import probe
 from compiler.workload import from_json, to_json
 from search.measurement import Measurement, Outcome
@@ -98,7 +98,9 @@ def test_a_model_with_packed_weights_computes_the_same(name: str, tmp_path: Path
 def _scheduled(fused: tvm.IRModule, schedules: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """The module as `build_module` compiles it."""
     seen: list[tvm.IRModule] = []
-    monkeypatch.setattr("compiler.artifact.build_library", lambda mod, target: seen.append(mod) or b"")
+    monkeypatch.setattr(
+        "compiler.packaging.artifact.build_library", lambda mod, target: seen.append(mod) or b""
+    )
     build_module(fused, schedules, TARGET)
     return seen[0]
 
@@ -143,7 +145,7 @@ def test_a_weight_that_is_also_read_plainly_stays(tmp_path: Path, monkeypatch: p
 def test_weights_are_packed_for_a_device_that_is_not_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     fused = fuse(read_onnx(residual(), {}), TARGET)
     target = '{"kind":"llvm","mtriple":"aarch64-linux-gnu"}'
-    monkeypatch.setattr("compiler.artifact.build_library", lambda mod, target: b"")
+    monkeypatch.setattr("compiler.packaging.artifact.build_library", lambda mod, target: b"")
     assert build_module(fused, _packing(fused), target) == b""
 
 
@@ -210,7 +212,7 @@ def test_a_candidate_that_packs_is_measured_on_packed_constants(
     flushed: list[tuple[int, ...]] = []
     find = tvm.get_global_func
     monkeypatch.setattr(
-        "compiler.bench.tvm.get_global_func",
+        "compiler.measuring.bench.tvm.get_global_func",
         lambda name: (
             (lambda _first, *rest: flushed.extend(tuple(tensor.shape) for tensor in rest))
             if name == "cache_flush_cpu_non_first_arg"

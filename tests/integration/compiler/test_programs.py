@@ -15,9 +15,9 @@ import pytest
 import tvm
 import tvm_ffi
 
-from compiler.bench import Bench, Built
-from compiler.lower import LoweringError, apply_trace, lower
-from compiler.subgraph import read_dag
+from compiler.lowering.trace import LoweringError, apply_trace, lower
+from compiler.measuring.bench import Bench, Built
+from compiler.reading.subgraph import read_dag
 from compiler.target import probe
 from compiler.workload import from_json, to_json, workload_hash
 from search.annotate import sample
@@ -100,7 +100,7 @@ def test_lowering_leaves_the_workload_as_it_was() -> None:
 
 REPLAY = """
 import json, sys
-from compiler.lower import apply_trace
+from compiler.lowering.trace import apply_trace
 from compiler.workload import from_json, workload_hash
 for text, traces in json.load(sys.stdin):
     for trace in traces:

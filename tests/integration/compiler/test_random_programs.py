@@ -19,9 +19,9 @@ import pytest
 import tvm
 
 from benchmarks.suite import OPERATORS
-from compiler.bench import Bench, Built
-from compiler.lower import LoweringError, lower
-from compiler.subgraph import read_dag
+from compiler.lowering.trace import LoweringError, lower
+from compiler.measuring.bench import Bench, Built
+from compiler.reading.subgraph import read_dag
 from compiler.target import probe
 from compiler.workload import to_json
 from search.annotate import sample

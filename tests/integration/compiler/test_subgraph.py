@@ -10,7 +10,7 @@ import tvm
 from tvm import relax, te, tirx, topi
 from tvm.s_tir import Schedule
 
-from compiler.subgraph import read_dag
+from compiler.reading.subgraph import read_dag
 from search.dag import BufferRole, Dag
 from tests import workloads
 from tests.unit.search import dags

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
-from compiler.subgraph import NotCovered, read_dag
+from compiler.reading.subgraph import NotCovered, read_dag
 from search.dag import BufferRole, Dag
 from tests.workloads import WORKLOADS, module
 

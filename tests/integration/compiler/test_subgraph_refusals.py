@@ -9,7 +9,7 @@ import tvm
 from tvm import te, topi
 from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
-from compiler.subgraph import NotCovered, read_dag
+from compiler.reading.subgraph import NotCovered, read_dag
 from tests.workloads import module
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.subgraph import read_dag
+from compiler.reading.subgraph import read_dag
 from tests.suite import SHAPES, Case
 from tests.unit.search.programs import DEVICES, described
 

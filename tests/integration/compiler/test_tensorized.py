@@ -17,8 +17,8 @@ import tvm
 from numpy.typing import NDArray
 from tvm import te, topi
 
-from compiler.lower import LoweringError, apply_trace, lower
-from compiler.subgraph import read_dag
+from compiler.lowering.trace import LoweringError, apply_trace, lower
+from compiler.reading.subgraph import read_dag
 from compiler.target import parse_target, probe
 from compiler.workload import to_json
 from search.annotate import sample
@@ -197,7 +197,7 @@ def test_boards_use_their_instructions(
 
 REPLAY = """
 import sys, tvm
-from compiler.lower import apply_trace
+from compiler.lowering.trace import apply_trace
 from compiler.workload import from_json
 from compiler.target import parse_target
 workload, trace, target = (open(path).read() for path in sys.argv[1:4])

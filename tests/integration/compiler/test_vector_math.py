@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from tvm import te, tirx, topi
 from tvm.s_tir import Schedule
 
-from compiler.bench import Bench, Built
+from compiler.codegen.vector_math import FUNCTIONS, expand_math
+from compiler.measuring.bench import Bench, Built
 from compiler.target import probe
-from compiler.vector_math import FUNCTIONS, expand_math
 from compiler.workload import to_json
 from search.measurement import Outcome
 from tests.workloads import layer_norm, module, softmax

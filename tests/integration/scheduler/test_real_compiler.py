@@ -12,8 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import scheduler.models
-from compiler.artifact import Manifest, unpack
-from compiler.bench import Bench
+from compiler.measuring.bench import Bench
+from compiler.packaging.artifact import Manifest, unpack
 from compiler.target import probe
 from records import blobs, devices, jobs, leases, models, schedules, tasks
 from records.database import Database

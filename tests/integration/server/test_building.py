@@ -10,7 +10,7 @@ from dataclasses import replace
 import grpc
 import pytest
 
-from compiler.archive import pack
+from compiler.packaging.archive import pack
 from proto import fleet_pb2 as pb
 from proto.convert_library import library_to_wire
 from proto.values import Built, Lease, LeaseId, Library, Result, WorkerState

@@ -61,7 +61,7 @@ def test_nothing_is_compiled_while_candidates_run(
     bench: CompilerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.build({1: subject(12), 2: subject(20)}, lambda _: None, lambda _: None)
-    monkeypatch.delattr("compiler.bench.tvm.compile")
+    monkeypatch.delattr("compiler.measuring.bench.tvm.compile")
     assert [bench.run(number, None).outcome for number in (1, 2)] == [Outcome.OK, Outcome.OK]
 
 
@@ -98,8 +98,8 @@ def test_it_knows_for_which_machines_it_can_link(
     bench: CompilerBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert bench.machines().names[0] == platform.machine()
-    monkeypatch.setattr("compiler.linker.importlib.util.find_spec", lambda name: None)
-    monkeypatch.setattr("compiler.linker.shutil.which", lambda name: None)
+    monkeypatch.setattr("compiler.packaging.linker.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("compiler.packaging.linker.shutil.which", lambda name: None)
     nowhere = bench.machines()
     assert nowhere.names == ()
     assert "install gcc or clang" in nowhere.problems[0]

@@ -1,4 +1,4 @@
-"""Fits odd functions by x p(x²) / q(x²): the coefficients of tanh and erf in compiler/vector_math.py."""
+"""Fits odd functions by x p(x²) / q(x²), for tanh and erf in compiler/codegen/vector_math.py."""
 
 from __future__ import annotations
 

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compiler import artifact
-from compiler.artifact import (
+from compiler.importing.model import extract_tasks, fuse, read_onnx
+from compiler.importing.spec import TensorSpec
+from compiler.packaging import artifact
+from compiler.packaging.artifact import (
     ArtifactError,
     Manifest,
     TaskEntry,
@@ -20,8 +22,6 @@ from compiler.artifact import (
     reference_of,
     unpack,
 )
-from compiler.model import extract_tasks, fuse, read_onnx
-from compiler.spec import TensorSpec
 from tests.onnx_models import two_outputs
 
 TARGET = '{"kind":"llvm","num-cores":2}'

@@ -8,10 +8,10 @@ import pytest
 import tvm
 from tvm import relax
 
-from compiler import fold
-from compiler.fold import fold_constants
-from compiler.forms import lower_scalars, raise_ranks
-from compiler.scales import fold_scales
+from compiler.constants import fold
+from compiler.constants.fold import fold_constants
+from compiler.constants.forms import lower_scalars, raise_ranks
+from compiler.constants.scales import fold_scales
 
 SHAPE = (1, 4, 6, 6)
 

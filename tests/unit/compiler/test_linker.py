@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler import linker as linking
-from compiler.linker import LinkerError, linker, machine_of
+from compiler.packaging import linker as linking
+from compiler.packaging.linker import LinkerError, linker, machine_of
 
 THIS = platform.machine()
 OTHER = "aarch64" if THIS == "x86_64" else "x86_64"

@@ -13,7 +13,12 @@ from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.database import JSONDatabase, TuningRecord
 from tvm.s_tir.schedule import Trace
 
-from compiler.metaschedule import DatabaseFormatError, ImportedRecord, export_database, import_database
+from compiler.packaging.metaschedule import (
+    DatabaseFormatError,
+    ImportedRecord,
+    export_database,
+    import_database,
+)
 from compiler.workload import normalise, to_json, workload_hash
 from tests import workloads
 
@@ -191,6 +196,6 @@ def test_a_bad_record_names_its_file_and_line(tmp_path: Path, line: str) -> None
 
 
 def test_a_huge_file_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compiler.metaschedule.MAX_FILE_CHARS", 10)
+    monkeypatch.setattr("compiler.packaging.metaschedule.MAX_FILE_CHARS", 10)
     with pytest.raises(DatabaseFormatError, match="more than 10 characters"):
         _import("[" * 11, "")

@@ -9,7 +9,7 @@ import tvm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compiler.model import ExtractedTask, ModelError, extract_tasks, fuse, read_onnx, untuned
+from compiler.importing.model import ExtractedTask, ModelError, extract_tasks, fuse, read_onnx, untuned
 from compiler.workload import from_json, workload_hash
 from tests.onnx_models import Builder, attention, depthwise, residual, shared_convolution, two_outputs
 

@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.onnx_file import read_file
-from compiler.spec import ModelError
+from compiler.importing.onnx_file import read_file
+from compiler.importing.spec import ModelError
 from tests.onnx_models import Builder, residual
 
 
@@ -174,13 +174,13 @@ def test_bad_files_are_refused_in_one_sentence(data: bytes, message: str) -> Non
 
 
 def test_a_huge_file_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compiler.onnx_file.MAX_FILE_BYTES", 100)
+    monkeypatch.setattr("compiler.importing.onnx_file.MAX_FILE_BYTES", 100)
     with pytest.raises(ModelError, match="the limit is 100"):
         read_file(residual(), {})
 
 
 def test_too_many_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compiler.onnx_file.MAX_NODES", 3)
+    monkeypatch.setattr("compiler.importing.onnx_file.MAX_NODES", 3)
     with pytest.raises(ModelError, match="more than 3 nodes"):
         read_file(residual(), {})
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tvm import te
 
-from compiler.operands import GARBAGE, Operands
+from compiler.measuring.operands import GARBAGE, Operands
 
 SIZE = 6
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler.outputs import difference
+from compiler.measuring.outputs import difference
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.standard_normal((1, 1000), dtype=np.float32)

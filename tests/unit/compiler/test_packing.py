@@ -12,8 +12,8 @@ import tvm_ffi
 from numpy.typing import NDArray
 from tvm.s_tir import Schedule
 
-from compiler.lower import apply_trace
-from compiler.packing import Split, prepack, split
+from compiler.constants.packing import Split, prepack, split
+from compiler.lowering.trace import apply_trace
 from tests.packing import pack, packed_everywhere, packed_twice, text, tile, with_constants
 from tests.workloads import conv2d, matmul, residual
 

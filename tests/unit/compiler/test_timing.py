@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from compiler import timing
-from compiler.timing import MAX_CLOSE_REPEATS, MAX_REPEATS, MIN_REPEATS, Kernel
+from compiler.measuring import timing
+from compiler.measuring.timing import MAX_CLOSE_REPEATS, MAX_REPEATS, MIN_REPEATS, Kernel
 
 BEST_S = 2e-3
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tvm import te, tirx
 
-from compiler import vector_math
+from compiler.codegen import vector_math
+from compiler.codegen.vector_math import SMALLEST_NORMAL, expand_math
 from compiler.target import probe
-from compiler.vector_math import SMALLEST_NORMAL, expand_math
 from tests.unit.compiler.odd_rationals import fit
 from tests.workloads import module
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from tvm import te, topi
 
-from compiler.artifact import Manifest, unpack
-from compiler.contained_models import Imported
-from compiler.model import ExtractedTask, TensorSpec
+from compiler.contained.models import Imported
+from compiler.importing.model import ExtractedTask, TensorSpec
+from compiler.packaging.artifact import Manifest, unpack
 from compiler.workload import to_json, workload_hash
 from records import blobs, devices, jobs, leases, models, schedules, tasks, trials
 from records.database import Database

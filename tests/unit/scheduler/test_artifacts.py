@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from compiler.model import ExtractedTask
+from compiler.importing.model import ExtractedTask
 from records.schedules import Record
 from scheduler import artifacts
 from scheduler.artifacts import MAX_IMPORTED, choose

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.artifact import ArtifactError, reference_of
-from compiler.model import ModelError
+from compiler.importing.model import ModelError
+from compiler.packaging.artifact import ArtifactError, reference_of
 from records import devices, events, jobs, leases, schedules, tasks, trials
 from records.devices import WorkerState
 from records.jobs import JobState

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import xgboost
 
-from compiler.lower import LoweringError, lower
+from compiler.lowering.trace import LoweringError, lower
 from records import trials
 from records.jobs import JobState
 from records.schedules import Record

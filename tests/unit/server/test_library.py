@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from compiler.archive import pack
+from compiler.packaging.archive import pack
 from server.library import problem
 
 

@@ -1,0 +1,1 @@
+"""What scheduled modules go through before TVM generates code, which no trace records."""

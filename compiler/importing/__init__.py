@@ -1,0 +1,1 @@
+"""ONNX models become fused subgraphs and tuning tasks."""

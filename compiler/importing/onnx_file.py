@@ -1,0 +1,277 @@
+"""An ONNX file, checked: what a stranger uploads is a valid model with static inputs, or one sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
+
+import onnx
+import onnx.inliner
+from google.protobuf.message import DecodeError
+
+from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
+
+MAX_FILE_BYTES = 1 << 30
+MAX_NODES = 50_000
+MAX_INPUT_ELEMENTS = 1 << 28
+MAX_RANK = 64
+_MOST = (1 << 31) - 1
+# What TVM divides by, and counts with, in whichever operator.
+_BOUNDS = {
+    **dict.fromkeys(("group", "strides", "dilations", "kernel_shape", "blocksize"), (1, _MOST)),
+    **dict.fromkeys(("output_shape", "output_padding"), (0, _MOST)),
+    **dict.fromkeys(("axis", "axes", "perm", "batch_dims"), (-MAX_RANK, MAX_RANK)),
+    "pads": (-_MOST, _MOST),
+}
+# Domain, name and overload: what a node calls a function of the model's own by.
+FunctionKey = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class OnnxFile:
+    """A checked model whose inputs have static shapes, written into `proto` as well."""
+
+    proto: onnx.ModelProto
+    inputs: tuple[TensorSpec, ...]
+    output_names: tuple[str, ...]
+    opset: int
+
+
+def read_file(data: bytes, shapes: Mapping[str, Shape]) -> OnnxFile:
+    """Parse and check the bytes of a .onnx file. `shapes` gives dynamic inputs their shape, by input name.
+
+    Raises ModelError.
+    """
+    proto = _parse(data)
+    _check_self_contained(proto)
+    _check_functions(proto)
+    inputs = _fix_inputs(proto.graph, shapes)
+    _fix_outputs(proto.graph)
+    proto = _check_onnx(proto)
+    _check_numbers(proto)
+    output_names = tuple(output.name for output in proto.graph.output)
+    return OnnxFile(proto, inputs, output_names, _opset(proto))
+
+
+def _parse(data: bytes) -> onnx.ModelProto:
+    if not data:
+        raise ModelError("the model file is empty")
+    if len(data) > MAX_FILE_BYTES:
+        raise ModelError(f"the model file has {len(data)} bytes; the limit is {MAX_FILE_BYTES}")
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(data)
+    except DecodeError as error:
+        raise ModelError("the file is truncated or not an ONNX model: it is no ONNX protobuf") from error
+    if not proto.graph.node or not proto.graph.output:
+        raise ModelError("the file holds no ONNX graph: it has no nodes or no outputs")
+    return proto
+
+
+def _check_self_contained(proto: onnx.ModelProto) -> None:
+    graphs = list(walk(proto))
+    bodies = [*(graph.node for graph in graphs), *(function.node for function in proto.functions)]
+    if sum(map(len, bodies)) > MAX_NODES:
+        raise ModelError(f"the model has more than {MAX_NODES} nodes")
+    attributes = [attribute for body in bodies for node in body for attribute in node.attribute]
+    attributes += [default for function in proto.functions for default in function.attribute_proto]
+    if any(graph.sparse_initializer for graph in graphs) or any(map(_is_sparse, attributes)):
+        raise ModelError("the model has sparse weights, which aren't supported: store them dense")
+    for tensor in _tensors(graphs, attributes):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+            raise ModelError(
+                f"weight '{tensor.name}' is stored outside the file: save the model as a single file "
+                "(onnx.save with save_as_external_data=False)"
+            )
+
+
+def _check_functions(proto: onnx.ModelProto) -> None:
+    """Functions that call each other twice double with every one: a page of them fills any memory."""
+    bodies = {
+        (_domain(function.domain), function.name, function.overload): list(_nodes(function.node))
+        for function in proto.functions
+    }
+    if len(bodies) < len(proto.functions):
+        raise ModelError("the model isn't valid ONNX: two of its functions have the same name")
+    called = {key: [_key(node) for node in nodes if _key(node) in bodies] for key, nodes in bodies.items()}
+    sizes: dict[FunctionKey, int] = {}
+    try:
+        for key in TopologicalSorter(called).static_order():
+            within = len(bodies[key]) + sum(sizes[one] for one in called[key])
+            sizes[key] = min(within, MAX_NODES + 1)
+    except CycleError as error:
+        raise ModelError("the model isn't valid ONNX: one of its functions calls itself") from error
+    if sum(sizes.get(_key(node), 1) for node in _nodes(proto.graph.node)) > MAX_NODES:
+        raise ModelError(f"the model's functions stand for more than {MAX_NODES} nodes")
+
+
+def _key(node: onnx.NodeProto) -> FunctionKey:
+    return _domain(node.domain), node.op_type, node.overload
+
+
+def _domain(name: str) -> str:
+    return "" if name == "ai.onnx" else name
+
+
+def walk(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The main graph, the graphs within its nodes, and those within the model's own functions."""
+    waiting = [proto.graph]
+    for function in proto.functions:
+        waiting += [*_subgraphs(function.node), *_graphs(function.attribute_proto)]
+    while waiting:
+        graph = waiting.pop()
+        yield graph
+        waiting.extend(_subgraphs(graph.node))
+
+
+def _subgraphs(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.GraphProto]:
+    for node in nodes:
+        yield from _graphs(node.attribute)
+
+
+def _graphs(attributes: Iterable[onnx.AttributeProto]) -> Iterator[onnx.GraphProto]:
+    for attribute in attributes:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def _nodes(body: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """The nodes of a graph or a function, and of the graphs within them."""
+    waiting = list(body)
+    while waiting:
+        node = waiting.pop()
+        yield node
+        for graph in _subgraphs([node]):
+            waiting.extend(graph.node)
+
+
+def _tensors(
+    graphs: Iterable[onnx.GraphProto], attributes: Iterable[onnx.AttributeProto]
+) -> Iterator[onnx.TensorProto]:
+    for graph in graphs:
+        yield from graph.initializer
+    for attribute in attributes:
+        if attribute.HasField("t"):
+            yield attribute.t
+        yield from attribute.tensors
+
+
+def _is_sparse(attribute: onnx.AttributeProto) -> bool:
+    return attribute.HasField("sparse_tensor") or bool(attribute.sparse_tensors)
+
+
+def _check_onnx(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """ONNX's own checker, then the model's own functions put in place of their calls."""
+    try:
+        onnx.checker.check_model(proto)
+        return onnx.inliner.inline_local_functions(proto) if proto.functions else proto
+    except Exception as error:
+        raise ModelError(f"the model isn't valid ONNX: {first_line(error)}") from error
+
+
+def _check_numbers(proto: onnx.ModelProto) -> None:
+    """ONNX's checker takes strides of nought, by which TVM's native code divides."""
+    for node in _nodes(proto.graph.node):
+        for attribute in node.attribute:
+            least, most = _BOUNDS.get(attribute.name, (None, None))
+            numbers = [*attribute.ints, *([attribute.i] if attribute.HasField("i") else [])]
+            if least is not None and most is not None and not all(least <= n <= most for n in numbers):
+                raise ModelError(
+                    f"{node_name(node)} has {attribute.name} {numbers}: each must be from {least} to {most}"
+                )
+
+
+def node_name(node: onnx.NodeProto) -> str:
+    """How to point at a node, named or not."""
+    return f"node '{node.name}'" if node.name else f"the unnamed node that computes {list(node.output)}"
+
+
+def _opset(proto: onnx.ModelProto) -> int:
+    versions = [entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")]
+    if not versions:
+        raise ModelError("the model names no version of the ONNX operators (opset_import): export it again")
+    return int(versions[0])
+
+
+def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> tuple[TensorSpec, ...]:
+    """Write every input's static shape into the graph."""
+    weights = {tensor.name for tensor in graph.initializer}
+    inputs = [value for value in graph.input if value.name not in weights]
+    names = [value.name for value in inputs]
+    unknown = sorted(set(shapes) - set(names))
+    if unknown:
+        raise ModelError(
+            f"the model has no input '{unknown[0]}'; its inputs are: {', '.join(names) or 'none'}"
+        )
+    return tuple(_fix_input(value, shapes.get(value.name)) for value in inputs)
+
+
+def _fix_outputs(graph: onnx.GraphProto) -> None:
+    """ONNX's checker wants a shape of every output, even one that nobody looks at; exporters leave it out."""
+    for value in graph.output:
+        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
+            value.type.tensor_type.shape.SetInParent()
+
+
+def _fix_input(value: onnx.ValueInfoProto, given: Shape | None) -> TensorSpec:
+    name, tensor = value.name, value.type.tensor_type
+    if not value.type.HasField("tensor_type"):
+        raise ModelError(f"input '{name}' is not a tensor; only tensors are supported")
+    dtype = _dtype(name, tensor.elem_type)
+    declared = [dim.dim_value or None for dim in tensor.shape.dim] if tensor.HasField("shape") else None
+    shape = _shape(name, declared, given)
+    tensor.shape.Clear()
+    tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=extent) for extent in shape)
+    return TensorSpec(name, shape, dtype)
+
+
+def _dtype(name: str, element: int) -> str:
+    try:
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(element))
+    except KeyError as error:
+        raise ModelError(f"input '{name}' has no element type that ONNX knows: {element}") from error
+    if dtype == "object":
+        raise ModelError(f"input '{name}' holds text; only tensors of numbers are supported")
+    return dtype
+
+
+def _shape(name: str, declared: Sequence[int | None] | None, given: Shape | None) -> Shape:
+    """The shape the user gave, or else the one the file declares, when that is static."""
+    shape = declared if given is None else given
+    if shape is None or any(extent is None for extent in shape):
+        raise ModelError(
+            f"input '{name}' has dynamic dimensions {_declared_text(declared)}: give its shape with "
+            f"--shape {name}=1,3,224,224 (one number per dimension)"
+        )
+    static = tuple(int(extent) for extent in shape if extent is not None)
+    if any(extent <= 0 for extent in static):
+        raise ModelError(f"input '{name}' has shape {_text(static)}: every dimension must be positive")
+    if math.prod(static) > MAX_INPUT_ELEMENTS:
+        raise ModelError(
+            f"input '{name}' has {math.prod(static)} elements; the limit is {MAX_INPUT_ELEMENTS}"
+        )
+    if declared is not None and not _fits(static, declared):
+        raise ModelError(
+            f"shape {_text(static)} doesn't fit input '{name}', which the model declares as "
+            f"{_declared_text(declared)}"
+        )
+    return static
+
+
+def _fits(shape: Shape, declared: Sequence[int | None]) -> bool:
+    return len(shape) == len(declared) and all(
+        fixed is None or fixed == extent for extent, fixed in zip(shape, declared, strict=True)
+    )
+
+
+def _declared_text(declared: Sequence[int | None] | None) -> str:
+    return (
+        "(unknown)" if declared is None else _text(["?" if extent is None else extent for extent in declared])
+    )
+
+
+def _text(shape: Iterable[object]) -> str:
+    return "(" + ",".join(str(extent) for extent in shape) + ")"

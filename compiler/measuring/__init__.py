@@ -1,0 +1,1 @@
+"""Candidates and whole models are built, verified and timed."""

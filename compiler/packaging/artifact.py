@@ -1,0 +1,172 @@
+"""Compiled models: one shared library with the weights inside, and a manifest that says what it is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tvm
+from tvm import relax, tirx
+
+from compiler import fallback
+from compiler.codegen.steps import prepared
+from compiler.constants.packing import prepack
+from compiler.importing.spec import TensorSpec, first_line
+from compiler.lowering.trace import LoweringError, apply_trace
+from compiler.packaging import archive
+from compiler.packaging.archive import ArchiveError
+from compiler.packaging.linker import LinkerError, linked, linker
+from compiler.target import parse_target, triple_of
+from compiler.workload import normalise, workload_hash
+
+LIBRARY = "model.so"
+MANIFEST = "manifest.json"
+REFERENCE = "reference.so"
+MAX_LIBRARY_BYTES = 4 << 30
+MAX_MANIFEST_BYTES = 16 << 20
+
+
+class ArtifactError(ValueError):
+    """A library can't be built, or an artifact isn't one; one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    """One workload in an artifact. `trace` and `latency_s` are None where it runs the fallback schedule."""
+
+    workload: str
+    name: str
+    weight: int
+    trace: str | None = None
+    latency_s: float | None = None
+    source: str = "fallback"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a compiled model is: enough to run it, to compare it and to make it again. Times are seconds."""
+
+    model_name: str
+    model_sha: str
+    target: str
+    device_class: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    threads: int
+    versions: Mapping[str, str]
+    created_at: float
+    tasks: tuple[TaskEntry, ...] = ()
+    untuned_secs: tuple[float, ...] = ()
+    tuned_secs: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"an artifact runs on at least one thread, not {self.threads}")
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """Raises ArtifactError when the text is no manifest."""
+        try:
+            data = json.loads(text)
+            for key, make in _NESTED.items():
+                data[key] = tuple(make(item) for item in data[key])
+            return cls(**data)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ArtifactError(
+                f"{MANIFEST} is damaged or of another version: {first_line(error)}"
+            ) from error
+
+
+_NESTED: Mapping[str, Callable[[Any], object]] = {
+    "inputs": lambda spec: TensorSpec(**spec),
+    "outputs": lambda spec: TensorSpec(**spec),
+    "tasks": lambda entry: TaskEntry(**entry),
+    "untuned_secs": float,
+    "tuned_secs": float,
+}
+
+
+def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str) -> bytes:
+    """Compile a fused module into a shared library that TVM's runtime alone can load.
+
+    `schedules` maps workload hashes to traces; functions without one get the fallback schedule. Raises
+    ArtifactError when a trace doesn't apply, the code can't be generated or nothing is there to link it with.
+    """
+    scheduled = _scheduled(fused, schedules)
+    try:
+        prepacked = prepack(scheduled)
+    except Exception as error:  # TVM raises whatever class its C++ side names
+        raise ArtifactError(f"the model's constants can't be packed: {first_line(error)}") from error
+    return build_library(prepared(prepacked, parse_target(target)), target)
+
+
+def build_library(module: tvm.IRModule, target: str) -> bytes:
+    """Compile a module as it is, schedules included; see `build_module`."""
+    parsed = parse_target(target)
+    triple = triple_of(parsed)
+    try:
+        link = linker(triple)
+        return linked(relax.build(module, parsed), triple, link)
+    except LinkerError as error:
+        raise ArtifactError(str(error)) from error
+    except Exception as error:  # TVM raises whatever class its C++ side names
+        raise ArtifactError(f"the model can't be compiled: {first_line(error)}") from error
+
+
+def _scheduled(fused: tvm.IRModule, schedules: Mapping[str, str]) -> tvm.IRModule:
+    functions = {
+        name: _schedule(name.name_hint, func, schedules) if isinstance(func, tirx.PrimFunc) else func
+        for name, func in fused.functions_items()
+    }
+    return tvm.IRModule(functions, attrs=fused.attrs, global_infos=fused.global_infos)
+
+
+def _schedule(name: str, func: tirx.PrimFunc, schedules: Mapping[str, str]) -> tirx.PrimFunc:
+    """A private function stays private: its name is then free for the linker to choose."""
+    if func.attrs.get("tirx.is_scheduled", False):
+        return func
+    workload = normalise(func)
+    trace = schedules.get(workload_hash(workload))
+    try:
+        module = fallback.schedule(workload) if trace is None else apply_trace(workload, trace)
+    except LoweringError as error:
+        raise ArtifactError(f"the schedule of {name} doesn't apply: {error}") from error
+    scheduled = module["main"].with_attr("tirx.is_scheduled", True)
+    return scheduled if "global_symbol" in func.attrs else scheduled.without_attr("global_symbol")
+
+
+def pack(library: bytes, manifest: Manifest, reference: bytes | None = None) -> bytes:
+    """An uncompressed .tar of the library and its manifest; equal contents give equal bytes.
+
+    With a `reference`, a library of the same model, it is timed only if both compute the same.
+    """
+    entries = [(MANIFEST, manifest.to_json().encode()), (LIBRARY, library)]
+    return archive.pack(entries if reference is None else [*entries, (REFERENCE, reference)])
+
+
+def unpack(data: bytes) -> tuple[bytes, Manifest]:
+    """The library and the manifest of a packed artifact. Raises ArtifactError for anything else."""
+    limits = {MANIFEST: MAX_MANIFEST_BYTES, LIBRARY: MAX_LIBRARY_BYTES}
+    try:
+        entries = archive.unpack(data, limits, "artifact")
+        return entries[LIBRARY], Manifest.from_json(entries[MANIFEST].decode())
+    except ArchiveError as error:
+        raise ArtifactError(str(error)) from error
+    except UnicodeDecodeError as error:
+        raise ArtifactError(f"the artifact is damaged: {first_line(error)}") from error
+
+
+def reference_of(data: bytes) -> bytes | None:
+    """The library that an artifact is to be compared with, if it came with one. Raises ArtifactError."""
+    try:
+        if REFERENCE not in archive.names(data, "artifact"):
+            return None
+        return archive.unpack(data, {REFERENCE: MAX_LIBRARY_BYTES}, "artifact")[REFERENCE]
+    except ArchiveError as error:
+        raise ArtifactError(str(error)) from error

@@ -1,0 +1,1 @@
+"""Workloads of TVM read into the search's own form."""
