@@ -7,9 +7,10 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from server import access_routes, cost_models, events, health, jobs, models, schedules, workers
+from server import cost_models, events, health, jobs, models, schedules, workers
+from server.access import routes as access_routes
+from server.access.guard_http import Guard, LimitBody
 from server.context import Context
-from server.guards import Guard, LimitBody
 from server.metrics import CountRequests
 from server.problems import EVERYWHERE, GUARDED, ProblemBody, install
 

@@ -12,8 +12,8 @@ from typing import Annotated, cast
 from fastapi import Depends, Request
 
 from records.database import Database
-from server.access import Access
-from server.access_audit import AuditLog
+from server.access.audit import AuditLog
+from server.access.callers import Access
 from server.metrics import Metrics
 from server.settings import Settings
 

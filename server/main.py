@@ -28,10 +28,10 @@ from proto.tls import TlsError, TlsFiles
 from proto.values import MAX_MESSAGE_BYTES
 from records.database import Database, StorageError
 from scheduler.app import Waker, make_app
+from server.access.guard_fleet import GuardOfWorkers
 from server.app import create_app
 from server.context import Context
-from server.fleet import Fleet
-from server.guards_fleet import GuardOfWorkers
+from server.fleet.service import Fleet
 from server.settings import Settings
 
 _log = logging.getLogger("server")

@@ -15,7 +15,7 @@ from records.jobs import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT, Job
 from records.models import ModelInfo
 from records.schedules import Record
 from records.tasks import Task
-from server.plausible import LONGEST_S
+from server.fleet.plausible import LONGEST_S
 
 MAX_TRIALS = 10_000_000
 MAX_MINUTES = 60 * 24 * 366

@@ -23,7 +23,7 @@ from records.access import Scope, Token
 from records.database import Database
 from records.jobs import Build, JobRequest, JobState
 from records.trials import NewTrial
-from server.access import PREFIX, digest
+from server.access.callers import PREFIX, digest
 
 HOST = "127.0.0.1"
 CLASSES = 4

@@ -23,7 +23,7 @@ from records.jobs import JobRequest, JobState
 from records.tasks import TaskSpec
 from records.trials import NewTrial
 from search.measurement import Measurement, Outcome
-from server.access_scopes import OPEN_PATHS
+from server.access.scopes import OPEN_PATHS
 from server.app import create_app
 from server.context import Context
 from server.problems import MEDIA_TYPE

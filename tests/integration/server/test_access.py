@@ -15,8 +15,8 @@ from proto import fleet_pb2 as pb
 from records import access
 from records.access import Scope, Token
 from records.database import Database
-from server.access import PREFIX, digest
-from server.access_scopes import OPEN_PATHS, ROUTES, of_route
+from server.access.callers import PREFIX, digest
+from server.access.scopes import OPEN_PATHS, ROUTES, of_route
 from server.app import create_app
 from server.context import Context
 from server.settings import Settings
@@ -180,7 +180,7 @@ def test_a_revoked_token_is_refused_at_once(guarded: Service) -> None:
 def test_a_token_that_another_process_revoked_is_refused_soon(
     guarded: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.access.CACHE_S", 0.2)
+    monkeypatch.setattr("server.access.callers.CACHE_S", 0.2)
     token = made(guarded, Scope.READ)
     assert guarded.http.get("/v1/jobs", headers=bearer(token["token"])).is_success
     with guarded.database.begin() as session:

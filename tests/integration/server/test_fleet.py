@@ -20,7 +20,7 @@ from records.jobs import JobState
 from records.tasks import TaskSpec
 from records.trials import NewTrial
 from search.measurement import Measurement, Outcome
-from server.sessions import LEAST_S
+from server.fleet.sessions import LEAST_S
 
 from .conftest import DEVICE, Service, Worker, on_both_databases, wait_until
 
@@ -168,7 +168,7 @@ def test_a_new_session_fences_the_old_one_off(service: Service, worker: Worker) 
 def test_a_worker_of_many_calls_seldom_and_keeps_its_lease_for_longer(
     service: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.sessions.CALLS_A_SECOND", 0.05)
+    monkeypatch.setattr("server.fleet.sessions.CALLS_A_SECOND", 0.05)
     tuning_job(service, worker)
     lease = leased(worker)
     kept = worker.call(WorkerState.BUSY, held=lease.id)
@@ -181,7 +181,7 @@ def test_a_worker_of_many_calls_seldom_and_keeps_its_lease_for_longer(
 def test_a_worker_that_the_server_has_forgotten_works_on(
     service: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.sessions.FORGET_S", 0.0)
+    monkeypatch.setattr("server.fleet.sessions.FORGET_S", 0.0)
     job_id = tuning_job(service, worker)
     lease = leased(worker)
     Worker(service.fleet, id="other").call(WorkerState.PROBING)

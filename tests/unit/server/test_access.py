@@ -11,11 +11,11 @@ import pytest
 from records import access
 from records.access import Act, AuditLine, Scope
 from records.database import Database
-from server import access_audit
-from server.access_audit import MAX_REFUSED, ROUTINE_S, AuditLog
-from server.access_limits import Limit, neighbourhood, parsed
-from server.access_scopes import UNKNOWN, of_procedure, of_route
-from server.guards_fleet import address_of
+from server.access import audit as access_audit
+from server.access.audit import MAX_REFUSED, ROUTINE_S, AuditLog
+from server.access.guard_fleet import address_of
+from server.access.limits import Limit, neighbourhood, parsed
+from server.access.scopes import UNKNOWN, of_procedure, of_route
 
 
 @pytest.mark.parametrize("text", ["many", "600/fortnight", "-1/minute", "/minute", "on"])

@@ -6,7 +6,7 @@ import pytest
 
 from proto.values import LeaseId, Outcome, Result
 from search.measurement import Measurement
-from server.plausible import LONGEST_S, SHORTEST_S, believed
+from server.fleet.plausible import LONGEST_S, SHORTEST_S, believed
 
 
 def result(*run_secs: float) -> Result:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from server.sessions import FORGET_S, LEAST_S, MOST_S, Known, Sessions
+from server.fleet.sessions import FORGET_S, LEAST_S, MOST_S, Known, Sessions
 
 
 def known(name: str) -> Known:

@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from proto.values import Lease, Result, WorkerReport, WorkerState
 from records.database import Database
-from server.reconcile import reconcile
+from server.fleet.reconcile import reconcile
 from tests.unit.records.farm import DEVICE, make_job, measured
 
 READY = WorkerReport("worker", "session", False, WorkerState.READY, DEVICE, slots=16)

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from proto.values import Candidate, Lease, LeaseId, Limits
 from records.database import Database, StorageError
-from server.watch import Look, Watch
+from server.fleet.watch import Look, Watch
 
 LEASE = Lease(LeaseId("lease", 1), "{}", Limits(), 30.0, (Candidate(1, "w", "[]"),))
 

@@ -27,7 +27,7 @@ from records.builders import Builder
 from records.devices import SessionFenced
 from records.jobs import JobState
 from records.results import TrialResult
-from server.plausible import believed
+from server.fleet.plausible import believed
 
 IDLE_S = 1.0
 EVICTED_S = 5.0

@@ -24,12 +24,12 @@ from records import building, devices, tasks
 from records.blobs import BlobNotFound
 from records.database import StorageError
 from records.tasks import WorkloadNotFound
-from server import reconcile
 from server.context import Context
+from server.fleet import reconcile
+from server.fleet.sessions import Known, Sessions
+from server.fleet.watch import Look, Watch
 from server.jobs import pieces, spool
 from server.library import problem
-from server.sessions import Known, Sessions
-from server.watch import Look, Watch
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from hashlib import sha256
 from records import access
 from records.access import Scope, Token
 from records.database import Database
-from server.access_limits import Limit, neighbourhood
+from server.access.limits import Limit, neighbourhood
 from server.settings import Settings
 
 # So long a token that was revoked by another server process may still work here.

@@ -10,9 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from records.access import Act
 from records.database import StorageError
-from server.access import LOOPBACK, Access, Caller, Refused, require
-from server.access_audit import AuditLog
-from server.access_scopes import OPEN_PATHS, Need, of_route
+from server.access.audit import AuditLog
+from server.access.callers import LOOPBACK, Access, Caller, Refused, require
+from server.access.scopes import OPEN_PATHS, Need, of_route
 from server.problems import Problem, storage_problem
 from server.settings import is_loopback
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from records import access
 from records.access import AuditLine, Scope, Token
-from server.access import PREFIX, digest
+from server.access.callers import PREFIX, digest
 from server.context import ContextDep
 from server.problems import problems
 from server.schemas import Name

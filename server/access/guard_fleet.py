@@ -12,9 +12,9 @@ from google.protobuf.message import DecodeError
 
 from records.access import Act
 from records.database import StorageError
-from server.access import Access, Refused, require
-from server.access_audit import AuditLog
-from server.access_scopes import of_procedure
+from server.access.audit import AuditLog
+from server.access.callers import Access, Refused, require
+from server.access.scopes import of_procedure
 
 # grpc's own types for these differ between its releases.
 _Continuation = Callable[[Any], Awaitable[Any]]

@@ -1,0 +1,1 @@
+"""Who calls, whether they may, how often, and what is written down of it."""
