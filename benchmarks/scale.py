@@ -28,7 +28,7 @@ from benchmarks.arguments import command_parser, positive
 from benchmarks.results import figures
 from benchmarks.results.figures import Figure, at_least, at_most, figure
 from benchmarks.results.output import Output
-from benchmarks.scale_workers import OURS, SPREAD, WARM_UP_S, Seen, device_of, lease_s
+from benchmarks.scale_workers import OURS, SPREAD, Seen, device_of, lease_s
 from records import blobs, devices, jobs, models, tasks, trials
 from records.database import Database
 from records.jobs import JobRequest, JobState
@@ -48,6 +48,9 @@ CORES = 2
 SLOWEST_CALLS = 40.0
 # Trials a second, more than a worker that waits for nothing has ever stored.
 FASTEST = 4000.0
+# How long all workers work before anything counts: what waits because a fleet's first leases are small is
+# worked off by then. One worker alone has nothing to work off.
+WARM_UP_S, WARM_UP_ALONE_S = 30.0, 5.0
 # Fewer leases have no 99th percentile.
 MIN_LEASES = 100
 
@@ -58,10 +61,12 @@ class ScaleError(Exception):
 
 @dataclass(frozen=True)
 class Load:
-    """So many workers for so many seconds, a trial of theirs taking `trial_s`, on so many servers."""
+    """So many workers for so many seconds, after `warm_up_s` others, a trial of theirs taking `trial_s`, on
+    so many servers."""
 
     workers: int
     seconds: float
+    warm_up_s: float
     trial_s: float
     servers: int = 1
 
@@ -118,13 +123,13 @@ def measure(workers: int, seconds: float) -> list[Figure]:
             _say(f"{name}: {load.workers} workers, {load.trial_s:.2f} s a trial, servers: {load.servers}")
             return seen_by(backends, load, folder)
 
-        busy = under("busy", Load(workers, seconds, TRIAL_S))
-        alone = under("alone", Load(1, seconds, 0.0))
+        busy = under("busy", Load(workers, seconds, WARM_UP_S, TRIAL_S))
+        alone = under("alone", Load(1, seconds, WARM_UP_ALONE_S, 0.0))
         if busy.stored == 0:
             raise ScaleError("nothing was stored: measure for longer")
         # Leases take long where more is offered than can be stored, so they are timed at half of that, too.
-        half = under("half", Load(workers, seconds, max(2 * workers / busy.a_second, TRIAL_S)))
-        two = under("two", Load(workers, seconds, TRIAL_S, servers=2))
+        half = under("half", Load(workers, seconds, WARM_UP_S, max(2 * workers / busy.a_second, TRIAL_S)))
+        two = under("two", Load(workers, seconds, WARM_UP_S, TRIAL_S, servers=2))
     return figures_of(workers, busy, alone, half, two)
 
 
@@ -219,7 +224,7 @@ def _trials_needed(load: Load) -> int:
     """By class, so that the work is not used up: what the pace allows, or more than one has ever reached."""
     per_second = load.workers * (FASTEST if load.trial_s == 0.0 else 1.0 / load.trial_s)
     one_s = lease_s(load.trial_s)
-    begins_s = max(load.workers / SLOWEST_CALLS, SPREAD * one_s) + WARM_UP_S
+    begins_s = max(load.workers / SLOWEST_CALLS, SPREAD * one_s) + load.warm_up_s
     lasts_s = begins_s + load.seconds + one_s
     return int(per_second * lasts_s / load.classes)
 
@@ -265,6 +270,7 @@ def _simulate(addresses: Sequence[str], load: Load, pids: Mapping[str, int]) -> 
         "--workers": load.workers,
         "--classes": load.classes,
         "--seconds": load.seconds,
+        "--warm-up-s": load.warm_up_s,
         "--trial-s": load.trial_s,
     }
     given = [*options.items(), *(("--server", address) for address in addresses)]

@@ -32,9 +32,6 @@ from search.device import Device
 from worker.settings import SLOTS
 
 WAIT_S = 5.0
-# How long all workers work before anything counts: what waits because their first leases are small is worked
-# off by then.
-WARM_UP_S = 30.0
 # Devices don't begin together but over so many leases. First ones are small: for a while more calls come.
 SPREAD = 2
 # Until every worker has had a lease. A service that takes longer can't be measured so.
@@ -69,24 +66,25 @@ class Seen:
 
 
 class Clock:
-    """Counting begins when every one of the workers has had a lease, and WARM_UP_S later; then it lasts for
+    """Counting begins when every one of the workers has had a lease, and `warm_up_s` later; then it lasts for
     so many seconds."""
 
-    def __init__(self, workers: int, seconds: float) -> None:
+    def __init__(self, workers: int, seconds: float, warm_up_s: float = 0.0) -> None:
         self.missing = workers
-        self._seconds = seconds
+        self.seconds = seconds
+        self._warm_up_s = warm_up_s
         self._begin = math.inf
 
     def first_lease(self, now: float) -> None:
         self.missing -= 1
         if self.missing == 0:
-            self._begin = now + WARM_UP_S
+            self._begin = now + self._warm_up_s
 
     def counts(self, now: float) -> bool:
-        return self._begin <= now < self._begin + self._seconds
+        return self._begin <= now < self._begin + self.seconds
 
     def is_over(self, now: float) -> bool:
-        return now >= self._begin + self._seconds
+        return now >= self._begin + self.seconds
 
 
 class Meter:
@@ -216,10 +214,9 @@ def measured(lease: pb.Lease) -> list[pb.Result]:
 
 
 async def run(
-    addresses: Sequence[str], load: tuple[int, int], seconds: float, trial_s: float, meter: Meter
+    addresses: Sequence[str], workers: int, classes: int, trial_s: float, clock: Clock, meter: Meter
 ) -> Seen:
     """What so many workers saw, evenly spread over so many classes and over the servers. Raises TooSlow."""
-    workers, classes = load
     fleet = [
         # Not by the number itself: each server should have workers of every class.
         Worker(addresses[number // classes % len(addresses)], number, device_of(number % classes), trial_s)
@@ -228,7 +225,7 @@ async def run(
     for first in range(0, workers, 50):
         await asyncio.gather(*(worker.enter() for worker in fleet[first : first + 50]))
     _say(f"{workers} workers are known")
-    clock, seen = Clock(workers, seconds), Seen(seconds)
+    seen = Seen(clock.seconds)
     await asyncio.gather(_watch(clock, seen, meter), *(worker.work(clock, seen) for worker in fleet))
     return seen
 
@@ -258,9 +255,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     random.seed(time.time_ns())
     meter = Meter({name: int(pid) for name, _, pid in (pair.rpartition("=") for pair in args.pids)})
-    load = args.workers, args.classes
+    clock = Clock(args.workers, args.seconds, args.warm_up_s)
     try:
-        seen = asyncio.run(run(args.servers, load, args.seconds, args.trial_s, meter))
+        seen = asyncio.run(run(args.servers, args.workers, args.classes, args.trial_s, clock, meter))
     except TooSlow as error:
         print(f"benchmarks.scale_workers: {error}", file=sys.stderr)
         return 1
@@ -274,6 +271,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=positive, required=True)
     parser.add_argument("--classes", type=positive, required=True)
     parser.add_argument("--seconds", type=float, required=True)
+    parser.add_argument("--warm-up-s", type=float, required=True)
     parser.add_argument("--trial-s", type=float, required=True)
     parser.add_argument(
         "--pid", action="append", dest="pids", default=[], metavar="NAME=PID", help="whose CPU is measured"

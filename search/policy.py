@@ -55,9 +55,11 @@ class Proposal:
 @dataclass(frozen=True)
 class SearchConfig:
     """How a batch is picked: `same_tile` is the largest share of it with one innermost tile. Only the most
-    promising `sketches` evolve, together no more than `populations` times the programs of one. Once so many
-    programs ran (`trusted_after`), those that the learned model predicts to take `hopeless` times as long as
-    the best are left out.
+    promising `sketches` evolve, together no more than `populations` times the programs of one. With a
+    learned model, there are as many fewer where a batch is smaller than `whole_batch`: a job asks for a few
+    programs of a task at a time, and goes on from the best of them the next time. Once so many programs ran
+    (`trusted_after`), those that the learned model predicts to take `hopeless` times as long as the best are
+    left out.
 
     Under the analytic model alone evolution is shorter (`blind`): the longer it runs, the more of what it
     finds are the model's errors (C2D, best of the first 8: 543 us after 4 generations of 512, 2539 us after
@@ -68,13 +70,15 @@ class SearchConfig:
     same_tile: float = 0.25
     populations: int = 4
     sketches: int = 8
+    whole_batch: int = 16
     hopeless: float = 3.0
     trusted_after: int = 64
 
-    def share(self, sketches: int, model: CostModel) -> EvolutionConfig:
-        """The evolution of one sketch among so many."""
+    def share(self, sketches: int, count: int, model: CostModel) -> EvolutionConfig:
+        """The evolution of one sketch among so many, for a batch of so many programs."""
         whole = self.evolution if model.is_learned else self.blind
-        size = whole.population * self.populations // max(sketches, self.populations)
+        part = min(count / self.whole_batch, 1.0) if model.is_learned else 1.0
+        size = int(part * whole.population * self.populations / max(sketches, self.populations))
         return replace(whole, population=max(size, MIN_POPULATION))
 
     def limit_s(self, model: CostModel, measured: Sequence[tuple[Program, float]]) -> float:
@@ -135,7 +139,7 @@ def propose(
     ]
     best_first += seeds
     sketches = _promising(task, model, settings.sketches, rng)
-    share = settings.share(len(sketches), model)
+    share = settings.share(len(sketches), count, model)
     ranked = [evolve(sketch, lambda p: task.predict(p, model), best_first, rng, share) for sketch in sketches]
     num_random = int(rng.binomial(count, RANDOM_SHARE)) if measured else 0
     limit = max(1, round(settings.same_tile * count))

@@ -21,6 +21,8 @@ from tests.services import Postgresql
 @pytest.mark.usefixtures("postgresql", "redis_server")  # skipped where these are not installed
 def test_figures_of_a_small_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scale, "TRIAL_S", 0.02)
+    monkeypatch.setattr(scale, "WARM_UP_S", 1.0)
+    monkeypatch.setattr(scale, "WARM_UP_ALONE_S", 1.0)
     monkeypatch.setattr(scale, "MIN_LEASES", 2)
     file = tmp_path / "scale.json"
     assert scale.main(["--workers", "8", "--seconds", "3", "--json", str(file)]) == 0

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import xgboost
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -134,6 +135,16 @@ def test_the_last_programs_of_a_space_are_a_smaller_batch() -> None:
 
 def test_nothing_is_proposed_when_nothing_is_asked_for() -> None:
     assert _propose(TASKS["matmul"], 0) == []
+
+
+def test_evolution_is_as_large_as_the_batch_that_is_wanted() -> None:
+    config, learned = SearchConfig(), CostModel(xgboost.Booster())  # never asked here
+    sizes = [config.share(1, count, learned).population for count in (1, 4, 16, 64)]
+    assert sizes == [64, 256, 1024, 1024]
+    # All sketches together have no more than a few times the programs of one.
+    assert [config.share(count, 16, learned).population for count in (4, 8)] == [1024, 512]
+    # Before anything is learned evolution is short anyway.
+    assert {config.share(1, count, CostModel()).population for count in (1, 16)} == {512}
 
 
 def test_the_best_predicted_come_first() -> None:
