@@ -174,9 +174,9 @@ def report(
         return Reported(accepted=0, job_id=lease.job_id, closed=False)
     is_all = len(news) == len(held)
     ended, built = results.apart(news)
-    repeats = [trial_id for (trial_id, _), one in held.items() if trial_id is not None and one.repeat]
-    ended = results.with_earlier(session, ended, repeats)
     measured = [one.trial_id for one, _ in ended if one.trial_id is not None]
+    repeats = [trial_id for trial_id in measured if held[trial_id, None].repeat]
+    ended = results.with_earlier(session, ended, repeats)
     # Locks the job: after the worker and the lease and before trials, as everywhere.
     issued, done = jobs.count(session, lease.job_id, done=len(measured))
     results.finish(session, ended, now)

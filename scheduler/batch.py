@@ -117,12 +117,8 @@ def _new_trials(subject: Subject, lesson: Lesson, rng: np.random.Generator, want
         if len(proposals) < missing:
             break
     is_exhausted = len(found) < wanted
-    subject.progress = replace(subject.progress, issued=_issued(subject), exhausted=is_exhausted)
+    subject.progress = replace(subject.progress, issued=subject.known.num_issued, exhausted=is_exhausted)
     return found
-
-
-def _issued(subject: Subject) -> int:
-    return len(subject.known.latencies) + len(subject.known.waiting)
 
 
 def _proposals(subject: Subject, model: CostModel, rng: np.random.Generator, count: int) -> list[Proposal]:

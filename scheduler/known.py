@@ -59,17 +59,21 @@ class Known:
         timed = [Timed(number, one.seconds, one.repeat + 1) for number, one in enumerate(idle)]
         return [idle[number] for number in contenders(timed, count)]
 
+    @property
+    def num_issued(self) -> int:
+        """Measurements, finished or not."""
+        return len(self.latencies) + len(self.waiting)
+
     def progress(self, task: Task, space: Space) -> TaskProgress:
         best = tuple(accumulate(self.latencies, min))
-        issued = len(best) + len(self.waiting)
-        return TaskProgress(task.weight, task.flops, best, issued, exhausted=False, tag=space.tag)
+        return TaskProgress(task.weight, task.flops, best, self.num_issued, exhausted=False, tag=space.tag)
 
 
 def gather(space: Space, records: Sequence[Record], trials: Sequence[Trial]) -> Known:
     """`records` are of the workload on the device class, `trials` this job's own, oldest first."""
-    own = {trial.trace for trial in trials if trial.state == "done"}
-    earlier = sorted((r for r in records if r.trace not in own), key=lambda r: (r.created_at, r.trace))
     done = [trial for trial in trials if trial.state == "done"]
+    own = {trial.trace for trial in done}
+    earlier = sorted((r for r in records if r.trace not in own), key=lambda r: (r.created_at, r.trace))
     waiting = [trial for trial in trials if trial.state != "done"]
     found = {record.trace: _recorded(space, record) for record in earlier}
     for trial in done:

@@ -11,12 +11,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.engines.ours import OurSpace, Variant
+from benchmarks.engines.ours import Variant
+from benchmarks.operators.alone import judge_alone
 from benchmarks.results.figures import Figure, figure, number
-from benchmarks.suite import OPERATORS
-from benchmarks.timing.finals import Side, Trials, judge_all
-from benchmarks.timing.judge import Judge
-from compiler.target import probe
+from benchmarks.timing.finals import Side, up_to
 from search.cost.analytic import Estimate
 from search.dag import Dag
 from search.device import Device
@@ -77,28 +75,12 @@ VARIANTS: Mapping[str, Variant] = {
 
 def milestones(trials: int) -> tuple[int, ...]:
     """After so many of its trials a variant is compared with everything."""
-    return tuple(sorted({count for count in AFTER if count < trials} | {trials}))
+    return up_to(trials, AFTER)
 
 
 def run(operator: str, trials: int, rounds: int, threads: int, seed: int) -> tuple[Side, ...]:
-    """Every variant's search from the same seed, and its best in turns with the others'.
-
-    Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises NotCovered.
-    """
-    device = probe(threads)
-    module = OPERATORS[operator].module(OPERATORS[operator].benchmark)
-    judge = Judge(module, device)
-    tried: dict[str, Trials] = {}
-    for name, variant in VARIANTS.items():
-        space = OurSpace(module, device, variant)
-        searched = space.tune(trials, judge.timed, np.random.default_rng(seed))
-        tried[name] = Trials(searched.trials, milestones(trials))
-        print(f"  {operator}: {name}", flush=True)
-    errors: list[str] = []
-    sides = judge_all(judge, operator, tried, rounds, errors)
-    for error in errors:
-        print(f"  {operator}: {error}", flush=True)
-    return tuple(sides.values())
+    """See `judge_alone`."""
+    return judge_alone(operator, VARIANTS, trials, milestones(trials), rounds, threads, seed)
 
 
 def figures_of(found: Sequence[Side], trials: int) -> list[Figure]:

@@ -16,7 +16,7 @@ from benchmarks.operators import libraries
 from benchmarks.operators.libraries import Compared
 from benchmarks.results.searches import Search
 from benchmarks.suite import OPERATORS, Shape
-from benchmarks.timing.finals import ANY_BLOCK, REST_S, Side, Trials, best, judge_all, verified
+from benchmarks.timing.finals import ANY_BLOCK, REST_S, Side, Trials, best, judge_all, up_to, verified
 from benchmarks.timing.interleaved import Block, Contestant, Counted, Pair, measure
 from benchmarks.timing.judge import Finalist, Judge, Trial
 from compiler.target import probe
@@ -46,7 +46,7 @@ class Plan:
     @property
     def milestones(self) -> tuple[int, ...]:
         """The trials after which the best of a search is timed again."""
-        return tuple(sorted({count for count in AFTER if count < self.trials} | {self.trials}))
+        return up_to(self.trials, AFTER)
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
-from benchmarks.engines.ours import OurSpace
+from benchmarks.engines.ours import Variant
+from benchmarks.operators.alone import judge_alone
 from benchmarks.operators.means import mean
 from benchmarks.operators.run import OURS
 from benchmarks.results.figures import Aim, Figure, at_most, figure
-from benchmarks.suite import OPERATORS
-from benchmarks.timing.finals import Side, Trials, judge_all
-from benchmarks.timing.judge import Judge
-from compiler.target import probe
+from benchmarks.timing.finals import Side, up_to
 
 AFTER = (16, 64, 256)
 # Our search is done after so many trials: going on to so many in all gains little.
@@ -23,24 +19,12 @@ LITTLE = at_most(1.03)
 
 def milestones(trials: int) -> tuple[int, ...]:
     """After so many of the trials the best is timed beside that of all."""
-    return tuple(sorted({count for count in AFTER if count < trials} | {trials}))
+    return up_to(trials, AFTER)
 
 
 def run(operator: str, trials: int, rounds: int, threads: int, seed: int) -> tuple[Side, ...]:
-    """One search, and its best after every milestone in turns.
-
-    Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises NotCovered.
-    """
-    device = probe(threads)
-    module = OPERATORS[operator].module(OPERATORS[operator].benchmark)
-    judge = Judge(module, device)
-    searched = OurSpace(module, device).tune(trials, judge.timed, np.random.default_rng(seed))
-    tried = {OURS: Trials(searched.trials, milestones(trials))}
-    errors: list[str] = []
-    sides = judge_all(judge, operator, tried, rounds, errors)
-    for error in errors:
-        print(f"  {operator}: {error}", flush=True)
-    return tuple(sides.values())
+    """One search; see `judge_alone`."""
+    return judge_alone(operator, {OURS: Variant()}, trials, milestones(trials), rounds, threads, seed)
 
 
 def figures_of(found: Sequence[Side], trials: int) -> list[Figure]:

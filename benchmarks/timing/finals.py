@@ -45,6 +45,11 @@ class Trials:
     milestones: Sequence[int]
 
 
+def up_to(trials: int, counts: Sequence[int]) -> tuple[int, ...]:
+    """The milestones of a search: the counts that come before its end, and its end."""
+    return tuple(sorted({count for count in counts if count < trials} | {trials}))
+
+
 def judge_all(
     judge: Judge, operator: str, searches: Mapping[str, Trials], rounds: int, errors: list[str]
 ) -> dict[str, Side]:

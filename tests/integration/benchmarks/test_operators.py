@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.engines import shipped
 from benchmarks.engines.ours import OurSpace
-from benchmarks.operators import ablation, settled
+from benchmarks.operators import ablation, alone, settled
 from benchmarks.operators import figures as operators_figures
 from benchmarks.operators import run as operators_run
 from benchmarks.operators.ablation import VARIANTS, NoEstimate
@@ -74,7 +74,7 @@ def test_our_programs_can_be_timed_by_metaschedule_too(tmp_path: Path) -> None:
 
 def test_our_search_is_held_against_itself_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(OPERATORS["GMM"], shapes=SMALL, benchmark=SMALL[0])
-    monkeypatch.setattr(settled, "OPERATORS", {"GMM": small})
+    monkeypatch.setattr(alone, "OPERATORS", {"GMM": small})
     (side,) = settled.run("GMM", trials=20, rounds=2, threads=DEVICE.cores, seed=0)
     assert [each.trials for each in side.judged] == [16, 20]
     names = [each.name for each in settled.figures_of([side], 20)]
