@@ -29,13 +29,13 @@ from benchmarks.suite import OPERATORS, Operator
 from compiler.lowering.trace import LoweringError, lower, replay
 from compiler.reading.subgraph import read_dag
 from compiler.target import parse_target, probe
-from search.annotate import sample
 from search.cost.store_features import GROUPS, describe
 from search.cost.stores import stores_of
 from search.device import Device
-from search.nest import Floats
-from search.program import Program, gather
-from search.space import generate
+from search.programs.annotate import sample
+from search.programs.nest import Floats
+from search.programs.program import Program, gather
+from search.sketches.space import generate
 from worker.settings import usable_cores
 
 # Differences of the logarithms that rounding explains: seven per cent of the quantity.

@@ -34,10 +34,10 @@ from search.cost import metrics
 from search.cost.metrics import Metrics, Predictions
 from search.cost.model import CostModel
 from search.device import Device
-from search.nest import Floats
 from search.policy import SearchTask, draw, train
-from search.program import Program, gather
-from search.space import generate
+from search.programs.nest import Floats
+from search.programs.program import Program, gather
+from search.sketches.space import generate
 
 QUICK = ("GMM", "C2D", "DEP")
 QUICK_PROGRAMS, PROGRAMS = 128, 256

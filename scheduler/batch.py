@@ -20,7 +20,7 @@ from search.allocate import TaskProgress, next_tasks
 from search.contenders import how_many
 from search.cost.model import CostModel
 from search.policy import Proposal, propose
-from search.program import Program
+from search.programs.program import Program
 
 ASKS_PER_TASK = 3
 

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from search.cost import metrics
 from search.cost.metrics import Predictions, by_task
 from search.cost.model import CostModel
-from search.nest import Floats
 from search.policy import Sample, train
-from search.program import gather
+from search.programs.nest import Floats
+from search.programs.program import gather
 
 HELD_OUT = 0.2
 

@@ -15,7 +15,7 @@ from scheduler.spaces import Space
 from search.allocate import TaskProgress
 from search.contenders import Timed, contenders
 from search.measurement import Outcome
-from search.program import Program
+from search.programs.program import Program
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from records.schedules import Record
 from scheduler.context import Context
 from scheduler.situation import Situation
 from scheduler.spaces import Space
-from search.program import Program
-from search.transfer import transferred
+from search.evolution.transfer import transferred
+from search.programs.program import Program
 
 WORKLOADS = 4
 PROGRAMS = 4

@@ -16,8 +16,8 @@ from records.database import Database
 from search.dag import Dag
 from search.device import Device
 from search.policy import SearchTask
-from search.program import Program, from_json
-from search.space import generate
+from search.programs.program import Program, from_json
+from search.sketches.space import generate
 
 LIMIT = 512
 SIMILAR = 1.618

@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from search.annotate import sample
 from search.cost.analytic import Estimate, estimate
 from search.cost.features import extract
 from search.cost.model import CostModel, Examples
 from search.dag import Dag
 from search.device import Device
-from search.evolve import EvolutionConfig, evolve
-from search.nest import Floats, Nest
-from search.program import Population, Program, gather
-from search.sketch import Sketch
+from search.evolution.evolve import EvolutionConfig, evolve
+from search.programs.annotate import sample
+from search.programs.nest import Floats, Nest
+from search.programs.program import Population, Program, gather
+from search.sketches.sketch import Sketch
 
 RANDOM_SHARE = 0.05
 RANDOM_DRAWS = 64

@@ -15,16 +15,16 @@ from benchmarks.timing.judge import Candidate, Trial
 from compiler.lowering.trace import LoweringError, lower
 from compiler.reading.subgraph import read_dag
 from compiler.workload import to_json
-from search.annotate import sample
 from search.contenders import Timed, contenders, how_many
 from search.cost.model import CostModel
 from search.dag import Dag
 from search.device import Device
+from search.evolution.transfer import transferred
 from search.policy import Sample, SearchConfig, SearchTask, draw, propose, train
-from search.program import Population, Program
-from search.sketch import Sketch
-from search.space import generate
-from search.transfer import transferred
+from search.programs.annotate import sample
+from search.programs.program import Population, Program
+from search.sketches.sketch import Sketch
+from search.sketches.space import generate
 
 # The estimate is good at once and few measurements correct most of it: rounds begin small, and grow.
 SMALLEST_ROUND, LARGEST_ROUND = 8, 32

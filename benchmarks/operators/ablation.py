@@ -18,11 +18,11 @@ from benchmarks.timing.finals import Side, up_to
 from search.cost.analytic import Estimate
 from search.dag import Dag
 from search.device import Device
-from search.evolve import EvolutionConfig
+from search.evolution.evolve import EvolutionConfig
 from search.policy import SearchConfig, SearchTask
-from search.program import Population
-from search.sketch import Sketch, read_kind
-from search.variables import Choice, Variable
+from search.programs.program import Population
+from search.sketches.sketch import Sketch, read_kind
+from search.sketches.variables import Choice, Variable
 
 EVERYTHING = "everything"
 AFTER = (16, 64)

@@ -11,8 +11,8 @@ from compiler.lowering.nest import Nests
 from compiler.lowering.primitives import Primitives
 from compiler.lowering.tensor import TensorTiles
 from search.device import Device
-from search.program import Program
-from search.stage import Placement
+from search.programs.program import Program
+from search.sketches.stage import Placement
 
 
 def lower_cpu(schedule: Schedule, program: Program, device: Device, buffers: Mapping[str, Any]) -> None:

@@ -11,8 +11,8 @@ from compiler.lowering.gpu_kernels import GpuKernels
 from compiler.lowering.gpu_tensor import GpuTensors
 from compiler.lowering.gpu_tile import GpuTiles
 from search.device import Gpu
-from search.program import Program
-from search.stage import Placement
+from search.programs.program import Program
+from search.sketches.stage import Placement
 
 
 def lower_gpu(schedule: Schedule, program: Program, gpu: Gpu, buffers: Mapping[str, Any]) -> None:

@@ -10,9 +10,9 @@ from tvm.tirx import IterVar
 
 from compiler.lowering.gpu_tile import unroll_up_to
 from search.dag import Node
-from search.gpu.variables import threaded
-from search.program import Program
-from search.stage import Placement, Stage
+from search.programs.program import Program
+from search.sketches.gpu_variables import threaded
+from search.sketches.stage import Placement, Stage
 
 
 class GpuKernels:

@@ -17,10 +17,10 @@ from tvm.tirx import IterVar
 from compiler.lowering.gpu_tile import unroll_up_to
 from compiler.lowering.tensor_intrinsics import register
 from search.device import Gpu
-from search.gpu.tensor_core import BANKS, SIDE, SKEW, Product, product
-from search.gpu.variables import shared_kind
-from search.program import Program
-from search.stage import Stage
+from search.programs.program import Program
+from search.sketches.gpu_variables import shared_kind
+from search.sketches.stage import Stage
+from search.sketches.tensor_core import BANKS, SIDE, SKEW, Product, product
 
 SHORT = {"float16": "f16", "float32": "f32", "int8": "s8", "int32": "s32"}
 

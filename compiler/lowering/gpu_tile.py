@@ -13,10 +13,10 @@ from typing import Any
 from tvm.s_tir import Schedule
 
 from compiler.lowering.primitives import by_level
-from search.gpu.nest import BLOCK, FETCH, THREAD
-from search.gpu.variables import shared_kind
-from search.program import Program
-from search.stage import Stage
+from search.programs.gpu_nest import BLOCK, FETCH, THREAD
+from search.programs.program import Program
+from search.sketches.gpu_variables import shared_kind
+from search.sketches.stage import Stage
 
 BINDINGS = ("blockIdx.x", "vthread.x", "threadIdx.x")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from compiler.lowering.primitives import Primitives, power_of_two
 from search.dag import Node
-from search.program import Program
-from search.sketch import vector_loops
-from search.stage import Placement, Rfactor, Stage
+from search.programs.program import Program
+from search.sketches.sketch import vector_loops
+from search.sketches.stage import Placement, Rfactor, Stage
 
 
 @dataclass

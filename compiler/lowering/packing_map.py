@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from search.dag import AxisKind
-from search.intrinsics import extents
-from search.program import Program
-from search.stage import Stage
+from search.programs.program import Program
+from search.sketches.intrinsics import extents
+from search.sketches.stage import Stage
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PackingMap:
 
     @classmethod
     def of(cls, program: Program, stage: Stage, buffer: str) -> PackingMap:
-        """The operand must be read by a permutation of axes (search.predicates.is_permutation)."""
+        """The operand must be read by a permutation of axes (search.sketches.predicates.is_permutation)."""
         node = program.sketch.dag.node[stage.node]
         read = next(read for read in node.reads if read.buffer == buffer)
         axis_of = {dim: index.terms[0].axis for dim, index in enumerate(read.indices) if index.terms}

@@ -9,11 +9,11 @@ from compiler.lowering.packing_map import PackingMap
 from compiler.lowering.primitives import Primitives
 from compiler.lowering.tensor_intrinsics import register
 from compiler.lowering.tile import Tiles
-from search.intrinsics import Roles, extents, stage_roles
-from search.program import Program
-from search.sketch import read_kind
-from search.stage import Stage
-from search.variables import Choice
+from search.programs.program import Program
+from search.sketches.intrinsics import Roles, extents, stage_roles
+from search.sketches.sketch import read_kind
+from search.sketches.stage import Stage
+from search.sketches.variables import Choice
 
 
 class TensorTiles(Tiles):

@@ -10,12 +10,12 @@ from compiler.constants.packing import MARK
 from compiler.lowering.packing_map import PackingMap
 from compiler.lowering.primitives import Primitives, by_level, power_of_two
 from search.dag import Node
-from search.intrinsics import extents
-from search.predicates import is_arranged
-from search.program import Program
-from search.sketch import read_kind
-from search.stage import Stage
-from search.variables import Choice
+from search.programs.program import Program
+from search.sketches.intrinsics import extents
+from search.sketches.predicates import is_arranged
+from search.sketches.sketch import read_kind
+from search.sketches.stage import Stage
+from search.sketches.variables import Choice
 
 
 class Tiles:

@@ -14,7 +14,7 @@ from compiler.lowering.gpu import lower_gpu
 from compiler.lowering.tensor_intrinsics import register_used
 from compiler.reading.subgraph import named_buffers
 from search.device import Device
-from search.program import Program
+from search.programs.program import Program
 
 
 class LoweringError(Exception):

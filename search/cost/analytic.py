@@ -11,12 +11,12 @@ import numpy as np
 
 from search.cost.analytic_nest import nest_terms, unrolled_seconds
 from search.cost.analytic_tile import tile_terms
+from search.cost.gpu_analytic import gpu_terms
 from search.device import Device
-from search.gpu.analytic import gpu_terms
-from search.nest import Floats
-from search.program import Population
-from search.sketch import Sketch
-from search.stage import Placement, Stage
+from search.programs.nest import Floats
+from search.programs.program import Population
+from search.sketches.sketch import Sketch
+from search.sketches.stage import Placement, Stage
 
 
 @dataclass(frozen=True)

@@ -31,10 +31,10 @@ from search.cost.machine import (
 )
 from search.dag import AxisKind, Node, extent_of
 from search.device import Device
-from search.moves import depth_of, gathers_of, is_inlined, vector_extent, vector_of
-from search.nest import Floats, Nest, region, vector_instructions
-from search.program import Population
-from search.stage import Placement, Stage
+from search.programs.moves import depth_of, gathers_of, is_inlined, vector_extent, vector_of
+from search.programs.nest import Floats, Nest, region, vector_instructions
+from search.programs.program import Population
+from search.sketches.stage import Placement, Stage
 
 
 def nest_terms(population: Population, stage: Stage, device: Device) -> dict[str, Floats]:

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search.code_size import unrolled_steps
 from search.cost.machine import (
     COPY_CYCLES,
     CYCLES_PER_S,
@@ -51,14 +50,15 @@ from search.cost.machine import (
 from search.cost.sparsity import remaining_share
 from search.dag import Access, Dag, Term
 from search.device import Device
-from search.factors import Ints
-from search.intrinsics import BY_NAME
-from search.moves import is_inlined
-from search.nest import Floats, Nest, footprint_bytes, region, vector_instructions
-from search.predicates import is_permutation
-from search.program import Population
-from search.sketch import read_kind
-from search.stage import Placement, Stage
+from search.programs.code_size import unrolled_steps
+from search.programs.moves import is_inlined
+from search.programs.nest import Floats, Nest, footprint_bytes, region, vector_instructions
+from search.programs.program import Population
+from search.sketches.factors import Ints
+from search.sketches.intrinsics import BY_NAME
+from search.sketches.predicates import is_permutation
+from search.sketches.sketch import read_kind
+from search.sketches.stage import Placement, Stage
 
 # Structures with two reduction levels, such as SSRSRS, have a spatial one between them.
 MERGING_DEPTH = 6

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from search.cost.analytic import Estimate
 from search.dag import Dag
-from search.nest import Floats
+from search.programs.nest import Floats
 
 # So many nests of a subgraph are described, those that do the most work.
 NESTS = 4

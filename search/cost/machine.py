@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from search.device import Device
-from search.nest import Floats
+from search.programs.nest import Floats
 
 CYCLES_PER_S = 4.0e9
 VECTOR_REGISTERS = 32

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from search.nest import Floats
+from search.programs.nest import Floats
 
 TOP = 30
 

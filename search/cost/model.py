@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from search.cost.analytic import Estimate
 from search.cost.features import FEATURES_VERSION
-from search.nest import Floats
+from search.programs.nest import Floats
 
 MIN_RECORDS = 16
 ROUNDS = 60

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from search.dag import AxisKind, Node
-from search.factors import Ints
-from search.nest import Floats, Nest
+from search.programs.nest import Floats, Nest
+from search.sketches.factors import Ints
 
 
 def remaining_share(nest: Nest, unrolled: Ints) -> Floats:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from search.cost.stores import LoopKind, Loops, Store
 from search.dag import Access, Buffer, Dag, Operations
-from search.nest import Floats, region
+from search.programs.nest import Floats, region
 
 LINE_BYTES = 64
 # So many of a statement's buffers are described, those that touch most cache lines.

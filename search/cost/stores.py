@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from search.dag import Access, Node
 from search.device import Device
-from search.factors import Ints
-from search.moves import depth_of, is_inlined, vector_of
-from search.nest import Floats, Nest, region
-from search.program import Population
-from search.sketch import read_kind, vector_loops
-from search.stage import Placement, Stage
+from search.programs.moves import depth_of, is_inlined, vector_of
+from search.programs.nest import Floats, Nest, region
+from search.programs.program import Population
+from search.sketches.factors import Ints
+from search.sketches.sketch import read_kind, vector_loops
+from search.sketches.stage import Placement, Stage
 
 
 class LoopKind(IntEnum):

@@ -20,9 +20,9 @@ from benchmarks.timing.interleaved import Block
 from benchmarks.timing.judge import Candidate, Judge
 from compiler.measuring.bench import Built
 from compiler.target import probe
-from search.annotate import sample
 from search.policy import SearchTask
-from search.space import generate
+from search.programs.annotate import sample
+from search.sketches.space import generate
 from tests.suite import Case
 
 DEVICE = probe()

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from compiler.reading.subgraph import read_dag
-from search.annotate import sample
-from search.space import generate
-from search.stage import Placement
+from search.programs.annotate import sample
+from search.sketches.space import generate
+from search.sketches.stage import Placement
 from tests.devices import GPU
 from tests.gpu_programs import Failure, compiled, draw, failures, why_not_checked
 from tests.suite import SHAPES, Case, cases

@@ -20,10 +20,10 @@ from compiler.measuring.bench import Bench, Built
 from compiler.reading.subgraph import read_dag
 from compiler.target import probe
 from compiler.workload import from_json, to_json, workload_hash
-from search.annotate import sample
 from search.measurement import Measurement, Outcome
-from search.program import Population, Program
-from search.space import generate
+from search.programs.annotate import sample
+from search.programs.program import Population, Program
+from search.sketches.space import generate
 from tests.workloads import WORKLOADS
 
 DEVICE = probe()

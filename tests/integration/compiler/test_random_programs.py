@@ -24,9 +24,9 @@ from compiler.measuring.bench import Bench, Built
 from compiler.reading.subgraph import read_dag
 from compiler.target import probe
 from compiler.workload import to_json
-from search.annotate import sample
-from search.program import Program
-from search.space import generate
+from search.programs.annotate import sample
+from search.programs.program import Program
+from search.sketches.space import generate
 from tests.suite import Case, cases
 
 FEW, MANY = 12, 200

@@ -26,11 +26,11 @@ from records.trials import Trial
 from scheduler.context import Context
 from scheduler.drive import drive, sweep
 from scheduler.settings import Settings
-from search.annotate import sample
 from search.cost.model import CostModel
 from search.measurement import Measurement, Outcome
 from search.policy import Proposal, SearchTask
-from search.program import Program
+from search.programs.annotate import sample
+from search.programs.program import Program
 from tests import workloads
 from tests.devices import DEVICE
 

@@ -12,9 +12,9 @@ from records.cost_models import Version
 from records.schedules import Record
 from scheduler import evaluation, learning
 from scheduler.learning import CHEAP_SHARE, GROWTH, MIN_EVALUATED, MOST_SHARE, Lesson, lesson
-from search.annotate import sample
 from search.cost.model import CostModel
 from search.measurement import Outcome
+from search.programs.annotate import sample
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, Farm
 
 NOW = 1000.0

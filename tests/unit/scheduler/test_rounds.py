@@ -19,11 +19,11 @@ from records.schedules import Record
 from records.trials import NewTrial, Trial
 from scheduler import batch, known
 from scheduler.learning import Lesson
-from search.annotate import sample
 from search.cost.model import CostModel
 from search.measurement import Measurement, Outcome
 from search.policy import Proposal, SearchTask, propose
-from search.program import Program
+from search.programs.annotate import sample
+from search.programs.program import Program
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, FakeCompiler, Farm, measure, propose_at_random
 
 Measured = Sequence[tuple[Program, float]]

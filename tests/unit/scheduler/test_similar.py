@@ -10,7 +10,7 @@ from records import jobs
 from scheduler import batch, similar
 from scheduler.similar import nearest, seeds
 from scheduler.situation import read
-from search.program import Program
+from search.programs.program import Program
 from tests import workloads
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, FakeCompiler, Farm, extracted, propose_at_random
 

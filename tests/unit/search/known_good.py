@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from search.dag import Dag
-from search.program import Program
+from search.programs.program import Program
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
 from tests.unit.search.programs import program_of, sketch_of

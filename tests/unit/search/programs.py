@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from search.annotate import legal, sample
 from search.dag import Dag
 from search.device import Device
-from search.program import Population, Program, gather
-from search.sketch import Sketch
-from search.space import generate
-from search.variables import Choice, Variable
+from search.programs.annotate import legal, sample
+from search.programs.program import Population, Program, gather
+from search.sketches.sketch import Sketch
+from search.sketches.space import generate
+from search.sketches.variables import Choice, Variable
 from tests.unit.search.dags import DAGS, DEVICE
 
 DEVICES = {"cpu": DEVICE}

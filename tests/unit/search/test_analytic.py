@@ -9,9 +9,9 @@ from hypothesis import given
 from search.cost.analytic import estimate
 from search.cost.features import NUM_FEATURES, QUANTITIES, extract
 from search.device import Device, Gpu
-from search.program import Program, gather
-from search.sketch import Sketch
-from search.space import generate
+from search.programs.program import Program, gather
+from search.sketches.sketch import Sketch
+from search.sketches.space import generate
 from tests.unit.search import dags
 from tests.unit.search.dags import DAGS, DEVICE
 from tests.unit.search.programs import drawn, middling, program_of, seeds, sketch_of, sketches

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from search.annotate import legal, sample, valid
-from search.code_size import MAX_TILE_INSTRUCTIONS, MAX_UNROLLED_INSTRUCTIONS, VECTOR_BYTES
-from search.moves import depth_of, is_inlined
-from search.program import Population, Program, gather
-from search.sketch import Sketch
-from search.space import generate
-from search.stage import Placement
-from search.variables import MAX_INNERMOST
+from search.programs.annotate import legal, sample, valid
+from search.programs.code_size import MAX_TILE_INSTRUCTIONS, MAX_UNROLLED_INSTRUCTIONS, VECTOR_BYTES
+from search.programs.moves import depth_of, is_inlined
+from search.programs.program import Population, Program, gather
+from search.sketches.sketch import Sketch
+from search.sketches.space import generate
+from search.sketches.stage import Placement
+from search.sketches.variables import MAX_INNERMOST
 from tests.unit.search import dags
 from tests.unit.search.dags import DEVICE
 from tests.unit.search.programs import all_programs, drawn, program_of, seeds, sketch_of, sketches

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from search.cost.analytic import Estimate
 from search.cost.features import NUM_FEATURES
 from search.cost.model import MIN_RECORDS, CostModel, Examples
-from search.nest import Floats
+from search.programs.nest import Floats
 
 RNG = np.random.default_rng(7)
 

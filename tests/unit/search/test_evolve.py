@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from search.annotate import valid
-from search.evolve import EvolutionConfig, evolve
-from search.nest import Floats
-from search.program import Population
-from search.sketch import Sketch
-from search.space import generate
-from search.variables import Split
+from search.evolution.evolve import EvolutionConfig, evolve
+from search.programs.annotate import valid
+from search.programs.nest import Floats
+from search.programs.program import Population
+from search.sketches.sketch import Sketch
+from search.sketches.space import generate
+from search.sketches.variables import Split
 from tests.unit.search import dags
 from tests.unit.search.dags import DEVICE
 from tests.unit.search.programs import all_programs, drawn, seeds, sketches

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.factors import MAX_WASTE, Tail, covers, divisors, factorizations, prime_factors, tilings
+from search.sketches.factors import MAX_WASTE, Tail, covers, divisors, factorizations, prime_factors, tilings
 
 LIMIT = 64
 

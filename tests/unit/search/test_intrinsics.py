@@ -10,14 +10,14 @@ import pytest
 from search.cost.analytic import estimate
 from search.dag import Dag
 from search.device import Device
-from search.intrinsics import BY_NAME, INTRINSICS, Roles, extents, roles, stage_roles, usable
-from search.mutate import cross, mutate
-from search.nest import Nest
-from search.program import Population, Program, gather
-from search.sketch import Sketch
-from search.space import generate
-from search.stage import Placement, Stage
-from search.variables import Choice, Split
+from search.evolution.mutate import cross, mutate
+from search.programs.nest import Nest
+from search.programs.program import Population, Program, gather
+from search.sketches.intrinsics import BY_NAME, INTRINSICS, Roles, extents, roles, stage_roles, usable
+from search.sketches.sketch import Sketch
+from search.sketches.space import generate
+from search.sketches.stage import Placement, Stage
+from search.sketches.variables import Choice, Split
 from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DEVICE
 from tests.unit.search.programs import all_programs, drawn, program_of, sketch_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from search.annotate import legal
-from search.program import Program, gather
-from search.variables import Split
+from search.programs.annotate import legal
+from search.programs.program import Program, gather
+from search.sketches.variables import Split
 from tests.unit.search.known_good import KNOWN_GOOD
 
 names = pytest.mark.parametrize("name", KNOWN_GOOD)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from search.dag import Dag
-from search.space import generate
-from search.stage import Placement
+from search.sketches.space import generate
+from search.sketches.stage import Placement
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DEVICE

@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.annotate import legal, valid
-from search.factors import factorizations
-from search.mutate import cross, move_factor, mutate
-from search.program import Population
-from search.sketch import Sketch
-from search.space import generate
-from search.variables import Choice, Variable
+from search.evolution.mutate import cross, move_factor, mutate
+from search.programs.annotate import legal, valid
+from search.programs.program import Population
+from search.sketches.factors import factorizations
+from search.sketches.sketch import Sketch
+from search.sketches.space import generate
+from search.sketches.variables import Choice, Variable
 from tests.unit.search import dags
 from tests.unit.search.dags import DEVICE
 from tests.unit.search.programs import (

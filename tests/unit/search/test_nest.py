@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search.dag import Access, AxisKind, Buffer, BufferRole, Dag
-from search.nest import Nest, footprint_bytes, region, vector_instructions
-from search.program import Population, Program, gather
-from search.sketch import Sketch
-from search.space import generate
-from search.stage import Stage
+from search.programs.nest import Nest, footprint_bytes, region, vector_instructions
+from search.programs.program import Population, Program, gather
+from search.sketches.sketch import Sketch
+from search.sketches.space import generate
+from search.sketches.stage import Stage
 from tests.unit.search.builders import access, dag, node
 from tests.unit.search.dags import DEVICE, grouped, matmul, max_pool
 from tests.unit.search.programs import all_programs, drawn, program_of, seeds, sketch_of

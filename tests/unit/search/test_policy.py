@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from search.cost.model import MIN_RECORDS, CostModel
 from search.dag import Dag
-from search.evolve import EvolutionConfig
+from search.evolution.evolve import EvolutionConfig
 from search.policy import Proposal, Sample, SearchConfig, SearchTask, propose, train
-from search.program import Program, gather
-from search.space import generate
+from search.programs.program import Program, gather
+from search.sketches.space import generate
 from tests.unit.search import dags
 from tests.unit.search.dags import DAGS, DEVICE
 from tests.unit.search.programs import all_programs, drawn, seeds, sketch_of
@@ -79,11 +79,11 @@ def test_the_same_seed_proposes_the_same_programs(name: str, seed: int) -> None:
 
 SCRIPT = """
 import numpy as np
-from search.annotate import sample
+from search.programs.annotate import sample
 from search.cost.model import CostModel
-from search.mutate import cross
+from search.evolution.mutate import cross
 from search.policy import SearchTask, propose
-from search.space import generate
+from search.sketches.space import generate
 from tests.unit.search.dags import DEVICE, softmax
 task = SearchTask(softmax(), generate(softmax(), DEVICE), DEVICE)
 pool = sample(task.sketches[0], 64, np.random.default_rng(0))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from search.dag import Dag, Node
-from search.predicates import elementwise_consumer, is_strictly_inlineable, is_tileable, needs_tiling
+from search.sketches.predicates import elementwise_consumer, is_strictly_inlineable, is_tileable, needs_tiling
 from tests.unit.search import dags
 from tests.unit.search.builders import access, dag, node
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.factors import covers
-from search.program import Population, Program, from_json, gather
-from search.sketch import Sketch
-from search.space import generate
-from search.variables import Choice, Split
+from search.programs.program import Population, Program, from_json, gather
+from search.sketches.factors import covers
+from search.sketches.sketch import Sketch
+from search.sketches.space import generate
+from search.sketches.variables import Choice, Split
 from tests.unit.search import dags
 from tests.unit.search.dags import DEVICE
 from tests.unit.search.programs import (

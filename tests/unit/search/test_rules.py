@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from search.cpu_rules import RESULTS_PER_CORE
 from search.dag import Dag, Index, Term
-from search.derive import Rule, State, Verdict
-from search.space import generate
-from search.stage import Placement, Rfactor, Stage
+from search.sketches.cpu_rules import RESULTS_PER_CORE
+from search.sketches.derive import Rule, State, Verdict
+from search.sketches.space import generate
+from search.sketches.stage import Placement, Rfactor, Stage
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DEVICE

@@ -8,8 +8,8 @@ from hypothesis import given
 
 from search.cost.store_features import GROUPS, WIDTH, describe
 from search.cost.stores import LoopKind, Store, stores_of
-from search.program import gather
-from search.sketch import Sketch
+from search.programs.program import gather
+from search.sketches.sketch import Sketch
 from tests.unit.search import dags
 from tests.unit.search.dags import DEVICE
 from tests.unit.search.known_good import row_lengths

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.annotate import legal
 from search.dag import Access, Dag
 from search.device import Device
-from search.factors import Tail
-from search.program import Program, gather
-from search.space import generate
-from search.transfer import nearest_factors, transferred
-from search.variables import Split
+from search.evolution.transfer import nearest_factors, transferred
+from search.programs.annotate import legal
+from search.programs.program import Program, gather
+from search.sketches.factors import Tail
+from search.sketches.space import generate
+from search.sketches.variables import Split
 from tests.devices import GPU
 from tests.unit.search import dags
 from tests.unit.search.dags import DEVICE

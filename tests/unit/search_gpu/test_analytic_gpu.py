@@ -4,14 +4,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.annotate import sample
 from search.cost.analytic import estimate
 from search.cost.features import NUM_FEATURES, extract
 from search.cost.model import CostModel
 from search.policy import SearchTask, propose
-from search.program import Program, gather
-from search.sketch import Sketch
-from search.space import generate
+from search.programs.annotate import sample
+from search.programs.program import Program, gather
+from search.sketches.sketch import Sketch
+from search.sketches.space import generate
 from tests.devices import GPU
 from tests.unit.search import dags
 

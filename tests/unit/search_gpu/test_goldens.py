@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from search.annotate import sample
-from search.program import Program
-from search.sketch import Sketch
-from search.space import generate
+from search.programs.annotate import sample
+from search.programs.program import Program
+from search.sketches.sketch import Sketch
+from search.sketches.space import generate
 from tests.devices import GPU
 from tests.unit.search.dags import DAGS
 

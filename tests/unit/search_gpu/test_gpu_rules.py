@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from search.dag import Dag
-from search.derive import Rule, when
 from search.device import Device
-from search.space import generate
-from search.stage import Placement, Stage
+from search.sketches.derive import Rule, when
+from search.sketches.space import generate
+from search.sketches.stage import Placement, Stage
 from tests.devices import DEVICE, GPU
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.annotate import legal, sample, valid
 from search.dag import AxisKind
 from search.device import Gpu
-from search.mutate import mutate
-from search.program import Program, gather
-from search.sketch import Sketch
-from search.space import generate
-from search.stage import Placement, Stage
+from search.evolution.mutate import mutate
+from search.programs.annotate import legal, sample, valid
+from search.programs.program import Program, gather
+from search.sketches.sketch import Sketch
+from search.sketches.space import generate
+from search.sketches.stage import Placement, Stage
 from tests.devices import GPU
 from tests.unit.search import dags
 

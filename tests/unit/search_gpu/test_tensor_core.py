@@ -5,14 +5,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from search.annotate import sample
 from search.cost.analytic import estimate
 from search.dag import Dag
 from search.device import Gpu
-from search.gpu.tensor_core import TensorTile, product
-from search.predicates import needs_tiling
-from search.space import generate
-from search.stage import Placement
+from search.programs.annotate import sample
+from search.programs.tensor_tile import TensorTile
+from search.sketches.predicates import needs_tiling
+from search.sketches.space import generate
+from search.sketches.stage import Placement
+from search.sketches.tensor_core import product
 from tests.devices import GPU
 from tests.unit.search import dags
 

@@ -13,13 +13,13 @@ import numpy as np
 from search.cost.machine import OVERLAP, balance_of
 from search.dag import Access, Node, extent_of
 from search.device import Device, Gpu
-from search.factors import Ints
-from search.gpu.nest import FETCH, VTHREAD, GpuTile
-from search.gpu.tensor_core import TensorTile
-from search.gpu.variables import shared_kind, threaded
-from search.nest import Floats, region
-from search.program import Population
-from search.stage import Placement, Stage
+from search.programs.gpu_nest import FETCH, VTHREAD, GpuTile
+from search.programs.nest import Floats, region
+from search.programs.program import Population
+from search.programs.tensor_tile import TensorTile
+from search.sketches.factors import Ints
+from search.sketches.gpu_variables import shared_kind, threaded
+from search.sketches.stage import Placement, Stage
 
 CYCLES_PER_S = 1.4e9
 LAUNCH_S = 3e-6

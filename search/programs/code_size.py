@@ -6,14 +6,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.dag import Node
-from search.factors import Ints
-from search.moves import depth_of, gathers_of, is_inlined, vector_of
-from search.nest import Floats, Nest, vector_instructions
-from search.predicates import is_arranged, lies_apart
-from search.program import Population
-from search.sketch import read_kind
-from search.stage import Stage
-from search.variables import MAX_INNERMOST
+from search.programs.moves import depth_of, gathers_of, is_inlined, vector_of
+from search.programs.nest import Floats, Nest, vector_instructions
+from search.programs.program import Population
+from search.sketches.factors import Ints
+from search.sketches.predicates import is_arranged, lies_apart
+from search.sketches.sketch import read_kind
+from search.sketches.stage import Stage
+from search.sketches.variables import MAX_INNERMOST
 
 # Unrolled bodies of more instructions only spill, and take the compiler seconds.
 MAX_TILE_INSTRUCTIONS = 64

@@ -6,12 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from search.dag import Node, extent_of
-from search.derive import Rule, State, Verdict, when
-from search.location import host
-from search.predicates import is_strictly_inlineable, is_tileable, needs_tiling, reduces_rows, writes_boxes
-from search.sketch import rfactor_lanes
-from search.stage import Placement, Rfactor, Stage
-from search.tensor_rules import TENSORIZE, feeds_intrinsic
+from search.sketches.derive import Rule, State, Verdict, when
+from search.sketches.location import host
+from search.sketches.predicates import (
+    is_strictly_inlineable,
+    is_tileable,
+    needs_tiling,
+    reduces_rows,
+    writes_boxes,
+)
+from search.sketches.sketch import rfactor_lanes
+from search.sketches.stage import Placement, Rfactor, Stage
+from search.sketches.tensor_rules import TENSORIZE, feeds_intrinsic
 
 TILING = "SSRSRS"
 REDUCTION = "SRS"

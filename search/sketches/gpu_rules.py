@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from search.dag import Dag, Node, extent_of
-from search.derive import Rule, State, Verdict, when
-from search.gpu.tensor_core import product
-from search.location import aligned, can_inline, readers
-from search.predicates import needs_tiling, writes_boxes
-from search.stage import Placement, Stage
+from search.sketches.derive import Rule, State, Verdict, when
+from search.sketches.location import aligned, can_inline, readers
+from search.sketches.predicates import needs_tiling, writes_boxes
+from search.sketches.stage import Placement, Stage
+from search.sketches.tensor_core import product
 
 TILING = "SSSRRSRS"
 # The epilogue is computed by the threads that computed the tile.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from search.dag import Access, AxisKind, Dag, Node
-from search.stage import Placement, Stage
+from search.sketches.stage import Placement, Stage
 
 Stages = Mapping[str, Stage]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from search.code_size import nest_is_small, tile_is_small
-from search.gpu.valid import gpu_valid, redraw
-from search.moves import depth_of, encloses_readers, is_inlined
-from search.nest import Nest
-from search.program import Population
-from search.sketch import Sketch
-from search.variables import Split
+from search.programs.code_size import nest_is_small, tile_is_small
+from search.programs.gpu_valid import gpu_valid, redraw
+from search.programs.moves import depth_of, encloses_readers, is_inlined
+from search.programs.nest import Nest
+from search.programs.program import Population
+from search.sketches.sketch import Sketch
+from search.sketches.variables import Split
 
 
 def sample(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:

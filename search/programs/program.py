@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from search.dag import AxisKind
-from search.factors import Ints
-from search.sketch import Sketch
-from search.stage import Stage
-from search.variables import Choice, Variable
+from search.sketches.factors import Ints
+from search.sketches.sketch import Sketch
+from search.sketches.stage import Stage
+from search.sketches.variables import Choice, Variable
 
 
 @dataclass(frozen=True)

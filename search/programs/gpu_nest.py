@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.dag import Access, Dag
-from search.factors import Ints
-from search.nest import Nest, region
-from search.program import Population
-from search.stage import Stage
+from search.programs.nest import Nest, region
+from search.programs.program import Population
+from search.sketches.factors import Ints
+from search.sketches.stage import Stage
 
 BLOCK, VTHREAD, THREAD, FETCH = range(4)
 # Registers of a thread for addresses, loop counters and values on their way.

@@ -53,7 +53,7 @@ class Stage:
     """A tiled stage carries its structure, such as `SSRSRS`, and its epilogue: the elementwise consumer (or,
     with `cache_write`, the copy out of the cache) and the number of spatial tile levels after which the
     epilogue is computed (0: not fused); its innermost tile may be counted in instructions, each an
-    `intrinsic` of search.intrinsics. A nest that reduces may carry an `rfactor`.
+    `intrinsic` of search.sketches.intrinsics. A nest that reduces may carry an `rfactor`.
 
     On GPUs the reads `shared` go through shared memory, fetched at the innermost loop of the outermost
     reduction level; `host` is the node in whose loops an `ACROSS` or `LOCAL` one is computed; `rows` are the

@@ -11,9 +11,9 @@ from enum import Enum
 
 from search.dag import Dag, Node
 from search.device import Device
-from search.predicates import elementwise_consumer
-from search.sketch import Sketch
-from search.stage import Placement, Stage
+from search.sketches.predicates import elementwise_consumer
+from search.sketches.sketch import Sketch
+from search.sketches.stage import Placement, Stage
 
 
 class Verdict(Enum):

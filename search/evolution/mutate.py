@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from search.factors import Ints, prime_factors
-from search.program import Population
-from search.variables import Choice, Split
+from search.programs.program import Population
+from search.sketches.factors import Ints, prime_factors
+from search.sketches.variables import Choice, Split
 
 TILE_PROBABILITY = 0.85
 # How often a split is drawn anew instead of moving one of its factors.

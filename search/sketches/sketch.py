@@ -13,13 +13,13 @@ from functools import cached_property
 
 from search.dag import AxisKind, Dag, Node, extent_of
 from search.device import Gpu
-from search.factors import GOOD_VECTORS, Tail, divisors
-from search.gpu.variables import gpu_variables
-from search.intrinsics import extents, stage_roles
-from search.location import can_inline, depths, host, readers
-from search.predicates import is_arranged, is_permutation
-from search.stage import Placement, Rfactor, Stage
-from search.variables import MAX_INNERMOST, Choice, Split, Variable
+from search.sketches.factors import GOOD_VECTORS, Tail, divisors
+from search.sketches.gpu_variables import gpu_variables
+from search.sketches.intrinsics import extents, stage_roles
+from search.sketches.location import can_inline, depths, host, readers
+from search.sketches.predicates import is_arranged, is_permutation
+from search.sketches.stage import Placement, Rfactor, Stage
+from search.sketches.variables import MAX_INNERMOST, Choice, Split, Variable
 
 UNROLL_STEPS = (0, 16, 64, 512)
 VECTOR_LANES = (1, 4, 8, 16, 32, 64)

@@ -7,15 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.dag import extent_of
-from search.gpu.nest import FETCH, GpuTile
-from search.gpu.tensor_core import MAX_FRAGMENTS, SIDE, TensorTile
-from search.gpu.variables import shared_kind
-from search.program import Population
-from search.stage import Placement, Stage
+from search.programs.gpu_nest import FETCH, GpuTile
+from search.programs.program import Population
+from search.programs.tensor_tile import TensorTile
+from search.sketches.gpu_variables import shared_kind
+from search.sketches.stage import Placement, Stage
+from search.sketches.tensor_core import SIDE
 
 MAX_VTHREADS = 8
 # Beyond it a thread's registers spill, whatever the number of threads.
 MAX_ACCUMULATORS = 128
+# More fragments of sums in a warp of tensor cores do, too.
+MAX_FRAGMENTS = 8
 # Statements in the unrolled loops of a tile: more take the compiler seconds.
 MAX_UNROLLED = 2048
 REDRAWS = 48

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from search.annotate import legal
-from search.factors import Ints
-from search.program import Program, gather
-from search.sketch import Sketch
-from search.variables import Choice, Split, Variable
+from search.programs.annotate import legal
+from search.programs.program import Program, gather
+from search.sketches.factors import Ints
+from search.sketches.sketch import Sketch
+from search.sketches.variables import Choice, Split, Variable
 
 # How much more it matters to keep a factor than to keep the one outside of it.
 INWARD = 4.0

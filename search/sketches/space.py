@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from search.cpu_rules import CPU_RULES
 from search.dag import Dag
-from search.derive import Rule, derive
 from search.device import Device
-from search.gpu.rules import GPU_RULES
-from search.sketch import Sketch
+from search.sketches.cpu_rules import CPU_RULES
+from search.sketches.derive import Rule, derive
+from search.sketches.gpu_rules import GPU_RULES
+from search.sketches.sketch import Sketch
 
 
 def generate(dag: Dag, device: Device, user_rules: Sequence[Rule] = ()) -> tuple[Sketch, ...]:

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.dag import Access, AxisKind, Buffer, Node
-from search.factors import Ints
-from search.intrinsics import extents as intrinsic_extents
-from search.program import Population
-from search.stage import Stage
+from search.programs.program import Population
+from search.sketches.factors import Ints
+from search.sketches.intrinsics import extents as intrinsic_extents
+from search.sketches.stage import Stage
 
 Floats = NDArray[np.float64]
 

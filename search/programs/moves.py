@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.dag import extent_of
-from search.factors import Ints
-from search.predicates import runs_apart
-from search.program import Population
-from search.sketch import vector_loops
-from search.stage import Rfactor, Stage
+from search.programs.program import Population
+from search.sketches.factors import Ints
+from search.sketches.predicates import runs_apart
+from search.sketches.sketch import vector_loops
+from search.sketches.stage import Rfactor, Stage
 
 
 def depth_of(population: Population, node: str) -> Ints:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search.factors import Ints, Tail, covers, tilings
+from search.sketches.factors import Ints, Tail, covers, tilings
 
 MAX_INNERMOST = 64
 

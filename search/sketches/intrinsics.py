@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from search.dag import Access, AxisKind, BufferRole, Dag, Node
 from search.device import Device
-from search.predicates import is_permutation, writes_boxes
-from search.stage import Stage
+from search.sketches.predicates import is_permutation, writes_boxes
+from search.sketches.stage import Stage
 
 
 @dataclass(frozen=True)

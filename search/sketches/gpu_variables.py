@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from search.dag import AxisKind, Dag, Node, extent_of
 from search.device import Gpu
-from search.factors import Tail
-from search.stage import Placement, Stage
-from search.variables import Choice, Split, Variable
+from search.sketches.factors import Tail
+from search.sketches.stage import Placement, Stage
+from search.sketches.variables import Choice, Split, Variable
 
 UNROLL_STEPS = (0, 16, 64, 512, 1024)
 LANES = (1, 2, 4, 8, 16)

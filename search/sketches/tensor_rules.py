@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from search.derive import Rule, State, Verdict, when
-from search.intrinsics import usable
-from search.stage import Placement, Stage
+from search.sketches.derive import Rule, State, Verdict, when
+from search.sketches.intrinsics import usable
+from search.sketches.stage import Placement, Stage
 
 TILING = "SSRSRS"
 LEVELS = (1, 2)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from search.annotate import legal, sample
-from search.mutate import cross, mutate
-from search.nest import Floats
-from search.program import Population, Program, gather
-from search.sketch import Sketch
+from search.evolution.mutate import cross, mutate
+from search.programs.annotate import legal, sample
+from search.programs.nest import Floats
+from search.programs.program import Population, Program, gather
+from search.sketches.sketch import Sketch
 
 DRAWS = 8
 

@@ -1,0 +1,1 @@
+"""Better programs from known ones: mutation, crossover, and those of similar workloads."""

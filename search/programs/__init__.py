@@ -1,0 +1,1 @@
+"""Programs: sketches with numbers, as whole populations: their loops, and which of them are legal."""

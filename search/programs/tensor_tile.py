@@ -1,0 +1,83 @@
+"""What the tiles of a matrix product on tensor cores ask of a block, over a whole population."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from search.dag import Node, extent_of
+from search.programs.program import Population
+from search.sketches.factors import Ints
+from search.sketches.stage import Stage
+from search.sketches.tensor_core import BANKS, SIDE, SKEW, Product, axes_of, product
+
+
+@dataclass(frozen=True)
+class TensorTile:
+    """What the chosen tiles of one node ask of a block; every quantity is [programs]."""
+
+    population: Population
+    stage: Stage
+    product: Product
+
+    @classmethod
+    def of(cls, population: Population, stage: Stage) -> TensorTile:
+        gpu = population.sketch.gpu
+        assert gpu is not None
+        found = product(population.sketch.dag, population.sketch.dag.node[stage.node], gpu)
+        assert found is not None
+        return cls(population, stage, found)
+
+    @property
+    def node(self) -> Node:
+        return self.population.sketch.dag.node[self.stage.node]
+
+    def extent(self, part: str) -> int:
+        return extent_of(self.node, axes_of(self.product.parts, part))
+
+    def chosen(self, kind: str) -> Ints:
+        return self.population.options(self.stage.node, kind)
+
+    def tile(self, part: str) -> Ints:
+        """How much of a part a block covers between two fetches."""
+        fragments = SIDE * self.chosen(f"fragments {part}")
+        return fragments if part == "k" else fragments * self.chosen(f"warps {part}")
+
+    def count(self, part: str) -> Ints:
+        """Tiles along a part."""
+        return np.asarray(-(-self.extent(part) // self.tile(part)))
+
+    @property
+    def warps(self) -> Ints:
+        return np.asarray(self.chosen("warps i") * self.chosen("warps j"))
+
+    @property
+    def fragments(self) -> Ints:
+        """Fragments of sums in one warp."""
+        return np.asarray(self.chosen("fragments i") * self.chosen("fragments j"))
+
+    @property
+    def blocks(self) -> Ints:
+        return np.asarray(self.extent("s") * self.count("i") * self.count("j"))
+
+    @property
+    def operand_bytes(self) -> tuple[Ints, Ints]:
+        """Shared memory of the operands' tiles, their rows moved apart."""
+        item = self.population.sketch.dag.buffer[self.node.reads[0].buffer].item_bytes
+        i, j, k = self.tile("i"), self.tile("j"), self.tile("k")
+        second = k * self._row(j) if self.product.second_by_rows else j * self._row(k)
+        return i * self._row(k) * item, second * item
+
+    @property
+    def result_bytes(self) -> Ints:
+        """Shared memory of the results' tile."""
+        item = self.population.sketch.dag.buffer[self.node.write.buffer].item_bytes
+        return np.asarray(self.tile("i") * self.tile("j") * item)
+
+    @property
+    def shared_bytes(self) -> Ints:
+        return np.asarray(np.sum(self.operand_bytes, axis=0) + self.result_bytes)
+
+    def _row(self, length: Ints) -> Ints:
+        return length + (SKEW[self.product.operand] - length) % BANKS

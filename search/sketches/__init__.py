@@ -1,0 +1,1 @@
+"""Sketches: the structure of programs, derived by rules; and what they leave open."""
