@@ -6,62 +6,24 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
 from proto.values import Limits
 from search.measurement import Measurement, Outcome
-from worker.bench import Subject
-from worker.executor import PACKAGES, ChildConfig, ChildStartError, Executor
-
-HERE = Path(__file__).parent
-GENEROUS = Limits(build_timeout_s=60.0, run_timeout_s=60.0, memory_bytes=1 << 28)
-HASTY_BUILD = Limits(build_timeout_s=0.2, run_timeout_s=60.0)
-HASTY_BUILD_ALONG = Limits(build_timeout_s=2.0, run_timeout_s=60.0)
-HASTY_RUN = Limits(build_timeout_s=60.0, run_timeout_s=0.2, module_timeout_s=0.2)
-
-
-def environment(**more: str) -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(HERE), **more}
-
-
-def subject(trace: str, module_json: str = "") -> Subject:
-    return Subject('{"kind":"llvm"}', module_json, trace, ())
-
-
-def with_executor(
-    work: Callable[[Executor], Awaitable[None]],
-    bench: str = "FaultBench",
-    start_timeout_s: float = 60.0,
-    builds: bool = False,
-    **env: str,
-) -> None:
-    async def run() -> None:
-        config = ChildConfig(2, f"fault_bench:{bench}", start_timeout_s, builds=builds)
-        executor = Executor(config, environment(**env))
-        try:
-            await work(executor)
-        finally:
-            await executor.close()
-
-    asyncio.run(run())
-
-
-async def child_of_next(executor: Executor) -> float:
-    """The process id of the child that serves a good candidate."""
-    measurement = await executor.measure(subject("ok"), GENEROUS)
-    assert measurement.outcome is Outcome.OK
-    return measurement.build_secs
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
+from tests.integration.worker.executors import (
+    GENEROUS,
+    HASTY_BUILD,
+    HASTY_RUN,
+    HERE,
+    child_of_next,
+    environment,
+    gone,
+    subject,
+    with_executor,
+)
+from worker.executor import PACKAGES, ChildStartError, Executor
 
 
 def test_a_child_that_behaves_is_kept() -> None:
@@ -74,139 +36,6 @@ def test_a_child_that_behaves_is_kept() -> None:
         assert await child_of_next(executor) == first
 
     with_executor(work)
-
-
-@pytest.mark.parametrize("fault", ["build segfault", "build hang"])
-def test_a_candidate_does_not_pay_for_one_that_was_built_along(fault: str) -> None:
-    async def work(executor: Executor) -> None:
-        first = await child_of_next(executor)
-        guilty = subject(fault)
-        innocent = await executor.measure(subject("ok"), HASTY_BUILD_ALONG, [guilty])
-        assert innocent.outcome is Outcome.OK
-        assert innocent.build_secs != first, "the child that died with both was replaced"
-        alone = await executor.measure(guilty, HASTY_BUILD_ALONG)
-        assert alone.outcome in (Outcome.BUILD_ERROR, Outcome.BUILD_TIMEOUT)
-
-    with_executor(work)
-
-
-async def measure_all(
-    executor: Executor, traces: Sequence[str], limits: Limits, module_json: str = ""
-) -> list[Measurement]:
-    """As the agent does: those that come next are always built along."""
-    batch = [subject(trace, module_json) for trace in traces]
-    return [await executor.measure(one, limits, batch[number + 1 :]) for number, one in enumerate(batch)]
-
-
-def outcomes(measurements: Sequence[Measurement]) -> list[str]:
-    return [measurement.outcome.value for measurement in measurements]
-
-
-@pytest.mark.parametrize(
-    ("fault", "limits", "outcome", "says"),
-    [
-        ("kill", GENEROUS, "build_error", "SIGKILL during the build"),
-        ("segfault", GENEROUS, "build_error", "about to follow a bad pointer"),
-        ("exit", GENEROUS, "build_error", "exited with code 3"),
-        ("raise", GENEROUS, "build_error", "a bug in the bench"),
-        ("hang", HASTY_BUILD_ALONG, "build_timeout", "the build took longer than 2 s"),
-        ("refuse", GENEROUS, "build_error", "no such loop"),
-    ],
-)
-@pytest.mark.parametrize("place", [0, 3, 5])
-def test_of_a_batch_that_is_built_together_the_culprit_fails_alone(
-    fault: str, limits: Limits, outcome: str, says: str, place: int
-) -> None:
-    async def work(executor: Executor) -> None:
-        traces = [f"build ok {number}" for number in range(6)]
-        traces[place] = f"build {fault}"
-        measurements = await measure_all(executor, traces, limits)
-        assert outcomes(measurements) == [outcome if number == place else "ok" for number in range(6)]
-        assert says in measurements[place].error
-
-    with_executor(work)
-
-
-def test_each_of_several_culprits_is_found() -> None:
-    async def work(executor: Executor) -> None:
-        traces = ["build ok", "build kill", "run ok", "build exit", "build ok 2", "build refuse", "run exit"]
-        expected = ["ok", "build_error", "ok", "build_error", "ok", "build_error", "run_error"]
-        assert outcomes(await measure_all(executor, traces, GENEROUS)) == expected
-
-    with_executor(work)
-
-
-def test_a_batch_is_built_once_by_a_child_that_behaves() -> None:
-    async def work(executor: Executor) -> None:
-        first = await child_of_next(executor)
-        measurements = await measure_all(executor, [f"build ok {number}" for number in range(6)], GENEROUS)
-        assert {one.build_secs for one in measurements} == {first}
-
-    with_executor(work)
-
-
-def test_nobody_fails_when_the_child_is_killed_while_it_builds(tmp_path: Path) -> None:
-    async def work(executor: Executor) -> None:
-        note = tmp_path / "hanging"
-        traces = ["build ok", "build hang_once", "build ok 2"]
-        measuring = asyncio.create_task(measure_all(executor, traces, GENEROUS, str(note)))
-        while not note.exists():
-            await asyncio.sleep(0.01)
-        assert executor.child_pid is not None
-        os.kill(executor.child_pid, signal.SIGKILL)
-        assert outcomes(await measuring) == ["ok", "ok", "ok"]
-
-    with_executor(work)
-
-
-def test_nobody_fails_when_the_child_is_killed_while_it_has_nothing_to_do() -> None:
-    async def work(executor: Executor) -> None:
-        first = await child_of_next(executor)
-        os.kill(int(first), signal.SIGKILL)
-        while not gone(int(first)):
-            await asyncio.sleep(0.01)
-        assert await child_of_next(executor) != first
-
-    with_executor(work)
-
-
-def test_the_time_limit_is_for_each_candidate_of_a_batch() -> None:
-    async def work(executor: Executor) -> None:
-        # Two at a time they take 1.8 s.
-        traces = [f"build nap {number}" for number in range(12)]
-        limits = Limits(build_timeout_s=1.2, run_timeout_s=60.0)
-        first = await child_of_next(executor)
-        measurements = await measure_all(executor, traces, limits)
-        assert outcomes(measurements) == ["ok"] * 12
-        assert {one.build_secs for one in measurements} == {first}
-
-    with_executor(work)
-
-
-def test_what_fails_to_build_for_want_of_memory_among_others_is_built_alone() -> None:
-    async def work(executor: Executor) -> None:
-        traces = ["build crowded", "build ok", "build crowded 2"]
-        assert outcomes(await measure_all(executor, traces, GENEROUS)) == ["ok", "ok", "ok"]
-
-    with_executor(work)
-
-
-def test_a_candidate_does_not_pay_for_what_ran_before_it() -> None:
-    async def work(executor: Executor) -> None:
-        assert outcomes([await executor.measure(subject("run plant"), GENEROUS)]) == ["ok"]
-        assert outcomes([await executor.measure(subject("build trip"), GENEROUS)]) == ["ok"]
-
-    with_executor(work)
-
-
-def test_a_child_that_tells_of_other_candidates_is_not_believed() -> None:
-    async def work(executor: Executor) -> None:
-        measurements = await measure_all(executor, ["build ok", "build ok 2"], GENEROUS)
-        assert outcomes(measurements) == ["build_error", "build_error"]
-        assert all("makes no sense" in measurement.error for measurement in measurements)
-        assert executor.child_pid is None
-
-    with_executor(work, bench="LyingBench")
 
 
 def test_the_bench_is_told_the_best_latency_known() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from search.measurement import Measurement, Outcome
-from tests.integration.worker.test_executor import GENEROUS, HASTY_BUILD_ALONG, gone, subject, with_executor
+from tests.integration.worker.executors import GENEROUS, HASTY_BUILD_ALONG, gone, subject, with_executor
 from worker.bench import Exported, Subject
 from worker.executor import ChildStartError, Executor
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
-from records import blobs, devices, jobs, leases, models, tasks, trials
+from records import blobs, devices, events, jobs, leases, models, schedules, tasks, trials
 from search.device import Device
 from search.measurement import Measurement, Outcome
 from tests.devices import DEVICE
@@ -44,6 +44,22 @@ class Farm:
 
     def trials(self) -> list[trials.Trial]:
         return trials.for_task(self.session, self.task_id)
+
+    def add_run(self, kind: jobs.Kind = "untuned") -> int:
+        sha = blobs.put(self.session, b"artifact")
+        return leases.add_module_run(self.session, self.job_id, kind, sha, now=10.0)
+
+    def register(self) -> None:
+        devices.register(self.session, "worker", "session", self.device, devices.WorkerState.READY, 19.0)
+
+    def snapshot(self) -> object:
+        """Everything that a report may change."""
+        return (
+            self.trials(),
+            leases.module_runs(self.session, self.job_id),
+            schedules.history(self.session, self.device.key),
+            events.since(self.session, self.job_id, 0, 1000),
+        )
 
 
 def measured(secs: float | None) -> Measurement:

@@ -1,0 +1,73 @@
+"""Executors with real child processes, whose bench is `fault_bench`."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+
+import psutil
+
+from proto.values import Limits
+from search.measurement import Measurement, Outcome
+from worker.bench import Subject
+from worker.executor import ChildConfig, Executor
+
+HERE = Path(__file__).parent
+GENEROUS = Limits(build_timeout_s=60.0, run_timeout_s=60.0, memory_bytes=1 << 28)
+HASTY_BUILD = Limits(build_timeout_s=0.2, run_timeout_s=60.0)
+HASTY_BUILD_ALONG = Limits(build_timeout_s=2.0, run_timeout_s=60.0)
+HASTY_RUN = Limits(build_timeout_s=60.0, run_timeout_s=0.2, module_timeout_s=0.2)
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(HERE), **more}
+
+
+def subject(trace: str, module_json: str = "") -> Subject:
+    return Subject('{"kind":"llvm"}', module_json, trace, ())
+
+
+def with_executor(
+    work: Callable[[Executor], Awaitable[None]],
+    bench: str = "FaultBench",
+    start_timeout_s: float = 60.0,
+    builds: bool = False,
+    **env: str,
+) -> None:
+    async def run() -> None:
+        config = ChildConfig(2, f"fault_bench:{bench}", start_timeout_s, builds=builds)
+        executor = Executor(config, environment(**env))
+        try:
+            await work(executor)
+        finally:
+            await executor.close()
+
+    asyncio.run(run())
+
+
+async def child_of_next(executor: Executor) -> float:
+    """The process id of the child that serves a good candidate."""
+    measurement = await executor.measure(subject("ok"), GENEROUS)
+    assert measurement.outcome is Outcome.OK
+    return measurement.build_secs
+
+
+async def measure_all(
+    executor: Executor, traces: Sequence[str], limits: Limits, module_json: str = ""
+) -> list[Measurement]:
+    """As the agent does: those that come next are always built along."""
+    batch = [subject(trace, module_json) for trace in traces]
+    return [await executor.measure(one, limits, batch[number + 1 :]) for number, one in enumerate(batch)]
+
+
+def outcomes(measurements: Sequence[Measurement]) -> list[str]:
+    return [measurement.outcome.value for measurement in measurements]
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -1,0 +1,105 @@
+"""Leases that lapse, and those that are given back."""
+
+from __future__ import annotations
+
+import pytest
+
+from records import devices, jobs, leases, schedules
+from records.leases import Reported
+from search.measurement import Outcome
+from tests.unit.records.farm import DEVICE, Farm
+
+
+class TestExpire:
+    def test_what_was_not_reported_is_pending_again(self, farm: Farm) -> None:
+        ids = farm.issue("t1", "t2")
+        farm.leased("lease", now=20.0)
+        farm.report("lease", ids[:1])
+        assert leases.expire(farm.session, now=79.9) == []
+        assert leases.expire(farm.session, now=80.0) == ["job"]
+        assert leases.expire(farm.session, now=80.0) == []
+        assert [(trial.state, trial.attempts) for trial in farm.trials()] == [("done", 0), ("pending", 1)]
+
+    def test_a_trial_that_lost_a_device_is_leased_alone(self, farm: Farm) -> None:
+        ids = farm.issue("t1", "t2")
+        farm.leased("lease", now=20.0)
+        leases.expire(farm.session, now=80.0)
+        ids += farm.issue("t3", "t4")
+        taken = [farm.leased(name, now=81.0) for name in ("one", "two", "three")]
+        assert [[trial.id for trial in lease.trials] for lease in taken] == [ids[:1], ids[1:2], ids[2:]]
+        assert [lease.attempt for lease in taken] == [2, 2, 1]
+
+    def test_one_that_lost_two_devices_is_quarantined(self, farm: Farm) -> None:
+        ids = farm.issue("t1", "t2")
+        farm.leased("lease", now=20.0)
+        leases.expire(farm.session, now=80.0)
+        farm.leased("again", now=81.0)
+        assert leases.expire(farm.session, now=141.0) == ["job"]
+        bad, innocent = farm.trials()
+        assert (bad.state, bad.outcome, bad.attempts) == ("done", Outcome.DEVICE_LOST, 2)
+        assert "lost before it reported" in bad.error
+        assert (innocent.state, innocent.attempts) == ("pending", 1)
+        assert [record.trace for record in schedules.history(farm.session, DEVICE.key)] == ["t1"]
+        assert [trial.id for trial in farm.leased("more", now=142.0).trials] == ids[1:]
+        assert farm.report("more", ids[1:], now=143.0).closed
+
+    def test_so_is_a_module_run(self, farm: Farm) -> None:
+        farm.add_run()
+        for number, now in enumerate((20.0, 100.0)):
+            farm.leased(f"lease {number}", now=now)
+            leases.expire(farm.session, now=now + 60.0)
+        [run] = leases.module_runs(farm.session, "job")
+        assert (run.state, run.outcome, run.attempts) == ("done", Outcome.DEVICE_LOST, 2)
+        assert farm.take("again", now=200.0) is None
+
+
+class TestGiveBack:
+    def test_is_pending_again_at_once_and_nobodys_fault(self, farm: Farm) -> None:
+        ids = farm.issue("t1", "t2", "t3")
+        farm.leased("lease", now=20.0)
+        farm.report("lease", ids[:1])
+        assert leases.give_back(farm.session, "worker", "session", now=31.0) == ["job"]
+        assert leases.give_back(farm.session, "worker", "session", now=31.0) == []
+        states = [(trial.state, trial.attempts) for trial in farm.trials()]
+        assert states == [("done", 0), ("pending", 0), ("pending", 0)]
+        again = farm.leased("again", now=32.0)
+        assert ([trial.id for trial in again.trials], again.attempt) == (ids[1:], 1)
+
+    def test_its_late_results_change_nothing(self, farm: Farm) -> None:
+        ids = farm.issue("t1")
+        farm.leased("lease", now=20.0)
+        leases.give_back(farm.session, "worker", "session", now=21.0)
+        before = farm.snapshot()
+        assert farm.report("lease", ids, now=22.0) == Reported(0, None, closed=False)
+        assert not leases.renew(farm.session, "lease", "session", now=22.0, ttl_s=60.0)
+        assert farm.snapshot() == before
+
+    def test_is_of_the_session_only(self, farm: Farm) -> None:
+        farm.issue("t1")
+        farm.leased("lease", now=20.0)
+        assert leases.give_back(farm.session, "worker", "another", now=21.0) == []
+        assert leases.give_back(farm.session, "other", "session", now=21.0) == []
+        assert [trial.state for trial in farm.trials()] == ["leased"]
+
+    def test_so_is_a_module_run(self, farm: Farm) -> None:
+        farm.add_run()
+        farm.leased("lease", now=20.0)
+        leases.give_back(farm.session, "worker", "session", now=21.0)
+        [run] = leases.module_runs(farm.session, "job")
+        assert (run.state, run.attempts) == ("pending", 0)
+
+    def test_a_finished_jobs_are_dropped(self, farm: Farm) -> None:
+        farm.issue("t1")
+        farm.leased("lease", now=20.0)
+        jobs.cancel(farm.session, "job", now=21.0)
+        leases.give_back(farm.session, "worker", "session", now=22.0)
+        assert farm.trials() == []
+
+    def test_evicting_gives_back_too(self, farm: Farm) -> None:
+        farm.register()
+        farm.issue("t1")
+        farm.leased("lease", now=20.0)
+        leases.evict(farm.session, "worker", now=21.0)
+        assert [(trial.state, trial.attempts) for trial in farm.trials()] == [("pending", 0)]
+        with pytest.raises(devices.WorkerNotFound, match="'x'"):
+            leases.evict(farm.session, "x", now=21.0)
