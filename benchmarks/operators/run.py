@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,17 @@ from benchmarks.operators import libraries
 from benchmarks.operators.libraries import Compared
 from benchmarks.results.searches import Search
 from benchmarks.suite import OPERATORS, Shape
-from benchmarks.timing.finals import ANY_BLOCK, REST_S, Side, Trials, best, judge_all, up_to, verified
+from benchmarks.timing.finals import (
+    ANY_BLOCK,
+    REST_S,
+    Side,
+    Trials,
+    best,
+    judge_all,
+    known,
+    up_to,
+    verified,
+)
 from benchmarks.timing.interleaved import Block, Contestant, Counted, Pair, measure
 from benchmarks.timing.judge import Finalist, Judge, Trial
 from compiler.target import probe
@@ -156,12 +166,14 @@ class _Run:
         return found
 
     def _precision(self, ours: Sequence[Trial], theirs: Sequence[Trial]) -> tuple[Pair, ...]:
-        """The best program of each engine, timed alternately by both engines' benches."""
-        finalists = verified(self._judge, [*best(ours), *best(theirs)], self._errors)
+        """The best program of each engine, timed alternately by both benches; ours knows what is best."""
+        found = verified(self._judge, [*best(ours), *best(theirs)], self._errors)
+        secs = known([*ours, *theirs])
+        finalists = [replace(finalist, best_s=secs[candidate]) for candidate, finalist in found.items()]
         with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
             timer = shipped.Timer(self._module, Path(folder))
             try:
-                return tuple(self._timed_by_both(finalist, timer) for finalist in finalists.values())
+                return tuple(self._timed_by_both(finalist, timer) for finalist in finalists)
             except RuntimeError as error:  # everything else that was found is still worth knowing
                 self._errors.append(f"MetaSchedule's runner: {error}")
                 return ()

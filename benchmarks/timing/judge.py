@@ -104,14 +104,16 @@ class Judge:
 
 @dataclass(frozen=True)
 class Finalist:
-    """A built candidate that is timed in turns with others."""
+    """A built candidate that is timed in turns with others: all alike, or with `best_s` as a search times
+    what comes close to that."""
 
     judge: Judge
     built: Built
+    best_s: float | None = None
 
     def time_block(self, _block: Block) -> Sequence[float]:
         """The repeats that the bench finds right. Raises RuntimeError when it fails this time."""
-        measurement = self.judge.run(self.built)
+        measurement = self.judge.run(self.built, self.best_s)
         if measurement.outcome is not Outcome.OK:
             raise RuntimeError(measurement.error)
         return measurement.run_secs
