@@ -27,7 +27,7 @@ class FakeJudge:
             for one in candidates
         ]
 
-    def run(self, built: Any) -> Measurement:
+    def run(self, built: Any, best_s: float | None = None) -> Measurement:
         if isinstance(built, Measurement):
             return built
         self.ran[built] += 1
