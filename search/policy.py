@@ -76,8 +76,9 @@ class SearchConfig:
 
     def share(self, sketches: int, count: int, model: CostModel) -> EvolutionConfig:
         """The evolution of one sketch among so many, for a batch of so many programs."""
-        whole = self.evolution if model.is_learned else self.blind
-        part = min(count / self.whole_batch, 1.0) if model.is_learned else 1.0
+        whole, part = self.blind, 1.0
+        if model.is_learned:
+            whole, part = self.evolution, min(count / self.whole_batch, 1.0)
         size = int(part * whole.population * self.populations / max(sketches, self.populations))
         return replace(whole, population=max(size, MIN_POPULATION))
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
@@ -91,3 +92,11 @@ def make_job(
 
 def task_spec(job_id: str, workload_hash: str = "w1") -> tasks.TaskSpec:
     return tasks.TaskSpec(job_id, workload_hash, "conv2d", 3, 2.5e8, True, "", (1, 2))
+
+
+def all_at_once(acts: Sequence[Callable[[], object]]) -> None:
+    """Each in a thread of its own; raises what one of them raised, when all have ended."""
+    with ThreadPoolExecutor(len(acts)) as pool:
+        started = [pool.submit(act) for act in acts]
+    for each in started:
+        each.result()

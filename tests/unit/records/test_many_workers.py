@@ -14,27 +14,19 @@ from records import devices, events, leases, tasks, trials
 from records.database import Database
 from records.leases import TrialResult
 from search.measurement import Outcome
-from tests.unit.records.farm import DEVICE, make_job, measured
+from tests.unit.records.farm import DEVICE, all_at_once, make_job, measured
 
 
 class TestManyWorkersAtOnce:
     def test_no_trial_is_leased_twice_and_none_is_lost(self, database: Database) -> None:
-        issued, failures = self._issue(database, 60), []
+        issued = self._issue(database, 60)
         taken: list[int] = []
 
         def work(name: str) -> None:
-            try:
-                while batch := self._take_and_report(database, name, len(taken)):
-                    taken.extend(batch)
-            except Exception as error:
-                failures.append(error)
+            while batch := self._take_and_report(database, name, len(taken)):
+                taken.extend(batch)
 
-        threads = [threading.Thread(target=work, args=(f"worker {number}",)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        all_at_once([functools.partial(work, f"worker {number}") for number in range(4)])
         assert sorted(taken) == issued
         with database.begin() as session:
             assert trials.counts(session, "job") == trials.TrialCounts(0, 0, done=60)
@@ -45,7 +37,7 @@ class TestManyWorkersAtOnce:
         with database.begin() as session:
             for name in names:
                 devices.register(session, name, "s", DEVICE, devices.WorkerState.READY, now=20.0)
-        done, failures = threading.Event(), []
+        done = threading.Event()
 
         def until_done(act: Callable[[int], None]) -> None:
             try:
@@ -53,8 +45,7 @@ class TestManyWorkersAtOnce:
                     if done.is_set():
                         return
                     act(turn)
-            except Exception as error:
-                failures.append(error)
+            finally:
                 done.set()
 
         def work(name: str, turn: int) -> None:
@@ -73,12 +64,7 @@ class TestManyWorkersAtOnce:
             time.sleep(0.05)
 
         acts = [functools.partial(work, name) for name in names] + [meddle, meddle]
-        threads = [threading.Thread(target=until_done, args=(act,)) for act in acts]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        all_at_once([functools.partial(until_done, act) for act in acts])
         with database.begin() as session:
             assert trials.counts(session, "job") == trials.TrialCounts(0, 0, done=40)
             assert {run.outcome for run in trials.for_task(session, self._task(session))} == {Outcome.OK}

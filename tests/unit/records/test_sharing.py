@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import functools
 import itertools
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from records.devices import Wanted, WorkerState
 from records.leases import Lease, TrialResult
 from records.sharing import Portion, Standing, order
 from search.device import Device
-from tests.unit.records.farm import DEVICE, Farm, make_job, measured
+from tests.unit.records.farm import DEVICE, Farm, all_at_once, make_job, measured
 
 WEIGHTS = st.sampled_from([0.25, 0.5, 1.0, 1.0, 2.0, 3.0, 10.0])
 _NUMBERS = itertools.count()
@@ -192,21 +192,12 @@ class TestInTheDatabase:
             issue(heavy, 120)
             issue(light, 120)
         got: Counter[str] = Counter()
-        failures: list[Exception] = []
 
         def work(name: str) -> None:
-            try:
-                for _ in range(10):
-                    got.update(self._take_and_report(database, name))
-            except Exception as error:
-                failures.append(error)
+            for _ in range(10):
+                got.update(self._take_and_report(database, name))
 
-        threads = [threading.Thread(target=work, args=(f"worker {number}",)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert failures == []
+        all_at_once([functools.partial(work, f"worker {number}") for number in range(4)])
         assert got.total() == 120
         # Four at once may each see the books as they were before the others.
         assert abs(got["heavy"] - 90) <= 3 * 5
