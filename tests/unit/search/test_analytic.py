@@ -122,6 +122,26 @@ def test_the_quantities_of_a_program_by_hand() -> None:
     assert found["footprint_1"] == 8 * 64 * 4 + 64 * 32 * 4 + 8 * 32 * 4
 
 
+@pytest.mark.parametrize(
+    ("unroll", "of_data"),
+    [
+        pytest.param(0, 2.0, id="a loop over steps of two rows"),
+        # Six steps read four rows of two vectors: two tiles of channels, three rows of the kernel.
+        pytest.param(64, 8 / 6, id="one body"),
+    ],
+)
+def test_neighbouring_tiles_of_one_unrolled_body_share_what_they_read(unroll: int, of_data: float) -> None:
+    sketch = sketch_of(dags.depthwise(), "nest pad; tile depthwise SSRSRS, clip at 1; fuse clip")
+    space = {"i": (7, 1, 1, 2), "j": (14, 1, 1, 1), "c": (1, 1, 2, 16)}
+    kernel = {"di": (1, 3), "dj": (3, 1)}
+    settings = space | kernel | {"unroll": unroll, "read weight": "3"}
+    program = program_of(sketch, pad={"location": "1"}, depthwise=settings)
+    found = estimate(gather([program]), DEVICE).quantities
+    of_weights = 1.0
+    assert found["accumulators"] == 2
+    assert found["loads_per_fma"] == pytest.approx((of_data + of_weights) / 2)
+
+
 def test_an_uneven_share_for_the_cores_is_unbalanced() -> None:
     assert _quantities(replace(DEVICE, cores=3))["balance"] == pytest.approx(16 / 18)
     assert _quantities(replace(DEVICE, cores=32))["balance"] == pytest.approx(16 / 32)

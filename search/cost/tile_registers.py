@@ -1,0 +1,233 @@
+"""What the innermost code of a tiled node costs in registers and issue slots.
+
+One step of the innermost reduction level takes, in cycles (constants in search.cost.machine),
+    max(A / issue, L / loads, A * latency / min(A * n, issue * latency)) + spills + 2 A / issue / K + loop / U
+with
+    A  accumulators: the innermost spatial factors, the vectorized one counted in instructions
+    L  loads of every access: its vectors, or its scalars where it is the same for all lanes, each with what
+       it takes to compute a value that was inlined; none where what is read stays in registers, as what
+       neighbouring tiles of an unrolled body share
+    n  = reorder window / (steps of a chain * (A + vectors of a row)): tiles side by side that run at once
+    K  steps until the accumulators are stored, U  steps that are code of their own
+    spills: of the accumulators that no register holds
+There are as many steps as iterations, less those that add known zeros (search.cost.sparsity).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search.cost.machine import (
+    FMA_LATENCY,
+    INLINE_CYCLES,
+    ISSUE_WIDTH,
+    LOADS_PER_CYCLE,
+    LOOP_CYCLES,
+    REORDER_WINDOW,
+    SPILL_ALL,
+    SPILL_CYCLES,
+    VECTOR_REGISTERS,
+)
+from search.cost.sparsity import remaining_share
+from search.cost.tile_traffic import copied_at
+from search.dag import Access, Term
+from search.device import Device
+from search.programs.code_size import unrolled_steps
+from search.programs.moves import is_inlined
+from search.programs.nest import Floats, Nest, region, vector_instructions
+from search.programs.program import Population
+from search.sketches.factors import Ints
+from search.sketches.intrinsics import BY_NAME
+from search.sketches.predicates import is_permutation
+from search.sketches.stage import Placement
+
+# Structures with two reduction levels, such as SSRSRS, have a spatial one between them.
+MERGING_DEPTH = 6
+# Reductions of so few steps are unrolled by the compiler.
+FLAT_STEPS = 4
+
+
+def register_terms(population: Population, nest: Nest, device: Device) -> dict[str, Floats]:
+    """What one step of the innermost reduction level costs in registers and issue slots."""
+    body = _Body.of(population, nest, device)
+    loads = _loads_of_all(population, nest, body)
+    # Short reductions of neighbouring tiles run side by side, as far as the reorder buffer reaches.
+    neighbours = REORDER_WINDOW / (body.chain * (body.accumulators + body.instructions))
+    chains = body.accumulators * np.maximum(neighbours, 1.0)
+    chained = body.accumulators * FMA_LATENCY / np.minimum(chains, ISSUE_WIDTH * FMA_LATENCY)
+    step = np.maximum.reduce([body.accumulators / ISSUE_WIDTH, loads / LOADS_PER_CYCLE, chained])
+    missing = body.accumulators + np.minimum(body.instructions, 4) - VECTOR_REGISTERS
+    spills = SPILL_CYCLES * body.accumulators * np.clip(missing / SPILL_ALL, 0.0, 1.0)
+    # Accumulators are loaded and stored once for every run through the reduction.
+    step = step + spills + 2 * body.accumulators / ISSUE_WIDTH / body.kept + LOOP_CYCLES / body.unrolled
+    # A partial last tile takes as long as a full one.
+    steps = nest.inside[0].prod(axis=0, dtype=np.float64) / body.tile.prod(axis=0, dtype=np.float64)
+    steps = steps / body.depth * remaining_share(nest, body.unrolled)
+    return {
+        "vector_width": body.width.astype(np.float64),
+        "vector_waste": body.instructions * body.lanes / body.width,
+        "accumulators": body.accumulators,
+        "loads_per_fma": loads / body.accumulators,
+        "spills": spills,
+        "inner_reduction": body.kept,
+        "cycles": steps * step,
+    }
+
+
+@dataclass(frozen=True)
+class _Body:
+    """The innermost code of a tiled node.
+
+    `tile` [axes, programs]; `width` elements of a row take `instructions`, of `lanes` each at most; `chain`
+    steps follow one another on the same accumulators, `unrolled` of them without a loop, and after `kept`
+    steps the accumulators are stored; `is_flat` where the loops around the innermost reduction are unrolled,
+    too; an intrinsic takes `depth` steps at once.
+    """
+
+    tile: Ints
+    width: Ints
+    lanes: int
+    instructions: Floats
+    accumulators: Floats
+    chain: Floats
+    kept: Floats
+    unrolled: Ints
+    is_flat: NDArray[np.bool_]
+    depth: int
+
+    @classmethod
+    def of(cls, population: Population, nest: Nest, device: Device) -> _Body:
+        lanes = device.lanes(population.sketch.dag.buffer[nest.node.write.buffer])
+        axis = nest.node.vector_axis
+        unrolled = unrolled_steps(population, nest)
+        tile = nest.tile.copy()
+        if axis is not None:
+            tile[axis] *= _vectorized_by_compiler(nest, axis, unrolled)
+        width = tile[axis] if axis is not None else np.ones_like(tile[0])
+        instructions = vector_instructions(width, lanes).astype(np.float64)
+        accumulators = tile.prod(axis=0) / width * instructions
+        level = nest.depth - 2
+        depth = BY_NAME[nest.stage.intrinsic].depth if nest.stage.intrinsic else 1
+        steps = nest.trips(level) / depth
+        between, outer = _loops_between(nest)
+        # Without loops between the reduction levels the accumulators stay in registers for both.
+        is_flat = unrolled >= nest.trips(level) * between
+        stays = (between == 1) | (is_flat & (accumulators * between < VECTOR_REGISTERS))
+        return cls(
+            tile=tile,
+            width=width,
+            lanes=lanes,
+            instructions=instructions,
+            accumulators=accumulators,
+            chain=steps * np.where(between == 1, outer, 1),
+            kept=steps * np.where(stays, outer, 1),
+            unrolled=np.minimum(unrolled, nest.trips(level)),
+            is_flat=is_flat,
+            depth=depth,
+        )
+
+
+def _loops_between(nest: Nest) -> tuple[Ints, Ints]:
+    """[programs]: iterations of the loops between the two reduction levels, and of the outer one of those."""
+    if nest.depth < MERGING_DEPTH:
+        ones = np.ones_like(nest.tile[0])
+        return ones, ones
+    return nest.trips(nest.depth - 3), nest.trips(nest.depth - 4)
+
+
+def _vectorized_by_compiler(nest: Nest, axis: int, unrolled: Ints) -> Ints:
+    """[programs]: iterations of the loop around a reduction without loops, which become vectors where the
+    tile itself has none."""
+    if nest.depth < MERGING_DEPTH:
+        return np.ones_like(nest.tile[0])
+    between = nest.extents[-3]
+    is_inner = between[axis + 1 :].prod(axis=0) == 1
+    is_flat = nest.trips(nest.depth - 2) <= np.maximum(unrolled, FLAT_STEPS)
+    return np.where((nest.tile.prod(axis=0) == 1) & is_inner & is_flat, np.minimum(between[axis], 16), 1)
+
+
+def _loads_of_all(population: Population, nest: Nest, body: _Body) -> Floats:
+    """[programs]: load instructions of one step."""
+    node, dag = nest.node, population.sketch.dag
+    loads = np.zeros(len(population))
+    for read in node.reads:
+        # Intrinsics read nothing but vectors, whatever order the operand lies in at first.
+        is_intrinsic = bool(nest.stage.intrinsic)
+        vectors = _loads_of(read, body.tile, node.vector_axis, body.lanes, is_arranged=is_intrinsic)
+        if is_permutation(dag, node, read):
+            arranged = copied_at(population, nest, read) <= nest.depth
+            in_order = _loads_of(read, body.tile, node.vector_axis, body.lanes, is_arranged=True)
+            vectors = np.where(arranged, in_order, vectors)
+        # A short reduction is unrolled: what it reads stays in registers while the loop around it goes on.
+        kept = vectors * body.chain <= VECTOR_REGISTERS - body.accumulators - 1
+        repeats = np.where(kept, _repeats(nest, read), 1)
+        repeats = np.maximum(repeats, _sharing(nest, body, read, vectors, dag.buffer[read.buffer].shape))
+        slots = _slots_of_load(population, read.buffer, _conditions_asked(nest, body, read))
+        loads = loads + vectors * slots / repeats
+    return loads
+
+
+def _sharing(nest: Nest, body: _Body, read: Access, vectors: Floats, shape: Sequence[int]) -> Floats:
+    """[programs]: steps that share a load, which takes `vectors` in each, where tiles that overlap are all of
+    one unrolled body and registers hold what it reads."""
+    if nest.depth < MERGING_DEPTH or not all(index.affine for index in read.indices):
+        return np.ones_like(vectors)
+    around = nest.depth - 3
+    touched, alone = (
+        np.multiply.reduce(region(read, nest.inside[boundary], shape), dtype=np.float64)
+        for boundary in (around, nest.depth - 1)
+    )
+    held = body.accumulators * nest.trips(around) + vectors * touched / alone
+    steps = nest.trips(around) * nest.trips(around + 1)
+    return np.where(body.is_flat & (held <= VECTOR_REGISTERS), steps * alone / touched, 1.0)
+
+
+def _conditions_asked(nest: Nest, body: _Body, read: Access) -> Floats:
+    """[programs]: how often a load asks a condition on the position outside of its rows: always where a step
+    has several, and once before the loops that don't change the only one."""
+    outer = sorted({axis for index in read.indices[:-1] for axis in index.axes})
+    along = [axis for axis in nest.node.reduction if axis not in outer]
+    is_one = body.tile[outer].prod(axis=0) == 1
+    return np.where(is_one, 1.0 / nest.extents[nest.depth - 2, along].prod(axis=0), 1.0)
+
+
+def _slots_of_load(population: Population, buffer: str, asked: Floats) -> Floats:
+    """[programs]: what a load takes, counted in loads: more where the value is computed on the spot. `asked`
+    is how often it asks the producer's condition."""
+    sketch = population.sketch
+    producer = sketch.dag.producer.get(buffer)
+    if producer is None:
+        return np.ones(len(population))
+    branches = INLINE_CYCLES * producer.has_branch * asked
+    slots = (producer.flops / ISSUE_WIDTH + branches) * LOADS_PER_CYCLE
+    for read in producer.reads:
+        slots = slots + _slots_of_load(population, read.buffer, asked)
+    stage = sketch.stage[producer.name]
+    inlined = (stage.placement is Placement.INLINE) | is_inlined(population, producer.name)
+    return np.where(inlined, slots, 1.0)
+
+
+def _loads_of(read: Access, tile: Ints, axis: int | None, lanes: int, is_arranged: bool = False) -> Floats:
+    """Load instructions of one access per innermost step: vectors, or scalars for all lanes, or a gather."""
+    used = read.axes
+    rows = tile[[a for a in used if a != axis]].prod(axis=0, dtype=np.float64)
+    if axis not in used or axis is None:
+        return rows
+    *outer, last = read.indices
+    if all(term.divisor > 1 for index in read.indices for term in index.terms if term.axis == axis):
+        return rows  # a group of lanes reads the same value
+    contiguous = Term(axis, 1) in last.terms and not any(axis in index.axes for index in outer)
+    return rows * (vector_instructions(tile[axis], lanes) if contiguous or is_arranged else 2.0 * tile[axis])
+
+
+def _repeats(nest: Nest, read: Access) -> Ints:
+    """[programs]: iterations of the loop right outside the innermost reduction, if they all read the same."""
+    order = np.arange(1, len(nest.node.axes) + 1)[:, None]
+    last = np.argmax(np.where(nest.extents[-3] > 1, order, 0), axis=0)
+    moves = np.isin(last, sorted(read.axes))
+    extent = np.take_along_axis(nest.extents[-3], last[None], axis=0)[0]
+    return np.where(moves, 1, extent)
