@@ -16,7 +16,6 @@ from records.statements import (
     among,
     dialect_of,
     digest,
-    insert_into,
     insert_missing,
     insert_of,
     table_of,
@@ -131,18 +130,12 @@ def history(session: Session, device_class: str, limit: int = 20000) -> list[Rec
     return _records(session, programs.order_by(RecordRow.id.desc()).limit(limit))
 
 
-def put_measured(session: Session, records: Sequence[Record]) -> None:
-    """Store measurements, each of another trace, in place of older ones of the same trace.
+def put_trials(session: Session, trial_ids: Sequence[int], now: float) -> None:
+    """Store the measurements of trials of one job that are done, each of another trace, in place of older
+    ones of the same trace. What they are stays in the database.
 
     A failure does not replace a success, unless it says that the result was wrong: then it never was one.
     """
-    if not records:
-        return
-    session.execute(_replacing(insert_into(session, RecordRow)), _rows(records))
-
-
-def put_trials(session: Session, trial_ids: Sequence[int], now: float) -> None:
-    """As `put_measured`, of trials of one job that are done. What they are stays in the database."""
     if not trial_ids:
         return
     session.execute(_put_trials(dialect_of(session)), {"trials": list(trial_ids), "stored_at": now})
@@ -150,6 +143,7 @@ def put_trials(session: Session, trial_ids: Sequence[int], now: float) -> None:
 
 @cache
 def _put_trials(dialect: str) -> ConflictInsert:
+    """What takes the place of a record is a new one, and has its id."""
     columns: dict[str, Any] = {
         "workload_hash": TrialRow.workload_hash,
         "device_class": DeviceClassRow.key,
@@ -170,12 +164,7 @@ def _put_trials(dialect: str) -> ConflictInsert:
         .where(among(dialect, TrialRow.id, "trials"))
         .order_by(*(columns[name] for name in _KEY))
     )
-    insert = insert_of(dialect, table_of(RecordRow))
-    return _replacing(insert.from_select(list(columns), measured))
-
-
-def _replacing(insert: ConflictInsert) -> ConflictInsert:
-    """Says what becomes of a record that is there: what replaces it is a new one, and has its id."""
+    insert = insert_of(dialect, table_of(RecordRow)).from_select(list(columns), measured)
     new = insert.excluded
     convincing = or_(new.outcome == Outcome.OK, new.outcome == Outcome.WRONG_RESULT)
     return insert.on_conflict_do_update(

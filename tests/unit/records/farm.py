@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from sqlalchemy.orm import Session
 
 from records import blobs, devices, events, jobs, leases, models, schedules, tasks, trials
+from records.statements import digest
+from records.tables import JobRow, TrialRow
 from search.device import Device
 from search.measurement import Measurement, Outcome
 from tests.devices import DEVICE
@@ -88,6 +90,45 @@ def make_job(
     tasks.add_tasks(session, job_id, [task_spec(job_id)])
     [task] = tasks.for_job(session, job_id)
     return Farm(session, job_id, task.id, device)
+
+
+def put_measured(session: Session, *records: schedules.Record) -> None:
+    """Stores records as trials of a finished job become ones, one after the other."""
+    for each in records:
+        job_id = f"of {each.device_class}"
+        if session.get(JobRow, job_id) is None:
+            jobs.create(session, job_id, request(session), None, now=1.0)
+            jobs.set_device_class(session, job_id, each.device_class)
+            jobs.advance(session, job_id, {jobs.JobState.QUEUED}, jobs.JobState.DONE, now=1.0)
+        tasks.add_tasks(session, job_id, [task_spec(job_id, each.workload_hash)])
+        [task] = [task for task in tasks.for_job(session, job_id) if task.workload_hash == each.workload_hash]
+        trial = _trial(each, task, repeat=len(trials.for_task(session, task.id)))
+        session.add(trial)
+        session.flush()
+        schedules.put_trials(session, [trial.id], each.created_at)
+
+
+def _trial(record: schedules.Record, task: tasks.Task, repeat: int) -> TrialRow:
+    return TrialRow(
+        job_id=task.job_id,
+        task_id=task.id,
+        workload_hash=record.workload_hash,
+        round=0,
+        program=record.program,
+        trace=record.trace,
+        trace_sha=digest(record.trace),
+        repeat=repeat,
+        predicted_s=1e-3,
+        state="done",
+        attempts=1,
+        outcome=record.outcome,
+        run_secs=list(record.run_secs),
+        latency_s=record.latency_s,
+        build_secs=0.1,
+        error="",
+        created_at=record.created_at,
+        finished_at=record.created_at,
+    )
 
 
 def task_spec(job_id: str, workload_hash: str = "w1") -> tasks.TaskSpec:

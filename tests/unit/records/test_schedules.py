@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from records import devices, schedules, tasks
 from records.schedules import Record
 from search.measurement import Outcome
-from tests.unit.records.farm import DEVICE
+from tests.unit.records.farm import DEVICE, put_measured
 
 OTHER = replace(DEVICE, cores=8)
 
@@ -32,27 +32,22 @@ def record(trace: str, latency_s: float | None = None, **changes: object) -> Rec
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
-def put(session: Session, *records: Record) -> None:
-    for each in records:
-        schedules.put_measured(session, [each])
-
-
 class TestBest:
     def test_is_the_fastest_that_went_well(self, session: Session) -> None:
         fast = record("t2", 1e-3)
-        put(session, record("t1", 2e-3), fast, record("t3"), record("t4", 3e-3))
+        put_measured(session, record("t1", 2e-3), fast, record("t3"), record("t4", 3e-3))
         assert schedules.best(session, "w1", DEVICE.key) == fast
 
     def test_keeps_workloads_and_classes_apart(self, session: Session) -> None:
         one, two = record("t", 2e-3), record("t", 3e-3, workload_hash="w2")
         other = record("t", 1e-3, device_class=OTHER.key)
-        put(session, one, two, other)
+        put_measured(session, one, two, other)
         assert schedules.best_many(session, ["w1", "w2", "w3"], DEVICE.key) == {"w1": one, "w2": two}
         assert schedules.best_many(session, ["w1", "w2"], OTHER.key) == {"w1": other}
         assert schedules.best_many(session, [], DEVICE.key) == {}
 
     def test_none_without_a_success(self, session: Session) -> None:
-        put(session, record("t"))
+        put_measured(session, record("t"))
         assert schedules.best(session, "w1", DEVICE.key) is None
 
     def test_is_looked_up_by_index(self, session: Session) -> None:
@@ -67,21 +62,21 @@ class TestBest:
 class TestRemeasuring:
     def test_the_newest_success_stands(self, session: Session) -> None:
         newer = record("t", 2e-3, created_at=6.0)
-        put(session, record("t", 1e-3), newer)
+        put_measured(session, record("t", 1e-3), newer)
         assert schedules.history(session, DEVICE.key) == [newer]
 
     def test_a_failure_replaces_no_success(self, session: Session) -> None:
         good = record("t", 1e-3)
-        put(session, good, record("t"))
+        put_measured(session, good, record("t"))
         assert schedules.best(session, "w1", DEVICE.key) == good
 
     def test_a_wrong_result_does(self, session: Session) -> None:
-        put(session, record("t", 1e-3), record("t", outcome=Outcome.WRONG_RESULT))
+        put_measured(session, record("t", 1e-3), record("t", outcome=Outcome.WRONG_RESULT))
         assert schedules.best(session, "w1", DEVICE.key) is None
 
     def test_a_success_replaces_a_failure(self, session: Session) -> None:
         good = record("t", 1e-3)
-        put(session, record("t"), good)
+        put_measured(session, record("t"), good)
         assert schedules.history(session, DEVICE.key) == [good]
 
 
@@ -92,14 +87,14 @@ class TestHistory:
             record("t2", created_at=6.0),
             record("t3", 1e-3, created_at=7.0),
         )
-        put(session, old, failed, new, record("t4", 1e-3, program=None))
-        put(session, record("t5", 1e-3, device_class=OTHER.key))
+        put_measured(session, old, failed, new, record("t4", 1e-3, program=None))
+        put_measured(session, record("t5", 1e-3, device_class=OTHER.key))
         assert schedules.history(session, DEVICE.key) == [new, failed, old]
         assert schedules.history(session, DEVICE.key, limit=1) == [new]
 
     def test_successes_by_workload_and_latency(self, session: Session) -> None:
         slow, fast, other = record("t1", 2e-3), record("t2", 1e-3), record("t", 1.0, workload_hash="w2")
-        put(session, other, slow, fast, record("t3"))
+        put_measured(session, other, slow, fast, record("t3"))
         assert schedules.successes(session, DEVICE.key) == [fast, slow, other]
         assert schedules.successes(session, DEVICE.key, ["w2"]) == [other]
 
@@ -111,25 +106,25 @@ class TestRecordsOfWorkloads:
             record("t2", created_at=6.0),
             record("t3", 1e-3, created_at=7.0, program=None),
         )
-        put(session, old, record("t4", workload_hash="w2"))
+        put_measured(session, old, record("t4", workload_hash="w2"))
         first, _ = schedules.newest(session, DEVICE.key)
-        put(session, failed, imported, record("t5", device_class=OTHER.key))
+        put_measured(session, failed, imported, record("t5", device_class=OTHER.key))
         assert schedules.of_workloads(session, DEVICE.key, ["w1"]) == [old, failed, imported]
         assert schedules.after(session, DEVICE.key, first) == [failed, imported]
 
     def test_the_fastest_with_a_program(self, session: Session) -> None:
         slow, fast = record("t1", 2e-3), record("t2", 1e-3)
-        put(session, slow, fast, record("t3"), record("t4", 1e-4, program=None), record("t5", 3e-3))
+        put_measured(session, slow, fast, record("t3"), record("t4", 1e-4, program=None), record("t5", 3e-3))
         assert schedules.fastest(session, DEVICE.key, "w1", 2) == [fast, slow]
         assert schedules.fastest(session, DEVICE.key, "w2", 2) == []
 
     def test_what_is_new(self, session: Session) -> None:
         assert schedules.newest(session, DEVICE.key) == (0, 0.0)
         assert schedules.last_until(session, DEVICE.key, 100.0) == 0
-        put(session, record("t1", 1e-3))
+        put_measured(session, record("t1", 1e-3))
         first, _ = schedules.newest(session, DEVICE.key)
-        put(session, record("t2", created_at=6.0), record("t3", created_at=7.0))
-        put(session, record("t4", device_class=OTHER.key, created_at=8.0))
+        put_measured(session, record("t2", created_at=6.0), record("t3", created_at=7.0))
+        put_measured(session, record("t4", device_class=OTHER.key, created_at=8.0))
         last, at = schedules.newest(session, DEVICE.key)
         assert at == 7.0
         assert schedules.last_until(session, DEVICE.key, 5.5) == first
@@ -138,19 +133,19 @@ class TestRecordsOfWorkloads:
         assert schedules.count_after(session, DEVICE.key, last) == 0
 
     def test_what_is_new_is_so_whatever_the_clock_says(self, session: Session) -> None:
-        put(session, record("t1", 1e-3, created_at=5000.0))
+        put_measured(session, record("t1", 1e-3, created_at=5000.0))
         before, _ = schedules.newest(session, DEVICE.key)
         late = record("t2", 1e-3, created_at=5.0)
-        put(session, late)
+        put_measured(session, late)
         assert schedules.newest(session, DEVICE.key)[1] == 5.0
         assert schedules.after(session, DEVICE.key, before) == [late]
         assert schedules.history(session, DEVICE.key)[0] == late
 
     def test_what_is_measured_again_is_new(self, session: Session) -> None:
-        put(session, record("t1", 1e-3), record("t2", 1e-3))
+        put_measured(session, record("t1", 1e-3), record("t2", 1e-3))
         before, _ = schedules.newest(session, DEVICE.key)
         again = record("t1", 2e-3, created_at=6.0)
-        put(session, again, record("t2", created_at=6.0))
+        put_measured(session, again, record("t2", created_at=6.0))
         assert schedules.after(session, DEVICE.key, before) == [again]
         assert schedules.count_after(session, DEVICE.key, before) == 1
 
@@ -163,7 +158,7 @@ class TestImport:
 
     def test_a_trace_that_has_a_record_is_left_alone(self, session: Session) -> None:
         ours = record("t1", 2e-3)
-        put(session, ours)
+        put_measured(session, ours)
         foreign = [record("t1", 1e-3), record("t2", 3e-3), record("t2", 4e-3)]
         assert schedules.add_imported(session, foreign, now=9.0) == 1
         assert schedules.add_imported(session, foreign, now=9.0) == 0

@@ -5,9 +5,9 @@ import math
 import pytest
 from sqlalchemy.orm import Session
 
-from records import devices, jobs, schedules, tasks, trials
+from records import devices, jobs, tasks, trials
 from search.measurement import Outcome
-from tests.unit.records.farm import DEVICE, Farm, make_job, task_spec
+from tests.unit.records.farm import DEVICE, Farm, make_job, put_measured, task_spec
 from tests.unit.records.test_schedules import record
 
 
@@ -32,7 +32,7 @@ class TestWorkloads:
         tasks.put_workload(session, "w3", "{}")
         assert tasks.tags(session, DEVICE.key) == {}
         for name, latency_s in (("w1", 1e-3), ("w2", None), ("w3", 1e-3)):
-            schedules.put_measured(session, [record("t", latency_s, workload_hash=name)])
+            put_measured(session, record("t", latency_s, workload_hash=name))
         assert tasks.tags(session, DEVICE.key) == {"w1": "SSR2:9"}
         assert tasks.tags(session, "another class") == {}
 

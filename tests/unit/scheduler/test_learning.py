@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from records import cost_models, schedules, tasks
+from records import cost_models, tasks
 from records.cost_models import Version
 from records.schedules import Record
 from scheduler import evaluation, learning
@@ -15,6 +15,7 @@ from scheduler.learning import CHEAP_SHARE, GROWTH, MIN_EVALUATED, MOST_SHARE, L
 from search.cost.model import CostModel
 from search.measurement import Outcome
 from search.programs.annotate import sample
+from tests.unit.records.farm import put_measured
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, Farm
 
 NOW = 1000.0
@@ -43,7 +44,7 @@ def measured(farm: Farm, count: int, at: float = NOW, task: Any = MATMUL) -> Non
                 source="trial",
                 created_at=at,
             )
-            schedules.put_measured(session, [record])
+            put_measured(session, record)
 
 
 def versions(farm: Farm) -> list[Version]:

@@ -17,6 +17,7 @@ from scheduler.memory import OVERLAP_S, STALE_S, Memory
 from search.measurement import Outcome
 from tests.devices import DEVICE
 from tests.services import Emptied
+from tests.unit.records.farm import put_measured
 from tests.unit.scheduler.farm import Farm
 
 START = 1000.0
@@ -42,8 +43,7 @@ def prepare(farm: Farm) -> None:
 
 def put(farm: Farm, *records: Record) -> None:
     with farm.database.begin() as session:
-        for each in records:
-            schedules.put_measured(session, [each])
+        put_measured(session, *records)
 
 
 def read(farm: Farm, kept: Memory, *names: str) -> dict[str, set[tuple[str, float | None]]]:
@@ -142,7 +142,7 @@ def test_on_postgresql_the_transaction_that_began_first_may_end_last(
     put(farm, record("w1", "a", START))
     settle(farm, kept, clock, "w1")
     with farm.database.begin() as slow:
-        schedules.put_measured(slow, [record("w1", "late", START)])
+        put_measured(slow, record("w1", "late", START))
         put(farm, record("w1", "b", START))
         assert read(farm, kept, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3)}}
     clock.now += OVERLAP_S - 1
