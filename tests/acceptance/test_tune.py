@@ -47,6 +47,7 @@ def test_a_model_is_tuned_compiled_again_and_computes_the_same(
     assert result["job"]["state"] == "done"
     assert result["tuned_latency_s"] <= result["untuned_latency_s"]
     assert sum(task["trials"] for task in result["tasks"]) == 24
+    assert [task["name"] for task in result["tasks"] if task["best_s"] is None] == []
 
     again = json.loads(
         done(tunefarm(["compile", model, "--output", "again", "--json"], environment, tmp_path))
