@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tvm
 
 from compiler.measuring import timing
 from compiler.measuring.timing import MAX_CLOSE_REPEATS, MAX_REPEATS, MIN_REPEATS, Kernel
@@ -17,45 +18,51 @@ BEST_S = 2e-3
 
 @dataclass
 class Machine:
-    """A candidate's calls take `secs`, one after the other, and the last of them for all that follow: a third
-    more, less and neither by turns when it is `shaky`."""
+    """A candidate's calls take `secs`, one after the other, and the last of them for all that follow."""
 
     secs: list[float]
-    shaky: bool = False
+    constants: tuple[int, ...] = ()
     now: float = 0.0
     timed: list[int] = field(default_factory=list)
     calls: int = 0
 
     def call(self, *_: object) -> None:
         self.calls += 1
-        off = (self.calls % 3 - 1) / 3 if self.shaky and len(self.secs) == 1 else 0.0
-        self.now += (1.0 + off) * (self.secs.pop(0) if len(self.secs) > 1 else self.secs[0])
+        self.now += self.secs.pop(0) if len(self.secs) > 1 else self.secs[0]
 
-    def time_evaluator(self, _name: str, _device: object, number: int, repeat: int, f_preproc: str) -> Any:
+    def time_evaluator(
+        self, _name: str, _device: object, number: int, repeat: int, min_repeat_ms: int, f_preproc: str
+    ) -> Any:
         """Warms up first, as TVM's does."""
         assert (number, f_preproc) == (1, timing.FLUSH)
 
         def evaluate(*_: object) -> Any:
             self.timed.append(repeat)
             self.call()
-            return SimpleNamespace(results=[self._timed_call() for _ in range(repeat)])
+            return SimpleNamespace(results=[self._mean(min_repeat_ms / 1e3) for _ in range(repeat)])
 
         return evaluate
 
     def measure(self, best_s: float | None) -> tuple[float, ...]:
-        kernel = Kernel(SimpleNamespace(mod=self), self.call, SimpleNamespace(sync=lambda: None), [], ())
+        device = SimpleNamespace(sync=lambda: None)
+        kernel = Kernel(
+            SimpleNamespace(mod=self), self.call, device, [tvm.runtime.empty((1,))] * 2, self.constants
+        )
         return kernel.timed(kernel.call(), best_s)
 
-    def _timed_call(self) -> float:
-        before = self.now
+    def _mean(self, at_least_s: float) -> float:
+        """Of as many calls as take so long."""
+        before, calls = self.now, self.calls
         self.call()
-        return self.now - before
+        while self.now - before < at_least_s:
+            self.call()
+        return (self.now - before) / (self.calls - calls)
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
-    def make(*secs: float, shaky: bool = False) -> Machine:
-        made = Machine(list(secs), shaky)
+    def make(*secs: float, constants: tuple[int, ...] = ()) -> Machine:
+        made = Machine(list(secs), constants)
         monkeypatch.setattr(timing.time, "perf_counter", lambda: made.now)
         return made
 
@@ -88,22 +95,26 @@ def test_what_is_in_between_is_timed_as_ever(machine: Make) -> None:
 @pytest.mark.parametrize("share", [0.5, 1.0, 1.09])
 def test_what_may_be_the_best_is_timed_longer(machine: Make, share: float) -> None:
     secs = (1.0, share * BEST_S, share * BEST_S)
-    long = machine(*secs, shaky=True).measure(BEST_S)
-    assert sum(long) > 2 * sum(machine(*secs, shaky=True).measure(None))
+    long = machine(*secs).measure(BEST_S)
+    assert sum(long) > 2 * sum(machine(*secs).measure(None))
     assert sum(long) == pytest.approx(timing.CLOSE_TIMING_S, abs=2 * share * BEST_S)
 
 
-def test_what_is_certain_already_is_not_timed_longer(machine: Make) -> None:
-    assert len(machine(BEST_S).measure(BEST_S)) == len(machine(BEST_S).measure(None))
+def test_short_ones_are_called_for_a_millisecond_in_every_repeat(machine: Make) -> None:
+    short = machine(1e-5)
+    assert short.measure(1e-5) == pytest.approx([1e-5] * MAX_CLOSE_REPEATS)
+    assert short.now == pytest.approx(timing.CLOSE_TIMING_S, rel=0.1)
+
+
+def test_with_constants_to_flush_a_repeat_is_one_call(machine: Make) -> None:
+    short = machine(1e-5, constants=(1,))
+    assert len(short.measure(1e-5)) == MAX_CLOSE_REPEATS
+    assert short.calls < 1.1 * MAX_CLOSE_REPEATS
 
 
 def test_a_machine_that_interrupts_again_and_again_costs_no_more_time(machine: Make) -> None:
     often = machine(*[1e-4] * 3, *[1e-4, 1e-4, 1e-2] * 40, 1e-4)
     assert sum(often.measure(1e-4)) < 3 * timing.CLOSE_TIMING_S
-
-
-def test_short_ones_that_may_be_the_best_are_repeated_more_often(machine: Make) -> None:
-    assert len(machine(1e-5, shaky=True).measure(1e-5)) == MAX_CLOSE_REPEATS
 
 
 @pytest.mark.parametrize("hiccups", [(1.0,), (BEST_S, 1.0)])
@@ -113,7 +124,7 @@ def test_one_interrupted_call_makes_nothing_slow(machine: Make, hiccups: tuple[f
 
 def test_what_is_slow_while_its_threads_sleep_only_is_not_slow(machine: Make) -> None:
     cold = [5e-4, 5e-4]
-    assert len(machine(*cold, 1e-5).measure(1e-5)) == MAX_REPEATS
+    assert len(machine(*cold, 1e-5).measure(1e-5)) == MAX_CLOSE_REPEATS
 
 
 def test_what_is_short_and_slow_when_warm_is_timed_briefly(machine: Make) -> None:
