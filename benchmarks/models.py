@@ -192,11 +192,7 @@ def _metric(what: str, metric: str, judged: Mapping[str, Metrics]) -> list[Figur
     if ours is None or theirs is None or estimate is None:
         return []
     peer = f"TVM's features and model: {number(theirs)}; our estimate, nothing learned: {number(estimate)}"
-    return [
-        figure(
-            f"{what}: {WORDS[metric]}, predicted unseen", ours, "", aim=at_least(round(theirs, 3)), peer=peer
-        )
-    ]
+    return [figure(f"{what}: {WORDS[metric]}, predicted unseen", ours, "", aim=at_least(theirs), peer=peer)]
 
 
 def _rank_correlation(name: str, records: Records, estimated_s: Floats) -> Figure:

@@ -85,12 +85,12 @@ class Aim:
 
 def at_least(bound: float) -> Aim:
     """Kept by `bound` and what is above it."""
-    return Aim(f"at least {bound:g}", lambda value: value >= bound)
+    return Aim(f"at least {number(bound)}", lambda value: value >= bound)
 
 
 def at_most(bound: float) -> Aim:
     """Kept by `bound` and what is below it."""
-    return Aim(f"at most {bound:g}", lambda value: value <= bound)
+    return Aim(f"at most {number(bound)}", lambda value: value <= bound)
 
 
 def figure(

@@ -222,13 +222,13 @@ def test_quick_measures_three_operators(
 ) -> None:
     file = tmp_path / "operators.json"
     assert operators.main(["--quick", "--threads", "2", "--json", str(file)]) == 0
-    assert measured == [(name, Plan(64, 2, rounds=5)) for name in ("GMM", "C2D", "DEP")]
+    assert measured == [(name, Plan(64, 2, rounds=5)) for name in ("GMM", "C1D", "DEP")]
     results = figures.read(file)
     assert results.command == f"python -m benchmarks.operators --quick --threads 2 --json {file}"
     kept = searches.read(searches.beside(file))
     assert len(kept) == 9
     assert {search.engine for search in kept} == {OURS, THEIRS, WARM}
-    assert "C2D (2 of 3, about 1 min left)" in capsys.readouterr().out
+    assert "C1D (2 of 3, about 1 min left)" in capsys.readouterr().out
 
 
 def test_the_paper_s_operators_go_on_after_a_failure(
@@ -329,7 +329,7 @@ def test_an_ablation_compares_ours_with_itself(tmp_path: Path, monkeypatch: pyte
     flags = ["--ablation", "--quick", "--threads", "2", "--seed", "7", "--json", str(file)]
     assert operators.main(flags) == 0
     kept = searches.read(searches.beside(file))
-    assert kept == tuple(side.search for name in ("GMM", "C2D", "DEP") for side in _variants(name))
+    assert kept == tuple(side.search for name in ("GMM", "C1D", "DEP") for side in _variants(name))
     found = figures.read(file).figures
     assert [each.value for each in found] == pytest.approx([1.5, 2.0])
     assert not any("limited space" in each.name for each in found)
