@@ -12,6 +12,7 @@ from threading import Barrier
 
 import compiler.measuring.bench
 from compiler.measuring.bench import Built, can_export
+from compiler.measuring.cores import bind_pool
 from compiler.packaging.library import Library
 from compiler.packaging.linker import MACHINES
 from compiler.target import probe
@@ -22,9 +23,10 @@ from worker.bench import Exported, Machines, Note, Subject
 
 class CompilerBench:
     """Measures on this machine's CPU with TVM, or exports for other machines. `TVM_NUM_THREADS` in the
-    environment must equal `threads`."""
+    environment must equal `threads`. Belongs to the thread that made it."""
 
     def __init__(self, threads: int) -> None:
+        bind_pool(threads)
         self._device = probe(threads)
         self._bench = lru_cache(maxsize=4)(compiler.measuring.bench.Bench)
         self._builders = ThreadPoolExecutor(threads, thread_name_prefix="build")

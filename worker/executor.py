@@ -332,14 +332,7 @@ class Executor:
             "HOME": str(scratch),
             "TVM_NUM_THREADS": str(self._config.threads),
         }
-        return _threads_where_allowed() | kept | ours
-
-
-def _threads_where_allowed() -> dict[str, str]:
-    """TVM pins its threads to the first cores, whether a process may use those or not (`taskset`)."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    is_confined = affinity is not None and len(affinity(0)) < (os.cpu_count() or 1)
-    return {"TVM_BIND_THREADS": "0"} if is_confined else {}
+        return kept | ours
 
 
 def _gaps(first: frames.Message) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from compiler import fallback
 from compiler.codegen.steps import compiled
 from compiler.constants.packing import Packed, Split
 from compiler.lowering.trace import apply_trace
+from compiler.measuring.cores import apart_from_pool
 from compiler.measuring.operands import SEED, Operands, random_array
 from compiler.measuring.outputs import difference
 from compiler.measuring.timing import Kernel
@@ -247,6 +248,7 @@ def _one_block(module: tvm.IRModule) -> tvm.IRModule:
     return schedule.mod
 
 
+@apart_from_pool()
 def _time_calls(call: Callable[[], object]) -> tuple[float, ...]:
     """Wall-clock seconds of repeated calls. The first one, which finds cold caches and a sleeping thread
     pool, counts only for modules so slow that it makes no difference."""

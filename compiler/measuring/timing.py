@@ -14,6 +14,8 @@ from typing import Any
 import tvm
 import tvm_ffi
 
+from compiler.measuring.cores import apart_from_pool
+
 FLUSH = "tunefarm.flush_constants"
 # What runs shorter is called again and again until so much time went by, which counts as one repeat.
 REPEAT_MS = 1
@@ -51,6 +53,7 @@ class Kernel:
         self.device.sync()
         return time.perf_counter() - start
 
+    @apart_from_pool()
     def timed(self, first_s: float, best_s: float | None) -> tuple[float, ...]:
         """Seconds of a call in every repeat: the more repeats, the closer they come to `best_s`, the best
         latency known of the workload. `first_s` is what a first call took."""

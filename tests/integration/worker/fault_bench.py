@@ -191,9 +191,6 @@ class FaultBench:
         wanted = ("TVM_NUM_THREADS", "TUNEFARM_TOKEN", "AWS_SECRET_ACCESS_KEY")
         return Measurement(Outcome.RUN_ERROR, error=" ".join(str(os.environ.get(name)) for name in wanted))
 
-    def do_binding(self, subject: Subject | None) -> Measurement:
-        return Measurement(Outcome.RUN_ERROR, error=str(os.environ.get("TVM_BIND_THREADS")))
-
     def do_limits(self, subject: Subject | None) -> Measurement:
         limits = Path("/proc/self/limits").read_text().splitlines()
         return Measurement(Outcome.RUN_ERROR, error="\n".join(limits))

@@ -134,19 +134,6 @@ def test_the_child_knows_no_secrets_and_how_many_threads_to_use() -> None:
     with_executor(work, TUNEFARM_TOKEN="secret", AWS_SECRET_ACCESS_KEY="secret")
 
 
-@pytest.mark.parametrize(("cpus", "binding"), [(3, "0"), (4, "None")])
-def test_threads_are_not_pinned_to_cores_that_the_worker_may_not_use(
-    cpus: int, binding: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("worker.executor.os.cpu_count", lambda: 4)
-    monkeypatch.setattr("worker.executor.os.sched_getaffinity", lambda _: set(range(cpus)))
-
-    async def work(executor: Executor) -> None:
-        assert (await executor.measure(subject("binding"), GENEROUS)).error == binding
-
-    with_executor(work)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_child_is_limited() -> None:
     async def work(executor: Executor) -> None:

@@ -1,0 +1,79 @@
+"""Where the threads of a kernel run: on real cores, in processes of their own, because TVM's pool stays."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from compiler.measuring.cores import apart_from_pool
+
+CORES = sorted(os.sched_getaffinity(0))
+# Prints the cores of all threads but those of libraries that were there before, the caller's first.
+SCRIPT = """
+import json, os, sys, threading
+import numpy as np, tvm
+from compiler.measuring.cores import apart_from_pool, bind_pool
+from tests.workloads import matmul
+
+def cores():
+    pool = sorted(thread for thread in map(int, os.listdir("/proc/self/task")) if thread not in others)
+    return [sorted(os.sched_getaffinity(thread)) for thread in (threading.get_native_id(), *pool)]
+
+threads = int(os.environ["TVM_NUM_THREADS"])
+os.sched_setaffinity(0, json.loads(sys.argv[1]))
+schedule = tvm.s_tir.Schedule(matmul(8, 8, 8))
+(block,) = schedule.get_child_blocks(schedule.get_sblock("root"))
+schedule.parallel(schedule.get_loops(block)[0])
+function = tvm.compile(schedule.mod, target="llvm")["main"]
+others = set(map(int, os.listdir("/proc/self/task")))
+bind_pool(threads)
+function(*(tvm.runtime.tensor(np.ones((8, 8), "float32")) for _ in range(3)))
+before = cores()
+with apart_from_pool():
+    timed = cores()
+print(json.dumps([before, timed, cores()]))
+"""
+
+
+def _cores(allowed: list[int], threads: int) -> list[list[list[int]]]:
+    """The cores of the threads of a pool, the caller's first: before, while and after something is timed."""
+    environment = {**os.environ, "TVM_NUM_THREADS": str(threads)}
+    command = [sys.executable, "-c", SCRIPT, json.dumps(allowed)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found: list[list[list[int]]] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="there is one core")
+def test_every_thread_has_a_core_of_its_own_while_something_is_timed() -> None:
+    before, timed, after = _cores(CORES, threads=2)
+    assert [len(cores) for cores in before] == [len(CORES), 1]
+    assert set(timed[0]) == set(CORES) - set(timed[1])
+    assert after == before
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="there is one core")
+@pytest.mark.parametrize("count", range(1, min(len(CORES), 3)))
+def test_a_process_that_may_not_use_all_cores_keeps_to_its_own(count: int) -> None:
+    allowed = CORES[-count:]
+    for found in _cores(allowed, threads=count):
+        assert len(found) == count
+        assert set().union(*found) == set(allowed)
+
+
+def test_more_threads_than_cores_are_timed_where_they_may_run() -> None:
+    for found in _cores(CORES[:1], threads=2):
+        assert set().union(*found) == set(CORES[:1])
+
+
+def test_a_thread_that_is_alone_stays_where_it_may_run() -> None:
+    before = os.sched_getaffinity(threading.get_native_id())
+    with pytest.raises(ValueError, match="while it ran"), apart_from_pool():
+        raise ValueError("while it ran")
+    assert os.sched_getaffinity(threading.get_native_id()) == before
