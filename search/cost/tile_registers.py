@@ -38,7 +38,7 @@ from search.dag import Access, Term
 from search.device import Device
 from search.programs.code_size import unrolled_steps
 from search.programs.moves import is_inlined
-from search.programs.nest import Floats, Nest, region, vector_instructions
+from search.programs.nest import Floats, Nest, touched_elements, vector_instructions
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.intrinsics import BY_NAME
@@ -178,8 +178,7 @@ def _sharing(nest: Nest, body: _Body, read: Access, vectors: Floats, shape: Sequ
         return np.ones_like(vectors)
     around = nest.depth - 3
     touched, alone = (
-        np.multiply.reduce(region(read, nest.inside[boundary], shape), dtype=np.float64)
-        for boundary in (around, nest.depth - 1)
+        touched_elements(read, nest.inside[boundary], shape) for boundary in (around, nest.depth - 1)
     )
     held = body.accumulators * nest.trips(around) + vectors * touched / alone
     steps = nest.trips(around) * nest.trips(around + 1)

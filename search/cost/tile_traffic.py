@@ -11,7 +11,7 @@ import numpy as np
 from search.cost.machine import COPY_CYCLES, L1_SHARE, L2_SHARE, L3_SHARE, LINE_BYTES, MEMORY_STALL_BYTES
 from search.dag import Access, Dag
 from search.device import Device
-from search.programs.nest import Floats, Nest, footprint_bytes, region
+from search.programs.nest import Floats, Nest, footprint_bytes, region, touched_elements
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.sketch import read_kind
@@ -64,7 +64,7 @@ def _footprint(population: Population, nest: Nest, access: Access, inside: Ints,
     programs]; a copy has no lines but its own. `levels` [boundaries] are the tile levels that follow."""
     buffer = population.sketch.dag.buffer[access.buffer]
     lines = footprint_bytes(access, inside, buffer, LINE_BYTES)
-    elements = np.multiply.reduce(region(access, inside, buffer.shape), dtype=np.float64)
+    elements = touched_elements(access, inside, buffer.shape)
     copied = levels[:, None] >= copied_at(population, nest, access)
     return np.where(copied, np.maximum(elements * buffer.item_bytes, LINE_BYTES), lines)
 
@@ -75,7 +75,7 @@ def copy_cycles(population: Population, nest: Nest, device: Device) -> Floats:
     for access in dict.fromkeys(nest.node.reads):
         place = copied_at(population, nest, access)
         buffer = population.sketch.dag.buffer[access.buffer]
-        elements = np.multiply.reduce(region(access, nest.inside, buffer.shape), dtype=np.float64)
+        elements = touched_elements(access, nest.inside, buffer.shape)
         trips = np.concatenate([np.ones((1, len(population))), nest.extents.prod(axis=1)])
         copies = np.cumprod(trips, axis=0)
         for level in range(0 if not buffer.constant else 1, nest.depth):

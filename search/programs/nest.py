@@ -123,6 +123,11 @@ def region(access: Access, inner: Ints, shape: Sequence[int]) -> list[Ints]:
     return touched
 
 
+def touched_elements(access: Access, inner: Ints, shape: Sequence[int]) -> Floats:
+    """[..., programs]: elements of the box that an access touches."""
+    return np.asarray(np.multiply.reduce(region(access, inner, shape), dtype=np.float64))
+
+
 def footprint_bytes(access: Access, inner: Ints, buffer: Buffer, line_bytes: int) -> Floats:
     """[..., programs]: bytes of the cache lines that an access touches, where every row starts on a line."""
     *rows, row = region(access, inner, buffer.shape) or [np.ones_like(inner[..., 0, :])]
