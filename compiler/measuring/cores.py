@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,9 @@ THREADS = Path("/proc/self/task")
 
 def bind_pool(threads: int) -> None:
     """Binds the calling thread's pool of `threads` to cores that the process may use. TVM on its own takes
-    the machine's first ones, whether they are allowed (`taskset`, containers) or not."""
+    the machine's first ones, whether they are allowed (`taskset`, containers) or not. Only Linux is asked."""
+    if sys.platform != "linux":
+        return
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < (os.cpu_count() or 1):
         configure = tvm.get_global_func("runtime.config_threadpool")
@@ -32,6 +35,9 @@ def apart_from_pool() -> Iterator[None]:
     beside a bound thread and leave it there for longer than a timing takes: on two cores, everything then
     seems to take twice as long.
     """
+    if sys.platform != "linux":
+        yield
+        return
     allowed = os.sched_getaffinity(0)
     free = allowed - _bound()
     os.sched_setaffinity(0, free or allowed)
