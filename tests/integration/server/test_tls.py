@@ -164,19 +164,21 @@ def test_mutual_tls_lets_our_certificates_in_but_not_without_a_token(mutual: Ser
 
 
 @pytest.mark.slow
-def test_a_worker_attaches_over_mutual_tls(mutual: Service, folder: Path) -> None:
+def test_a_worker_attaches_over_mutual_tls(mutual: Service, folder: Path, tmp_path: Path) -> None:
     server = f"127.0.0.1:{mutual.context.settings.grpc_port}"
     own = client_files(folder, "ours")
     flags = ("--server", server, "--name", "secured", "--ca", own.ca, "--cert", own.cert, "--key", own.key)
     command = [sys.executable, "-P", "-m", "worker", *map(str, flags)]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TUNEFARM_")}
     environment = kept | {"PYTHONPATH": str(ROOT), "TUNEFARM_WORKER_TOKEN": TOKEN}
-    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    said = tmp_path / "worker.log"
+    with said.open("w") as log, subprocess.Popen(command, env=environment, stderr=log) as process:
         try:
+            # The service lists a worker before the worker has its answer: the worker's own words count.
+            wait_until(lambda: "in touch with the service as secured" in said.read_text(), 60)
             headers = {"Authorization": f"Bearer {TOKEN}"}
-            wait_until(lambda: "secured" in mutual.http.get("/v1/workers", headers=headers).text, 60)
+            assert "secured" in mutual.http.get("/v1/workers", headers=headers).text
         finally:
             process.terminate()
-            _, errors = process.communicate(timeout=60)
-    assert "in touch with the service as secured" in errors
-    assert TOKEN not in errors
+            process.wait(60)
+    assert TOKEN not in said.read_text()
