@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from search.cost.machine import OVERLAP, balance_of
+from search.cost.machine import balance_of
 from search.dag import Access, Node, extent_of
 from search.device import Device, Gpu
 from search.programs.gpu_nest import FETCH, VTHREAD, GpuTile
@@ -36,6 +36,8 @@ LOAD_CYCLES, IN_FLIGHT = 500.0, 16.0
 SECTOR_BYTES = 32
 # Combining the partial results of a block's threads.
 COMBINE_CYCLES = 100.0
+# How much of what is not the longest adds up.
+OVERLAP = 0.76
 
 
 def gpu_terms(population: Population, device: Device) -> tuple[Floats, dict[str, Floats]]:

@@ -42,7 +42,7 @@ from search.programs.nest import Floats, Nest, touched_elements, vector_instruct
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.intrinsics import BY_NAME
-from search.sketches.predicates import is_permutation
+from search.sketches.predicates import is_permutation, lies_apart
 from search.sketches.stage import Placement
 
 # Structures with two reduction levels, such as SSRSRS, have a spatial one between them.
@@ -166,7 +166,9 @@ def _loads_of_all(population: Population, nest: Nest, body: _Body) -> Floats:
         kept = vectors * body.chain <= VECTOR_REGISTERS - body.accumulators - 1
         repeats = np.where(kept, _repeats(nest, read), 1)
         repeats = np.maximum(repeats, _sharing(nest, body, read, vectors, dag.buffer[read.buffer].shape))
-        slots = _slots_of_load(population, read.buffer, _conditions_asked(nest, body, read))
+        apart = 2.0 * body.tile[sorted(read.axes)].prod(axis=0) if node.vector_axis in read.axes else vectors
+        asked = _conditions_asked(nest, body, read)
+        slots = _slots_of_load(population, read.buffer, asked, np.maximum(apart / vectors, 1.0))
         loads = loads + vectors * slots / repeats
     return loads
 
@@ -194,9 +196,10 @@ def _conditions_asked(nest: Nest, body: _Body, read: Access) -> Floats:
     return np.where(is_one, 1.0 / nest.extents[nest.depth - 2, along].prod(axis=0), 1.0)
 
 
-def _slots_of_load(population: Population, buffer: str, asked: Floats) -> Floats:
+def _slots_of_load(population: Population, buffer: str, asked: Floats, apart: Floats) -> Floats:
     """[programs]: what a load takes, counted in loads: more where the value is computed on the spot. `asked`
-    is how often it asks the producer's condition."""
+    is how often it asks the producer's condition, `apart` as how many loads it counts where the producer finds
+    neighbours apart in memory."""
     sketch = population.sketch
     producer = sketch.dag.producer.get(buffer)
     if producer is None:
@@ -204,7 +207,8 @@ def _slots_of_load(population: Population, buffer: str, asked: Floats) -> Floats
     branches = INLINE_CYCLES * producer.has_branch * asked
     slots = (producer.flops / ISSUE_WIDTH + branches) * LOADS_PER_CYCLE
     for read in producer.reads:
-        slots = slots + _slots_of_load(population, read.buffer, asked)
+        loads = apart if lies_apart(read, producer.vector_axis) else np.ones_like(apart)
+        slots = slots + loads * _slots_of_load(population, read.buffer, asked, np.ones_like(apart))
     stage = sketch.stage[producer.name]
     inlined = (stage.placement is Placement.INLINE) | is_inlined(population, producer.name)
     return np.where(inlined, slots, 1.0)

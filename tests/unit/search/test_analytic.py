@@ -13,6 +13,7 @@ from search.programs.program import Program, gather
 from search.sketches.sketch import Sketch
 from search.sketches.space import generate
 from tests.unit.search import dags
+from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DAGS, DEVICE
 from tests.unit.search.programs import drawn, middling, program_of, seeds, sketch_of, sketches
 
@@ -140,6 +141,32 @@ def test_neighbouring_tiles_of_one_unrolled_body_share_what_they_read(unroll: in
     of_weights = 1.0
     assert found["accumulators"] == 2
     assert found["loads_per_fma"] == pytest.approx((of_data + of_weights) / 2)
+
+
+@pytest.mark.parametrize(
+    ("location", "of_turned"),
+    [
+        pytest.param("3", 2.0, id="copied into rows of two vectors"),
+        pytest.param("inline", 2.0 * 32, id="gathered, lane by lane"),
+    ],
+)
+def test_an_operand_that_is_transposed_on_the_spot_is_gathered(location: str, of_turned: float) -> None:
+    graph = dag(
+        {"a": (64, 64), "b": (64, 64)},
+        [
+            node("turned", {"k": 64, "j": 64}, ["b[j, k]"]),
+            node("matmul", {"i": 64, "j": 64}, ["a[i, k]", "turned[k, j]"], reduction={"k": 64}, flops=2.0),
+        ],
+    )
+    factors = dict(zip("ijk", GOOD, strict=True))
+    program = program_of(
+        sketch_of(graph, "nest turned; tile matmul SSRSRS"),
+        turned={"location": location},
+        matmul=factors | {"unroll": 0, "read a": "direct"},
+    )
+    found = estimate(gather([program]), DEVICE).quantities
+    of_a = 8.0
+    assert found["loads_per_fma"] == pytest.approx((of_a + of_turned) / 16)
 
 
 def test_an_uneven_share_for_the_cores_is_unbalanced() -> None:
