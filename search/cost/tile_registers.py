@@ -5,7 +5,7 @@ One step of the innermost reduction level takes, in cycles (constants in search.
 with
     A  accumulators: the innermost spatial factors, the vectorized one counted in instructions
     L  loads of every access: its vectors, or its scalars where it is the same for all lanes, each with what
-       it takes to compute a value that was inlined; none where what is read stays in registers, as what
+       it takes to compute a value that was inlined, or to gather one that was transposed; none where what is read stays in registers, as what
        neighbouring tiles of an unrolled body share
     n  = reorder window / (steps of a chain * (A + vectors of a row)): tiles side by side that run at once
     K  steps until the accumulators are stored, U  steps that are code of their own
@@ -198,8 +198,8 @@ def _conditions_asked(nest: Nest, body: _Body, read: Access) -> Floats:
 
 def _slots_of_load(population: Population, buffer: str, asked: Floats, apart: Floats) -> Floats:
     """[programs]: what a load takes, counted in loads: more where the value is computed on the spot. `asked`
-    is how often it asks the producer's condition, `apart` as how many loads it counts where the producer finds
-    neighbours apart in memory."""
+    is how often it asks the producer's condition, `apart` how many loads it counts for where the producer
+    finds neighbours apart in memory."""
     sketch = population.sketch
     producer = sketch.dag.producer.get(buffer)
     if producer is None:
