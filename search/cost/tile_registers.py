@@ -5,8 +5,8 @@ One step of the innermost reduction level takes, in cycles (constants in search.
 with
     A  accumulators: the innermost spatial factors, the vectorized one counted in instructions
     L  loads of every access: its vectors, or its scalars where it is the same for all lanes, each with what
-       it takes to compute a value that was inlined, or to gather one that was transposed; none where what is read stays in registers, as what
-       neighbouring tiles of an unrolled body share
+       it takes to compute a value that was inlined, or to gather one that was transposed; none where what is
+       read stays in registers, as what neighbouring tiles of an unrolled body share
     n  = reorder window / (steps of a chain * (A + vectors of a row)): tiles side by side that run at once
     K  steps until the accumulators are stored, U  steps that are code of their own
     spills: of the accumulators that no register holds
