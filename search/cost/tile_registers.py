@@ -36,7 +36,7 @@ from search.cost.sparsity import remaining_share
 from search.cost.tile_traffic import copied_at
 from search.dag import Access, Term
 from search.device import Device
-from search.programs.code_size import unrolled_steps
+from search.programs.code_size import GATHER_INSTRUCTIONS, unrolled_steps
 from search.programs.moves import is_inlined
 from search.programs.nest import Floats, Nest, touched_elements, vector_instructions
 from search.programs.program import Population
@@ -166,9 +166,8 @@ def _loads_of_all(population: Population, nest: Nest, body: _Body) -> Floats:
         kept = vectors * body.chain <= VECTOR_REGISTERS - body.accumulators - 1
         repeats = np.where(kept, _repeats(nest, read), 1)
         repeats = np.maximum(repeats, _sharing(nest, body, read, vectors, dag.buffer[read.buffer].shape))
-        apart = 2.0 * body.tile[sorted(read.axes)].prod(axis=0) if node.vector_axis in read.axes else vectors
-        asked = _conditions_asked(nest, body, read)
-        slots = _slots_of_load(population, read.buffer, asked, np.maximum(apart / vectors, 1.0))
+        asked, apart = _conditions_asked(nest, body, read), _loads_apart(nest, body, read, vectors)
+        slots = _slots_of_load(population, read.buffer, asked, apart)
         loads = loads + vectors * slots / repeats
     return loads
 
@@ -194,6 +193,13 @@ def _conditions_asked(nest: Nest, body: _Body, read: Access) -> Floats:
     along = [axis for axis in nest.node.reduction if axis not in outer]
     is_one = body.tile[outer].prod(axis=0) == 1
     return np.where(is_one, 1.0 / nest.extents[nest.depth - 2, along].prod(axis=0), 1.0)
+
+
+def _loads_apart(nest: Nest, body: _Body, read: Access, vectors: Floats) -> Floats:
+    """[programs]: what one of the `vectors` that a step loads counts for where their lanes lie apart."""
+    if nest.node.vector_axis not in read.axes:
+        return np.ones_like(vectors)
+    return np.maximum(GATHER_INSTRUCTIONS * body.tile[sorted(read.axes)].prod(axis=0) / vectors, 1.0)
 
 
 def _slots_of_load(population: Population, buffer: str, asked: Floats, apart: Floats) -> Floats:
@@ -224,7 +230,8 @@ def _loads_of(read: Access, tile: Ints, axis: int | None, lanes: int, is_arrange
     if all(term.divisor > 1 for index in read.indices for term in index.terms if term.axis == axis):
         return rows  # a group of lanes reads the same value
     contiguous = Term(axis, 1) in last.terms and not any(axis in index.axes for index in outer)
-    return rows * (vector_instructions(tile[axis], lanes) if contiguous or is_arranged else 2.0 * tile[axis])
+    in_vectors = contiguous or is_arranged
+    return rows * (vector_instructions(tile[axis], lanes) if in_vectors else GATHER_INSTRUCTIONS * tile[axis])
 
 
 def _repeats(nest: Nest, read: Access) -> Ints:
