@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from search.dag import Buffer
+from search.profile import Profile, assumed
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,9 @@ class Gpu:
     capability: int = 80
 
     def __post_init__(self) -> None:
-        for field, value in asdict(self).items():
+        for name, value in asdict(self).items():
             if value <= 0:
-                raise ValueError(f"a GPU's {field} must be positive, not {value}")
+                raise ValueError(f"a GPU's {name} must be positive, not {value}")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,9 @@ class Device:
     Sizes are bytes, caches per core except `l3_bytes`, which all cores share. `target` is the
     canonical JSON of the TVM target that code for this device is generated with. Of a device with a `gpu`,
     the cores are its multiprocessors and `vector_bytes` the widest load of a thread.
+
+    The `profile` is what its calibration measured. It is no part of the fingerprint: two calibrations of one
+    device never agree to the last digit.
     """
 
     name: str
@@ -48,12 +52,13 @@ class Device:
     toolchain: str
     target: str
     gpu: Gpu | None = None
+    profile: Profile | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         sizes = ("cores", "vector_bytes", "l1_bytes", "l2_bytes", "l3_bytes")
-        for field in sizes:
-            if getattr(self, field) <= 0:
-                raise ValueError(f"a device's {field} must be positive, not {getattr(self, field)}")
+        for name in sizes:
+            if getattr(self, name) <= 0:
+                raise ValueError(f"a device's {name} must be positive, not {getattr(self, name)}")
         object.__setattr__(self, "features", tuple(self.features))
 
     @property
@@ -74,11 +79,17 @@ class Device:
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
+    @property
+    def speeds(self) -> Profile:
+        """The profile, or what is assumed of a device that wasn't calibrated."""
+        return self.profile or assumed(self.machine, self.features, self.cores)
+
     def lanes(self, buffer: Buffer) -> int:
         """Elements of a buffer in the longest vector."""
         return max(self.vector_bytes // buffer.item_bytes, 1)
 
     def to_json(self) -> str:
+        """The fingerprint."""
         return json.dumps(self._facts(), sort_keys=True)
 
     @classmethod
@@ -92,8 +103,9 @@ class Device:
             raise ValueError(f"not a device fingerprint: {error}") from error
 
     def _facts(self) -> dict[str, Any]:
-        """Every field; CPUs are described as they were before there were GPUs."""
+        """Every field of the fingerprint; CPUs are described as they were before there were GPUs."""
         facts = asdict(self)
+        del facts["profile"]
         if self.gpu is None:
             del facts["gpu"]
         return facts
