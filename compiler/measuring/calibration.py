@@ -20,8 +20,9 @@ import logging
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,9 @@ _log = logging.getLogger(__name__)
 # What another version measured is measured again.
 VERSION = 1
 BUDGET_S = 20.0
-# A kernel is called for REPEAT_S, in calls of CALL_S, each followed by a chain of CHAIN_S.
-REPEAT_S, MEMORY_REPEAT_S, CALL_S, CHAIN_S = 0.15, 0.4, 1e-3, 2e-4
-LAUNCHES = 500
+# In each round a kernel is called for REPEAT_S, in calls of CALL_S, each followed by a chain of CHAIN_S.
+ROUNDS, REPEAT_S, FAR_REPEAT_S, CALL_S, CHAIN_S = 4, 0.06, 0.15, 1e-3, 2e-4
+LAUNCHES = 100
 OTHER_TYPES = ("float16", "bfloat16", "int32", "float64")
 # Dependent operations in the loops of the chain and of the latency.
 CHAINED, WAITED = 64, 8
@@ -117,8 +118,24 @@ def _rates(found: Mapping[str, Any], base: Profile) -> dict[str, float]:
     return dict(zip(RATES, rates, strict=True))
 
 
+@dataclass
+class _Kernel:
+    """A kernel that is timed: `note` takes the cycles of a step and those of a second. `fastest_s` are of
+    `steps` steps, `chain_s` of the chain after it; one that runs on all cores is for `everyone`. It is called
+    for `repeat_s` in each round."""
+
+    call: Call
+    note: Callable[[float, float], None]
+    everyone: bool = False
+    repeat_s: float = REPEAT_S
+    steps: int = 0
+    fastest_s: float = math.inf
+    chain_s: float = math.inf
+
+
 class _Calibration:
-    """Measures one quantity after the other, the most important ones first."""
+    """Measures one quantity after the other, the most important ones first, then all of them again: what
+    disturbs a machine lasts longer than a kernel is called in a row."""
 
     def __init__(self, device: Device, clock: Callable[[], float]) -> None:
         """Raises ValueError when TVM doesn't know the device's target."""
@@ -127,6 +144,7 @@ class _Calibration:
         self._target = parse_target(device.target)
         self._registers = assumed(device.machine, device.features, device.cores).registers
         self._found: dict[str, Any] = {}
+        self._launches: list[float] = []
         self._overhead_s = 0.0
         self._chain: Call = lambda steps: None
         self._chain_steps = 1
@@ -141,7 +159,29 @@ class _Calibration:
         except Exception as error:  # TVM raises whatever class its C++ side names
             problem = f"no kernel compiles and runs for {self._device.target}: {_tail(error)}"
             raise CalibrationError(problem) from error
-        quantities: dict[str, Callable[[], None]] = {
+        begun = []
+        for name, kernels in self._quantities.items():
+            if self._clock() >= end_s:
+                _log.info("the calibration's %g s were spent when it came to %s", budget_s, name)
+                return self._found
+            try:
+                for kernel in kernels():
+                    self._repeat(kernel)
+                    begun.append(kernel)
+            except Exception as error:
+                _log.warning("%s can't be calibrated: %s", name, _tail(error))
+        for kernel in begun * (ROUNDS - 1):
+            if self._clock() >= end_s:
+                break
+            self._repeat(kernel)
+        return self._found
+
+    # What it measures
+
+    @property
+    def _quantities(self) -> dict[str, Callable[[], Iterator[_Kernel]]]:
+        others = {f"the multiply-adds of {dtype}": partial(self._multiply, dtype) for dtype in OTHER_TYPES}
+        return {
             "the multiply-adds of float32": partial(self._multiply, FLOAT32),
             "the launch of threads": self._launch,
             "the rates of caches and memory": self._draw,
@@ -149,94 +189,91 @@ class _Calibration:
             "gathers": self._gather,
             "the multiply-adds of int8": self._multiply_bytes,
             "the memory's rate for all cores": self._draw_together,
-            **{f"the multiply-adds of {dtype}": partial(self._multiply, dtype) for dtype in OTHER_TYPES},
+            **others,
         }
-        for name, measure in quantities.items():
-            if self._clock() >= end_s:
-                _log.info("calibration: its %g s were spent when it came to %s", budget_s, name)
-                break
-            try:
-                measure()
-            except Exception as error:
-                _log.warning("calibration: %s can't be measured: %s", name, _tail(error))
-        return self._found
-
-    # What it measures
 
     def _count_cycles(self) -> None:
         """Prepares the chain that counts cycles."""
         main = self._compiled(_chain)
-        source, result = _tensor(2, "uint32"), _tensor(1, "uint32")
-        self._chain = partial(main, source, result)
+        self._chain = partial(main, _tensor(2, "uint32"), _tensor(1, "uint32"))
         self._overhead_s = min(self._secs(self._chain, 0) for _ in range(20))
         self._chain_steps = self._steps(self._chain, CHAIN_S)
 
-    def _multiply(self, dtype: str) -> None:
-        lanes = self._device.vector_bytes // np.dtype(dtype).itemsize
-        chains = self._chains
+    def _multiply(self, dtype: str) -> Iterator[_Kernel]:
+        size = np.dtype(dtype).itemsize
+        lanes = self._device.vector_bytes // size
+        # TVM sums up in 32 bits what is narrower.
+        chains = self._chains * min(size, 4) // 4
         main = self._compiled(partial(_multiply_adds, dtype, dtype, lanes, lanes, chains, _multiply_add))
-        call = partial(main, _tensor(2 * lanes, dtype), _tensor(chains * lanes, dtype))
-        cycles, hertz = self._cycles(call)
-        if dtype == FLOAT32:
-            self._found["hertz"] = hertz
-        self._add(dtype, chains / cycles)
 
-    def _multiply_bytes(self) -> None:
+        def note(cycles: float, hertz: float) -> None:
+            self._add(dtype, chains / cycles)
+            if dtype == FLOAT32:
+                self._found["hertz"] = hertz
+
+        yield _Kernel(partial(main, _tensor(2 * lanes, dtype), _tensor(chains * lanes, dtype)), note)
+
+    def _multiply_bytes(self) -> Iterator[_Kernel]:
         """By the instruction that sums up products of bytes, where the search would use it."""
-        lanes, chains = self._device.vector_bytes, self._chains
+        size, lanes, chains = self._device.vector_bytes, self._device.vector_bytes // 4, self._chains
         instruction = next((step for feature, step in DOT_PRODUCTS if feature in self._device.features), None)
         if instruction is not None:
-            main = self._compiled(
-                partial(_multiply_adds, "int8", "int32", lanes, lanes // 4, chains, instruction)
-            )
-            call = partial(main, _tensor(2 * lanes, "int8"), _tensor(chains * lanes // 4, "int32"))
-            self._add("int8", chains / self._cycles(call)[0])
+            main = self._compiled(partial(_multiply_adds, "int8", "int32", size, lanes, chains, instruction))
+            call = partial(main, _tensor(2 * size, "int8"), _tensor(chains * lanes, "int32"))
+            yield _Kernel(call, lambda cycles, hertz: self._add("int8", chains / cycles))
             return
-        main = self._compiled(partial(_widened_multiply_adds, lanes // 4))
+        main = self._compiled(partial(_widened_multiply_adds, lanes))
         rows = _tensor(WIDENED_STEPS * WIDENED_ROWS, "int8")
-        columns = _tensor(WIDENED_STEPS * WIDENED_COLUMNS * (lanes // 4), "int8")
-        result = _tensor(WIDENED_ROWS * WIDENED_COLUMNS * (lanes // 4), "int32")
-        cycles, _ = self._cycles(partial(main, rows, columns, result))
-        self._add("int8", WIDENED_STEPS * WIDENED_ROWS * WIDENED_COLUMNS / 4 / cycles)
+        columns = _tensor(WIDENED_STEPS * WIDENED_COLUMNS * lanes, "int8")
+        call = partial(main, rows, columns, _tensor(WIDENED_ROWS * WIDENED_COLUMNS * lanes, "int32"))
+        # A vector of bytes is four of whole numbers.
+        vectors = WIDENED_STEPS * WIDENED_ROWS * WIDENED_COLUMNS / 4
+        yield _Kernel(call, lambda cycles, hertz: self._add("int8", vectors / cycles))
 
-    def _wait(self) -> None:
+    def _wait(self) -> Iterator[_Kernel]:
         lanes = self._device.vector_bytes // 4
         main = self._compiled(partial(_dependent_multiply_adds, lanes))
-        source = _tensor(SMALL_BYTES // 4, FLOAT32)
-        cycles, _ = self._cycles(partial(main, source, _tensor(lanes, FLOAT32)))
-        self._found["latency_cycles"] = cycles / (SMALL_BYTES // 4 // (WAITED * lanes) * WAITED)
+        call = partial(main, _tensor(SMALL_BYTES // 4, FLOAT32), _tensor(lanes, FLOAT32))
+        waits = SMALL_BYTES // 4 // (WAITED * lanes) * WAITED
+        yield _Kernel(call, self._noted("latency_cycles", lambda cycles: cycles / waits))
 
-    def _gather(self) -> None:
+    def _gather(self) -> Iterator[_Kernel]:
         lanes = self._device.vector_bytes // 4
         main = self._compiled(partial(_gathers, lanes))
-        source = _tensor(GATHERED * lanes * ROW_ELEMENTS, FLOAT32)
-        cycles, _ = self._cycles(partial(main, source, _tensor(GATHERED * lanes, FLOAT32)))
-        self._found["gather_cycles"] = cycles / (ROW_COLUMNS * GATHERED * lanes)
+        call = partial(
+            main, _tensor(GATHERED * lanes * ROW_ELEMENTS, FLOAT32), _tensor(GATHERED * lanes, FLOAT32)
+        )
+        gathered = ROW_COLUMNS * GATHERED * lanes
+        yield _Kernel(call, self._noted("gather_cycles", lambda cycles: cycles / gathered))
 
-    def _draw(self) -> None:
+    def _draw(self) -> Iterator[_Kernel]:
         device = self._device
         main = self._compiled(partial(_stream, device.vector_bytes // 4, 1))
-        draws = partial(self._drawn, main, 1)
-        self._found["loads"] = draws(SMALL_BYTES) / device.vector_bytes
-        self._found["l1_rate"] = draws(device.l1_bytes // 2)
-        self._found["l2_rate"] = draws(device.l2_bytes // 2)
+        yield self._drawn("loads", main, SMALL_BYTES, unit=device.vector_bytes)
+        yield self._drawn("l1_rate", main, device.l1_bytes // 2)
+        yield self._drawn("l2_rate", main, device.l2_bytes // 2)
         if device.l3_bytes // 2 > device.l2_bytes:
-            self._found["l3_rate"] = draws(device.l3_bytes // 2)
-        self._found["memory_rate"] = draws(self._memory_bytes(), MEMORY_REPEAT_S)
+            yield self._drawn("l3_rate", main, device.l3_bytes // 2)
+        yield self._drawn("memory_rate", main, self._memory_bytes())
 
-    def _draw_together(self) -> None:
+    def _draw_together(self) -> Iterator[_Kernel]:
         cores = self._device.cores
         main = self._compiled(partial(_stream, self._device.vector_bytes // 4, cores))
-        self._found["memory_rate_all"] = self._drawn(main, cores, self._memory_bytes(), MEMORY_REPEAT_S)
+        yield self._drawn("memory_rate_all", main, self._memory_bytes(), cores)
 
-    def _launch(self) -> None:
+    def _launch(self) -> Iterator[_Kernel]:
         cores = self._device.cores
         library = tvm.compile(_module(partial(_launched, cores)), target=self._target)
         result = _tensor(cores * 16, "int32")
+        timer = library.mod.time_evaluator("main", tvm.cpu(), number=1, repeat=LAUNCHES)
+
+        def launch(steps: int) -> None:
+            """TVM's own timer calls it: Python would take as long as the threads do."""
+            self._launches += timer(result).results
+            self._found["launch_s"] = statistics.median(self._launches)
+
         library["main"](result)
-        with apart_from_pool():
-            timer = library.mod.time_evaluator("main", tvm.cpu(), number=1, repeat=LAUNCHES)
-            self._found["launch_s"] = statistics.median(timer(result).results)
+        yield _Kernel(launch, lambda cycles, hertz: None, everyone=True)
 
     # How it measures
 
@@ -248,39 +285,51 @@ class _Calibration:
     def _add(self, dtype: str, rate: float) -> None:
         self._found.setdefault("multiply_adds", {})[dtype] = rate
 
-    def _drawn(self, main: Any, cores: int, size: int, repeat_s: float = REPEAT_S) -> float:
-        """Bytes a cycle that `cores` draw from a working set."""
+    def _noted(self, field: str, value: Callable[[float], float]) -> Callable[[float, float], None]:
+        """Notes a field of the profile."""
+
+        def note(cycles: float, hertz: float) -> None:
+            self._found[field] = value(cycles)
+
+        return note
+
+    def _drawn(self, field: str, main: Any, size: int, cores: int = 1, unit: int = 1) -> _Kernel:
+        """`cores` read a working set; what they draw in a cycle is noted in units of so many bytes."""
         block = self._device.vector_bytes * SIDE_BY_SIDE * cores
-        blocks = max(size // block, 1)
-        source = _tensor(blocks * block // 4, "int32")
-        call = partial(main, source, _tensor(block // 4, "int32"))
-        call(1)
-        with apart_from_pool():
-            cycles, _ = self._cycles(call, repeat_s)
-        return blocks * block / cycles
+        read = max(size // block, 1) * block
+        call = partial(main, _tensor(read // 4, "int32"), _tensor(block // 4, "int32"))
+        note = self._noted(field, lambda cycles: read / cycles / unit)
+        # What lies far away comes through what all cores share: it is disturbed more often.
+        repeat_s = REPEAT_S if read <= self._device.l2_bytes else FAR_REPEAT_S
+        return _Kernel(call, note, cores > 1, repeat_s)
 
     def _memory_bytes(self) -> int:
         """Raises MemoryError when there is too little to leave the caches."""
-        device = self._device
-        wanted = min(max(int(TIMES_L3 * device.l3_bytes), LEAST_BYTES), MOST_BYTES)
+        l3_bytes = self._device.l3_bytes
+        wanted = min(max(int(TIMES_L3 * l3_bytes), LEAST_BYTES), MOST_BYTES)
         size = min(wanted, int(FREE_SHARE * free_bytes()))
-        if size < LEAST_TIMES_L3 * device.l3_bytes:
-            raise MemoryError(f"{size >> 20} MiB are free, too few beside a cache of {device.l3_bytes >> 20}")
+        if size < LEAST_TIMES_L3 * l3_bytes:
+            raise MemoryError(f"{size >> 20} MiB may be used, too few beside a cache of {l3_bytes >> 20} MiB")
         return size
 
     def _compiled(self, body: Callable[[], None]) -> Any:
         return tvm.compile(_module(body), target=self._target)["main"]
 
-    def _cycles(self, call: Call, repeat_s: float = REPEAT_S) -> tuple[float, float]:
-        """The cycles of one step of a kernel, and how many go by in a second meanwhile."""
-        steps = self._steps(call, CALL_S)
-        end_s = self._clock() + repeat_s
-        fastest_s = chain_s = math.inf
-        while fastest_s == math.inf or self._clock() < end_s:
-            fastest_s = min(fastest_s, self._secs(call, steps))
-            chain_s = min(chain_s, self._secs(self._chain, self._chain_steps))
-        hertz = self._chain_steps * CHAINED / chain_s
-        return fastest_s / steps * hertz, hertz
+    def _repeat(self, kernel: _Kernel) -> None:
+        """Calls it for a round. Whichever round was the fastest counts, of its chain as well: a clock that
+        is fast for one of them is so for the other."""
+        if not kernel.steps:
+            kernel.steps = self._steps(kernel.call, CALL_S)
+        # The pool's threads are there, after a first call.
+        with apart_from_pool() if kernel.everyone else nullcontext():
+            end_s = self._clock() + kernel.repeat_s
+            while True:
+                kernel.fastest_s = min(kernel.fastest_s, self._secs(kernel.call, kernel.steps))
+                kernel.chain_s = min(kernel.chain_s, self._secs(self._chain, self._chain_steps))
+                if self._clock() >= end_s:
+                    break
+        hertz = self._chain_steps * CHAINED / kernel.chain_s
+        kernel.note(kernel.fastest_s / kernel.steps * hertz, hertz)
 
     def _steps(self, call: Call, secs: float) -> int:
         """How many steps take so long."""
@@ -445,7 +494,7 @@ def _stream(lanes: int, cores: int) -> None:
         with T.serial(steps), T.serial(blocks) as block:
             for i, one in enumerate(sums):
                 start = ((core * blocks + block) * SIDE_BY_SIDE + i) * lanes
-                loaded = T.bitwise_xor(_vector(one, 0, lanes), _vector(source, start, lanes))
+                loaded = _vector(one, 0, lanes) + _vector(source, start, lanes)
                 T.buffer_store(one, loaded, [T.ramp(0, 1, lanes)])
         _store(result, sums, lanes, core * SIDE_BY_SIDE * lanes)
 
