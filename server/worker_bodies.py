@@ -15,7 +15,8 @@ class WorkerBody(BaseModel):
 
     `trials_per_minute` are those of the last five minutes; `trial_s` is what a trial takes on it. Null is
     what isn't known: `load` (processes that wanted to run, over a minute), `temperature_c` (of its
-    processor). `candidates` and `candidates_done` are of the `lease` it holds.
+    processor). `candidates` and `candidates_done` are of the `lease` it holds. `calibrate`: people want it to
+    measure its device's profile again, which it hasn't yet.
     """
 
     id: str
@@ -43,6 +44,7 @@ class WorkerBody(BaseModel):
     candidates: int | None
     candidates_done: int | None
     uncontained: str
+    calibrate: bool
 
     @classmethod
     def of(cls, worker: WorkerInfo, now: float, trials_per_minute: float, held: Held | None) -> WorkerBody:
@@ -73,6 +75,7 @@ class WorkerBody(BaseModel):
             candidates=vitals.candidates if held else None,
             candidates_done=vitals.candidates_done if held else None,
             uncontained=vitals.uncontained,
+            calibrate=worker.calibrate,
         )
 
 
@@ -80,8 +83,31 @@ class WorkersBody(BaseModel):
     items: list[WorkerBody]
 
 
+class ProfileBody(BaseModel):
+    """What a core does, as calibration measured it: clock rate while vectors are multiplied, vector
+    multiply-adds a cycle by element type, their latency in cycles, vector registers, vector loads a cycle,
+    cycles to gather a lane; bytes a cycle from each cache and from memory, and what all cores together draw
+    from memory; seconds to launch and join all threads. What is `derived` wasn't measured, but follows from
+    the rest or from the instruction set."""
+
+    hertz: float
+    multiply_adds: dict[str, float]
+    latency_cycles: float
+    registers: int
+    loads: float
+    gather_cycles: float
+    l1_rate: float
+    l2_rate: float
+    l3_rate: float
+    memory_rate: float
+    memory_rate_all: float
+    launch_s: float
+    derived: list[str]
+
+
 class DeviceClassBody(BaseModel):
-    """Devices of equal hardware and toolchain; `key` and `name` can be a job's target."""
+    """Devices of equal hardware and toolchain; `key` and `name` can be a job's target. The `profile` is null
+    until one of them has been calibrated."""
 
     key: str
     name: str
@@ -95,6 +121,7 @@ class DeviceClassBody(BaseModel):
     l3_bytes: int
     toolchain: str
     target: str
+    profile: ProfileBody | None
 
 
 class DeviceClassesBody(BaseModel):

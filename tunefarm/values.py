@@ -133,7 +133,7 @@ class Worker:
     it was seen lately. `load` is how many processes wanted to run, on average over a minute. `candidates` are
     those of the `lease` it holds. `uncontained` says what measured code isn't kept from there, if anything.
     One whose `role` is build measures nothing; its trials are those that it built, for the machines in
-    `builds_for`.
+    `builds_for`. `calibrate`: it is wanted to measure its device's profile again, which it hasn't yet.
     """
 
     id: str
@@ -160,6 +160,19 @@ class Worker:
     uncontained: str = ""
     role: str = "measure"
     builds_for: tuple[str, ...] = ()
+    calibrate: bool = False
+
+
+@dataclass(frozen=True)
+class DeviceClass:
+    """Devices of equal hardware and toolchain. The `profile` has the fields of search.profile's; None until
+    one of them has been calibrated."""
+
+    key: str
+    name: str
+    cores: int
+    vector_bytes: int
+    profile: dict[str, Any] | None = None
 
 
 class Scope(StrEnum):
