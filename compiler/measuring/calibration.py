@@ -23,7 +23,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +40,6 @@ from search.profile import FLOAT32, Profile, assumed
 
 _log = logging.getLogger(__name__)
 
-# What another version measured is measured again.
-VERSION = 1
 BUDGET_S = 20.0
 # In each round a kernel is called for REPEAT_S, in calls of CALL_S, each followed by a chain of CHAIN_S.
 ROUNDS, REPEAT_S, FAR_REPEAT_S, CALL_S, CHAIN_S = 4, 0.06, 0.15, 1e-3, 2e-4
@@ -145,6 +143,7 @@ class _Calibration:
         self._registers = assumed(device.machine, device.features, device.cores).registers
         self._found: dict[str, Any] = {}
         self._launches: list[float] = []
+        self._working_sets: dict[int, Any] = {}
         self._overhead_s = 0.0
         self._chain: Call = lambda steps: None
         self._chain_steps = 1
@@ -254,12 +253,12 @@ class _Calibration:
         yield self._drawn("l2_rate", main, device.l2_bytes // 2)
         if device.l3_bytes // 2 > device.l2_bytes:
             yield self._drawn("l3_rate", main, device.l3_bytes // 2)
-        yield self._drawn("memory_rate", main, self._memory_bytes())
+        yield self._drawn("memory_rate", main, self._memory_bytes)
 
     def _draw_together(self) -> Iterator[_Kernel]:
         cores = self._device.cores
         main = self._compiled(partial(_stream, self._device.vector_bytes // 4, cores))
-        yield self._drawn("memory_rate_all", main, self._memory_bytes(), cores)
+        yield self._drawn("memory_rate_all", main, self._memory_bytes, cores)
 
     def _launch(self) -> Iterator[_Kernel]:
         cores = self._device.cores
@@ -296,15 +295,22 @@ class _Calibration:
     def _drawn(self, field: str, main: Any, size: int, cores: int = 1, unit: int = 1) -> _Kernel:
         """`cores` read a working set; what they draw in a cycle is noted in units of so many bytes."""
         block = self._device.vector_bytes * SIDE_BY_SIDE * cores
-        read = max(size // block, 1) * block
-        call = partial(main, _tensor(read // 4, "int32"), _tensor(block // 4, "int32"))
+        read = size // block * block
+        call = partial(main, self._working_set(size), _tensor(block // 4, "int32"))
         note = self._noted(field, lambda cycles: read / cycles / unit)
         # What lies far away comes through what all cores share: it is disturbed more often.
         repeat_s = REPEAT_S if read <= self._device.l2_bytes else FAR_REPEAT_S
         return _Kernel(call, note, cores > 1, repeat_s)
 
+    def _working_set(self, size: int) -> Any:
+        """One for each size."""
+        if size not in self._working_sets:
+            self._working_sets[size] = _tensor(size // 4, "int32")
+        return self._working_sets[size]
+
+    @cached_property
     def _memory_bytes(self) -> int:
-        """Raises MemoryError when there is too little to leave the caches."""
+        """What is in memory only. Raises MemoryError when there is too little to leave the caches."""
         l3_bytes = self._device.l3_bytes
         wanted = min(max(int(TIMES_L3 * l3_bytes), LEAST_BYTES), MOST_BYTES)
         size = min(wanted, int(FREE_SHARE * free_bytes()))

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from proto.values import Built, Outcome, Result
-from search.device import Device
+from proto.values import Built, Outcome, Result, WorkerReport
 
 _log = logging.getLogger(__name__)
 
@@ -50,17 +49,18 @@ def believed(result: Result) -> Result:
     return replace(result, measurement=refused)
 
 
-def believed_device(device: Device, worker_id: str) -> Device:
-    """The device, without a profile that no calibration can have measured; that is logged."""
+def believed_report(report: WorkerReport) -> WorkerReport:
+    """The report, its device without a profile that no calibration can have measured; that is logged."""
+    device = report.device
+    if device is None or device.profile is None:
+        return report
     profile = device.profile
-    if profile is None:
-        return device
     said = [(name, getattr(profile, name), limits) for name, limits in PROFILE_RANGES.items()]
     rates = profile.multiply_adds.items()
     said += [(f"multiply_adds of {dtype}", rate, MULTIPLY_ADDS) for dtype, rate in rates]
     for name, number, (least, most) in said:
         if not least <= number <= most:
             problem = "the profile of worker %s is refused: no machine has %s of %g"
-            _log.warning(problem, worker_id, name, number)
-            return replace(device, profile=None)
-    return device
+            _log.warning(problem, report.worker_id, name, number)
+            return replace(report, device=replace(device, profile=None))
+    return report

@@ -27,7 +27,7 @@ from records.builders import Builder
 from records.devices import Asked, SessionFenced
 from records.jobs import JobState
 from records.results import TrialResult
-from server.fleet.plausible import believed, believed_device
+from server.fleet.plausible import believed, believed_report
 
 IDLE_S = 1.0
 EVICTED_S = 5.0
@@ -93,7 +93,7 @@ def _present(session: Session, report: WorkerReport, announced: bool, now: float
     if known and not report.starting:
         return devices.seen(session, worker_id, session_id, state, now, vitals)
     builder = _builder(report)
-    device = None if builder or report.device is None else believed_device(report.device, worker_id)
+    device = None if builder else believed_report(report).device
     who = session, worker_id, session_id
     try:
         devices.register(*who, device, state, now, vitals, builder, calibrated=report.calibrated)
