@@ -165,7 +165,7 @@ class Agent:
             session_id=self._session_id,
             starting=self._starting,
             state=self.state,
-            device=self._device,
+            device=None if self.state is WorkerState.PROBING else self._device,
             held=None if self._held is None else self._held.lease.id,
             results=self._outbox.waiting(),
             slots=self._manners.slots if ready else 0,
