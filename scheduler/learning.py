@@ -17,7 +17,7 @@ from records.cost_models import Version
 from records.schedules import Record
 from scheduler.context import Context
 from scheduler.evaluation import Example, evaluate
-from search.cost.model import CostModel
+from search.cost.model import ASSUMED, CostModel
 from search.device import Device
 from search.policy import train
 
@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 class Lesson:
     """What this process knows of a class's cost model: trained on so many `records`, those up to the id
     `newest_id`; `evaluated` of them when metrics were last worked out. It began with the class at `began_at`
-    and has spent `spent_s` seconds on training since. It holds for the profile of this `digest`: under another,
-    the estimates that it corrects are others."""
+    and has spent `spent_s` seconds on training since. It holds for the profile of this `digest`: under
+    another, the estimates that it corrects are others."""
 
     began_at: float
     model: CostModel
@@ -48,7 +48,7 @@ class Lesson:
     newest_id: int = 0
     evaluated: int = 0
     spent_s: float = 0.0
-    digest: str = ""
+    digest: str = ASSUMED
 
     @property
     def is_learned(self) -> bool:
@@ -127,9 +127,9 @@ def _learn(context: Context, device: Device, found: Lesson) -> None:
 
 
 def _digest(device: Device) -> str:
-    """Of the profile; empty where there is none."""
+    """Of the profile."""
     profile = device.profile
-    return "" if profile is None else hashlib.sha256(profile.to_json().encode()).hexdigest()[:16]
+    return ASSUMED if profile is None else hashlib.sha256(profile.to_json().encode()).hexdigest()[:16]
 
 
 def _metrics(found: Lesson, device: Device, examples: Sequence[Example]) -> dict[str, Any] | None:

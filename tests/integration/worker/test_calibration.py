@@ -47,8 +47,9 @@ def test_a_new_session_goes_on_with_what_was_kept(tmp_path: Path, notes: Path) -
             kept = Profiles(tmp_path / "profiles")
             async with working(fleet, session=session, profiles=kept, TVM_FAULT_CALIBRATIONS=str(notes)):
                 await fleet.until(
-                    lambda session=session: in_state(fleet, WorkerState.READY)
-                    and fleet.reports[-1].session_id == session
+                    lambda session=session: (
+                        in_state(fleet, WorkerState.READY) and fleet.reports[-1].session_id == session
+                    )
                 )
         assert notes.read_text() == "."
         assert hertz(fleet) == [1e9]
@@ -104,9 +105,7 @@ def test_a_child_that_dies_leaves_the_device_without_a_profile(
     assert "SIGILL" in said
 
 
-def test_a_child_that_is_gone_is_replaced_by_one_that_calibrates(
-    tmp_path: Path, notes: Path
-) -> None:
+def test_a_child_that_is_gone_is_replaced_by_one_that_calibrates(tmp_path: Path, notes: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
         kept = Profiles(tmp_path / "profiles")
         async with working(fleet, profiles=kept, TVM_FAULT_CALIBRATIONS=str(notes)) as worker:
