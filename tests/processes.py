@@ -18,6 +18,10 @@ import platformdirs
 from tests.services import free_port
 
 CHECKOUT = Path(__file__).parents[1]
+# What a worker measures beside other tests, other workers of tests go on with, and nobody else.
+OWN_PROFILES = {
+    "TUNEFARM_WORKER_PROFILES": str(platformdirs.user_cache_path("tunefarm") / "profiles of tests")
+}
 
 
 @dataclass(frozen=True)
@@ -54,7 +58,9 @@ class Service:
 def service(folder: Path) -> Iterator[Service]:
     http, grpc = free_port(), free_port()
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TUNEFARM_")}
-    environment = kept | {
+    environment = {
+        **kept,
+        **OWN_PROFILES,
         "PYTHONPATH": str(CHECKOUT),
         "TUNEFARM_CONFIG": str(folder / "no config.toml"),
         "TUNEFARM_DATABASE_URL": f"sqlite:///{folder}/tunefarm.db",

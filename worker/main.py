@@ -15,7 +15,6 @@ from enum import IntEnum
 from functools import partial
 from pathlib import Path
 
-import platformdirs
 from pydantic import ValidationError
 from rich.console import Console
 
@@ -78,7 +77,7 @@ async def _work(settings: Settings, shown: Display) -> None:
             manners = _manners(settings)
             shown.does(f"connecting to {settings.server} as {settings.name}")
             answered = partial(_note_life, settings.alive_file)
-            about = Pulse(), answered, Profiles(platformdirs.user_cache_path("tunefarm") / "profiles")
+            about = Pulse(), answered, Profiles(settings.profiles)
             agent = Agent(settings.name, uuid.uuid4().hex, fleet, executor, manners, shown, *about)
             running = asyncio.create_task(agent.run())
             for number in (signal.SIGTERM, signal.SIGINT):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import psutil
 from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -49,6 +50,8 @@ class Settings(BaseSettings):
     name: str = Field(default_factory=lambda: host_name(), min_length=1, max_length=128)
     # Touched whenever the service has answered, for whatever watches the process.
     alive_file: Path | None = None
+    # The folder that keeps what calibration measured.
+    profiles: Path = Field(default_factory=lambda: platformdirs.user_cache_path("tunefarm") / "profiles")
     threads: int = Field(default_factory=lambda: usable_cores(), ge=1, le=4096)
     slots: int = Field(default=SLOTS, ge=1, le=256)
     once: bool = False

@@ -179,6 +179,7 @@ class Rig:
             "TUNEFARM_SWEEP_INTERVAL_S": str(SWEEP_S),
             "TUNEFARM_BATCH_SIZE": "8",
             "TUNEFARM_RATE_LIMIT": "off",
+            "TUNEFARM_WORKER_PROFILES": str(self.folder / "profiles"),
             CLOCK_VARIABLE: str(self.folder / "clock"),
         }
 

@@ -9,6 +9,7 @@ import onnx
 import pytest
 
 from examples.make_models import make
+from tests.processes import OWN_PROFILES
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,7 +18,9 @@ ROOT = Path(__file__).parents[2]
 def environment(tmp_path: Path) -> dict[str, str]:
     kept = {key: value for key, value in os.environ.items() if not key.startswith("TUNEFARM_")}
     config = str(tmp_path / "no config.toml")
-    return kept | {
+    return {
+        **kept,
+        **OWN_PROFILES,
         "PYTHONPATH": str(ROOT),
         "TUNEFARM_DATA": str(tmp_path / "data"),
         "TUNEFARM_CONFIG": config,

@@ -17,6 +17,7 @@ import onnx
 import pytest
 
 from examples.make_models import make
+from tests.processes import OWN_PROFILES
 from tests.services import PASSWORD, Postgresql, Redis, free_port
 from tunefarm.client import Client, ClientError
 from tunefarm.values import JobRequest
@@ -37,10 +38,11 @@ class Composition:
 
     def start(self, name: str, *command: object, **settings: str) -> None:
         kept = {key: value for key, value in os.environ.items() if not key.startswith("TUNEFARM_")}
+        ours = {"PYTHONPATH": str(ROOT), "TUNEFARM_TOKEN": TOKEN}
         with self._log(name).open("wb") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", "tunefarm", *map(str, command)],
-                env=kept | {"PYTHONPATH": str(ROOT), "TUNEFARM_TOKEN": TOKEN} | self.settings | settings,
+                env={**kept, **OWN_PROFILES, **ours, **self.settings, **settings},
                 cwd=self.folder,
                 stdout=log,
                 stderr=log,

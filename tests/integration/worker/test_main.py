@@ -18,6 +18,7 @@ from compiler.workload import to_json
 from proto.values import WorkerState
 from tests import workloads
 from tests.integration.worker.fake_fleet import FakeFleet
+from tests.processes import OWN_PROFILES
 
 PACKAGES = Path(__file__).resolve().parents[3]
 # The trace that leaves a workload as it is.
@@ -26,7 +27,7 @@ UNTOUCHED = "[[], []]"
 
 def environment(**more: str) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("TUNEFARM_")}
-    return {**kept, "PYTHONPATH": str(PACKAGES), **more}
+    return {**kept, **OWN_PROFILES, "PYTHONPATH": str(PACKAGES), **more}
 
 
 def with_worker(
