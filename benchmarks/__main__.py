@@ -21,6 +21,13 @@ COMMANDS = {
     "benchmarks.operators --ablation --json FILE": "our search without a part of it at a time; about an hour",
     "benchmarks.operators --settled --json FILE": "our search after 64 trials against itself after 1,000; "
     "about half an hour",
+    "benchmarks.operators --unseen --device-class CLASS --json FILE": "our search against MetaSchedule's on "
+    "two dozen layers that the estimate was not fitted to, on this machine as it is (avx512) or without some "
+    "of its features (avx2, sse42); about 40 minutes",
+    "benchmarks.fit PROGRAMS --json FILE": "fits the analytic estimate's shape factors to measured programs: "
+    "how well they do on operators and device classes that were left out",
+    "benchmarks.fit PROGRAMS --measure --json FILE": "the same, after it measured programs on each device "
+    "class; about a quarter of an hour",
     "benchmarks.allocation SEARCHES --json FILE": "what the allocator gains over equal shares, replayed on "
     "the searches that benchmarks.operators keeps; seconds",
     "benchmarks.features --quick --json FILE": "our description of programs against TVM's of the same ones, "
