@@ -15,6 +15,7 @@ from typing import Any, Literal
 from proto import fleet_pb2 as pb
 from proto.values import (
     MAX_RESULTS,
+    MAX_TROUBLE_CHARS,
     MAX_WAIT_S,
     PROTOCOL,
     Answer,
@@ -49,7 +50,12 @@ _DEVICE_SIZES = {
     "l3_bytes": 1 << 40,
 }
 _MAX_FEATURES = 1024
-_VITAL_CHARS = {"tunefarm_version": 64, "tvm_version": 64, "uncontained": 2048}
+_VITAL_CHARS = {
+    "tunefarm_version": 64,
+    "tvm_version": 64,
+    "uncontained": 2048,
+    "trouble": MAX_TROUBLE_CHARS,
+}
 _VITAL_RANGES: dict[str, tuple[float, float]] = {
     "load": (0.0, 1e6),
     "temperature_c": (-100.0, 300.0),

@@ -88,7 +88,7 @@ class SynchronizeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ..., vitals: _Optional[_Union[Vitals, _Mapping]] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., builds_for: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Vitals(_message.Message):
-    __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done", "uncontained")
+    __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done", "uncontained", "trouble")
     TUNEFARM_VERSION_FIELD_NUMBER: _ClassVar[int]
     TVM_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,7 @@ class Vitals(_message.Message):
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_DONE_FIELD_NUMBER: _ClassVar[int]
     UNCONTAINED_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
     tunefarm_version: str
     tvm_version: str
     load: float
@@ -105,7 +106,8 @@ class Vitals(_message.Message):
     candidates: int
     candidates_done: int
     uncontained: str
-    def __init__(self, tunefarm_version: _Optional[str] = ..., tvm_version: _Optional[str] = ..., load: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_free_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidates_done: _Optional[int] = ..., uncontained: _Optional[str] = ...) -> None: ...
+    trouble: str
+    def __init__(self, tunefarm_version: _Optional[str] = ..., tvm_version: _Optional[str] = ..., load: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_free_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidates_done: _Optional[int] = ..., uncontained: _Optional[str] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class SynchronizeResponse(_message.Message):
     __slots__ = ("fenced", "lease", "acknowledged", "call_again_after_s", "wanted")

@@ -23,6 +23,7 @@ MAX_RESULTS = 1000
 MAX_WAIT_S = 30.0
 MAX_LIBRARY_BYTES = 32 << 20
 MAX_MACHINES = 16
+MAX_TROUBLE_CHARS = 500
 _SHA256 = re.compile("[0-9a-f]{64}")
 _MACHINE = re.compile("[A-Za-z0-9_]{1,32}")
 
@@ -55,7 +56,8 @@ class Wanted(StrEnum):
 @dataclass(frozen=True)
 class Vitals:
     """How a worker is, as far as it knows. `load` is what wanted to run on average over the last minute;
-    `candidates` are those of the held lease; `uncontained` says what measured code isn't kept from."""
+    `candidates` are those of the held lease; `uncontained` says what measured code isn't kept from; `trouble`
+    why the worker can't measure, in one line of at most 500 characters, empty while it can."""
 
     tunefarm_version: str = ""
     tvm_version: str = ""
@@ -65,6 +67,7 @@ class Vitals:
     candidates: int | None = None
     candidates_done: int | None = None
     uncontained: str = ""
+    trouble: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from compiler.workload import from_json
 from records import blobs, devices, jobs, leases, tasks
 from records.jobs import Job, JobState
 from records.tasks import TaskSpec
-from scheduler import budget, journal
+from scheduler import budget, journal, waiting
 from scheduler.artifacts import untuned_artifact
 from scheduler.context import Context
 from scheduler.spaces import tag_of
@@ -46,7 +46,7 @@ def _begin(context: Context, job: Job) -> Device | None:
     with context.database.begin() as session:
         device = _device(session, job)
         if device is None:
-            _wait(session, job)
+            waiting.note_no_device(session, job, now)
             return None
         jobs.set_device_class(session, job.id, device.key)
         jobs.advance(session, job.id, {JobState.QUEUED}, JobState.IMPORTING, now)
@@ -58,13 +58,6 @@ def _device(session: Session, job: Job) -> Device | None:
     if job.device_class is not None:
         return devices.get_class(session, job.device_class)
     return devices.resolve_class(session, job.request.target)
-
-
-def _wait(session: Session, job: Job) -> None:
-    which = "a device" if job.request.target == "native" else f"a device of class {job.request.target}"
-    message = f"waiting for {which}: start a worker"
-    if job.message != message:
-        jobs.set_message(session, job.id, message)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ from tunefarm.options import (
     stdout,
 )
 from tunefarm.progress import display, task_table
-from tunefarm.service import Service, service, wait_for_device
+from tunefarm.service import OwnStack, Service, connect, service, wait_for_device
 from tunefarm.settings import Settings, load
 from tunefarm.values import Build, Job, JobRequest
 
@@ -168,10 +168,16 @@ def up(
         trust=settings.tls,
     )
     try:
-        with stack.start(config) as started:
+        with stack.start(config) as started, connect(started.running.url, settings) as client:
             _say_where(started.running.url, started.running.workers_address, started.folder.path, as_json)
+            own = OwnStack(started, client)
+            told: dict[str, str] = {}
             while True:
                 started.check()
+                unable = {one.id: one.unable for one in own.workers() if one.unable}
+                for name, why in unable.items() - told.items():
+                    say(f"worker {name} {why}")
+                told = unable
                 time.sleep(1.0)
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped")

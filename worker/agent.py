@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from proto.values import (
     Answer,
@@ -32,10 +32,11 @@ from search.device import Device
 from search.measurement import Measurement, Outcome
 from worker.bench import Exported, Subject
 from worker.display import Display, LogDisplay, Work
-from worker.executor import ChildStartError, Executor
+from worker.executor import Executor
 from worker.fleet import FleetClient, NotStored, Refused
 from worker.outbox import Outbox
 from worker.settings import SLOTS
+from worker.trouble import ChildStartError, FailedChecks
 
 _log = logging.getLogger(__name__)
 
@@ -53,14 +54,15 @@ class Manners:
     """How the agent behaves. `slots` candidates are asked for at once; an idle call may be held for `wait_s`.
 
     `build_together` candidates are built on all cores, then measured one after the other. `once`: it ends
-    after one lease. `overrule` turns a lease's limits into those that hold on this device. In the `role` of a
-    builder it exports candidates instead.
+    after one lease. A device that can't measure is checked again every `probe_again_max_s`. `overrule` turns
+    a lease's limits into those that hold on this device. In the `role` of a builder it exports candidates
+    instead.
     """
 
     slots: int = SLOTS
     wait_s: float = 20.0
     build_together: int = 1
-    probe_again_max_s: float = 60.0
+    probe_again_max_s: float = 600.0
     once: bool = False
     role: Role = Role.MEASURE
     overrule: Callable[[Limits], Limits] = lambda limits: limits
@@ -99,6 +101,7 @@ class Agent:
         self._starting = True
         self._device: Device | None = None
         self._probed = False
+        self._failed_checks = FailedChecks(manners.probe_again_max_s)
         self._held: Work | None = None
         self._labour: asyncio.Task[None] | None = None
         self._wanted = Wanted.WORK
@@ -170,7 +173,8 @@ class Agent:
         )
 
     def _vitals_of(self, held: Work | None) -> Vitals:
-        vitals = replace(self._vitals(), uncontained="; ".join(self._executor.gaps))
+        uncontained = "; ".join(self._executor.gaps)
+        vitals = replace(self._vitals(), uncontained=uncontained, trouble=self._failed_checks.trouble)
         return vitals if held is None else replace(vitals, candidates=held.size, candidates_done=held.done)
 
     async def _apply(self, report: WorkerReport, answer: Answer) -> None:
@@ -229,26 +233,36 @@ class Agent:
     # What it does
 
     async def _serve(self) -> None:
-        """Probes, then works on one lease after the other; back to probing when no child comes up."""
+        """Probes, then works on one lease after the other; back to probing when no child comes up. Who probes
+        and holds nothing gives back what it held."""
         while True:
             await self._probe()
-            with contextlib.suppress(ChildStartError):
+            try:
                 while True:
                     await self._leased.wait()
                     await self._work()
-            self._probed, self._held = False, None
+            except ChildStartError as error:
+                self._display.does(f"gives back what it held: {error.end.line}")
+            self._probed, self._device, self._held = False, None, None
             self._news.set()
 
     async def _probe(self) -> None:
         tries = AsyncRetrying(
             retry=retry_if_exception_type(ChildStartError),
-            wait=wait_exponential(max=self._manners.probe_again_max_s),
-            before_sleep=_explain_probe,
+            after=self._note_failed_check,
+            wait=lambda _: self._failed_checks.pause_s,
         )
         self._display.does("probing: a small program is compiled, run and verified on this device")
         device: Device = await tries(self._executor.start)
         self._device, self._probed = device, True
+        self._failed_checks.passed()
         self._display.does(f"ready: {device.name}, {self._purpose(device)}")
+        self._news.set()
+
+    def _note_failed_check(self, state: RetryCallState) -> None:
+        error = None if state.outcome is None else state.outcome.exception()
+        assert isinstance(error, ChildStartError), "nothing else is tried again"
+        self._failed_checks.failed(error)
         self._news.set()
 
     def _purpose(self, device: Device) -> str:
@@ -361,8 +375,3 @@ class Agent:
             except (NotStored, OSError) as error:
                 return Measurement(Outcome.UNKNOWN, error=f"the module could not be fetched: {error}")
             return await self._executor.measure_module(path, limits)
-
-
-def _explain_probe(state: RetryCallState) -> None:
-    if state.outcome is not None:
-        _log.error("this device can't measure yet: %s", state.outcome.exception())

@@ -9,8 +9,9 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from proto.values import Limits
@@ -21,6 +22,7 @@ from worker.bench import Exported, Phase, Subject
 from worker.conversation import Building, Exporting, Running
 from worker.handover import Handover
 from worker.process import ChildDied, ChildProcess
+from worker.trouble import ChildStartError, End, died, ended, timed_out
 
 _log = logging.getLogger(__name__)
 
@@ -36,10 +38,6 @@ PASSED_PREFIXES = (
 )
 # A candidate may use so many times as much time of every core as it is given seconds.
 CPU_SLACK = 2.0
-
-
-class ChildStartError(Exception):
-    """No child comes up and passes its check: this device can't measure at the moment."""
 
 
 class _NoMachine(Exception):
@@ -111,10 +109,15 @@ class Executor:
                     self._note_machines(first)
                 return device
         except TimeoutError as error:
-            reason = f"it took longer than {self._config.start_timeout_s:g} s"
-            raise await self._start_failure(reason) from error
-        except (OSError, ChildDied, frames.FrameError, _NoMachine) as error:
-            raise await self._start_failure(str(error)) from error
+            raise await self._start_failure(lambda _: timed_out(self._config.start_timeout_s)) from error
+        except ChildDied as error:
+            raise await self._start_failure(partial(died, error)) from error
+        except OSError as error:
+            end = ended("start", f"its measuring process can't be started: {error}")
+            raise await self._start_failure(lambda _: end) from error
+        except (frames.FrameError, _NoMachine) as error:
+            end = ended(type(error).__name__, str(error))
+            raise await self._start_failure(lambda _: end) from error
         except asyncio.CancelledError:
             await self.close()
             raise
@@ -302,13 +305,14 @@ class Executor:
         assert self._child is not None, "started"
         return self._child
 
-    async def _start_failure(self, reason: str) -> ChildStartError:
+    async def _start_failure(self, end: Callable[[str], End]) -> ChildStartError:
+        """`end` is told what the child wrote."""
         words = ""
         if self._child is not None:
             await self._child.kill()
             words = await self._child.last_words()
         await self.close()
-        return ChildStartError(f"the measuring process did not start: {reason}\n{words}".strip())
+        return ChildStartError(end(words), words)
 
     def _command(self) -> tuple[str, ...]:
         # -P: a folder named `compiler` where the user stands is not our package

@@ -32,6 +32,7 @@ from server.fleet.plausible import believed
 IDLE_S = 1.0
 EVICTED_S = 5.0
 _MAX_LEASE = 256
+_GIVES_BACK = (WorkerState.PROBING, WorkerState.DRAINING, WorkerState.OFFLINE)
 
 Wake = tuple[str, str]
 
@@ -58,7 +59,7 @@ def reconcile(
         why = Wanted(devices.wanted(session, report.worker_id).value)
         return Outcome(Answer(fenced=True, wanted=why, call_again_after_s=EVICTED_S))
     wakes, closed = _store_results(session, report, now)
-    if report.state in (WorkerState.DRAINING, WorkerState.OFFLINE) and report.held is None:
+    if report.state in _GIVES_BACK and report.held is None:
         leases.give_back(session, report.worker_id, report.session_id, now)
     if report.state is WorkerState.READY and not announced:
         wakes += _waiting_jobs(session)
@@ -88,7 +89,7 @@ def _present(session: Session, report: WorkerReport, announced: bool, now: float
     place, or it was evicted."""
     worker_id, session_id = report.worker_id, report.session_id
     state = devices.WorkerState(report.state.value)
-    vitals = devices.Vitals(**asdict(report.vitals))
+    vitals = devices.Vitals(**asdict(report.vitals), builds=report.role is Role.BUILD)
     known = announced or report.device is None
     if known and not report.starting:
         seen = devices.seen(session, worker_id, session_id, state, now, vitals)

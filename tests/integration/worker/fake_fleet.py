@@ -171,7 +171,7 @@ class FakeFleet(FleetServicer):
                 wanted=self.wanted,
             )
         lease = None
-        if report.state in (WorkerState.DRAINING, WorkerState.OFFLINE):
+        if report.state in (WorkerState.PROBING, WorkerState.DRAINING, WorkerState.OFFLINE):
             self.held = None
         if report.state is WorkerState.READY and self.wanted is Wanted.WORK:
             lease = self.held = self.held or self._next()

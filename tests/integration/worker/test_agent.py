@@ -369,10 +369,30 @@ def test_a_device_that_breaks_gives_its_lease_up_and_probes(tmp_path: Path) -> N
             sound.unlink()
             fleet.offer("run exit", "ok")
             await fleet.until(lambda: in_state(fleet, WorkerState.PROBING))
-            assert fleet.reports[-1].held is None
+            assert (fleet.reports[-1].held, fleet.reports[-1].device) == (None, None)
+            assert fleet.held is None, "it gave its lease back"
             sound.touch()
             await fleet.until(lambda: len(fleet.stored) == 2)
         assert fleet.outcomes() == ["run_error", "ok"]
+        assert fleet.reports[-1].vitals.trouble == ""
+
+    with_fleet(work)
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_device_in_trouble_tells_the_service_why(tmp_path: Path, role: Role) -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.offer("ok", build=role is Role.BUILD)
+        manners = replace(BRISK, role=role)
+        mended = tmp_path / "mended"
+        async with working(fleet, manners, TVM_FAULT_UNTIL=str(mended), TVM_FAULT_HOW="SIGILL"):
+            await fleet.until(lambda: fleet.reports != [] and fleet.reports[-1].vitals.trouble != "")
+            assert states(fleet) == [WorkerState.PROBING]
+            told = fleet.reports[-1].vitals.trouble
+            assert told.startswith("its check was ended by SIGILL (illegal instruction): ")
+            mended.touch()
+            await fleet.until(lambda: in_state(fleet, WorkerState.READY) and len(fleet.stored) == 1)
+            assert fleet.reports[-1].vitals.trouble == ""
 
     with_fleet(work)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -23,7 +24,8 @@ from tests.integration.worker.executors import (
     subject,
     with_executor,
 )
-from worker.executor import PACKAGES, ChildStartError, Executor
+from worker.executor import PACKAGES, Executor
+from worker.trouble import ChildStartError
 
 
 def test_a_child_that_behaves_is_kept() -> None:
@@ -185,6 +187,24 @@ def test_a_child_that_fails_its_check_says_why(tmp_path: Path) -> None:
         await child_of_next(executor)
 
     with_executor(work, TVM_FAULT_UNTIL=str(tmp_path / "mended"))
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        ("SIGILL", r"its check was ended by SIGILL \(illegal instruction\): .*--features.*"),
+        ("SIGKILL", r"its check was ended by SIGKILL \(killed\): .*memory.*"),
+        ("import", r"its check ended with ImportError: libtvm.so: .*: install tunefarm\[worker\] again"),
+        ("exit", "its check exited with code 7: the probe computed nonsense"),
+    ],
+)
+def test_a_child_that_dies_in_its_check_is_told_of_in_one_line(tmp_path: Path, how: str, line: str) -> None:
+    async def work(executor: Executor) -> None:
+        with pytest.raises(ChildStartError) as raised:
+            await executor.start()
+        assert re.fullmatch(line, raised.value.end.line)
+
+    with_executor(work, TVM_FAULT_UNTIL=str(tmp_path / "never"), TVM_FAULT_HOW=how)
 
 
 def test_a_child_that_never_gets_ready_is_given_up() -> None:

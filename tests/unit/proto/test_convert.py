@@ -13,6 +13,7 @@ from proto import fleet_pb2 as pb
 from proto.convert import ProtocolMismatchError, WireError
 from proto.convert_library import library_from_wire, library_to_wire
 from proto.values import (
+    MAX_TROUBLE_CHARS,
     Answer,
     Built,
     Candidate,
@@ -154,7 +155,13 @@ def test_a_report_survives() -> None:
 
 @pytest.mark.parametrize(
     "vitals",
-    [Vitals(), Vitals("0.1.0", "0.27.0", 0.0, -4.5, 1 << 33, 16, 0), Vitals(load=1.5, uncontained="all")],
+    [
+        Vitals(),
+        Vitals("0.1.0", "0.27.0", 0.0, -4.5, 1 << 33, 16, 0),
+        Vitals(load=1.5, uncontained="all"),
+        Vitals(trouble="its check was ended by SIGILL"),
+        Vitals(trouble="ü" * MAX_TROUBLE_CHARS),
+    ],
 )
 def test_vitals_survive_as_far_as_they_are_known(vitals: Vitals) -> None:
     report = replace(REPORT, vitals=vitals)
@@ -173,6 +180,9 @@ def test_a_worker_of_before_there_were_vitals_is_understood() -> None:
         ("tunefarm_version", "1.0\nroot:"),
         ("tvm_version", "9" * 65),
         ("uncontained", "x" * 4000),
+        ("trouble", "x" * (MAX_TROUBLE_CHARS + 1)),
+        ("trouble", "its check\nfailed"),
+        ("trouble", "its check \x1b[31mfailed"),
         ("load", math.nan),
         ("load", -1.0),
         ("temperature_c", math.inf),

@@ -137,9 +137,12 @@ class Farm:
             jobs.create(session, job_id, replace(plain, **changes), None, self.now)
         return job_id
 
-    def plug_in(self, state: WorkerState = WorkerState.READY) -> None:
+    def plug_in(self, state: WorkerState = WorkerState.READY, trouble: str = "") -> None:
+        """The worker calls; before it is ready for the first time, its device isn't known."""
+        device = None if state is WorkerState.PROBING else DEVICE
+        vitals = devices.Vitals(trouble=trouble)
         with self.database.begin() as session:
-            devices.register(session, "worker", "session", DEVICE, state, self.now)
+            devices.register(session, "worker", "session", device, state, self.now, vitals)
 
     def tick(self) -> None:
         self.sweep()
