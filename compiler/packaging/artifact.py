@@ -35,7 +35,10 @@ class ArtifactError(ValueError):
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """One workload in an artifact. `trace` and `latency_s` are None where it runs the fallback schedule."""
+    """One workload in an artifact. `trace` and `latency_s` are None where it runs the fallback schedule.
+
+    `reason` says what is wrong with its best schedule where it runs another one, and is empty elsewhere.
+    """
 
     workload: str
     name: str
@@ -43,6 +46,7 @@ class TaskEntry:
     trace: str | None = None
     latency_s: float | None = None
     source: str = "fallback"
+    reason: str = ""
 
 
 @dataclass(frozen=True)
