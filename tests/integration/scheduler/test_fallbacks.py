@@ -31,6 +31,7 @@ from scheduler import fallbacks
 from scheduler.context import Context
 from scheduler.drive import drive, sweep
 from search.measurement import Outcome
+from tests.integration.scheduler import test_real_compiler
 from tests.integration.scheduler.test_real_compiler import NOW, SETTINGS, Device
 from tests.onnx_models import residual
 
@@ -89,15 +90,26 @@ def test_a_schedule_that_breaks_the_model_is_left_out_alone(
 
 
 @pytest.mark.slow
-def test_the_search_goes_on_where_a_killed_scheduler_was(database: Database, tmp_path: Path) -> None:
+def test_the_search_goes_on_where_a_killed_scheduler_was(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work_until(reached: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 300
+        while not reached():
+            assert time.monotonic() < deadline, _job(database).message
+            # The scheduler's clock is the real one.
+            monkeypatch.setattr(test_real_compiler, "NOW", time.time())
+            if not device.work(uuid4().hex):
+                time.sleep(0.05)
+
     device = Device(database)
     _know(database, device, {CLASSIFIER: rounds_to_integers})
     _submit(database)
     with _scheduler(database, tmp_path):
-        _work_until(database, device, lambda: _attempts(database) == 2)
+        work_until(lambda: _attempts(database) == 2)
     assert not _job(database).state.finished
     with _scheduler(database, tmp_path):
-        _work_until(database, device, lambda: _job(database).state.finished)
+        work_until(lambda: _job(database).state.finished)
     _check(database, CLASSIFIER, "wrong_result")
 
 
@@ -182,11 +194,3 @@ def _scheduler(database: Database, folder: Path) -> Iterator[None]:
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _work_until(database: Database, device: Device, reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 300
-    while not reached():
-        assert time.monotonic() < deadline, _job(database).message
-        if not device.work(uuid4().hex):
-            time.sleep(0.05)
