@@ -25,7 +25,7 @@ MAX_LIBRARY_BYTES = 32 << 20
 MAX_MACHINES = 16
 # What a candidate's process may take beyond what it has anyway.
 MEMORY_BYTES = 4 << 30
-# A packed model is in memory several times over while it is loaded: as it was read, as a library, its weights.
+# A packed model is in memory several times over while it is loaded: as read, as a library, its weights.
 MEMORY_PER_ARTIFACT_BYTE = 6
 _SHA256 = re.compile("[0-9a-f]{64}")
 _MACHINE = re.compile("[A-Za-z0-9_]{1,32}")
@@ -95,7 +95,7 @@ class Limits:
 
     @classmethod
     def for_module(cls, artifact_bytes: int) -> Limits:
-        """Of a module run: weights are in the artifact, and beside them there is room for what it computes."""
+        """Of a module run: its weights are in the artifact, what it computes takes more."""
         return cls(memory_bytes=MEMORY_BYTES + MEMORY_PER_ARTIFACT_BYTE * artifact_bytes)
 
     def __post_init__(self) -> None:

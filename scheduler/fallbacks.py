@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 from sqlalchemy.orm import Session
 
+from compiler.packaging.artifact import REFERENCE_FAILED
 from records import events
 from records.leases import ModuleRun
 from records.schedules import Record
@@ -54,12 +55,14 @@ class Attempt:
 class History:
     """A job's attempts that have ended, oldest first, and why schedules were `refused`: they don't compile.
 
-    `stopped`: the last one's end says nothing about schedules.
+    `stopped`: the last one's end says nothing about schedules. `uncompared` says why outputs can't be
+    compared with the untuned model's, which failed beside a tuned one: that counts as no attempt.
     """
 
     attempts: tuple[Attempt, ...] = ()
     refused: Mapping[Schedule, str] = field(default_factory=dict)
     stopped: bool = False
+    uncompared: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,17 +102,21 @@ def read(session: Session, job_id: str, runs: Sequence[ModuleRun]) -> History:
     by_artifact = {run.artifact_sha: run for run in runs if run.kind == "tuned"}
     attempts: list[Attempt] = []
     refused: dict[Schedule, str] = {}
+    uncompared = ""
     for event in events.since(session, job_id, 0, _ALL):
         data = event.data
         if event.kind == REFUSED:
             refused[data["workload"], data["trace_sha"]] = data["problem"]
         elif event.kind == ASSEMBLED:
             run = by_artifact.get(data["artifact_sha"])
-            if run is None or run.state == "done":
+            if run is not None and run.error.startswith(REFERENCE_FAILED):
+                uncompared = why(run)
+            elif run is None or run.state == "done":
                 failure = data["failure"] if run is None else why(run)
                 attempts.append(Attempt(frozenset(data["schedules"].items()), failure, run))
     last = attempts[-1].run if attempts else None
-    return History(tuple(attempts), refused, stopped=last is not None and last.outcome in INCONCLUSIVE)
+    stopped = last is not None and last.outcome in INCONCLUSIVE
+    return History(tuple(attempts), refused, stopped, uncompared)
 
 
 def why(run: ModuleRun) -> str:

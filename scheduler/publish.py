@@ -58,7 +58,11 @@ def run(context: Context, job: Job) -> None:
         return
     if tuned:
         best = min(tuned, key=lambda run: _latency_s(run) or math.inf)
-        _publish(context, job, judge(untuned, best), [run for run in (untuned, best) if run is not None])
+        verdict = judge(untuned, best)
+        if history.uncompared and verdict.artifact_sha == best.artifact_sha:
+            said = f"{verdict.message}; its outputs could not be compared ({history.uncompared})"
+            verdict = Verdict(verdict.artifact_sha, said)
+        _publish(context, job, verdict, [run for run in (untuned, best) if run is not None])
         return
     if cause is None:
         cause = ArtifactError(history.attempts[0].failure)
@@ -114,7 +118,7 @@ def _compile(context: Context, job: Job, untuned: ModuleRun | None, history: His
     except ArtifactError as error:
         _note_failure(context, job, plan, culprits(imported.tasks, plan, device.target), str(error))
         return True
-    reference = _reference(context, untuned)
+    reference = None if history.uncompared else _reference(context, untuned)
     artifact = tuned_artifact(job, device, imported, plan, library, reference, context.now())
     with context.database.begin() as session:
         sha = blobs.put(session, artifact)

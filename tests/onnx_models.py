@@ -100,6 +100,14 @@ def decoder() -> bytes:
     return b.model({"input": [1, 3, 16, 16]}, {b.op("Sigmoid", b.conv(x, 8, 1, 1)): [1, 1, 16, 16]})
 
 
+def pooled() -> bytes:
+    """A convolution between poolings with padding; the channels are as many as partial sums may be."""
+    b = Builder()
+    x = b.op("MaxPool", b.conv("input", 3, 8, 3), kernel_shape=[3, 3], pads=[1] * 4)
+    x = b.op("AveragePool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    return b.model({"input": [1, 3, 8, 8]}, {b.conv(x, 8, 4, 1): [1, 4, 4, 4]})
+
+
 def attention() -> bytes:
     """Scaled dot-product attention with a layer norm."""
     b = Builder()
@@ -142,6 +150,7 @@ MODELS = {
         depthwise,
         transposed,
         decoder,
+        pooled,
         attention,
         shared_convolution,
         two_outputs,

@@ -32,7 +32,7 @@ from compiler.measuring.cores import apart_from_pool
 from compiler.measuring.operands import SEED, Operands, random_array
 from compiler.measuring.outputs import difference
 from compiler.measuring.timing import Kernel
-from compiler.packaging.artifact import reference_of, unpack
+from compiler.packaging.artifact import REFERENCE_FAILED, reference_of, unpack
 from compiler.packaging.library import Library, LibraryError
 from compiler.packaging.linker import linked, linker
 from compiler.target import parse_target, triple_of
@@ -171,7 +171,7 @@ class Bench:
             # What it computes in goes with it.
             return _arrays(self._machine(reference, "naive")["main"](*inputs))
         except Exception as error:
-            raise RuntimeError(f"the untuned model, to compare with: {_tail(error)}") from error
+            raise RuntimeError(f"{REFERENCE_FAILED}{_tail(error)}") from error
 
     def _compile(self, module_json: str, trace: str) -> tuple[Any, Split | None]:
         """A trace replayed on a workload and compiled, without machine code yet."""

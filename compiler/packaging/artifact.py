@@ -25,6 +25,8 @@ from compiler.workload import normalise, workload_hash
 LIBRARY = "model.so"
 MANIFEST = "manifest.json"
 REFERENCE = "reference.so"
+# How an error begins that is not about the library but about what it is compared with.
+REFERENCE_FAILED = "the untuned model, to compare with: "
 MAX_LIBRARY_BYTES = 4 << 30
 MAX_MANIFEST_BYTES = 16 << 20
 

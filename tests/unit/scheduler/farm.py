@@ -14,7 +14,7 @@ from tvm import te, topi
 
 from compiler.contained.models import Imported
 from compiler.importing.model import ExtractedTask, TensorSpec
-from compiler.packaging.artifact import ArtifactError, Manifest, unpack
+from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, reference_of, unpack
 from compiler.workload import to_json, workload_hash
 from records import blobs, devices, jobs, leases, models, schedules, tasks, trials
 from records.database import Database
@@ -126,6 +126,7 @@ class Farm:
     wakes: deque[tuple[str, str]] = field(default_factory=deque)
     latency_s: Mapping[bytes, float] = field(default_factory=lambda: {UNTUNED: 0.5, TUNED: 0.01})
     broken: frozenset[bytes] = frozenset({HARMED})
+    uncomparable: bool = False
     measured: list[int] = field(default_factory=list)
     leased: int = 0
     context: Context = field(init=False)
@@ -202,7 +203,10 @@ class Farm:
             self.wakes.append((step, lease.job_id))
 
     def _time(self, run: ModuleRun) -> Measurement:
-        library, _ = unpack(self.blob(run.artifact_sha))
+        artifact = self.blob(run.artifact_sha)
+        library, _ = unpack(artifact)
+        if self.uncomparable and reference_of(artifact) is not None:
+            return Measurement(Outcome.RUN_ERROR, error=f"{REFERENCE_FAILED}std::bad_alloc")
         if library in self.broken:
             return Measurement(Outcome.WRONG_RESULT, error="first line\nthe outputs differ")
         return Measurement(Outcome.OK, (self.latency_s[library],) * 3)

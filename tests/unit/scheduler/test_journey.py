@@ -348,6 +348,19 @@ def test_what_was_found_is_published_though_the_compiler_then_fails(
     assert (job.state, farm.published()[0]) == (JobState.DONE, TUNED)
 
 
+def test_a_comparison_that_fails_by_itself_costs_no_schedule(farm: Farm) -> None:
+    """The untuned model runs alone, but there is no room for it beside the tuned one."""
+    farm.uncomparable = True
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert (job.state, farm.published()[0]) == (JobState.DONE, TUNED)
+    assert job.message.endswith(
+        "its outputs could not be compared (run_error: the untuned model, to compare with: std::bad_alloc)"
+    )
+    assert not any(entry.reason for entry in farm.published()[1].tasks)
+
+
 def _traces(farm: Farm, task: ExtractedTask) -> list[str]:
     """Fastest first."""
     with farm.database.begin() as session:
