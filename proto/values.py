@@ -24,6 +24,10 @@ MAX_WAIT_S = 30.0
 MAX_LIBRARY_BYTES = 32 << 20
 MAX_MACHINES = 16
 MAX_TROUBLE_CHARS = 500
+# What a candidate's process may take beyond what it has anyway.
+MEMORY_BYTES = 4 << 30
+# A packed model is in memory several times over while it is loaded: as read, as a library, its weights.
+MEMORY_PER_ARTIFACT_BYTE = 6
 _SHA256 = re.compile("[0-9a-f]{64}")
 _MACHINE = re.compile("[A-Za-z0-9_]{1,32}")
 
@@ -90,7 +94,12 @@ class Limits:
     build_timeout_s: float = 30.0
     run_timeout_s: float = 20.0
     module_timeout_s: float = 120.0
-    memory_bytes: int = 4 << 30
+    memory_bytes: int = MEMORY_BYTES
+
+    @classmethod
+    def for_module(cls, artifact_bytes: int) -> Limits:
+        """Of a module run: its weights are in the artifact, what it computes takes more."""
+        return cls(memory_bytes=MEMORY_BYTES + MEMORY_PER_ARTIFACT_BYTE * artifact_bytes)
 
     def __post_init__(self) -> None:
         for name in ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes"):

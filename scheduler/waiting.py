@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
@@ -18,8 +19,11 @@ AWAY_AFTER_S = 30.0
 
 def note_end_to_end(session: Session, job: Job) -> None:
     """Keep the whole model's timings with the job as soon as they are in."""
-    for run in leases.module_runs(session, job.id):
-        if run.outcome is Outcome.OK and run.run_secs != _noted(job, run):
+    timed = [run for run in leases.module_runs(session, job.id) if run.outcome is Outcome.OK]
+    # Of several tuned ones, the fastest is published.
+    slowest_first = sorted(timed, key=lambda run: statistics.median(run.run_secs), reverse=True)
+    for run in {run.kind: run for run in slowest_first}.values():
+        if run.run_secs != _noted(job, run):
             jobs.set_end_to_end(session, job.id, run.kind, run.run_secs)
 
 

@@ -7,12 +7,15 @@ import itertools
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+
+import psutil
 
 from proto.values import Limits
 from search.device import Device
@@ -36,6 +39,8 @@ PASSED_PREFIXES = (
     *("LC_", "PYTHON", "TVM_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "BLIS_", "MALLOC_", "QEMU_"),
     *("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "ZIG_"),
 )
+# What the allocators of C++, Python and TVM say.
+OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Cannot allocate memory")
 # A candidate may use so many times as much time of every core as it is given seconds.
 CPU_SLACK = 2.0
 
@@ -161,7 +166,8 @@ class Executor:
             return Measurement(Outcome.UNKNOWN, error=f"the module can't be given to the child: {error}")
         request = {"do": "measure_module", "path": str(given)}
         try:
-            return await self._run(request, limits.module_timeout_s, limits.memory_bytes)
+            measurement = await self._run(request, limits.module_timeout_s, limits.memory_bytes)
+            return _explained(measurement, limits.memory_bytes)
         finally:
             given.unlink(missing_ok=True)
 
@@ -337,6 +343,26 @@ class Executor:
             "TVM_NUM_THREADS": str(self._config.threads),
         }
         return kept | ours
+
+
+def _explained(measurement: Measurement, memory_bytes: int) -> Measurement:
+    """A module run's end; of one that lacked memory, with a last line that says so and what to do."""
+    if measurement.outcome is not Outcome.RUN_ERROR:
+        return measurement
+    there = psutil.virtual_memory().total
+    killed = f"ended by {signal.SIGKILL.name}" in measurement.error and memory_bytes > there
+    if not killed and not any(word in measurement.error for word in OUT_OF_MEMORY):
+        return measurement
+    may = f"the model and the untuned one, which it is compared with, may take {_gb(memory_bytes)} here"
+    if memory_bytes > there:
+        sentence = f"{may}, and this device has {_gb(there)}: time it on a device with more memory"
+    else:
+        sentence = f"{may}, which isn't enough: raise TUNEFARM_WORKER_MEMORY_BYTES on this device"
+    return replace(measurement, error=f"{measurement.error.rstrip()}\n{sentence}")
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.3g} GB"
 
 
 def _gaps(first: frames.Message) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from numpy.typing import NDArray
 from tvm import relax, te
 from tvm.s_tir import Schedule
@@ -31,7 +32,7 @@ from compiler.measuring.cores import apart_from_pool
 from compiler.measuring.operands import SEED, Operands, random_array
 from compiler.measuring.outputs import difference
 from compiler.measuring.timing import Kernel
-from compiler.packaging.artifact import reference_of, unpack
+from compiler.packaging.artifact import REFERENCE_FAILED, reference_of, unpack
 from compiler.packaging.library import Library, LibraryError
 from compiler.packaging.linker import linked, linker
 from compiler.target import parse_target, triple_of
@@ -129,12 +130,12 @@ class Bench:
     def measure_module(self, artifact: bytes) -> Measurement:
         """Times a packed module end to end with random inputs, if it computes what its reference does."""
         try:
-            library, manifest = unpack(artifact)
             rng = np.random.default_rng(SEED)
-            inputs = [self._tensor(random_array(spec.shape, spec.dtype, rng)) for spec in manifest.inputs]
+            specs = unpack(artifact)[1].inputs
+            inputs = [self._tensor(random_array(spec.shape, spec.dtype, rng)) for spec in specs]
             # First, and gone before the other is loaded: a small device has no room for both.
             expected = self._expected(reference_of(artifact), inputs)
-            machine = self._machine(library)
+            machine = self._machine(unpack(artifact)[0])
             if expected and (wrong := difference(expected, _arrays(machine["main"](*inputs)))):
                 error = f"not what the untuned model computes: {wrong}"
                 return Measurement(Outcome.WRONG_RESULT, error=error)
@@ -152,21 +153,25 @@ class Bench:
         if not np.array_equal(arguments[1].numpy(), given * 2):
             raise RuntimeError("the probe kernel computed a wrong result on this machine")
 
-    def _machine(self, library: bytes) -> relax.VirtualMachine:
+    def _machine(self, library: bytes, allocator: str = "pooled") -> relax.VirtualMachine:
+        """A loaded library; its memory is free again as soon as nothing refers to it, except what a pooled
+        allocator keeps for the next."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.so"
             path.write_bytes(library)
-            # Once it is loaded, the file is needed no more.
-            return relax.VirtualMachine(tvm.runtime.load_module(str(path)), self._device)
+            # Once it is loaded, the file is needed no more. TVM's own load_module never frees a library.
+            loaded = tvm_ffi.load_module(str(path), keep_module_alive=False)
+            return relax.VirtualMachine(loaded, self._device, memory_cfg=allocator)
 
     def _expected(self, reference: bytes | None, inputs: Sequence[Any]) -> list[NDArray[Any]]:
         """The outputs of the library that another one is compared with; none without it."""
         if reference is None:
             return []
         try:
-            return _arrays(self._machine(reference)["main"](*inputs))
+            # What it computes in goes with it.
+            return _arrays(self._machine(reference, "naive")["main"](*inputs))
         except Exception as error:
-            raise RuntimeError(f"the untuned model, to compare with: {_tail(error)}") from error
+            raise RuntimeError(f"{REFERENCE_FAILED}{_tail(error)}") from error
 
     def _compile(self, module_json: str, trace: str) -> tuple[Any, Split | None]:
         """A trace replayed on a workload and compiled, without machine code yet."""

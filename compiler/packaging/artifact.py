@@ -25,6 +25,8 @@ from compiler.workload import normalise, workload_hash
 LIBRARY = "model.so"
 MANIFEST = "manifest.json"
 REFERENCE = "reference.so"
+# How an error begins that is not about the library but about what it is compared with.
+REFERENCE_FAILED = "the untuned model, to compare with: "
 MAX_LIBRARY_BYTES = 4 << 30
 MAX_MANIFEST_BYTES = 16 << 20
 
@@ -35,7 +37,10 @@ class ArtifactError(ValueError):
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """One workload in an artifact. `trace` and `latency_s` are None where it runs the fallback schedule."""
+    """One workload in an artifact. `trace` and `latency_s` are None where it runs the fallback schedule.
+
+    `reason` says what is wrong with its best schedule where it runs another one, and is empty elsewhere.
+    """
 
     workload: str
     name: str
@@ -43,6 +48,7 @@ class TaskEntry:
     trace: str | None = None
     latency_s: float | None = None
     source: str = "fallback"
+    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from proto.values import (
     WorkerReport,
     WorkerState,
 )
-from records import building, devices, jobs, leases
+from records import blobs, building, devices, jobs, leases
 from records.builders import Builder
 from records.devices import SessionFenced
 from records.jobs import JobState
@@ -176,7 +176,7 @@ def _described(session: Session, lease: leases.Lease, report: WorkerReport, now:
     return Lease(
         id=LeaseId(lease.id, lease.attempt),
         target=building.target(session, lease.job_id) if lease.build else report.device.target,
-        limits=Limits(),
+        limits=_limits(session, run),
         expires_after_s=max(lease.expires_at - now, 1.0),
         candidates=tuple(
             Candidate(
@@ -192,3 +192,9 @@ def _described(session: Session, lease: leases.Lease, report: WorkerReport, now:
         module_run=None if run is None else ModuleRun(run.id, run.kind, run.artifact_sha),
         build=lease.build,
     )
+
+
+def _limits(session: Session, run: leases.ModuleRun | None) -> Limits:
+    if run is None:
+        return Limits()
+    return Limits.for_module(blobs.size(session, run.artifact_sha) or 0)

@@ -8,7 +8,9 @@ import re
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from proto.values import Limits
@@ -173,6 +175,30 @@ def test_modules_are_timed_under_a_limit_of_their_own(
         artifact.write_text(does)
         assert (await executor.measure_module(artifact, limits)).outcome is outcome
         await child_of_next(executor)
+
+    with_executor(work)
+
+
+@pytest.mark.parametrize(
+    ("there", "says"),
+    [
+        (
+            1 << 40,
+            "may take 0.268 GB here, which isn't enough: raise TUNEFARM_WORKER_MEMORY_BYTES on this device",
+        ),
+        (1 << 20, "and this device has 0.00105 GB: time it on a device with more memory"),
+    ],
+)
+def test_a_module_that_lacks_memory_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int, says: str
+) -> None:
+    async def work(executor: Executor) -> None:
+        artifact = tmp_path / "artifact"
+        artifact.write_text("allocate")
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=there))
+        measurement = await executor.measure_module(artifact, GENEROUS)
+        assert measurement.outcome is Outcome.RUN_ERROR
+        assert measurement.error.splitlines()[-1].endswith(says)
 
     with_executor(work)
 

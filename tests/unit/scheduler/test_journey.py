@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from compiler.importing.model import ModelError
+from compiler.importing.model import ExtractedTask, ModelError
 from compiler.packaging.artifact import ArtifactError, reference_of
 from records import devices, events, jobs, leases, schedules, tasks, trials
 from records.devices import WorkerState
@@ -291,6 +291,81 @@ def test_schedules_that_do_not_compile_give_way_to_the_untuned_model(
     job = farm.finish()
     assert (job.state, farm.published()[0]) == (JobState.DONE, UNTUNED)
     assert "LLVM ERROR" in job.message
+
+
+def test_a_schedule_that_harms_the_model_is_left_out_alone(farm: Farm, compiler: FakeCompiler) -> None:
+    farm.submit(trials=12)
+    farm.plug_in()
+    compiler.harmful = lambda trace: trace == _traces(farm, MATMUL)[0]
+    job = farm.finish()
+    assert (job.state, farm.published()[0]) == (JobState.DONE, TUNED)
+    matmul, conv = farm.published()[1].tasks
+    assert conv.trace == _traces(farm, CONV)[0]
+    assert matmul.trace == _traces(farm, MATMUL)[1], "its next best takes its place"
+    assert matmul.reason == "wrong_result: the outputs differ"
+    said = "1 of 2 subgraphs runs a slower schedule: matmul: wrong_result: the outputs differ"
+    assert job.message == f"10 ms, 50.0 times faster than untuned (500 ms); {said}"
+    assert job.tuned_secs == (0.01,) * 3
+
+
+def test_a_subgraph_whose_schedules_all_do_harm_gets_the_fallback_schedule(
+    farm: Farm, compiler: FakeCompiler
+) -> None:
+    farm.submit(trials=12)
+    farm.plug_in()
+    compiler.harmful = lambda trace: trace in _traces(farm, MATMUL)
+    job = farm.finish()
+    matmul, conv = farm.published()[1].tasks
+    assert (matmul.trace, matmul.source) == (None, "fallback")
+    assert conv.trace is not None
+    assert "1 of 2 subgraphs runs the fallback schedule: matmul: wrong_result" in job.message
+
+
+def test_a_schedule_that_does_not_compile_is_left_out_alone(farm: Farm, compiler: FakeCompiler) -> None:
+    farm.submit(trials=12)
+    farm.plug_in()
+    compiler.uncompilable = lambda trace: trace == _traces(farm, MATMUL)[0]
+    job = farm.finish()
+    matmul, conv = farm.published()[1].tasks
+    assert conv.trace == _traces(farm, CONV)[0]
+    assert matmul.trace == _traces(farm, MATMUL)[1]
+    assert len([run for run in farm.runs() if run.kind == "tuned"]) == 1, "no device was asked to find it"
+    assert job.message.endswith("subgraphs runs a slower schedule: matmul: it crashed the compiler (SIGSEGV)")
+
+
+def test_what_was_found_is_published_though_the_compiler_then_fails(
+    farm: Farm, compiler: FakeCompiler
+) -> None:
+    """The untuned model isn't the only thing left once a part of the schedules has worked."""
+    compiler.tasks = (MATMUL, CONV, CUMSUM)
+    farm.submit(trials=12)
+    farm.plug_in()
+    compiler.harmful = lambda trace: trace == _traces(farm, MATMUL)[0]
+    while not any(run.outcome is Outcome.OK for run in farm.runs() if run.kind == "tuned"):
+        farm.tick()
+    compiler.build_error = RuntimeError("the machine is out of order")
+    job = farm.finish()
+    assert (job.state, farm.published()[0]) == (JobState.DONE, TUNED)
+
+
+def test_a_comparison_that_fails_by_itself_costs_no_schedule(farm: Farm) -> None:
+    """The untuned model runs alone, but there is no room for it beside the tuned one."""
+    farm.uncomparable = True
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert (job.state, farm.published()[0]) == (JobState.DONE, TUNED)
+    assert job.message.endswith(
+        "its outputs could not be compared (run_error: the untuned model, to compare with: std::bad_alloc)"
+    )
+    assert not any(entry.reason for entry in farm.published()[1].tasks)
+
+
+def _traces(farm: Farm, task: ExtractedTask) -> list[str]:
+    """Fastest first."""
+    with farm.database.begin() as session:
+        found = schedules.successes(session, DEVICE.key, [task.workload_hash])
+    return [record.trace for record in found]
 
 
 def test_a_cancelled_job_is_left_alone(farm: Farm) -> None:
