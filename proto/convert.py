@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from proto import fleet_pb2 as pb
 from proto.values import (
+    MAX_PROFILE_CHARS,
     MAX_RESULTS,
     MAX_TROUBLE_CHARS,
     MAX_WAIT_S,
@@ -34,6 +35,7 @@ from proto.values import (
 )
 from search.device import Device, Gpu
 from search.measurement import Measurement, Outcome
+from search.profile import Profile
 
 MAX_ERROR_CHARS = 8192
 MAX_REPEATS = 10_000
@@ -115,6 +117,7 @@ def device_to_wire(device: Device) -> pb.Device:
         toolchain=device.toolchain,
         target=device.target,
         gpu=pb.Gpu(**asdict(device.gpu)) if device.gpu else None,
+        profile=device.profile.to_json() if device.profile else "",
     )
 
 
@@ -144,7 +147,17 @@ def device_from_wire(message: pb.Device) -> Device:
         toolchain=message.toolchain,
         target=message.target,
         gpu=_gpu_from_wire(message.gpu) if message.HasField("gpu") else None,
+        profile=_profile_from_wire(message.profile) if message.profile else None,
     )
+
+
+def _profile_from_wire(text: str) -> Profile:
+    if len(text) > MAX_PROFILE_CHARS:
+        raise WireError(f"the device's profile is longer than {MAX_PROFILE_CHARS} characters")
+    try:
+        return Profile.from_json(text)
+    except ValueError as problem:
+        raise WireError(f"the device's profile makes no sense: {problem}") from problem
 
 
 def _gpu_from_wire(message: pb.Gpu) -> Gpu:
@@ -247,6 +260,7 @@ def report_to_wire(report: WorkerReport) -> pb.SynchronizeRequest:
         vitals=pb.Vitals(**asdict(report.vitals)),
         role=f"WORKER_ROLE_{report.role.name}",
         builds_for=report.builds_for,
+        calibrated=report.calibrated,
     )
 
 
@@ -273,6 +287,7 @@ def report_from_wire(message: pb.SynchronizeRequest) -> WorkerReport:
             vitals=_vitals_from_wire(message.vitals),
             role=_role(message.role),
             builds_for=tuple(message.builds_for),
+            calibrated=message.calibrated,
         )
     except ValueError as problem:
         raise WireError(str(problem)) from problem
@@ -284,6 +299,7 @@ def answer_to_wire(answer: Answer) -> pb.SynchronizeResponse:
         acknowledged=answer.acknowledged,
         call_again_after_s=answer.call_again_after_s,
         wanted=f"WANTED_{answer.wanted.name}",
+        calibrate=answer.calibrate,
     )
     if answer.lease is not None:
         message.lease.CopyFrom(lease_to_wire(answer.lease))
@@ -304,6 +320,7 @@ def answer_from_wire(message: pb.SynchronizeResponse, held: LeaseId | None) -> A
         acknowledged=tuple(message.acknowledged),
         call_again_after_s=min(again_s, 60.0) if 0.0 <= again_s < math.inf else 1.0,
         wanted=_wanted(message.wanted),
+        calibrate=message.calibrate,
     )
 
 

@@ -58,7 +58,7 @@ OUTCOME_WRONG_RESULT: Outcome
 OUTCOME_DEVICE_LOST: Outcome
 
 class SynchronizeRequest(_message.Message):
-    __slots__ = ("protocol", "worker_id", "session_id", "starting", "state", "device", "held", "results", "slots", "wait_s", "vitals", "role", "builds_for")
+    __slots__ = ("protocol", "worker_id", "session_id", "starting", "state", "device", "held", "results", "slots", "wait_s", "vitals", "role", "builds_for", "calibrated")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class SynchronizeRequest(_message.Message):
     VITALS_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     BUILDS_FOR_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATED_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     session_id: str
@@ -85,7 +86,8 @@ class SynchronizeRequest(_message.Message):
     vitals: Vitals
     role: WorkerRole
     builds_for: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ..., vitals: _Optional[_Union[Vitals, _Mapping]] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., builds_for: _Optional[_Iterable[str]] = ...) -> None: ...
+    calibrated: bool
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ..., vitals: _Optional[_Union[Vitals, _Mapping]] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., builds_for: _Optional[_Iterable[str]] = ..., calibrated: _Optional[bool] = ...) -> None: ...
 
 class Vitals(_message.Message):
     __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done", "uncontained", "trouble")
@@ -110,21 +112,23 @@ class Vitals(_message.Message):
     def __init__(self, tunefarm_version: _Optional[str] = ..., tvm_version: _Optional[str] = ..., load: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_free_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidates_done: _Optional[int] = ..., uncontained: _Optional[str] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class SynchronizeResponse(_message.Message):
-    __slots__ = ("fenced", "lease", "acknowledged", "call_again_after_s", "wanted")
+    __slots__ = ("fenced", "lease", "acknowledged", "call_again_after_s", "wanted", "calibrate")
     FENCED_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     CALL_AGAIN_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
+    CALIBRATE_FIELD_NUMBER: _ClassVar[int]
     fenced: bool
     lease: Lease
     acknowledged: _containers.RepeatedScalarFieldContainer[int]
     call_again_after_s: float
     wanted: Wanted
-    def __init__(self, fenced: _Optional[bool] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., acknowledged: _Optional[_Iterable[int]] = ..., call_again_after_s: _Optional[float] = ..., wanted: _Optional[_Union[Wanted, str]] = ...) -> None: ...
+    calibrate: bool
+    def __init__(self, fenced: _Optional[bool] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., acknowledged: _Optional[_Iterable[int]] = ..., call_again_after_s: _Optional[float] = ..., wanted: _Optional[_Union[Wanted, str]] = ..., calibrate: _Optional[bool] = ...) -> None: ...
 
 class Device(_message.Message):
-    __slots__ = ("name", "triple", "mcpu", "features", "cores", "vector_bytes", "l1_bytes", "l2_bytes", "l3_bytes", "toolchain", "target", "gpu")
+    __slots__ = ("name", "triple", "mcpu", "features", "cores", "vector_bytes", "l1_bytes", "l2_bytes", "l3_bytes", "toolchain", "target", "gpu", "profile")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TRIPLE_FIELD_NUMBER: _ClassVar[int]
     MCPU_FIELD_NUMBER: _ClassVar[int]
@@ -137,6 +141,7 @@ class Device(_message.Message):
     TOOLCHAIN_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     GPU_FIELD_NUMBER: _ClassVar[int]
+    PROFILE_FIELD_NUMBER: _ClassVar[int]
     name: str
     triple: str
     mcpu: str
@@ -149,7 +154,8 @@ class Device(_message.Message):
     toolchain: str
     target: str
     gpu: Gpu
-    def __init__(self, name: _Optional[str] = ..., triple: _Optional[str] = ..., mcpu: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., vector_bytes: _Optional[int] = ..., l1_bytes: _Optional[int] = ..., l2_bytes: _Optional[int] = ..., l3_bytes: _Optional[int] = ..., toolchain: _Optional[str] = ..., target: _Optional[str] = ..., gpu: _Optional[_Union[Gpu, _Mapping]] = ...) -> None: ...
+    profile: str
+    def __init__(self, name: _Optional[str] = ..., triple: _Optional[str] = ..., mcpu: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., vector_bytes: _Optional[int] = ..., l1_bytes: _Optional[int] = ..., l2_bytes: _Optional[int] = ..., l3_bytes: _Optional[int] = ..., toolchain: _Optional[str] = ..., target: _Optional[str] = ..., gpu: _Optional[_Union[Gpu, _Mapping]] = ..., profile: _Optional[str] = ...) -> None: ...
 
 class Gpu(_message.Message):
     __slots__ = ("max_threads", "warp_size", "shared_bytes", "registers", "capability")

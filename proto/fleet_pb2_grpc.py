@@ -92,6 +92,12 @@ class FleetServicer:
         its lease, is DRAINING from then on, and takes work again when an answer wants it to WORK. One that
         is EVICTED is also told `fenced`: its lease is given back, and nobody is let in under its name until
         people want it back. It may stop, or drop what it holds and ask again now and then.
+
+        Calibrating. A worker that measures also measures what its device can do, before it is READY for the first
+        time, or brings what it measured earlier. When people want that done again, every answer says `calibrate`
+        until a call is `calibrated`: the worker ends its lease, is PROBING meanwhile, and then sends the device
+        with its new profile. A call is `calibrated` until one that was so has had an answer. Of several workers
+        of a class, what was measured last holds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

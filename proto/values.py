@@ -28,6 +28,7 @@ MAX_TROUBLE_CHARS = 500
 MEMORY_BYTES = 4 << 30
 # A packed model is in memory several times over while it is loaded: as read, as a library, its weights.
 MEMORY_PER_ARTIFACT_BYTE = 6
+MAX_PROFILE_CHARS = 4096
 _SHA256 = re.compile("[0-9a-f]{64}")
 _MACHINE = re.compile("[A-Za-z0-9_]{1,32}")
 
@@ -202,7 +203,8 @@ class Result:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """A worker's whole state: what it sends with every Synchronize. A builder links for `builds_for`."""
+    """A worker's whole state: what it sends with every Synchronize. A builder links for `builds_for`.
+    `calibrated`: the device's profile was measured since the last answer that it got."""
 
     worker_id: str
     session_id: str
@@ -216,6 +218,7 @@ class WorkerReport:
     vitals: Vitals = field(default_factory=Vitals)
     role: Role = Role.MEASURE
     builds_for: tuple[str, ...] = ()
+    calibrated: bool = False
 
     def __post_init__(self) -> None:
         _check_name("a worker id", self.worker_id)
@@ -238,7 +241,7 @@ class Answer:
 
     `keeps` names the held lease when the worker should go on with it; `lease` is a new one, whole.
     With neither, the worker holds nothing. `fenced` and EVICTED go together when it is people who want the
-    worker away, not another session of it.
+    worker away, not another session of it. It is to `calibrate` its device again once it holds nothing.
     """
 
     fenced: bool = False
@@ -247,6 +250,7 @@ class Answer:
     acknowledged: tuple[int, ...] = ()
     call_again_after_s: float = 1.0
     wanted: Wanted = Wanted.WORK
+    calibrate: bool = False
 
     def __post_init__(self) -> None:
         if self.keeps is not None and self.lease is not None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Select, bindparam, select, update
+from sqlalchemy import Select, bindparam, or_, select, update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
@@ -18,6 +18,7 @@ from records.database import NotFound
 from records.statements import changed, insert_missing, table_of
 from records.tables import DeviceClassRow, FencedSessionRow, LeaseRow, WorkerRow
 from search.device import Device
+from search.profile import Profile
 
 # A worker calls at least every 30 s.
 LOST_AFTER_S = 40.0
@@ -37,6 +38,13 @@ class Wanted(StrEnum):
     WORK = "work"
     DRAIN = "drain"
     EVICTED = "evicted"
+
+
+class Asked(NamedTuple):
+    """What people ask of a worker: what it should do, and whether to measure its device's profile again."""
+
+    wanted: Wanted = Wanted.WORK
+    calibrate: bool = False
 
 
 class DeviceClassNotFound(NotFound):
@@ -73,7 +81,8 @@ class WorkerInfo:
     """A worker as last seen. `trials_done` counts what it reported, `failures` what of that was not OK.
 
     `trial_s` are the seconds that a trial takes on it, None until it has worked off a lease. A `builder` has
-    no device class: it measures nothing, and its trials are those that it built.
+    no device class: it measures nothing, and its trials are those that it built. `calibrate`: it is wanted to
+    measure its device's profile again.
     """
 
     id: str
@@ -90,6 +99,7 @@ class WorkerInfo:
     vitals: Vitals
     trial_s: float | None
     builder: Builder | None = None
+    calibrate: bool = False
 
     def is_lost(self, now: float) -> bool:
         """Whether it has been silent for longer than a worker that is there, and never said farewell."""
@@ -112,26 +122,32 @@ class WorkerInfo:
         return f"can't {does}: {self.vitals.trouble}" if self.vitals.trouble else ""
 
 
-def put_class(session: Session, device: Device) -> None:
-    """Store a device class unless it is already there."""
+def put_class(session: Session, device: Device, calibrated: bool = False) -> None:
+    """Store a device class unless it is already there. Its profile takes the place of the one that is known
+    when it was `calibrated` just now."""
     row = {"key": device.key, "name": device.name, "device": device.to_json(), "target": device.target}
     facts = {"machine": None if device.gpu else device.machine, "cores": device.cores}
     row |= {"toolchain": device.toolchain}
     insert_missing(session, DeviceClassRow, {**row, **facts}, key=["key"])
+    if device.profile is not None:
+        known = update(DeviceClassRow).where(DeviceClassRow.key == device.key)
+        if not calibrated:
+            known = known.where(DeviceClassRow.profile.is_(None))
+        session.execute(known.values(profile=device.profile.to_json()))
 
 
 def get_class(session: Session, key: str) -> Device:
     """Raises DeviceClassNotFound."""
-    text = session.scalar(select(DeviceClassRow.device).where(DeviceClassRow.key == key))
-    if text is None:
+    found = session.execute(_described().where(DeviceClassRow.key == key)).first()
+    if found is None:
         raise DeviceClassNotFound(f"there is no device class {key!r}")
-    return Device.from_json(text)
+    return _device(*found)
 
 
 def classes(session: Session) -> list[Device]:
     """By name."""
-    rows = session.scalars(select(DeviceClassRow.device).order_by(DeviceClassRow.name, DeviceClassRow.key))
-    return [Device.from_json(text) for text in rows]
+    rows = session.execute(_described().order_by(DeviceClassRow.name, DeviceClassRow.key))
+    return [_device(*row) for row in rows]
 
 
 def resolve_class(session: Session, target: str) -> Device | None:
@@ -142,12 +158,11 @@ def resolve_class(session: Session, target: str) -> Device | None:
     if target == "native":
         key = _native(session)
         return None if key is None else get_class(session, key)
-    named = select(DeviceClassRow.device)
-    by_key = session.scalar(named.where(DeviceClassRow.key == target))
+    by_key = session.execute(_described().where(DeviceClassRow.key == target)).first()
     if by_key is not None:
-        return Device.from_json(by_key)
-    by_name = session.scalars(named.where(DeviceClassRow.name == target).limit(2)).all()
-    return Device.from_json(by_name[0]) if len(by_name) == 1 else None
+        return _device(*by_key)
+    by_name = session.execute(_described().where(DeviceClassRow.name == target).limit(2)).all()
+    return _device(*by_name[0]) if len(by_name) == 1 else None
 
 
 def register(
@@ -159,11 +174,13 @@ def register(
     now: float,
     vitals: Vitals | None = None,
     builder: Builder | None = None,
+    calibrated: bool = False,
 ) -> str | None:
     """Make this the worker's session; the older session that it fences off, if any, whose leases expire now.
 
     Repeating it updates the device and the vitals (None keeps them), the state and the time. A `builder` has
-    no device, because nothing is measured on it. Raises SessionFenced when a newer session has taken this
+    no device, because nothing is measured on it. A device that was `calibrated` just now brings its class a
+    new profile, and needs to be calibrated no more. Raises SessionFenced when a newer session has taken this
     one's place, or the worker is evicted.
     """
     if _is_fenced(session, worker_id, session_id):
@@ -173,8 +190,10 @@ def register(
     older = _enter(session, worker_id, session_id, state, now)
     values: dict[str, object] = {"session_id": session_id, **_sign_of_life(state, now, vitals)}
     if device is not None:
-        put_class(session, device)
+        put_class(session, device, calibrated)
         values["device_class"] = device.key
+        if calibrated:
+            values["calibrate"] = False
     elif older is not None or builder is not None:
         # The worker may have come back on other hardware: it has no class until it has probed again.
         values["device_class"] = None
@@ -193,24 +212,24 @@ def seen(
     state: WorkerState,
     now: float,
     vitals: Vitals | None = None,
-) -> Wanted | None:
-    """Note a sign of life; what people want the worker to do. None, and nothing changed, when this is not its
+) -> Asked | None:
+    """Note a sign of life; what people ask of the worker. None, and nothing changed, when this is not its
     session, or it is evicted."""
     about: dict[str, object] = {"worker": worker_id, "its_session": session_id}
     about |= {"new_state": state, "now": now, "new_vitals": None if vitals is None else asdict(vitals)}
-    found = session.scalar(_note_life(vitals is not None), about)
-    return None if found is None else Wanted(found)
+    found = session.execute(_note_life(vitals is not None), about).first()
+    return None if found is None else Asked(Wanted(found[0]), found[1])
 
 
 @cache
-def _note_life(with_vitals: bool) -> ReturningUpdate[str]:
+def _note_life(with_vitals: bool) -> ReturningUpdate[str, bool]:
     worker = table_of(WorkerRow)
     values: dict[str, Any] = {"state": bindparam("new_state"), "last_seen_at": bindparam("now")}
     if with_vitals:
         values["vitals"] = bindparam("new_vitals")
     ours = update(worker).where(worker.c.id == bindparam("worker"), worker.c.wanted != Wanted.EVICTED)
     noted = ours.where(worker.c.session_id == bindparam("its_session")).values(values)
-    return noted.returning(worker.c.wanted)
+    return noted.returning(worker.c.wanted, worker.c.calibrate)
 
 
 def workers(session: Session) -> list[WorkerInfo]:
@@ -235,14 +254,28 @@ def want(session: Session, worker_id: str, what: Wanted) -> None:
         raise WorkerNotFound(f"there is no worker {worker_id!r}")
 
 
+def calibrate(session: Session, worker_id: str) -> None:
+    """Note that a worker is to measure its device's profile again. Raises WorkerNotFound."""
+    if changed(session, update(WorkerRow).where(WorkerRow.id == worker_id).values(calibrate=True)) == 0:
+        raise WorkerNotFound(f"there is no worker {worker_id!r}")
+
+
+def asked(session: Session, worker_id: str) -> Asked:
+    """What people ask of a worker; work for an unknown one."""
+    row = select(WorkerRow.wanted, WorkerRow.calibrate).where(WorkerRow.id == worker_id)
+    found = session.execute(row).first()
+    return Asked() if found is None else Asked(Wanted(found[0]), found[1])
+
+
 def wanted(session: Session, worker_id: str) -> Wanted:
     """WORK for an unknown worker."""
     return Wanted(session.scalar(select(WorkerRow.wanted).where(WorkerRow.id == worker_id)) or Wanted.WORK)
 
 
 def unwanted(session: Session) -> list[str]:
-    """The ids of the workers that people want to take no work."""
-    return list(session.scalars(select(WorkerRow.id).where(WorkerRow.wanted != Wanted.WORK)))
+    """The ids of the workers that people want to take no work, or to calibrate before they do."""
+    asked_for = or_(WorkerRow.wanted != Wanted.WORK, WorkerRow.calibrate)
+    return list(session.scalars(select(WorkerRow.id).where(asked_for)))
 
 
 def may_take(session: Session, worker_id: str, session_id: str) -> bool:
@@ -250,6 +283,14 @@ def may_take(session: Session, worker_id: str, session_id: str) -> bool:
     row = select(WorkerRow.session_id, WorkerRow.state, WorkerRow.wanted).where(WorkerRow.id == worker_id)
     found = session.execute(row.with_for_update(key_share=True)).first()
     return found is not None and tuple(found) == (session_id, WorkerState.READY, Wanted.WORK)
+
+
+def _described() -> Select[str, str | None]:
+    return select(DeviceClassRow.device, DeviceClassRow.profile)
+
+
+def _device(text: str, profile: str | None) -> Device:
+    return replace(Device.from_json(text), profile=None if profile is None else Profile.from_json(profile))
 
 
 def _native(session: Session) -> str | None:
@@ -312,6 +353,7 @@ def _info(row: WorkerRow, device_name: str | None, device: str | None, builder: 
         vitals=Vitals(**row.vitals or {}),
         trial_s=row.trial_s,
         builder=builder,
+        calibrate=row.calibrate,
     )
 
 

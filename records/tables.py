@@ -89,6 +89,8 @@ class DeviceClassRow(Base):
     machine: Mapped[str | None]
     cores: Mapped[int]
     toolchain: Mapped[str]
+    # What the last calibration of a device of the class measured.
+    profile: Mapped[str | None]
 
 
 class WorkerRow(Base):
@@ -106,6 +108,8 @@ class WorkerRow(Base):
     vitals: Mapped[dict[str, Any] | None]
     # Seconds that a trial takes on it, lately.
     trial_s: Mapped[float | None]
+    # People want it to measure its device's profile again.
+    calibrate: Mapped[bool] = mapped_column(default=False)
 
 
 class BuilderRow(Base):

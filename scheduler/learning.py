@@ -5,6 +5,7 @@ Every training is stored as a version, so that a scheduler that starts again goe
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import math
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from records.cost_models import Version
 from records.schedules import Record
 from scheduler.context import Context
 from scheduler.evaluation import Example, evaluate
-from search.cost.model import CostModel
+from search.cost.model import ASSUMED, CostModel
 from search.device import Device
 from search.policy import train
 
@@ -38,7 +39,8 @@ log = logging.getLogger(__name__)
 class Lesson:
     """What this process knows of a class's cost model: trained on so many `records`, those up to the id
     `newest_id`; `evaluated` of them when metrics were last worked out. It began with the class at `began_at`
-    and has spent `spent_s` seconds on training since."""
+    and has spent `spent_s` seconds on training since. It holds for the profile of this `digest`: under
+    another, the estimates that it corrects are others."""
 
     began_at: float
     model: CostModel
@@ -46,6 +48,7 @@ class Lesson:
     newest_id: int = 0
     evaluated: int = 0
     spent_s: float = 0.0
+    digest: str = ASSUMED
 
     @property
     def is_learned(self) -> bool:
@@ -69,7 +72,7 @@ class Lesson:
 def lesson(context: Context, device: Device) -> Lesson:
     """The class's model, trained again first if that is due; the last one when training fails."""
     found = context.lessons.get(device.key)
-    if found is None:
+    if found is None or found.digest != _digest(device):
         found = context.lessons[device.key] = _resumed(context, device)
     found.notice_clock(context.now())
     with context.database.begin() as session:
@@ -80,15 +83,15 @@ def lesson(context: Context, device: Device) -> Lesson:
 
 
 def _resumed(context: Context, device: Device) -> Lesson:
-    """Begins with the newest version stored, if it is one of this search's features."""
-    found = Lesson(context.now(), CostModel())
+    """Begins with the newest version stored, if it is one of this search's features and this profile."""
+    found = Lesson(context.now(), CostModel(), digest=_digest(device))
     with context.database.begin() as session:
         stored = cost_models.newest(session, device.key)
     if stored is None:
         return found
     version, data = stored
     try:
-        found.model = CostModel.from_bytes(data)
+        found.model = CostModel.from_bytes(data, found.digest)
     except ValueError as error:
         log.warning("the last cost model of class %s can't be used: %s", device.key, error)
         return found
@@ -120,7 +123,13 @@ def _learn(context: Context, device: Device, found: Lesson) -> None:
     if found.is_learned:
         version = Version(device.key, found.records, newest_at, context.now(), train_secs, metrics)
         with context.database.begin() as session:
-            cost_models.add(session, version, model.to_bytes())
+            cost_models.add(session, version, model.to_bytes(found.digest))
+
+
+def _digest(device: Device) -> str:
+    """Of the profile."""
+    profile = device.profile
+    return ASSUMED if profile is None else hashlib.sha256(profile.to_json().encode()).hexdigest()[:16]
 
 
 def _metrics(found: Lesson, device: Device, examples: Sequence[Example]) -> dict[str, Any] | None:

@@ -68,7 +68,7 @@ class Spaces:
     def load(self, database: Database, hashes: Collection[str], device: Device) -> dict[str, Space]:
         """The spaces of those workloads that are stored and covered by the search."""
         wanted = dict.fromkeys(hashes)
-        missing = [name for name in wanted if (name, device.key) not in self._spaces]
+        missing = [name for name in wanted if not self._is_known(name, device)]
         if missing:
             with database.begin() as session:
                 texts = tasks.workloads(session, missing)
@@ -77,6 +77,13 @@ class Spaces:
         found = {name: self._touch(name, device.key) for name in wanted}
         self._forget(max(LIMIT, len(wanted)))
         return {name: space for name, space in found.items() if space is not None}
+
+    def _is_known(self, name: str, device: Device) -> bool:
+        """Not when the device has been calibrated since: its estimates would be those of the old profile."""
+        space = self._spaces.get((name, device.key))
+        if space is None:
+            return (name, device.key) in self._spaces
+        return space.search.device.profile == device.profile
 
     def _touch(self, name: str, device_class: str) -> Space | None:
         space = self._spaces.pop((name, device_class))

@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 FLOAT32 = "float32"
+MAX_TYPE_CHARS = 16
+# Of how calibration measures: what another version measured is measured again.
+VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,13 @@ class Profile:
         object.__setattr__(self, "derived", tuple(self.derived))
         if FLOAT32 not in self.multiply_adds:
             raise ValueError("a profile says how many float32 multiply-adds a core does in a cycle")
+        for name in self.multiply_adds:
+            if not name.isalnum() or not name.isascii() or len(name) > MAX_TYPE_CHARS:
+                raise ValueError(f"{name[:MAX_TYPE_CHARS]!r} is no element type")
+        if not set(self.derived) <= {f.name for f in fields(self)}:
+            raise ValueError("what is derived in a profile must be its fields")
+        if not isinstance(self.registers, int):
+            raise ValueError("a profile's registers must be counted in whole numbers")
         numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_NUMBERS}
         numbers |= {f"multiply_adds of {dtype}": rate for dtype, rate in self.multiply_adds.items()}
         for name, number in numbers.items():
@@ -71,7 +81,7 @@ class Profile:
         try:
             facts: dict[str, Any] = json.loads(text)
             return cls(**facts)
-        except (TypeError, RecursionError) as error:
+        except (TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"not a profile: {error}") from error
 
 

@@ -16,7 +16,8 @@ class WorkerBody(BaseModel):
     `trials_per_minute` are those of the last five minutes; `trial_s` is what a trial takes on it. Null is
     what isn't known: `load` (processes that wanted to run, over a minute), `temperature_c` (of its
     processor). `candidates` and `candidates_done` are of the `lease` it holds. `trouble` says why it can't
-    measure (or build), in one line; it is empty while it can, or may yet turn out to.
+    measure (or build), in one line; it is empty while it can, or may yet turn out to. `calibrate`:
+    people want it to measure its device's profile again, which it hasn't yet.
     """
 
     id: str
@@ -45,6 +46,7 @@ class WorkerBody(BaseModel):
     candidates_done: int | None
     uncontained: str
     trouble: str
+    calibrate: bool
 
     @classmethod
     def of(cls, worker: WorkerInfo, now: float, trials_per_minute: float, held: Held | None) -> WorkerBody:
@@ -76,6 +78,7 @@ class WorkerBody(BaseModel):
             candidates_done=vitals.candidates_done if held else None,
             uncontained=vitals.uncontained,
             trouble=vitals.trouble,
+            calibrate=worker.calibrate,
         )
 
 
@@ -83,8 +86,31 @@ class WorkersBody(BaseModel):
     items: list[WorkerBody]
 
 
+class ProfileBody(BaseModel):
+    """What a core does, as calibration measured it: clock rate while vectors are multiplied, vector
+    multiply-adds a cycle by element type, their latency in cycles, vector registers, vector loads a cycle,
+    cycles to gather a lane; bytes a cycle from each cache and from memory, and what all cores together draw
+    from memory; seconds to launch and join all threads. What is `derived` wasn't measured, but follows from
+    the rest or from the instruction set."""
+
+    hertz: float
+    multiply_adds: dict[str, float]
+    latency_cycles: float
+    registers: int
+    loads: float
+    gather_cycles: float
+    l1_rate: float
+    l2_rate: float
+    l3_rate: float
+    memory_rate: float
+    memory_rate_all: float
+    launch_s: float
+    derived: list[str]
+
+
 class DeviceClassBody(BaseModel):
-    """Devices of equal hardware and toolchain; `key` and `name` can be a job's target."""
+    """Devices of equal hardware and toolchain; `key` and `name` can be a job's target. The `profile` is null
+    until one of them has been calibrated."""
 
     key: str
     name: str
@@ -98,6 +124,7 @@ class DeviceClassBody(BaseModel):
     l3_bytes: int
     toolchain: str
     target: str
+    profile: ProfileBody | None
 
 
 class DeviceClassesBody(BaseModel):

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from records import devices, leases, pace
 from records.devices import Wanted, WorkerInfo
 from server.context import ContextDep
-from server.problems import problems
+from server.problems import Problem, problems
 from server.worker_bodies import DeviceClassBody, DeviceClassesBody, WorkerBody, WorkersBody
 
 router = APIRouter(prefix="/v1", tags=["workers"])
@@ -43,6 +43,17 @@ def evict(worker_id: str, context: ContextDep) -> WorkerBody:
     with context.database.begin() as session:
         leases.evict(session, worker_id, now)
         return _body(session, worker_id, now)
+
+
+@router.post("/workers/{worker_id:path}:calibrate", responses=problems(404, 409))
+def calibrate(worker_id: str, context: ContextDep) -> WorkerBody:
+    """Has the worker measure its device's profile again as soon as it holds no lease."""
+    with context.database.begin() as session:
+        if devices.worker(session, worker_id).builder is not None:
+            sentence = f"Worker {worker_id} only builds: name one that measures."
+            raise Problem(409, "worker-builds", sentence)
+        devices.calibrate(session, worker_id)
+        return _body(session, worker_id, context.now())
 
 
 @router.get("/device-classes")

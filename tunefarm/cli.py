@@ -59,6 +59,7 @@ app = typer.Typer(
 )
 app.add_typer(cli_tokens.app, name="token")
 app.add_typer(cli_workers.app, name="workers")
+app.command()(cli_workers.calibrate)
 
 
 @app.command()

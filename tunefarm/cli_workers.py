@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -15,7 +15,7 @@ from tunefarm.errors import CommandError, ExitCode
 from tunefarm.estimate import duration_text
 from tunefarm.options import AsJson, Data, Server, Token, print_json, running, stdout
 from tunefarm.service import Service
-from tunefarm.values import Worker
+from tunefarm.values import DeviceClass, Worker
 
 app = typer.Typer(
     help="List the workers and their devices; drain, resume or evict one.",
@@ -42,10 +42,16 @@ def list_(
         return
     with running(server, token, data) as found:
         known = found.client.workers()
+        classes = {one.key: one for one in found.client.device_classes()}
     if as_json:
-        print_json([asdict(one) for one in known])
+        profiles: dict[str | None, Any] = {key: one.profile for key, one in classes.items()}
+        print_json([asdict(one) | {"profile": profiles.get(one.device_class)} for one in known])
     elif known:
         stdout().print(table(known))
+        for key in dict.fromkeys(one.device_class for one in known):
+            if key in classes:
+                said = f"class {key}: {speeds(classes[key])}"
+                stdout().print(said, markup=False, highlight=False, soft_wrap=True)
         for one in known:
             if one.unable and _state(one) == "connected":
                 stdout().print(f"{one.id} {one.unable}", markup=False, highlight=False, soft_wrap=True)
@@ -80,6 +86,36 @@ def evict(
     """Take a worker's lease away at once, and let nobody in under its name until it is resumed."""
     with running(server, token, data) as found:
         _act(found, Client.evict, name, "has lost its lease and is not let in until resumed", as_json)
+
+
+def calibrate(
+    name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
+) -> None:
+    """Have a worker measure again what its device can do, as soon as it holds no lease."""
+    with running(server, token, data) as found:
+        _act(found, Client.calibrate, name, "measures its device's profile once it holds no lease", as_json)
+
+
+def speeds(one: DeviceClass) -> str:
+    """For people: what its calibration measured, in a line; a ~ before what only follows from the rest."""
+    profile = one.profile
+    if profile is None:
+        return "not calibrated, an ordinary core is assumed"
+
+    def said(field: str, value: float, form: str = "{:.0f}") -> str:
+        return ("~" if field in profile["derived"] else "") + form.format(value)
+
+    multiply_adds = said("multiply_adds", profile["multiply_adds"]["float32"], "{:.2g}")
+    levels = (("L1", "l1_rate"), ("L2", "l2_rate"), ("L3", "l3_rate"), ("memory", "memory_rate"))
+    rates = " / ".join(f"{level} {said(field, profile[field])}" for level, field in levels)
+    parts = (
+        f"{said('hertz', profile['hertz'] / 1e9, '{:.1f}')} GHz",
+        f"{multiply_adds} x {8 * one.vector_bytes}-bit multiply-adds",
+        f"{profile['registers']} registers",
+        f"{rates} B/cycle",
+        f"launch {said('launch_s', profile['launch_s'] * 1e6, '{:.2g}')} us",
+    )
+    return ", ".join(parts)
 
 
 def table(workers: Sequence[Worker]) -> Table:
@@ -131,6 +167,8 @@ def _does(worker: Worker) -> str:
     if worker.trouble:
         return "can't build" if worker.role == "build" else "can't measure"
     drains = worker.wanted == "drain"
+    if worker.calibrate and worker.state == "probing":
+        return "calibrates"
     if worker.lease is not None:
         done, of = worker.candidates_done, worker.candidates
         count = "" if done is None or of is None else f": {done} of {of}"

@@ -31,6 +31,7 @@ from proto.tls import TlsFiles
 from tunefarm.values import (
     CostModel,
     Database,
+    DeviceClass,
     Event,
     Imported,
     Job,
@@ -172,6 +173,14 @@ class Client:
     def evict(self, worker_id: str) -> Worker:
         """Takes a worker's lease away at once and lets nobody in under its name, until it is resumed."""
         return self._act(worker_id, "evict")
+
+    def calibrate(self, worker_id: str) -> Worker:
+        """Has a worker measure its device's profile again as soon as it holds no lease."""
+        return self._act(worker_id, "calibrate")
+
+    def device_classes(self) -> list[DeviceClass]:
+        """What workers have brought, with the profiles that calibration measured."""
+        return _parse(list[DeviceClass], self._get("/v1/device-classes").get("items"))
 
     def cost_models(self, target: str | None = None) -> list[CostModel]:
         """The cost models of every device class that has one, or of one class."""

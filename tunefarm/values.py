@@ -133,7 +133,8 @@ class Worker:
     it was seen lately. `load` is how many processes wanted to run, on average over a minute. `candidates` are
     those of the `lease` it holds. `uncontained` says what measured code isn't kept from there, if anything;
     `trouble` why it can't measure or build, in one line, if it can't. One whose `role` is build measures
-    nothing; its trials are those that it built, for the machines in `builds_for`.
+    nothing; its trials are those that it built, for the machines in `builds_for`. `calibrate`: it is wanted
+    to measure its device's profile again, which it hasn't yet.
     """
 
     id: str
@@ -161,12 +162,25 @@ class Worker:
     role: str = "measure"
     builds_for: tuple[str, ...] = ()
     trouble: str = ""
+    calibrate: bool = False
 
     @property
     def unable(self) -> str:
         """What it can't do and why, as it goes on after its name; empty when it can."""
         does = "build" if self.role == "build" else "measure"
         return f"can't {does}: {self.trouble}" if self.trouble else ""
+
+
+@dataclass(frozen=True)
+class DeviceClass:
+    """Devices of equal hardware and toolchain. The `profile` has the fields of search.profile's; None until
+    one of them has been calibrated."""
+
+    key: str
+    name: str
+    cores: int
+    vector_bytes: int
+    profile: dict[str, Any] | None = None
 
 
 class Scope(StrEnum):

@@ -35,6 +35,7 @@ from worker.display import Display, LogDisplay, Work
 from worker.executor import Executor
 from worker.fleet import FleetClient, NotStored, Refused
 from worker.outbox import Outbox
+from worker.profiles import Profiles
 from worker.settings import SLOTS
 from worker.trouble import ChildStartError, FailedChecks
 
@@ -76,7 +77,8 @@ _WANTED = {
 
 
 class Agent:
-    """One session of a worker. What it tells the service follows from what it holds."""
+    """One session of a worker. What it tells the service follows from what it holds. Without a place for
+    `profiles` it doesn't calibrate."""
 
     def __init__(
         self,
@@ -88,6 +90,7 @@ class Agent:
         display: Display | None = None,
         vitals: Callable[[], Vitals] = Vitals,
         answered: Callable[[], None] = lambda: None,
+        profiles: Profiles | None = None,
     ) -> None:
         self._worker_id = worker_id
         self._session_id = session_id
@@ -97,6 +100,7 @@ class Agent:
         self._display = display or LogDisplay()
         self._vitals = vitals
         self._answered = answered
+        self._profiles = profiles
         self._outbox = Outbox()
         self._starting = True
         self._device: Device | None = None
@@ -108,7 +112,9 @@ class Agent:
         self._draining = False  # by its own will, for good
         self._has_left = False
         self._news = asyncio.Event()  # something that the service should hear at once
-        self._leased = asyncio.Event()
+        self._due = asyncio.Event()  # it holds a lease, or is to calibrate
+        self._to_calibrate = False
+        self._calibrated = False  # and the service doesn't know it yet
 
     async def run(self) -> None:
         """Works until cancelled, or until one lease is done when asked for `once`.
@@ -138,7 +144,7 @@ class Agent:
             return WorkerState.OFFLINE
         if self._draining or self._wanted is not Wanted.WORK:
             return WorkerState.DRAINING
-        if not self._probed:
+        if not self._probed or (self._to_calibrate and self._held is None):
             return WorkerState.PROBING
         return WorkerState.READY if self._held is None else WorkerState.BUSY
 
@@ -162,7 +168,7 @@ class Agent:
             session_id=self._session_id,
             starting=self._starting,
             state=self.state,
-            device=self._device,
+            device=None if self.state is WorkerState.PROBING else self._device,
             held=None if self._held is None else self._held.lease.id,
             results=self._outbox.waiting(),
             slots=self._manners.slots if ready else 0,
@@ -170,6 +176,7 @@ class Agent:
             vitals=self._vitals_of(self._held),
             role=self._manners.role,
             builds_for=self._executor.builds_for,
+            calibrated=self._calibrated,
         )
 
     def _vitals_of(self, held: Work | None) -> Vitals:
@@ -185,6 +192,7 @@ class Agent:
                 "stop one of them, or give them different names with --name"
             )
         self._heed(answer.wanted)
+        self._heed_calibration(report, answer)
         self._outbox.acknowledge(answer.acknowledged)
         if report.held is not None and answer.keeps != report.held:
             await self._drop()
@@ -203,11 +211,18 @@ class Agent:
             self._display.does(_WANTED[wanted].format(self._worker_id))
             self._news.set()
 
+    def _heed_calibration(self, report: WorkerReport, answer: Answer) -> None:
+        if report.calibrated and not answer.fenced:
+            self._calibrated = False
+        elif answer.calibrate and self._calibrates and not (self._calibrated or self._to_calibrate):
+            self._to_calibrate = True
+            self._due.set()
+
     def _take(self, lease: Lease) -> None:
         self._held = Work(lease)
         self._display.does(str(self._held))
         self._draining = self._manners.once
-        self._leased.set()
+        self._due.set()
 
     async def _drop(self) -> None:
         """The service wants the held lease no more; it may have been finished in the meantime."""
@@ -233,14 +248,19 @@ class Agent:
     # What it does
 
     async def _serve(self) -> None:
-        """Probes, then works on one lease after the other; back to probing when no child comes up. Who probes
-        and holds nothing gives back what it held."""
+        """Probes, then works on one lease after the other, and calibrates in between when people want it.
+
+        When no child comes up it goes back to probing, and gives back what it held.
+        """
         while True:
             await self._probe()
             try:
                 while True:
-                    await self._leased.wait()
+                    await self._due.wait()
+                    self._due.clear()
                     await self._work()
+                    if self._to_calibrate:
+                        await self._calibrate_again()
             except ChildStartError as error:
                 self._display.does(f"gives back what it held: {error.end.line}")
             self._probed, self._device, self._held = False, None, None
@@ -253,16 +273,46 @@ class Agent:
             wait=lambda _: self._failed_checks.pause_s,
         )
         self._display.does("probing: a small program is compiled, run and verified on this device")
-        device: Device = await tries(self._executor.start)
-        self._device, self._probed = device, True
+        device: Device = await tries(self._started)
+        self._device, self._probed, self._to_calibrate = device, True, False
         self._failed_checks.passed()
         self._display.does(f"ready: {device.name}, {self._purpose(device)}")
         self._news.set()
+
+    async def _started(self) -> Device:
+        """The device of a child that has passed its check, with its profile. Raises ChildStartError."""
+        device = await self._executor.start()
+        return await self._with_profile(device) if self._calibrates else device
 
     def _note_failed_check(self, state: RetryCallState) -> None:
         error = None if state.outcome is None else state.outcome.exception()
         assert isinstance(error, ChildStartError), "nothing else is tried again"
         self._failed_checks.failed(error)
+
+    @property
+    def _calibrates(self) -> bool:
+        return self._profiles is not None and self._manners.role is Role.MEASURE
+
+    async def _with_profile(self, device: Device) -> Device:
+        """The device with the profile that it was found to have, or that is measured now; without one where
+        that can't be done. Raises ChildStartError."""
+        assert self._profiles is not None, "it calibrates"
+        profile = None if self._to_calibrate else self._profiles.find(device)
+        if profile is None:
+            self._display.does("calibrating: measures for about ten seconds what this device can do")
+            memory_bytes = self._manners.overrule(Limits()).memory_bytes
+            profile = await self._executor.calibrate(memory_bytes)
+            self._calibrated = True
+            if profile is not None:
+                self._profiles.keep(device, profile)
+        return replace(device, profile=profile)
+
+    async def _calibrate_again(self) -> None:
+        """Raises ChildStartError."""
+        assert self._device is not None, "it was probed"
+        self._device = await self._with_profile(self._device)
+        self._to_calibrate = False
+        self._display.does("calibrated: the profile of this device was measured again")
         self._news.set()
 
     def _purpose(self, device: Device) -> str:
@@ -272,7 +322,6 @@ class Agent:
 
     async def _work(self) -> None:
         """Works on the lease in a task of its own, which `_drop` may cancel. Raises ChildStartError."""
-        self._leased.clear()
         held = self._held
         if held is None:
             return

@@ -9,13 +9,15 @@ from typing import Protocol
 
 from search.device import Device
 from search.measurement import Measurement
+from search.profile import Profile
 
 
 class Phase(StrEnum):
-    """What a child does with a candidate. Each has a time limit of its own."""
+    """What a child does, with a candidate or to know its device. Each has a time limit of its own."""
 
     BUILD = "build"
     RUN = "run"
+    CALIBRATION = "calibration"
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,11 @@ class Bench(Protocol):
 
     def check(self) -> Device:
         """Compiles, runs and verifies a probe; this device. Raises RuntimeError when it can't be trusted."""
+        ...
+
+    def calibrate(self, budget_s: float) -> Profile:
+        """What the device can do. Begins to measure nothing else once so many seconds are spent. Raises
+        RuntimeError when nothing can be measured."""
         ...
 
     def build(self, subjects: Mapping[int, Subject], begun: Note, ended: Note) -> Collection[int]:

@@ -15,6 +15,8 @@ which it exports candidates. The requests, each with "memory_bytes" and "cpu_s" 
         {"begun": NUMBER} and {"ended": NUMBER} for each, several at a time, then {"refused": [NUMBER, ...]}
     {"do": "run", "number": ..., "best_s": ...} or {"do": "measure_module", "path": ...}
         {"measurement": ..., "grown_bytes": ...}
+    {"do": "calibrate", "budget_s": ...}
+        {"profile": JSON, "grown_bytes": ...}
     {"do": "export", "number": ...}
         {"library": BASE64, "build_secs": ..., "grown_bytes": ...}, or as above of one that was refused
 
@@ -73,8 +75,11 @@ class Child:
             confine.limit_cpu(request["cpu_s"])
             if request["do"] == "build":
                 return {"refused": self._build(request)}
+            answer: frames.Message
             if request["do"] == "export":
                 answer = frames.from_export(self._bench.export(request["number"]))
+            elif request["do"] == "calibrate":
+                answer = {"profile": self._bench.calibrate(request["budget_s"]).to_json()}
             else:
                 answer = {"measurement": frames.from_measurement(self._measure(request))}
         except Exception:

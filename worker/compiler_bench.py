@@ -12,12 +12,14 @@ from threading import Barrier
 
 import compiler.measuring.bench
 from compiler.measuring.bench import Built, can_export
+from compiler.measuring.calibration import calibrate
 from compiler.measuring.cores import bind_pool
 from compiler.packaging.library import Library
 from compiler.packaging.linker import MACHINES
 from compiler.target import probe
 from search.device import Device
 from search.measurement import Measurement, Outcome
+from search.profile import Profile
 from worker.bench import Exported, Machines, Note, Subject
 
 
@@ -37,6 +39,9 @@ class CompilerBench:
         self._bench(self._device.target).self_check()
         self._start_builders()
         return self._device
+
+    def calibrate(self, budget_s: float) -> Profile:
+        return calibrate(self._device, budget_s)
 
     def build(self, subjects: Mapping[int, Subject], begun: Note, ended: Note) -> list[int]:
         def build(number: int) -> bool:

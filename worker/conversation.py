@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Collection
 from typing import TypeVar
 
 from search.measurement import Measurement, Outcome
+from search.profile import Profile
 from worker import frames
 from worker.bench import Exported, Phase
 from worker.process import ChildDied, ChildProcess
@@ -15,8 +16,16 @@ MAX_ERROR_CHARS = 8192
 
 _T = TypeVar("_T")
 
-_DIED = {Phase.BUILD: Outcome.BUILD_ERROR, Phase.RUN: Outcome.RUN_ERROR}
-_HUNG = {Phase.BUILD: Outcome.BUILD_TIMEOUT, Phase.RUN: Outcome.RUN_TIMEOUT}
+_DIED = {
+    Phase.BUILD: Outcome.BUILD_ERROR,
+    Phase.RUN: Outcome.RUN_ERROR,
+    Phase.CALIBRATION: Outcome.RUN_ERROR,
+}
+_HUNG = {
+    Phase.BUILD: Outcome.BUILD_TIMEOUT,
+    Phase.RUN: Outcome.RUN_TIMEOUT,
+    Phase.CALIBRATION: Outcome.RUN_TIMEOUT,
+}
 
 
 class _BenchFailed(Exception):
@@ -97,6 +106,19 @@ class Exporting(Running):
         exported = frames.to_export(await self._answered(request))
         self.sound = True
         return exported
+
+
+class Calibrating(Running):
+    """About the device itself."""
+
+    async def calibrate(self, request: frames.Message) -> Profile | Measurement:
+        """The device's profile, or how the child failed to measure it."""
+        return await self._concluded(self._profile(request))
+
+    async def _profile(self, request: frames.Message) -> Profile:
+        profile = frames.to_profile((await self._answered(request)).get("profile"))
+        self.sound = True
+        return profile
 
 
 class Building(Conversation):

@@ -20,9 +20,10 @@ import psutil
 from proto.values import Limits
 from search.device import Device
 from search.measurement import Measurement, Outcome
+from search.profile import Profile
 from worker import frames
 from worker.bench import Exported, Phase, Subject
-from worker.conversation import Building, Exporting, Running
+from worker.conversation import Building, Calibrating, Exporting, Running
 from worker.handover import Handover
 from worker.process import ChildDied, ChildProcess
 from worker.trouble import ChildStartError, End, died, ended, timed_out
@@ -43,6 +44,9 @@ PASSED_PREFIXES = (
 OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Cannot allocate memory")
 # A candidate may use so many times as much time of every core as it is given seconds.
 CPU_SLACK = 2.0
+# No other quantity of a device's profile is begun to be measured after this time. What is begun may take as
+# long as a child may to start: both are compiled.
+CALIBRATION_S = 20.0
 
 
 class _NoMachine(Exception):
@@ -139,6 +143,23 @@ class Executor:
             return failure
         request = {"do": "run", "number": self._built.pop(subject), "best_s": best_s}
         return await self._run(request, limits.run_timeout_s, limits.memory_bytes)
+
+    async def calibrate(self, memory_bytes: int) -> Profile | None:
+        """What the device can do. None, and the reason in the log, when that can't be measured: the device
+        passed its check, so it is good for work all the same. Raises ChildStartError."""
+        allowed_s = CALIBRATION_S + self._config.start_timeout_s
+        calibrating = Calibrating(await self._present_child(), Phase.CALIBRATION, allowed_s)
+        request = {"do": "calibrate", "budget_s": CALIBRATION_S}
+        try:
+            use = {"memory_bytes": memory_bytes, "cpu_s": self._cpu_s(allowed_s)}
+            profile = await calibrating.calibrate(request | use)
+        finally:
+            if not calibrating.sound or calibrating.grown_bytes > memory_bytes // 2:
+                await self.close()
+        if isinstance(profile, Profile):
+            return profile
+        _log.error("this device can't be calibrated, an ordinary one's speeds are assumed: %s", profile.error)
+        return None
 
     async def export(
         self, subject: Subject, limits: Limits, ahead: Sequence[Subject] = ()

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Any, BinaryIO
 
 from search.measurement import Measurement, Outcome
+from search.profile import Profile
 from worker.bench import Exported, Machines, Subject
 
 # A workload's text at its limit, its quotes escaped.
@@ -117,6 +118,14 @@ def to_machines(message: Message) -> Machines:
         return Machines(tuple(map(str, message["names"])), tuple(map(str, message["problems"])))
     except (TypeError, KeyError) as error:
         raise FrameError(f"not a list of machines: {error}") from error
+
+
+def to_profile(value: object) -> Profile:
+    """Raises FrameError."""
+    try:
+        return Profile.from_json(str(value))
+    except ValueError as error:
+        raise FrameError(f"not a profile: {error}") from error
 
 
 def to_number(value: object) -> int:

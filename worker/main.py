@@ -15,6 +15,7 @@ from enum import IntEnum
 from functools import partial
 from pathlib import Path
 
+import platformdirs
 from pydantic import ValidationError
 from rich.console import Console
 
@@ -26,6 +27,7 @@ from worker.display import Display, display
 from worker.executor import ChildConfig, Executor
 from worker.fleet import FleetClient, Refused, open_channel
 from worker.handover import linkers_cache
+from worker.profiles import Profiles
 from worker.settings import TOGETHER, Settings
 from worker.vitals import Pulse
 
@@ -76,7 +78,8 @@ async def _work(settings: Settings, shown: Display) -> None:
             manners = _manners(settings)
             shown.does(f"connecting to {settings.server} as {settings.name}")
             answered = partial(_note_life, settings.alive_file)
-            agent = Agent(settings.name, uuid.uuid4().hex, fleet, executor, manners, shown, Pulse(), answered)
+            about = Pulse(), answered, Profiles(platformdirs.user_cache_path("tunefarm") / "profiles")
+            agent = Agent(settings.name, uuid.uuid4().hex, fleet, executor, manners, shown, *about)
             running = asyncio.create_task(agent.run())
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, running.cancel)

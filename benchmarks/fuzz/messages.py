@@ -139,6 +139,7 @@ def _report(worker: str, session: str, known: Known, rng: Random) -> pb.Synchron
         vitals=pb.Vitals(tunefarm_version="1", load=0.5, temperature_c=50.0, memory_free_bytes=1 << 30),
         role="WORKER_ROLE_BUILD" if builds else "WORKER_ROLE_MEASURE",
         builds_for=["x86_64", "aarch64"] if builds else [],
+        calibrated=rng.random() < 0.3,
     )
 
 

@@ -9,7 +9,7 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import httpx
@@ -83,7 +83,8 @@ class Service:
 
     @property
     def known(self) -> Known:
-        return Known([device_of(number) for number in range(CLASSES)], WORKLOAD, self.blob)
+        found = [replace(one, profile=one.speeds) for one in map(device_of, range(CLASSES))]
+        return Known(found, WORKLOAD, self.blob)
 
     def ended(self) -> bool:
         return self.program.ended() is not None

@@ -16,6 +16,8 @@ from search.cost.analytic import Estimate
 from search.cost.features import FEATURES_VERSION
 from search.programs.nest import Floats
 
+# The digest of a profile that wasn't measured.
+ASSUMED = "assumed"
 MIN_RECORDS = 16
 ROUNDS = 60
 PARAMETERS = {
@@ -73,13 +75,18 @@ class CostModel:
         """Whether it is more than the analytic model."""
         return self._booster is not None
 
-    def to_bytes(self) -> bytes:
-        """XGBoost's binary JSON; empty for the analytic model."""
-        return bytes(self._booster.save_raw("ubj")) if self._booster is not None else b""
+    def to_bytes(self, profile: str = ASSUMED) -> bytes:
+        """XGBoost's binary JSON; empty for the analytic model. `profile` is a digest of the device's: the
+        features are quantities of the estimate, which goes by it."""
+        if self._booster is None:
+            return b""
+        self._booster.set_attr(profile=profile)
+        return bytes(self._booster.save_raw("ubj"))
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> CostModel:
-        """The inverse of `to_bytes`. Raises ValueError for anything else and for models of other features."""
+    def from_bytes(cls, data: bytes, profile: str = ASSUMED) -> CostModel:
+        """The inverse of `to_bytes`. Raises ValueError for anything else, and for models of other features or
+        another profile."""
         if not data:
             return cls()
         try:
@@ -88,6 +95,8 @@ class CostModel:
             raise ValueError("these bytes hold no model") from error
         if booster.attr("features") != FEATURES_VERSION:
             raise ValueError("a model of other features")
+        if (booster.attr("profile") or ASSUMED) != profile:
+            raise ValueError("the device has been calibrated since")
         return cls(booster)
 
     def predict(self, features: NDArray[np.float32], estimate: Estimate) -> Floats:

@@ -34,6 +34,7 @@ ROUTES = {
     "GET /v1/audit": Scope.ADMIN,
     "GET /v1/tokens": Scope.ADMIN,
     "POST /v1/tokens": Scope.ADMIN,
+    "POST /v1/workers/{worker_id:path}:calibrate": Scope.ADMIN,
     "POST /v1/workers/{worker_id:path}:drain": Scope.ADMIN,
     "POST /v1/workers/{worker_id:path}:evict": Scope.ADMIN,
     "POST /v1/workers/{worker_id:path}:resume": Scope.ADMIN,

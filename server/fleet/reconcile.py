@@ -24,10 +24,10 @@ from proto.values import (
 )
 from records import blobs, building, devices, jobs, leases
 from records.builders import Builder
-from records.devices import SessionFenced
+from records.devices import Asked, SessionFenced
 from records.jobs import JobState
 from records.results import TrialResult
-from server.fleet.plausible import believed
+from server.fleet.plausible import believed, believed_report
 
 IDLE_S = 1.0
 EVICTED_S = 5.0
@@ -54,8 +54,8 @@ def reconcile(
     `announced`: this session's device is known already. `lease_id` names a new lease, if one is given. What
     the worker holds is its for `ttl_s` from now.
     """
-    wanted = _present(session, report, announced, now)
-    if wanted is None:
+    asked = _present(session, report, announced, now)
+    if asked is None:
         why = Wanted(devices.wanted(session, report.worker_id).value)
         return Outcome(Answer(fenced=True, wanted=why, call_again_after_s=EVICTED_S))
     wakes, closed = _store_results(session, report, now)
@@ -65,7 +65,7 @@ def reconcile(
         wakes += _waiting_jobs(session)
     # A session holds one lease at most: if that has just been closed, there is none to look for.
     lost = None if closed else _lost_on_the_way(session, report, now)
-    answer = _decide(session, report, wanted, lost, lease_id, now, ttl_s)
+    answer = _decide(session, report, asked, lost, lease_id, now, ttl_s)
     return Outcome(answer, tuple(dict.fromkeys(wakes)))
 
 
@@ -84,23 +84,23 @@ def take(session: Session, report: WorkerReport, lease_id: str, now: float, ttl_
     return None if lease is None else _described(session, lease, report, now)
 
 
-def _present(session: Session, report: WorkerReport, announced: bool, now: float) -> Wanted | None:
-    """Notes that the worker is there; what people want it to do. None when another session has taken its
-    place, or it was evicted."""
+def _present(session: Session, report: WorkerReport, announced: bool, now: float) -> Asked | None:
+    """Notes that the worker is there; what people ask of it. None when another session has taken its place,
+    or it was evicted."""
     worker_id, session_id = report.worker_id, report.session_id
     state = devices.WorkerState(report.state.value)
     vitals = devices.Vitals(**asdict(report.vitals), builds=report.role is Role.BUILD)
-    known = announced or report.device is None
+    known = (announced and not report.calibrated) or report.device is None
     if known and not report.starting:
-        seen = devices.seen(session, worker_id, session_id, state, now, vitals)
-        return None if seen is None else Wanted(seen.value)
+        return devices.seen(session, worker_id, session_id, state, now, vitals)
     builder = _builder(report)
-    device = None if builder else report.device
+    device = None if builder else believed_report(report).device
+    who = session, worker_id, session_id
     try:
-        devices.register(session, worker_id, session_id, device, state, now, vitals, builder)
+        devices.register(*who, device, state, now, vitals, builder, calibrated=report.calibrated)
     except SessionFenced:
         return None
-    return Wanted(devices.wanted(session, worker_id).value)
+    return devices.asked(session, worker_id)
 
 
 def _builder(report: WorkerReport) -> Builder | None:
@@ -144,22 +144,30 @@ def _waiting_jobs(session: Session) -> list[Wake]:
 def _decide(
     session: Session,
     report: WorkerReport,
-    wanted: Wanted,
+    asked: Asked,
     lost: Lease | None,
     lease_id: str,
     now: float,
     ttl_s: float,
 ) -> Answer:
     acknowledged = tuple(result.number for result in report.results)
+    wanted, calibrate = Wanted(asked.wanted.value), asked.calibrate
     if report.held is not None and leases.renew(session, report.held.id, report.session_id, now, ttl_s):
-        return Answer(keeps=report.held, acknowledged=acknowledged, wanted=wanted)
+        return Answer(keeps=report.held, acknowledged=acknowledged, wanted=wanted, calibrate=calibrate)
     lease = lost
     if lease is None and wanted is Wanted.WORK:
         lease = take(session, report, lease_id, now, ttl_s)
-    # A worker that is willing to wait does so in its next call, not between calls.
-    waits = wants_work(report) and report.wait_s > 0
+    # A worker that is willing to wait does so in its next call, not between calls. One that doesn't know how
+    # to calibrate must not call in a loop.
+    waits = wants_work(report) and report.wait_s > 0 and not calibrate
     again_s = 0.0 if waits else IDLE_S
-    return Answer(lease=lease, acknowledged=acknowledged, call_again_after_s=again_s, wanted=wanted)
+    return Answer(
+        lease=lease,
+        acknowledged=acknowledged,
+        call_again_after_s=again_s,
+        wanted=wanted,
+        calibrate=calibrate,
+    )
 
 
 def _lost_on_the_way(session: Session, report: WorkerReport, now: float) -> Lease | None:

@@ -83,7 +83,7 @@ class Fleet(FleetServicer):
         answer = await asyncio.to_thread(self._reconcile, report, announced)
         if not answer.fenced:
             self._sessions.put(report.worker_id, known, asyncio.get_running_loop().time())
-        busy = answer.fenced or answer.keeps or answer.lease or answer.acknowledged
+        busy = answer.fenced or answer.keeps or answer.lease or answer.acknowledged or answer.calibrate
         if not busy and answer.wanted is Wanted.WORK and reconcile.wants_work(report):
             answer = await self._wait_for_work(report, answer)
         holds = answer.lease is not None or answer.keeps is not None

@@ -100,11 +100,13 @@ class Worker:
         slots: int = 8,
         wait_s: float = 0.0,
         vitals: Vitals = Vitals(),  # noqa: B008 - it never changes
+        calibrated: bool = False,
     ) -> Answer:
         device = None if state is WorkerState.PROBING else self.device
         own = (self.id, self.session, self.starting, state, device)
         role = Role.BUILD if self.builds_for else Role.MEASURE
-        report = WorkerReport(*own, held, results, slots, wait_s, vitals, role, self.builds_for)
+        about = vitals, role, self.builds_for, calibrated
+        report = WorkerReport(*own, held, results, slots, wait_s, *about)
         answer: pb.SynchronizeResponse = self.fleet.Synchronize(convert.report_to_wire(report), timeout=40)
         self.starting = False
         return convert.answer_from_wire(answer, held)

@@ -180,5 +180,7 @@ def test_a_builder_that_is_drained_leaves_the_devices_to_themselves(
     board.call(slots=0)
     tuning_job(service, board)
     assert board.call().lease is None
+    refused = service.http.post("/v1/workers/builder:calibrate")
+    assert (refused.status_code, refused.json()["type"]) == (409, "urn:tunefarm:problem:worker-builds")
     assert service.http.post("/v1/workers/builder:drain").status_code == 200
     assert not leased(board).build

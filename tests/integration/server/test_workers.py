@@ -67,6 +67,49 @@ def test_its_failures_are_shown_by_kind(service: Service, worker: Worker) -> Non
     assert (shown(service)["failures"], shown(service)["failures_by_kind"]) == (2, {"run_timeout": 2})
 
 
+def test_a_worker_is_told_to_calibrate_until_it_has(service: Service, worker: Worker) -> None:
+    slow, fast = (replace(DEVICE.speeds, hertz=hertz, derived=("registers",)) for hertz in (2e9, 4e9))
+    worker.device = replace(DEVICE, profile=slow)
+    assert not worker.call(calibrated=True).calibrate
+    assert act(service, "calibrate")["calibrate"]
+    assert act(service, "calibrate")["calibrate"]
+    for state in (WorkerState.READY, WorkerState.PROBING, WorkerState.READY):
+        assert worker.call(state).calibrate
+    worker.device = replace(DEVICE, profile=fast)
+    assert not worker.call(calibrated=True).calibrate
+    assert not shown(service)["calibrate"]
+    (known,) = service.http.get("/v1/device-classes").json()["items"]
+    assert known["profile"]["hertz"] == 4e9
+    assert known["profile"]["derived"] == ["registers"]
+
+
+def test_a_worker_that_waits_for_work_hears_at_once_that_it_is_to_calibrate(
+    service: Service, worker: Worker
+) -> None:
+    worker.call()
+    asking = threading.Timer(0.3, act, (service, "calibrate"))
+    asking.start()
+    answers = [worker.call(wait_s=30.0), worker.call(wait_s=30.0)]
+    asking.join()
+    assert answers[-1].calibrate
+
+
+def test_a_profile_that_no_machine_has_is_not_stored(service: Service, worker: Worker) -> None:
+    worker.device = replace(DEVICE, profile=replace(DEVICE.speeds, memory_rate_all=1e12))
+    assert worker.call(calibrated=True).lease is None
+    (known,) = service.http.get("/v1/device-classes").json()["items"]
+    assert known["profile"] is None
+
+
+def test_a_worker_that_does_not_know_how_to_calibrate_gets_work(service: Service, worker: Worker) -> None:
+    worker.call()
+    act(service, "calibrate")
+    tuning_job(service, worker)
+    answer = worker.call(wait_s=30.0)
+    assert answer.calibrate
+    assert answer.lease is not None
+
+
 def test_a_drained_worker_keeps_its_lease_and_gets_no_other(service: Service, worker: Worker) -> None:
     tuning_job(service, worker, count=6)
     lease = leased(worker, slots=2)

@@ -48,6 +48,7 @@ class FakeFleet(FleetServicer):
         self.damaged = 0
         self.fence = False
         self.wanted = Wanted.WORK
+        self.calibrate = False
         self.again_s = 0.02
         self.acknowledging = True
         self.storing = True
@@ -157,6 +158,7 @@ class FakeFleet(FleetServicer):
         if self.wanted is Wanted.EVICTED:
             self.held = None
             return Answer(fenced=True, wanted=self.wanted, call_again_after_s=self.again_s)
+        self.calibrate = self.calibrate and not report.calibrated
         for result in report.results if self.storing else ():
             self.stored.setdefault(result.trial_id or 0, result)
         acknowledged = (
@@ -169,6 +171,7 @@ class FakeFleet(FleetServicer):
                 acknowledged=acknowledged,
                 call_again_after_s=self.again_s,
                 wanted=self.wanted,
+                calibrate=self.calibrate,
             )
         lease = None
         if report.state in (WorkerState.PROBING, WorkerState.DRAINING, WorkerState.OFFLINE):
@@ -176,7 +179,11 @@ class FakeFleet(FleetServicer):
         if report.state is WorkerState.READY and self.wanted is Wanted.WORK:
             lease = self.held = self.held or self._next()
         return Answer(
-            lease=lease, acknowledged=acknowledged, call_again_after_s=self.again_s, wanted=self.wanted
+            lease=lease,
+            acknowledged=acknowledged,
+            call_again_after_s=self.again_s,
+            wanted=self.wanted,
+            calibrate=self.calibrate,
         )
 
     def _next(self) -> Lease | None:

@@ -17,10 +17,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from search.device import Device
 from search.measurement import Measurement, Outcome
+from search.profile import Profile
 from worker.bench import Exported, Machines, Note, Subject
 
 DEVICE = Device(
@@ -60,6 +62,17 @@ class FaultBench:
             print("the probe computed nonsense", file=sys.stderr)
             sys.exit(7)
         return DEVICE
+
+    def calibrate(self, budget_s: float) -> Profile:
+        """A file counts how often; what it holds at first may say that this process dies."""
+        notes = os.environ.get("TVM_FAULT_CALIBRATIONS")
+        if notes is None:
+            return DEVICE.speeds
+        said = Path(notes).read_text()
+        if said == "die":
+            os.kill(os.getpid(), signal.SIGILL)
+        Path(notes).write_text(f"{said}.")
+        return replace(DEVICE.speeds, hertz=1e9 + len(said))
 
     def build(self, subjects: Mapping[int, Subject], begun: Note, ended: Note) -> list[int]:
         self._building = len(subjects)

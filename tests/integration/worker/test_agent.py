@@ -18,6 +18,7 @@ from tests.integration.worker.fake_fleet import FakeFleet
 from worker.agent import Agent, Fenced, Manners
 from worker.executor import ChildConfig, Executor
 from worker.fleet import FleetClient, Refused, open_channel
+from worker.profiles import Profiles
 
 HERE = Path(__file__).parent
 RECONNECT_MAX_S = 0.1
@@ -33,7 +34,12 @@ class Worker:
 
 @contextlib.asynccontextmanager
 async def working(
-    fleet: FakeFleet, manners: Manners = BRISK, session: str = "session", token: str | None = None, **env: str
+    fleet: FakeFleet,
+    manners: Manners = BRISK,
+    session: str = "session",
+    token: str | None = None,
+    profiles: Profiles | None = None,
+    **env: str,
 ) -> AsyncIterator[Worker]:
     builds = manners.role is Role.BUILD
     address = f"127.0.0.1:{fleet.port}"
@@ -41,7 +47,7 @@ async def working(
     async with open_channel(address, RECONNECT_MAX_S) as channel:
         client = FleetClient(channel, address, token, RECONNECT_MAX_S)
         executor = Executor(ChildConfig(2, "fault_bench:FaultBench", builds=builds), environment)
-        agent = Agent("board", session, client, executor, manners)
+        agent = Agent("board", session, client, executor, manners, profiles=profiles)
         running = asyncio.create_task(agent.run())
         try:
             yield Worker(agent, executor, running)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from dataclasses import replace
 
@@ -45,6 +46,7 @@ DEVICE = Device(
     toolchain="tvm 0.27",
     target='{"kind":"llvm"}',
 )
+PROFILE = json.loads(DEVICE.speeds.to_json())
 HELD = LeaseId("lease-1", 1)
 OK = Measurement(Outcome.OK, (1e-3, 1.1e-3), 0.03)
 REPORT = WorkerReport(
@@ -141,6 +143,45 @@ def test_an_impossible_device_is_refused(field: str, value: object) -> None:
     message = convert.device_to_wire(DEVICE)
     setattr(message, field, value)
     with pytest.raises(WireError, match=field):
+        convert.device_from_wire(message)
+
+
+def test_a_profile_survives() -> None:
+    device = replace(DEVICE, profile=replace(DEVICE.speeds, hertz=4.1e9, derived=("registers",)))
+    received = convert.device_from_wire(convert.device_to_wire(device))
+    assert received.profile == device.profile
+    assert convert.device_from_wire(convert.device_to_wire(DEVICE)).profile is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "?",
+        "null",
+        "[]",
+        "{}",
+        "[" * 4000,
+        " " * 4097,
+        '"registers"',
+        PROFILE | {"hertz": 0},
+        PROFILE | {"hertz": math.nan},
+        PROFILE | {"hertz": 10**400},
+        PROFILE | {"hertz": "fast"},
+        PROFILE | {"registers": 16.5},
+        PROFILE | {"registers": True},
+        PROFILE | {"multiply_adds": {}},
+        PROFILE | {"multiply_adds": [1]},
+        PROFILE | {"multiply_adds": {"float32": 2, "\ud800": 1}},
+        PROFILE | {"multiply_adds": {"float32": -1}},
+        PROFILE | {"derived": [{}]},
+        PROFILE | {"derived": ["shape"]},
+        PROFILE | {"shape": 1},
+    ],
+)
+def test_a_profile_that_makes_no_sense_is_refused(text: str | dict[str, object]) -> None:
+    message = convert.device_to_wire(DEVICE)
+    message.profile = text if isinstance(text, str) else json.dumps(text)
+    with pytest.raises(WireError, match="the device's profile"):
         convert.device_from_wire(message)
 
 
@@ -255,6 +296,13 @@ def test_too_many_results_are_refused() -> None:
     message.results.extend([message.results[0]] * 1000)
     with pytest.raises(WireError, match="at most 1000"):
         convert.report_from_wire(message)
+
+
+def test_who_calibrated_and_who_is_to_do_so_survive() -> None:
+    report = replace(REPORT, calibrated=True)
+    assert convert.report_from_wire(convert.report_to_wire(report)) == report
+    answer = Answer(calibrate=True)
+    assert convert.answer_from_wire(convert.answer_to_wire(answer), None) == answer
 
 
 def test_another_protocol_is_named() -> None:

@@ -10,6 +10,7 @@ from records import devices, events, jobs, leases
 from records.devices import Wanted, WorkerState
 from records.tables import WorkerRow
 from search.device import Device
+from search.profile import Profile
 from tests.unit.records.farm import DEVICE, Farm, request
 
 BIGGER = replace(DEVICE, name="eight cores", cores=8)
@@ -36,6 +37,56 @@ class TestClasses:
     def test_an_unknown_key(self, session: Session) -> None:
         with pytest.raises(devices.DeviceClassNotFound, match="'feed'"):
             devices.get_class(session, "feed")
+
+
+class TestProfiles:
+    FAST, SLOW = (replace(DEVICE.speeds, hertz=hertz, derived=()) for hertz in (4e9, 2e9))
+
+    def profile(self, session: Session) -> Profile | None:
+        return devices.get_class(session, DEVICE.key).profile
+
+    def test_a_class_has_none_until_a_worker_brings_it(self, session: Session) -> None:
+        devices.put_class(session, DEVICE)
+        assert self.profile(session) is None
+        devices.put_class(session, replace(DEVICE, profile=self.FAST))
+        assert self.profile(session) == self.FAST
+        devices.put_class(session, DEVICE)
+        assert self.profile(session) == self.FAST, "a worker without one takes nothing away"
+
+    def test_the_latest_calibration_holds(self, session: Session) -> None:
+        devices.put_class(session, replace(DEVICE, profile=self.SLOW))
+        devices.put_class(session, replace(DEVICE, profile=self.FAST))
+        assert self.profile(session) == self.SLOW, "what was measured at some time is not newer"
+        devices.put_class(session, replace(DEVICE, profile=self.FAST), calibrated=True)
+        assert self.profile(session) == self.FAST
+
+    def test_whatever_asks_for_a_class_gets_its_profile(self, session: Session) -> None:
+        device = replace(DEVICE, profile=self.FAST)
+        register(session, "a", "s", device)
+        found = [devices.resolve_class(session, name) for name in (DEVICE.key, DEVICE.name, "native")]
+        assert [one.profile for one in [*found, *devices.classes(session)] if one] == [self.FAST] * 4
+
+    def test_a_worker_is_asked_until_it_has_calibrated(self, session: Session) -> None:
+        device = replace(DEVICE, profile=self.SLOW)
+        register(session, "a", "s", device)
+        register(session, "b", "s", device)
+        devices.calibrate(session, "a")
+        devices.calibrate(session, "a")
+        assert devices.unwanted(session) == ["a"]
+        assert devices.worker(session, "a").calibrate
+        for seen in range(2):
+            assert devices.seen(session, "a", "s", WorkerState.READY, 2.0 + seen) == (Wanted.WORK, True)
+        assert devices.asked(session, "b") == (Wanted.WORK, False)
+        register(session, "a", "s", device)
+        assert devices.asked(session, "a").calibrate
+        again = replace(DEVICE, profile=self.FAST)
+        devices.register(session, "a", "s", again, WorkerState.READY, 5.0, calibrated=True)
+        assert devices.asked(session, "a") == (Wanted.WORK, False)
+        assert self.profile(session) == self.FAST
+
+    def test_an_unknown_worker(self, session: Session) -> None:
+        with pytest.raises(devices.WorkerNotFound, match="there is no worker 'x'"):
+            devices.calibrate(session, "x")
 
 
 class TestResolve:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,21 @@ def test_without_news_the_last_model_serves(farm: Farm, trainings: list[int]) ->
         lesson(farm.context, DEVICE)
         farm.now += 1e6
     assert trainings == [40]
+
+
+def test_a_new_profile_has_the_model_trained_again(farm: Farm, trainings: list[int]) -> None:
+    measured(farm, 40)
+    lesson(farm.context, DEVICE)
+    calibrated = replace(DEVICE, profile=replace(DEVICE.speeds, hertz=1e9))
+    for _ in range(2):
+        assert lesson(farm.context, calibrated).is_learned
+    assert trainings == [40, 40], "once, of the same records"
+    farm.restart()
+    lesson(farm.context, calibrated)
+    assert trainings == [40, 40], "the version stored is one of this profile"
+    farm.restart()
+    lesson(farm.context, DEVICE)
+    assert trainings == [40, 40, 40]
 
 
 def test_a_new_scheduler_goes_on_with_the_newest_version(farm: Farm, trainings: list[int]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from compiler import workload
@@ -49,3 +51,13 @@ def test_alike_workloads_have_one_tag(farm: Farm) -> None:
     loaded = Spaces().load(farm.database, NAMES, DEVICE)
     assert loaded[MATMUL.workload_hash].tag.startswith("SSR")
     assert loaded[MATMUL.workload_hash].tag != loaded[CONV.workload_hash].tag
+
+
+def test_a_device_that_was_calibrated_has_its_spaces_made_again(farm: Farm) -> None:
+    loaded, name = Spaces(), MATMUL.workload_hash
+    first = loaded.load(farm.database, [name], DEVICE)[name]
+    calibrated = replace(DEVICE, profile=replace(DEVICE.speeds, hertz=1e9))
+    second = loaded.load(farm.database, [name], calibrated)[name]
+    assert first.search.device.profile is None
+    assert second.search.device.profile == calibrated.profile
+    assert loaded.load(farm.database, [name], calibrated)[name] is second

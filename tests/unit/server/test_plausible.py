@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from proto.values import LeaseId, Outcome, Result
+from proto.values import LeaseId, Outcome, Result, WorkerReport, WorkerState
 from search.measurement import Measurement
-from server.fleet.plausible import LONGEST_S, SHORTEST_S, believed
+from server.fleet.plausible import LONGEST_S, SHORTEST_S, believed, believed_report
+from tests.unit.records.farm import DEVICE
 
 
 def result(*run_secs: float) -> Result:
@@ -35,3 +38,36 @@ def test_what_no_machine_can_do_is_a_failure_that_says_so(
     assert refused.measurement.outcome is Outcome.UNKNOWN
     assert refused.measurement.run_secs == ()
     assert f"no call takes {senseless} s" in refused.measurement.error
+
+
+def report(**speeds: object) -> WorkerReport:
+    device = replace(DEVICE, profile=replace(DEVICE.speeds, **speeds))  # type: ignore[arg-type]
+    return WorkerReport("board", "session", True, WorkerState.READY, device)
+
+
+@pytest.mark.parametrize("emulated", [{}, {"hertz": 1e7, "latency_cycles": 900.0, "memory_rate": 0.05}])
+def test_a_profile_that_a_machine_may_have_is_believed(emulated: dict[str, float]) -> None:
+    believed = believed_report(report(**emulated)).device
+    assert believed is not None
+    assert believed.profile is not None
+
+
+@pytest.mark.parametrize(
+    ("speeds", "why"),
+    [
+        ({"hertz": 1e12}, "hertz of 1e+12"),
+        ({"multiply_adds": {"float32": 2.0, "int8": 1e6}}, "multiply_adds of int8 of 1e+06"),
+        ({"memory_rate": 1e9}, "memory_rate of 1e+09"),
+        ({"launch_s": 1e-12}, "launch_s of 1e-12"),
+        ({"registers": 10**6}, "registers of 1e+06"),
+    ],
+)
+def test_a_profile_that_no_machine_has_is_refused(
+    speeds: dict[str, object], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    refused = believed_report(report(**speeds)).device
+    assert refused is not None
+    assert refused.profile is None
+    (said,) = [record.message for record in caplog.records]
+    assert "worker board" in said
+    assert why in said

@@ -28,6 +28,7 @@ class FakeService:
     looks: int = 0
     requests: list[dict[str, Any]] = field(default_factory=list)
     workers: list[dict[str, Any]] = field(default_factory=lambda: [dict(WORKER)])
+    device_classes: list[dict[str, Any]] = field(default_factory=list)
     acted: list[str] = field(default_factory=list)
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, str, bytes]:
@@ -52,6 +53,8 @@ class FakeService:
         if path.startswith("/v1/cost-models"):
             untold = cost_model(device_name="another", metrics=None)
             return {"items": [] if path.endswith("toaster") else [asdict(cost_model()), asdict(untold)]}
+        if path == "/v1/device-classes":
+            return {"items": self.device_classes}
         if path == "/v1/workers":
             return {"items": self.workers}
         if path.startswith("/v1/workers/"):

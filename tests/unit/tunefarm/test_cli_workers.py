@@ -171,3 +171,51 @@ def test_what_was_wrong_with_one_that_is_away_is_no_news(
     fake: FakeService, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert line(fake, capsys, connected=False, trouble="its check failed").endswith(" -")
+
+
+PROFILE = {
+    "hertz": 4.11e9,
+    "multiply_adds": {"float32": 1.98, "int8": 2.0},
+    "latency_cycles": 4.0,
+    "registers": 32,
+    "loads": 2.0,
+    "gather_cycles": 0.5,
+    "l1_rate": 127.4,
+    "l2_rate": 48.2,
+    "l3_rate": 22.0,
+    "memory_rate": 6.3,
+    "memory_rate_all": 9.0,
+    "launch_s": 3.6e-6,
+    "derived": ["registers", "l3_rate"],
+}
+
+
+@pytest.mark.parametrize(
+    ("profile", "said"),
+    [
+        (
+            PROFILE,
+            "4.1 GHz, 2 x 512-bit multiply-adds, 32 registers, L1 127 / L2 48 / L3 ~22 / memory 6 B/cycle, "
+            "launch 3.6 us",
+        ),
+        (None, "not calibrated, an ordinary core is assumed"),
+    ],
+)
+def test_what_a_device_class_can_do(
+    fake: FakeService, capsys: pytest.CaptureFixture[str], profile: dict[str, Any] | None, said: str
+) -> None:
+    fake.workers[:] = [WHOLE, WHOLE | {"id": "twin"}]
+    fake.device_classes[:] = [
+        {"key": "cafe", "name": "a board", "cores": 4, "vector_bytes": 64} | {"profile": profile}
+    ]
+    assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
+    assert capsys.readouterr().out.splitlines()[3:] == [f"class cafe: {said}"]
+    assert run(app, ["workers", "--server", fake.url, "--json"]) == ExitCode.OK
+    assert [one["profile"] for one in json.loads(capsys.readouterr().out)] == [profile] * 2
+
+
+def test_a_worker_is_asked_to_calibrate(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.workers[:] = [WHOLE]
+    assert run(app, ["calibrate", "pi", "--server", fake.url]) == ExitCode.OK
+    assert fake.acted == ["/v1/workers/pi:calibrate"]
+    assert capsys.readouterr().out == "pi measures its device's profile once it holds no lease\n"

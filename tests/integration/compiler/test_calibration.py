@@ -1,0 +1,102 @@
+"""This machine is calibrated, as it is and as less than it is. What must hold on any machine, holds."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from compiler.measuring import calibration
+from compiler.measuring.calibration import CalibrationError, calibrate
+from compiler.target import probe
+from search.device import Device
+from search.profile import Profile
+
+# The calling thread and TVM's pool have been told elsewhere how many there are, if at all.
+CORES = int(os.environ.get("TVM_NUM_THREADS", "2"))
+RATES = ("l1_rate", "l2_rate", "l3_rate", "memory_rate")
+
+
+@pytest.fixture(autouse=True)
+def _one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibration, "ROUNDS", 1)
+
+
+def lesser(device: Device, mcpu: str, vector_bytes: int, *features: str) -> Device:
+    target = json.loads(device.target) | {"mcpu": mcpu}
+    target.pop("mattr", None)
+    return replace(device, mcpu=mcpu, vector_bytes=vector_bytes, features=features, target=json.dumps(target))
+
+
+def elements(profile: Profile, device: Device) -> float:
+    """Of float32, multiplied and added in a cycle."""
+    return profile.issue("float32") * device.vector_bytes / 4
+
+
+@pytest.mark.slow
+def test_this_machine() -> None:
+    device = probe(CORES)
+    profile = calibrate(device)
+    assert set(profile.derived) <= {"registers", "l3_rate", "memory_rate", "memory_rate_all"}
+    assert set(profile.multiply_adds) >= {"float32", "float64", "int32", "int8"}
+    rates = [getattr(profile, name) for name in RATES]
+    assert rates == sorted(rates, reverse=True)
+    assert profile.memory_rate_all >= profile.memory_rate
+    assert profile.loads * device.vector_bytes >= profile.l1_rate * 0.999
+    assert Profile.from_json(profile.to_json()) == profile
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have other names for less")
+def test_wider_vectors_compute_no_less() -> None:
+    device = probe(CORES)
+    classes = [lesser(device, "nehalem", 16, "sse4_1", "sse4_2")]
+    if {"avx2", "fma"} <= set(device.features):
+        classes.append(lesser(device, "haswell", 32, "avx", "avx2", "fma", "sse4_1", "sse4_2"))
+    if "avx512f" in device.features:
+        classes.append(device)
+    found = [elements(calibrate(one), one) for one in classes]
+    for narrow, wide in itertools.pairwise(found):
+        # As fast where a wide instruction is two narrow ones inside; less would be another width than meant.
+        assert wide > 0.5 * narrow
+    for one, count in zip(classes, found, strict=True):
+        # No core does more than four of them in a cycle.
+        assert count <= 4 * one.vector_bytes / 4
+
+
+class Leaping:
+    """A clock that is far ahead once it has leapt."""
+
+    def __init__(self) -> None:
+        self.ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.perf_counter() + self.ahead_s
+
+
+def test_nothing_is_begun_when_the_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Leaping()
+
+    def leap(self: object) -> Iterator[None]:
+        clock.ahead_s += 1000.0
+        yield from ()
+
+    monkeypatch.setattr(calibration._Calibration, "_launch", leap)
+    profile = calibrate(probe(CORES), budget_s=100.0, clock=clock)
+    assert set(profile.multiply_adds) == {"float32"}
+    assert "hertz" not in profile.derived
+    assert set(profile.derived) >= {"launch_s", "latency_cycles", "loads", *RATES}
+
+
+def test_a_machine_for_which_nothing_compiles() -> None:
+    device = probe(CORES)
+    other = "riscv64-linux-gnu"
+    target = json.dumps({"kind": "llvm", "mtriple": other, "mcpu": "generic-rv64"})
+    with pytest.raises(CalibrationError, match="no kernel compiles and runs"):
+        calibrate(replace(device, triple=other, target=target))
