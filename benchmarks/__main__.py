@@ -11,8 +11,8 @@ COMMANDS = {
     "benchmarks.networks --quick --json FILE": "ResNet-18 and MobileNet-V2 tuned with 300 trials, in turns "
     "with ONNX Runtime, OpenVINO and TVM untuned; under 10 minutes",
     "benchmarks.networks --json FILE": "the same and ResNet-50, and how fast MetaSchedule makes trials",
-    "benchmarks.networks --compile --json FILE": "six networks as tunefarm compile makes them without trials, "
-    "then with one for each subgraph, in turns with both; about half an hour",
+    "benchmarks.networks --compile --json FILE": "six networks as tunefarm compile makes them, without "
+    "trials and then with one for each subgraph, in turns with both; about half an hour",
     "benchmarks.networks --device-class avx2 --json FILE": "any of these where everyone gives up AVX-512; "
     "sse42: everything from AVX on",
     "benchmarks.space --quick --json FILE": "our space of programs against MetaSchedule's, for three "
