@@ -132,20 +132,21 @@ def _latencies(label: str, timings: Mapping[str, Timings]) -> Iterator[Figure]:
 
 def _published(label: str, tuning: Tuning, seen: Timings) -> Iterator[Figure]:
     """How what the job said relates to what is seen in turns with the peers."""
-    if tuning.published_s is None:
+    said_s = tuning.manifest.latency_s
+    if said_s is None:
         return
-    blocks = [tuning.published_s / block for block in seen.blocks]
+    blocks = [said_s / block for block in seen.blocks]
     low, high = Timings(tuple(blocks)).latency_s.spread
-    said = f"published: {number(tuning.published_s * 1e3)} ms, in turns: {_ms(seen)}"
+    said = f"published: {number(said_s * 1e3)} ms, in turns: {_ms(seen)}"
     name = f"{label}: published latency relative to a user's process"
     yield figure(name, statistics.median(blocks), "x", peer=said, spread=(low, high))
 
 
 def _published_all(pairs: Sequence[tuple[Tuning, Timings]]) -> Iterator[Figure]:
     off = [
-        abs(tuning.published_s / seen.latency_s.value - 1) * 100
+        abs(said_s / seen.latency_s.value - 1) * 100
         for tuning, seen in pairs
-        if tuning.published_s is not None
+        if (said_s := tuning.manifest.latency_s) is not None
     ]
     if off:
         name = "published latency differs from a user's process by, median over networks"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -32,10 +33,20 @@ class Input:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an artifact's manifest says of how it was built and what it takes."""
+    """What an artifact's manifest says of how it was built, what it takes, and how long each model that might
+    have been published took."""
 
     target: str
     inputs: tuple[Input, ...]
+    untuned_secs: tuple[float, ...] = ()
+    tuned_secs: tuple[float, ...] = ()
+    published_secs: tuple[float, ...] = ()
+
+    @property
+    def latency_s(self) -> float | None:
+        """Of the model that it belongs to: the fastest. None when nothing was timed."""
+        timed = filter(None, (self.untuned_secs, self.tuned_secs, self.published_secs))
+        return min(map(statistics.median, timed), default=None)
 
 
 @dataclass
@@ -78,6 +89,7 @@ class Tuning:
     job: Job
     subgraphs: int
     folder: Path
+    manifest: Manifest
     start_s: float
     job_s: float
     search_s: float | None
@@ -86,16 +98,6 @@ class Tuning:
     @property
     def library(self) -> Path:
         return self.folder / "model.so"
-
-    @property
-    def manifest(self) -> Manifest:
-        return TypeAdapter(Manifest).validate_json((self.folder / "manifest.json").read_bytes())
-
-    @property
-    def published_s(self) -> float | None:
-        """The end-to-end latency of what was published, as the job says it: the faster of both builds."""
-        known = [each for each in (self.job.tuned_latency_s, self.job.untuned_latency_s) if each is not None]
-        return min(known) if self.job.tuned_latency_s is not None else None
 
     @property
     def total_s(self) -> float:
@@ -147,6 +149,7 @@ class Session:
             job,
             len(self.client.tasks(job.id)),
             folder,
+            TypeAdapter(Manifest).validate_json((folder / "manifest.json").read_bytes()),
             self.start_s,
             done_s - begun_s,
             recorder.search_s(),

@@ -11,7 +11,7 @@ from benchmarks.networks.compiled import AFTER, AT_ONCE
 from benchmarks.networks.figures import figures_of_compiled, figures_of_tuned
 from benchmarks.networks.network import Measured
 from benchmarks.networks.peers import OPENVINO
-from benchmarks.networks.tuning import Recorder
+from benchmarks.networks.tuning import Recorder, Tuning
 from benchmarks.networks.turns import TUNED
 from benchmarks.results.curves import Point
 from benchmarks.results.figures import Figure
@@ -99,22 +99,27 @@ def test_what_was_published_is_held_against_what_is_seen() -> None:
     assert ratio.value == pytest.approx((0.01 / 0.01 + 0.01 / 0.012) / 2)
     assert ratio.peer == "published: 10 ms, in turns: 11 ms"
     others = [
-        replace(MEASURED, label=label, tuning=replace(TUNING, job=replace(JOB, tuned_latency_s=secs)))
+        replace(MEASURED, label=label, tuning=_published(secs))
         for label, secs in (("a", 0.0112), ("b", 0.022))
     ]
     off = _named(figures_of_tuned([MEASURED, *others]))[PUBLISHED]
     assert (off.value, off.aim, off.reached) == (pytest.approx(100 / 11), "at most 3", False)
     assert off.peer == "3 published models; at most 100 %"
-    exact = replace(TUNING, job=replace(JOB, tuned_latency_s=0.0112))
-    assert _by_name(replace(MEASURED, tuning=exact))[PUBLISHED].reached is True
+    assert _by_name(replace(MEASURED, tuning=_published(0.0112)))[PUBLISHED].reached is True
 
 
-def test_the_faster_build_is_what_was_published() -> None:
-    job = replace(JOB, tuned_latency_s=0.5, untuned_latency_s=0.4)
-    assert replace(TUNING, job=job).published_s == 0.4
-    unknown = replace(TUNING, job=replace(JOB, tuned_latency_s=None))
-    assert unknown.published_s is None
-    assert not any("published" in name for name in _by_name(replace(MEASURED, tuning=unknown)))
+def _published(*tuned_secs: float) -> Tuning:
+    return replace(TUNING, manifest=replace(TUNING.manifest, tuned_secs=tuned_secs))
+
+
+def test_the_fastest_model_is_what_was_published() -> None:
+    assert _published(0.3, 0.1, 0.2).manifest.latency_s == 0.2
+    assert _published(0.5).manifest.latency_s == 0.4
+    assert replace(TUNING.manifest, published_secs=(0.005,)).latency_s == 0.005
+    never = replace(TUNING.manifest, untuned_secs=(), tuned_secs=())
+    assert never.latency_s is None
+    unknown = replace(MEASURED, tuning=replace(TUNING, manifest=never))
+    assert not any("published" in name for name in _by_name(unknown))
 
 
 def test_compiled_networks_are_held_against_onnxruntime_on_the_mean() -> None:
