@@ -54,14 +54,22 @@ def onnxruntime_without(features: Sequence[str], folder: Path) -> Hidden:
     package = folder / "hidden" / "onnxruntime"
     shutil.copytree(Path(spec.origin).parent, package)
     for library in package.glob("capi/onnxruntime_pybind11_state*.so"):
-        _replace(library)
-    answers = folder / "hidden" / "cpuid.so"
-    _run("cc", "-shared", "-fPIC", "-O1", "-o", str(answers), str(SOURCE))
-    return Hidden(package.parent, answers, hides_avx)
+        replace_cpuid(library)
+    return Hidden(package.parent, compile_answers(folder / "hidden"), hides_avx)
 
 
-def _replace(library: Path) -> None:
-    """Marks each CPUID of a shared library. Bytes alone don't tell: they may be a part of something else."""
+def compile_answers(folder: Path) -> Path:
+    """What answers for the processor, as a shared library. Raises RuntimeError without a C compiler."""
+    library = folder / "cpuid.so"
+    _run("cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE))
+    return library
+
+
+def replace_cpuid(library: Path) -> None:
+    """Marks each CPUID of a shared library. Bytes alone don't tell: they may be a part of something else.
+
+    Raises RuntimeError where there is none.
+    """
     listing = _run("objdump", "--disassemble", "--no-show-raw-insn", str(library))
     addresses = [int(found, 16) for found in re.findall(r"^\s*([0-9a-f]+):\s+cpuid\b", listing, re.MULTILINE)]
     headers = re.findall(

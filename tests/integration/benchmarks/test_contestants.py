@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import onnx
 import pytest
 
 from benchmarks.networks import untuned
-from benchmarks.results import machine
 from benchmarks.timing.agreement import compare, random_inputs
 from benchmarks.timing.contestants import (
     OnnxFile,
@@ -19,7 +17,6 @@ from benchmarks.timing.contestants import (
     TvmLibrary,
     own_process,
 )
-from benchmarks.timing.hidden import Hidden, onnxruntime_without
 from benchmarks.timing.interleaved import Block, measure
 from compiler.importing.model import ModelError
 from compiler.packaging.artifact import ArtifactError
@@ -56,37 +53,6 @@ def test_an_untuned_build_takes_turns_and_agrees_with_onnxruntime(model: Path, t
         first, second = (theirs.outputs(each)[0] for each in INPUTS)
         assert first.shape == (1, 10)
         assert not np.allclose(first, second)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("avx512f" not in machine.flags(), reason="the processor has no AVX-512 to hide")
-def test_onnxruntime_uses_other_kernels_where_avx512_is_hidden(tmp_path: Path) -> None:
-    """Its kernels add up in another order: what they compute is nearly the same, and not the same."""
-    file, inputs = tmp_path / "resnet18.onnx", random_inputs([((1, 3, 224, 224), "float32")], 0)
-    onnx.save(make_models.make("resnet18"), file)
-    hidden = onnxruntime_without(("avx512f",), tmp_path)
-    with (
-        ProcessContestant(OnnxFile(file), 2, inputs) as whole,
-        ProcessContestant(OnnxFile(file), 2, inputs) as again,
-        ProcessContestant(OnnxFile(file, hidden), 2, inputs) as less,
-    ):
-        expected, same, other = (one.outputs(inputs)[0] for one in (whole, again, less))
-    np.testing.assert_array_equal(same, expected)
-    assert (other != expected).any()
-    np.testing.assert_allclose(other, expected, rtol=1e-3, atol=1e-4)
-
-
-def test_only_what_is_known_can_be_hidden(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="can't be told that the processor has no neon"):
-        onnxruntime_without(("neon",), tmp_path)
-
-
-def test_a_process_that_knows_its_processor_cannot_be_told_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "onnxruntime", sys)
-    with pytest.raises(RuntimeError, match="is loaded already"):
-        Hidden(Path("copy"), Path("cpuid.so"), hides_avx=True).prepare()
 
 
 def test_openvino_agrees_with_onnxruntime(model: Path) -> None:
