@@ -63,9 +63,9 @@ def run(plan: TuningPlan, folder: Path, console: Console) -> Measured:
     with session(folder / "data", plan.threads, plan.device_class, console) as stack:
         tuning = stack.tune(model, plan.trials, folder / "tuned", minutes=plan.minutes)
         transfer.write(stack.client.export(), folder)
-    console.print(f"{plan.label}: building it untuned")
     target = tuning.manifest.target
     plan.device_class.check(target)
+    console.print(f"{plan.label}: building it untuned")
     untuned.build(model, target, folder / "untuned.so")
     exported.build(model, target, folder, folder / "exported.so")
     peers = peers_of(model, plan.device_class, plan.hidden)

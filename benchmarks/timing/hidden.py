@@ -13,12 +13,14 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 CPUID, MARK = b"\x0f\xa2", b"\x06\xa2"  # what cpuid.c looks for
 SOURCE = Path(__file__).with_name("cpuid.c")
+# Of objdump: size, address and place in the file of a section.
+SECTION = re.compile(r"\s*\d+ \S+\s+([0-9a-f]+)\s+([0-9a-f]+)\s+[0-9a-f]+\s+([0-9a-f]+)")
 # What of LLVM's features can be hidden: with everything that builds on it.
 HIDES_AVX: dict[tuple[str, ...], bool] = {("avx512f",): False, ("avx",): True}
 
@@ -61,7 +63,10 @@ def onnxruntime_without(features: Sequence[str], folder: Path) -> Hidden:
 def compile_answers(folder: Path) -> Path:
     """What answers for the processor, as a shared library. Raises RuntimeError without a C compiler."""
     library = folder / "cpuid.so"
-    _run("cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE))
+    try:
+        subprocess.run(("cc", "-shared", "-fPIC", "-O1", "-o", library, SOURCE), check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise RuntimeError(f"instruction sets can't be hidden from ONNX Runtime: {error}") from error
     return library
 
 
@@ -70,14 +75,10 @@ def replace_cpuid(library: Path) -> None:
 
     Raises RuntimeError where there is none.
     """
-    listing = _run("objdump", "--disassemble", "--no-show-raw-insn", str(library))
-    addresses = [int(found, 16) for found in re.findall(r"^\s*([0-9a-f]+):\s+cpuid\b", listing, re.MULTILINE)]
-    headers = re.findall(
-        r"^\s*\d+ \S+\s+([0-9a-f]+)\s+([0-9a-f]+)\s+[0-9a-f]+\s+([0-9a-f]+)",
-        _run("objdump", "--section-headers", str(library)),
-        re.MULTILINE,
-    )
-    sections = [tuple(int(number, 16) for number in header) for header in headers]
+    listing = _lines("objdump", "--disassemble", "--no-show-raw-insn", str(library))
+    addresses = [int(line.partition(":")[0], 16) for line in listing if line.rstrip().endswith("\tcpuid")]
+    headers = map(SECTION.match, _lines("objdump", "--section-headers", str(library)))
+    sections = [tuple(int(number, 16) for number in found.groups()) for found in headers if found]
     data = bytearray(library.read_bytes())
     for address in addresses:
         at = next(
@@ -91,10 +92,13 @@ def replace_cpuid(library: Path) -> None:
     library.write_bytes(data)
 
 
-def _run(*command: str) -> str:
+def _lines(*command: str) -> Iterator[str]:
+    """What a command says, a line at a time: a library's instructions are half a gigabyte of text."""
     try:
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise RuntimeError(
-            f"{command[0]} is needed to hide instruction sets from ONNX Runtime: {error}"
-        ) from error
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            yield from process.stdout
+    except OSError as error:
+        raise RuntimeError(f"instruction sets can't be hidden from ONNX Runtime: {error}") from error
+    if process.returncode:
+        raise RuntimeError(f"instruction sets can't be hidden from ONNX Runtime: {command[0]} failed")
