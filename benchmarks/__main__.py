@@ -8,9 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 COMMANDS = {
-    "benchmarks.networks --quick --json FILE": "ResNet-18 tuned with 300 trials, against TVM untuned, "
-    "ONNX Runtime and MetaSchedule; under 10 minutes",
-    "benchmarks.networks --json FILE": "the same, and MobileNet-V2 and ResNet-50",
+    "benchmarks.networks --quick --json FILE": "ResNet-18 and MobileNet-V2 tuned with 300 trials, in turns "
+    "with ONNX Runtime, OpenVINO and TVM untuned; under 10 minutes",
+    "benchmarks.networks --json FILE": "the same and ResNet-50, and how fast MetaSchedule makes trials",
+    "benchmarks.networks --compile --json FILE": "six networks as tunefarm compile makes them, without "
+    "trials and then with one for each subgraph, in turns with both; about half an hour",
+    "benchmarks.networks --device-class avx2 --json FILE": "any of these where everyone gives up AVX-512; "
+    "sse42: everything from AVX on",
     "benchmarks.space --quick --json FILE": "our space of programs against MetaSchedule's, for three "
     "operators: random programs, the best of both, programs sampled a second; under 10 minutes",
     "benchmarks.space --json FILE": "the same for the whole suite; about an hour",
