@@ -20,10 +20,18 @@ from rich.table import Table
 from tunefarm import accuracy, cli_tokens, cli_workers
 from tunefarm.estimate import latency_text
 from tunefarm.exits import run
-from tunefarm.inputs import checked_minutes, checked_model, checked_weight, parsed_shapes, prepared_output
+from tunefarm.inputs import (
+    checked_features,
+    checked_minutes,
+    checked_model,
+    checked_weight,
+    parsed_shapes,
+    prepared_output,
+)
 from tunefarm.options import (
     AsJson,
     Data,
+    Features,
     JobId,
     ModelFile,
     Output,
@@ -80,6 +88,7 @@ def tune(
     ] = Build.AUTO,
     output: Output = None,
     threads: Threads = None,
+    features: Features = None,
     server: Server = None,
     token: Token = None,
     data: Data = None,
@@ -98,7 +107,8 @@ def tune(
         weight=checked_weight(weight),
         build=build.value,
     )
-    _make(model, request, output, load(server=server, token=token, data=data, threads=threads), as_json)
+    settings = load(server=server, token=token, data=data, threads=threads)
+    _make(model, request, output, settings, features, as_json)
 
 
 @app.command("compile")
@@ -107,6 +117,7 @@ def compile_(
     shape: Shape = None,
     target: Target = "native",
     output: Output = None,
+    features: Features = None,
     server: Server = None,
     token: Token = None,
     data: Data = None,
@@ -114,16 +125,23 @@ def compile_(
 ) -> None:
     """Compile an ONNX model at once, with the best schedules known and best guesses for the rest."""
     request = JobRequest("", 0, parsed_shapes(shape or ()), target, compile_only=True)
-    _make(model, request, output, load(server=server, token=token, data=data), as_json)
+    _make(model, request, output, load(server=server, token=token, data=data), features, as_json)
 
 
-def _make(model: Path, request: JobRequest, output: Path | None, settings: Settings, as_json: bool) -> None:
+def _make(
+    model: Path,
+    request: JobRequest,
+    output: Path | None,
+    settings: Settings,
+    features: str | None,
+    as_json: bool,
+) -> None:
     from tunefarm import tuning
 
     checked_model(model)
     folder = prepared_output(output or Path(f"{model.stem}-tuned"))
     errors = Console(stderr=True)
-    with service(settings, errors.print) as found:
+    with service(settings, errors.print, checked_features(features)) as found:
         tuned = tuning.make(found, model, request, folder, errors, silent=as_json)
     if as_json:
         print_json(tuned.as_json())
@@ -141,6 +159,7 @@ def up(
         int | None, typer.Option(min=0, max=65535, help="For workers [8761]; 0: any free one.")
     ] = None,
     threads: Threads = None,
+    features: Features = None,
     token: Token = None,
     data: Data = None,
     as_json: AsJson = False,
@@ -165,6 +184,7 @@ def up(
         settings.secret,
         settings.threads,
         lasting=True,
+        features=checked_features(features),
         tls=settings.server_tls,
         trust=settings.tls,
     )

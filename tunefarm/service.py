@@ -45,17 +45,26 @@ def running_service(settings: Settings) -> Iterator[Service]:
 
 
 @contextlib.contextmanager
-def service(settings: Settings, say: Callable[[str], None]) -> Iterator[Service]:
-    """As `running_service`, but where none runs, one is started for the length of the context."""
+def service(settings: Settings, say: Callable[[str], None], features: str | None = None) -> Iterator[Service]:
+    """As `running_service`, but where none runs, one is started for the length of the context, whose worker
+    gives up the instruction sets that `features` names."""
     url = settings.server or _running_at(settings, lasting=True)
     if url is not None:
+        if features:
+            raise CommandError(
+                f"the service at {url} has its workers already: give --features to one of them, "
+                "`tunefarm worker --features`, and name its class with --target",
+                ExitCode.USAGE,
+            )
         with connect(url, settings) as client:
             yield Service(client, _nothing_to_check, embedded=False)
         return
     from tunefarm import stack  # needs the server's packages, which a client may not have
 
     say("starting the service for this job")
-    config = stack.StackConfig(settings.data, token=settings.secret, threads=settings.threads)
+    config = stack.StackConfig(
+        settings.data, token=settings.secret, threads=settings.threads, features=features
+    )
     with stack.start(config) as started, connect(started.running.url, settings) as client:
         yield Service(client, OwnStack(started, client).check, embedded=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -97,4 +97,6 @@ class Bench(Protocol):
         ...
 
 
-BenchFactory = Callable[[int], Bench]  # the number of threads that candidates run on
+# The number of threads that candidates run on, and the instruction sets that the device gives up. Raises
+# FeatureError when it lacks one of them.
+BenchFactory = Callable[[int, Sequence[str]], Bench]

@@ -49,6 +49,10 @@ CPU_SLACK = 2.0
 CALIBRATION_S = 20.0
 
 
+class UnusableSettings(Exception):
+    """No child will ever come up as it was asked for; the message says why."""
+
+
 class _NoMachine(Exception):
     """Candidates can't be exported for any machine here; the message says what to do."""
 
@@ -57,8 +61,9 @@ class _NoMachine(Exception):
 class ChildConfig:
     """How a child is started. `bench` is the MODULE:NAME of a `worker.bench.BenchFactory`.
 
-    Where the agent is root, the child belongs to `user`; None leaves it root's, without its capabilities.
-    One that `builds` exports candidates, and is of no use where it can't do so for any machine.
+    It does `without` some instruction sets. Where the agent is root, it belongs to `user`; None leaves it
+    root's, without its capabilities. One that `builds` exports candidates, and is of no use where it can't do
+    so for any machine.
     """
 
     threads: int
@@ -66,12 +71,13 @@ class ChildConfig:
     start_timeout_s: float = 120.0
     user: str | None = None
     builds: bool = False
+    without: tuple[str, ...] = ()
 
 
 class Executor:
     """Owns the child. One call at a time; nothing that a candidate does raises an exception here.
 
-    `measure...` and `export` raise ChildStartError, and when they are cancelled the child dies with the
+    `measure...` and `export` raise what `start` does, and when they are cancelled the child dies with the
     candidate.
     """
 
@@ -104,7 +110,8 @@ class Executor:
         return self._builds_for
 
     async def start(self) -> Device:
-        """A fresh child, and the device that it found; its check has been passed. Raises ChildStartError."""
+        """A fresh child, and the device that it found; its check has been passed. Raises ChildStartError, and
+        UnusableSettings when trying again makes no sense."""
         await self.close()
         try:
             self._scratch = Path(tempfile.mkdtemp(prefix="tunefarm-child-"))
@@ -127,7 +134,7 @@ class Executor:
         except (frames.FrameError, _NoMachine) as error:
             end = ended(type(error).__name__, str(error))
             raise await self._start_failure(lambda _: end) from error
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, UnusableSettings):
             await self.close()
             raise
 
@@ -347,7 +354,8 @@ class Executor:
         bench = ("--bench", self._config.bench, "--threads", str(self._config.threads))
         builds = ("--build",) if self._config.builds else ()
         user = () if self._config.user is None else ("--user", self._config.user)
-        return (*child, *bench, *builds, *user)
+        without = ("--without", *self._config.without) if self._config.without else ()
+        return (*child, *bench, *builds, *user, *without)
 
     def _child_environment(self, scratch: Path) -> dict[str, str]:
         kept = {
@@ -391,6 +399,9 @@ def _gaps(first: frames.Message) -> tuple[str, ...]:
 
 
 def _device(reply: frames.Message) -> Device:
+    """Raises FrameError, and UnusableSettings when the child says so."""
+    if "unusable" in reply:
+        raise UnusableSettings(str(reply["unusable"]))
     if "device" not in reply:
         raise frames.FrameError("its first word was not the device")
     try:

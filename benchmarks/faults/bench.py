@@ -14,7 +14,7 @@ import struct
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -67,7 +67,7 @@ class Faults:
 
 
 class FaultyBench:
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, without: Sequence[str]) -> None:
         self._faults = Faults(**json.loads(os.environ[VARIABLE]))
         self._subjects: dict[int, Subject] = {}
 

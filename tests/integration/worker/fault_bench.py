@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ KEPT: list[bytearray] = []
 
 
 class FaultBench:
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, without: Sequence[str]) -> None:
         self._builders = ThreadPoolExecutor(threads)
         all_there = threading.Barrier(threads)
         list(self._builders.map(lambda _: all_there.wait(), range(threads)))
