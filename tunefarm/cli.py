@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tunefarm import accuracy, cli_tokens, cli_workers
+from tunefarm.client import Client
 from tunefarm.estimate import latency_text
 from tunefarm.exits import run
 from tunefarm.inputs import (
@@ -46,7 +47,7 @@ from tunefarm.options import (
     stdout,
 )
 from tunefarm.progress import display, task_table
-from tunefarm.service import OwnStack, Service, connect, service, wait_for_device
+from tunefarm.service import OwnStack, Service, service, wait_for_device
 from tunefarm.settings import Settings, load
 from tunefarm.values import Build, Job, JobRequest
 
@@ -189,8 +190,9 @@ def up(
         trust=settings.tls,
     )
     try:
-        with stack.start(config) as started, connect(started.running.url, settings) as client:
+        with stack.start(config) as started:
             _say_where(started.running.url, started.running.workers_address, started.folder.path, as_json)
+            client = Client(started.running.url, settings.secret, tls=settings.tls)
             own = OwnStack(started, client)
             told: dict[str, str] = {}
             while True:

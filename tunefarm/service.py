@@ -40,7 +40,7 @@ def running_service(settings: Settings) -> Iterator[Service]:
             "no service is running here: start one with `tunefarm up` or name one with --server URL",
             ExitCode.UNREACHABLE,
         )
-    with connect(url, settings) as client:
+    with _connect(url, settings) as client:
         yield Service(client, _nothing_to_check, embedded=False)
 
 
@@ -56,7 +56,7 @@ def service(settings: Settings, say: Callable[[str], None], features: str | None
                 "`tunefarm worker --features`, and name its class with --target",
                 ExitCode.USAGE,
             )
-        with connect(url, settings) as client:
+        with _connect(url, settings) as client:
             yield Service(client, _nothing_to_check, embedded=False)
         return
     from tunefarm import stack  # needs the server's packages, which a client may not have
@@ -65,7 +65,7 @@ def service(settings: Settings, say: Callable[[str], None], features: str | None
     config = stack.StackConfig(
         settings.data, token=settings.secret, threads=settings.threads, features=features
     )
-    with stack.start(config) as started, connect(started.running.url, settings) as client:
+    with stack.start(config) as started, _connect(started.running.url, settings) as client:
         yield Service(client, OwnStack(started, client).check, embedded=True)
 
 
@@ -121,8 +121,7 @@ def _running_at(settings: Settings, *, lasting: bool) -> str | None:
     return running.url if running and (running.lasting or not lasting) else None
 
 
-def connect(url: str, settings: Settings) -> Client:
-    """Raises CommandError and TlsError."""
+def _connect(url: str, settings: Settings) -> Client:
     try:
         return Client(url, settings.secret, tls=settings.tls)
     except ValueError as error:
