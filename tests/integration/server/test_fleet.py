@@ -13,7 +13,7 @@ import pytest
 
 from proto import convert
 from proto import fleet_pb2 as pb
-from proto.values import Candidate, Lease, LeaseId, ModuleRun, Result, WorkerState
+from proto.values import Candidate, Lease, LeaseId, Limits, ModuleRun, Result, WorkerState
 from records import blobs, devices, jobs, leases, schedules, tasks, trials
 from records.database import StorageError
 from records.jobs import JobState
@@ -249,6 +249,16 @@ def test_a_fenced_session_does_not_go_on_waiting(service: Service, worker: Worke
     Worker(service.fleet).call(slots=0)
     waiting.join(5)
     assert fenced == [True]
+
+
+def test_a_module_run_gets_memory_by_the_size_of_its_artifact(service: Service, worker: Worker) -> None:
+    job_id = tuning_job(service, worker, count=1)
+    with service.database.begin() as session:
+        sha = blobs.put(session, bytes(10 << 20))
+        leases.add_module_run(session, job_id, "untuned", sha, 3.0)
+    lease = leased(worker)
+    assert lease.limits == Limits.for_module(10 << 20)
+    assert lease.limits.memory_bytes > Limits().memory_bytes + (50 << 20)
 
 
 def test_a_module_run_is_leased_timed_and_published(service: Service, worker: Worker) -> None:
