@@ -180,22 +180,22 @@ class LeaseId(_message.Message):
     def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("id", "target", "candidates", "module_run", "limits", "expires_after_s", "build")
+    __slots__ = ("id", "target", "candidates", "limits", "expires_after_s", "build", "module_runs")
     ID_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
-    MODULE_RUN_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
+    MODULE_RUNS_FIELD_NUMBER: _ClassVar[int]
     id: LeaseId
     target: str
     candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
-    module_run: ModuleRun
     limits: Limits
     expires_after_s: float
     build: bool
-    def __init__(self, id: _Optional[_Union[LeaseId, _Mapping]] = ..., target: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., module_run: _Optional[_Union[ModuleRun, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., expires_after_s: _Optional[float] = ..., build: _Optional[bool] = ...) -> None: ...
+    module_runs: _containers.RepeatedCompositeFieldContainer[ModuleRun]
+    def __init__(self, id: _Optional[_Union[LeaseId, _Mapping]] = ..., target: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., expires_after_s: _Optional[float] = ..., build: _Optional[bool] = ..., module_runs: _Optional[_Iterable[_Union[ModuleRun, _Mapping]]] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("trial_id", "workload_hash", "trace", "constants", "best_s", "library_sha")
@@ -214,14 +214,16 @@ class Candidate(_message.Message):
     def __init__(self, trial_id: _Optional[int] = ..., workload_hash: _Optional[str] = ..., trace: _Optional[str] = ..., constants: _Optional[_Iterable[int]] = ..., best_s: _Optional[float] = ..., library_sha: _Optional[str] = ...) -> None: ...
 
 class ModuleRun(_message.Message):
-    __slots__ = ("id", "kind", "artifact_sha")
+    __slots__ = ("id", "kind", "artifact_sha", "compare")
     ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ARTIFACT_SHA_FIELD_NUMBER: _ClassVar[int]
+    COMPARE_FIELD_NUMBER: _ClassVar[int]
     id: int
     kind: str
     artifact_sha: str
-    def __init__(self, id: _Optional[int] = ..., kind: _Optional[str] = ..., artifact_sha: _Optional[str] = ...) -> None: ...
+    compare: bool
+    def __init__(self, id: _Optional[int] = ..., kind: _Optional[str] = ..., artifact_sha: _Optional[str] = ..., compare: _Optional[bool] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes")

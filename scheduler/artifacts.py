@@ -15,6 +15,7 @@ from compiler.lowering.trace import LoweringError, apply_trace
 from compiler.packaging.artifact import Manifest, TaskEntry, pack, unpack
 from compiler.workload import from_json
 from records.jobs import Job
+from records.leases import ModuleKind
 from records.schedules import Record
 from scheduler.fallbacks import History, Plan, Schedule, next_plan, schedule_of
 from search.device import Device
@@ -88,15 +89,18 @@ def replaced(manifest: Manifest) -> str:
     return f"{count} {run} {' or '.join(sorted(kinds, reverse=True))}: {named}{more}"
 
 
-def with_timings(
-    artifact: bytes, untuned_secs: tuple[float, ...] | None, tuned_secs: tuple[float, ...] | None
-) -> bytes:
+def with_timings(artifact: bytes, secs: Mapping[ModuleKind, tuple[float, ...]]) -> bytes:
     """The artifact with the end-to-end seconds in its manifest, and without what it was compared with.
 
     Raises ArtifactError.
     """
     library, manifest = unpack(artifact)
-    timed = replace(manifest, untuned_secs=untuned_secs or (), tuned_secs=tuned_secs or ())
+    timed = replace(
+        manifest,
+        untuned_secs=secs.get("untuned", ()),
+        tuned_secs=secs.get("tuned", ()),
+        published_secs=secs.get("published", ()),
+    )
     return pack(library, timed)
 
 

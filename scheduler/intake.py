@@ -1,4 +1,4 @@
-"""A job's first step: a device to tune on, the model as tasks, and its untuned timing."""
+"""A job's first step: a device to tune on, the model as tasks, and its untuned build."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from compiler.importing.model import ExtractedTask
 from compiler.reading.subgraph import NotCovered, read_dag
 from compiler.workload import from_json
-from records import blobs, devices, jobs, leases, tasks
+from records import blobs, devices, jobs, tasks
 from records.jobs import Job, JobState
 from records.tasks import TaskSpec
 from scheduler import budget, journal, waiting
@@ -24,7 +24,7 @@ OPEN = {JobState.QUEUED, JobState.IMPORTING}
 
 
 def run(context: Context, job: Job) -> None:
-    """Import the model and ask for its untuned timing; without a device of the target, wait for one.
+    """Import the model and keep its untuned build; without a device of the target, wait for one.
 
     Raises ModelError, ArtifactError and PermanentError.
     """
@@ -37,7 +37,7 @@ def run(context: Context, job: Job) -> None:
     with context.database.begin() as session:
         sha = blobs.put(session, artifact)
         _store(session, job, subgraphs, context.now())
-        _ask_for_timing(session, job, sha, context.now())
+        jobs.set_artifacts(session, job.id, untuned_sha=sha)
 
 
 def _begin(context: Context, job: Job) -> Device | None:
@@ -110,8 +110,3 @@ def _next(session: Session, job: Job, subgraphs: Sequence[_Subgraph]) -> tuple[J
     if num_unknown := len(budget.unknown(session, job.id)):
         return JobState.TUNING, f"trying the best guess for {num_unknown} of {len(subgraphs)} subgraphs"
     return JobState.PUBLISHING, "compiling the model with the schedules known"
-
-
-def _ask_for_timing(session: Session, job: Job, artifact_sha: str, now: float) -> None:
-    if jobs.set_artifacts(session, job.id, untuned_sha=artifact_sha):
-        leases.add_module_run(session, job.id, "untuned", artifact_sha, now)

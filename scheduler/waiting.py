@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 
 from sqlalchemy.orm import Session
 
-from records import building, devices, jobs, leases
+from records import building, devices, jobs
 from records.devices import LOST_AFTER_S, Wanted, WorkerInfo, WorkerState
 from records.jobs import Build, Job
-from records.leases import ModuleRun
-from search.measurement import Outcome
 
 # Workers report every few seconds; one silent for this long is away.
 AWAY_AFTER_S = 30.0
-
-
-def note_end_to_end(session: Session, job: Job) -> None:
-    """Keep the whole model's timings with the job as soon as they are in."""
-    timed = [run for run in leases.module_runs(session, job.id) if run.outcome is Outcome.OK]
-    # Of several tuned ones, the fastest is published.
-    slowest_first = sorted(timed, key=lambda run: statistics.median(run.run_secs), reverse=True)
-    for run in {run.kind: run for run in slowest_first}.values():
-        if run.run_secs != _noted(job, run):
-            jobs.set_end_to_end(session, job.id, run.kind, run.run_secs)
 
 
 def note_no_device(session: Session, job: Job, now: float) -> None:
@@ -85,10 +72,6 @@ def _remedy(mine: Sequence[WorkerInfo], others: Sequence[WorkerInfo], otherwise:
 def _say(session: Session, job: Job, message: str) -> None:
     if job.message != message:
         jobs.set_message(session, job.id, message)
-
-
-def _noted(job: Job, run: ModuleRun) -> tuple[float, ...] | None:
-    return job.untuned_secs if run.kind == "untuned" else job.tuned_secs
 
 
 def _is_there(worker: WorkerInfo, now: float) -> bool:

@@ -38,6 +38,7 @@ from worker.outbox import Outbox
 from worker.profiles import Profiles
 from worker.settings import SLOTS
 from worker.trouble import ChildStartError, FailedChecks
+from worker.turns import in_turns
 
 _log = logging.getLogger(__name__)
 
@@ -338,10 +339,11 @@ class Agent:
 
     async def _measure_all(self, held: Work) -> None:
         lease, limits = held.lease, self._manners.overrule(held.lease.limits)
-        if lease.module_run is not None:
-            measurement = await self._time_module(lease.module_run, limits)
-            self._outbox.add_module_run(lease.id, lease.module_run.id, measurement)
-            held.note(measurement)
+        if lease.module_runs:
+            timed = await self._time_modules(lease.module_runs, limits)
+            for run, measurement in zip(lease.module_runs, timed, strict=True):
+                self._outbox.add_module_run(lease.id, run.id, measurement)
+                held.note(measurement)
         settled = self._outbox.settled(lease.id)
         for earlier in settled.values():
             held.note(earlier)
@@ -417,11 +419,22 @@ class Agent:
             if measurement.outcome is Outcome.OK:
                 best_s[candidate.workload_hash] = min(known_s, measurement.latency_s)
 
-    async def _time_module(self, run: ModuleRun, limits: Limits) -> Measurement:
-        with tempfile.TemporaryDirectory(prefix="tunefarm-module-") as folder:
-            path = Path(folder) / "artifact.tar"
-            try:
-                await self._fleet.fetch_blob(run.artifact_sha, path)
-            except (NotStored, OSError) as error:
-                return Measurement(Outcome.UNKNOWN, error=f"the module could not be fetched: {error}")
-            return await self._executor.measure_module(path, limits)
+    async def _time_modules(self, runs: Sequence[ModuleRun], limits: Limits) -> list[Measurement]:
+        with tempfile.TemporaryDirectory(prefix="tunefarm-modules-") as folder:
+
+            def stored(run: ModuleRun) -> Path:
+                return Path(folder) / str(run.id)
+
+            async def first(run: ModuleRun, before: Sequence[Measurement]) -> Measurement:
+                try:
+                    await self._fleet.fetch_blob(run.artifact_sha, stored(run))
+                except (NotStored, OSError) as error:
+                    return Measurement(Outcome.UNKNOWN, error=f"the module could not be fetched: {error}")
+                # What failed in its own turn would fail again when another one is compared with it.
+                ends = {one.kind: end.outcome for one, end in zip(runs, before, strict=False)}
+                compare = run.compare and ends.get("untuned", Outcome.OK) is Outcome.OK
+                return await self._executor.measure_module(stored(run), limits, compare)
+
+            return await in_turns(
+                runs, first, lambda run: self._executor.measure_module(stored(run), limits, compare=False)
+            )

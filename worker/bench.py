@@ -92,8 +92,11 @@ class Bench(Protocol):
         """A candidate that was built to be exported, or why it was refused; then it is gone."""
         ...
 
-    def measure_module(self, artifact: bytes) -> Measurement:
-        """Times a packed module end to end."""
+    def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
+        """One turn of a packed module: it is loaded, called for a while, and gone.
+
+        With `compare`, only if it computes what the untuned library does that is packed with it.
+        """
         ...
 
 

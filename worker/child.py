@@ -15,7 +15,7 @@ which it exports candidates. The requests, each with "memory_bytes" and "cpu_s" 
 
     {"do": "build", "subjects": [{"number": ..., ...}, ...]}
         {"begun": NUMBER} and {"ended": NUMBER} for each, several at a time, then {"refused": [NUMBER, ...]}
-    {"do": "run", "number": ..., "best_s": ...} or {"do": "measure_module", "path": ...}
+    {"do": "run", "number": ..., "best_s": ...} or {"do": "measure_module", "path": ..., "compare": ...}
         {"measurement": ..., "grown_bytes": ...}
     {"do": "calibrate", "budget_s": ...}
         {"profile": JSON, "grown_bytes": ...}
@@ -102,7 +102,7 @@ class Child:
     def _measure(self, request: frames.Message) -> Measurement:
         if request["do"] == "run":
             return self._bench.run(request["number"], request["best_s"])
-        return self._bench.measure_module(Path(request["path"]).read_bytes())
+        return self._bench.measure_module(Path(request["path"]).read_bytes(), request["compare"])
 
     def _reply(self, message: frames.Message) -> None:
         """From any thread."""

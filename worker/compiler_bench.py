@@ -81,8 +81,8 @@ class CompilerBench:
         assert isinstance(built, Measurement), "only what is built to be exported is asked for so"
         return built
 
-    def measure_module(self, artifact: bytes) -> Measurement:
-        return self._bench(self._device.target).measure_module(artifact)
+    def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
+        return self._bench(self._device.target).measure_module(artifact, compare)
 
     def _start_builders(self) -> None:
         """Their stacks and heaps shall not count as what candidates made this process grow by."""

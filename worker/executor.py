@@ -183,8 +183,8 @@ class Executor:
             if not exporting.sound or exporting.grown_bytes > limits.memory_bytes // 2:
                 await self.close()
 
-    async def measure_module(self, artifact: Path, limits: Limits) -> Measurement:
-        """Times the packed module that is stored in a file."""
+    async def measure_module(self, artifact: Path, limits: Limits, compare: bool) -> Measurement:
+        """A turn of the packed module that is stored in a file; see `worker.bench.Bench`."""
         await self._notice_death()
         await self._present_child()
         assert self._given is not None, "beside the child"
@@ -192,7 +192,7 @@ class Executor:
             given = await asyncio.to_thread(self._given.give, artifact)
         except OSError as error:
             return Measurement(Outcome.UNKNOWN, error=f"the module can't be given to the child: {error}")
-        request = {"do": "measure_module", "path": str(given)}
+        request = {"do": "measure_module", "path": str(given), "compare": compare}
         try:
             measurement = await self._run(request, limits.module_timeout_s, limits.memory_bytes)
             return _explained(measurement, limits.memory_bytes)

@@ -98,7 +98,7 @@ class FaultyBench:
         time.sleep(self._faults.nap_s)
         return Exported(pack([("candidate.so", LIBRARY + subject.trace.encode())]), self._faults.nap_s)
 
-    def measure_module(self, artifact: bytes) -> Measurement:
+    def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
         return Measurement(Outcome.OK, (0.01, 0.01, 0.01))
 
     def _turn(self, subject: Subject, phase: Phase) -> Measurement | None:

@@ -53,7 +53,11 @@ class TaskEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a compiled model is: enough to run it, to compare it and to make it again. Times are seconds."""
+    """What a compiled model is: enough to run it, to compare it and to make it again.
+
+    The `..._secs` are seconds of calls of the whole model, timed in turns on the device: untuned, tuned, and
+    as a job before published it.
+    """
 
     model_name: str
     model_sha: str
@@ -67,6 +71,7 @@ class Manifest:
     tasks: tuple[TaskEntry, ...] = ()
     untuned_secs: tuple[float, ...] = ()
     tuned_secs: tuple[float, ...] = ()
+    published_secs: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -95,6 +100,7 @@ _NESTED: Mapping[str, Callable[[Any], object]] = {
     "tasks": lambda entry: TaskEntry(**entry),
     "untuned_secs": float,
     "tuned_secs": float,
+    "published_secs": float,
 }
 
 

@@ -180,11 +180,10 @@ def _lost_on_the_way(session: Session, report: WorkerReport, now: float) -> Leas
 
 def _described(session: Session, lease: leases.Lease, report: WorkerReport, now: float) -> Lease:
     assert report.device is not None, "a ready worker has a device"
-    run = lease.module_run
     return Lease(
         id=LeaseId(lease.id, lease.attempt),
         target=building.target(session, lease.job_id) if lease.build else report.device.target,
-        limits=_limits(session, run),
+        limits=_limits(session, lease),
         expires_after_s=max(lease.expires_at - now, 1.0),
         candidates=tuple(
             Candidate(
@@ -197,12 +196,22 @@ def _described(session: Session, lease: leases.Lease, report: WorkerReport, now:
             )
             for trial in lease.trials
         ),
-        module_run=None if run is None else ModuleRun(run.id, run.kind, run.artifact_sha),
+        module_runs=_module_runs(session, lease),
         build=lease.build,
     )
 
 
-def _limits(session: Session, run: leases.ModuleRun | None) -> Limits:
-    if run is None:
-        return Limits()
-    return Limits.for_module(blobs.size(session, run.artifact_sha) or 0)
+def _limits(session: Session, lease: leases.Lease) -> Limits:
+    sizes = [blobs.size(session, run.artifact_sha) or 0 for run in lease.module_runs]
+    return Limits.for_module(max(sizes)) if sizes else Limits()
+
+
+def _module_runs(session: Session, lease: leases.Lease) -> tuple[ModuleRun, ...]:
+    """The tuned model is compared with the untuned one, unless that is known not to run."""
+    if not lease.module_runs:
+        return ()
+    failed = {run.kind for run in leases.module_runs(session, lease.job_id) if run.failed}
+    return tuple(
+        ModuleRun(run.id, run.kind, run.artifact_sha, run.kind == "tuned" and "untuned" not in failed)
+        for run in lease.module_runs
+    )

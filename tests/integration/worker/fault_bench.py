@@ -108,8 +108,11 @@ class FaultBench:
             return Measurement(Outcome.RUN_ERROR, error=str(best_s))
         return (self._do(fault, subject) if when == "run" else None) or fine()
 
-    def measure_module(self, artifact: bytes) -> Measurement:
-        return self._do(artifact.decode(), None) or fine()
+    def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
+        fault = artifact.decode()
+        if fault == "say whether it is compared":
+            return said(f"compared: {compare}")
+        return self._do(fault, None) or fine()
 
     def _do(self, fault: str, subject: Subject | None) -> Measurement | None:
         action: Callable[[Subject | None], Measurement | None] = getattr(self, f"do_{fault}")

@@ -13,15 +13,18 @@ from pathlib import Path
 import grpc
 import pytest
 
-from proto.values import Limits, Role, WorkerState
+from proto.values import Limits, ModuleKind, ModuleRun, Role, WorkerState
+from search.measurement import Measurement
 from tests.integration.worker.fake_fleet import FakeFleet
 from worker.agent import Agent, Fenced, Manners
 from worker.executor import ChildConfig, Executor
 from worker.fleet import FleetClient, Refused, open_channel
 from worker.profiles import Profiles
+from worker.turns import ROUNDS
 
 HERE = Path(__file__).parent
 RECONNECT_MAX_S = 0.1
+SAYS = "say whether it is compared"
 BRISK = Manners(slots=4, wait_s=0.05, probe_again_max_s=0.05)
 
 
@@ -345,11 +348,38 @@ def test_a_module_is_fetched_checked_and_timed(damaged: int, outcome: str, fetch
         sha256 = hashlib.sha256(b"ok").hexdigest()
         fleet.blobs[sha256] = b"ok"
         fleet.damaged = damaged
-        fleet.offer_module(sha256)
+        fleet.offer_modules(ModuleRun(5, "tuned", sha256))
         async with working(fleet):
             await fleet.until(lambda: fleet.outcomes() == [outcome])
         assert fleet.stored[0].module_run_id == 5
         assert fleet.fetched == [sha256] * fetches
+
+    with_fleet(work)
+
+
+def test_a_model_that_crashes_costs_the_others_nothing() -> None:
+    """Nor is the tuned one compared with an untuned one that takes the process down."""
+    shas = {text: hashlib.sha256(text.encode()).hexdigest() for text in ("segfault", "ok", SAYS)}
+    kinds: tuple[tuple[ModuleKind, str], ...] = (
+        ("untuned", "segfault"),
+        ("published", "ok"),
+        ("tuned", SAYS),
+    )
+
+    async def work(fleet: FakeFleet) -> None:
+        fleet.blobs = {sha: text.encode() for text, sha in shas.items()}
+        runs = [ModuleRun(n, kind, shas[text], kind == "tuned") for n, (kind, text) in enumerate(kinds)]
+        fleet.offer_modules(*runs)
+        async with working(fleet):
+            await fleet.until(lambda: len(fleet.stored) == 3)
+        ends = {result.module_run_id: result.measurement for result in fleet.stored.values()}
+        crashed, timed, compared = (ends[number] for number in range(3))
+        assert isinstance(crashed, Measurement)
+        assert "SIGSEGV" in crashed.error
+        assert isinstance(timed, Measurement)
+        assert timed.run_secs == (0.001,) * ROUNDS
+        assert isinstance(compared, Measurement)
+        assert compared.error == "compared: False"
 
     with_fleet(work)
 

@@ -173,7 +173,7 @@ def test_modules_are_timed_under_a_limit_of_their_own(
     async def work(executor: Executor) -> None:
         artifact = tmp_path / "artifact"
         artifact.write_text(does)
-        assert (await executor.measure_module(artifact, limits)).outcome is outcome
+        assert (await executor.measure_module(artifact, limits, compare=True)).outcome is outcome
         await child_of_next(executor)
 
     with_executor(work)

@@ -59,6 +59,11 @@ CANDIDATES = (
     Candidate(5, "ab12", "[]", library_sha=SHA),
 )
 LEASE = Lease(HELD, '{"kind":"llvm"}', Limits(), 30.0, CANDIDATES)
+MODULE_RUNS = (
+    ModuleRun(4, "untuned", "c0ffee"),
+    ModuleRun(6, "published", "c0de"),
+    ModuleRun(5, "tuned", "decade", compare=True),
+)
 
 
 def wire_report(**changes: object) -> pb.SynchronizeRequest:
@@ -306,8 +311,8 @@ def test_who_calibrated_and_who_is_to_do_so_survive() -> None:
 
 
 def test_another_protocol_is_named() -> None:
-    with pytest.raises(ProtocolMismatchError, match="protocol 1, the worker 2"):
-        convert.report_from_wire(wire_report(protocol=2))
+    with pytest.raises(ProtocolMismatchError, match="protocol 2, the worker 1: install the same"):
+        convert.report_from_wire(wire_report(protocol=1))
 
 
 def test_the_wait_is_cut_to_what_is_allowed() -> None:
@@ -318,7 +323,7 @@ def test_the_wait_is_cut_to_what_is_allowed() -> None:
     "lease",
     [
         LEASE,
-        replace(LEASE, candidates=(), module_run=ModuleRun(4, "tuned", "c0ffee")),
+        replace(LEASE, candidates=(), module_runs=MODULE_RUNS),
         replace(LEASE, build=True),
     ],
 )
@@ -366,10 +371,26 @@ def test_a_best_latency_that_can_not_be_is_refused(best_s: float) -> None:
 
 
 def test_a_lease_of_an_unknown_kind_is_refused() -> None:
-    message = convert.lease_to_wire(replace(LEASE, candidates=(), module_run=ModuleRun(4, "tuned", "c0")))
-    message.module_run.kind = "faster"
-    with pytest.raises(WireError, match="untuned or tuned"):
+    message = convert.lease_to_wire(replace(LEASE, candidates=(), module_runs=MODULE_RUNS))
+    message.module_runs[1].kind = "faster"
+    with pytest.raises(WireError, match="untuned, tuned or published"):
         convert.lease_from_wire(message)
+
+
+def test_a_lease_of_too_many_module_runs_is_refused() -> None:
+    message = convert.lease_to_wire(replace(LEASE, candidates=(), module_runs=MODULE_RUNS))
+    message.module_runs.extend(message.module_runs[:1] * 16)
+    with pytest.raises(WireError, match="at most 16 module runs"):
+        convert.lease_from_wire(message)
+
+
+def test_a_lease_of_protocol_1_is_no_lease() -> None:
+    """Its one module run was field 4, which is not read as anything else."""
+    message = convert.lease_to_wire(replace(LEASE, candidates=(), module_runs=MODULE_RUNS))
+    message.ClearField("module_runs")
+    of_old = message.SerializeToString() + b"\x22\x0b\x08\x05\x12\x05tuned\x1a\x00"
+    with pytest.raises(WireError, match="candidates or for module runs"):
+        convert.lease_from_wire(pb.Lease.FromString(of_old))
 
 
 def test_what_was_built_survives() -> None:

@@ -65,6 +65,7 @@ class FakeCompiler:
     build_error: Exception | None = None
     uncompilable: Callable[[str], bool] = lambda trace: False
     harmful: Callable[[str], bool] = lambda trace: False
+    tuned: bytes = TUNED
     imported: int = 0
     schedules: list[Mapping[str, str]] = field(default_factory=list)
 
@@ -91,7 +92,7 @@ class FakeCompiler:
         if any(map(self.uncompilable, schedules.values())):
             raise ArtifactError("compiling the model crashed the compiler (SIGSEGV)")
         self.schedules.append(schedules)
-        return HARMED if any(map(self.harmful, schedules.values())) else TUNED
+        return HARMED if any(map(self.harmful, schedules.values())) else self.tuned
 
     def _try_traces(self, pairs: Sequence[tuple[str, str]], target: str) -> list[str]:
         return ["it crashed the compiler (SIGSEGV)" if self.uncompilable(trace) else "" for _, trace in pairs]
@@ -197,8 +198,7 @@ class Farm:
 
     def report(self, lease: Lease) -> None:
         results = [TrialResult(measure(trial), trial_id=trial.id) for trial in lease.trials]
-        if lease.module_run is not None:
-            results = [TrialResult(self._time(lease.module_run), module_run_id=lease.module_run.id)]
+        results += [TrialResult(self._time(run), module_run_id=run.id) for run in lease.module_runs]
         with self.database.begin() as session:
             leases.report(session, lease.id, "session", results, self.now)
         self.measured += [trial.id for trial in lease.trials]

@@ -137,7 +137,7 @@ def test_what_fails_together_and_works_apart_is_left_as_it_is() -> None:
 
 def test_a_lost_device_says_nothing_about_schedules() -> None:
     known = records(4)
-    run = ModuleRun(1, "job", "tuned", "sha", "done", 2, Outcome.DEVICE_LOST, (), "")
+    run = ModuleRun(1, "job", "tuned", "sha", "done", 2, "lease", Outcome.DEVICE_LOST, (), "")
     attempt = Attempt(frozenset(bests(known)), "device_lost", run)
     assert next_plan(known, History((attempt,), {}, stopped=True)) is None
     assert next_plan(known, History((replace(attempt, run=None),), {})) is not None
