@@ -8,9 +8,13 @@ from rich.console import Console
 from rich.table import Table
 
 COMMANDS = {
-    "benchmarks.networks --quick --json FILE": "ResNet-18 tuned with 300 trials, against TVM untuned, "
-    "ONNX Runtime and MetaSchedule; under 10 minutes",
-    "benchmarks.networks --json FILE": "the same, and MobileNet-V2 and ResNet-50",
+    "benchmarks.networks --quick --json FILE": "ResNet-18 and MobileNet-V2 tuned with 300 trials, in turns "
+    "with ONNX Runtime, OpenVINO and TVM untuned; under 10 minutes",
+    "benchmarks.networks --json FILE": "the same and ResNet-50, and how fast MetaSchedule makes trials",
+    "benchmarks.networks --compile --json FILE": "six networks as tunefarm compile makes them, without "
+    "trials and then with one for each subgraph, in turns with both; about half an hour",
+    "benchmarks.networks --device-class avx2 --json FILE": "any of these where everyone gives up AVX-512; "
+    "sse42: everything from AVX on",
     "benchmarks.space --quick --json FILE": "our space of programs against MetaSchedule's, for three "
     "operators: random programs, the best of both, programs sampled a second; under 10 minutes",
     "benchmarks.space --json FILE": "the same for the whole suite; about an hour",
@@ -21,6 +25,13 @@ COMMANDS = {
     "benchmarks.operators --ablation --json FILE": "our search without a part of it at a time; about an hour",
     "benchmarks.operators --settled --json FILE": "our search after 64 trials against itself after 1,000; "
     "about half an hour",
+    "benchmarks.operators --unseen --device-class CLASS --json FILE": "our search against MetaSchedule's on "
+    "two dozen layers that the estimate was not fitted to, on this machine as it is (avx512) or without some "
+    "of its features (avx2, sse42); about 40 minutes",
+    "benchmarks.fit PROGRAMS --json FILE": "fits the analytic estimate's shape factors to measured programs: "
+    "how well they do on operators and device classes that were left out",
+    "benchmarks.fit PROGRAMS --measure --json FILE": "the same, after it measured programs on each device "
+    "class; about a quarter of an hour",
     "benchmarks.allocation SEARCHES --json FILE": "what the allocator gains over equal shares, replayed on "
     "the searches that benchmarks.operators keeps; seconds",
     "benchmarks.features --quick --json FILE": "our description of programs against TVM's of the same ones, "

@@ -1,20 +1,27 @@
-"""What this machine is, as a device fingerprint, and how TVM is told to generate code for it."""
+"""What this machine is, as a device fingerprint, and how TVM is told to generate code for it.
+
+The target is what the machine executes: LLVM's name of its processor, and the instruction sets in which this
+one differs from it. A hypervisor may hide some, and a device may be told to do without some. The device's
+features are of the same sets, and from them follow its vectors and the intrinsics that the search offers.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import json
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import tvm
-from tvm.target.codegen import target_has_features
+from tvm.target.codegen import llvm_get_cpu_features
 
 from compiler.boards import Board, recognised
 from search.device import Device
+from search.instruction_sets import FeatureError, instruction_sets, llvm_names
 
 CPU_INFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -22,21 +29,35 @@ DEVICE_TREE = Path("/proc/device-tree/model")
 SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 # Assumed where the system tells nothing: a small core's.
 DEFAULT_CACHES = {"l1": 32 << 10, "l2": 512 << 10, "l3": 2 << 20}
-# What the search's intrinsics need, in the kernel's words and in LLVM's: told to LLVM where it knows the CPU
-# by a general name only.
-ATTRIBUTES = {"asimddp": "dotprod", "avx512_vnni": "avx512vnni"}
+# The words of a device's features begin so: those that the search and the estimate ask for.
+FEATURES = ("avx", "sse4", "asimd", "sve", "fma", "neon")
+# Where the kernel doesn't name these, it doesn't keep their registers, whatever the processor says.
+REGISTERS = ("avx", "avx512f")
+# Never switched on where LLVM's name doesn't have them: programs must ask the kernel for the first, and TVM's
+# vectors have lengths that are known when they are compiled.
+NOT_ADDED = ("amx", "sve", "sme")
+AT_HWCAP, AT_HWCAP2 = 16, 26
+# The bits of these two (Linux, arch/arm64/include/uapi/asm/hwcap.h), by LLVM's names.
+ARM_BITS = {"neon": 1, "fullfp16": 10, "rdm": 12, "complxnum": 14, "dotprod": 20, "sve": 22, "fp16fml": 23}
+ARM_BITS_2 = {"sve2": 1, "i8mm": 13, "bf16": 14, "sme": 23}
 
 
-def probe(cores: int | None = None) -> Device:
+def probe(cores: int | None = None, without: Sequence[str] = ()) -> Device:
     """This machine's CPU; `cores` is how many candidates run on, by default all that the process may use.
 
-    Boards that are known are believed to be what their maker says, where their system says less.
+    It does `without` some instruction sets, spelled as the kernel or LLVM does, and without all that need
+    them: that is a device class of its own. Boards that are known are believed to be what their maker says,
+    where their system says less. Raises FeatureError for an instruction set that isn't there.
     """
     board = recognised(_read(DEVICE_TREE).rstrip("\0\n"))
-    mcpu = _mcpu(board)
-    triple = f"{platform.machine()}-linux-gnu"
-    features = _features()
+    machine = platform.machine()
+    triple = f"{machine}-linux-gnu"
     num_cores = cores or len(os.sched_getaffinity(0))
+    mcpu = _mcpu(board)
+    facts = {"kind": "llvm", "mtriple": triple, "mcpu": mcpu, "num-cores": num_cores}
+    words = _kernel_words()
+    executed = _executed(facts, words, without)
+    features = _features(machine, words, executed)
     caches = _cache_bytes(board)
     return Device(
         name=platform.node() or "local",
@@ -49,7 +70,7 @@ def probe(cores: int | None = None) -> Device:
         l2_bytes=caches["l2"],
         l3_bytes=caches["l3"],
         toolchain=_toolchain(),
-        target=_target(triple, mcpu, features, num_cores),
+        target=_target(facts, executed),
     )
 
 
@@ -72,29 +93,87 @@ def _mcpu(board: Board | None) -> str:
     return board.mcpu if board is not None and found == "generic" else found
 
 
-def _target(triple: str, mcpu: str, features: Sequence[str], cores: int) -> str:
-    facts: dict[str, Any] = {"kind": "llvm", "mtriple": triple, "mcpu": mcpu, "num-cores": cores}
-    known = tvm.target.Target(facts)
-    # LLVM ends the process over an instruction that it thinks the CPU doesn't have.
-    unknown = [
-        f"+{attribute}"
-        for feature, attribute in ATTRIBUTES.items()
-        if feature in features and not target_has_features(attribute, known)
+def _executed(facts: Mapping[str, Any], words: Sequence[str], without: Sequence[str]) -> dict[str, bool]:
+    """Which of the instruction sets of its kind this machine executes, by LLVM's names, when it does without
+    some. Raises FeatureError for those of them that it lacks anyway."""
+    machine = platform.machine()
+    asked = {known.name for known in instruction_sets(machine)}
+    has = {name: there for name, there in _host().items() if name in asked}
+    gone = []
+    for spelling in without:
+        names = [name for name in llvm_names(spelling, machine) if has.get(name)]
+        if not names:
+            raise FeatureError(f"this machine has no {spelling} to give up: leave it out")
+        gone += names
+    if words:
+        gone += [name for name in REGISTERS if has.get(name) and name not in words]
+    added = [f"+{name}" for name in sorted(has) if has[name]]
+    left = _llvm_features(facts, [*added, *(f"-{name}" for name in sorted(gone))])
+    return {name: there and name in left for name, there in has.items()}
+
+
+def _host() -> dict[str, bool]:
+    """What the processor says of itself to a program, by LLVM's names. Under an emulator it is the emulated
+    one, while /proc/cpuinfo is the real one's."""
+    if platform.machine() != "aarch64":
+        found = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
+        return {str(name): bool(there) for name, there in found.items()}
+    ask = ctypes.CDLL(None).getauxval
+    ask.argtypes, ask.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return {
+        name: bool(ask(kind) >> bit & 1)
+        for kind, bits in ((AT_HWCAP, ARM_BITS), (AT_HWCAP2, ARM_BITS_2))
+        for name, bit in bits.items()
+    }
+
+
+def _target(facts: Mapping[str, Any], executed: Mapping[str, bool]) -> str:
+    """The canonical text: it names only what differs from the processor's own, and of that what implies the
+    rest."""
+    own = _llvm_features(facts)
+    more = {name for name, there in executed.items() if there and not name.startswith(NOT_ADDED)} - own
+    added = _fewest("+", {name: _llvm_features(facts, [f"+{name}"]) for name in more})
+    grown = _llvm_features(facts, added)
+    less = {name for name, there in executed.items() if not there} & grown
+    taken = _fewest("-", {name: grown - _llvm_features(facts, [*added, f"-{name}"]) for name in less})
+    attributes = {"mattr": added + taken} if added or taken else {}
+    return json.dumps({**facts, **attributes}, sort_keys=True, separators=(",", ":"))
+
+
+def _fewest(sign: str, changes: Mapping[str, set[str]]) -> list[str]:
+    """The names, by what each changes, without those that another one changes too."""
+    return [
+        f"{sign}{name}"
+        for name in sorted(changes)
+        if not any(name in changed for other, changed in changes.items() if other != name)
     ]
-    if unknown:
-        facts["mattr"] = unknown
-    return json.dumps(facts, sort_keys=True, separators=(",", ":"))
 
 
-def _features() -> tuple[str, ...]:
-    """The vector instruction sets that the kernel reports."""
-    for line in _read(CPU_INFO).splitlines():
-        if line.startswith(("flags", "Features")):
-            flags = line.partition(":")[2].split()
-            return tuple(
-                sorted(f for f in flags if f.startswith(("avx", "sse4", "asimd", "sve", "fma", "neon")))
-            )
+def _llvm_features(facts: Mapping[str, Any], attributes: Sequence[str] = ()) -> set[str]:
+    """LLVM's names of what a processor of this name has, attributes switched on and off in their order."""
+    target = tvm.target.Target({**facts, "mattr": list(attributes)} if attributes else dict(facts))
+    return {str(name) for name in llvm_get_cpu_features(target)}
+
+
+def _kernel_words() -> tuple[str, ...]:
+    """What the kernel says that this machine has; nothing where it doesn't say, or speaks of another kind of
+    machine that this one is emulated on."""
+    line = "Features" if platform.machine().startswith(("aarch64", "arm")) else "flags"
+    for text in _read(CPU_INFO).splitlines():
+        name, _, words = text.partition(":")
+        if name.strip() == line:
+            return tuple(words.split())
     return ()
+
+
+def _features(machine: str, words: Sequence[str], executed: Mapping[str, bool]) -> tuple[str, ...]:
+    """The vector instruction sets in the kernel's words, without those that can't be executed."""
+    known = instruction_sets(machine)
+    there = {one.word for one in known if executed.get(one.name)}
+    lacking = tuple({one.word for one in known} - there)
+    # A word that isn't known here, such as svei8mm, goes with the one that it begins with.
+    kept = [word for word in words or there if word in there or not word.startswith(lacking)]
+    return tuple(sorted(word for word in kept if word.startswith(FEATURES)))
 
 
 def _vector_bytes(features: tuple[str, ...]) -> int:

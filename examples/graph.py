@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,14 +15,27 @@ from onnx import TensorProto, helper, numpy_helper
 OPSET = 17
 IR_VERSION = 8  # what opset 17 came with: every runtime of the last years reads it
 
+# An extent of a shape; a word is a dynamic dimension of that name.
+Extent = int | str
+
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value in the graph: its name, its channels, and whether it is already clipped at zero."""
+    """A value in the graph: its name and its channels, or features.
+
+    `moment` is its mean square relative to the variance before its activation: what a rectifier or a gate
+    took away, the next layer's weights give back.
+    """
 
     name: str
     channels: int
-    rectified: bool = False
+    moment: float = 1.0
+
+
+# Mean squares of what is left of a normal variable.
+RECTIFIED = 0.5
+SILU = 0.356
+GELU = 0.425
 
 
 @dataclass
@@ -29,8 +43,24 @@ class Graph:
     """Collects nodes and weights. Weights are He-initialised, so that activations keep their scale."""
 
     rng: np.random.Generator
+    batch: Extent = 1
     nodes: list[onnx.NodeProto] = field(default_factory=list)
     weights: list[onnx.TensorProto] = field(default_factory=list)
+    inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
+    outputs: list[onnx.ValueInfoProto] = field(default_factory=list)
+
+    def input(self, name: str, *shape: int, kind: int = TensorProto.FLOAT) -> str:
+        """An input of the model; the batch comes before `shape`."""
+        self.inputs.append(helper.make_tensor_value_info(name, kind, [self.batch, *shape]))
+        return name
+
+    def image(self, size: int) -> Tensor:
+        return Tensor(self.input("input", 3, size, size), 3)
+
+    def output(self, name: str, *shape: int) -> str:
+        """Declares an output of the model, which a node has to write; the batch comes before `shape`."""
+        self.outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [self.batch, *shape]))
+        return name
 
     def conv(
         self,
@@ -41,87 +71,183 @@ class Graph:
         stride: int = 1,
         groups: int = 1,
         gain: float | None = None,
+        pad: int | None = None,
+        bias: bool = False,
     ) -> Tensor:
-        """A convolution with padding `kernel // 2` and no bias, then its batch normalization.
+        """A convolution with padding `kernel // 2`, if no other is given.
 
-        `gain` is the output's variance over the input's second moment; by default what keeps the
-        scale: 2 where a rectifier halved it, else 1.
+        `gain` is the output's variance over the input's second moment; by default what keeps the scale.
         """
         fan_in = x.channels // groups * kernel * kernel
-        gain = gain if gain is not None else (2.0 if x.rectified else 1.0)
-        weight = self._normal((out, x.channels // groups, kernel, kernel), math.sqrt(gain / fan_in))
-        inputs = [x.name, self._weight(f"{name}.weight", weight)]
-        y = self._node(
+        gain = 1.0 / x.moment if gain is None else gain
+        weight = self.normal((out, x.channels // groups, kernel, kernel), math.sqrt(gain / fan_in))
+        inputs = [x.name, self.weight(f"{name}.weight", weight)]
+        if bias:
+            inputs.append(self.weight(f"{name}.bias", self.normal((out,), 0.1)))
+        pads = [kernel // 2 if pad is None else pad] * 4
+        y = self.node(
             "Conv",
             name,
             inputs,
             dilations=[1, 1],
             group=groups,
             kernel_shape=[kernel, kernel],
-            pads=[kernel // 2] * 4,
+            pads=pads,
             strides=[stride, stride],
         )
-        return Tensor(self._batch_norm(y, f"{name}.bn", out), out)
+        return Tensor(y, out)
+
+    def conv_transposed(
+        self, x: Tensor, name: str, out: int, kernel: int, stride: int, pad: int, gain: float | None = None
+    ) -> Tensor:
+        """A transposed convolution without bias, which makes the image `stride` times as large."""
+        fan_in = x.channels * kernel * kernel // (stride * stride)
+        gain = 1.0 / x.moment if gain is None else gain
+        weight = self.normal((x.channels, out, kernel, kernel), math.sqrt(gain / fan_in))
+        y = self.node(
+            "ConvTranspose",
+            name,
+            [x.name, self.weight(f"{name}.weight", weight)],
+            dilations=[1, 1],
+            group=1,
+            kernel_shape=[kernel, kernel],
+            pads=[pad] * 4,
+            strides=[stride, stride],
+        )
+        return Tensor(y, out)
+
+    def batch_norm(self, x: Tensor, name: str) -> Tensor:
+        statistics = {
+            "weight": self.rng.uniform(0.8, 1.2, x.channels),
+            "bias": self.rng.normal(0.0, 0.1, x.channels),
+            "running_mean": self.rng.normal(0.0, 0.1, x.channels),
+            "running_var": self.rng.uniform(0.8, 1.2, x.channels),
+        }
+        inputs = [self.weight(f"{name}.{key}", value.astype(np.float32)) for key, value in statistics.items()]
+        y = self.node("BatchNormalization", name, [x.name, *inputs], epsilon=1e-5, momentum=0.9)
+        return Tensor(y, x.channels)
+
+    def conv_bn(
+        self,
+        x: Tensor,
+        name: str,
+        out: int,
+        kernel: int,
+        stride: int = 1,
+        groups: int = 1,
+        gain: float | None = None,
+    ) -> Tensor:
+        """A convolution without bias, then its batch normalization."""
+        return self.batch_norm(self.conv(x, name, out, kernel, stride, groups, gain), f"{name}.bn")
 
     def relu(self, x: Tensor, name: str) -> Tensor:
-        return Tensor(self._node("Relu", name, [x.name]), x.channels, rectified=True)
+        return Tensor(self.node("Relu", name, [x.name]), x.channels, RECTIFIED)
 
     def relu6(self, x: Tensor, name: str) -> Tensor:
         bounds = [
-            self._weight(f"{name}.{end}", np.array(v, np.float32)) for end, v in (("min", 0), ("max", 6))
+            self.weight(f"{name}.{end}", np.array(v, np.float32)) for end, v in (("min", 0), ("max", 6))
         ]
-        return Tensor(self._node("Clip", name, [x.name, *bounds]), x.channels, rectified=True)
+        return Tensor(self.node("Clip", name, [x.name, *bounds]), x.channels, RECTIFIED)
+
+    def silu(self, x: Tensor, name: str) -> Tensor:
+        gate = self.node("Sigmoid", f"{name}.sigmoid", [x.name])
+        return Tensor(self.node("Mul", name, [x.name, gate]), x.channels, SILU)
+
+    def gelu(self, x: Tensor, name: str) -> Tensor:
+        """x/2 (1 + erf(x / sqrt 2)), in the five operators that exporters write."""
+        scaled = self.node("Div", f"{name}.div", [x.name, self.scalar(f"{name}.sqrt2", math.sqrt(2.0))])
+        erf = self.node("Erf", f"{name}.erf", [scaled])
+        gate = self.node("Add", f"{name}.add", [erf, self.scalar(f"{name}.one", 1.0)])
+        gated = self.node("Mul", f"{name}.mul", [x.name, gate])
+        y = self.node("Mul", name, [gated, self.scalar(f"{name}.half", 0.5)])
+        return Tensor(y, x.channels, GELU)
 
     def add(self, a: Tensor, b: Tensor, name: str) -> Tensor:
-        return Tensor(self._node("Add", name, [a.name, b.name]), a.channels)
+        return Tensor(self.node("Add", name, [a.name, b.name]), a.channels)
 
-    def max_pool(self, x: Tensor, name: str) -> Tensor:
-        y = self._node("MaxPool", name, [x.name], kernel_shape=[3, 3], pads=[1] * 4, strides=[2, 2])
-        return Tensor(y, x.channels, x.rectified)
+    def max_pool(self, x: Tensor, name: str, pad: int = 1, ceil: bool = False) -> Tensor:
+        """Over 3x3 pixels, every second one; `ceil` also where the last of them are beyond the edge."""
+        y = self.node(
+            "MaxPool",
+            name,
+            [x.name],
+            kernel_shape=[3, 3],
+            pads=[pad] * 4,
+            strides=[2, 2],
+            ceil_mode=int(ceil),
+        )
+        return Tensor(y, x.channels, x.moment)
+
+    def pooled(self, x: Tensor, name: str) -> Tensor:
+        """The mean over all pixels, which stays an image, of one pixel."""
+        return Tensor(self.node("GlobalAveragePool", name, [x.name]), x.channels)
+
+    def flatten(self, x: Tensor, name: str, output: str | None = None) -> Tensor:
+        return Tensor(self.node("Flatten", name, [x.name], output, axis=1), x.channels)
+
+    def gemm(self, x: Tensor, name: str, out: int, output: str | None = None) -> Tensor:
+        """A fully connected layer on rows without further dimensions."""
+        weight = self.weight(f"{name}.weight", self.normal((out, x.channels), x.channels**-0.5))
+        bias = self.weight(f"{name}.bias", self.normal((out,), 0.1))
+        y = self.node("Gemm", name, [x.name, weight, bias], output, alpha=1.0, beta=1.0, transB=1)
+        return Tensor(y, out)
+
+    def linear(self, x: Tensor, name: str, out: int, gain: float | None = None) -> Tensor:
+        """A fully connected layer on the last of several dimensions: its weight is stored transposed."""
+        deviation = math.sqrt((1.0 / x.moment if gain is None else gain) / x.channels)
+        weight = self.weight(f"{name}.weight", self.normal((x.channels, out), deviation))
+        product = self.node("MatMul", f"{name}.matmul", [x.name, weight])
+        bias = self.weight(f"{name}.bias", self.normal((out,), 0.02))
+        return Tensor(self.node("Add", name, [bias, product]), out)
+
+    def layer_norm(self, x: Tensor, name: str, epsilon: float, output: str | None = None) -> Tensor:
+        """Over the features, the last dimension."""
+        scale = self.weight(f"{name}.weight", self.rng.uniform(0.8, 1.2, x.channels).astype(np.float32))
+        bias = self.weight(f"{name}.bias", self.normal((x.channels,), 0.1))
+        y = self.node("LayerNormalization", name, [x.name, scale, bias], output, axis=-1, epsilon=epsilon)
+        return Tensor(y, x.channels)
+
+    def reshape(self, x: str, name: str, *shape: int) -> str:
+        """The batch stays; `shape` is what comes after it."""
+        batch = self.batch if isinstance(self.batch, int) else -1
+        return self.node("Reshape", name, [x, self.integers(f"{name}.shape", [batch, *shape])])
+
+    def transpose(self, x: str, name: str, *order: int) -> str:
+        return self.node("Transpose", name, [x], perm=list(order))
 
     def classifier(self, x: Tensor, name: str, classes: int) -> None:
         """Global average pooling and one fully connected layer, which writes the graph's output."""
-        pooled = self._node("GlobalAveragePool", f"{name}.pool", [x.name])
-        flat = self._node("Flatten", f"{name}.flatten", [pooled], axis=1)
-        weight = self._weight(f"{name}.weight", self._normal((classes, x.channels), x.channels**-0.5))
-        bias = self._weight(f"{name}.bias", self._normal((classes,), 0.1))
-        node = helper.make_node(
-            "Gemm", [flat, weight, bias], ["output"], name=name, alpha=1.0, beta=1.0, transB=1
-        )
-        self.nodes.append(node)
+        flat = self.flatten(self.pooled(x, f"{name}.pool"), f"{name}.flatten")
+        self.gemm(flat, name, classes, self.output("output", classes))
 
-    def finish(self, name: str, batch: int | str, size: int, classes: int) -> onnx.ModelProto:
-        """The checked model. A `batch` that is a word becomes a dynamic dimension of that name."""
-        image = helper.make_tensor_value_info("input", TensorProto.FLOAT, [batch, 3, size, size])
-        logits = helper.make_tensor_value_info("output", TensorProto.FLOAT, [batch, classes])
-        graph = helper.make_graph(self.nodes, name, [image], [logits], self.weights)
+    def node(
+        self, op: str, name: str, inputs: Sequence[str], output: str | None = None, **attributes: Any
+    ) -> str:
+        """A node with one output, whose name is returned."""
+        output = output or f"{name}.out"
+        self.nodes.append(helper.make_node(op, list(inputs), [output], name=name, **attributes))
+        return output
+
+    def weight(self, name: str, value: npt.NDArray[Any]) -> str:
+        self.weights.append(numpy_helper.from_array(value, name))
+        return name
+
+    def scalar(self, name: str, value: float) -> str:
+        return self.weight(name, np.array(value, np.float32))
+
+    def integers(self, name: str, values: int | Sequence[int] | npt.NDArray[Any]) -> str:
+        """Indices, axes or a shape."""
+        return self.weight(name, np.array(values, np.int64))
+
+    def normal(self, shape: tuple[int, ...], deviation: float) -> npt.NDArray[np.float32]:
+        return self.rng.standard_normal(shape, dtype=np.float32) * np.float32(deviation)
+
+    def finish(self, name: str) -> onnx.ModelProto:
+        """The checked model."""
+        graph = helper.make_graph(self.nodes, name, self.inputs, self.outputs, self.weights)
         opsets = [helper.make_opsetid("", OPSET)]
         model = helper.make_model(
             graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="tunefarm"
         )
         onnx.checker.check_model(model)
         return model
-
-    def _batch_norm(self, x: str, name: str, channels: int) -> str:
-        statistics = {
-            "weight": self.rng.uniform(0.8, 1.2, channels),
-            "bias": self.rng.normal(0.0, 0.1, channels),
-            "running_mean": self.rng.normal(0.0, 0.1, channels),
-            "running_var": self.rng.uniform(0.8, 1.2, channels),
-        }
-        inputs = [
-            self._weight(f"{name}.{key}", value.astype(np.float32)) for key, value in statistics.items()
-        ]
-        return self._node("BatchNormalization", name, [x, *inputs], epsilon=1e-5, momentum=0.9)
-
-    def _normal(self, shape: tuple[int, ...], deviation: float) -> npt.NDArray[np.float32]:
-        return self.rng.standard_normal(shape, dtype=np.float32) * np.float32(deviation)
-
-    def _weight(self, name: str, value: npt.NDArray[np.float32]) -> str:
-        self.weights.append(numpy_helper.from_array(value, name))
-        return name
-
-    def _node(self, op: str, name: str, inputs: list[str], **attributes: Any) -> str:
-        output = f"{name}.out"
-        self.nodes.append(helper.make_node(op, inputs, [output], name=name, **attributes))
-        return output

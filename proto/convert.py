@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, fields
-from typing import Any, Literal
+from typing import Any, get_args
 
 from proto import fleet_pb2 as pb
 from proto.values import (
     MAX_PROFILE_CHARS,
     MAX_RESULTS,
+    MAX_TROUBLE_CHARS,
     MAX_WAIT_S,
     PROTOCOL,
     Answer,
@@ -24,6 +25,7 @@ from proto.values import (
     Lease,
     LeaseId,
     Limits,
+    ModuleKind,
     ModuleRun,
     Result,
     Role,
@@ -51,7 +53,12 @@ _DEVICE_SIZES = {
     "l3_bytes": 1 << 40,
 }
 _MAX_FEATURES = 1024
-_VITAL_CHARS = {"tunefarm_version": 64, "tvm_version": 64, "uncontained": 2048}
+_VITAL_CHARS = {
+    "tunefarm_version": 64,
+    "tvm_version": 64,
+    "uncontained": 2048,
+    "trouble": MAX_TROUBLE_CHARS,
+}
 _VITAL_RANGES: dict[str, tuple[float, float]] = {
     "load": (0.0, 1e6),
     "temperature_c": (-100.0, 300.0),
@@ -163,7 +170,7 @@ def _gpu_from_wire(message: pb.Gpu) -> Gpu:
 
 
 def lease_to_wire(lease: Lease) -> pb.Lease:
-    message = pb.Lease(
+    return pb.Lease(
         id=lease_id_to_wire(lease.id),
         target=lease.target,
         limits=pb.Limits(
@@ -175,11 +182,8 @@ def lease_to_wire(lease: Lease) -> pb.Lease:
         expires_after_s=lease.expires_after_s,
         candidates=[_candidate_to_wire(candidate) for candidate in lease.candidates],
         build=lease.build,
+        module_runs=[pb.ModuleRun(**asdict(run)) for run in lease.module_runs],
     )
-    if lease.module_run is not None:
-        run = lease.module_run
-        message.module_run.CopyFrom(pb.ModuleRun(id=run.id, kind=run.kind, artifact_sha=run.artifact_sha))
-    return message
 
 
 def lease_from_wire(message: pb.Lease) -> Lease:
@@ -194,7 +198,7 @@ def lease_from_wire(message: pb.Lease) -> Lease:
             ),
             expires_after_s=message.expires_after_s,
             candidates=tuple(_candidate_from_wire(candidate) for candidate in message.candidates),
-            module_run=_module_run_from_wire(message.module_run) if message.HasField("module_run") else None,
+            module_runs=tuple(_module_run_from_wire(run) for run in message.module_runs),
             build=message.build,
         )
     except ValueError as problem:
@@ -371,10 +375,10 @@ def _candidate_from_wire(message: pb.Candidate) -> Candidate:
 
 
 def _module_run_from_wire(message: pb.ModuleRun) -> ModuleRun:
-    kinds: dict[str, Literal["untuned", "tuned"]] = {"untuned": "untuned", "tuned": "tuned"}
+    kinds: dict[str, ModuleKind] = {kind: kind for kind in get_args(ModuleKind)}
     if message.kind not in kinds or not message.artifact_sha:
-        raise WireError("a module run needs an artifact, and is either untuned or tuned")
-    return ModuleRun(_id(message.id), kinds[message.kind], message.artifact_sha)
+        raise WireError("a module run needs an artifact, and is untuned, tuned or published")
+    return ModuleRun(_id(message.id), kinds[message.kind], message.artifact_sha, message.compare)
 
 
 def _state(number: int) -> WorkerState:

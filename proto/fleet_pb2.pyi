@@ -90,7 +90,7 @@ class SynchronizeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ..., vitals: _Optional[_Union[Vitals, _Mapping]] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., builds_for: _Optional[_Iterable[str]] = ..., calibrated: _Optional[bool] = ...) -> None: ...
 
 class Vitals(_message.Message):
-    __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done", "uncontained")
+    __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done", "uncontained", "trouble")
     TUNEFARM_VERSION_FIELD_NUMBER: _ClassVar[int]
     TVM_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -99,6 +99,7 @@ class Vitals(_message.Message):
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_DONE_FIELD_NUMBER: _ClassVar[int]
     UNCONTAINED_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
     tunefarm_version: str
     tvm_version: str
     load: float
@@ -107,7 +108,8 @@ class Vitals(_message.Message):
     candidates: int
     candidates_done: int
     uncontained: str
-    def __init__(self, tunefarm_version: _Optional[str] = ..., tvm_version: _Optional[str] = ..., load: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_free_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidates_done: _Optional[int] = ..., uncontained: _Optional[str] = ...) -> None: ...
+    trouble: str
+    def __init__(self, tunefarm_version: _Optional[str] = ..., tvm_version: _Optional[str] = ..., load: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_free_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidates_done: _Optional[int] = ..., uncontained: _Optional[str] = ..., trouble: _Optional[str] = ...) -> None: ...
 
 class SynchronizeResponse(_message.Message):
     __slots__ = ("fenced", "lease", "acknowledged", "call_again_after_s", "wanted", "calibrate")
@@ -178,22 +180,22 @@ class LeaseId(_message.Message):
     def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("id", "target", "candidates", "module_run", "limits", "expires_after_s", "build")
+    __slots__ = ("id", "target", "candidates", "limits", "expires_after_s", "build", "module_runs")
     ID_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
-    MODULE_RUN_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
+    MODULE_RUNS_FIELD_NUMBER: _ClassVar[int]
     id: LeaseId
     target: str
     candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
-    module_run: ModuleRun
     limits: Limits
     expires_after_s: float
     build: bool
-    def __init__(self, id: _Optional[_Union[LeaseId, _Mapping]] = ..., target: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., module_run: _Optional[_Union[ModuleRun, _Mapping]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., expires_after_s: _Optional[float] = ..., build: _Optional[bool] = ...) -> None: ...
+    module_runs: _containers.RepeatedCompositeFieldContainer[ModuleRun]
+    def __init__(self, id: _Optional[_Union[LeaseId, _Mapping]] = ..., target: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., expires_after_s: _Optional[float] = ..., build: _Optional[bool] = ..., module_runs: _Optional[_Iterable[_Union[ModuleRun, _Mapping]]] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("trial_id", "workload_hash", "trace", "constants", "best_s", "library_sha")
@@ -212,14 +214,16 @@ class Candidate(_message.Message):
     def __init__(self, trial_id: _Optional[int] = ..., workload_hash: _Optional[str] = ..., trace: _Optional[str] = ..., constants: _Optional[_Iterable[int]] = ..., best_s: _Optional[float] = ..., library_sha: _Optional[str] = ...) -> None: ...
 
 class ModuleRun(_message.Message):
-    __slots__ = ("id", "kind", "artifact_sha")
+    __slots__ = ("id", "kind", "artifact_sha", "compare")
     ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     ARTIFACT_SHA_FIELD_NUMBER: _ClassVar[int]
+    COMPARE_FIELD_NUMBER: _ClassVar[int]
     id: int
     kind: str
     artifact_sha: str
-    def __init__(self, id: _Optional[int] = ..., kind: _Optional[str] = ..., artifact_sha: _Optional[str] = ...) -> None: ...
+    compare: bool
+    def __init__(self, id: _Optional[int] = ..., kind: _Optional[str] = ..., artifact_sha: _Optional[str] = ..., compare: _Optional[bool] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes")

@@ -76,8 +76,9 @@ class FleetServicer:
         Results. A worker sends each result with every call until its number is in `acknowledged`; sending
         one twice stores it once. Results of a stale lease are acknowledged and dropped. A lease ends when
         all its candidates have a result, when its worker is fenced off, or when it wasn't renewed in time.
-        A worker that is DRAINING or OFFLINE and names no held lease gives back what it held: others may have it
-        at once, and no device counts as lost.
+        A worker that is PROBING, DRAINING or OFFLINE and names no held lease gives back what it held: others may
+        have it at once, and no device counts as lost. So one whose device breaks in the middle of a lease says that
+        it is PROBING, and costs no candidate an attempt.
 
         Building. A worker whose role is BUILD measures nothing. It gets leases to `build`: of candidates for
         other devices, which it compiles for the target of the lease and links for its machine. It stores each

@@ -11,19 +11,27 @@ import math
 import re
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from search.device import Device
 from search.measurement import Measurement
 from search.measurement import Outcome as Outcome  # for those who know the search only from here
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_MESSAGE_BYTES = 64 << 20
 MAX_RESULTS = 1000
 MAX_WAIT_S = 30.0
 MAX_LIBRARY_BYTES = 32 << 20
 MAX_MACHINES = 16
+MAX_TROUBLE_CHARS = 500
+# What a candidate's process may take beyond what it has anyway.
+MEMORY_BYTES = 4 << 30
+# A packed model is in memory several times over while it is loaded: as read, as a library, its weights.
+MEMORY_PER_ARTIFACT_BYTE = 6
 MAX_PROFILE_CHARS = 4096
+MAX_MODULE_RUNS = 16
+# The third is what was published of the same model before.
+ModuleKind: TypeAlias = Literal["untuned", "tuned", "published"]
 _SHA256 = re.compile("[0-9a-f]{64}")
 _MACHINE = re.compile("[A-Za-z0-9_]{1,32}")
 
@@ -56,7 +64,8 @@ class Wanted(StrEnum):
 @dataclass(frozen=True)
 class Vitals:
     """How a worker is, as far as it knows. `load` is what wanted to run on average over the last minute;
-    `candidates` are those of the held lease; `uncontained` says what measured code isn't kept from."""
+    `candidates` are those of the held lease; `uncontained` says what measured code isn't kept from; `trouble`
+    why the worker can't measure, in one line of at most 500 characters, empty while it can."""
 
     tunefarm_version: str = ""
     tvm_version: str = ""
@@ -66,6 +75,7 @@ class Vitals:
     candidates: int | None = None
     candidates_done: int | None = None
     uncontained: str = ""
+    trouble: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,12 +93,17 @@ class LeaseId:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one candidate, or one module run, may use before it counts as failed."""
+    """What one candidate, or one turn of a module run, may use before it counts as failed."""
 
     build_timeout_s: float = 30.0
     run_timeout_s: float = 20.0
     module_timeout_s: float = 120.0
-    memory_bytes: int = 4 << 30
+    memory_bytes: int = MEMORY_BYTES
+
+    @classmethod
+    def for_module(cls, artifact_bytes: int) -> Limits:
+        """Of a module run: its weights are in the artifact, what it computes takes more."""
+        return cls(memory_bytes=MEMORY_BYTES + MEMORY_PER_ARTIFACT_BYTE * artifact_bytes)
 
     def __post_init__(self) -> None:
         for name in ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes"):
@@ -118,28 +133,33 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ModuleRun:
-    """A whole packed module to be timed end to end."""
+    """A whole packed module to be timed end to end; first, if it is to `compare`, its outputs are compared
+    with those of the untuned library that is packed with it."""
 
     id: int
-    kind: Literal["untuned", "tuned"]
+    kind: ModuleKind
     artifact_sha: str
+    compare: bool = False
 
 
 @dataclass(frozen=True)
 class Lease:
-    """Work leased together: candidates, to be measured or to `build` for the target, or one module run."""
+    """Work leased together: candidates, to be measured or to `build` for the target; or module runs of one
+    model, to be timed in turns."""
 
     id: LeaseId
     target: str
     limits: Limits
     expires_after_s: float
     candidates: tuple[Candidate, ...] = ()
-    module_run: ModuleRun | None = None
+    module_runs: tuple[ModuleRun, ...] = ()
     build: bool = False
 
     def __post_init__(self) -> None:
-        if bool(self.candidates) == (self.module_run is not None):
-            raise ValueError("a lease is for candidates or for one module run")
+        if bool(self.candidates) == bool(self.module_runs):
+            raise ValueError("a lease is for candidates or for module runs")
+        if len(self.module_runs) > MAX_MODULE_RUNS:
+            raise ValueError(f"a lease has at most {MAX_MODULE_RUNS} module runs")
         if self.build and not self.candidates:
             raise ValueError("only candidates are leased to be built")
         if not 0 < self.expires_after_s < math.inf:

@@ -61,7 +61,8 @@ class SessionFenced(Exception):
 
 @dataclass(frozen=True)
 class Vitals:
-    """How a worker is, as far as it says so. `candidates` are those of the lease it holds."""
+    """How a worker is, as far as it says so. `candidates` are those of the lease it holds. `trouble` says why
+    it can't measure, in one line; `builds` that it is there to build, which is known before it can."""
 
     tunefarm_version: str = ""
     tvm_version: str = ""
@@ -71,6 +72,8 @@ class Vitals:
     candidates: int | None = None
     candidates_done: int | None = None
     uncontained: str = ""
+    trouble: str = ""
+    builds: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,17 @@ class WorkerInfo:
     def has_left(self) -> bool:
         """Whether it has said farewell."""
         return self.state is WorkerState.OFFLINE
+
+    @property
+    def is_builder(self) -> bool:
+        """Whether it is there to build, able to or not."""
+        return self.builder is not None or self.vitals.builds
+
+    @property
+    def unable(self) -> str:
+        """What it can't do and why, as it goes on after its name; empty when it can."""
+        does = "build" if self.is_builder else "measure"
+        return f"can't {does}: {self.vitals.trouble}" if self.vitals.trouble else ""
 
 
 def put_class(session: Session, device: Device, calibrated: bool = False) -> None:

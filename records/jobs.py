@@ -162,6 +162,17 @@ def unfinished(session: Session) -> list[Job]:
     return _jobs(session, query.order_by(JobRow.created_at, JobRow.id))
 
 
+def published_before(session: Session, job: Job) -> str | None:
+    """The artifact of the last other job that is done of the same model, shapes and device class."""
+    same = (JobRow.model_sha == job.request.model_sha, JobRow.device_class == job.device_class)
+    done = (JobRow.state == JobState.DONE, JobRow.artifact_sha.is_not(None), JobRow.id != job.id)
+    found = select(JobRow.shapes, JobRow.artifact_sha).where(*same, *done)
+    for shapes, sha in session.execute(found.order_by(JobRow.finished_at.desc(), JobRow.id.desc())):
+        if _shapes(shapes) == job.request.shapes:
+            return str(sha)
+    return None
+
+
 def claim(session: Session, job_id: str, holder: str, now: float, ttl_s: float) -> bool:
     """Become the only one to step this job for `ttl_s` seconds; a claim by its holder renews it."""
     free = or_(JobRow.holder.is_(None), JobRow.holder == holder, JobRow.held_until <= now)
@@ -291,11 +302,15 @@ def _jobs(session: Session, query: Select[JobRow]) -> list[Job]:
     return [_job(row) for row in session.scalars(query)]
 
 
+def _shapes(stored: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(shape) for name, shape in stored.items()}
+
+
 def _job(row: JobRow) -> Job:
     request = JobRequest(
         model_sha=row.model_sha,
         model_name=row.model_name,
-        shapes={name: tuple(shape) for name, shape in row.shapes.items()},
+        shapes=_shapes(row.shapes),
         target=row.target,
         trials=row.trials,
         minutes=row.minutes,

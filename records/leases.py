@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
 from sqlalchemy import Select, Update, bindparam, insert, select, update
 from sqlalchemy.orm import Session
@@ -21,6 +21,8 @@ from records.trials import Trial, TrialState, trial_of
 from search.measurement import Measurement, Outcome
 
 Work = TypeVar("Work", TrialRow, ModuleRunRow)
+# The third is what was published of the same model before.
+ModuleKind: TypeAlias = Kind | Literal["published"]
 # Of a result: the id of its trial or of its module run.
 Key: TypeAlias = tuple[int | None, int | None]
 
@@ -33,27 +35,33 @@ _LOST = Measurement(Outcome.DEVICE_LOST, error="every device that held it was lo
 
 @dataclass(frozen=True)
 class ModuleRun:
-    """One end-to-end timing of a job's compiled model, the blob `artifact_sha`."""
+    """One end-to-end timing of a job's compiled model, the blob `artifact_sha`. `lease_id` is the lease that
+    holds it, or in which it was done."""
 
     id: int
     job_id: str
-    kind: Kind
+    kind: ModuleKind
     artifact_sha: str
     state: TrialState
     attempts: int
+    lease_id: str | None
     outcome: Outcome | None
     run_secs: tuple[float, ...]
     error: str
+
+    @property
+    def failed(self) -> bool:
+        return self.outcome not in (None, Outcome.OK)
 
 
 @dataclass(frozen=True)
 class Lease:
     """What one worker's session has to do by `expires_at`: trials of one job, to be measured or only to
-    `build`; or one module run.
+    `build`; or its module runs, to be timed in turns.
 
-    `trials` are those not reported yet. `attempt` is 1 unless the work outlived a device that held it.
-    By workload, `constants` are the indices of the arguments that are weights of the model, and `best_s` is
-    the best latency that trials have had on this device class.
+    `trials` and `module_runs` are those not reported yet. `attempt` is 1 unless the work outlived a device
+    that held it. By workload, `constants` are the indices of the arguments that are weights of the model, and
+    `best_s` is the best latency that trials have had on this device class.
     """
 
     id: str
@@ -63,7 +71,7 @@ class Lease:
     attempt: int
     expires_at: float
     trials: tuple[Trial, ...]
-    module_run: ModuleRun | None
+    module_runs: tuple[ModuleRun, ...]
     constants: dict[str, tuple[int, ...]]
     best_s: dict[str, float]
     build: bool = False
@@ -89,7 +97,7 @@ class Reported:
     many: bool = False
 
 
-def add_module_run(session: Session, job_id: str, kind: Kind, artifact_sha: str, now: float) -> int:
+def add_module_run(session: Session, job_id: str, kind: ModuleKind, artifact_sha: str, now: float) -> int:
     """Ask for an end-to-end timing; its id, the same for the same job, kind and artifact.
 
     Raises BlobNotFound, JobNotFound.
@@ -109,6 +117,12 @@ def module_runs(session: Session, job_id: str) -> list[ModuleRun]:
     return [_module_run(row) for row in session.scalars(runs)]
 
 
+def time_again(session: Session, run_ids: Sequence[int]) -> None:
+    """Have module runs that are done timed once more, together."""
+    done = update(ModuleRunRow).where(ModuleRunRow.id.in_(run_ids), ModuleRunRow.state == "done")
+    session.execute(done.values(state="pending", lease_id=None, outcome=None, run_secs=None, error=""))
+
+
 def take(
     session: Session,
     lease_id: str,
@@ -119,10 +133,10 @@ def take(
     now: float,
     ttl_s: float,
 ) -> Lease | None:
-    """Lease up to `limit` of the oldest trials of one job of this class, as `sharing` says; its module run
-    goes first, alone. A builder, which has no device class, gets trials of any that it builds for.
+    """Lease up to `limit` of the oldest trials of one job of this class, as `sharing` says; its module runs
+    go first, without trials. A builder, which has no device class, gets trials of any that it builds for.
 
-    A trial that outlived a lost device is leased alone as well: if the next is lost too, it was this trial.
+    A trial or a module run that outlived a lost device is leased alone: if the next is lost too, it was this.
     """
     turns = _turns(session, worker_id, device_class, now) if limit > 0 else []
     portion = sharing.portion(session, worker_id, device_class, now) if turns else None
@@ -235,12 +249,14 @@ def _turns(session: Session, worker_id: str, device_class: str | None, now: floa
 
 
 def _waiting_runs(session: Session, turn: Turn) -> Sequence[ModuleRunRow]:
-    """The job's oldest module run that waits, if one does."""
+    """The job's module runs that wait, oldest first."""
     if not turn.times:
         return []
     waiting = select(ModuleRunRow).where(ModuleRunRow.job_id == turn.job_id, ModuleRunRow.state == "pending")
-    oldest = waiting.order_by(ModuleRunRow.id).limit(1).with_for_update(skip_locked=True)
-    return session.scalars(oldest).all()
+    # Who finds them locked waits and gets none, not some: they are to be timed together.
+    runs = session.scalars(waiting.order_by(ModuleRunRow.id).with_for_update()).all()
+    suspects = [run for run in runs if run.attempts]
+    return suspects[:1] or runs
 
 
 def _waiting_trials(session: Session, turn: Turn, limit: int, portion: Portion) -> Sequence[Offer]:
@@ -360,7 +376,7 @@ def _load(session: Session, lease: LeaseRow) -> Lease:
     held = held.order_by(TrialRow.id)
     runs = select(ModuleRunRow).where(ModuleRunRow.lease_id == lease.id, ModuleRunRow.state == "leased")
     offered = session.execute(held, {"job_id": lease.job_id}).all()
-    return _whole(lease, offered, session.scalars(runs).all())
+    return _whole(lease, offered, session.scalars(runs.order_by(ModuleRunRow.id)).all())
 
 
 def _whole(lease: LeaseRow, offered: Sequence[Offer], runs: Sequence[ModuleRunRow]) -> Lease:
@@ -373,7 +389,7 @@ def _whole(lease: LeaseRow, offered: Sequence[Offer], runs: Sequence[ModuleRunRo
         attempt=lease.attempt,
         expires_at=lease.expires_at,
         trials=tuple(replace(trial_of(offer), state="leased") for offer in offered),
-        module_run=replace(_module_run(runs[0]), state="leased") if runs else None,
+        module_runs=tuple(replace(_module_run(run), state="leased", lease_id=lease.id) for run in runs),
         constants={offer.workload_hash: tuple(offer.constants) for offer in offered},
         best_s={offer.workload_hash: offer.best_s for offer in offered if offer.best_s is not None},
         build=lease.build,
@@ -384,10 +400,11 @@ def _module_run(row: ModuleRunRow) -> ModuleRun:
     return ModuleRun(
         id=row.id,
         job_id=row.job_id,
-        kind=cast("Kind", row.kind),
+        kind=cast("ModuleKind", row.kind),
         artifact_sha=row.artifact_sha,
         state=cast("TrialState", row.state),
         attempts=row.attempts,
+        lease_id=row.lease_id,
         outcome=None if row.outcome is None else Outcome(row.outcome),
         run_secs=tuple(row.run_secs or ()),
         error=row.error,

@@ -22,6 +22,7 @@ from records.statements import (
 )
 from records.tables import DeviceClassRow, JobRow, RecordRow, TrialRow, WorkloadRow
 from search.measurement import Outcome
+from search.trace import TraceRefused, check
 
 Source: TypeAlias = Literal["trial", "import"]
 
@@ -50,6 +51,10 @@ class Record:
     def __post_init__(self) -> None:
         if (self.latency_s is None) == (self.outcome is Outcome.OK):
             raise ValueError("exactly the records that went well have a latency")
+
+
+class NoSchedule(ValueError):
+    """A trace is none that a schedule needs; one sentence."""
 
 
 def best(session: Session, workload_hash: str, device_class: str) -> Record | None:
@@ -172,6 +177,15 @@ def _put_trials(dialect: str) -> ConflictInsert:
         set_={name: new[name] for name in ("id", *_VALUES)},
         where=or_(RecordRow.outcome != Outcome.OK, convincing),
     )
+
+
+def require_schedules(records: Sequence[Record]) -> None:
+    """Raises NoSchedule for a record whose trace says more than how loops run."""
+    for record in records:
+        try:
+            check(record.trace)
+        except TraceRefused as error:
+            raise NoSchedule(str(error)) from error
 
 
 def add_imported(session: Session, records: Sequence[Record], now: float) -> int:

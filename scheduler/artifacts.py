@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
@@ -15,12 +15,16 @@ from compiler.lowering.trace import LoweringError, apply_trace
 from compiler.packaging.artifact import Manifest, TaskEntry, pack, unpack
 from compiler.workload import from_json
 from records.jobs import Job
+from records.leases import ModuleKind
 from records.schedules import Record
+from scheduler.fallbacks import History, Plan, Schedule, next_plan, schedule_of
 from search.device import Device
 
 PACKAGES = ("apache-tvm", "apache-tvm-ffi")
 # Of each task so many imported schedules are tried, fastest first.
 MAX_IMPORTED = 4
+# Of subgraphs that don't run their best schedules so many are named to the user.
+MAX_NAMED = 3
 
 log = logging.getLogger(__name__)
 
@@ -34,64 +38,100 @@ def tuned_artifact(
     job: Job,
     device: Device,
     imported: Imported,
-    chosen: Mapping[str, Record],
+    plan: Plan,
     library: bytes,
     reference: bytes | None,
     now: float,
 ) -> bytes:
-    """The library made with the `chosen` records (the rest has fallback schedules), packed.
+    """The library made as planned (what has no record there has the fallback schedule), packed.
 
     Its outputs must be those of the library `reference`, if there is one.
     """
-    entries = tuple(_entry(task, chosen.get(task.workload_hash)) for task in imported.tasks)
+    entries = tuple(_entry(task, plan) for task in imported.tasks)
     return pack(library, _manifest(job, device, imported, entries, now), reference)
 
 
-def choose(tasks: Sequence[ExtractedTask], records: Iterable[Record], target: str) -> dict[str, Record]:
-    """The first record of each task whose trace applies: one that was imported may not."""
+def choose(
+    tasks: Sequence[ExtractedTask], records: Sequence[Record], target: str, history: History
+) -> Plan | None:
+    """The next plan whose traces all apply: one that was imported may not. None when there is none.
+
+    `records` are of each workload fastest first.
+    """
     modules = {task.workload_hash: task.module_json for task in tasks}
-    left = _by_workload(record for record in records if record.workload_hash in modules)
-    chosen: dict[str, Record] = {}
-    while left:
-        firsts = {name: found.pop(0) for name, found in left.items()}
-        refused = _refused(modules, firsts, target)
-        chosen |= {name: record for name, record in firsts.items() if name not in refused}
-        left = {name: left[name] for name in refused if left[name]}
-    return chosen
+    usable = _usable(records, modules)
+    # Where one turned out not to compile, the next may not either.
+    apart = {workload for workload, _ in history.refused}
+    while (plan := next_plan(usable, history)) is not None:
+        refused = _refused(modules, plan.chosen, target, apart)
+        if not refused:
+            return plan
+        history = replace(history, refused={**history.refused, **refused})
+    return None
 
 
-def with_timings(
-    artifact: bytes, untuned_secs: tuple[float, ...] | None, tuned_secs: tuple[float, ...] | None
-) -> bytes:
+def culprits(tasks: Sequence[ExtractedTask], plan: Plan, target: str) -> dict[Schedule, str]:
+    """What is wrong with those schedules of a plan that can't be compiled: each alone, in another process."""
+    modules = {task.workload_hash: task.module_json for task in tasks}
+    return _refused(modules, plan.chosen, target, apart=plan.chosen.keys())
+
+
+def replaced(manifest: Manifest) -> str:
+    """Which subgraphs run something else than their best schedule, and why; empty when none does."""
+    listed = [entry for entry in manifest.tasks if entry.reason]
+    if not listed:
+        return ""
+    run = "runs" if len(listed) == 1 else "run"
+    kinds = {"the fallback schedule" if entry.trace is None else "a slower schedule" for entry in listed}
+    named = "; ".join(f"{entry.name}: {entry.reason}" for entry in listed[:MAX_NAMED])
+    more = f"; and {len(listed) - MAX_NAMED} more, see the manifest" if len(listed) > MAX_NAMED else ""
+    count = f"{len(listed)} of {len(manifest.tasks)} subgraphs"
+    return f"{count} {run} {' or '.join(sorted(kinds, reverse=True))}: {named}{more}"
+
+
+def with_timings(artifact: bytes, secs: Mapping[ModuleKind, tuple[float, ...]]) -> bytes:
     """The artifact with the end-to-end seconds in its manifest, and without what it was compared with.
 
     Raises ArtifactError.
     """
     library, manifest = unpack(artifact)
-    timed = replace(manifest, untuned_secs=untuned_secs or (), tuned_secs=tuned_secs or ())
+    timed = replace(
+        manifest,
+        untuned_secs=secs.get("untuned", ()),
+        tuned_secs=secs.get("tuned", ()),
+        published_secs=secs.get("published", ()),
+    )
     return pack(library, timed)
 
 
-def _by_workload(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """In their order; of what was imported only the first few, because each may cost a process."""
-    found: defaultdict[str, list[Record]] = defaultdict(list)
+def _usable(records: Sequence[Record], modules: Mapping[str, str]) -> list[Record]:
+    """Those of the model's workloads; of what was imported only the first few, because each may cost a
+    process."""
+    imported: Counter[str] = Counter()
+    found: list[Record] = []
     for record in records:
-        same = found[record.workload_hash]
-        if record.source != "import" or sum(one.source == "import" for one in same) < MAX_IMPORTED:
-            same.append(record)
-    return dict(found)
+        imported[record.workload_hash] += record.source == "import"
+        is_strange = record.source == "import" and imported[record.workload_hash] > MAX_IMPORTED
+        if record.workload_hash in modules and not is_strange:
+            found.append(record)
+    return found
 
 
-def _refused(modules: Mapping[str, str], firsts: Mapping[str, Record], target: str) -> list[str]:
-    """The workloads whose records don't apply. What strangers sent is tried in another process first."""
-    strange = [name for name, record in firsts.items() if record.source == "import"]
-    tried = try_traces([(modules[name], firsts[name].trace) for name in strange], target)
+def _refused(
+    modules: Mapping[str, str], chosen: Mapping[str, Record], target: str, apart: Collection[str]
+) -> dict[Schedule, str]:
+    """What is wrong with records that don't apply. What strangers sent, and records of the workloads `apart`,
+    are tried in another process first, and compiled there."""
+    strange = [name for name, record in chosen.items() if record.source == "import" or name in apart]
+    tried = try_traces([(modules[name], chosen[name].trace) for name in strange], target)
     problems = dict(zip(strange, tried, strict=True))
-    for name, record in firsts.items():
-        problems[name] = problems.get(name) or _problem(modules[name], record.trace)
-        if problems[name]:
-            log.warning("a schedule of %s (%s) is left out: %s", name, record.source, problems[name])
-    return [name for name, problem in problems.items() if problem]
+    refused: dict[Schedule, str] = {}
+    for name, record in chosen.items():
+        problem = problems.get(name) or _problem(modules[name], record.trace)
+        if problem:
+            log.warning("a schedule of %s (%s) is left out: %s", name, record.source, problem)
+            refused[schedule_of(record)] = problem
+    return refused
 
 
 def _problem(module_json: str, trace: str) -> str:
@@ -103,11 +143,13 @@ def _problem(module_json: str, trace: str) -> str:
     return ""
 
 
-def _entry(task: ExtractedTask, record: Record | None) -> TaskEntry:
+def _entry(task: ExtractedTask, plan: Plan) -> TaskEntry:
+    reason = plan.reasons.get(task.workload_hash, "")
+    record = plan.chosen.get(task.workload_hash)
     if record is None:
-        return TaskEntry(task.workload_hash, task.name, task.weight)
+        return TaskEntry(task.workload_hash, task.name, task.weight, reason=reason)
     return TaskEntry(
-        task.workload_hash, task.name, task.weight, record.trace, record.latency_s, record.source
+        task.workload_hash, task.name, task.weight, record.trace, record.latency_s, record.source, reason
     )
 
 

@@ -1,4 +1,4 @@
-"""A job's first step: a device to tune on, the model as tasks, and its untuned timing."""
+"""A job's first step: a device to tune on, the model as tasks, and its untuned build."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sqlalchemy.orm import Session
 from compiler.importing.model import ExtractedTask
 from compiler.reading.subgraph import NotCovered, read_dag
 from compiler.workload import from_json
-from records import blobs, devices, jobs, leases, tasks
+from records import blobs, devices, jobs, tasks
 from records.jobs import Job, JobState
 from records.tasks import TaskSpec
-from scheduler import budget, journal
+from scheduler import budget, journal, waiting
 from scheduler.artifacts import untuned_artifact
 from scheduler.context import Context
 from scheduler.spaces import tag_of
@@ -24,7 +24,7 @@ OPEN = {JobState.QUEUED, JobState.IMPORTING}
 
 
 def run(context: Context, job: Job) -> None:
-    """Import the model and ask for its untuned timing; without a device of the target, wait for one.
+    """Import the model and keep its untuned build; without a device of the target, wait for one.
 
     Raises ModelError, ArtifactError and PermanentError.
     """
@@ -37,7 +37,7 @@ def run(context: Context, job: Job) -> None:
     with context.database.begin() as session:
         sha = blobs.put(session, artifact)
         _store(session, job, subgraphs, context.now())
-        _ask_for_timing(session, job, sha, context.now())
+        jobs.set_artifacts(session, job.id, untuned_sha=sha)
 
 
 def _begin(context: Context, job: Job) -> Device | None:
@@ -46,7 +46,7 @@ def _begin(context: Context, job: Job) -> Device | None:
     with context.database.begin() as session:
         device = _device(session, job)
         if device is None:
-            _wait(session, job)
+            waiting.note_no_device(session, job, now)
             return None
         jobs.set_device_class(session, job.id, device.key)
         jobs.advance(session, job.id, {JobState.QUEUED}, JobState.IMPORTING, now)
@@ -58,13 +58,6 @@ def _device(session: Session, job: Job) -> Device | None:
     if job.device_class is not None:
         return devices.get_class(session, job.device_class)
     return devices.resolve_class(session, job.request.target)
-
-
-def _wait(session: Session, job: Job) -> None:
-    which = "a device" if job.request.target == "native" else f"a device of class {job.request.target}"
-    message = f"waiting for {which}: start a worker"
-    if job.message != message:
-        jobs.set_message(session, job.id, message)
 
 
 @dataclass(frozen=True)
@@ -117,8 +110,3 @@ def _next(session: Session, job: Job, subgraphs: Sequence[_Subgraph]) -> tuple[J
     if num_unknown := len(budget.unknown(session, job.id)):
         return JobState.TUNING, f"trying the best guess for {num_unknown} of {len(subgraphs)} subgraphs"
     return JobState.PUBLISHING, "compiling the model with the schedules known"
-
-
-def _ask_for_timing(session: Session, job: Job, artifact_sha: str, now: float) -> None:
-    if jobs.set_artifacts(session, job.id, untuned_sha=artifact_sha):
-        leases.add_module_run(session, job.id, "untuned", artifact_sha, now)

@@ -24,7 +24,6 @@ def run(context: Context, job: Job) -> None:
     """Issue the next batch when it is time, or end the tuning when nothing is left to do."""
     max_attempts = context.settings.max_failures
     with context.database.begin() as session:
-        waiting.note_end_to_end(session, job)
         order = _decide(session, context, job)
         if order.slots and not journal.begin(session, job, "searching", context.now(), max_attempts):
             return

@@ -106,6 +106,6 @@ def assumed(machine: str, features: tuple[str, ...], cores: int) -> Profile:
         l3_rate=24.0 if wide else 16.0,
         memory_rate=6.0,
         memory_rate_all=6.0 * min(cores, 2),
-        launch_s=4e-6,
+        launch_s=1e-6,
         derived=tuple(f.name for f in fields(Profile) if f.name != "derived"),
     )

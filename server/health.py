@@ -58,6 +58,8 @@ def _count_workers(
     states = Counter(_state(worker, now) for worker in workers)
     for state in (*WorkerState, _LOST, Wanted.EVICTED):
         metrics.workers.labels(str(state)).set(states[state])
+    there = [worker for worker in workers if _state(worker, now) in _THERE]
+    metrics.workers_in_trouble.set(sum(bool(worker.unable) for worker in there))
     by_class: defaultdict[str, float] = defaultdict(float)
     for worker in workers:
         if worker.device_class is not None:
@@ -72,6 +74,7 @@ def _count_leases(metrics: Metrics, held: Sequence[Held], now: float) -> None:
 
 
 _LOST = "lost"
+_THERE = frozenset(WorkerState) - {WorkerState.OFFLINE}
 
 
 def _state(worker: WorkerInfo, now: float) -> str:

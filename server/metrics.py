@@ -32,6 +32,11 @@ class Metrics:
         self.results = Counter("tunefarm_results", "Results received from workers", registry=self.registry)
         self.jobs = Gauge("tunefarm_jobs", "Unfinished jobs", ["state"], registry=self.registry)
         self.workers = Gauge("tunefarm_workers", "Known workers", ["state"], registry=self.registry)
+        self.workers_in_trouble = Gauge(
+            "tunefarm_workers_in_trouble",
+            "Workers that are there and can't measure or build; `tunefarm workers` says why",
+            registry=self.registry,
+        )
         self.trials_per_minute = Gauge(
             "tunefarm_trials_per_minute",
             "Trials that the workers of a device class measured a minute, over the last five",

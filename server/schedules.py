@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 
 from proto.values import Outcome
 from records import jobs, schedules, tasks
-from records.schedules import Record
+from records.schedules import NoSchedule, Record
 from server.context import Context, ContextDep
 from server.problems import Problem, problems
 from server.schemas import (
@@ -151,9 +151,14 @@ def _import(context: Context, text: bytes, target: str) -> ImportedBody:
     now = context.now()
     with context.database.begin() as session:
         key = device_class(session, target)
+        records = [_record(one, key, now) for one in body.records]
+        try:
+            schedules.require_schedules(records)
+        except NoSchedule as error:
+            raise Problem(422, "trace-refused", f"Nothing was imported: {error}.") from error
         for workload in body.workloads:
             tasks.put_workload(session, workload.hash, workload.module_json)
-        added = schedules.add_imported(session, [_record(one, key, now) for one in body.records], now)
+        added = schedules.add_imported(session, records, now)
     return ImportedBody(device_class=key, records=len(body.records), added=added)
 
 

@@ -15,8 +15,9 @@ class WorkerBody(BaseModel):
 
     `trials_per_minute` are those of the last five minutes; `trial_s` is what a trial takes on it. Null is
     what isn't known: `load` (processes that wanted to run, over a minute), `temperature_c` (of its
-    processor). `candidates` and `candidates_done` are of the `lease` it holds. `calibrate`: people want it to
-    measure its device's profile again, which it hasn't yet.
+    processor). `candidates` and `candidates_done` are of the `lease` it holds. `trouble` says why it can't
+    measure (or build), in one line; it is empty while it can, or may yet turn out to. `calibrate`:
+    people want it to measure its device's profile again, which it hasn't yet.
     """
 
     id: str
@@ -44,6 +45,7 @@ class WorkerBody(BaseModel):
     candidates: int | None
     candidates_done: int | None
     uncontained: str
+    trouble: str
     calibrate: bool
 
     @classmethod
@@ -53,7 +55,7 @@ class WorkerBody(BaseModel):
             id=worker.id,
             state=worker.state.value,
             wanted=worker.wanted.value,
-            role="build" if worker.builder else "measure",
+            role="build" if worker.is_builder else "measure",
             builds_for=list(worker.builder.builds_for) if worker.builder else [],
             connected=not (worker.has_left or worker.is_lost(now)),
             device_class=worker.device_class,
@@ -75,6 +77,7 @@ class WorkerBody(BaseModel):
             candidates=vitals.candidates if held else None,
             candidates_done=vitals.candidates_done if held else None,
             uncontained=vitals.uncontained,
+            trouble=vitals.trouble,
             calibrate=worker.calibrate,
         )
 

@@ -90,6 +90,24 @@ def transposed() -> bytes:
     return b.model({"input": [1, 8, 4, 4]}, {x: [1, 6, 8, 8]})
 
 
+def decoder() -> bytes:
+    """A U-Net's decoder: a transposed convolution beside others, joined with what came before it."""
+    b = Builder()
+    first = b.op("Relu", b.conv("input", 3, 8, 3))
+    low = b.op("Relu", b.conv(b.op("MaxPool", first, kernel_shape=[2, 2], strides=[2, 2]), 8, 16, 3))
+    high = b.op("ConvTranspose", low, b.weight(16, 8, 2, 2), b.weight(8), strides=[2, 2])
+    x = b.op("Relu", b.conv(b.op("Concat", high, first, axis=1), 16, 8, 3))
+    return b.model({"input": [1, 3, 16, 16]}, {b.op("Sigmoid", b.conv(x, 8, 1, 1)): [1, 1, 16, 16]})
+
+
+def pooled() -> bytes:
+    """A convolution between poolings with padding; the channels are as many as partial sums may be."""
+    b = Builder()
+    x = b.op("MaxPool", b.conv("input", 3, 8, 3), kernel_shape=[3, 3], pads=[1] * 4)
+    x = b.op("AveragePool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
+    return b.model({"input": [1, 3, 8, 8]}, {b.conv(x, 8, 4, 1): [1, 4, 4, 4]})
+
+
 def attention() -> bytes:
     """Scaled dot-product attention with a layer norm."""
     b = Builder()
@@ -131,6 +149,8 @@ MODELS = {
         residual,
         depthwise,
         transposed,
+        decoder,
+        pooled,
         attention,
         shared_convolution,
         two_outputs,

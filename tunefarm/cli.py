@@ -18,12 +18,21 @@ from rich.console import Console
 from rich.table import Table
 
 from tunefarm import accuracy, cli_tokens, cli_workers
+from tunefarm.client import Client
 from tunefarm.estimate import latency_text
 from tunefarm.exits import run
-from tunefarm.inputs import checked_minutes, checked_model, checked_weight, parsed_shapes, prepared_output
+from tunefarm.inputs import (
+    checked_features,
+    checked_minutes,
+    checked_model,
+    checked_weight,
+    parsed_shapes,
+    prepared_output,
+)
 from tunefarm.options import (
     AsJson,
     Data,
+    Features,
     JobId,
     ModelFile,
     Output,
@@ -38,7 +47,7 @@ from tunefarm.options import (
     stdout,
 )
 from tunefarm.progress import display, task_table
-from tunefarm.service import Service, service, wait_for_device
+from tunefarm.service import OwnStack, Service, service, wait_for_device
 from tunefarm.settings import Settings, load
 from tunefarm.values import Build, Job, JobRequest
 
@@ -80,6 +89,7 @@ def tune(
     ] = Build.AUTO,
     output: Output = None,
     threads: Threads = None,
+    features: Features = None,
     server: Server = None,
     token: Token = None,
     data: Data = None,
@@ -98,7 +108,8 @@ def tune(
         weight=checked_weight(weight),
         build=build.value,
     )
-    _make(model, request, output, load(server=server, token=token, data=data, threads=threads), as_json)
+    settings = load(server=server, token=token, data=data, threads=threads)
+    _make(model, request, output, settings, features, as_json)
 
 
 @app.command("compile")
@@ -107,6 +118,7 @@ def compile_(
     shape: Shape = None,
     target: Target = "native",
     output: Output = None,
+    features: Features = None,
     server: Server = None,
     token: Token = None,
     data: Data = None,
@@ -114,16 +126,23 @@ def compile_(
 ) -> None:
     """Compile an ONNX model at once, with the best schedules known and best guesses for the rest."""
     request = JobRequest("", 0, parsed_shapes(shape or ()), target, compile_only=True)
-    _make(model, request, output, load(server=server, token=token, data=data), as_json)
+    _make(model, request, output, load(server=server, token=token, data=data), features, as_json)
 
 
-def _make(model: Path, request: JobRequest, output: Path | None, settings: Settings, as_json: bool) -> None:
+def _make(
+    model: Path,
+    request: JobRequest,
+    output: Path | None,
+    settings: Settings,
+    features: str | None,
+    as_json: bool,
+) -> None:
     from tunefarm import tuning
 
     checked_model(model)
     folder = prepared_output(output or Path(f"{model.stem}-tuned"))
     errors = Console(stderr=True)
-    with service(settings, errors.print) as found:
+    with service(settings, errors.print, checked_features(features)) as found:
         tuned = tuning.make(found, model, request, folder, errors, silent=as_json)
     if as_json:
         print_json(tuned.as_json())
@@ -141,6 +160,7 @@ def up(
         int | None, typer.Option(min=0, max=65535, help="For workers [8761]; 0: any free one.")
     ] = None,
     threads: Threads = None,
+    features: Features = None,
     token: Token = None,
     data: Data = None,
     as_json: AsJson = False,
@@ -165,14 +185,22 @@ def up(
         settings.secret,
         settings.threads,
         lasting=True,
+        features=checked_features(features),
         tls=settings.server_tls,
         trust=settings.tls,
     )
     try:
         with stack.start(config) as started:
             _say_where(started.running.url, started.running.workers_address, started.folder.path, as_json)
+            client = Client(started.running.url, settings.secret, tls=settings.tls)
+            own = OwnStack(started, client)
+            told: dict[str, str] = {}
             while True:
                 started.check()
+                unable = {one.id: one.unable for one in own.workers() if one.unable}
+                for name, why in unable.items() - told.items():
+                    say(f"worker {name} {why}")
+                told = unable
                 time.sleep(1.0)
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped")

@@ -53,6 +53,8 @@ def list_(
                 said = f"class {key}: {speeds(classes[key])}"
                 stdout().print(said, markup=False, highlight=False, soft_wrap=True)
         for one in known:
+            if one.unable and _state(one) == "connected":
+                stdout().print(f"{one.id} {one.unable}", markup=False, highlight=False, soft_wrap=True)
             if one.uncontained:
                 stdout().print(f"{one.id}: {one.uncontained}", markup=False, highlight=False, soft_wrap=True)
     else:
@@ -162,6 +164,8 @@ def _does(worker: Worker) -> str:
     """What it said last that it does."""
     if _state(worker) != "connected":
         return "-"
+    if worker.trouble:
+        return "can't build" if worker.role == "build" else "can't measure"
     drains = worker.wanted == "drain"
     if worker.calibrate and worker.state == "probing":
         return "calibrates"

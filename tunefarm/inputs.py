@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 from collections.abc import Iterable
 from pathlib import Path
 
+from search.instruction_sets import FeatureError, given_up
 from tunefarm.errors import CommandError, ExitCode, InputError
 
 
@@ -58,6 +60,15 @@ def checked_weight(weight: float) -> float:
     if not 0.001 <= weight <= 1000:
         raise CommandError(f"--weight must be between 0.001 and 1000, not {weight:g}", ExitCode.USAGE)
     return weight
+
+
+def checked_features(features: str | None) -> str | None:
+    """Raises CommandError unless these are instruction sets that a worker on this machine might give up."""
+    try:
+        given_up(features or "", platform.machine())
+    except FeatureError as error:
+        raise CommandError(f"--features is wrong: {error}, not {features!r}", ExitCode.USAGE) from error
+    return features
 
 
 def prepared_output(path: Path) -> Path:

@@ -30,6 +30,13 @@ Output = Annotated[
 Threads = Annotated[
     int | None, typer.Option(min=1, help="CPU threads the local worker measures with [every core].")
 ]
+Features = Annotated[
+    str | None,
+    typer.Option(
+        metavar="-NAME,...",
+        help="Instruction sets that the worker started here does without, such as -avx512f or -avx.",
+    ),
+]
 JobId = Annotated[str, typer.Argument(metavar="JOB")]
 
 

@@ -6,11 +6,16 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from tunefarm.client import Client
-from tunefarm.errors import CommandError, ExitCode
+from tunefarm.client import Client, ClientError
+from tunefarm.errors import CommandError, ExitCode, StackError
 from tunefarm.folder import DataFolder
 from tunefarm.settings import Settings
+from tunefarm.values import Worker
+
+if TYPE_CHECKING:
+    from tunefarm.stack import Stack
 
 DEVICE_TIMEOUT_S = 120.0
 POLL_S = 0.2
@@ -18,7 +23,8 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Service:
-    """A client, and a check that raises StackError when a stack started for the command has broken down."""
+    """A client, and a check that raises StackError when a stack started for the command has broken down, or
+    can't measure."""
 
     client: Client
     check: Callable[[], None]
@@ -39,19 +45,56 @@ def running_service(settings: Settings) -> Iterator[Service]:
 
 
 @contextlib.contextmanager
-def service(settings: Settings, say: Callable[[str], None]) -> Iterator[Service]:
-    """As `running_service`, but where none runs, one is started for the length of the context."""
+def service(settings: Settings, say: Callable[[str], None], features: str | None = None) -> Iterator[Service]:
+    """As `running_service`, but where none runs, one is started for the length of the context, whose worker
+    gives up the instruction sets that `features` names."""
     url = settings.server or _running_at(settings, lasting=True)
     if url is not None:
+        if features:
+            raise CommandError(
+                f"the service at {url} has its workers already: give --features to one of them, "
+                "`tunefarm worker --features`, and name its class with --target",
+                ExitCode.USAGE,
+            )
         with _connect(url, settings) as client:
             yield Service(client, _nothing_to_check, embedded=False)
         return
     from tunefarm import stack  # needs the server's packages, which a client may not have
 
     say("starting the service for this job")
-    config = stack.StackConfig(settings.data, token=settings.secret, threads=settings.threads)
+    config = stack.StackConfig(
+        settings.data, token=settings.secret, threads=settings.threads, features=features
+    )
     with stack.start(config) as started, _connect(started.running.url, settings) as client:
-        yield Service(client, started.check, embedded=True)
+        yield Service(client, OwnStack(started, client).check, embedded=True)
+
+
+class OwnStack:
+    """A stack that was started for the command, or by it."""
+
+    def __init__(self, stack: Stack, client: Client) -> None:
+        self._stack = stack
+        self._client = client
+        # What a worker of an earlier stack said last is no news: one of this stack has been seen since.
+        self._first_seen_at: dict[str, float] = {}
+
+    def check(self) -> None:
+        """Raises StackError when a process has ended for good, or no worker that is there can measure."""
+        self._stack.check()
+        there = self.workers()
+        if there and all(one.trouble for one in there):
+            log = self._stack.supervisor.log("worker")
+            raise StackError(f"worker {there[0].id} {there[0].unable} (see {log})")
+
+    def workers(self) -> list[Worker]:
+        """Those that measure and have called this stack; none while its server can't be asked."""
+        found = []
+        with contextlib.suppress(ClientError):
+            for one in self._client.workers():
+                first_seen_at = self._first_seen_at.setdefault(one.id, one.last_seen_at)
+                if one.connected and one.last_seen_at != first_seen_at and one.role != "build":
+                    found.append(one)
+        return found
 
 
 def wait_for_device(service: Service, target: str | None) -> None:

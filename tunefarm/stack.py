@@ -37,7 +37,8 @@ EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 class StackConfig:
     """What a stack listens on. A port of 0 means any free one; a `lasting` stack outlives a single job.
 
-    With `tls` it is reached over TLS, by its own worker too, for which there is `trust`.
+    With `tls` it is reached over TLS, by its own worker too, for which there is `trust`. That worker gives up
+    the instruction sets in `features`, "-NAME,-NAME".
     """
 
     data: Path
@@ -47,6 +48,7 @@ class StackConfig:
     token: str | None = None
     threads: int | None = None
     lasting: bool = False
+    features: str | None = None
     ready_timeout_s: float = 60.0
     tls: TlsFiles = field(default_factory=TlsFiles)
     trust: TlsFiles = field(default_factory=TlsFiles)
@@ -108,12 +110,13 @@ def start(config: StackConfig) -> Iterator[Stack]:
 
 def _programs(config: StackConfig, running: Running) -> tuple[Program, ...]:
     threads = ("--threads", str(config.threads)) if config.threads else ()
-    local = ("--server", running.workers_address, "--name", f"local-{socket.gethostname()}", *threads)
+    features = ("--features", config.features) if config.features else ()
+    local = ("--server", running.workers_address, "--name", f"local-{socket.gethostname()}")
     return (
         Program("server", (*PYTHON, "-m", "server")),
         # A step that runs when the stop comes is done again by the next scheduler: short is kind enough.
         Program("scheduler", (*PYTHON, "-m", "scheduler"), stop_after_s=5),
-        Program("worker", (*PYTHON, "-m", "worker", *local), stop_after_s=5),
+        Program("worker", (*PYTHON, "-m", "worker", *local, *threads, *features), stop_after_s=5),
     )
 
 

@@ -131,9 +131,10 @@ class Worker:
 
     `state` is what it said then, `wanted` what people want it to do: work, drain or be evicted. `connected`:
     it was seen lately. `load` is how many processes wanted to run, on average over a minute. `candidates` are
-    those of the `lease` it holds. `uncontained` says what measured code isn't kept from there, if anything.
-    One whose `role` is build measures nothing; its trials are those that it built, for the machines in
-    `builds_for`. `calibrate`: it is wanted to measure its device's profile again, which it hasn't yet.
+    those of the `lease` it holds. `uncontained` says what measured code isn't kept from there, if anything;
+    `trouble` why it can't measure or build, in one line, if it can't. One whose `role` is build measures
+    nothing; its trials are those that it built, for the machines in `builds_for`. `calibrate`: it is wanted
+    to measure its device's profile again, which it hasn't yet.
     """
 
     id: str
@@ -160,7 +161,14 @@ class Worker:
     uncontained: str = ""
     role: str = "measure"
     builds_for: tuple[str, ...] = ()
+    trouble: str = ""
     calibrate: bool = False
+
+    @property
+    def unable(self) -> str:
+        """What it can't do and why, as it goes on after its name; empty when it can."""
+        does = "build" if self.role == "build" else "measure"
+        return f"can't {does}: {self.trouble}" if self.trouble else ""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_exponential
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from proto.values import (
     Answer,
@@ -32,11 +32,13 @@ from search.device import Device
 from search.measurement import Measurement, Outcome
 from worker.bench import Exported, Subject
 from worker.display import Display, LogDisplay, Work
-from worker.executor import ChildStartError, Executor
+from worker.executor import Executor
 from worker.fleet import FleetClient, NotStored, Refused
 from worker.outbox import Outbox
 from worker.profiles import Profiles
 from worker.settings import SLOTS
+from worker.trouble import ChildStartError, FailedChecks
+from worker.turns import in_turns
 
 _log = logging.getLogger(__name__)
 
@@ -54,14 +56,15 @@ class Manners:
     """How the agent behaves. `slots` candidates are asked for at once; an idle call may be held for `wait_s`.
 
     `build_together` candidates are built on all cores, then measured one after the other. `once`: it ends
-    after one lease. `overrule` turns a lease's limits into those that hold on this device. In the `role` of a
-    builder it exports candidates instead.
+    after one lease. A device that can't measure is checked again every `probe_again_max_s`. `overrule` turns
+    a lease's limits into those that hold on this device. In the `role` of a builder it exports candidates
+    instead.
     """
 
     slots: int = SLOTS
     wait_s: float = 20.0
     build_together: int = 1
-    probe_again_max_s: float = 60.0
+    probe_again_max_s: float = 600.0
     once: bool = False
     role: Role = Role.MEASURE
     overrule: Callable[[Limits], Limits] = lambda limits: limits
@@ -103,6 +106,7 @@ class Agent:
         self._starting = True
         self._device: Device | None = None
         self._probed = False
+        self._failed_checks = FailedChecks(manners.probe_again_max_s)
         self._held: Work | None = None
         self._labour: asyncio.Task[None] | None = None
         self._wanted = Wanted.WORK
@@ -116,7 +120,8 @@ class Agent:
     async def run(self) -> None:
         """Works until cancelled, or until one lease is done when asked for `once`.
 
-        Raises Refused, and Fenced when another session has taken over. The child is dead afterwards.
+        Raises Refused, UnusableSettings, and Fenced when another session has taken over. The child is dead
+        afterwards.
         """
         tasks = {asyncio.create_task(self._synchronize()), asyncio.create_task(self._serve())}
         try:
@@ -177,7 +182,8 @@ class Agent:
         )
 
     def _vitals_of(self, held: Work | None) -> Vitals:
-        vitals = replace(self._vitals(), uncontained="; ".join(self._executor.gaps))
+        uncontained = "; ".join(self._executor.gaps)
+        vitals = replace(self._vitals(), uncontained=uncontained, trouble=self._failed_checks.trouble)
         return vitals if held is None else replace(vitals, candidates=held.size, candidates_done=held.done)
 
     async def _apply(self, report: WorkerReport, answer: Answer) -> None:
@@ -244,33 +250,46 @@ class Agent:
     # What it does
 
     async def _serve(self) -> None:
-        """Probes, then works on one lease after the other, and calibrates in between when people want it;
-        back to probing when no child comes up."""
+        """Probes, then works on one lease after the other, and calibrates in between when people want it.
+
+        When no child comes up it goes back to probing, and gives back what it held.
+        """
         while True:
             await self._probe()
-            with contextlib.suppress(ChildStartError):
+            try:
                 while True:
                     await self._due.wait()
                     self._due.clear()
                     await self._work()
                     if self._to_calibrate:
                         await self._calibrate_again()
-            self._probed, self._held = False, None
+            except ChildStartError as error:
+                self._display.does(f"gives back what it held: {error.end.line}")
+            self._probed, self._device, self._held = False, None, None
             self._news.set()
 
     async def _probe(self) -> None:
         tries = AsyncRetrying(
             retry=retry_if_exception_type(ChildStartError),
-            wait=wait_exponential(max=self._manners.probe_again_max_s),
-            before_sleep=_explain_probe,
+            after=self._note_failed_check,
+            wait=lambda _: self._failed_checks.pause_s,
         )
         self._display.does("probing: a small program is compiled, run and verified on this device")
-        device: Device = await tries(self._executor.start)
-        if self._calibrates:
-            device = await self._with_profile(device)
+        device: Device = await tries(self._started)
         self._device, self._probed, self._to_calibrate = device, True, False
+        self._failed_checks.passed()
         self._display.does(f"ready: {device.name}, {self._purpose(device)}")
         self._news.set()
+
+    async def _started(self) -> Device:
+        """The device of a child that has passed its check, with its profile. Raises ChildStartError."""
+        device = await self._executor.start()
+        return await self._with_profile(device) if self._calibrates else device
+
+    def _note_failed_check(self, state: RetryCallState) -> None:
+        error = None if state.outcome is None else state.outcome.exception()
+        assert isinstance(error, ChildStartError), "nothing else is tried again"
+        self._failed_checks.failed(error)
 
     @property
     def _calibrates(self) -> bool:
@@ -320,10 +339,11 @@ class Agent:
 
     async def _measure_all(self, held: Work) -> None:
         lease, limits = held.lease, self._manners.overrule(held.lease.limits)
-        if lease.module_run is not None:
-            measurement = await self._time_module(lease.module_run, limits)
-            self._outbox.add_module_run(lease.id, lease.module_run.id, measurement)
-            held.note(measurement)
+        if lease.module_runs:
+            timed = await self._time_modules(lease.module_runs, limits)
+            for run, measurement in zip(lease.module_runs, timed, strict=True):
+                self._outbox.add_module_run(lease.id, run.id, measurement)
+                held.note(measurement)
         settled = self._outbox.settled(lease.id)
         for earlier in settled.values():
             held.note(earlier)
@@ -399,16 +419,22 @@ class Agent:
             if measurement.outcome is Outcome.OK:
                 best_s[candidate.workload_hash] = min(known_s, measurement.latency_s)
 
-    async def _time_module(self, run: ModuleRun, limits: Limits) -> Measurement:
-        with tempfile.TemporaryDirectory(prefix="tunefarm-module-") as folder:
-            path = Path(folder) / "artifact.tar"
-            try:
-                await self._fleet.fetch_blob(run.artifact_sha, path)
-            except (NotStored, OSError) as error:
-                return Measurement(Outcome.UNKNOWN, error=f"the module could not be fetched: {error}")
-            return await self._executor.measure_module(path, limits)
+    async def _time_modules(self, runs: Sequence[ModuleRun], limits: Limits) -> list[Measurement]:
+        with tempfile.TemporaryDirectory(prefix="tunefarm-modules-") as folder:
 
+            def stored(run: ModuleRun) -> Path:
+                return Path(folder) / str(run.id)
 
-def _explain_probe(state: RetryCallState) -> None:
-    if state.outcome is not None:
-        _log.error("this device can't measure yet: %s", state.outcome.exception())
+            async def first(run: ModuleRun, before: Sequence[Measurement]) -> Measurement:
+                try:
+                    await self._fleet.fetch_blob(run.artifact_sha, stored(run))
+                except (NotStored, OSError) as error:
+                    return Measurement(Outcome.UNKNOWN, error=f"the module could not be fetched: {error}")
+                # What failed in its own turn would fail again when another one is compared with it.
+                ends = {one.kind: end.outcome for one, end in zip(runs, before, strict=False)}
+                compare = run.compare and ends.get("untuned", Outcome.OK) is Outcome.OK
+                return await self._executor.measure_module(stored(run), limits, compare)
+
+            return await in_turns(
+                runs, first, lambda run: self._executor.measure_module(stored(run), limits, compare=False)
+            )

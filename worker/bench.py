@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
@@ -92,9 +92,14 @@ class Bench(Protocol):
         """A candidate that was built to be exported, or why it was refused; then it is gone."""
         ...
 
-    def measure_module(self, artifact: bytes) -> Measurement:
-        """Times a packed module end to end."""
+    def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
+        """One turn of a packed module: it is loaded, called for a while, and gone.
+
+        With `compare`, only if it computes what the untuned library does that is packed with it.
+        """
         ...
 
 
-BenchFactory = Callable[[int], Bench]  # the number of threads that candidates run on
+# The number of threads that candidates run on, and the instruction sets that the device gives up. Raises
+# FeatureError when it lacks one of them.
+BenchFactory = Callable[[int, Sequence[str]], Bench]

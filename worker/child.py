@@ -1,6 +1,7 @@
 """The process that candidates run in: it may crash, hang or be killed, the agent goes on.
 
     python -m worker.child --parent PID --bench MODULE:NAME --threads N [--user NAME] [--build]
+        [--without NAME ...]
 
 What is started so becomes the keeper (`worker.keeper`) of the process that serves, which is contained as far
 as this machine allows, and belongs to the user NAME where the agent is root. TMPDIR is its own folder.
@@ -8,12 +9,13 @@ as this machine allows, and belongs to the user NAME where the agent is root. TM
 Requests come in as frames on standard input, replies go out on standard output; both are moved out of a
 candidate's reach before anything else happens, and what is printed goes to standard error. The first
 reply is `{"device": ..., "gaps": [SENTENCE, ...]}` once the bench has passed its check; the gaps are what is
-not contained. With --build it has `"machines": {"names": [NAME, ...], "problems": [SENTENCE, ...]}` too, for
+not contained; `{"unusable": SENTENCE}` instead of it, when this machine can't do --without what it lacks
+anyway. With --build it has `"machines": {"names": [NAME, ...], "problems": [SENTENCE, ...]}` too, for
 which it exports candidates. The requests, each with "memory_bytes" and "cpu_s" too, and their answers:
 
     {"do": "build", "subjects": [{"number": ..., ...}, ...]}
         {"begun": NUMBER} and {"ended": NUMBER} for each, several at a time, then {"refused": [NUMBER, ...]}
-    {"do": "run", "number": ..., "best_s": ...} or {"do": "measure_module", "path": ...}
+    {"do": "run", "number": ..., "best_s": ...} or {"do": "measure_module", "path": ..., "compare": ...}
         {"measurement": ..., "grown_bytes": ...}
     {"do": "calibrate", "budget_s": ...}
         {"profile": JSON, "grown_bytes": ...}
@@ -36,6 +38,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from search.instruction_sets import FeatureError
 from search.measurement import Measurement
 from worker import confine, frames, keeper
 from worker.bench import Bench, BenchFactory
@@ -99,7 +102,7 @@ class Child:
     def _measure(self, request: frames.Message) -> Measurement:
         if request["do"] == "run":
             return self._bench.run(request["number"], request["best_s"])
-        return self._bench.measure_module(Path(request["path"]).read_bytes())
+        return self._bench.measure_module(Path(request["path"]).read_bytes(), request["compare"])
 
     def _reply(self, message: frames.Message) -> None:
         """From any thread."""
@@ -114,13 +117,20 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--bench", required=True)
     parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--without", nargs="+", default=[])
     parser.add_argument("--user")
     parser.add_argument("--build", action="store_true")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gaps = keeper.contain(given.parent, given.user, Path(os.environ["TMPDIR"]))
     requests, replies = _take_pipes()
-    Child(_factory(given.bench)(given.threads), requests, replies, gaps, given.build).serve()
+    try:
+        bench = _factory(given.bench)(given.threads, given.without)
+    except FeatureError as error:
+        replies.write(frames.encode({"unusable": str(error)}))
+        replies.flush()
+        return
+    Child(bench, requests, replies, gaps, given.build).serve()
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:

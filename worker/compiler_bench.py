@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -27,9 +27,10 @@ class CompilerBench:
     """Measures on this machine's CPU with TVM, or exports for other machines. `TVM_NUM_THREADS` in the
     environment must equal `threads`. Belongs to the thread that made it."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, without: Sequence[str] = ()) -> None:
+        """Raises FeatureError when this machine has no instruction set that it shall do `without`."""
         bind_pool(threads)
-        self._device = probe(threads)
+        self._device = probe(threads, without)
         self._bench = lru_cache(maxsize=4)(compiler.measuring.bench.Bench)
         self._builders = ThreadPoolExecutor(threads, thread_name_prefix="build")
         self._built: dict[int, tuple[Subject, Built | Library | Measurement]] = {}
@@ -80,8 +81,8 @@ class CompilerBench:
         assert isinstance(built, Measurement), "only what is built to be exported is asked for so"
         return built
 
-    def measure_module(self, artifact: bytes) -> Measurement:
-        return self._bench(self._device.target).measure_module(artifact)
+    def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
+        return self._bench(self._device.target).measure_module(artifact, compare)
 
     def _start_builders(self) -> None:
         """Their stacks and heaps shall not count as what candidates made this process grow by."""

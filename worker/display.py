@@ -32,7 +32,7 @@ class Work:
 
     @property
     def size(self) -> int:
-        return len(self.lease.candidates) or 1
+        return len(self.lease.candidates) or len(self.lease.module_runs)
 
     @property
     def done(self) -> int:
@@ -51,8 +51,9 @@ class Work:
             self.best_s = min(filter(None, (self.best_s, measurement.latency_s)))
 
     def __str__(self) -> str:
-        if self.lease.module_run is not None:
-            return f"{self.name}: times the {self.lease.module_run.kind} model end to end"
+        if self.lease.module_runs:
+            kinds = " and the ".join(run.kind for run in self.lease.module_runs)
+            return f"{self.name}: times the {kinds} model end to end"
         best = "" if self.best_s is None else f", best so far {seconds(self.best_s)}"
         does = "built" if self.lease.build else "measured"
         return f"{self.name}: {self.done} of {self.size} candidates {does}{best}"

@@ -7,11 +7,15 @@ import itertools
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+
+import psutil
 
 from proto.values import Limits
 from search.device import Device
@@ -22,6 +26,7 @@ from worker.bench import Exported, Phase, Subject
 from worker.conversation import Building, Calibrating, Exporting, Running
 from worker.handover import Handover
 from worker.process import ChildDied, ChildProcess
+from worker.trouble import ChildStartError, End, died, ended, timed_out
 
 _log = logging.getLogger(__name__)
 
@@ -35,6 +40,8 @@ PASSED_PREFIXES = (
     *("LC_", "PYTHON", "TVM_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "BLIS_", "MALLOC_", "QEMU_"),
     *("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "ZIG_"),
 )
+# What the allocators of C++, Python and TVM say.
+OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Cannot allocate memory")
 # A candidate may use so many times as much time of every core as it is given seconds.
 CPU_SLACK = 2.0
 # No other quantity of a device's profile is begun to be measured after this time. What is begun may take as
@@ -42,8 +49,8 @@ CPU_SLACK = 2.0
 CALIBRATION_S = 20.0
 
 
-class ChildStartError(Exception):
-    """No child comes up and passes its check: this device can't measure at the moment."""
+class UnusableSettings(Exception):
+    """No child will ever come up as it was asked for; the message says why."""
 
 
 class _NoMachine(Exception):
@@ -54,8 +61,9 @@ class _NoMachine(Exception):
 class ChildConfig:
     """How a child is started. `bench` is the MODULE:NAME of a `worker.bench.BenchFactory`.
 
-    Where the agent is root, the child belongs to `user`; None leaves it root's, without its capabilities.
-    One that `builds` exports candidates, and is of no use where it can't do so for any machine.
+    It does `without` some instruction sets. Where the agent is root, it belongs to `user`; None leaves it
+    root's, without its capabilities. One that `builds` exports candidates, and is of no use where it can't do
+    so for any machine.
     """
 
     threads: int
@@ -63,12 +71,13 @@ class ChildConfig:
     start_timeout_s: float = 120.0
     user: str | None = None
     builds: bool = False
+    without: tuple[str, ...] = ()
 
 
 class Executor:
     """Owns the child. One call at a time; nothing that a candidate does raises an exception here.
 
-    `measure...` and `export` raise ChildStartError, and when they are cancelled the child dies with the
+    `measure...` and `export` raise what `start` does, and when they are cancelled the child dies with the
     candidate.
     """
 
@@ -101,7 +110,8 @@ class Executor:
         return self._builds_for
 
     async def start(self) -> Device:
-        """A fresh child, and the device that it found; its check has been passed. Raises ChildStartError."""
+        """A fresh child, and the device that it found; its check has been passed. Raises ChildStartError, and
+        UnusableSettings when trying again makes no sense."""
         await self.close()
         try:
             self._scratch = Path(tempfile.mkdtemp(prefix="tunefarm-child-"))
@@ -115,11 +125,16 @@ class Executor:
                     self._note_machines(first)
                 return device
         except TimeoutError as error:
-            reason = f"it took longer than {self._config.start_timeout_s:g} s"
-            raise await self._start_failure(reason) from error
-        except (OSError, ChildDied, frames.FrameError, _NoMachine) as error:
-            raise await self._start_failure(str(error)) from error
-        except asyncio.CancelledError:
+            raise await self._start_failure(lambda _: timed_out(self._config.start_timeout_s)) from error
+        except ChildDied as error:
+            raise await self._start_failure(partial(died, error)) from error
+        except OSError as error:
+            end = ended("start", f"its measuring process can't be started: {error}")
+            raise await self._start_failure(lambda _: end) from error
+        except (frames.FrameError, _NoMachine) as error:
+            end = ended(type(error).__name__, str(error))
+            raise await self._start_failure(lambda _: end) from error
+        except (asyncio.CancelledError, UnusableSettings):
             await self.close()
             raise
 
@@ -168,8 +183,8 @@ class Executor:
             if not exporting.sound or exporting.grown_bytes > limits.memory_bytes // 2:
                 await self.close()
 
-    async def measure_module(self, artifact: Path, limits: Limits) -> Measurement:
-        """Times the packed module that is stored in a file."""
+    async def measure_module(self, artifact: Path, limits: Limits, compare: bool) -> Measurement:
+        """A turn of the packed module that is stored in a file; see `worker.bench.Bench`."""
         await self._notice_death()
         await self._present_child()
         assert self._given is not None, "beside the child"
@@ -177,9 +192,10 @@ class Executor:
             given = await asyncio.to_thread(self._given.give, artifact)
         except OSError as error:
             return Measurement(Outcome.UNKNOWN, error=f"the module can't be given to the child: {error}")
-        request = {"do": "measure_module", "path": str(given)}
+        request = {"do": "measure_module", "path": str(given), "compare": compare}
         try:
-            return await self._run(request, limits.module_timeout_s, limits.memory_bytes)
+            measurement = await self._run(request, limits.module_timeout_s, limits.memory_bytes)
+            return _explained(measurement, limits.memory_bytes)
         finally:
             given.unlink(missing_ok=True)
 
@@ -323,13 +339,14 @@ class Executor:
         assert self._child is not None, "started"
         return self._child
 
-    async def _start_failure(self, reason: str) -> ChildStartError:
+    async def _start_failure(self, end: Callable[[str], End]) -> ChildStartError:
+        """`end` is told what the child wrote."""
         words = ""
         if self._child is not None:
             await self._child.kill()
             words = await self._child.last_words()
         await self.close()
-        return ChildStartError(f"the measuring process did not start: {reason}\n{words}".strip())
+        return ChildStartError(end(words), words)
 
     def _command(self) -> tuple[str, ...]:
         # -P: a folder named `compiler` where the user stands is not our package
@@ -337,7 +354,8 @@ class Executor:
         bench = ("--bench", self._config.bench, "--threads", str(self._config.threads))
         builds = ("--build",) if self._config.builds else ()
         user = () if self._config.user is None else ("--user", self._config.user)
-        return (*child, *bench, *builds, *user)
+        without = ("--without", *self._config.without) if self._config.without else ()
+        return (*child, *bench, *builds, *user, *without)
 
     def _child_environment(self, scratch: Path) -> dict[str, str]:
         kept = {
@@ -356,11 +374,34 @@ class Executor:
         return kept | ours
 
 
+def _explained(measurement: Measurement, memory_bytes: int) -> Measurement:
+    """A module run's end; of one that lacked memory, with a last line that says so and what to do."""
+    if measurement.outcome is not Outcome.RUN_ERROR:
+        return measurement
+    there = psutil.virtual_memory().total
+    killed = f"ended by {signal.SIGKILL.name}" in measurement.error and memory_bytes > there
+    if not killed and not any(word in measurement.error for word in OUT_OF_MEMORY):
+        return measurement
+    may = f"the model and the untuned one, which it is compared with, may take {_gb(memory_bytes)} here"
+    if memory_bytes > there:
+        sentence = f"{may}, and this device has {_gb(there)}: time it on a device with more memory"
+    else:
+        sentence = f"{may}, which isn't enough: raise TUNEFARM_WORKER_MEMORY_BYTES on this device"
+    return replace(measurement, error=f"{measurement.error.rstrip()}\n{sentence}")
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.3g} GB"
+
+
 def _gaps(first: frames.Message) -> tuple[str, ...]:
     return tuple(map(str, first.get("gaps", ())))
 
 
 def _device(reply: frames.Message) -> Device:
+    """Raises FrameError, and UnusableSettings when the child says so."""
+    if "unusable" in reply:
+        raise UnusableSettings(str(reply["unusable"]))
     if "device" not in reply:
         raise frames.FrameError("its first word was not the device")
     try:

@@ -23,7 +23,7 @@ from proto.values import Role
 from worker import confine
 from worker.agent import Agent, Fenced, Manners
 from worker.display import Display, display
-from worker.executor import ChildConfig, Executor
+from worker.executor import ChildConfig, Executor, UnusableSettings
 from worker.fleet import FleetClient, Refused, open_channel
 from worker.handover import linkers_cache
 from worker.profiles import Profiles
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
         with display(Console(stderr=True)) as shown:
             confine.hide_memory()
             asyncio.run(_work(settings, shown))
-    except TlsError as problem:
+    except (TlsError, UnusableSettings) as problem:
         print(f"tunefarm worker: {problem}", file=sys.stderr)
         return ExitCode.USAGE
     except Fenced as problem:
@@ -67,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _work(settings: Settings, shown: Display) -> None:
-    """Until SIGTERM or SIGINT. Raises Fenced, Refused and TlsError."""
+    """Until SIGTERM or SIGINT. Raises Fenced, Refused, TlsError and UnusableSettings."""
     tls = settings.tls_files
     if settings.secret and tls is None and not settings.local:
         _log.warning("the token crosses the network in clear: use --tls if the service does TLS")
@@ -93,7 +93,13 @@ async def _work(settings: Settings, shown: Display) -> None:
 def _executor(settings: Settings) -> Iterator[Executor]:
     environment = dict(os.environ)
     user, builds = settings.child_user, settings.build
-    child = ChildConfig(settings.threads, start_timeout_s=settings.start_timeout_s, user=user, builds=builds)
+    child = ChildConfig(
+        settings.threads,
+        start_timeout_s=settings.start_timeout_s,
+        user=user,
+        builds=builds,
+        without=settings.without,
+    )
     with contextlib.ExitStack() as kept:
         if builds and LINKERS_CACHE not in environment:
             environment[LINKERS_CACHE] = str(kept.enter_context(linkers_cache(user)))
@@ -131,11 +137,25 @@ def _settings(arguments: Sequence[str]) -> Settings:
     parser.add_argument("--name", help="this worker's name, unique in the service; the host's by default")
     parser.add_argument("--threads", type=int, help="cores to measure on; all real ones by default")
     parser.add_argument(
+        "--features", metavar="-NAME,...", help="instruction sets to do without, such as -avx512f or -avx"
+    )
+    parser.add_argument(
         "--build", action="store_true", default=None, help="measure nothing, build what other devices measure"
     )
     parser.add_argument("--once", action="store_true", default=None, help="end after one lease")
-    given = vars(parser.parse_args(arguments))
+    given = vars(parser.parse_args(_joined(arguments)))
     return Settings(**{name: value for name, value in given.items() if value is not None})
+
+
+def _joined(arguments: Sequence[str]) -> list[str]:
+    """argparse takes what begins with a dash for a flag, not for the value of one."""
+    joined: list[str] = []
+    for argument in arguments:
+        if joined and joined[-1] == "--features":
+            joined[-1] += f"={argument}"
+        else:
+            joined.append(argument)
+    return joined
 
 
 def _explain(error: ValidationError) -> str:

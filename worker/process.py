@@ -18,7 +18,14 @@ END_S = 5.0
 
 
 class ChildDied(Exception):
-    """The child ended, or sent what makes no sense; the message says how."""
+    """The child ended, or sent what makes no sense; the message says how.
+
+    `code` is its exit code, the negated number of the signal that ended it; None when it isn't known.
+    """
+
+    def __init__(self, message: str, code: int | None = None) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class ChildProcess:
@@ -61,14 +68,14 @@ class ChildProcess:
             self._requests.write(frames.encode(message))
             await self._requests.drain()
         except OSError as error:
-            raise ChildDied(await self._how_it_ended()) from error
+            raise await self._death() from error
 
     async def receive(self) -> frames.Message:
         """The next reply. Raises ChildDied."""
         try:
             return await frames.receive(self._replies)
         except asyncio.IncompleteReadError as error:
-            raise ChildDied(await self._how_it_ended()) from error
+            raise await self._death() from error
         except frames.FrameError as error:
             raise ChildDied(f"the child's reply makes no sense: {error}") from error
 
@@ -101,19 +108,19 @@ class ChildProcess:
             self._tail += piece
             del self._tail[:-TAIL_BYTES]
 
-    async def _how_it_ended(self) -> str:
+    async def _death(self) -> ChildDied:
         """It closed its end of the pipes, so it is dead or about to be killed for that."""
         try:
-            async with asyncio.timeout(LAST_WORDS_S):
+            async with asyncio.timeout(END_S):
                 code = await self._process.wait()
         except TimeoutError:
-            return "the child stopped answering"
+            return ChildDied("the child stopped answering")
         if code >= 0:
-            return f"the child exited with code {code}"
-        return f"the child was ended by {_signal_name(-code)}"
+            return ChildDied(f"the child exited with code {code}", code)
+        return ChildDied(f"the child was ended by {signal_name(-code)}", code)
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import platform
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from proto.tls import TlsFiles
 from proto.values import Limits
+from search.instruction_sets import given_up
 
 # More than most devices do in the 20 s that a lease is for: the service gives them fewer.
 SLOTS = 64
@@ -32,9 +34,10 @@ def _shared(name: str) -> Any:
 class Settings(BaseSettings):
     """Times are seconds, sizes bytes. A limit that is set holds on this device instead of the service's.
 
-    With `build` it measures nothing, and builds what other devices measure. `tls` asks for an encrypted
-    connection, and so does each of its files: `ca` are the authorities that may vouch for the service (public
-    ones otherwise), `cert` and `key` what the worker shows.
+    With `build` it measures nothing, and builds what other devices measure. `features` names the instruction
+    sets that it gives up, "-NAME,-NAME". `tls` asks for an encrypted connection, and so does each of its
+    files: `ca` are the authorities that may vouch for the service (public ones otherwise), `cert` and `key`
+    what the worker shows.
     """
 
     model_config = SettingsConfigDict(
@@ -53,6 +56,7 @@ class Settings(BaseSettings):
     # The folder that keeps what calibration measured.
     profiles: Path = Field(default_factory=lambda: platformdirs.user_cache_path("tunefarm") / "profiles")
     threads: int = Field(default_factory=lambda: usable_cores(), ge=1, le=4096)
+    features: str = ""
     slots: int = Field(default=SLOTS, ge=1, le=256)
     once: bool = False
     build: bool = False
@@ -79,6 +83,17 @@ class Settings(BaseSettings):
         if not name.isprintable() or " " in name:
             raise ValueError("a worker's name has no spaces and only printable characters")
         return name
+
+    @field_validator("features")
+    @classmethod
+    def _are_given_up(cls, features: str) -> str:
+        given_up(features, platform.machine())
+        return features
+
+    @property
+    def without(self) -> tuple[str, ...]:
+        """The names of the instruction sets that are given up."""
+        return given_up(self.features, platform.machine())
 
     @property
     def tls_files(self) -> TlsFiles | None:

@@ -93,6 +93,13 @@ class OurSpace:
             raise EmptySpace(self._task.dag.name)
         return programs
 
+    def uniform(self, count: int, rng: np.random.Generator) -> list[Program]:
+        """Drawn without any estimate, each from a random sketch."""
+        drawn = [sample(sketch, 8 * count, rng) for sketch in self._task.sketches]
+        some = [population for population in drawn if len(population)]
+        chosen = [some[rng.integers(len(some))] for _ in range(count)] if some else []
+        return [population.program(int(rng.integers(len(population)))) for population in chosen]
+
     def sample_all(self, count: int, rng: np.random.Generator) -> int:
         """Draws `count` programs of every sketch; how many valid ones there were."""
         return sum(len(sample(sketch, count, rng)) for sketch in self._task.sketches)

@@ -14,7 +14,7 @@ import struct
 import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -67,7 +67,7 @@ class Faults:
 
 
 class FaultyBench:
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, without: Sequence[str]) -> None:
         self._faults = Faults(**json.loads(os.environ[VARIABLE]))
         self._subjects: dict[int, Subject] = {}
 
@@ -98,7 +98,7 @@ class FaultyBench:
         time.sleep(self._faults.nap_s)
         return Exported(pack([("candidate.so", LIBRARY + subject.trace.encode())]), self._faults.nap_s)
 
-    def measure_module(self, artifact: bytes) -> Measurement:
+    def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
         return Measurement(Outcome.OK, (0.01, 0.01, 0.01))
 
     def _turn(self, subject: Subject, phase: Phase) -> Measurement | None:

@@ -44,7 +44,7 @@ class Hand:
 
     def lease_of_trials(self) -> Lease:
         """The next one; what comes before it is timed."""
-        while (lease := self.lease()).module_run is not None:
+        while (lease := self.lease()).module_runs:
             self.report(lease)
         return lease
 
@@ -54,8 +54,8 @@ class Hand:
     def measure(self, lease: Lease) -> list[Result]:
         """A result of everything in the lease."""
         good = Measurement(Outcome.OK, (0.001, 0.001, 0.001))
-        if lease.module_run is not None:
-            return [Result(self._number(), lease.id, good, module_run_id=lease.module_run.id)]
+        if lease.module_runs:
+            return [Result(self._number(), lease.id, good, module_run_id=run.id) for run in lease.module_runs]
         return [Result(self._number(), lease.id, good, trial_id=one.trial_id) for one in lease.candidates]
 
     def call(self, state: WorkerState, held: LeaseId | None = None, results: Sequence[Result] = ()) -> Answer:

@@ -1,9 +1,10 @@
-"""Tunes whole networks and measures them against TVM's untuned build, ONNX Runtime and MetaSchedule.
+"""Tunes or compiles whole networks and measures them in turns with ONNX Runtime and OpenVINO.
 
     python -m benchmarks.networks --quick --json FILE
+    python -m benchmarks.networks --compile --device-class avx2 --json FILE
 
-The figures go to FILE, the curves of the latencies while tuning to a file beside it. Numbers mean something
-only when nothing else runs on the machine.
+Without --quick, MetaSchedule tunes too. The figures go to FILE, the curves of the latencies while tuning to a
+file beside it. Numbers mean something only when nothing else runs on the machine.
 """
 
 from __future__ import annotations
@@ -16,65 +17,102 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.arguments import command_parser, positive
-from benchmarks.networks import network
-from benchmarks.networks.figures import figures_of
-from benchmarks.networks.network import Measured, Plan
+from benchmarks.device_class import add_device_class
+from benchmarks.networks import compiled, network
+from benchmarks.networks.compiled import Compiled
+from benchmarks.networks.figures import figures_of_compiled, figures_of_tuned
+from benchmarks.networks.network import Measured, TuningPlan
+from benchmarks.networks.turns import Plan
 from benchmarks.results import curves
 from benchmarks.results.output import Output
+from benchmarks.timing.hidden import Hidden, onnxruntime_without
 from benchmarks.timing.interleaved import Block
 from examples.make_models import NETWORKS
 from tunefarm.client import ClientError
 from tunefarm.errors import CommandError
 from worker.settings import usable_cores
 
-QUICK = ("resnet18",)
+QUICK = ("resnet18", "mobilenet_v2")
 FULL = ("resnet18", "mobilenet_v2", "resnet50")
-# Keeps --quick within ten minutes on a machine that is far slower than hoped.
-QUICK_MINUTES = 4.0
+COMPILED = ("resnet18", "mobilenet_v2", "resnet50", "efficientnet_b0", "vit_b16", "bert_base")
+# Of each network: keeps --quick within ten minutes on a machine that is far slower than hoped.
+QUICK_MINUTES = 2.5
+PREFIX = "tunefarm-benchmark-"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 when a network could not be measured, whatever the figures say otherwise."""
     args = _parser().parse_args(argv)
-    output = Output("networks", argv, args.json, args.threads)
-    done: list[Measured] = []
+    output = Output("networks", argv, args.json, args.threads, args.device_class.without)
     try:
-        for name in args.networks or (QUICK if args.quick else FULL):
-            with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
-                done.append(network.run(_plan(name, args), Path(folder), output.console))
-            found = [figure for measured in done for figure in figures_of(measured)]
-            output.write(found)
-            curves.write([measured.curve() for measured in done], curves.beside(args.json))
-    except (CommandError, ClientError, OSError) as error:
+        with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
+            hidden = None
+            if args.device_class.without:
+                output.say("telling a copy of ONNX Runtime what the processor doesn't have")
+                hidden = onnxruntime_without(args.device_class.without, Path(folder))
+            (_compile if args.compile else _tune)(args, hidden, output)
+    except (CommandError, ClientError, OSError, RuntimeError) as error:
         output.fail(error)
         return 1
-    output.show(found)
     return 0
 
 
-def _plan(name: str, args: argparse.Namespace) -> Plan:
+def _tune(args: argparse.Namespace, hidden: Hidden | None, output: Output) -> None:
+    done: list[Measured] = []
+    for name in args.networks or (QUICK if args.quick else FULL):
+        with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
+            done.append(network.run(_tuning_plan(name, args, hidden), Path(folder), output.console))
+        output.write(figures_of_tuned(done))
+        curves.write([measured.curve() for measured in done], curves.beside(args.json))
+    output.show(figures_of_tuned(done))
+
+
+def _compile(args: argparse.Namespace, hidden: Hidden | None, output: Output) -> None:
+    done: list[Compiled] = []
+    for name in args.networks or (QUICK if args.quick else COMPILED):
+        with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
+            done.append(compiled.run(_plan(name, args, hidden), Path(folder), output.console))
+        output.write(figures_of_compiled(done))
+    output.show(figures_of_compiled(done))
+
+
+def _plan(name: str, args: argparse.Namespace, hidden: Hidden | None) -> Plan:
     return Plan(
         network=name,
         tiny=args.tiny,
-        trials=args.trials,
-        minutes=QUICK_MINUTES if args.quick else None,
         threads=args.threads,
         rounds=args.rounds or (10 if args.quick else 20),
         block=Block(),
-        peer_trials=args.peer_trials or (64 if args.quick else 128),
-        peer_limit_s=220.0 if args.quick else 600.0,
+        device_class=args.device_class,
+        hidden=hidden,
+    )
+
+
+def _tuning_plan(name: str, args: argparse.Namespace, hidden: Hidden | None) -> TuningPlan:
+    return TuningPlan(
+        **vars(_plan(name, args, hidden)),
+        trials=args.trials,
+        minutes=QUICK_MINUTES if args.quick else None,
+        peer_trials=args.peer_trials or (0 if args.quick else 128),
+        peer_limit_s=600.0,
     )
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("networks", __doc__, "ResNet-18 only, in less than ten minutes")
+    parser = command_parser(
+        "networks", __doc__, "ResNet-18 and MobileNet-V2 only, without MetaSchedule, in less than ten minutes"
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="without trials, then with one for each subgraph"
+    )
     parser.add_argument(
         "--network", action="append", choices=sorted(NETWORKS), dest="networks", help="only this one"
     )
+    add_device_class(parser)
     parser.add_argument("--trials", type=positive, default=300, help="for every network [300]")
     parser.add_argument("--threads", type=positive, default=usable_cores(), help="for everyone [all cores]")
     parser.add_argument("--rounds", type=positive, help="of interleaved blocks [20, quick 10]")
-    parser.add_argument("--peer-trials", type=positive, help="of MetaSchedule [128, quick 64]")
+    parser.add_argument("--peer-trials", type=positive, help="of MetaSchedule [128, quick none]")
     parser.add_argument("--tiny", action="store_true", help="small networks of the same kind, to try it out")
     return parser
 

@@ -1,16 +1,20 @@
-"""Tunes a model the way a user does: on an embedded stack with an empty data folder, timed from outside."""
+"""Tunes models the way a user does: on an embedded stack with an empty data folder, timed from outside."""
 
 from __future__ import annotations
 
+import contextlib
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import TypeAdapter
 from rich.console import Console
 
+from benchmarks.device_class import DeviceClass
 from benchmarks.results.curves import Point
-from tunefarm import stack, transfer
+from tunefarm import stack
 from tunefarm.artifact import unpack
 from tunefarm.client import Client
 from tunefarm.estimate import network_s
@@ -19,6 +23,30 @@ from tunefarm.service import Service
 from tunefarm.tuning import require_done
 from tunefarm.values import Job, JobRequest, JobState
 from tunefarm.watching import watch
+
+
+@dataclass(frozen=True)
+class Input:
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an artifact's manifest says of how it was built, what it takes, and how long each model that might
+    have been published took."""
+
+    target: str
+    inputs: tuple[Input, ...]
+    untuned_secs: tuple[float, ...] = ()
+    tuned_secs: tuple[float, ...] = ()
+    published_secs: tuple[float, ...] = ()
+
+    @property
+    def latency_s(self) -> float | None:
+        """Of the model that it belongs to: the fastest. None when nothing was timed."""
+        timed = filter(None, (self.untuned_secs, self.tuned_secs, self.published_secs))
+        return min(map(statistics.median, timed), default=None)
 
 
 @dataclass
@@ -52,20 +80,28 @@ class Recorder:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A finished job; `library` and `manifest` are its artifact, `database` the folder of its exported one.
+    """A finished job of a model of so many `subgraphs`; its artifact lies in `folder`.
 
-    `total_s` runs from before the stack's start until the artifact is unpacked, `start_s` of these are the
-    stack's start, `search_s` what the job spent on trials, the first and the last build left out.
+    `job_s` runs from the upload of the model until the artifact is unpacked, `start_s` is what the stack's
+    start took before; `search_s` what the job spent on trials, the first and the last build left out.
     """
 
     job: Job
-    library: Path
-    manifest: Path
-    database: Path
-    total_s: float
+    subgraphs: int
+    folder: Path
+    manifest: Manifest
     start_s: float
+    job_s: float
     search_s: float | None
     points: tuple[Point, ...]
+
+    @property
+    def library(self) -> Path:
+        return self.folder / "model.so"
+
+    @property
+    def total_s(self) -> float:
+        return self.start_s + self.job_s
 
     @property
     def trials_per_s(self) -> float:
@@ -75,47 +111,66 @@ class Tuning:
     @property
     def trials_per_s_started(self) -> float:
         """From the upload of the model to its artifact, on a stack that runs already."""
-        return self.job.trials_done / (self.total_s - self.start_s)
+        return self.job.trials_done / self.job_s
 
     @property
     def search_trials_per_s(self) -> float | None:
         return self.job.trials_done / self.search_s if self.search_s else None
 
 
-def tune(
-    model: Path,
-    *,
-    trials: int,
-    minutes: float | None,
+@dataclass(frozen=True)
+class Session:
+    """A running stack with a data folder of its own, which took `start_s` to start."""
+
+    client: Client
+    check: Callable[[], None]
+    console: Console
+    start_s: float
+    clock: Callable[[], float]
+
+    def tune(self, model: Path, trials: int, folder: Path, *, minutes: float | None = None) -> Tuning:
+        """Tunes an ONNX file into `folder`; without trials it is what `tunefarm compile` does.
+
+        Raises CommandError when the stack breaks down or the job fails, ClientError as the client does.
+        """
+        folder.mkdir(exist_ok=True)
+        recorder = Recorder(PlainDisplay(self.console))
+        begun_s = self.clock()
+        stored = self.client.upload(model)
+        job = self.client.submit(JobRequest(stored.sha256, trials, minutes=minutes, compile_only=trials == 0))
+        service = Service(self.client, self.check, embedded=True)
+        job = watch(service, job.id, recorder, clock=self.clock)
+        require_done(job)
+        archive = folder / "artifact.tar"
+        self.client.download(job.id, archive)
+        unpack(archive, folder)
+        done_s = self.clock()
+        return Tuning(
+            job,
+            len(self.client.tasks(job.id)),
+            folder,
+            TypeAdapter(Manifest).validate_json((folder / "manifest.json").read_bytes()),
+            self.start_s,
+            done_s - begun_s,
+            recorder.search_s(),
+            recorder.points(begun_s),
+        )
+
+
+@contextlib.contextmanager
+def session(
+    data: Path,
     threads: int,
-    folder: Path,
+    device_class: DeviceClass,
     console: Console,
     clock: Callable[[], float] = time.monotonic,
-) -> Tuning:
-    """Tunes an ONNX file in an empty `folder`, where the artifact and the stack's data stay.
-
-    Raises CommandError when the stack breaks down or the job fails, ClientError as the client does.
-    """
-    recorder = Recorder(PlainDisplay(console))
+) -> Iterator[Session]:
+    """Starts a stack over the empty folder `data`. Raises CommandError when it doesn't come up."""
     before_s = clock()
-    config = stack.StackConfig(folder / "data", threads=threads)
-    with stack.start(config) as started, Client(started.running.url) as client:
-        ready_s = clock()
-        stored = client.upload(model)
-        job = client.submit(JobRequest(stored.sha256, trials, minutes=minutes))
-        job = watch(Service(client, started.check, embedded=True), job.id, recorder, clock=clock)
-        require_done(job)
-        client.download(job.id, folder / "artifact.tar")
-        unpack(folder / "artifact.tar", folder)
-        done_s = clock()
-        transfer.write(client.export(), folder)
-    return Tuning(
-        job,
-        folder / "model.so",
-        folder / "manifest.json",
-        folder,
-        done_s - before_s,
-        ready_s - before_s,
-        recorder.search_s(),
-        recorder.points(ready_s),
-    )
+    config = stack.StackConfig(data, threads=threads)
+    with (
+        device_class.for_workers(),
+        stack.start(config) as started,
+        Client(started.running.url) as client,
+    ):
+        yield Session(client, started.check, console, clock() - before_s, clock)

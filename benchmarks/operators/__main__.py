@@ -3,6 +3,7 @@
     python -m benchmarks.operators --quick --json FILE
     python -m benchmarks.operators --ablation --json FILE
     python -m benchmarks.operators --settled --json FILE
+    python -m benchmarks.operators --unseen --device-class avx2 --json FILE
 
 The figures go to FILE, the curves of all searches to a file beside it. Numbers mean something only when
 nothing else runs on the machine.
@@ -16,7 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.arguments import engines_parser, positive
-from benchmarks.operators import ablation, libraries, settled
+from benchmarks.devices import GIVEN_UP, calibrated
+from benchmarks.layers import LAYERS
+from benchmarks.operators import ablation, libraries, settled, unseen
 from benchmarks.operators import run as operators_run
 from benchmarks.operators.figures import figures_of
 from benchmarks.operators.run import Found, Plan
@@ -56,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 when an operator could not be measured, whatever the figures say otherwise."""
     args = _parser().parse_args(argv)
     output = Output("operators", argv, args.json, args.threads)
+    if args.unseen:
+        return _unseen(args, output)
     names = args.operators or (QUICK if args.quick else PAPER)
     if args.alone:
         return _alone(args.alone, names, args, output)
@@ -90,6 +95,27 @@ def _alone(what: Alone, names: Sequence[str], args: argparse.Namespace, output: 
 
     failures = each(names, what.searches * trials * OUR_TRIAL_S, measure, output)
     output.show(what.figures_of(found, trials))
+    return int(failures > 0)
+
+
+def _unseen(args: argparse.Namespace, output: Output) -> int:
+    """Every layer on every device class that was asked for."""
+    trials = args.trials or unseen.TRIALS
+    layers = args.layers or (tuple(LAYERS)[:: len(LAYERS) // 3] if args.quick else tuple(LAYERS))
+    classes = args.device_classes or ("avx512",)
+    devices = {name: apart(name, args.threads, calibrated, name, args.threads) for name in classes}
+    found: list[unseen.Layer] = []
+
+    def measure(both: str) -> None:
+        device_class, layer = both.split(maxsplit=1)
+        given = layer, device_class, devices[device_class], trials, _rounds(args), args.seed
+        found.append(apart(layer, args.threads, unseen.run, *given))
+        curves = [search for one in found for search in one.searches]
+        _keep(output, unseen.figures_of(found, trials), curves)
+
+    expected = trials * (THEIR_TRIAL_S + OUR_TRIAL_S) + FINALS_S / 4
+    failures = each([f"{name} {layer}" for name in classes for layer in layers], expected, measure, output)
+    output.show(unseen.figures_of(found, trials))
     return int(failures > 0)
 
 
@@ -134,6 +160,21 @@ def _parser() -> argparse.ArgumentParser:
         const=SETTLED,
         dest="alone",
         help="compare our search with itself, gone on with for a thousand trials",
+    )
+    alone.add_argument(
+        "--unseen",
+        action="store_true",
+        help="compare with MetaSchedule on layers that the estimate was not fitted to",
+    )
+    parser.add_argument(
+        "--layer", action="append", choices=list(LAYERS), dest="layers", help="of --unseen, only this one"
+    )
+    parser.add_argument(
+        "--device-class",
+        action="append",
+        choices=list(GIVEN_UP),
+        dest="device_classes",
+        help="of --unseen: the machine as it is [avx512], or without some of its features",
     )
     trials = f"of every search [{TRIALS}, quick {QUICK_TRIALS}; settled {SETTLED.trials}, quick 256]"
     parser.add_argument("--trials", type=positive, help=trials)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from benchmarks.operators.libraries import Compared
 from benchmarks.operators.means import mean
@@ -22,6 +23,16 @@ SOONER: tuple[tuple[str, Callable[[Found], Side], Aim], ...] = (
 )
 FASTER_TRIALS = at_least(5)
 SCORED = at_least(50_000)
+
+
+class Searched(Protocol):
+    """What both engines' searches of one workload found."""
+
+    @property
+    def ours(self) -> Side: ...
+
+    @property
+    def theirs(self) -> Side: ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +61,7 @@ def correction(side: Side) -> float | None:
     return statistics.median(ratios) if ratios else None
 
 
-def sooner(one: Found, side: Side, trials: int) -> Sooner | None:
+def sooner(one: Searched, side: Side, trials: int) -> Sooner | None:
     """None when the search never was as fast, or either side has no finalist to compare."""
     goal, factor = one.theirs.after(trials), correction(side)
     if goal is None or factor is None:
@@ -62,7 +73,7 @@ def sooner(one: Found, side: Side, trials: int) -> Sooner | None:
     return Sooner(point.at_s, point.trials, theirs.seconds / point.at_s, theirs.points[-1].at_s / point.at_s)
 
 
-def quality(one: Found, trials: int) -> Median | None:
+def quality(one: Searched, trials: int) -> Median | None:
     """MetaSchedule's latency over ours, after as many trials of each; None when either has no finalist."""
     ours, theirs = one.ours.after(trials), one.theirs.after(trials)
     return theirs.timings.ratio_to(ours.timings) if ours and theirs else None

@@ -5,31 +5,59 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 
-PACKAGES = ("apache-tvm", "onnxruntime", "xgboost-cpu", "numpy")
+PACKAGES = ("apache-tvm", "onnxruntime", "openvino", "xgboost-cpu", "numpy")
+CPU_INFO = Path("/proc/cpuinfo")
+# The flags of the kernel that decide how fast a network can be.
+VECTORS = (
+    *("sse4_2", "avx", "avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16"),
+    *("amx_tile", "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
+)
 
 
-def describe(threads: int) -> str:
-    """One line: processor, threads used, memory, system, versions and the load before the benchmark."""
+def describe(threads: int, without: Sequence[str] = ()) -> str:
+    """One line: processor, the instruction sets that it shows and those that were given up (`without`),
+    threads used, memory, system, versions and the load before the benchmark."""
     memory_gib = psutil.virtual_memory().total / 2**30
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    shown = flags()
+    vectors = ", ".join(flag for flag in VECTORS if flag in shown) or "no vector instructions that are known"
+    lost = f"; given up: {', '.join(without)} and what builds on it" if without else ""
     return (
-        f"{_processor()}, {threads} threads of {os.cpu_count()} CPUs, {memory_gib:.0f} GiB; "
-        f"{platform.system()} {platform.machine()}, Python {platform.python_version()}; {versions}; "
-        f"load before {os.getloadavg()[0]:.1f}"
+        f"{_processor()} ({vectors}{lost}), {threads} threads of {os.cpu_count()} CPUs, "
+        f"{memory_gib:.0f} GiB; {platform.system()} {platform.machine()}, "
+        f"Python {platform.python_version()}; {', '.join(_versions())}; load before {os.getloadavg()[0]:.1f}"
     )
 
 
+def flags() -> frozenset[str]:
+    """What the kernel says that the processor can do; empty where it says nothing."""
+    fields = _cpu_info()
+    return frozenset((fields.get("flags") or fields.get("Features") or "").split())
+
+
 def _processor() -> str:
+    return _cpu_info().get("model name") or platform.processor() or platform.machine()
+
+
+def _cpu_info() -> dict[str, str]:
+    """Of the first processor."""
     fields: dict[str, str] = {}
-    if Path("/proc/cpuinfo").exists():
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+    if CPU_INFO.exists():
+        for line in CPU_INFO.read_text().splitlines():
             key, _, value = line.partition(":")
             fields.setdefault(key.strip(), value.strip())
-    name = fields.get("model name") or platform.processor() or platform.machine()
-    flags = fields.get("flags", "").split()
-    vectors = next((flag for flag in ("avx512f", "avx2") if flag in flags), "")
-    return f"{name} ({vectors})" if vectors else name
+    return fields
+
+
+def _versions() -> list[str]:
+    found = []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            found.append(f"no {name}")
+    return found

@@ -19,15 +19,22 @@ WIDTH = 180  # of the table where there is no terminal to ask
 class Output:
     """Figures may be written again and again while there are more of them: the file has the latest."""
 
-    def __init__(self, benchmark: str, argv: Sequence[str] | None, file: Path, threads: int) -> None:
+    def __init__(
+        self,
+        benchmark: str,
+        argv: Sequence[str] | None,
+        file: Path,
+        threads: int,
+        without: Sequence[str] = (),
+    ) -> None:
         """To be made before anything is measured: it notes the date and the machine's load. `argv` is what
-        `main` was given, None for the process's own."""
+        `main` was given, None for the process's own; `without` are the instruction sets given up."""
         self.console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
         self.file = file
         self._name = f"benchmarks.{benchmark}"
         self._command = shlex.join(["python", "-m", self._name, *(sys.argv[1:] if argv is None else argv)])
         self._date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        self._where = machine.describe(threads)
+        self._where = machine.describe(threads, without)
 
     def write(self, found: Sequence[Figure]) -> None:
         """Raises OSError."""

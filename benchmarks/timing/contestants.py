@@ -1,4 +1,4 @@
-"""Compiled models and ONNX Runtime as contestants, each loaded in a process of its own."""
+"""Compiled models, ONNX Runtime and OpenVINO as contestants, each loaded in a process of its own."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.timing.hidden import Hidden
 from benchmarks.timing.interleaved import Block, time_calls
 
 Arrays = Sequence[NDArray[Any]]
@@ -50,22 +51,61 @@ class TvmLibrary:
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """An ONNX file for ONNX Runtime's CPU provider, all its optimizations on."""
+    """An ONNX file for ONNX Runtime's CPU provider, all its optimizations on.
+
+    With `hidden` it doesn't see all of the processor's instruction sets.
+    """
 
     path: Path
+    hidden: Hidden | None = None
 
     def load(self, threads: int) -> Bind:
+        if self.hidden is not None:
+            self.hidden.prepare()
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         session = onnxruntime.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
+        if self.hidden is not None:
+            self.hidden.check()
         names = [one.name for one in session.get_inputs()]
 
         def bind(inputs: Arrays) -> Callable[[], Any]:
             feed = dict(zip(names, inputs, strict=True))
             return lambda: session.run(None, feed)
+
+        return bind
+
+
+@dataclass(frozen=True)
+class OpenVinoFile:
+    """An ONNX file for OpenVINO's CPU plugin, tuned for latency, in 32-bit floats as everyone else.
+
+    `isa` is what oneDNN calls the best instruction set that it may use.
+    """
+
+    path: Path
+    isa: str | None = None
+
+    def load(self, threads: int) -> Bind:
+        if self.isa is not None:
+            os.environ["ONEDNN_MAX_CPU_ISA"] = self.isa
+        import openvino
+
+        config = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_PRECISION_HINT": "f32",
+        }
+        compiled = openvino.Core().compile_model(str(self.path), "CPU", config)
+
+        def bind(inputs: Arrays) -> Callable[[], Any]:
+            request = compiled.create_infer_request()
+            for port, array in zip(compiled.inputs, inputs, strict=True):
+                request.set_tensor(port, openvino.Tensor(array))
+            return lambda: list(request.infer(share_outputs=True).values())
 
         return bind
 

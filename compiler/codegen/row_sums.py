@@ -60,9 +60,11 @@ def _terms(loop: For, realize: Any) -> list[Any]:
     if not isinstance(own, TensorLoad) or not isinstance(term, TensorLoad):
         return []
     moved = [
-        v.var for v, at in zip(block.iter_vars, realize.iter_values, strict=True) if at.same_as(loop.loop_var)
+        v for v, at in zip(block.iter_vars, realize.iter_values, strict=True) if at.same_as(loop.loop_var)
     ]
-    is_row = len(moved) == 1 and own.source.same_as(store.buffer) and term.indices[-1].same_as(moved[0])
+    # A spatial axis has a result for each of its elements: a pooling's loop over channels.
+    reduces = len(moved) == 1 and moved[0].iter_type == tirx.IterVar.CommReduce
+    is_row = reduces and own.source.same_as(store.buffer) and term.indices[-1].same_as(moved[0].var)
     extent = loop.extent
     if not is_row or not isinstance(extent, tirx.IntImm) or int(extent) not in LENGTHS:
         return []

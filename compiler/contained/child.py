@@ -57,6 +57,11 @@ def end_of(status: int) -> str:
     return f"ended the compiler (exit status {status})"
 
 
+def machine_bytes() -> int:
+    """The memory of this machine."""
+    return os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
+
+
 def _child_environment() -> dict[str, str]:
     """Of a process of our own code, which loads TVM."""
     path = os.pathsep.join(path for path in sys.path if path)

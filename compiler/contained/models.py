@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,10 +18,12 @@ from typing import Any, BinaryIO
 from compiler.contained.child import (
     BASE_MEMORY_BYTES,
     MEMORY_PER_MODEL_BYTE,
+    WORKING_BYTES,
     begin,
     end_limit,
     end_of,
     limit_growth,
+    machine_bytes,
     run_child,
     take_output,
 )
@@ -31,6 +34,7 @@ from compiler.packaging.artifact import ArtifactError, build_library, build_modu
 
 # LLVM takes the more, the more a model has kernels, however small its file is.
 BUILD_MEMORY_BYTES = 8 << 30
+TOO_MUCH_MEMORY = "it takes too much memory"
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,17 @@ def carried_out(order: Order, limits: Limits) -> tuple[Imported, bytes]:
     timeout_s = limits.secs_for(order)
     message = json.dumps(request).encode() + b"\n" + order.data
     reply, status = run_child("compiler.contained.models", message, timeout_s)
-    return _read(reply, f"takes longer than {timeout_s:g} s" if status is None else end_of(status))
+    try:
+        return _read(reply, f"takes longer than {timeout_s:g} s" if status is None else end_of(status))
+    except (ModelError, ArtifactError) as error:
+        needed, there = WORKING_BYTES + MEMORY_PER_MODEL_BYTE * len(order.data), machine_bytes()
+        is_short = status == -signal.SIGKILL or TOO_MUCH_MEMORY in str(error)
+        if not is_short or needed <= there:
+            raise
+        raise type(error)(
+            f"{error}: a model file of {len(order.data) / 1e9:.3g} GB may take {needed / 1e9:.3g} GB of "
+            f"memory and this machine has {there / 1e9:.3g} GB: run the scheduler on one with more"
+        ) from error
 
 
 def _read(reply: bytes, end: str) -> tuple[Imported, bytes]:
@@ -210,8 +224,8 @@ def _problem(error: Exception, done: str) -> str:
     """What nobody foresaw in a stranger's file is a reason as well."""
     if isinstance(error, (ModelError, ArtifactError)):
         return str(error)
-    if isinstance(error, MemoryError):
-        return f"the model can't be {done}: it takes too much memory"
+    if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+        return f"the model can't be {done}: {TOO_MUCH_MEMORY}"
     return f"the model can't be {done}: {first_line(error)}"
 
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from compiler.contained.child import BASE_MEMORY_BYTES, begin, end_of, run_child, take_output
@@ -68,7 +70,10 @@ def _problem(module_json: str, trace: str, target: Any) -> str:
     from compiler.workload import from_json
 
     try:
-        compiled(apply_trace(from_json(module_json), trace), target)
+        executable, _ = compiled(apply_trace(from_json(module_json), trace), target)
+        with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
+            # LLVM emits machine code no sooner than it is asked for it.
+            executable.mod.write_to_file(str(Path(folder) / "kernel.o"))
     except MemoryError:
         return "it takes too much memory"
     except Exception as error:  # TVM raises whatever class its C++ side names

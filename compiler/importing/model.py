@@ -22,6 +22,7 @@ from compiler.constants.fold import fold_constants, static_shape
 from compiler.constants.forms import lower_scalars, raise_ranks
 from compiler.constants.packing import LAYOUT_FREE
 from compiler.constants.scales import fold_scales
+from compiler.importing.layouts import lowerable_layouts
 from compiler.importing.onnx_file import OnnxFile, node_name, read_file, walk
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 from compiler.target import parse_target
@@ -101,6 +102,7 @@ def fuse(model: Model, target: str) -> tvm.IRModule:
         fold_scales,
         raise_ranks,
         transform.ConvertLayout(LAYOUTS),
+        lowerable_layouts,
         fold_constants,
         lower_scalars,
         transform.FoldConstant(),

@@ -15,6 +15,7 @@ from compiler.lowering.tensor_intrinsics import register_used
 from compiler.reading.subgraph import named_buffers
 from search.device import Device
 from search.programs.program import Program
+from search.trace import check
 
 
 class LoweringError(Exception):
@@ -42,10 +43,13 @@ def apply_trace(module: tvm.IRModule, trace: str) -> tvm.IRModule:
 
 def replay(module: tvm.IRModule, trace: str) -> Schedule:
     """As `apply_trace`, the schedule: TVM makes none of a module whose loops were partitioned, because the
-    parts' blocks share variables. Raises LoweringError."""
+    parts' blocks share variables.
+
+    Raises LoweringError, also for a trace that says more than how loops run (search.trace).
+    """
     schedule = Schedule(module, debug_mask="none")
     try:
-        steps = json.loads(trace)
+        steps = check(trace)
         register_used(steps)
         Trace.apply_json_to_schedule(steps, schedule)
     except Exception as error:

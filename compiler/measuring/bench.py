@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import tvm
+import tvm_ffi
 from numpy.typing import NDArray
 from tvm import relax, te
 from tvm.s_tir import Schedule
@@ -27,19 +28,22 @@ from compiler import fallback
 from compiler.codegen.steps import compiled
 from compiler.constants.packing import Packed, Split
 from compiler.lowering.trace import apply_trace
-from compiler.measuring.cores import apart_from_pool
 from compiler.measuring.operands import SEED, Operands, random_array
 from compiler.measuring.outputs import difference
 from compiler.measuring.timing import Kernel
-from compiler.packaging.artifact import reference_of, unpack
+from compiler.packaging.artifact import REFERENCE_FAILED, reference_of, unpack
 from compiler.packaging.library import Library, LibraryError
 from compiler.packaging.linker import linked, linker
 from compiler.target import parse_target, triple_of
 from compiler.workload import from_json
 from search.measurement import Measurement, Outcome
 
-MODULE_TIMING_S = 1.5
-MAX_MODULE_REPEATS = 200
+# A turn of a whole model: calls until it is warm, then calls for so long. There are as many repeats at most;
+# where there were more calls, a repeat is the median of several.
+WARM_UP_S, TURN_S = 0.1, 0.3
+MAX_TURN_REPEATS = 40
+# One call of what takes so long tells enough: cold caches and sleeping threads don't matter then.
+LONG_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -126,19 +130,20 @@ class Bench:
             return Measurement(Outcome.RUN_ERROR, build_secs=built.build_secs, error=_tail(error))
         return Measurement(Outcome.OK, secs, built.build_secs)
 
-    def measure_module(self, artifact: bytes) -> Measurement:
-        """Times a packed module end to end with random inputs, if it computes what its reference does."""
+    def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
+        """Times a packed module for a turn, end to end with random inputs, as a user's process runs it: the
+        calling thread is left to the system. To `compare`, only if it computes what its reference does."""
         try:
-            library, manifest = unpack(artifact)
             rng = np.random.default_rng(SEED)
-            inputs = [self._tensor(random_array(spec.shape, spec.dtype, rng)) for spec in manifest.inputs]
+            specs = unpack(artifact)[1].inputs
+            inputs = [self._tensor(random_array(spec.shape, spec.dtype, rng)) for spec in specs]
             # First, and gone before the other is loaded: a small device has no room for both.
-            expected = self._expected(reference_of(artifact), inputs)
-            machine = self._machine(library)
+            expected = self._expected(reference_of(artifact) if compare else None, inputs)
+            machine = self._machine(unpack(artifact)[0])
             if expected and (wrong := difference(expected, _arrays(machine["main"](*inputs)))):
                 error = f"not what the untuned model computes: {wrong}"
                 return Measurement(Outcome.WRONG_RESULT, error=error)
-            secs = _time_calls(lambda: machine["main"](*inputs))
+            secs = _turn(machine["main"], inputs, self._device)
         except Exception as error:
             return Measurement(Outcome.RUN_ERROR, error=_tail(error))
         return Measurement(Outcome.OK, secs)
@@ -152,21 +157,25 @@ class Bench:
         if not np.array_equal(arguments[1].numpy(), given * 2):
             raise RuntimeError("the probe kernel computed a wrong result on this machine")
 
-    def _machine(self, library: bytes) -> relax.VirtualMachine:
+    def _machine(self, library: bytes, allocator: str = "pooled") -> relax.VirtualMachine:
+        """A loaded library; its memory is free again as soon as nothing refers to it, except what a pooled
+        allocator keeps for the next."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.so"
             path.write_bytes(library)
-            # Once it is loaded, the file is needed no more.
-            return relax.VirtualMachine(tvm.runtime.load_module(str(path)), self._device)
+            # Once it is loaded, the file is needed no more. TVM's own load_module never frees a library.
+            loaded = tvm_ffi.load_module(str(path), keep_module_alive=False)
+            return relax.VirtualMachine(loaded, self._device, memory_cfg=allocator)
 
     def _expected(self, reference: bytes | None, inputs: Sequence[Any]) -> list[NDArray[Any]]:
         """The outputs of the library that another one is compared with; none without it."""
         if reference is None:
             return []
         try:
-            return _arrays(self._machine(reference)["main"](*inputs))
+            # What it computes in goes with it.
+            return _arrays(self._machine(reference, "naive")["main"](*inputs))
         except Exception as error:
-            raise RuntimeError(f"the untuned model, to compare with: {_tail(error)}") from error
+            raise RuntimeError(f"{REFERENCE_FAILED}{_tail(error)}") from error
 
     def _compile(self, module_json: str, trace: str) -> tuple[Any, Split | None]:
         """A trace replayed on a workload and compiled, without machine code yet."""
@@ -248,16 +257,24 @@ def _one_block(module: tvm.IRModule) -> tvm.IRModule:
     return schedule.mod
 
 
-@apart_from_pool()
-def _time_calls(call: Callable[[], object]) -> tuple[float, ...]:
-    """Wall-clock seconds of repeated calls. The first one, which finds cold caches and a sleeping thread
-    pool, counts only for modules so slow that it makes no difference."""
-    secs: list[float] = []
-    while len(secs) < 2 or (sum(secs) < MODULE_TIMING_S and len(secs) <= MAX_MODULE_REPEATS):
+def _turn(function: Callable[..., object], inputs: Sequence[Any], device: Any) -> tuple[float, ...]:
+    """Wall-clock seconds of calls."""
+
+    def call() -> float:
         start = time.perf_counter()
-        call()
-        secs.append(time.perf_counter() - start)
-    return tuple(secs[1:] if len(secs) > 2 else secs)
+        function(*inputs)
+        device.sync()
+        return time.perf_counter() - start
+
+    warm_s = call()
+    if warm_s >= LONG_S:
+        return (warm_s,)
+    while warm_s < WARM_UP_S:
+        warm_s += call()
+    secs = [call(), call()]
+    while sum(secs) < TURN_S:
+        secs.append(call())
+    return tuple(float(np.median(part)) for part in np.array_split(secs, min(len(secs), MAX_TURN_REPEATS)))
 
 
 def _arrays(outputs: Any) -> list[NDArray[Any]]:

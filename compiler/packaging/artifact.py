@@ -25,6 +25,8 @@ from compiler.workload import normalise, workload_hash
 LIBRARY = "model.so"
 MANIFEST = "manifest.json"
 REFERENCE = "reference.so"
+# How an error begins that is not about the library but about what it is compared with.
+REFERENCE_FAILED = "the untuned model, to compare with: "
 MAX_LIBRARY_BYTES = 4 << 30
 MAX_MANIFEST_BYTES = 16 << 20
 
@@ -35,7 +37,10 @@ class ArtifactError(ValueError):
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """One workload in an artifact. `trace` and `latency_s` are None where it runs the fallback schedule."""
+    """One workload in an artifact. `trace` and `latency_s` are None where it runs the fallback schedule.
+
+    `reason` says what is wrong with its best schedule where it runs another one, and is empty elsewhere.
+    """
 
     workload: str
     name: str
@@ -43,11 +48,16 @@ class TaskEntry:
     trace: str | None = None
     latency_s: float | None = None
     source: str = "fallback"
+    reason: str = ""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a compiled model is: enough to run it, to compare it and to make it again. Times are seconds."""
+    """What a compiled model is: enough to run it, to compare it and to make it again.
+
+    The `..._secs` are seconds of calls of the whole model, timed in turns on the device: untuned, tuned, and
+    as a job before published it.
+    """
 
     model_name: str
     model_sha: str
@@ -61,6 +71,7 @@ class Manifest:
     tasks: tuple[TaskEntry, ...] = ()
     untuned_secs: tuple[float, ...] = ()
     tuned_secs: tuple[float, ...] = ()
+    published_secs: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -89,6 +100,7 @@ _NESTED: Mapping[str, Callable[[Any], object]] = {
     "tasks": lambda entry: TaskEntry(**entry),
     "untuned_secs": float,
     "tuned_secs": float,
+    "published_secs": float,
 }
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from search.cost.analytic_nest import nest_terms, unrolled_seconds
 from search.cost.analytic_tile import tile_terms
 from search.cost.gpu_analytic import gpu_terms
+from search.cost.machine import FITTED, Machine, ShapeFactors
 from search.device import Device
 from search.programs.nest import Floats
 from search.programs.program import Population
@@ -27,21 +28,22 @@ class Estimate:
     quantities: Mapping[str, Floats]
 
 
-def estimate(population: Population, device: Device) -> Estimate:
+def estimate(population: Population, device: Device, factors: ShapeFactors = FITTED) -> Estimate:
     """Estimated seconds and the quantities behind them: those of the largest tiled node and, by rank, of the
     nests that do the most work."""
     sketch = population.sketch
     if sketch.gpu is not None:
         return Estimate(*gpu_terms(population, device))
+    machine = Machine(device, factors)
     seconds = np.zeros(len(population))
     quantities: dict[str, Floats] = {}
     for stage in reversed(_by_work(sketch, sketch.tiled)):
-        quantities = tile_terms(population, stage, device)
+        quantities = tile_terms(population, stage, machine)
         seconds = seconds + quantities["node_s"] + quantities["epilogue_s"]
     for stage in sketch.placed(Placement.UNROLLED):
-        seconds = seconds + unrolled_seconds(population, stage, device)
+        seconds = seconds + unrolled_seconds(population, stage, machine)
     for rank, stage in enumerate(_by_work(sketch, sketch.nests)):
-        terms = nest_terms(population, stage, device)
+        terms = nest_terms(population, stage, machine)
         seconds = seconds + terms["s"]
         quantities |= {f"nest_{rank}_{name}": term for name, term in terms.items()}
     return Estimate(seconds, quantities)

@@ -1,6 +1,6 @@
 """The analytic estimate of nests, shared out to the cores, on data that lies where the nest before left it.
 
-An iteration takes, in cycles (constants in search.cost.machine),
+An iteration takes, in cycles (speeds and factors in search.cost.machine),
     max(operations / issue, accesses / loads) / parallel + gathers,    at least latency / (parallel * chains)
 where `parallel` lanes are computed together and a reduction has `chains` accumulators; every partial result
 takes a little more when it is added up. Moving the data takes its size over the rate of the cache that holds
@@ -13,38 +13,22 @@ import math
 
 import numpy as np
 
-from search.cost.machine import (
-    BRANCH_CYCLES,
-    CYCLES_PER_S,
-    FMA_LATENCY,
-    GATHER_CYCLES,
-    ISSUE_WIDTH,
-    L1_BYTES,
-    L2_BYTES,
-    L3_BYTES,
-    LOADS_PER_CYCLE,
-    OVERLAP,
-    PARALLEL_LAUNCH_S,
-    ROW_CYCLES,
-    balance_of,
-    rate_of,
-)
+from search.cost.machine import Machine, balance_of
 from search.dag import AxisKind, Node, extent_of
-from search.device import Device
 from search.programs.moves import depth_of, gathers_of, is_inlined, vector_extent, vector_of
 from search.programs.nest import Floats, Nest, region, vector_instructions
 from search.programs.program import Population
 from search.sketches.stage import Placement, Stage
 
 
-def nest_terms(population: Population, stage: Stage, device: Device) -> dict[str, Floats]:
+def nest_terms(population: Population, stage: Stage, machine: Machine) -> dict[str, Floats]:
     """The quantities of a nest, wherever it is computed, each [programs]; `s` is its seconds."""
     outer = population.sketch.hosts.get(stage.node)
     in_tiles = outer is not None and population.sketch.stage[outer.name].placement is Placement.TILED
     if outer is not None and in_tiles:
-        seconds = _moved_seconds(population, stage, outer, device)
+        seconds = _moved_seconds(population, stage, outer, machine)
     else:
-        seconds = _nest_seconds(population, stage, device)
+        seconds = _nest_seconds(population, stage, machine)
     return {
         "s": seconds,
         "vector": vector_of(population, stage).astype(np.float64),
@@ -53,7 +37,7 @@ def nest_terms(population: Population, stage: Stage, device: Device) -> dict[str
     }
 
 
-def unrolled_seconds(population: Population, stage: Stage, device: Device) -> Floats:
+def unrolled_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
     """[programs]: seconds of a nest around small constant matrices: one pass over its data, in vectors."""
     dag = population.sketch.dag
     node = dag.node[stage.node]
@@ -64,66 +48,69 @@ def unrolled_seconds(population: Population, stage: Stage, device: Device) -> Fl
             chunks = chunks * factors[:, 0]
             if axis == node.vector_axis:
                 lanes = np.minimum(
-                    factors[:, 1], device.vector_bytes // dag.buffer[node.write.buffer].item_bytes
+                    factors[:, 1], machine.device.vector_bytes // dag.buffer[node.write.buffer].item_bytes
                 )
     touched = sum(dag.buffer[access.buffer].num_bytes for access in (*node.reads, node.write))
-    cycles = np.maximum(node.iterations * max(node.flops, 1.0) / lanes, touched / L3_BYTES)
+    cycles = np.maximum(node.iterations * max(node.flops, 1.0) / lanes, touched / machine.l3_rate)
     return np.asarray(
-        cycles / CYCLES_PER_S / device.cores / balance_of(chunks, device.cores) + PARALLEL_LAUNCH_S
+        cycles / machine.hertz / machine.cores / balance_of(chunks, machine.cores) + machine.launch_s
     )
 
 
-def _nest_seconds(population: Population, stage: Stage, device: Device) -> Floats:
+def _nest_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
     """The longer of computing and moving data, and a part of the other."""
     node = population.sketch.dag.node[stage.node]
     inlined = is_inlined(population, stage.node)
-    cycles = _compute_cycles(population, stage, device) + _row_cycles(population, stage)
-    cycles = np.where(inlined, _inlined_cycles(population, node, device), cycles)
-    chunks = _chunks(population, stage, device)
-    own_s = cycles / CYCLES_PER_S / device.cores / balance_of(chunks, device.cores)
-    memory_s = np.where(inlined, 0.0, _memory_seconds(population, stage, device))
+    cycles = _compute_cycles(population, stage, machine) + _row_cycles(population, stage, machine)
+    cycles = np.where(inlined, _inlined_cycles(population, node, machine), cycles)
+    chunks = _chunks(population, stage, machine)
+    own_s = cycles / machine.hertz / machine.cores / balance_of(chunks, machine.cores)
+    memory_s = np.where(inlined, 0.0, _memory_seconds(population, stage, machine))
     longest = np.maximum(own_s, memory_s)
     is_launched = ~inlined & (depth_of(population, stage.node) == 0) & (chunks > 1)
     return np.asarray(
-        longest + OVERLAP * (own_s + memory_s - longest) + np.where(is_launched, PARALLEL_LAUNCH_S, 0.0)
+        longest
+        + machine.factors.overlap * (own_s + memory_s - longest)
+        + np.where(is_launched, machine.launch_s, 0.0)
     )
 
 
-def _compute_cycles(population: Population, stage: Stage, device: Device) -> Floats:
+def _compute_cycles(population: Population, stage: Stage, machine: Machine) -> Floats:
     """Cycles of one core for all iterations."""
     dag = population.sketch.dag
     node = dag.node[stage.node]
-    lanes = device.lanes(dag.buffer[node.write.buffer])
+    lanes = machine.device.lanes(dag.buffer[node.write.buffer])
     used, extent = vector_of(population, stage), vector_extent(population, stage)
     gathers = gathers_of(population, stage)
     if not node.reduction:
         # The compiler makes vectors of plain loops by itself.
         used = np.where((used == 1) & (gathers == 0), np.minimum(lanes, extent), used)
     parallel = extent / vector_instructions(extent, np.minimum(used, lanes))
-    moved = (len(node.reads) + 1) / LOADS_PER_CYCLE
-    step = np.maximum(max(node.flops, 1.0) / ISSUE_WIDTH, moved) / parallel
-    step = step + np.where(used > 1, GATHER_CYCLES * gathers, 0.0)
+    moved = (len(node.reads) + 1) / machine.loads
+    step = np.maximum(max(node.flops, 1.0) / machine.issue(dag.buffer[node.write.buffer]), moved) / parallel
+    step = step + np.where(used > 1, machine.gather_cycles * gathers, 0.0)
     if node.reduction:
         # One accumulator for every vector: the next step waits for the last one.
         chains = np.maximum(used / lanes, 1.0)
-        step = np.maximum(step, FMA_LATENCY / (parallel * chains))
+        step = np.maximum(step, machine.latency_cycles / (parallel * chains))
     return np.asarray(node.iterations * step)
 
 
-def _row_cycles(population: Population, stage: Stage) -> Floats:
+def _row_cycles(population: Population, stage: Stage, machine: Machine) -> Floats:
     """Cycles of one core for adding up partial results, one after the other."""
     node = population.sketch.dag.node[stage.node]
     if not stage.rfactor:
         return np.zeros(len(population))
     lanes = population.options(stage.node, "lanes")
-    return np.asarray(extent_of(node, node.spatial) * lanes * ROW_CYCLES)
+    return np.asarray(extent_of(node, node.spatial) * lanes * machine.factors.row_cycles)
 
 
-def _inlined_cycles(population: Population, node: Node, device: Device) -> Floats:
+def _inlined_cycles(population: Population, node: Node, machine: Machine) -> Floats:
     """Cycles of one core where a value is computed for every iteration that reads it, in its reader's
     vectors."""
     sketch = population.sketch
-    lanes = device.lanes(sketch.dag.buffer[node.write.buffer])
+    written = sketch.dag.buffer[node.write.buffer]
+    lanes, issue = machine.device.lanes(written), machine.issue(written)
     cycles = np.zeros(len(population))
     for reader in sketch.dag.consumers(node):
         stage = sketch.stage[reader.name]
@@ -131,11 +118,11 @@ def _inlined_cycles(population: Population, node: Node, device: Device) -> Float
             continue
         is_vector = (vector_of(population, stage) > 1) | (not reader.reduction)
         parallel = np.where(is_vector, lanes, 1)
-        cycles = cycles + reader.iterations * max(node.flops, 1.0) / ISSUE_WIDTH / parallel
+        cycles = cycles + reader.iterations * max(node.flops, 1.0) / issue / parallel
     return cycles
 
 
-def _chunks(population: Population, stage: Stage, device: Device) -> Floats:
+def _chunks(population: Population, stage: Stage, machine: Machine) -> Floats:
     """Pieces of work that run in parallel: those of the nest that a node is computed in."""
     sketch = population.sketch
     outer = sketch.hosts.get(stage.node, sketch.dag.node[stage.node])
@@ -153,7 +140,7 @@ def _own_chunks(population: Population, node: Node) -> Floats:
     return products[population.options(node.name, "parallel")].astype(np.float64)
 
 
-def _memory_seconds(population: Population, stage: Stage, device: Device) -> Floats:
+def _memory_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
     """Every operand read and the result written once, from the cache that holds what was just computed."""
     sketch = population.sketch
     node = sketch.dag.node[stage.node]
@@ -165,28 +152,33 @@ def _memory_seconds(population: Population, stage: Stage, device: Device) -> Flo
     for access in (*node.reads, *node.writes):
         size = sketch.dag.buffer[access.buffer].num_bytes
         part = size / pieces
-        rate = rate_of(part, device)
-        seconds = seconds + size / rate / CYCLES_PER_S / device.cores
+        rate = machine.rate_of(part)
+        seconds = seconds + size / rate / machine.hertz / machine.cores
     return seconds
 
 
-def _moved_seconds(population: Population, stage: Stage, outer: Node, device: Device) -> Floats:
+def _moved_seconds(population: Population, stage: Stage, outer: Node, machine: Machine) -> Floats:
     """The cost of a nest that tiles read, at each of its possible locations."""
     sketch = population.sketch
     node = sketch.dag.node[stage.node]
     nest = Nest.of(population, sketch.stage[outer.name])
     buffer = sketch.dag.buffer[node.write.buffer]
     reads = [read for read in nest.node.reads if read.buffer == buffer.name]
-    lanes = device.lanes(buffer)
+    lanes = machine.device.lanes(buffer)
     elements = math.prod(buffer.shape)
-    rate = L2_BYTES if buffer.num_bytes * 2 < device.l2_bytes * device.cores else L3_BYTES
-    root = 2 * elements * buffer.item_bytes / rate + PARALLEL_LAUNCH_S * CYCLES_PER_S * device.cores
+    rate = (
+        machine.l2_rate if buffer.num_bytes * 2 < machine.device.l2_bytes * machine.cores else machine.l3_rate
+    )
     used = vector_of(population, stage)
     # The compiler makes vectors of plain loops by itself.
     parallel = np.where(used == 1, lanes, np.minimum(used, lanes))
-    element = (BRANCH_CYCLES * node.has_branch + node.flops / ISSUE_WIDTH) / parallel
+    branches = machine.factors.branch_cycles * node.has_branch
+    element = (branches + node.flops / machine.issue(buffer)) / parallel
+    chunks = _own_chunks(population, node)
+    root = elements * (element + 2 * buffer.item_bytes / rate) / balance_of(chunks, machine.cores)
+    root = root + np.where(chunks > 1, machine.launch_s * machine.hertz * machine.cores, 0.0)
     # Where it is inlined, tiles count it among their loads.
-    costs = {"inline": np.zeros(len(population)), "root": np.full(len(population), root)}
+    costs = {"inline": np.zeros(len(population)), "root": root}
     variable = sketch.choice(stage.node, "location")
     assert variable is not None
     options = []
@@ -198,6 +190,6 @@ def _moved_seconds(population: Population, stage: Stage, outer: Node, device: De
         regions = [region(read, nest.inside[level], buffer.shape) for read in reads]
         tile = sum(np.multiply.reduce(touched, dtype=np.float64) for touched in regions)
         visits = np.prod([nest.trips(i) for i in range(level)], axis=0, dtype=np.float64)
-        options.append(tile * visits * (element + 2 * buffer.item_bytes / L1_BYTES))
+        options.append(tile * visits * (element + 2 * buffer.item_bytes / machine.l1_rate))
     chosen = np.choose(population.column(stage.node, "location"), options)
-    return np.asarray(chosen / CYCLES_PER_S / device.cores)
+    return np.asarray(chosen / machine.hertz / machine.cores)

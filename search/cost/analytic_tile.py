@@ -9,47 +9,36 @@ from __future__ import annotations
 
 import numpy as np
 
-from search.cost.machine import (
-    CYCLES_PER_S,
-    L2_BYTES,
-    L3_BYTES,
-    LINE_BYTES,
-    MEMORY_BYTES,
-    OVERLAP,
-    PARALLEL_LAUNCH_S,
-    balance_of,
-    rate_of,
-)
+from search.cost.machine import LINE_BYTES, Machine, balance_of
 from search.cost.tile_registers import register_terms
 from search.cost.tile_traffic import copy_cycles, traffic_terms
 from search.dag import Dag
-from search.device import Device
 from search.programs.nest import Floats, Nest, footprint_bytes
 from search.programs.program import Population
 from search.sketches.stage import Stage
 
 
-def tile_terms(population: Population, stage: Stage, device: Device) -> dict[str, Floats]:
+def tile_terms(population: Population, stage: Stage, machine: Machine) -> dict[str, Floats]:
     """The quantities of one tiled node, each [programs]; `node_s` and `epilogue_s` are its seconds."""
     nest = Nest.of(population, stage)
     dag = population.sketch.dag
     chunks = nest.trips(0).astype(np.float64)
-    balance = balance_of(chunks, device.cores)
-    terms = register_terms(population, nest, device)
-    traffic = traffic_terms(population, nest, device)
-    copies = copy_cycles(population, nest, device)
-    compute_s = (terms["cycles"] + copies) / CYCLES_PER_S / device.cores / balance
+    balance = balance_of(chunks, machine.cores)
+    terms = register_terms(population, nest, machine)
+    traffic = traffic_terms(population, nest, machine)
+    copies = copy_cycles(population, nest, machine)
+    compute_s = (terms["cycles"] + copies) / machine.hertz / machine.cores / balance
     memory_s = [
-        traffic[name] / rate / CYCLES_PER_S / share / balance
+        traffic[name] / rate / machine.hertz / share / balance
         for name, rate, share in (
-            ("l2_traffic", L2_BYTES, device.cores),
-            ("l3_traffic", L3_BYTES, device.cores),
-            ("memory_traffic", MEMORY_BYTES, 1),
+            ("l2_traffic", machine.l2_rate, machine.cores),
+            ("l3_traffic", machine.l3_rate, machine.cores),
+            ("memory_traffic", machine.memory_rate, 1),
         )
     ]
     every = [compute_s, *memory_s]
     longest = np.maximum.reduce(every)
-    node_s = longest + OVERLAP * (np.sum(every, axis=0) - longest) + PARALLEL_LAUNCH_S
+    node_s = longest + machine.factors.overlap * (np.sum(every, axis=0) - longest) + machine.launch_s
     return {
         **terms,
         **traffic,
@@ -59,7 +48,7 @@ def tile_terms(population: Population, stage: Stage, device: Device) -> dict[str
         "balance": balance,
         "compute_s": compute_s,
         "node_s": node_s,
-        "epilogue_s": _epilogue_seconds(nest, dag, device),
+        "epilogue_s": _epilogue_seconds(nest, dag, machine),
         "epilogue_level": np.full(len(chunks), float(stage.epilogue_level)),
         "unroll": population.column(stage.node, "unroll").astype(np.float64),
     }
@@ -70,11 +59,11 @@ def _shape_terms(nest: Nest) -> dict[str, Floats]:
     return {f"trips_{level}": nest.trips(level).astype(np.float64) for level in range(nest.depth)}
 
 
-def _epilogue_seconds(nest: Nest, dag: Dag, device: Device) -> Floats:
+def _epilogue_seconds(nest: Nest, dag: Dag, machine: Machine) -> Floats:
     """Writing the result and reading it again, from the cache that holds the tile in between."""
     buffer = dag.buffer[nest.node.write.buffer]
     level = nest.stage.epilogue_level
     tile = footprint_bytes(nest.node.write, nest.inside[level], buffer, LINE_BYTES)
-    rate = rate_of(tile, device)
-    launch = 0.0 if level else PARALLEL_LAUNCH_S
-    return np.asarray(2 * buffer.num_bytes / rate / CYCLES_PER_S / device.cores + launch)
+    rate = machine.rate_of(tile)
+    launch = 0.0 if level else machine.launch_s
+    return np.asarray(2 * buffer.num_bytes / rate / machine.hertz / machine.cores + launch)

@@ -1,6 +1,6 @@
 """What the innermost code of a tiled node costs in registers and issue slots.
 
-One step of the innermost reduction level takes, in cycles (constants in search.cost.machine),
+One step of the innermost reduction level takes, in cycles (speeds and factors in search.cost.machine),
     max(A / issue, L / loads, A * latency / min(A * n, issue * latency)) + spills + 2 A / issue / K + loop / U
 with
     A  accumulators: the innermost spatial factors, the vectorized one counted in instructions
@@ -21,21 +21,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from search.cost.machine import (
-    FMA_LATENCY,
-    INLINE_CYCLES,
-    ISSUE_WIDTH,
-    LOADS_PER_CYCLE,
-    LOOP_CYCLES,
-    REORDER_WINDOW,
-    SPILL_ALL,
-    SPILL_CYCLES,
-    VECTOR_REGISTERS,
-)
+from search.cost.machine import Machine
 from search.cost.sparsity import remaining_share
 from search.cost.tile_traffic import copied_at
 from search.dag import Access, Term
-from search.device import Device
 from search.programs.code_size import GATHER_INSTRUCTIONS, unrolled_steps
 from search.programs.moves import is_inlined
 from search.programs.nest import Floats, Nest, touched_elements, vector_instructions
@@ -51,19 +40,20 @@ MERGING_DEPTH = 6
 FLAT_STEPS = 4
 
 
-def register_terms(population: Population, nest: Nest, device: Device) -> dict[str, Floats]:
+def register_terms(population: Population, nest: Nest, machine: Machine) -> dict[str, Floats]:
     """What one step of the innermost reduction level costs in registers and issue slots."""
-    body = _Body.of(population, nest, device)
-    loads = _loads_of_all(population, nest, body)
+    body = _Body.of(population, nest, machine)
+    factors, issue, latency = machine.factors, body.issue, machine.latency_cycles
+    loads = _loads_of_all(population, nest, body, machine)
     # Short reductions of neighbouring tiles run side by side, as far as the reorder buffer reaches.
-    neighbours = REORDER_WINDOW / (body.chain * (body.accumulators + body.instructions))
+    neighbours = factors.window / (body.chain * (body.accumulators + body.instructions))
     chains = body.accumulators * np.maximum(neighbours, 1.0)
-    chained = body.accumulators * FMA_LATENCY / np.minimum(chains, ISSUE_WIDTH * FMA_LATENCY)
-    step = np.maximum.reduce([body.accumulators / ISSUE_WIDTH, loads / LOADS_PER_CYCLE, chained])
-    missing = body.accumulators + np.minimum(body.instructions, 4) - VECTOR_REGISTERS
-    spills = SPILL_CYCLES * body.accumulators * np.clip(missing / SPILL_ALL, 0.0, 1.0)
+    chained = body.accumulators * latency / np.minimum(chains, issue * latency)
+    step = np.maximum.reduce([body.accumulators / issue, loads / machine.loads, chained])
+    missing = body.accumulators + body.operands - machine.registers
+    spills = factors.spill_cycles * body.accumulators * np.clip(missing / factors.spill_all, 0.0, 1.0)
     # Accumulators are loaded and stored once for every run through the reduction.
-    step = step + spills + 2 * body.accumulators / ISSUE_WIDTH / body.kept + LOOP_CYCLES / body.unrolled
+    step = step + spills + 2 * body.accumulators / issue / body.kept + factors.loop_cycles / body.unrolled
     # A partial last tile takes as long as a full one.
     steps = nest.inside[0].prod(axis=0, dtype=np.float64) / body.tile.prod(axis=0, dtype=np.float64)
     steps = steps / body.depth * remaining_share(nest, body.unrolled)
@@ -82,10 +72,11 @@ def register_terms(population: Population, nest: Nest, device: Device) -> dict[s
 class _Body:
     """The innermost code of a tiled node.
 
-    `tile` [axes, programs]; `width` elements of a row take `instructions`, of `lanes` each at most; `chain`
+    `tile` [axes, programs]; `width` elements of a row take `instructions`, of `lanes` each at most, and
+    `operands` are the registers that a step needs beside the `accumulators`; `chain`
     steps follow one another on the same accumulators, `unrolled` of them without a loop, and after `kept`
     steps the accumulators are stored; `is_flat` where the loops around the innermost reduction are unrolled,
-    too; an intrinsic takes `depth` steps at once.
+    too; an intrinsic takes `depth` steps at once. A core does `issue` multiply-adds of vectors in a cycle.
     """
 
     tile: Ints
@@ -93,15 +84,18 @@ class _Body:
     lanes: int
     instructions: Floats
     accumulators: Floats
+    operands: Floats
     chain: Floats
     kept: Floats
     unrolled: Ints
     is_flat: NDArray[np.bool_]
     depth: int
+    issue: float
 
     @classmethod
-    def of(cls, population: Population, nest: Nest, device: Device) -> _Body:
-        lanes = device.lanes(population.sketch.dag.buffer[nest.node.write.buffer])
+    def of(cls, population: Population, nest: Nest, machine: Machine) -> _Body:
+        written = population.sketch.dag.buffer[nest.node.write.buffer]
+        lanes = machine.device.lanes(written)
         axis = nest.node.vector_axis
         unrolled = unrolled_steps(population, nest)
         tile = nest.tile.copy()
@@ -109,25 +103,29 @@ class _Body:
             tile[axis] *= _vectorized_by_compiler(nest, axis, unrolled)
         width = tile[axis] if axis is not None else np.ones_like(tile[0])
         instructions = vector_instructions(width, lanes).astype(np.float64)
-        accumulators = tile.prod(axis=0) / width * instructions
+        rows = tile.prod(axis=0) / width
+        accumulators = rows * instructions
         level = nest.depth - 2
         depth = BY_NAME[nest.stage.intrinsic].depth if nest.stage.intrinsic else 1
         steps = nest.trips(level) / depth
         between, outer = _loops_between(nest)
         # Without loops between the reduction levels the accumulators stay in registers for both.
         is_flat = unrolled >= nest.trips(level) * between
-        stays = (between == 1) | (is_flat & (accumulators * between < VECTOR_REGISTERS))
+        stays = (between == 1) | (is_flat & (accumulators * between < machine.registers))
         return cls(
             tile=tile,
             width=width,
             lanes=lanes,
             instructions=instructions,
             accumulators=accumulators,
+            # Either a row's vectors stay while one scalar after the other meets them, or the other way round.
+            operands=np.minimum(instructions, rows) + 1,
             chain=steps * np.where(between == 1, outer, 1),
             kept=steps * np.where(stays, outer, 1),
             unrolled=np.minimum(unrolled, nest.trips(level)),
             is_flat=is_flat,
             depth=depth,
+            issue=machine.issue(written),
         )
 
 
@@ -150,7 +148,7 @@ def _vectorized_by_compiler(nest: Nest, axis: int, unrolled: Ints) -> Ints:
     return np.where((nest.tile.prod(axis=0) == 1) & is_inner & is_flat, np.minimum(between[axis], 16), 1)
 
 
-def _loads_of_all(population: Population, nest: Nest, body: _Body) -> Floats:
+def _loads_of_all(population: Population, nest: Nest, body: _Body, machine: Machine) -> Floats:
     """[programs]: load instructions of one step."""
     node, dag = nest.node, population.sketch.dag
     loads = np.zeros(len(population))
@@ -163,16 +161,20 @@ def _loads_of_all(population: Population, nest: Nest, body: _Body) -> Floats:
             in_order = _loads_of(read, body.tile, node.vector_axis, body.lanes, is_arranged=True)
             vectors = np.where(arranged, in_order, vectors)
         # A short reduction is unrolled: what it reads stays in registers while the loop around it goes on.
-        kept = vectors * body.chain <= VECTOR_REGISTERS - body.accumulators - 1
+        kept = vectors * body.chain <= machine.registers - body.accumulators - 1
         repeats = np.where(kept, _repeats(nest, read), 1)
-        repeats = np.maximum(repeats, _sharing(nest, body, read, vectors, dag.buffer[read.buffer].shape))
+        repeats = np.maximum(
+            repeats, _sharing(nest, body, read, vectors, dag.buffer[read.buffer].shape, machine.registers)
+        )
         asked, apart = _conditions_asked(nest, body, read), _loads_apart(nest, body, read, vectors)
-        slots = _slots_of_load(population, read.buffer, asked, apart)
+        slots = _slots_of_load(population, read.buffer, asked, apart, machine)
         loads = loads + vectors * slots / repeats
     return loads
 
 
-def _sharing(nest: Nest, body: _Body, read: Access, vectors: Floats, shape: Sequence[int]) -> Floats:
+def _sharing(
+    nest: Nest, body: _Body, read: Access, vectors: Floats, shape: Sequence[int], registers: int
+) -> Floats:
     """[programs]: steps that share a load, which takes `vectors` in each, where tiles that overlap are all of
     one unrolled body and registers hold what it reads."""
     if nest.depth < MERGING_DEPTH or not all(index.affine for index in read.indices):
@@ -183,7 +185,7 @@ def _sharing(nest: Nest, body: _Body, read: Access, vectors: Floats, shape: Sequ
     )
     held = body.accumulators * nest.trips(around) + vectors * touched / alone
     steps = nest.trips(around) * nest.trips(around + 1)
-    return np.where(body.is_flat & (held <= VECTOR_REGISTERS), steps * alone / touched, 1.0)
+    return np.where(body.is_flat & (held <= registers), steps * alone / touched, 1.0)
 
 
 def _conditions_asked(nest: Nest, body: _Body, read: Access) -> Floats:
@@ -202,7 +204,9 @@ def _loads_apart(nest: Nest, body: _Body, read: Access, vectors: Floats) -> Floa
     return np.maximum(GATHER_INSTRUCTIONS * body.tile[sorted(read.axes)].prod(axis=0) / vectors, 1.0)
 
 
-def _slots_of_load(population: Population, buffer: str, asked: Floats, apart: Floats) -> Floats:
+def _slots_of_load(
+    population: Population, buffer: str, asked: Floats, apart: Floats, machine: Machine
+) -> Floats:
     """[programs]: what a load takes, counted in loads: more where the value is computed on the spot. `asked`
     is how often it asks the producer's condition, `apart` how many loads it counts for where the producer
     finds neighbours apart in memory."""
@@ -210,11 +214,12 @@ def _slots_of_load(population: Population, buffer: str, asked: Floats, apart: Fl
     producer = sketch.dag.producer.get(buffer)
     if producer is None:
         return np.ones(len(population))
-    branches = INLINE_CYCLES * producer.has_branch * asked
-    slots = (producer.flops / ISSUE_WIDTH + branches) * LOADS_PER_CYCLE
+    branches = machine.factors.inline_cycles * producer.has_branch * asked
+    issue = machine.issue(sketch.dag.buffer[buffer])
+    slots = (producer.flops / issue + branches) * machine.loads
     for read in producer.reads:
         loads = apart if lies_apart(read, producer.vector_axis) else np.ones_like(apart)
-        slots = slots + loads * _slots_of_load(population, read.buffer, asked, np.ones_like(apart))
+        slots = slots + loads * _slots_of_load(population, read.buffer, asked, np.ones_like(apart), machine)
     stage = sketch.stage[producer.name]
     inlined = (stage.placement is Placement.INLINE) | is_inlined(population, producer.name)
     return np.where(inlined, slots, 1.0)
@@ -227,8 +232,11 @@ def _loads_of(read: Access, tile: Ints, axis: int | None, lanes: int, is_arrange
     if axis not in used or axis is None:
         return rows
     *outer, last = read.indices
-    if all(term.divisor > 1 for index in read.indices for term in index.terms if term.axis == axis):
-        return rows  # a group of lanes reads the same value
+    divisors = [term.divisor for index in read.indices for term in index.terms if term.axis == axis]
+    if min(divisors) > 1:
+        # A group of lanes reads the same value; where groups are shorter than vectors, it is gathered.
+        groups = -(-np.minimum(tile[axis], lanes) // min(divisors))
+        return rows * np.where(groups == 1, 1.0, GATHER_INSTRUCTIONS * tile[axis])
     contiguous = Term(axis, 1) in last.terms and not any(axis in index.axes for index in outer)
     in_vectors = contiguous or is_arranged
     return rows * (vector_instructions(tile[axis], lanes) if in_vectors else GATHER_INSTRUCTIONS * tile[axis])

@@ -1,23 +1,26 @@
 """What a tiled node moves between the levels of memory, and copies into the order of its loops.
 
 Per cache level of capacity C the outermost loop inside which everything touched fits into C gives the bytes
-that cross from the level below: the sum over accesses of footprint * visits.
+that cross from the level below: the sum over accesses of footprint * visits. Rows that lie a large power of
+two apart share cache sets: they fit only where their sets have room for them.
 """
 
 from __future__ import annotations
 
-import numpy as np
+import math
 
-from search.cost.machine import COPY_CYCLES, L1_SHARE, L2_SHARE, L3_SHARE, LINE_BYTES, MEMORY_STALL_BYTES
+import numpy as np
+from numpy.typing import NDArray
+
+from search.cost.machine import LINE_BYTES, PAGE_BYTES, Machine
 from search.dag import Access, Dag
-from search.device import Device
 from search.programs.nest import Floats, Nest, footprint_bytes, region, touched_elements
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.sketch import read_kind
 
 
-def traffic_terms(population: Population, nest: Nest, device: Device) -> dict[str, Floats]:
+def traffic_terms(population: Population, nest: Nest, machine: Machine) -> dict[str, Floats]:
     """Bytes that cross into each cache level, and the footprint at each boundary."""
     dag = population.sketch.dag
     accesses = [*nest.node.reads, nest.node.write]
@@ -25,22 +28,26 @@ def traffic_terms(population: Population, nest: Nest, device: Device) -> dict[st
     levels = np.array([*(level for level, _ in nest.loops), nest.depth])
     sizes = [_footprint(population, nest, access, loops.inside, levels) for access in accesses]
     total = np.add.reduce(sizes)
+    taken = np.zeros_like(total)
+    for access, size in zip(accesses, sizes, strict=True):
+        crowding = _crowding(access, loops.inside, dag) ** machine.factors.crowding
+        taken = taken + size * np.where(_copied(population, nest, access, levels), 1.0, crowding)
     crossings = [size * loops.visits(access) for access, size in zip(accesses, sizes, strict=True)]
     stalls = [
-        np.where(copied_at(population, nest, access) == 0, 1.0, _stalls(access, nest, dag, device))
+        np.where(copied_at(population, nest, access) == 0, 1.0, _stalls(access, nest, dag, machine))
         for access in accesses
     ]
     stalled = [crossing * stall for crossing, stall in zip(crossings, stalls, strict=True)]
     everything = np.add.reduce(stalled)
     # Where all of it fits into the last cache, only the weights come from memory.
-    fits = total[0] <= L3_SHARE * device.l3_bytes
+    fits = total[0] <= machine.l3_room
     is_cold = [dag.buffer[access.buffer].constant for access in accesses]
     cold = sum((s[0] for s, constant in zip(stalled, is_cold, strict=True) if constant), start=np.zeros(1))
     crossing = np.add.reduce(crossings)
     terms = {
-        "l2_traffic": _crossing(total, crossing, L1_SHARE * device.l1_bytes),
-        "l3_traffic": _crossing(total, crossing, L2_SHARE * device.l2_bytes),
-        "memory_traffic": np.where(fits, cold, _crossing(total, everything, L3_SHARE * device.l3_bytes)),
+        "l2_traffic": _crossing(taken, crossing, machine.l1_room),
+        "l3_traffic": _crossing(taken, crossing, machine.l2_room),
+        "memory_traffic": np.where(fits, cold, _crossing(total, everything, machine.l3_room)),
     }
     for boundary in range(1, nest.depth):
         terms[f"footprint_{boundary}"] = total[np.searchsorted(levels, boundary)]
@@ -65,11 +72,33 @@ def _footprint(population: Population, nest: Nest, access: Access, inside: Ints,
     buffer = population.sketch.dag.buffer[access.buffer]
     lines = footprint_bytes(access, inside, buffer, LINE_BYTES)
     elements = touched_elements(access, inside, buffer.shape)
-    copied = levels[:, None] >= copied_at(population, nest, access)
+    copied = _copied(population, nest, access, levels)
     return np.where(copied, np.maximum(elements * buffer.item_bytes, LINE_BYTES), lines)
 
 
-def copy_cycles(population: Population, nest: Nest, device: Device) -> Floats:
+def _copied(population: Population, nest: Nest, access: Access, levels: Ints) -> NDArray[np.bool_]:
+    """[boundaries, programs]: whether what is read there is a copy in the order of the loops."""
+    return np.asarray(levels[:, None] >= copied_at(population, nest, access))
+
+
+def _crowding(access: Access, inside: Ints, dag: Dag) -> Floats:
+    """[boundaries, programs]: how many times its size a region takes of a cache whose sets are chosen by the
+    address within PAGE_BYTES. (Larger caches have more sets, but which of them a page falls into is chance.)
+
+    128 rows of one line each, 4096 bytes apart: all in one of 64 sets  ->  64
+    """
+    buffer = dag.buffer[access.buffer]
+    *rows, row = region(access, inside, buffer.shape) or [np.ones_like(inside[..., 0, :])]
+    covered = np.minimum(np.ceil(row * buffer.item_bytes / LINE_BYTES) * LINE_BYTES, PAGE_BYTES)
+    stride = buffer.item_bytes * math.prod(buffer.shape[-1:])
+    for count, extent in zip(reversed(rows), reversed(buffer.shape[:-1]), strict=True):
+        apart = PAGE_BYTES // math.gcd(stride, PAGE_BYTES)
+        covered = np.minimum(covered * np.minimum(count, apart), PAGE_BYTES)
+        stride *= extent
+    return np.asarray(PAGE_BYTES / covered)
+
+
+def copy_cycles(population: Population, nest: Nest, machine: Machine) -> Floats:
     """What it costs to copy operands into the order of the loops, every time their part changes."""
     cycles = np.zeros(len(population))
     for access in dict.fromkeys(nest.node.reads):
@@ -79,21 +108,27 @@ def copy_cycles(population: Population, nest: Nest, device: Device) -> Floats:
         trips = np.concatenate([np.ones((1, len(population))), nest.extents.prod(axis=1)])
         copies = np.cumprod(trips, axis=0)
         for level in range(0 if not buffer.constant else 1, nest.depth):
-            here = elements[level] * copies[level] * buffer.item_bytes / device.vector_bytes * COPY_CYCLES
+            here = (
+                elements[level]
+                * copies[level]
+                * buffer.item_bytes
+                / machine.device.vector_bytes
+                * machine.factors.copy_cycles
+            )
             cycles = cycles + np.where(place == level, here, 0.0)
     return cycles
 
 
-def _stalls(access: Access, nest: Nest, dag: Dag, device: Device) -> Floats | float:
+def _stalls(access: Access, nest: Nest, dag: Dag, machine: Machine) -> Floats | float:
     """How much longer than streaming it takes to read the rows of a large buffer: the innermost reduction and
-    spatial levels read them in runs, and every jump to the next run costs as much as MEMORY_STALL_BYTES
-    would have taken."""
+    spatial levels read them in runs, and every jump to the next run costs as much as so many
+    bytes would have taken."""
     buffer = dag.buffer[access.buffer]
-    if buffer.num_bytes <= device.l2_bytes:
+    if buffer.num_bytes <= machine.device.l2_bytes:
         return 1.0
     row = region(access, nest.inside[-3], buffer.shape)[-1]
     run = np.maximum(row * buffer.item_bytes, LINE_BYTES)
-    return np.asarray(1.0 + np.where(row < buffer.shape[-1], MEMORY_STALL_BYTES / run, 0.0))
+    return np.asarray(1.0 + np.where(row < buffer.shape[-1], machine.factors.stall_bytes / run, 0.0))
 
 
 def _crossing(total: Floats, crossing: Floats, capacity: float) -> Floats:

@@ -22,7 +22,7 @@ from proto.values import (
     WorkerReport,
     WorkerState,
 )
-from records import building, devices, jobs, leases
+from records import blobs, building, devices, jobs, leases
 from records.builders import Builder
 from records.devices import Asked, SessionFenced
 from records.jobs import JobState
@@ -32,6 +32,7 @@ from server.fleet.plausible import believed, believed_report
 IDLE_S = 1.0
 EVICTED_S = 5.0
 _MAX_LEASE = 256
+_GIVES_BACK = (WorkerState.PROBING, WorkerState.DRAINING, WorkerState.OFFLINE)
 
 Wake = tuple[str, str]
 
@@ -58,7 +59,7 @@ def reconcile(
         why = Wanted(devices.wanted(session, report.worker_id).value)
         return Outcome(Answer(fenced=True, wanted=why, call_again_after_s=EVICTED_S))
     wakes, closed = _store_results(session, report, now)
-    if report.state in (WorkerState.DRAINING, WorkerState.OFFLINE) and report.held is None:
+    if report.state in _GIVES_BACK and report.held is None:
         leases.give_back(session, report.worker_id, report.session_id, now)
     if report.state is WorkerState.READY and not announced:
         wakes += _waiting_jobs(session)
@@ -88,7 +89,7 @@ def _present(session: Session, report: WorkerReport, announced: bool, now: float
     or it was evicted."""
     worker_id, session_id = report.worker_id, report.session_id
     state = devices.WorkerState(report.state.value)
-    vitals = devices.Vitals(**asdict(report.vitals))
+    vitals = devices.Vitals(**asdict(report.vitals), builds=report.role is Role.BUILD)
     known = (announced and not report.calibrated) or report.device is None
     if known and not report.starting:
         return devices.seen(session, worker_id, session_id, state, now, vitals)
@@ -179,11 +180,10 @@ def _lost_on_the_way(session: Session, report: WorkerReport, now: float) -> Leas
 
 def _described(session: Session, lease: leases.Lease, report: WorkerReport, now: float) -> Lease:
     assert report.device is not None, "a ready worker has a device"
-    run = lease.module_run
     return Lease(
         id=LeaseId(lease.id, lease.attempt),
         target=building.target(session, lease.job_id) if lease.build else report.device.target,
-        limits=Limits(),
+        limits=_limits(session, lease),
         expires_after_s=max(lease.expires_at - now, 1.0),
         candidates=tuple(
             Candidate(
@@ -196,6 +196,22 @@ def _described(session: Session, lease: leases.Lease, report: WorkerReport, now:
             )
             for trial in lease.trials
         ),
-        module_run=None if run is None else ModuleRun(run.id, run.kind, run.artifact_sha),
+        module_runs=_module_runs(session, lease),
         build=lease.build,
+    )
+
+
+def _limits(session: Session, lease: leases.Lease) -> Limits:
+    sizes = [blobs.size(session, run.artifact_sha) or 0 for run in lease.module_runs]
+    return Limits.for_module(max(sizes)) if sizes else Limits()
+
+
+def _module_runs(session: Session, lease: leases.Lease) -> tuple[ModuleRun, ...]:
+    """The tuned model is compared with the untuned one, unless that is known not to run."""
+    if not lease.module_runs:
+        return ()
+    failed = {run.kind for run in leases.module_runs(session, lease.job_id) if run.failed}
+    return tuple(
+        ModuleRun(run.id, run.kind, run.artifact_sha, run.kind == "tuned" and "untuned" not in failed)
+        for run in lease.module_runs
     )

@@ -46,7 +46,7 @@ def test_a_token_never_lives_for_what_is_no_number(service: Service, seconds: st
 def test_no_schedule_takes_a_million_years(service: Service) -> None:
     """The median of such times is infinite, which is not what the document says a latency is."""
     Worker(service.fleet).call()
-    record = {"workload": "abc", "trace": "[]", "run_secs": [1.7e308, 1.7e308], "target": "{}"}
+    record = {"workload": "abc", "trace": "[[],[]]", "run_secs": [1.7e308, 1.7e308], "target": "{}"}
     body = {"workloads": [{"hash": "abc", "module_json": "{}"}], "records": [record]}
     answer = service.http.post("/v1/schedules/import", json=body)
     assert answer.status_code == 422

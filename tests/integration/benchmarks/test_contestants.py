@@ -10,7 +10,13 @@ import pytest
 
 from benchmarks.networks import untuned
 from benchmarks.timing.agreement import compare, random_inputs
-from benchmarks.timing.contestants import OnnxFile, ProcessContestant, TvmLibrary, own_process
+from benchmarks.timing.contestants import (
+    OnnxFile,
+    OpenVinoFile,
+    ProcessContestant,
+    TvmLibrary,
+    own_process,
+)
 from benchmarks.timing.interleaved import Block, measure
 from compiler.importing.model import ModelError
 from compiler.packaging.artifact import ArtifactError
@@ -47,6 +53,18 @@ def test_an_untuned_build_takes_turns_and_agrees_with_onnxruntime(model: Path, t
         first, second = (theirs.outputs(each)[0] for each in INPUTS)
         assert first.shape == (1, 10)
         assert not np.allclose(first, second)
+
+
+def test_openvino_agrees_with_onnxruntime(model: Path) -> None:
+    pytest.importorskip("openvino")
+    with (
+        ProcessContestant(OpenVinoFile(model), 2, INPUTS[0]) as ours,
+        ProcessContestant(OpenVinoFile(model, "AVX2"), 2, INPUTS[0]) as less,
+        ProcessContestant(OnnxFile(model), 2, INPUTS[0]) as theirs,
+    ):
+        assert compare(ours, theirs, INPUTS).of_allowed < 1
+        assert compare(less, theirs, INPUTS).of_allowed < 1
+        assert all(secs > 0 for secs in ours.time_block(SHORT))
 
 
 def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:

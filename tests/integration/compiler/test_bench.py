@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -16,7 +17,7 @@ from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 import compiler.measuring.bench
 from compiler.importing.model import Model, fuse, read_onnx, untuned
 from compiler.importing.spec import TensorSpec
-from compiler.measuring.bench import MAX_MODULE_REPEATS, Bench, Built
+from compiler.measuring.bench import MAX_TURN_REPEATS, Bench, Built
 from compiler.measuring.timing import MAX_REPEATS, MIN_REPEATS
 from compiler.packaging.artifact import Manifest, build_library, build_module, pack, unpack
 from compiler.target import probe
@@ -275,9 +276,56 @@ def _artifact(
 
 
 def test_a_compiled_model_is_timed_end_to_end(bench: Bench) -> None:
-    measurement = bench.measure_module(_artifact())
+    measurement = bench.measure_module(_artifact(), compare=True)
     assert measurement.outcome is Outcome.OK, measurement.error
-    assert 1 < len(measurement.run_secs) <= MAX_MODULE_REPEATS
+    assert 1 < len(measurement.run_secs) <= MAX_TURN_REPEATS
+
+
+@pytest.mark.parametrize(
+    ("call_s", "calls", "repeats"),
+    [
+        (1.0, 1, 1),
+        (31.0, 1, 1),
+        (0.9, 1 + 2, 2),
+        (0.05, 2 + 6, 6),
+        (0.001, 100 + 300, MAX_TURN_REPEATS),
+    ],
+)
+def test_a_turn_is_as_long_as_it_must_be(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, call_s: float, calls: int, repeats: int
+) -> None:
+    """On a machine whose calls all take so long."""
+    made = 0
+
+    def call(*_inputs: object) -> None:
+        nonlocal made
+        made += 1
+
+    clock = SimpleNamespace(perf_counter=lambda: made * call_s)
+    monkeypatch.setattr(compiler.measuring.bench, "time", clock)
+    monkeypatch.setattr(bench, "_machine", lambda _library: {"main": call})
+    measurement = bench.measure_module(_artifact(library=b"none"), compare=False)
+    assert measurement.outcome is Outcome.OK, measurement.error
+    assert abs(made - calls) <= 1  # sums of fractions
+    assert len(measurement.run_secs) in (repeats, min(repeats + 1, MAX_TURN_REPEATS))
+    assert measurement.run_secs == pytest.approx([call_s] * len(measurement.run_secs))
+
+
+def test_interruptions_do_not_count(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call in ten takes a hundred times as long as the others."""
+    now = 0.0
+    made = 0
+
+    def call(*_inputs: object) -> None:
+        nonlocal now, made
+        made += 1
+        now += 0.01 if made % 10 == 0 else 1e-4
+
+    clock = SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr(compiler.measuring.bench, "time", clock)
+    monkeypatch.setattr(bench, "_machine", lambda _library: {"main": call})
+    measurement = bench.measure_module(_artifact(library=b"none"), compare=False)
+    assert measurement.latency_s == pytest.approx(1e-4)
 
 
 @pytest.mark.parametrize(
@@ -292,32 +340,37 @@ def test_a_compiled_model_is_timed_end_to_end(bench: Bench) -> None:
     ids=["empty", "no archive", "no library", "without inputs", "with inputs of another shape"],
 )
 def test_a_damaged_artifact_is_a_run_error(bench: Bench, make: Callable[[], bytes]) -> None:
-    measurement = bench.measure_module(make())
+    measurement = bench.measure_module(make(), compare=True)
     assert measurement.outcome is Outcome.RUN_ERROR
     assert measurement.error
 
 
 def test_a_model_that_computes_what_it_does_untuned_is_timed(bench: Bench) -> None:
-    measurement = bench.measure_module(_artifact(reference=_untuned(read_onnx(residual(), {}))))
+    measurement = bench.measure_module(_artifact(reference=_untuned(read_onnx(residual(), {}))), compare=True)
     assert measurement.outcome is Outcome.OK, measurement.error
 
 
 def test_a_model_that_computes_something_else_is_not_timed(bench: Bench) -> None:
-    measurement = bench.measure_module(_artifact(reference=_untuned(_with_other_weights())))
+    measurement = bench.measure_module(_artifact(reference=_untuned(_with_other_weights())), compare=True)
     assert (measurement.outcome, measurement.run_secs) == (Outcome.WRONG_RESULT, ())
     assert measurement.error.startswith(
         "not what the untuned model computes: output 0: its values are off by"
     )
 
 
+def test_a_model_is_not_compared_when_it_need_not_be(bench: Bench) -> None:
+    measurement = bench.measure_module(_artifact(reference=b"no library"), compare=False)
+    assert measurement.outcome is Outcome.OK, measurement.error
+
+
 def test_several_outputs_are_compared_each(bench: Bench) -> None:
     model = read_onnx(two_outputs(), {})
     manifest = dataclasses.replace(unpack(_artifact())[1], inputs=model.inputs, outputs=model.outputs)
-    measurement = bench.measure_module(pack(_library(model), manifest, _untuned(model)))
+    measurement = bench.measure_module(pack(_library(model), manifest, _untuned(model)), compare=True)
     assert measurement.outcome is Outcome.OK, measurement.error
 
 
 def test_a_reference_that_does_not_run_is_named(bench: Bench) -> None:
-    measurement = bench.measure_module(_artifact(reference=b"no library"))
+    measurement = bench.measure_module(_artifact(reference=b"no library"), compare=True)
     assert measurement.outcome is Outcome.RUN_ERROR
     assert measurement.error.startswith("the untuned model, to compare with: ")

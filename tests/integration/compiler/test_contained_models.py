@@ -68,6 +68,17 @@ def test_an_import_that_takes_too_much_memory_is_ended() -> None:
         import_model(residual(), {}, TARGET, Limits(memory_bytes=200 << 20))
 
 
+def test_where_the_machine_lacks_memory_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed, as the kernel does when memory runs out."""
+    monkeypatch.setattr(contained_models, "machine_bytes", lambda: 512 << 20)
+    killer = threading.Thread(target=kill_the_child)
+    killer.start()
+    says = r"\(SIGKILL\): a model file of .* GB may take 1.07 GB of memory and this machine has 0.537 GB: run"
+    with pytest.raises(ModelError, match=says):
+        compile_untuned(residual(), {}, TARGET)
+    killer.join()
+
+
 def test_a_small_file_takes_no_gigabytes() -> None:
     b = Builder()
     begin, end, step = (b.constant(np.int64(number)) for number in (0, 1 << 28, 1))

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import tvm
 import tvm_ffi
+from tvm.s_tir import Schedule
 
-from compiler.lowering.trace import LoweringError, apply_trace, lower
+from compiler.lowering.trace import LoweringError, _plain, apply_trace, lower
 from compiler.measuring.bench import Bench, Built
 from compiler.reading.subgraph import read_dag
 from compiler.target import probe
@@ -155,6 +156,18 @@ def _vectors_of_copy(module: tvm.IRModule) -> list[int]:
 def test_what_is_no_trace_is_refused(trace: str) -> None:
     with pytest.raises(LoweringError):
         apply_trace(WORKLOADS["matmul"](), trace)
+
+
+def test_a_trace_that_carries_code_is_refused() -> None:
+    """TVM replays it like any other, and would link what the pragma holds into the library."""
+    workload = WORKLOADS["matmul"]()
+    schedule = Schedule(workload)
+    block = next(iter(schedule.get_child_blocks(schedule.get_sblock("root"))))
+    code = "define void @smuggled() { ret void }"
+    schedule.annotate(schedule.get_loops(block)[0], "pragma_import_llvm", code)
+    assert "pragma_import_llvm" in schedule.mod.script()
+    with pytest.raises(LoweringError, match="pragma_import_llvm"):
+        apply_trace(workload, json.dumps(_plain(schedule.trace.as_json())))
 
 
 def test_a_trace_of_another_workload_is_refused() -> None:

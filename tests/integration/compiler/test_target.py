@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tvm
+from tvm import te, tirx
+from tvm.s_tir import Schedule
+from tvm.target.codegen import llvm_get_cpu_features, target_has_features
 
 import compiler.target
+from compiler.codegen.steps import compiled
 from compiler.target import parse_target, probe
 from search.device import Device
+from search.instruction_sets import CLASSES, FeatureError, instruction_sets
+from search.sketches.intrinsics import INTRINSICS
+from tests.machines import AVX2, AVX512, MACHINES, SSE, ZEN4
+from tests.workloads import module
 
 
 def test_this_machine_is_a_device_whose_target_tvm_knows() -> None:
@@ -35,85 +45,198 @@ def test_probing_twice_gives_the_same_class() -> None:
     assert probe(cores=2).key != probe(cores=1).key
 
 
-def _machine(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, cpu_info: str, caches: list[tuple[str, ...]]
+def test_what_is_switched_on_and_off_are_names_that_llvm_knows() -> None:
+    known = {str(name) for name in tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()}
+    if "avx512f" in known:  # LLVM names what this kind of processor might have, not only what it has
+        assert {one.name for one in instruction_sets("x86_64")} <= known
+    for one in instruction_sets("aarch64"):
+        facts = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": "generic", "mattr": [f"+{one.name}"]}
+        assert target_has_features(one.name, tvm.target.Target(facts)), one
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_device_is_what_its_machine_executes(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A machine whose system tells this; caches are (type, level, size)."""
-    (folder / "cpuinfo").write_text(cpu_info)
+    machine = MACHINES[name]
+    machine.stand_in(monkeypatch, tmp_path)
+    device = probe()
+    assert device.mcpu == machine.mcpu
+    assert device.features == tuple(machine.features.split())
+    assert device.vector_bytes == machine.vector_bytes
+    assert device.speeds.registers == machine.registers
+    assert json.loads(device.target).get("mattr", []) == list(machine.mattr)
+    offered = [one.name for one in INTRINSICS if set(one.features) <= set(device.features)]
+    assert offered == list(machine.intrinsics)
+
+
+@pytest.mark.parametrize("name", MACHINES)
+def test_llvm_counts_on_nothing_that_the_machine_lacks(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine = MACHINES[name]
+    machine.stand_in(monkeypatch, tmp_path)
+    target = parse_target(probe().target)
+    known = {one.name for one in instruction_sets(machine.architecture)}
+    assert {str(one) for one in llvm_get_cpu_features(target)} & known <= set(machine.llvm.split())
+
+
+def test_a_container_has_the_cores_that_it_may_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ZEN4.stand_in(monkeypatch, tmp_path)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 9})
+    device = probe()
+    assert (device.cores, json.loads(device.target)["num-cores"]) == (3, 3)
+    assert device.features == tuple(ZEN4.features.split())
+
+
+@pytest.mark.parametrize("name", ["neon", "dotprod", "i8mm", "sve", "sve2"])
+def test_an_arm_machine_is_asked_by_its_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's bits are in a process wherever it runs; /proc/cpuinfo may be another machine's."""
+    numbers = {"neon": (16, 1), "dotprod": (16, 20), "sve": (16, 22), "sve2": (26, 1), "i8mm": (26, 13)}
+    kind, bit = numbers[name]
+    bits = {16: 0, 26: 0} | {kind: 1 << bit}
+    monkeypatch.setattr(compiler.target.platform, "machine", lambda: "aarch64")
+    library = SimpleNamespace(getauxval=lambda kind: bits[kind])
+    monkeypatch.setattr(compiler.target.ctypes, "CDLL", lambda _: library)
+    assert [known for known, there in compiler.target._host().items() if there] == [name]
+
+
+@pytest.mark.parametrize(
+    ("without", "left", "vector_bytes", "mattr"),
+    [
+        (CLASSES["avx512"], f"{AVX2} {AVX512}", 64, []),
+        (CLASSES["avx2"], AVX2, 32, ["-avx512f"]),
+        (CLASSES["sse4.2"], SSE, 16, ["-avx"]),
+        (("avx512_vnni",), AVX512, 64, ["-avx512vnni"]),
+        (("avx512vnni",), AVX512, 64, ["-avx512vnni"]),
+        (("avx2",), "avx fma f16c", 16, ["-avx2"]),
+        (("fma",), "avx avx2", 32, ["-fma"]),
+        (("avx512vl", "avx512f", "avx2"), "avx fma f16c", 16, ["-avx2"]),
+        (("sse4_2",), "sse4.1 ssse3", 16, ["-sse4.2"]),
+    ],
+)
+def test_what_is_given_up_takes_along_what_needs_it(
+    without: tuple[str, ...],
+    left: str,
+    vector_bytes: int,
+    mattr: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    ZEN4.stand_in(monkeypatch, tmp_path)
+    device = probe(2, without=without)
+    assert json.loads(device.target).get("mattr", []) == mattr
+    assert device.vector_bytes == vector_bytes
+    gone = {one.name for one in instruction_sets("x86_64") if one.name in without or one.word in without}
+    has = {str(one) for one in llvm_get_cpu_features(parse_target(device.target))}
+    assert set(left.split()) - gone <= has
+    assert not gone & has
+    words = {one.word: one.name for one in instruction_sets("x86_64")}
+    assert {words[word] for word in device.features} <= has
+    assert (device.key == probe(2).key) == (not without)
+
+
+def test_without_avx512_there_is_neither_its_dot_product_nor_its_registers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ZEN4.stand_in(monkeypatch, tmp_path)
+    devices = {name: probe(2, without) for name, without in CLASSES.items()}
+    assert {name: device.speeds.registers for name, device in devices.items()} == {
+        "avx512": 32,
+        "avx2": 16,
+        "sse4.2": 16,
+    }
+    assert "avx512_vnni" in devices["avx512"].features
+    assert "avx512_vnni" not in devices["avx2"].features
+    fused = {name: device.speeds.issue("float32") for name, device in devices.items()}
+    assert fused["sse4.2"] < fused["avx2"]
+    assert len({device.key for device in devices.values()}) == 3
+
+
+def test_an_arm_device_gives_up_its_dot_product(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    MACHINES["neoverse-v1"].stand_in(monkeypatch, tmp_path)
+    device = probe(2, without=("asimddp", "sve"))
+    assert "asimddp" not in device.features
+    assert not any(word.startswith("sve") for word in device.features)
+    assert json.loads(device.target)["mattr"] == ["-dotprod", "-sve"]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("avx99", "'avx99' is no instruction set of x86_64"),
+        ("dotprod", "'dotprod' is no instruction set of x86_64"),
+        ("avx512f", "this machine has no avx512f to give up"),
+        ("amx_tile", "this machine has no amx_tile to give up"),
+    ],
+)
+def test_only_what_is_there_can_be_given_up(
+    name: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    MACHINES["haswell"].stand_in(monkeypatch, tmp_path)
+    with pytest.raises(FeatureError, match=says):
+        probe(2, without=("avx2", name))
+
+
+@pytest.mark.parametrize(
+    ("name", "widest"),
+    [("zen4", "zmm"), ("zen4-without-avx512", "ymm"), ("haswell", "ymm"), ("nehalem", "xmm")],
+)
+def test_generated_code_uses_the_devices_registers(
+    name: str, widest: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        MACHINES[name].stand_in(patch, tmp_path)
+        device = probe(1)
+    a, b = (te.placeholder((1024,), name=name) for name in "ab")
+    summed = te.compute(a.shape, lambda i: tirx.exp(a[i]) * b[i], name="product")
+    schedule = Schedule(module([a, b, summed]))
+    (loop,) = schedule.get_loops(schedule.get_sblock("product"))
+    schedule.vectorize(schedule.split(loop, [None, 64])[1])
+    library, _ = compiled(schedule.mod, parse_target(device.target))
+    assembly = library.mod.inspect_source("asm")
+    assert max(re.findall(r"[xyz]mm", assembly)) == widest
+
+
+def test_caches_are_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _caches(
+        monkeypatch,
+        tmp_path,
+        [
+            ("Data", "1", "48K"),
+            ("Instruction", "1", "32K"),
+            ("Unified", "2", "2048K"),
+            ("Unified", "3", "105M"),
+        ],
+    )
+    device = probe()
+    assert (device.l1_bytes, device.l2_bytes, device.l3_bytes) == (48 << 10, 2 << 20, 105 << 20)
+
+
+def test_a_board_that_tells_nothing_has_small_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _caches(monkeypatch, tmp_path, [("Unified", "2", "unknown"), ("Data", "1", "")])
+    device = probe()
+    assert (device.l1_bytes, device.l2_bytes, device.l3_bytes) == (32 << 10, 512 << 10, 2 << 20)
+
+
+def _caches(monkeypatch: pytest.MonkeyPatch, folder: Path, caches: list[tuple[str, ...]]) -> None:
+    """A system that tells of these: (type, level, size)."""
     for number, facts in enumerate(caches):
         cache = folder / f"index{number}"
         cache.mkdir()
         for name, value in zip(("type", "level", "size"), facts, strict=True):
             (cache / name).write_text(f"{value}\n")
-    monkeypatch.setattr(compiler.target, "CPU_INFO", folder / "cpuinfo")
     monkeypatch.setattr(compiler.target, "CACHES", folder)
-
-
-def test_a_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    caches = [
-        ("Data", "1", "48K"),
-        ("Instruction", "1", "32K"),
-        ("Unified", "2", "2048K"),
-        ("Unified", "3", "105M"),
-    ]
-    _machine(monkeypatch, tmp_path, "processor: 0\nflags : fpu sse4_1 avx avx2 fma avx512f ht\n", caches)
-    device = probe()
-    assert device.features == ("avx", "avx2", "avx512f", "fma", "sse4_1")
-    assert device.vector_bytes == 64
-    assert (device.l1_bytes, device.l2_bytes, device.l3_bytes) == (48 << 10, 2 << 20, 105 << 20)
-
-
-@pytest.mark.parametrize(
-    ("cpu_info", "vector_bytes"),
-    [
-        ("flags : fpu avx avx2\n", 32),
-        ("flags : fpu sse4_2\n", 16),
-        ("Features : fp asimd sve\n", 16),
-        ("", 16),
-    ],
-)
-def test_vectors_are_as_long_as_the_instructions_allow(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cpu_info: str, vector_bytes: int
-) -> None:
-    _machine(monkeypatch, tmp_path, cpu_info, [])
-    assert probe().vector_bytes == vector_bytes
-
-
-@pytest.mark.parametrize(
-    ("mcpu", "flags", "told"),
-    [
-        ("x86-64", "avx512f avx512_vnni", ["+avx512vnni"]),
-        ("x86-64", "avx512f", None),
-        ("znver5", "avx512f avx512_vnni", None),
-    ],
-)
-def test_llvm_is_told_of_instructions_that_a_general_name_does_not_have(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mcpu: str, flags: str, told: list[str] | None
-) -> None:
-    _machine(monkeypatch, tmp_path, f"flags : {flags}\n", [])
-    known = tvm.get_global_func
-    monkeypatch.setattr(
-        tvm, "get_global_func", lambda name: (lambda: mcpu) if name.endswith("system_cpu") else known(name)
-    )
-    monkeypatch.setattr(compiler.target.platform, "machine", lambda: "x86_64")
-    device = probe()
-    assert json.loads(device.target).get("mattr") == told
-    assert str(parse_target(device.target).kind) == "llvm"
-
-
-def test_a_board_that_tells_nothing_has_small_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    _machine(monkeypatch, tmp_path, "", [("Unified", "2", "unknown"), ("Data", "1", "")])
-    device = probe()
-    assert (device.l1_bytes, device.l2_bytes, device.l3_bytes) == (32 << 10, 512 << 10, 2 << 20)
-    assert device.features == ()
 
 
 def test_a_machine_without_these_files_is_probed_all_the_same(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    known = probe()
     monkeypatch.setattr(compiler.target, "CPU_INFO", tmp_path / "nowhere")
     monkeypatch.setattr(compiler.target, "CACHES", tmp_path / "nowhere")
-    assert probe().vector_bytes == 16
+    assert probe().vector_bytes == known.vector_bytes
+    assert probe().target == known.target
 
 
 @pytest.mark.parametrize(

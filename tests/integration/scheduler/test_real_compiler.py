@@ -69,12 +69,14 @@ class Device:
         return True
 
     def _measure(self, lease: Lease) -> list[TrialResult]:
-        if lease.module_run is not None:
-            with self._database.begin() as session:
-                artifact = blobs.get(session, lease.module_run.artifact_sha)
-            return [TrialResult(self._bench.measure_module(artifact), module_run_id=lease.module_run.id)]
         with self._database.begin() as session:
             texts = tasks.workloads(session, {trial.workload_hash for trial in lease.trials})
+            artifacts = {run.id: blobs.get(session, run.artifact_sha) for run in lease.module_runs}
+        if artifacts:
+            return [
+                TrialResult(self._bench.measure_module(artifact, compare=True), module_run_id=run_id)
+                for run_id, artifact in artifacts.items()
+            ]
         return [
             TrialResult(self._trial(texts[t.workload_hash], t.trace, lease.constants[t.workload_hash]), t.id)
             for t in lease.trials

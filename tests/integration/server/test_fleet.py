@@ -13,7 +13,7 @@ import pytest
 
 from proto import convert
 from proto import fleet_pb2 as pb
-from proto.values import Candidate, Lease, LeaseId, ModuleRun, Result, WorkerState
+from proto.values import PROTOCOL, Candidate, Lease, LeaseId, Limits, ModuleRun, Result, WorkerState
 from records import blobs, devices, jobs, leases, schedules, tasks, trials
 from records.database import StorageError
 from records.jobs import JobState
@@ -251,21 +251,54 @@ def test_a_fenced_session_does_not_go_on_waiting(service: Service, worker: Worke
     assert fenced == [True]
 
 
+def test_a_module_run_gets_memory_by_the_size_of_its_artifact(service: Service, worker: Worker) -> None:
+    job_id = tuning_job(service, worker, count=1)
+    with service.database.begin() as session:
+        sha = blobs.put(session, bytes(10 << 20))
+        leases.add_module_run(session, job_id, "untuned", sha, 3.0)
+    lease = leased(worker)
+    assert lease.limits == Limits.for_module(10 << 20)
+    assert lease.limits.memory_bytes > Limits().memory_bytes + (50 << 20)
+
+
 def test_a_module_run_is_leased_timed_and_published(service: Service, worker: Worker) -> None:
     job_id = tuning_job(service, worker, count=1)
     packed = bytes(range(256)) * 20_000
     with service.database.begin() as session:
         sha = blobs.put(session, packed)
         run_id = leases.add_module_run(session, job_id, "untuned", sha, 3.0)
+        tuned_id = leases.add_module_run(session, job_id, "tuned", sha, 3.0)
     lease = leased(worker)
-    assert (lease.module_run, lease.candidates) == (ModuleRun(run_id, "untuned", sha), ())
+    assert lease.module_runs == (
+        ModuleRun(run_id, "untuned", sha),
+        ModuleRun(tuned_id, "tuned", sha, compare=True),
+    )
+    assert lease.candidates == ()
     fetched = b"".join(chunk.data for chunk in service.fleet.GetBlob(pb.BlobRequest(sha256=sha), timeout=10))
     assert hashlib.sha256(fetched).hexdigest() == sha
-    worker.call(slots=0, results=(Result(1, lease.id, OK, module_run_id=run_id),))
+    failed = Measurement(Outcome.RUN_ERROR, error="the child was ended by SIGSEGV during the run")
+    worker.call(held=lease.id, slots=0, results=(Result(1, lease.id, failed, module_run_id=run_id),))
+    assert service.wakes == []
+    worker.call(slots=0, results=(Result(2, lease.id, OK, module_run_id=tuned_id),))
     assert service.wakes == [("publish", job_id)]
     with service.database.begin() as session:
-        (run,) = leases.module_runs(session, job_id)
-    assert (run.outcome, run.run_secs) == (Outcome.OK, OK.run_secs)
+        ends = [(run.outcome, run.run_secs) for run in leases.module_runs(session, job_id)]
+    assert ends == [(Outcome.RUN_ERROR, ()), (Outcome.OK, OK.run_secs)]
+
+
+def test_a_tuned_model_is_not_compared_with_one_that_is_known_not_to_run(
+    service: Service, worker: Worker
+) -> None:
+    job_id = tuning_job(service, worker, count=1)
+    with service.database.begin() as session:
+        sha = blobs.put(session, b"packed")
+        untuned_id = leases.add_module_run(session, job_id, "untuned", sha, 3.0)
+    lost = Measurement(Outcome.DEVICE_LOST, error="lost")
+    lease = leased(worker)
+    worker.call(slots=0, results=(Result(1, lease.id, lost, module_run_id=untuned_id),))
+    with service.database.begin() as session:
+        tuned_id = leases.add_module_run(session, job_id, "tuned", sha, 4.0)
+    assert leased(worker).module_runs == (ModuleRun(tuned_id, "tuned", sha, compare=False),)
 
 
 def test_workloads_are_fetched_by_hash(service: Service, worker: Worker) -> None:
@@ -282,7 +315,7 @@ def refused(service: Service, message: pb.SynchronizeRequest) -> tuple[grpc.Stat
 
 def request() -> pb.SynchronizeRequest:
     return pb.SynchronizeRequest(
-        protocol=1,
+        protocol=PROTOCOL,
         worker_id="w",
         session_id="s",
         state="WORKER_STATE_READY",
@@ -291,9 +324,10 @@ def request() -> pb.SynchronizeRequest:
 
 
 def test_senseless_calls_are_refused_and_change_nothing(service: Service) -> None:
-    code, details = refused(service, pb.SynchronizeRequest(protocol=9))
-    assert code is grpc.StatusCode.FAILED_PRECONDITION
-    assert "same tunefarm version" in details
+    for protocol in (1, 9):
+        code, details = refused(service, pb.SynchronizeRequest(protocol=protocol))
+        assert code is grpc.StatusCode.FAILED_PRECONDITION
+        assert "same tunefarm version" in details
     impossible = request()
     impossible.device.cores = 0
     code, details = refused(service, impossible)

@@ -10,9 +10,14 @@ import pytest
 from .conftest import Service, Start, Worker
 
 
+def trace_of(number: int) -> str:
+    """A trace unlike those of other numbers, which does nothing."""
+    return json.dumps([[["EnterPostproc", [], [], []]] * number, []], separators=(",", ":"))
+
+
 def database(*latencies: float, workload: str = "abc") -> dict[str, Any]:
     records = [
-        {"workload": workload, "trace": f"[{n}]", "run_secs": [secs], "target": '{"kind":"llvm"}'}
+        {"workload": workload, "trace": trace_of(n), "run_secs": [secs], "target": '{"kind":"llvm"}'}
         for n, secs in enumerate(latencies)
     ]
     return {"workloads": [{"hash": workload, "module_json": '{"root":1}'}], "records": records}
@@ -34,6 +39,17 @@ def test_an_import_is_what_export_gives(ready: Service) -> None:
     assert exported["workloads"] == body["workloads"]
     fastest_first = sorted(body["records"], key=lambda record: record["run_secs"])
     assert exported["records"] == fastest_first
+
+
+def test_a_schedule_that_carries_code_is_refused_and_nothing_is_stored(ready: Service) -> None:
+    body = database(3e-3, 1e-3)
+    code = ["Annotate", ["l1", '"define void @x() { ret void }"'], ["pragma_import_llvm"], []]
+    body["records"][1]["trace"] = json.dumps([[code], []])
+    answer = ready.http.post("/v1/schedules/import", json=body)
+    assert answer.status_code == 422
+    assert answer.json()["type"].endswith("trace-refused")
+    assert "pragma_import_llvm" in answer.json()["detail"]
+    assert ready.http.get("/v1/schedules/export").json()["records"] == []
 
 
 def test_many_workloads_are_exported(ready: Service) -> None:
@@ -58,7 +74,7 @@ def test_the_best_schedule_is_the_fastest(ready: Service, worker: Worker) -> Non
     ready.http.post("/v1/schedules/import", json=database(3e-3, 1e-3))
     for target in ("native", worker.device.key, worker.device.name):
         best = ready.http.get("/v1/schedules/best", params={"workload": "abc", "target": target}).json()
-        assert (best["trace"], best["latency_s"], best["source"]) == ("[1]", 1e-3, "import")
+        assert (best["trace"], best["latency_s"], best["source"]) == (trace_of(1), 1e-3, "import")
     query = {"workloads": ["abc", "other"]}
     answer = ready.http.post("/v1/schedules:query", json=query).json()
     assert answer == {"device_class": worker.device.key, "schedules": {"abc": best, "other": None}}

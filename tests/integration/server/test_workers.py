@@ -186,20 +186,56 @@ def test_an_evicted_worker_loses_its_lease_at_once_and_no_device_counts_as_lost(
     assert worker.call().wanted is Wanted.WORK
 
 
-@pytest.mark.parametrize("state", [WorkerState.DRAINING, WorkerState.OFFLINE])
-def test_a_worker_that_stops_gives_its_lease_back(
+@pytest.mark.parametrize("state", [WorkerState.PROBING, WorkerState.DRAINING, WorkerState.OFFLINE])
+def test_a_worker_that_stops_or_breaks_gives_its_lease_back(
     service: Service, worker: Worker, state: WorkerState
 ) -> None:
     job_id = tuning_job(service, worker)
     lease = leased(worker)
     answer = worker.call(state, results=results(lease)[:1])
     assert answer.acknowledged == (1,)
-    assert [one.state for one in stored(service, job_id)] == ["done", "pending", "pending"]
+    left = [(one.state, one.attempts) for one in stored(service, job_id)]
+    assert left == [("done", 0), ("pending", 0), ("pending", 0)]
     other = leased(Worker(service.fleet, id="other"))
     assert [candidate.trial_id for candidate in other.candidates] == [
         candidate.trial_id for candidate in lease.candidates[1:]
     ]
     assert other.id.attempt == 1
+
+
+def test_a_worker_that_breaks_and_is_mended_wakes_the_jobs_that_waited(
+    service: Service, worker: Worker
+) -> None:
+    worker.call()
+    worker.call(WorkerState.PROBING)
+    job_id = service.submit()
+    service.wakes.clear()
+    worker.call()
+    assert service.wakes == [("intake", job_id)]
+
+
+@pytest.mark.parametrize("builds_for", [(), ("x86_64",)])
+def test_a_worker_that_cannot_measure_says_why(
+    service: Service, worker: Worker, builds_for: tuple[str, ...]
+) -> None:
+    worker.builds_for = builds_for
+    worker.call(WorkerState.PROBING)
+    assert shown(service)["trouble"] == ""
+    assert shown(service)["role"] == ("build" if builds_for else "measure")
+    said = "its check was ended by SIGILL (illegal instruction)"
+    worker.call(WorkerState.PROBING, vitals=replace(VITALS, trouble=said))
+    assert (shown(service)["state"], shown(service)["trouble"]) == ("probing", said)
+    assert "tunefarm_workers_in_trouble 1.0" in service.http.get("/metrics").text
+    worker.call(vitals=VITALS)
+    assert (shown(service)["state"], shown(service)["trouble"]) == ("ready", "")
+    assert "tunefarm_workers_in_trouble 0.0" in service.http.get("/metrics").text
+
+
+def test_one_in_trouble_that_is_gone_is_not_counted(service: Service, worker: Worker) -> None:
+    vitals = replace(VITALS, trouble="its check took longer than 120 s")
+    worker.call(WorkerState.PROBING, vitals=vitals)
+    worker.call(WorkerState.OFFLINE, vitals=vitals)
+    assert "tunefarm_workers_in_trouble 0.0" in service.http.get("/metrics").text
 
 
 def test_two_devices_share_a_batch(service: Service, worker: Worker) -> None:

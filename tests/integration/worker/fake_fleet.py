@@ -95,10 +95,8 @@ class FakeFleet(FleetServicer):
         self.leases.append(lease)
         return lease
 
-    def offer_module(self, sha256: str) -> Lease:
-        lease = Lease(
-            LeaseId(f"lease{len(self.leases)}", 1), "{}", LIMITS, 30.0, (), ModuleRun(5, "tuned", sha256)
-        )
+    def offer_modules(self, *runs: ModuleRun) -> Lease:
+        lease = Lease(LeaseId(f"lease{len(self.leases)}", 1), "{}", LIMITS, 30.0, module_runs=runs)
         self.leases.append(lease)
         return lease
 
@@ -174,7 +172,7 @@ class FakeFleet(FleetServicer):
                 calibrate=self.calibrate,
             )
         lease = None
-        if report.state in (WorkerState.DRAINING, WorkerState.OFFLINE):
+        if report.state in (WorkerState.PROBING, WorkerState.DRAINING, WorkerState.OFFLINE):
             self.held = None
         if report.state is WorkerState.READY and self.wanted is Wanted.WORK:
             lease = self.held = self.held or self._next()

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ KEPT: list[bytearray] = []
 
 
 class FaultBench:
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, without: Sequence[str]) -> None:
         self._builders = ThreadPoolExecutor(threads)
         all_there = threading.Barrier(threads)
         list(self._builders.map(lambda _: all_there.wait(), range(threads)))
@@ -54,6 +54,11 @@ class FaultBench:
     def check(self) -> Device:
         broken = os.environ.get("TVM_FAULT_UNTIL")
         if broken is not None and not Path(broken).exists():
+            how = os.environ.get("TVM_FAULT_HOW", "exit")
+            if how == "import":
+                raise ImportError("libtvm.so: cannot open shared object file")
+            if how.startswith("SIG"):
+                os.kill(os.getpid(), signal.Signals[how])
             print("the probe computed nonsense", file=sys.stderr)
             sys.exit(7)
         return DEVICE
@@ -103,8 +108,11 @@ class FaultBench:
             return Measurement(Outcome.RUN_ERROR, error=str(best_s))
         return (self._do(fault, subject) if when == "run" else None) or fine()
 
-    def measure_module(self, artifact: bytes) -> Measurement:
-        return self._do(artifact.decode(), None) or fine()
+    def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
+        fault = artifact.decode()
+        if fault == "say whether it is compared":
+            return said(f"compared: {compare}")
+        return self._do(fault, None) or fine()
 
     def _do(self, fault: str, subject: Subject | None) -> Measurement | None:
         action: Callable[[Subject | None], Measurement | None] = getattr(self, f"do_{fault}")

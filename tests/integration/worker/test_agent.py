@@ -13,15 +13,18 @@ from pathlib import Path
 import grpc
 import pytest
 
-from proto.values import Limits, Role, WorkerState
+from proto.values import Limits, ModuleKind, ModuleRun, Role, WorkerState
+from search.measurement import Measurement
 from tests.integration.worker.fake_fleet import FakeFleet
 from worker.agent import Agent, Fenced, Manners
 from worker.executor import ChildConfig, Executor
 from worker.fleet import FleetClient, Refused, open_channel
 from worker.profiles import Profiles
+from worker.turns import ROUNDS
 
 HERE = Path(__file__).parent
 RECONNECT_MAX_S = 0.1
+SAYS = "say whether it is compared"
 BRISK = Manners(slots=4, wait_s=0.05, probe_again_max_s=0.05)
 
 
@@ -345,11 +348,38 @@ def test_a_module_is_fetched_checked_and_timed(damaged: int, outcome: str, fetch
         sha256 = hashlib.sha256(b"ok").hexdigest()
         fleet.blobs[sha256] = b"ok"
         fleet.damaged = damaged
-        fleet.offer_module(sha256)
+        fleet.offer_modules(ModuleRun(5, "tuned", sha256))
         async with working(fleet):
             await fleet.until(lambda: fleet.outcomes() == [outcome])
         assert fleet.stored[0].module_run_id == 5
         assert fleet.fetched == [sha256] * fetches
+
+    with_fleet(work)
+
+
+def test_a_model_that_crashes_costs_the_others_nothing() -> None:
+    """Nor is the tuned one compared with an untuned one that takes the process down."""
+    shas = {text: hashlib.sha256(text.encode()).hexdigest() for text in ("segfault", "ok", SAYS)}
+    kinds: tuple[tuple[ModuleKind, str], ...] = (
+        ("untuned", "segfault"),
+        ("published", "ok"),
+        ("tuned", SAYS),
+    )
+
+    async def work(fleet: FakeFleet) -> None:
+        fleet.blobs = {sha: text.encode() for text, sha in shas.items()}
+        runs = [ModuleRun(n, kind, shas[text], kind == "tuned") for n, (kind, text) in enumerate(kinds)]
+        fleet.offer_modules(*runs)
+        async with working(fleet):
+            await fleet.until(lambda: len(fleet.stored) == 3)
+        ends = {result.module_run_id: result.measurement for result in fleet.stored.values()}
+        crashed, timed, compared = (ends[number] for number in range(3))
+        assert isinstance(crashed, Measurement)
+        assert "SIGSEGV" in crashed.error
+        assert isinstance(timed, Measurement)
+        assert timed.run_secs == (0.001,) * ROUNDS
+        assert isinstance(compared, Measurement)
+        assert compared.error == "compared: False"
 
     with_fleet(work)
 
@@ -375,10 +405,30 @@ def test_a_device_that_breaks_gives_its_lease_up_and_probes(tmp_path: Path) -> N
             sound.unlink()
             fleet.offer("run exit", "ok")
             await fleet.until(lambda: in_state(fleet, WorkerState.PROBING))
-            assert fleet.reports[-1].held is None
+            assert (fleet.reports[-1].held, fleet.reports[-1].device) == (None, None)
+            assert fleet.held is None, "it gave its lease back"
             sound.touch()
             await fleet.until(lambda: len(fleet.stored) == 2)
         assert fleet.outcomes() == ["run_error", "ok"]
+        assert fleet.reports[-1].vitals.trouble == ""
+
+    with_fleet(work)
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_device_in_trouble_tells_the_service_why(tmp_path: Path, role: Role) -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.offer("ok", build=role is Role.BUILD)
+        manners = replace(BRISK, role=role)
+        mended = tmp_path / "mended"
+        async with working(fleet, manners, TVM_FAULT_UNTIL=str(mended), TVM_FAULT_HOW="SIGILL"):
+            await fleet.until(lambda: fleet.reports != [] and fleet.reports[-1].vitals.trouble != "")
+            assert states(fleet) == [WorkerState.PROBING]
+            told = fleet.reports[-1].vitals.trouble
+            assert told.startswith("its check was ended by SIGILL (illegal instruction): ")
+            mended.touch()
+            await fleet.until(lambda: in_state(fleet, WorkerState.READY) and len(fleet.stored) == 1)
+            assert fleet.reports[-1].vitals.trouble == ""
 
     with_fleet(work)
 

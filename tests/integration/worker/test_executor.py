@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from proto.values import Limits
@@ -23,7 +26,8 @@ from tests.integration.worker.executors import (
     subject,
     with_executor,
 )
-from worker.executor import PACKAGES, ChildStartError, Executor
+from worker.executor import PACKAGES, Executor
+from worker.trouble import ChildStartError
 
 
 def test_a_child_that_behaves_is_kept() -> None:
@@ -169,8 +173,32 @@ def test_modules_are_timed_under_a_limit_of_their_own(
     async def work(executor: Executor) -> None:
         artifact = tmp_path / "artifact"
         artifact.write_text(does)
-        assert (await executor.measure_module(artifact, limits)).outcome is outcome
+        assert (await executor.measure_module(artifact, limits, compare=True)).outcome is outcome
         await child_of_next(executor)
+
+    with_executor(work)
+
+
+@pytest.mark.parametrize(
+    ("there", "says"),
+    [
+        (
+            1 << 40,
+            "may take 0.268 GB here, which isn't enough: raise TUNEFARM_WORKER_MEMORY_BYTES on this device",
+        ),
+        (1 << 20, "and this device has 0.00105 GB: time it on a device with more memory"),
+    ],
+)
+def test_a_module_that_lacks_memory_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: int, says: str
+) -> None:
+    async def work(executor: Executor) -> None:
+        artifact = tmp_path / "artifact"
+        artifact.write_text("allocate")
+        monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=there))
+        measurement = await executor.measure_module(artifact, GENEROUS)
+        assert measurement.outcome is Outcome.RUN_ERROR
+        assert measurement.error.splitlines()[-1].endswith(says)
 
     with_executor(work)
 
@@ -185,6 +213,24 @@ def test_a_child_that_fails_its_check_says_why(tmp_path: Path) -> None:
         await child_of_next(executor)
 
     with_executor(work, TVM_FAULT_UNTIL=str(tmp_path / "mended"))
+
+
+@pytest.mark.parametrize(
+    ("how", "line"),
+    [
+        ("SIGILL", r"its check was ended by SIGILL \(illegal instruction\): .*--features.*"),
+        ("SIGKILL", r"its check was ended by SIGKILL \(killed\): .*memory.*"),
+        ("import", r"its check ended with ImportError: libtvm.so: .*: install tunefarm\[worker\] again"),
+        ("exit", "its check exited with code 7: the probe computed nonsense"),
+    ],
+)
+def test_a_child_that_dies_in_its_check_is_told_of_in_one_line(tmp_path: Path, how: str, line: str) -> None:
+    async def work(executor: Executor) -> None:
+        with pytest.raises(ChildStartError) as raised:
+            await executor.start()
+        assert re.fullmatch(line, raised.value.end.line)
+
+    with_executor(work, TVM_FAULT_UNTIL=str(tmp_path / "never"), TVM_FAULT_HOW=how)
 
 
 def test_a_child_that_never_gets_ready_is_given_up() -> None:

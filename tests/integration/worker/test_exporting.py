@@ -11,7 +11,8 @@ import pytest
 from search.measurement import Measurement, Outcome
 from tests.integration.worker.executors import GENEROUS, HASTY_BUILD_ALONG, gone, subject, with_executor
 from worker.bench import Exported, Subject
-from worker.executor import ChildStartError, Executor
+from worker.executor import Executor
+from worker.trouble import ChildStartError
 
 
 def to_export(trace: str) -> Subject:

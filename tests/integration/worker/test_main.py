@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import grpc
 import psutil
 import pytest
 
+from compiler.target import probe
 from compiler.workload import to_json
 from proto.values import WorkerState
 from tests import workloads
@@ -23,6 +25,7 @@ from tests.processes import OWN_PROFILES
 PACKAGES = Path(__file__).resolve().parents[3]
 # The trace that leaves a workload as it is.
 UNTOUCHED = "[[], []]"
+PROBED = probe(1)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -125,6 +128,39 @@ def test_candidates_are_measured_with_tvm() -> None:
     assert reported.cores == 1
 
 
+@pytest.mark.skipif("fma" not in PROBED.features, reason="gives up fma")
+@pytest.mark.parametrize("way", ["flag", "setting"])
+def test_a_device_that_gives_something_up_is_another_one(way: str) -> None:
+    fleet = FakeFleet()
+
+    async def work(process: asyncio.subprocess.Process) -> None:
+        await fleet.until(lambda: bool(fleet.reports) and fleet.reports[-1].state is WorkerState.READY)
+        process.terminate()
+        await process.wait()
+
+    if way == "flag":
+        code, errors = with_worker(fleet, work, "--threads", "1", "--features", "-fma")
+    else:
+        code, errors = with_worker(fleet, work, "--threads", "1", TUNEFARM_WORKER_FEATURES="-fma")
+    assert code == 0, errors
+    device = next(report.device for report in fleet.reports if report.device is not None)
+    assert "fma" not in device.features
+    assert device.key == probe(1, without=("fma",)).key != probe(1).key
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names instruction sets of x86")
+def test_what_the_device_lacks_cannot_be_given_up() -> None:
+    fleet = FakeFleet()
+
+    async def work(process: asyncio.subprocess.Process) -> None:
+        await process.wait()
+
+    code, errors = with_worker(fleet, work, "--threads", "1", "--features", "-xop,-tbm")
+    assert code == 2
+    assert errors.splitlines()[-1].endswith("this machine has no xop to give up: leave it out")
+    assert "Traceback" not in errors
+
+
 def test_a_worker_that_is_refused_says_why_in_one_line() -> None:
     fleet = FakeFleet()
     fleet.refusal = grpc.StatusCode.UNAUTHENTICATED, "the token is wrong"
@@ -182,6 +218,9 @@ def test_a_fenced_worker_has_an_exit_code_of_its_own() -> None:
         (["--server", "http://farm"], "HOST:PORT, not 'http://farm'"),
         (["--server", "farm:1", "--threads", "0"], "the setting threads is wrong"),
         (["--server", "farm:1", "--name", "a b"], "the setting name is wrong"),
+        (["--server", "farm:1", "--features", "-avx99"], "'avx99' is no instruction set of"),
+        (["--server", "farm:1", "--features", "avx2"], "given up like this: -avx512f,-avx2, not 'avx2'"),
+        (["--server", "farm:1", "--features"], "--features: expected one argument"),
         (["--server", "farm:1", "--ca", "/gone.pem"], "/gone.pem can't be read"),
         (["--server", "farm:1", "--cert", "/gone.pem"], "a certificate, but no key"),
     ],
@@ -195,7 +234,7 @@ def test_a_wrong_setting_is_one_clear_line(flags: list[str], says: str) -> None:
         check=False,
     )
     assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
+    assert len([line for line in done.stderr.splitlines() if not line.startswith(("usage:", " "))]) == 1
     assert says in done.stderr
 
 

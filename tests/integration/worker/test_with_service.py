@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from proto.values import WorkerState
 from records import devices, jobs, tasks, trials
 from records.jobs import JobState
 from records.tasks import TaskSpec
@@ -53,7 +54,9 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-def with_agent(folder: Path, work: Callable[[Service, Agent, asyncio.Task[None]], Awaitable[None]]) -> None:
+def with_agent(
+    folder: Path, work: Callable[[Service, Agent, asyncio.Task[None]], Awaitable[None]], **env: str
+) -> None:
     service, stop = launch(folder)
 
     async def run() -> None:
@@ -61,9 +64,10 @@ def with_agent(folder: Path, work: Callable[[Service, Agent, asyncio.Task[None]]
         async with open_channel(address, 0.1) as channel:
             fleet = FleetClient(channel, address, None, 0.1)
             executor = Executor(
-                ChildConfig(2, "fault_bench:FaultBench"), {**os.environ, "PYTHONPATH": str(HERE)}
+                ChildConfig(2, "fault_bench:FaultBench"), {**os.environ, "PYTHONPATH": str(HERE), **env}
             )
-            agent = Agent("board", "session", fleet, executor, Manners(4, 1.0))
+            manners = Manners(4, 1.0, probe_again_max_s=0.05)
+            agent = Agent("board", "session", fleet, executor, manners)
             running = asyncio.create_task(agent.run())
             try:
                 await work(service, agent, running)
@@ -132,6 +136,43 @@ def test_draining_a_worker_that_waits_and_one_that_works(tmp_path: Path) -> None
         await until(lambda: shown(service)["state"] == "draining")
 
     with_agent(tmp_path, work)
+
+
+def test_a_worker_whose_child_cannot_be_started_again_gives_its_lease_back(tmp_path: Path) -> None:
+    async def work(service: Service, agent: Agent, running: asyncio.Task[None]) -> None:
+        await until(lambda: agent.state is WorkerState.READY)
+        (tmp_path / "sound").unlink()
+        job_id = queue(service, "", "run exit", "ok", "ok 2")
+        await until(lambda: shown(service)["trouble"] != "")
+        assert "SIGILL" in str(shown(service)["trouble"])
+        assert shown(service)["state"] == "probing"
+        left = [(trial.state, trial.attempts) for trial in stored(service, job_id)]
+        assert left == [("done", 0), ("pending", 0), ("pending", 0)], "no device was lost"
+        assert "tunefarm_held_leases 0.0" in service.http.get("/metrics").text
+        (tmp_path / "sound").touch()
+        await until(lambda: states(service, job_id) == ["done"] * 3)
+        outcomes = [trial.outcome for trial in stored(service, job_id)]
+        assert outcomes == ["run_error", "ok", "ok"]
+        assert [trial.attempts for trial in stored(service, job_id)] == [0, 0, 0]
+        assert shown(service)["trouble"] == ""
+
+    (tmp_path / "sound").touch()
+    with_agent(tmp_path, work, TVM_FAULT_UNTIL=str(tmp_path / "sound"), TVM_FAULT_HOW="SIGILL")
+
+
+def test_a_device_that_cannot_measure_says_so_until_it_can(tmp_path: Path) -> None:
+    async def work(service: Service, agent: Agent, running: asyncio.Task[None]) -> None:
+        await until(lambda: bool(service.http.get("/v1/workers").json()["items"]))
+        assert shown(service)["state"] == "probing"
+        await until(lambda: shown(service)["trouble"] != "")
+        assert str(shown(service)["trouble"]).startswith(
+            "its check was ended by SIGILL (illegal instruction): "
+        )
+        (tmp_path / "mended").touch()
+        await until(lambda: shown(service)["state"] == "ready")
+        assert shown(service)["trouble"] == ""
+
+    with_agent(tmp_path, work, TVM_FAULT_UNTIL=str(tmp_path / "mended"), TVM_FAULT_HOW="SIGILL")
 
 
 @pytest.mark.parametrize("action", ["drain", "resume", "evict"])

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.engines.metaschedule import TrialRate
-from benchmarks.networks.network import EXPORTED, ONNXRUNTIME, TUNED, UNTUNED, Measured
-from benchmarks.networks.tuning import Tuning
+from benchmarks.networks.compiled import AFTER, AT_ONCE, Compiled
+from benchmarks.networks.network import Measured
+from benchmarks.networks.peers import ONNXRUNTIME, OPENVINO, Peer
+from benchmarks.networks.tuning import Input, Manifest, Tuning
+from benchmarks.networks.turns import EXPORTED, TUNED
 from benchmarks.results.curves import Point
 from benchmarks.timing.agreement import Deviation
-from benchmarks.timing.interleaved import Timings
+from benchmarks.timing.contestants import OnnxFile, OpenVinoFile
+from benchmarks.timing.interleaved import Pair, Timings
 from tunefarm.values import Job, JobState
 
 JOB = Job(
@@ -34,13 +39,17 @@ JOB = Job(
 )
 TUNING = Tuning(
     JOB,
-    Path("model.so"),
-    Path("manifest.json"),
-    Path("."),
-    total_s=80.0,
+    subgraphs=20,
+    folder=Path("."),
+    manifest=Manifest("{}", (Input((1, 3, 224, 224), "float32"),), untuned_secs=(0.4,), tuned_secs=(0.01,)),
     start_s=5.0,
+    job_s=75.0,
     search_s=60.0,
     points=(Point(20.0, 64, 0.02), Point(50.0, 200, 0.0105), Point(60.0, 300, 0.01)),
+)
+PEERS = (
+    Peer(ONNXRUNTIME, "ONNX Runtime 1", OnnxFile(Path("model.onnx"))),
+    Peer(OPENVINO, "OpenVINO 2", OpenVinoFile(Path("model.onnx"))),
 )
 MEASURED = Measured(
     "resnet18",
@@ -48,9 +57,32 @@ MEASURED = Measured(
     {
         TUNED: Timings((0.01, 0.012)),
         EXPORTED: Timings((0.01, 0.012)),
-        UNTUNED: Timings((0.4, 0.48)),
-        ONNXRUNTIME: Timings((0.008, 0.0096)),
+        ONNXRUNTIME: Timings((0.0125, 0.015)),
+        OPENVINO: Timings((0.0166, 0.02)),
     },
+    Pair(Timings((0.4, 0.48)), Timings((0.01, 0.012))),
+    PEERS,
     Deviation(0.5, 1e-6, 1e-5),
     TrialRate(trials=64, failed=2, seconds=94.0, set_up_s=30.0),
+)
+COMPILED = Compiled(
+    "resnet18",
+    replace(
+        TUNING,
+        job=replace(JOB, trials=0, trials_done=20),
+        manifest=replace(TUNING.manifest, tuned_secs=(0.02,)),
+    ),
+    replace(
+        TUNING,
+        job=replace(JOB, trials=20, trials_done=21),
+        manifest=replace(TUNING.manifest, tuned_secs=(0.011,)),
+    ),
+    {
+        AT_ONCE: Timings((0.02, 0.02)),
+        AFTER: Timings((0.012, 0.012)),
+        ONNXRUNTIME: Timings((0.01, 0.01)),
+        OPENVINO: Timings((0.016, 0.016)),
+    },
+    PEERS,
+    Deviation(0.5, 1e-6, 1e-5),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,56 @@ import pytest
 
 from benchmarks import __main__ as listing
 from benchmarks.networks import __main__ as networks
-from benchmarks.networks.network import Measured, Plan
-from benchmarks.results import curves, figures
-from tests.unit.benchmarks.measured import MEASURED
+from benchmarks.networks.compiled import Compiled
+from benchmarks.networks.network import Measured, TuningPlan
+from benchmarks.networks.turns import Plan
+from benchmarks.results import curves, figures, machine
+from benchmarks.timing.hidden import Hidden
+from tests.unit.benchmarks.measured import COMPILED, MEASURED
 from tunefarm.errors import StackError
+
+HIDDEN = Hidden(Path("hidden"), Path("cpuid.so"), hides_avx=False)
 
 
 @pytest.fixture
-def plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+def plans(monkeypatch: pytest.MonkeyPatch) -> list[TuningPlan]:
     """Networks are not measured but noted."""
-    seen: list[Plan] = []
+    seen: list[TuningPlan] = []
 
-    def run(plan: Plan, folder: Path, *_: Any) -> Measured:
+    def run(plan: TuningPlan, folder: Path, *_: Any) -> Measured:
         assert not any(folder.iterdir())
         seen.append(plan)
         return replace(MEASURED, label=plan.label)
 
     monkeypatch.setattr(networks.network, "run", run)
+    return seen
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """Networks are not compiled but noted."""
+    seen: list[Plan] = []
+
+    def run(plan: Plan, folder: Path, *_: Any) -> Compiled:
+        assert not any(folder.iterdir())
+        seen.append(plan)
+        return replace(COMPILED, label=plan.label)
+
+    monkeypatch.setattr(networks.compiled, "run", run)
+    return seen
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
+    """What ONNX Runtime is told that the processor doesn't have, which shows AVX-512."""
+    seen: list[Sequence[str]] = []
+
+    def without(features: Sequence[str], folder: Path) -> Hidden:
+        seen.append(features)
+        return HIDDEN
+
+    monkeypatch.setattr(networks, "onnxruntime_without", without)
+    monkeypatch.setattr(machine, "flags", lambda: frozenset({"sse4_2", "avx", "avx2", "avx512f"}))
     return seen
 
 
@@ -46,34 +80,83 @@ def test_the_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> N
     assert (packages | modules) - {"scale_workers"} <= listed
 
 
-def test_quick_measures_resnet18_within_limits(tmp_path: Path, plans: list[Plan]) -> None:
+def test_quick_measures_two_networks_within_limits(tmp_path: Path, plans: list[TuningPlan]) -> None:
     file = tmp_path / "networks.json"
     assert networks.main(["--quick", "--threads", "2", "--json", str(file)]) == 0
-    (plan,) = plans
-    assert (plan.network, plan.trials, plan.threads, plan.tiny) == ("resnet18", 300, 2, False)
-    assert plan.minutes is not None
-    assert plan.minutes * 60 + plan.peer_limit_s < 9 * 60
+    assert [plan.network for plan in plans] == ["resnet18", "mobilenet_v2"]
+    assert all((plan.trials, plan.threads, plan.tiny) == (300, 2, False) for plan in plans)
+    assert all(plan.peer_trials == 0 and plan.hidden is None for plan in plans)
+    assert sum(plan.minutes or 60 for plan in plans) <= 6
     results = figures.read(file)
     assert results.command == shlex.join(
         ["python", "-m", "benchmarks.networks", "--quick", "--threads", "2", "--json", str(file)]
     )
     assert "2 threads" in results.machine
-    assert [curve.network for curve in curves.read(curves.beside(file))] == ["resnet18"]
+    assert "given up" not in results.machine
+    assert [curve.network for curve in curves.read(curves.beside(file))] == ["resnet18", "mobilenet_v2"]
 
 
-def test_the_full_benchmark_measures_three_networks(tmp_path: Path, plans: list[Plan]) -> None:
+def test_the_full_benchmark_measures_three_networks(tmp_path: Path, plans: list[TuningPlan]) -> None:
     file = tmp_path / "networks.json"
     assert networks.main(["--json", str(file)]) == 0
     assert [plan.network for plan in plans] == ["resnet18", "mobilenet_v2", "resnet50"]
-    assert all(plan.minutes is None and plan.trials == 300 for plan in plans)
-    labels = {figure.name.partition(":")[0] for figure in figures.read(file).figures}
+    assert all(plan.minutes is None and plan.trials == 300 and plan.peer_trials for plan in plans)
+    labels = {figure.name.partition(":")[0] for figure in figures.read(file).figures if ":" in figure.name}
     assert labels == {"resnet18", "mobilenet_v2", "resnet50"}
+
+
+def test_six_networks_are_compiled(tmp_path: Path, compiled: list[Plan]) -> None:
+    file = tmp_path / "compiled.json"
+    assert networks.main(["--compile", "--json", str(file)]) == 0
+    names = ["resnet18", "mobilenet_v2", "resnet50", "efficientnet_b0", "vit_b16", "bert_base"]
+    assert [plan.network for plan in compiled] == names
+    found = {figure.name: figure for figure in figures.read(file).figures}
+    mean = found["geometric mean of 6 networks: latency without trials relative to ONNX Runtime"]
+    assert mean.peer == ", ".join(names)
+    assert not curves.beside(file).exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "without", "onednn"), [("avx2", ("avx512f",), "AVX2"), ("sse42", ("avx",), "SSE41")]
+)
+def test_a_device_class_is_kept_by_everyone_and_said(
+    tmp_path: Path,
+    name: str,
+    without: tuple[str, ...],
+    onednn: str,
+    compiled: list[Plan],
+    told: list[Sequence[str]],
+) -> None:
+    file = tmp_path / "compiled.json"
+    assert networks.main(["--compile", "--device-class", name, "--json", str(file)]) == 0
+    assert told == [without]
+    assert {plan.hidden for plan in compiled} == {HIDDEN}
+    assert {(plan.device_class.without, plan.device_class.onednn) for plan in compiled} == {(without, onednn)}
+    assert f"given up: {without[0]} and what builds on it" in figures.read(file).machine
+
+
+def test_a_class_that_gives_nothing_up_leaves_the_peers_as_they_are(
+    tmp_path: Path, compiled: list[Plan], told: list[Sequence[str]]
+) -> None:
+    file = tmp_path / "compiled.json"
+    assert networks.main(["--compile", "--device-class", "avx512", "--json", str(file)]) == 0
+    assert told == []
+    assert all(plan.hidden is None and plan.device_class.onednn is None for plan in compiled)
+
+
+def test_a_class_that_the_machine_cannot_stand_for_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(machine, "flags", lambda: frozenset({"sse4_2", "avx", "avx2"}))
+    with pytest.raises(SystemExit, match="2"):
+        networks.main(["--device-class", "avx512", "--json", str(tmp_path / "f.json")])
+    assert "this machine can't stand for avx512: it shows no avx512f" in capsys.readouterr().err
 
 
 def test_networks_measured_before_a_failure_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(plan: Plan, *_: Any) -> Measured:
+    def run(plan: TuningPlan, *_: Any) -> Measured:
         if plan.network != "resnet18":
             raise StackError("the worker keeps stopping")
         return MEASURED
@@ -84,7 +167,9 @@ def test_networks_measured_before_a_failure_are_kept(
     assert figures.read(tmp_path / "networks.json").figures
 
 
-@pytest.mark.parametrize("wrong", [["--trials", "0"], ["--threads", "-1"], ["--network", "vgg"], []])
+@pytest.mark.parametrize(
+    "wrong", [["--trials", "0"], ["--threads", "-1"], ["--network", "vgg"], ["--device-class", "mmx"], []]
+)
 def test_wrong_flags_are_refused(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     given = [*wrong, "--json", "f"] if wrong else []
     with pytest.raises(SystemExit, match="2"):
@@ -93,7 +178,7 @@ def test_wrong_flags_are_refused(wrong: list[str], capsys: pytest.CaptureFixture
 
 
 def test_figures_that_could_not_be_written_are_refused_before_anything_is_measured(
-    tmp_path: Path, plans: list[Plan], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, plans: list[TuningPlan], capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit, match="2"):
         networks.main(["--json", str(tmp_path / "absent" / "f.json")])

@@ -75,6 +75,19 @@ def test_a_sum_that_sets_its_own_initial_value_stays_a_loop() -> None:
     tvm.ir.assert_structural_equal(add_as_trees(plain, NATIVE), plain)
 
 
+def test_a_row_of_results_is_not_added_up() -> None:
+    """The innermost loop of a pooling goes over channels: each has a result of its own."""
+    data = te.placeholder((ROWS, 3, 8), name="data")
+    k = te.reduce_axis((0, 3), name="k")
+    pooled = te.compute((ROWS, 8), lambda i, c: te.max(data[i, k, c], axis=k), name="r")
+    schedule = Schedule(module([data, pooled]))
+    block = schedule.get_sblock("r")
+    _, channels, along = schedule.get_loops(block)
+    schedule.reorder(along, channels)
+    schedule.decompose_reduction(block, along)
+    tvm.ir.assert_structural_equal(add_as_trees(schedule.mod, NATIVE), schedule.mod)
+
+
 def test_code_for_gpus_stays_as_it_is() -> None:
     scheduled = _partial("sum", 4)
     assert add_as_trees(scheduled, tvm.target.Target("cuda")).same_as(scheduled)

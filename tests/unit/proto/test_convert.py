@@ -14,6 +14,7 @@ from proto import fleet_pb2 as pb
 from proto.convert import ProtocolMismatchError, WireError
 from proto.convert_library import library_from_wire, library_to_wire
 from proto.values import (
+    MAX_TROUBLE_CHARS,
     Answer,
     Built,
     Candidate,
@@ -58,6 +59,11 @@ CANDIDATES = (
     Candidate(5, "ab12", "[]", library_sha=SHA),
 )
 LEASE = Lease(HELD, '{"kind":"llvm"}', Limits(), 30.0, CANDIDATES)
+MODULE_RUNS = (
+    ModuleRun(4, "untuned", "c0ffee"),
+    ModuleRun(6, "published", "c0de"),
+    ModuleRun(5, "tuned", "decade", compare=True),
+)
 
 
 def wire_report(**changes: object) -> pb.SynchronizeRequest:
@@ -195,7 +201,13 @@ def test_a_report_survives() -> None:
 
 @pytest.mark.parametrize(
     "vitals",
-    [Vitals(), Vitals("0.1.0", "0.27.0", 0.0, -4.5, 1 << 33, 16, 0), Vitals(load=1.5, uncontained="all")],
+    [
+        Vitals(),
+        Vitals("0.1.0", "0.27.0", 0.0, -4.5, 1 << 33, 16, 0),
+        Vitals(load=1.5, uncontained="all"),
+        Vitals(trouble="its check was ended by SIGILL"),
+        Vitals(trouble="ü" * MAX_TROUBLE_CHARS),
+    ],
 )
 def test_vitals_survive_as_far_as_they_are_known(vitals: Vitals) -> None:
     report = replace(REPORT, vitals=vitals)
@@ -214,6 +226,9 @@ def test_a_worker_of_before_there_were_vitals_is_understood() -> None:
         ("tunefarm_version", "1.0\nroot:"),
         ("tvm_version", "9" * 65),
         ("uncontained", "x" * 4000),
+        ("trouble", "x" * (MAX_TROUBLE_CHARS + 1)),
+        ("trouble", "its check\nfailed"),
+        ("trouble", "its check \x1b[31mfailed"),
         ("load", math.nan),
         ("load", -1.0),
         ("temperature_c", math.inf),
@@ -296,8 +311,8 @@ def test_who_calibrated_and_who_is_to_do_so_survive() -> None:
 
 
 def test_another_protocol_is_named() -> None:
-    with pytest.raises(ProtocolMismatchError, match="protocol 1, the worker 2"):
-        convert.report_from_wire(wire_report(protocol=2))
+    with pytest.raises(ProtocolMismatchError, match="protocol 2, the worker 1: install the same"):
+        convert.report_from_wire(wire_report(protocol=1))
 
 
 def test_the_wait_is_cut_to_what_is_allowed() -> None:
@@ -308,7 +323,7 @@ def test_the_wait_is_cut_to_what_is_allowed() -> None:
     "lease",
     [
         LEASE,
-        replace(LEASE, candidates=(), module_run=ModuleRun(4, "tuned", "c0ffee")),
+        replace(LEASE, candidates=(), module_runs=MODULE_RUNS),
         replace(LEASE, build=True),
     ],
 )
@@ -356,10 +371,26 @@ def test_a_best_latency_that_can_not_be_is_refused(best_s: float) -> None:
 
 
 def test_a_lease_of_an_unknown_kind_is_refused() -> None:
-    message = convert.lease_to_wire(replace(LEASE, candidates=(), module_run=ModuleRun(4, "tuned", "c0")))
-    message.module_run.kind = "faster"
-    with pytest.raises(WireError, match="untuned or tuned"):
+    message = convert.lease_to_wire(replace(LEASE, candidates=(), module_runs=MODULE_RUNS))
+    message.module_runs[1].kind = "faster"
+    with pytest.raises(WireError, match="untuned, tuned or published"):
         convert.lease_from_wire(message)
+
+
+def test_a_lease_of_too_many_module_runs_is_refused() -> None:
+    message = convert.lease_to_wire(replace(LEASE, candidates=(), module_runs=MODULE_RUNS))
+    message.module_runs.extend(message.module_runs[:1] * 16)
+    with pytest.raises(WireError, match="at most 16 module runs"):
+        convert.lease_from_wire(message)
+
+
+def test_a_lease_of_protocol_1_is_no_lease() -> None:
+    """Its one module run was field 4, which is not read as anything else."""
+    message = convert.lease_to_wire(replace(LEASE, candidates=(), module_runs=MODULE_RUNS))
+    message.ClearField("module_runs")
+    of_old = message.SerializeToString() + b"\x22\x0b\x08\x05\x12\x05tuned\x1a\x00"
+    with pytest.raises(WireError, match="candidates or for module runs"):
+        convert.lease_from_wire(pb.Lease.FromString(of_old))
 
 
 def test_what_was_built_survives() -> None:

@@ -48,7 +48,7 @@ class Farm:
     def trials(self) -> list[trials.Trial]:
         return trials.for_task(self.session, self.task_id)
 
-    def add_run(self, kind: jobs.Kind = "untuned") -> int:
+    def add_run(self, kind: leases.ModuleKind = "untuned") -> int:
         sha = blobs.put(self.session, b"artifact")
         return leases.add_module_run(self.session, self.job_id, kind, sha, now=10.0)
 

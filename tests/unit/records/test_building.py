@@ -163,7 +163,7 @@ class TestWhoBuilds:
         assert take(board, "built") is None
         lease = board.take("own")
         assert lease is not None
-        assert lease.module_run is not None
+        assert lease.module_runs
 
 
 class TestBuilding:

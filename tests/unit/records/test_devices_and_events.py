@@ -3,10 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from records import devices, events, jobs, leases
 from records.devices import Wanted, WorkerState
+from records.tables import WorkerRow
 from search.device import Device
 from search.profile import Profile
 from tests.unit.records.farm import DEVICE, Farm, request
@@ -147,6 +149,14 @@ class TestWorkers:
         assert devices.worker(session, "a").vitals == warm
         devices.seen(session, "a", "s", WorkerState.BUSY, 3.0, devices.Vitals(load=0.5))
         assert devices.worker(session, "a").vitals == devices.Vitals(load=0.5)
+
+    def test_what_an_older_service_stored_of_it_is_read(self, session: Session) -> None:
+        register(session, "a", "s", None, WorkerState.PROBING, now=1.0)
+        old = {"tunefarm_version": "0.1", "load": 0.5, "uncontained": ""}
+        session.execute(update(WorkerRow).values(vitals=old))
+        found = devices.worker(session, "a")
+        assert found.vitals == devices.Vitals("0.1", load=0.5)
+        assert (found.unable, found.is_builder) == ("", False)
 
     def test_one_that_is_silent_for_longer_than_a_call_may_last_is_lost(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=100.0)

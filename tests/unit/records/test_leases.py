@@ -19,7 +19,7 @@ class TestTake:
             "session",
             "job",
         )
-        assert (lease.attempt, lease.expires_at, lease.module_run) == (1, 80.0, None)
+        assert (lease.attempt, lease.expires_at, lease.module_runs) == (1, 80.0, ())
         assert [trial.id for trial in lease.trials] == ids[:2]
         assert {trial.state for trial in lease.trials} == {"leased"}
         assert lease.constants == {"w1": (1, 2)}
@@ -51,13 +51,14 @@ class TestTake:
         other = make_job(farm.session, "other", replace(DEVICE, cores=8))
         assert other.take("lease") is None
 
-    def test_a_module_run_goes_first_and_alone(self, farm: Farm) -> None:
+    def test_module_runs_go_first_and_together(self, farm: Farm) -> None:
         farm.issue("t1")
-        run_id = farm.add_run()
+        run_ids = [farm.add_run(), farm.add_run("tuned")]
         lease = farm.leased("one")
-        assert lease.module_run is not None
-        assert (lease.module_run.id, lease.module_run.state, lease.trials) == (run_id, "leased", ())
-        assert farm.leased("two").module_run is None
+        assert [(run.id, run.state) for run in lease.module_runs] == [(each, "leased") for each in run_ids]
+        assert lease.trials == ()
+        assert leases.current(farm.session, "worker", "session", now=21.0) == lease
+        assert farm.leased("two").module_runs == ()
 
     def test_a_finished_job_needs_no_device(self, farm: Farm) -> None:
         farm.issue("t1")

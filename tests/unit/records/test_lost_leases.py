@@ -7,7 +7,7 @@ import pytest
 from records import devices, jobs, leases, schedules
 from records.leases import Reported
 from search.measurement import Outcome
-from tests.unit.records.farm import DEVICE, Farm
+from tests.unit.records.farm import DEVICE, Farm, measured
 
 
 class TestExpire:
@@ -51,6 +51,20 @@ class TestExpire:
         [run] = leases.module_runs(farm.session, "job")
         assert (run.state, run.outcome, run.attempts) == ("done", Outcome.DEVICE_LOST, 2)
         assert farm.take("again", now=200.0) is None
+
+    def test_a_module_run_that_lost_a_device_is_leased_alone(self, farm: Farm) -> None:
+        bad, good = farm.add_run(), farm.add_run("tuned")
+        farm.leased("lease", now=20.0)
+        leases.expire(farm.session, now=80.0)
+        again = farm.leased("again", now=81.0)
+        assert [run.id for run in again.module_runs] == [bad]
+        leases.expire(farm.session, now=141.0)
+        more = farm.leased("more", now=142.0)
+        assert [run.id for run in more.module_runs] == [good]
+        result = leases.TrialResult(measured(1e-2), module_run_id=good)
+        assert leases.report(farm.session, "more", "session", [result], now=143.0).closed
+        ends = [run.outcome for run in leases.module_runs(farm.session, "job")]
+        assert ends == [Outcome.DEVICE_LOST, Outcome.OK]
 
 
 class TestGiveBack:

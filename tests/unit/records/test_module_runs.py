@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 
 from records import blobs, jobs, leases, schedules
-from records.leases import Reported, TrialResult
+from records.leases import ModuleKind, Reported, TrialResult
 from search.measurement import Outcome
 from tests.unit.records.farm import DEVICE, Farm, measured
+
+KINDS: tuple[ModuleKind, ...] = ("untuned", "published", "tuned")
 
 
 class TestModuleRuns:
@@ -25,6 +27,7 @@ class TestModuleRuns:
             blobs.put(farm.session, b"artifact"),
             "done",
             0,
+            "lease",
             Outcome.OK,
             (1e-2, 2e-2, 3e-2),
             "",
@@ -33,6 +36,27 @@ class TestModuleRuns:
 
     def test_asking_again_is_the_same_run(self, farm: Farm) -> None:
         assert farm.add_run() == farm.add_run() != farm.add_run("tuned")
+
+    def test_one_lease_ends_when_all_of_its_runs_have(self, farm: Farm) -> None:
+        first, second = farm.add_run(), farm.add_run("tuned")
+        farm.leased("lease")
+        results = [TrialResult(measured(1e-2), module_run_id=run_id) for run_id in (second, first)]
+        reported = [leases.report(farm.session, "lease", "session", [one], now=30.0) for one in results]
+        assert [one.closed for one in reported] == [False, True]
+
+    def test_what_was_timed_apart_is_timed_again_together(self, farm: Farm) -> None:
+        for number, kind in enumerate(KINDS):
+            run_id = farm.add_run(kind)
+            farm.leased(f"lease {number}")
+            result = TrialResult(measured(1e-2), module_run_id=run_id)
+            leases.report(farm.session, f"lease {number}", "session", [result], now=30.0)
+        runs = leases.module_runs(farm.session, "job")
+        assert len({run.lease_id for run in runs}) == len(KINDS)
+        leases.time_again(farm.session, [run.id for run in runs[1:]])
+        again = farm.leased("again")
+        assert [run.id for run in again.module_runs] == [run.id for run in runs[1:]]
+        states = [(run.state, run.outcome) for run in leases.module_runs(farm.session, "job")]
+        assert states == [("done", Outcome.OK), ("leased", None), ("leased", None)]
 
     def test_the_job_and_the_artifact_come_first(self, farm: Farm) -> None:
         with pytest.raises(blobs.BlobNotFound):

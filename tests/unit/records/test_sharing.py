@@ -184,7 +184,7 @@ class TestInTheDatabase:
         assert first is not None
         assert second is not None
         assert (first.job_id, second.job_id) == ("urgent", "plain")
-        assert second.module_run is not None
+        assert second.module_runs
 
     def test_many_servers_at_once_keep_to_the_weights(self, database: Database) -> None:
         with database.begin() as session:

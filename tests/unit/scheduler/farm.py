@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from tvm import te, topi
 
 from compiler.contained.models import Imported
 from compiler.importing.model import ExtractedTask, TensorSpec
-from compiler.packaging.artifact import Manifest, unpack
+from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, reference_of, unpack
 from compiler.workload import to_json, workload_hash
 from records import blobs, devices, jobs, leases, models, schedules, tasks, trials
 from records.database import Database
@@ -35,7 +35,7 @@ from tests import workloads
 from tests.devices import DEVICE
 
 SETTINGS = Settings(broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0)
-UNTUNED, TUNED = b"untuned library", b"tuned library"
+UNTUNED, TUNED, HARMED = b"untuned library", b"tuned library", b"tuned library that fails"
 
 
 def extracted(name: str, module: Any, weight: int) -> ExtractedTask:
@@ -55,11 +55,17 @@ CUMSUM = extracted("cumsum", _cumsum(), 1)
 
 @dataclass
 class FakeCompiler:
-    """Imports every file as the same `tasks`; raises `import_error` and `build_error` while they are set."""
+    """Imports every file as the same `tasks`; raises `import_error` and `build_error` while they are set.
+
+    It can't compile traces that are `uncompilable`, and those that are `harmful` make a library that fails.
+    """
 
     tasks: Sequence[ExtractedTask] = (MATMUL, CONV)
     import_error: Exception | None = None
     build_error: Exception | None = None
+    uncompilable: Callable[[str], bool] = lambda trace: False
+    harmful: Callable[[str], bool] = lambda trace: False
+    tuned: bytes = TUNED
     imported: int = 0
     schedules: list[Mapping[str, str]] = field(default_factory=list)
 
@@ -68,6 +74,7 @@ class FakeCompiler:
             "models.import_model": self._import,
             "models.compile_untuned": lambda *asked: (self._import(*asked), UNTUNED),
             "models.compile_tuned": self._compile_tuned,
+            "artifacts.try_traces": self._try_traces,
             "batch.propose": propose_at_random,
         }.items():
             monkeypatch.setattr(f"scheduler.{name}", fake)
@@ -82,8 +89,13 @@ class FakeCompiler:
     def _compile_tuned(self, data: bytes, shapes: object, target: str, schedules: Mapping[str, str]) -> bytes:
         if self.build_error is not None:
             raise self.build_error
+        if any(map(self.uncompilable, schedules.values())):
+            raise ArtifactError("compiling the model crashed the compiler (SIGSEGV)")
         self.schedules.append(schedules)
-        return TUNED
+        return HARMED if any(map(self.harmful, schedules.values())) else self.tuned
+
+    def _try_traces(self, pairs: Sequence[tuple[str, str]], target: str) -> list[str]:
+        return ["it crashed the compiler (SIGSEGV)" if self.uncompilable(trace) else "" for _, trace in pairs]
 
 
 def propose_at_random(
@@ -114,7 +126,8 @@ class Farm:
     settings: Settings = SETTINGS
     wakes: deque[tuple[str, str]] = field(default_factory=deque)
     latency_s: Mapping[bytes, float] = field(default_factory=lambda: {UNTUNED: 0.5, TUNED: 0.01})
-    broken: frozenset[bytes] = frozenset()
+    broken: frozenset[bytes] = frozenset({HARMED})
+    uncomparable: bool = False
     measured: list[int] = field(default_factory=list)
     leased: int = 0
     context: Context = field(init=False)
@@ -137,9 +150,12 @@ class Farm:
             jobs.create(session, job_id, replace(plain, **changes), None, self.now)
         return job_id
 
-    def plug_in(self, state: WorkerState = WorkerState.READY) -> None:
+    def plug_in(self, state: WorkerState = WorkerState.READY, trouble: str = "") -> None:
+        """The worker calls; before it is ready for the first time, its device isn't known."""
+        device = None if state is WorkerState.PROBING else DEVICE
+        vitals = devices.Vitals(trouble=trouble)
         with self.database.begin() as session:
-            devices.register(session, "worker", "session", DEVICE, state, self.now)
+            devices.register(session, "worker", "session", device, state, self.now, vitals)
 
     def tick(self) -> None:
         self.sweep()
@@ -182,8 +198,7 @@ class Farm:
 
     def report(self, lease: Lease) -> None:
         results = [TrialResult(measure(trial), trial_id=trial.id) for trial in lease.trials]
-        if lease.module_run is not None:
-            results = [TrialResult(self._time(lease.module_run), module_run_id=lease.module_run.id)]
+        results += [TrialResult(self._time(run), module_run_id=run.id) for run in lease.module_runs]
         with self.database.begin() as session:
             leases.report(session, lease.id, "session", results, self.now)
         self.measured += [trial.id for trial in lease.trials]
@@ -191,7 +206,10 @@ class Farm:
             self.wakes.append((step, lease.job_id))
 
     def _time(self, run: ModuleRun) -> Measurement:
-        library, _ = unpack(self.blob(run.artifact_sha))
+        artifact = self.blob(run.artifact_sha)
+        library, _ = unpack(artifact)
+        if self.uncomparable and reference_of(artifact) is not None:
+            return Measurement(Outcome.RUN_ERROR, error=f"{REFERENCE_FAILED}std::bad_alloc")
         if library in self.broken:
             return Measurement(Outcome.WRONG_RESULT, error="first line\nthe outputs differ")
         return Measurement(Outcome.OK, (self.latency_s[library],) * 3)

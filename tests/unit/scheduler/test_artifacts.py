@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
 
 from compiler.importing.model import ExtractedTask
+from compiler.packaging.artifact import TaskEntry
 from records.schedules import Record
 from scheduler import artifacts
-from scheduler.artifacts import MAX_IMPORTED, choose
+from scheduler.artifacts import MAX_IMPORTED, choose, culprits, replaced
+from scheduler.fallbacks import History, Plan, schedule_of
 from search.measurement import Outcome
+from tests.unit.compiler.test_artifact import MANIFEST
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL
 
 UNSCHEDULED = "[[],[]]"
@@ -54,8 +57,10 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> Apart:
     return found
 
 
-def chosen(*records: Record) -> dict[str, Record]:
-    return choose([MATMUL, CONV], records, DEVICE.target)
+def chosen(*records: Record, history: History | None = None) -> Mapping[str, Record]:
+    plan = choose([MATMUL, CONV], records, DEVICE.target, history or History())
+    assert plan is not None
+    return plan.chosen
 
 
 def test_the_first_of_each_task_is_chosen(apart: Apart) -> None:
@@ -95,3 +100,33 @@ def test_of_many_imported_ones_only_a_few_are_tried(apart: Apart) -> None:
     own = record(MATMUL, 2e-3)
     assert chosen(*many, own) == {MATMUL.workload_hash: own}
     assert apart.tried == [[each.trace] for each in many[:MAX_IMPORTED]]
+
+
+def test_after_one_that_did_not_compile_the_next_of_its_subgraph_are_tried_apart(apart: Apart) -> None:
+    first, second, third = (record(MATMUL, 1e-3 * at, trace=UNSCHEDULED + " " * at) for at in (1, 2, 3))
+    apart.faulty = frozenset({second.trace})
+    history = History(refused={schedule_of(first): "LLVM ERROR"})
+    assert chosen(first, second, third, record(CONV, 1e-3), history=history)[MATMUL.workload_hash] == third
+    assert apart.tried == [[second.trace], [third.trace]]
+
+
+def test_culprits_are_those_that_do_not_compile_alone(apart: Apart) -> None:
+    good, bad = record(MATMUL, 1e-3), record(CONV, 1e-3, trace=f"{UNSCHEDULED} ")
+    apart.faulty = frozenset({bad.trace})
+    plan = Plan({each.workload_hash: each for each in (good, bad)}, {})
+    assert culprits([MATMUL, CONV], plan, DEVICE.target) == {schedule_of(bad): "it crashed the compiler"}
+
+
+def test_what_runs_another_schedule_is_named_with_its_reason() -> None:
+    names = [TaskEntry(str(at), f"conv{at}", 1, reason=f"reason {at}") for at in range(5)]
+    assert replaced(replace(MANIFEST, tasks=(TaskEntry("9", "dense", 1), names[1]))) == (
+        "1 of 2 subgraphs runs the fallback schedule: conv1: reason 1"
+    )
+    slower = replace(names[0], trace="[[],[]]")
+    assert replaced(replace(MANIFEST, tasks=(slower, names[1]))) == (
+        "2 of 2 subgraphs run the fallback schedule or a slower schedule: conv0: reason 0; conv1: reason 1"
+    )
+    assert replaced(replace(MANIFEST, tasks=tuple(names))).endswith(
+        "conv2: reason 2; and 2 more, see the manifest"
+    )
+    assert replaced(MANIFEST) == ""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from compiler.importing.model import ModelError
+from compiler.importing.model import ExtractedTask, ModelError
 from compiler.packaging.artifact import ArtifactError, reference_of
 from records import devices, events, jobs, leases, schedules, tasks, trials
 from records.devices import WorkerState
@@ -259,8 +261,91 @@ def test_an_untuned_model_that_fails_is_no_obstacle(farm: Farm) -> None:
     assert job.message == (
         "10 ms; the untuned model does not run, so neither speed nor outputs were compared"
     )
-    [tuned] = [run for run in farm.runs() if run.kind == "tuned"]
-    assert reference_of(farm.blob(tuned.artifact_sha)) is None
+    assert (job.untuned_secs, job.tuned_secs) == (None, (0.01,) * 3)
+
+
+def test_the_search_waits_for_no_timing(farm: Farm) -> None:
+    farm.submit()
+    farm.plug_in()
+    farm.sweep()
+    lease = farm.lease()
+    assert lease is not None
+    assert lease.trials
+    assert farm.runs() == []
+
+
+def test_all_models_are_timed_in_one_lease(farm: Farm, compiler: FakeCompiler) -> None:
+    farm.submit()
+    farm.plug_in()
+    farm.finish()
+    compiler.tuned = TUNED + b" better"
+    farm.latency_s = {UNTUNED: 0.5, TUNED: 0.015, compiler.tuned: 0.012}
+    farm.submit("again")
+    job = farm.finish("again")
+    runs = farm.runs("again")
+    assert [run.kind for run in runs] == ["untuned", "published", "tuned"]
+    assert len({run.lease_id for run in runs}) == 1
+    assert job.message == (
+        "12 ms, 41.7 times faster than untuned (500 ms), "
+        "1.2 times faster than what was published before (15 ms)"
+    )
+    library, manifest = farm.published("again")
+    assert library == compiler.tuned
+    assert (manifest.untuned_secs, manifest.tuned_secs) == ((0.5,) * 3, (0.012,) * 3)
+    assert manifest.published_secs == (0.015,) * 3
+    assert (job.untuned_secs, job.tuned_secs) == (manifest.untuned_secs, manifest.tuned_secs)
+
+
+def test_what_was_published_before_stays_while_it_is_faster(farm: Farm, compiler: FakeCompiler) -> None:
+    farm.submit()
+    farm.plug_in()
+    farm.finish()
+    compiler.tuned = TUNED + b" worse"
+    farm.latency_s = {UNTUNED: 0.5, TUNED: 0.01, compiler.tuned: 0.012}
+    farm.submit("again")
+    job = farm.finish("again")
+    said = "the tuned model takes 12 ms, the one published before 10 ms"
+    assert job.message == f"{said}: the one published before is published again"
+    library, manifest = farm.published("again")
+    assert library == TUNED
+    assert manifest.tuned_secs == job.tuned_secs == (0.01,) * 3
+    assert manifest.published_secs == ()
+
+
+@pytest.mark.parametrize("changes", [{"shapes": {"data": (4, 3)}}, {}])
+def test_another_shape_or_the_same_library_is_no_peer(farm: Farm, changes: dict[str, Any]) -> None:
+    farm.submit()
+    farm.plug_in()
+    farm.finish()
+    farm.submit("again", **changes)
+    farm.finish("again")
+    assert [run.kind for run in farm.runs("again")] == ["untuned", "tuned"]
+
+
+def test_models_that_were_timed_apart_are_timed_again_together(farm: Farm, compiler: FakeCompiler) -> None:
+    """The second tuned one is made when the first has failed."""
+    farm.submit(trials=12)
+    farm.plug_in()
+    compiler.harmful = lambda trace: trace == _traces(farm, MATMUL)[0]
+    farm.finish()
+    works = [run for run in farm.runs() if not run.failed]
+    assert {run.kind for run in works} == {"untuned", "tuned"}
+    assert len({run.lease_id for run in works}) == 1
+
+
+def test_after_a_lost_device_each_is_timed_alone(farm: Farm) -> None:
+    farm.submit()
+    farm.plug_in()
+    while farm.job().state is not JobState.PUBLISHING:
+        farm.tick()
+    farm.sweep()
+    lost = farm.lease()
+    assert lost is not None
+    assert len(lost.module_runs) == 2
+    farm.now += 61
+    job = farm.finish()
+    assert (job.state, farm.published()[0]) == (JobState.DONE, TUNED)
+    assert len({run.lease_id for run in farm.runs()}) == 2
 
 
 def test_the_tuned_model_comes_with_what_its_outputs_must_be(farm: Farm) -> None:
@@ -291,6 +376,81 @@ def test_schedules_that_do_not_compile_give_way_to_the_untuned_model(
     job = farm.finish()
     assert (job.state, farm.published()[0]) == (JobState.DONE, UNTUNED)
     assert "LLVM ERROR" in job.message
+
+
+def test_a_schedule_that_harms_the_model_is_left_out_alone(farm: Farm, compiler: FakeCompiler) -> None:
+    farm.submit(trials=12)
+    farm.plug_in()
+    compiler.harmful = lambda trace: trace == _traces(farm, MATMUL)[0]
+    job = farm.finish()
+    assert (job.state, farm.published()[0]) == (JobState.DONE, TUNED)
+    matmul, conv = farm.published()[1].tasks
+    assert conv.trace == _traces(farm, CONV)[0]
+    assert matmul.trace == _traces(farm, MATMUL)[1], "its next best takes its place"
+    assert matmul.reason == "wrong_result: the outputs differ"
+    said = "1 of 2 subgraphs runs a slower schedule: matmul: wrong_result: the outputs differ"
+    assert job.message == f"10 ms, 50.0 times faster than untuned (500 ms); {said}"
+    assert job.tuned_secs == (0.01,) * 3
+
+
+def test_a_subgraph_whose_schedules_all_do_harm_gets_the_fallback_schedule(
+    farm: Farm, compiler: FakeCompiler
+) -> None:
+    farm.submit(trials=12)
+    farm.plug_in()
+    compiler.harmful = lambda trace: trace in _traces(farm, MATMUL)
+    job = farm.finish()
+    matmul, conv = farm.published()[1].tasks
+    assert (matmul.trace, matmul.source) == (None, "fallback")
+    assert conv.trace is not None
+    assert "1 of 2 subgraphs runs the fallback schedule: matmul: wrong_result" in job.message
+
+
+def test_a_schedule_that_does_not_compile_is_left_out_alone(farm: Farm, compiler: FakeCompiler) -> None:
+    farm.submit(trials=12)
+    farm.plug_in()
+    compiler.uncompilable = lambda trace: trace == _traces(farm, MATMUL)[0]
+    job = farm.finish()
+    matmul, conv = farm.published()[1].tasks
+    assert conv.trace == _traces(farm, CONV)[0]
+    assert matmul.trace == _traces(farm, MATMUL)[1]
+    assert len([run for run in farm.runs() if run.kind == "tuned"]) == 1, "no device was asked to find it"
+    assert job.message.endswith("subgraphs runs a slower schedule: matmul: it crashed the compiler (SIGSEGV)")
+
+
+def test_what_was_found_is_published_though_the_compiler_then_fails(
+    farm: Farm, compiler: FakeCompiler
+) -> None:
+    """The untuned model isn't the only thing left once a part of the schedules has worked."""
+    compiler.tasks = (MATMUL, CONV, CUMSUM)
+    farm.submit(trials=12)
+    farm.plug_in()
+    compiler.harmful = lambda trace: trace == _traces(farm, MATMUL)[0]
+    while not any(run.outcome is Outcome.OK for run in farm.runs() if run.kind == "tuned"):
+        farm.tick()
+    compiler.build_error = RuntimeError("the machine is out of order")
+    job = farm.finish()
+    assert (job.state, farm.published()[0]) == (JobState.DONE, TUNED)
+
+
+def test_a_comparison_that_fails_by_itself_costs_no_schedule(farm: Farm) -> None:
+    """The untuned model runs alone, but there is no room for it beside the tuned one."""
+    farm.uncomparable = True
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert (job.state, farm.published()[0]) == (JobState.DONE, TUNED)
+    assert job.message.endswith(
+        "its outputs could not be compared (run_error: the untuned model, to compare with: std::bad_alloc)"
+    )
+    assert not any(entry.reason for entry in farm.published()[1].tasks)
+
+
+def _traces(farm: Farm, task: ExtractedTask) -> list[str]:
+    """Fastest first."""
+    with farm.database.begin() as session:
+        found = schedules.successes(session, DEVICE.key, [task.workload_hash])
+    return [record.trace for record in found]
 
 
 def test_a_cancelled_job_is_left_alone(farm: Farm) -> None:

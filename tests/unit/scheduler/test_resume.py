@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from sqlalchemy.orm import Session
 
+from records import schedules
 from records.database import Database, StorageError
 from records.jobs import JobState
-from tests.unit.scheduler.farm import MATMUL, TUNED, FakeCompiler, Farm
+from tests.unit.scheduler.farm import DEVICE, MATMUL, TUNED, FakeCompiler, Farm
 
 TRIALS = 4
 
@@ -60,9 +61,10 @@ def check_complete(farm: Farm) -> None:
     assert (job.state, job.trials_done, job.trials_issued) == (JobState.DONE, TRIALS, TRIALS)
     assert farm.published()[0] == TUNED
     trials = farm.trials()
-    assert len({(trial.workload_hash, trial.trace) for trial in trials}) == len(trials) == TRIALS
+    issued = {(trial.workload_hash, trial.trace, trial.repeat) for trial in trials}
+    assert len(issued) == len(trials) == TRIALS
     assert sorted(farm.measured) == sorted(trial.id for trial in trials)
-    assert len(farm.records()) == TRIALS
+    assert len(farm.records()) == len({trial.trace for trial in trials})
     assert Counter(run.kind for run in farm.runs()) == {"untuned": 1, "tuned": 1}
 
 
@@ -98,6 +100,45 @@ def _live_twice(path: Path, dies_at: int) -> bool:
     finally:
         check_complete(farm)
         mortal.close()
+        farm.database.close()
+
+
+@pytest.mark.slow
+def test_killed_while_it_looks_for_a_harmful_schedule_the_job_resumes(
+    tmp_path: Path, empty_file: Path, compiler: FakeCompiler
+) -> None:
+    def live(dies_at: int) -> Farm:
+        """At first in a scheduler that dies after so many commits since the search was over."""
+        path = tmp_path / f"{dies_at}.db"
+        path.write_bytes(empty_file.read_bytes())
+        farm = Farm(Database(f"sqlite:///{path}"))
+        compiler.harmful = lambda trace: trace == fastest(farm)
+        farm.submit(trials=12)
+        farm.plug_in()
+        while not [run for run in farm.runs() if run.kind == "tuned"]:
+            farm.tick()
+        mortal = MortalDatabase(f"sqlite:///{path}", dies_at)
+        farm.restart(mortal)
+        try:
+            farm.finish()
+        except Killed:
+            farm.restart()
+            farm.finish()
+        mortal.close()
+        return farm
+
+    def fastest(farm: Farm) -> str:
+        with farm.database.begin() as session:
+            return schedules.successes(session, DEVICE.key, [MATMUL.workload_hash])[0].trace
+
+    undisturbed = live(1000)
+    attempts = len(undisturbed.runs())
+    assert attempts > 3, "it takes some to find it"
+    for dies_at in range(1, 25):
+        farm = live(dies_at)
+        assert farm.published()[1].tasks == undisturbed.published()[1].tasks
+        assert len(farm.runs()) == attempts
+        assert farm.published()[0] == TUNED
         farm.database.close()
 
 

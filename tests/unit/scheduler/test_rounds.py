@@ -58,8 +58,6 @@ def test_a_batch_starts_with_every_task_the_heaviest_first(farm: Farm) -> None:
 
 def test_the_next_batch_waits_until_the_last_is_measured(farm: Farm) -> None:
     begin(farm)
-    farm.work()  # the untuned model
-    plan(farm)
     farm.work(limit=3)
     plan(farm)
     assert pending(farm) == 1
@@ -73,7 +71,6 @@ def test_planning_ahead_keeps_a_batch_waiting(farm: Farm) -> None:
     begin(farm, trials=20)
     plan(farm)
     assert pending(farm) == 8
-    farm.work()  # the untuned model
     assert farm.lease(limit=4) is not None
     plan(farm)
     assert pending(farm) == 4
@@ -93,7 +90,6 @@ def test_the_budget_is_spent_exactly(farm: Farm, budget: int) -> None:
 
 def test_when_the_minutes_are_up_only_what_is_being_measured_is_waited_for(farm: Farm) -> None:
     begin(farm, trials=100, minutes=2.0)
-    farm.work()
     lease = farm.lease(limit=1)
     assert lease is not None
     farm.now += 121
@@ -246,7 +242,6 @@ def test_a_search_that_found_nothing_waits_for_news(farm: Farm, monkeypatch: pyt
     for _ in range(5):
         plan(farm)
     assert len(calls) == count
-    farm.work()
     farm.work(limit=1)
     plan(farm)
     assert len(calls) > count

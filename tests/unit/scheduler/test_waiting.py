@@ -38,3 +38,85 @@ def test_a_job_that_leaves_it_open_waits_for_nobody(farm: Farm) -> None:
     farm.plug_in()
     farm.submit()
     assert farm.finish().state is JobState.DONE
+
+
+WHY = "its check was ended by SIGILL (illegal instruction)"
+
+
+def message(farm: Farm) -> str:
+    """What the job says after a sweep."""
+    farm.sweep()
+    return farm.job().message
+
+
+def test_a_queued_job_names_the_worker_that_probes_or_cannot_measure(farm: Farm) -> None:
+    farm.submit()
+    assert message(farm) == "waiting for a device: start a worker"
+    farm.plug_in(WorkerState.PROBING)
+    assert message(farm) == "waiting for a device: worker worker is probing its device"
+    farm.plug_in(WorkerState.PROBING, WHY)
+    assert message(farm) == f"waiting for a device: worker worker can't measure: {WHY}"
+    farm.now += 100
+    assert message(farm) == "waiting for a device: start a worker"
+    farm.plug_in()
+    assert "waiting" not in message(farm)
+    assert farm.finish().state is JobState.DONE
+
+
+def test_a_job_for_a_class_that_is_not_known_yet_names_the_worker_beside_its_next_step(farm: Farm) -> None:
+    farm.submit(target="pi")
+    farm.plug_in(WorkerState.PROBING, WHY)
+    start = "waiting for a device of class pi: start a worker"
+    assert message(farm) == f"{start}; worker worker can't measure: {WHY}"
+    farm.plug_in()
+    assert message(farm) == start
+
+
+def test_a_job_whose_only_device_breaks_says_so_until_it_is_mended(farm: Farm) -> None:
+    farm.plug_in()
+    farm.submit()
+    for _ in range(2):
+        farm.sweep()
+    waits = f"waiting for a device of class {DEVICE.key}: worker worker "
+    farm.plug_in(WorkerState.PROBING)
+    assert message(farm) == waits + "is probing its device"
+    farm.plug_in(WorkerState.PROBING, WHY)
+    assert message(farm) == waits + f"can't measure: {WHY}"
+    farm.plug_in()
+    assert message(farm) == "measuring"
+
+
+def test_one_that_started_anew_and_cannot_measure_is_named_though_its_class_is_not_known(farm: Farm) -> None:
+    farm.plug_in()
+    farm.submit(target=DEVICE.key)
+    for _ in range(2):
+        farm.sweep()
+    with farm.database.begin() as session:
+        vitals = devices.Vitals(trouble=WHY)
+        devices.register(session, "worker", "anew", None, WorkerState.PROBING, farm.now, vitals)
+    start = f"waiting for a device of class {DEVICE.key}: start a worker on it"
+    assert message(farm) == f"{start}; worker worker can't measure: {WHY}"
+
+
+def test_a_device_that_measures_makes_up_for_one_that_cannot(farm: Farm) -> None:
+    with farm.database.begin() as session:
+        vitals = devices.Vitals(trouble=WHY)
+        devices.register(session, "broken", "s", None, WorkerState.PROBING, farm.now, vitals)
+    farm.plug_in()
+    farm.submit()
+    assert "broken" not in message(farm)
+    assert farm.finish().state is JobState.DONE
+
+
+def test_a_builder_is_no_device_and_is_named_where_one_is_missing(farm: Farm) -> None:
+    farm.submit(build=Build.BUILDER)
+    with farm.database.begin() as session:
+        vitals = devices.Vitals(trouble="no linker: install one", builds=True)
+        devices.register(session, "builder", "s", None, WorkerState.PROBING, farm.now, vitals)
+    assert message(farm) == "waiting for a device: start a worker"
+    farm.plug_in()
+    for _ in range(3):
+        farm.tick()
+    with farm.database.begin() as session:
+        devices.seen(session, "builder", "s", WorkerState.PROBING, farm.now)
+    assert message(farm) == f"{MISSING}; worker builder can't build: no linker: install one"

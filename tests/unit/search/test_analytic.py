@@ -8,6 +8,7 @@ from hypothesis import given
 
 from search.cost.analytic import estimate
 from search.cost.features import NUM_FEATURES, QUANTITIES, extract
+from search.cost.machine import FITTED
 from search.device import Device, Gpu
 from search.programs.program import Program, gather
 from search.sketches.sketch import Sketch
@@ -101,6 +102,74 @@ def test_more_work_takes_longer() -> None:
         for sketch in generate(dags.add_relu(size), DEVICE)
     )
     assert first < second
+
+
+@pytest.mark.parametrize(
+    ("field", "worse"),
+    [
+        ("hertz", 0.5),
+        ("registers", 0.5),
+        ("loads", 0.25),
+        ("l1_rate", 0.1),
+        ("l2_rate", 0.1),
+        ("launch_s", 100.0),
+    ],
+)
+def test_no_speed_is_that_of_one_processor(field: str, worse: float) -> None:
+    """Where one speed is worse, all programs of a convolution take as long or longer, and some longer."""
+    speeds = DEVICE.speeds
+    value = getattr(speeds, field)
+    slow: object = value * worse if isinstance(value, float) else int(value * worse)
+    less = replace(DEVICE, profile=replace(speeds, **{field: slow}))
+    populations = [drawn(sketch, 0, count=64) for sketch in generate(dags.conv2d(), DEVICE)]
+    before, after = (
+        np.concatenate([estimate(population, device).seconds for population in populations])
+        for device in (DEVICE, less)
+    )
+    assert (after >= before * (1 - 1e-9)).all()
+    assert (after > before * 1.001).any()
+
+
+def test_multiply_adds_take_as_long_as_those_of_their_type() -> None:
+    def compute_s(**rates: float) -> float:
+        profile = replace(DEVICE.speeds, multiply_adds=rates)
+        return _quantities(replace(DEVICE, profile=profile))["compute_s"]
+
+    assert compute_s(float32=0.25) > 2 * compute_s(float32=2.0)
+    assert compute_s(float32=2.0, int8=0.1) == compute_s(float32=2.0)
+
+
+def test_rows_a_page_apart_drive_each_other_out_of_a_cache() -> None:
+    """128 rows of a line each: all in one set where they are 4096 bytes apart, each in its own at 4160."""
+    alone = replace(FITTED, crowding=1.0)
+    nearby, far = (
+        estimate(gather([_columns(width)]), DEVICE, alone).quantities["l2_traffic"][0]
+        for width in (1040, 1024)
+    )
+    assert far > 2 * nearby
+
+
+def _columns(width: int) -> Program:
+    """Sixteen columns of b at a time, for all rows of a: b's rows are 4 * width bytes apart."""
+    sketch = sketch_of(dags.matmul(n=64, m=width, k=128), "tile matmul SSRSRS")
+    tiling = ((1, 8, 1, 8), (width // 16, 1, 1, 16), (1, 128))
+    factors = dict(zip("ijk", tiling, strict=True))
+    return program_of(sketch, matmul=factors | {"unroll": 0, "read a": "direct", "read b": "direct"})
+
+
+def test_lanes_of_several_groups_are_gathered() -> None:
+    """Eight lanes read one value of a together: a vector of eight reads it once, one of sixteen can't."""
+    graph = dag(
+        {"a": (64, 4), "b": (32, 32)},
+        [node("grouped", {"i": 64, "j": 32}, ["a[i, j//8]", "b[k, j]"], reduction={"k": 32}, flops=2.0)],
+    )
+    found = []
+    for lanes in (8, 16):
+        tiling = {"i": (8, 1, 1, 8), "j": (32 // lanes, 1, 1, lanes), "k": (1, 32)}
+        settings = tiling | {"unroll": 0, "read a": "direct", "read b": "direct"}
+        program = program_of(sketch_of(graph, "tile grouped SSRSRS"), grouped=settings)
+        found.append(estimate(gather([program]), DEVICE).quantities["loads_per_fma"][0])
+    assert found[1] > 4 * found[0]
 
 
 def _quantities(device: Device) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -64,6 +65,9 @@ def failure(capsys: pytest.CaptureFixture[str]) -> str:
         ("tune net.onnx --shape x", 2, "NAME=1,3,224,224"),
         ("tune net.onnx --weight 0", 2, "--weight must be between"),
         ("tune net.onnx --weight nan", 2, "--weight must be between"),
+        ("tune net.onnx --features avx2", 2, "--features is wrong: instruction sets are given up like this"),
+        ("compile net.onnx --features -avx99", 2, "'avx99' is no instruction set of"),
+        ("up --features -avx99", 2, "'avx99' is no instruction set of"),
         ("tune net.onnx --priority high", 2, "--priority"),
         ("tune net.onnx --build somewhere", 2, "--build"),
         ("tune net.onnx --seed -1", 2, "--seed"),
@@ -128,6 +132,16 @@ def test_priority_and_weight_are_sent_when_they_are_given(fake: FakeService, mod
     assert "priority" not in plain
     assert "weight" not in plain
     assert (heavy["priority"], heavy["weight"]) == (-2, 2.5)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="names an instruction set of x86")
+@pytest.mark.parametrize("command", ["tune", "compile"])
+def test_a_service_that_runs_has_its_workers_already(
+    command: str, fake: FakeService, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(app, [command, str(model), "--server", fake.url, "--features", "-avx2"]) == ExitCode.USAGE
+    assert "give --features to one of them, `tunefarm worker --features`" in failure(capsys)
+    assert not fake.requests
 
 
 def test_who_builds_is_sent_when_it_is_given(fake: FakeService, model: Path) -> None:

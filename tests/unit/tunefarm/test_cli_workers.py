@@ -155,6 +155,24 @@ def test_what_a_device_does_not_contain_is_told_below(
     assert told == "pi: measured code runs as root: install it in /opt"
 
 
+@pytest.mark.parametrize(("role", "does"), [("measure", "can't measure"), ("build", "can't build")])
+def test_why_one_cannot_measure_is_told_below(
+    fake: FakeService, capsys: pytest.CaptureFixture[str], role: str, does: str
+) -> None:
+    why = "its check was ended by SIGILL (illegal instruction)"
+    fake.workers[:] = [WHOLE | {"state": "probing", "lease": None, "trouble": why, "role": role}]
+    assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
+    _, shown, told = capsys.readouterr().out.splitlines()
+    assert shown.rstrip().endswith(f" {does}")
+    assert told == f"pi {does}: {why}"
+
+
+def test_what_was_wrong_with_one_that_is_away_is_no_news(
+    fake: FakeService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert line(fake, capsys, connected=False, trouble="its check failed").endswith(" -")
+
+
 PROFILE = {
     "hertz": 4.11e9,
     "multiply_adds": {"float32": 1.98, "int8": 2.0},

@@ -50,9 +50,11 @@ def test_a_lease_that_is_built_in_one_line() -> None:
     assert work.result() == "lease 01234567 is done: 1 build error, 1 ok"
 
 
-def test_a_module_run_in_one_line() -> None:
-    work = Work(Lease(LEASE.id, "{}", Limits(), 30.0, (), ModuleRun(1, "tuned", "ab")))
-    assert str(work) == "lease 01234567: times the tuned model end to end"
+def test_module_runs_in_one_line() -> None:
+    runs = (ModuleRun(1, "untuned", "ab"), ModuleRun(2, "tuned", "cd"))
+    work = Work(Lease(LEASE.id, "{}", Limits(), 30.0, module_runs=runs))
+    assert str(work) == "lease 01234567: times the untuned and the tuned model end to end"
+    assert work.size == 2
     work.note(SLOW)
     assert work.result() == "lease 01234567 is done: 1 ok, best 250 ms"
 

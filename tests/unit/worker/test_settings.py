@@ -55,6 +55,17 @@ def test_tls_is_asked_for_by_itself_or_by_any_of_its_files(monkeypatch: pytest.M
     assert Settings(server="farm:1").tls_files == files
 
 
+def test_instruction_sets_are_given_up_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    monkeypatch.delenv("TUNEFARM_WORKER_FEATURES", raising=False)
+    assert Settings(server="farm:1").without == ()
+    monkeypatch.setenv("TUNEFARM_WORKER_FEATURES", "-avx512f,-fma")
+    assert Settings(server="farm:1").without == ("avx512f", "fma")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    with pytest.raises(ValidationError, match="'avx512f' is no instruction set of aarch64"):
+        Settings(server="farm:1")
+
+
 @pytest.mark.parametrize(
     ("server", "local"),
     [

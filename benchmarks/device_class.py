@@ -1,0 +1,95 @@
+"""One machine as several: everyone in a benchmark gives up the same instruction sets."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from benchmarks.results import machine
+from benchmarks.timing.contestants import own_process
+
+# What a worker calls what it must not use; it reads this where no flag says anything else.
+WORKER_FEATURES = "TUNEFARM_WORKER_FEATURES"
+
+
+@dataclass(frozen=True)
+class DeviceClass:
+    """A machine that shows no more than some instruction sets.
+
+    It must have `needs`, one of the kernel's flags. `without` are LLVM's names of what is given up, with
+    everything that builds on it; `onednn` is oneDNN's name of the best that is left.
+    """
+
+    name: str
+    needs: str | None = None
+    without: tuple[str, ...] = ()
+    onednn: str | None = None
+
+    @contextlib.contextmanager
+    def for_workers(self) -> Iterator[None]:
+        """Workers that are started meanwhile leave out what is given up."""
+        before = os.environ.get(WORKER_FEATURES)
+        if self.without:
+            os.environ[WORKER_FEATURES] = ",".join(f"-{feature}" for feature in self.without)
+        try:
+            yield
+        finally:
+            if before is None:
+                os.environ.pop(WORKER_FEATURES, None)
+            else:
+                os.environ[WORKER_FEATURES] = before
+
+    def check(self, target: str) -> None:
+        """Raises RuntimeError when code for `target` (TVM's, as JSON) may use what is given up."""
+        if self.without:
+            with own_process() as process:
+                used = sorted(process.submit(_features, target).result().intersection(self.without))
+            if used:
+                raise RuntimeError(
+                    f"the worker was told to do without {', '.join(used)}, but its code may use it: {target}"
+                )
+
+
+def _features(target: str) -> frozenset[str]:
+    """LLVM's names of what code for the target may use."""
+    from tvm.target.codegen import llvm_get_cpu_features
+
+    from compiler.target import parse_target
+
+    return frozenset(map(str, llvm_get_cpu_features(parse_target(target))))
+
+
+NATIVE = DeviceClass("native")
+CLASSES = {
+    each.name: each
+    for each in (
+        NATIVE,
+        DeviceClass("avx512", needs="avx512f"),
+        DeviceClass("avx2", needs="avx2", without=("avx512f",), onednn="AVX2"),
+        DeviceClass("sse42", needs="sse4_2", without=("avx",), onednn="SSE41"),
+    )
+}
+
+
+def add_device_class(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--device-class",
+        type=device_class,
+        default=NATIVE,
+        metavar="CLASS",
+        help=f"instruction sets that everyone may use: {', '.join(CLASSES)} [native, all of them]",
+    )
+
+
+def device_class(name: str) -> DeviceClass:
+    """Raises ArgumentTypeError for a class that this machine can't stand for."""
+    found = CLASSES.get(name)
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(CLASSES)}")
+    shown = machine.flags()
+    if found.needs is not None and found.needs not in shown:
+        raise argparse.ArgumentTypeError(f"this machine can't stand for {name}: it shows no {found.needs}")
+    return replace(found, without=tuple(feature for feature in found.without if feature in shown))

@@ -1,0 +1,1 @@
+"""Fits the analytic estimate's shape factors to measured programs of several device classes."""

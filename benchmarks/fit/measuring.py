@@ -1,0 +1,41 @@
+"""Measures what a fit learns from: the best that a short search finds of a layer, and random programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from benchmarks.engines.ours import OurSpace
+from benchmarks.fit.programs import line_of_program
+from benchmarks.layers import LAYERS, Layer
+from benchmarks.suite import OPERATORS
+from benchmarks.timing.judge import Judge
+from search.device import Device
+from search.programs.program import Program
+
+# Of each layer on each device class: found by a search, which a fit to random programs alone would go on to
+# overrate; and drawn uniformly.
+SEARCHED, RANDOM = 28, 10
+SUITE: Mapping[str, Layer] = {
+    name: Layer(name, name, operator.benchmark) for name, operator in OPERATORS.items() if name != "attention"
+}
+
+
+def run(name: str, device_class: str, device: Device, seed: int) -> list[str]:
+    """Lines for the file of measured programs. Wants a process of its own, with TVM_NUM_THREADS in the
+    environment. Raises NotCovered."""
+    layer = {**SUITE, **LAYERS}[name]
+    module, rng = layer.module(), np.random.default_rng(seed)
+    judge, space = Judge(module, device), OurSpace(module, device)
+    searched = space.tune(SEARCHED, judge.timed, rng)
+    measured: list[tuple[Program, float]] = [(program, secs) for _, program, secs in searched.samples]
+    drawn = space.uniform(RANDOM, rng)
+    best_s = min((secs for _, secs in measured), default=math.inf)
+    candidates = [space.candidate(program) for program in drawn]
+    measured += zip(drawn, judge.timed(candidates, best_s), strict=True)
+    return [
+        line_of_program(name, layer.operator, layer.shape, layer.batch, device_class, program, secs)
+        for program, secs in measured
+    ]

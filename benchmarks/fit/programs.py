@@ -1,0 +1,123 @@
+"""Measured programs of many layers and device classes: the file that a fit reads."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.suite import OPERATORS, Shape
+from compiler.reading.subgraph import read_dag
+from search.device import Device
+from search.profile import Profile
+from search.programs.nest import Floats
+from search.programs.program import Population, Program, from_json, gather
+from search.sketches.sketch import Sketch
+from search.sketches.space import generate
+
+
+class ProgramsError(ValueError):
+    """A file holds no measured programs that this version can read; one sentence for people."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Programs of one layer on one device class: populations, one for each sketch, and the seconds of each.
+
+    `name` is the layer's, `operator` the suite's operator that it is of.
+    """
+
+    name: str
+    operator: str
+    device_class: str
+    device: Device
+    populations: tuple[Population, ...]
+    seconds: Floats
+
+
+def line_of_device(name: str, device: Device) -> str:
+    """A line of the file: a device class, before its programs."""
+    return json.dumps({"device_class": name, "device": device.to_json(), "profile": device.speeds.to_json()})
+
+
+def line_of_program(
+    name: str, operator: str, shape: Shape, batch: int, device_class: str, program: Program, seconds: float
+) -> str:
+    """A line of the file: a program and the seconds that it took, infinite where it failed."""
+    return json.dumps(
+        {
+            "layer": name,
+            "operator": operator,
+            "shape": shape,
+            "batch": batch,
+            "device_class": device_class,
+            "program": program.to_json(),
+            "seconds": seconds if math.isfinite(seconds) else None,
+        }
+    )
+
+
+def read(path: Path) -> list[Group]:
+    """Programs that failed are left out, and so are those of sketches that the rules no longer derive.
+
+    Raises ProgramsError.
+    """
+    devices: dict[str, Device] = {}
+    found: defaultdict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    try:
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            if "device" in row:
+                devices[row["device_class"]] = _device(row)
+            elif row["seconds"] is not None:
+                found[row["layer"], row["device_class"]].append(row)
+        return [
+            group
+            for (_, device_class), rows in found.items()
+            if (group := _group(rows, device_class, devices[device_class])) is not None
+        ]
+    except OSError as error:
+        raise ProgramsError(f"{path} can't be read: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise ProgramsError(f"{path} holds no measured programs: {error}") from error
+
+
+def _device(row: Mapping[str, Any]) -> Device:
+    device = Device.from_json(row["device"])
+    object.__setattr__(device, "profile", Profile.from_json(row["profile"]))
+    return device
+
+
+@cache
+def _sketches(operator: str, shape: Shape, batch: int, device: Device) -> tuple[Sketch, ...]:
+    return generate(read_dag(OPERATORS[operator].module(shape, batch)), device)
+
+
+def _group(rows: Iterable[Mapping[str, Any]], device_class: str, device: Device) -> Group | None:
+    by_sketch: defaultdict[str, list[tuple[Program, float]]] = defaultdict(list)
+    name = operator = ""
+    for row in rows:
+        name, operator = row["layer"], row["operator"]
+        sketches = _sketches(operator, tuple(row["shape"]), row["batch"], device)
+        try:
+            program = from_json(sketches, row["program"])
+        except ValueError:
+            continue
+        by_sketch[program.sketch.key].append((program, row["seconds"]))
+    if not by_sketch:
+        return None
+    return Group(
+        name,
+        operator,
+        device_class,
+        device,
+        tuple(gather([program for program, _ in programs]) for programs in by_sketch.values()),
+        np.array([seconds for programs in by_sketch.values() for _, seconds in programs]),
+    )

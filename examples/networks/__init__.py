@@ -1,0 +1,1 @@
+"""Networks by family, each a function that writes its layers into a graph."""

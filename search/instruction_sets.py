@@ -1,0 +1,79 @@
+"""What the instruction sets of CPUs are called. Devices and the search name them by the kernel's words, those
+of /proc/cpuinfo; LLVM has names of its own.
+
+These are the ones that LLVM chooses between when it generates code, or that an intrinsic of the search needs.
+What only systems' code uses is left out: a machine that hides it runs the same kernels.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class InstructionSet(NamedTuple):
+    """`word` is the kernel's, `name` LLVM's. Some words stand for several names."""
+
+    word: str
+    name: str
+
+
+def _table(text: str) -> tuple[InstructionSet, ...]:
+    """From WORD:NAME, or one for both where they are the same."""
+    pairs = (entry.partition(":") for entry in text.split())
+    return tuple(InstructionSet(word, name or word) for word, _, name in pairs)
+
+
+_X86 = _table(
+    "pni:sse3 ssse3 sse4_1:sse4.1 sse4_2:sse4.2 sse4a popcnt movbe abm:lzcnt bmi1:bmi bmi2 tbm gfni "
+    "avx f16c fma fma4 xop avx2 vaes vpclmulqdq "
+    "avx_vnni:avxvnni avx_ifma:avxifma avx_vnni_int8:avxvnniint8 avx_vnni_int16:avxvnniint16 "
+    "avx_ne_convert:avxneconvert "
+    "avx512f avx512cd avx512dq avx512bw avx512vl avx512ifma avx512vbmi avx512_vbmi2:avx512vbmi2 "
+    "avx512_vnni:avx512vnni avx512_bitalg:avx512bitalg avx512_vpopcntdq:avx512vpopcntdq "
+    "avx512_bf16:avx512bf16 avx512_fp16:avx512fp16 avx512_vp2intersect:avx512vp2intersect "
+    "avx10_1:avx10.1 avx10_2:avx10.2 "
+    "apx:egpr apx:ndd apx:ccmp apx:nf apx:cf apx:push2pop2 apx:ppx apx:zu "
+    "amx_tile:amx-tile amx_int8:amx-int8 amx_bf16:amx-bf16 amx_fp16:amx-fp16 amx_complex:amx-complex"
+)
+_ARM = _table(
+    "asimd:neon asimdrdm:rdm asimdhp:fullfp16 asimdfhm:fp16fml asimddp:dotprod fcma:complxnum i8mm bf16 "
+    "sve sve2 sme"
+)
+# Every 64-bit Arm CPU has it, and so has every kernel's floating point.
+_BASIC = frozenset({"neon"})
+# What one machine can stand for, by what it gives up.
+CLASSES = {"avx512": (), "avx2": ("avx512f",), "sse4.2": ("avx",)}
+
+
+class FeatureError(ValueError):
+    """A device was told to give up what there isn't; the message says what."""
+
+
+def instruction_sets(machine: str) -> tuple[InstructionSet, ...]:
+    """Those of a machine (the first part of an LLVM triple); none of one that isn't known here."""
+    return {"x86_64": _X86, "i686": _X86, "aarch64": _ARM}.get(machine, ())
+
+
+def llvm_names(spelling: str, machine: str) -> tuple[str, ...]:
+    """LLVM's names of an instruction set that devices can give up, spelled as the kernel or LLVM does.
+    Raises FeatureError where there is none."""
+    found = tuple(
+        known.name
+        for known in instruction_sets(machine)
+        if spelling.lower() in known and known.name not in _BASIC
+    )
+    if not found:
+        raise FeatureError(
+            f"{spelling!r} is no instruction set of {machine} to be given up: write one that `lscpu` shows"
+        )
+    return found
+
+
+def given_up(text: str, machine: str) -> tuple[str, ...]:
+    """The names in "-NAME,-NAME". Raises FeatureError for anything else, and for names that nothing has."""
+    names = [entry.strip() for entry in text.split(",")] if text else []
+    if not all(name.startswith("-") and len(name) > 1 for name in names):
+        raise FeatureError("instruction sets are given up like this: -avx512f,-avx2")
+    for name in names:
+        llvm_names(name[1:], machine)
+    return tuple(dict.fromkeys(name[1:].lower() for name in names))

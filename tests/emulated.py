@@ -1,0 +1,30 @@
+"""This machine's Python on another x86 processor, as user-mode emulation makes it up: /proc/cpuinfo stays the
+real one's."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+QEMU = "qemu-x86_64-static"
+
+
+def obstacle() -> str | None:
+    """Why no processor can be emulated here; None when one can."""
+    if platform.machine() != "x86_64":
+        return "needs an x86-64 machine"
+    return None if shutil.which(QEMU) else f"not installed: {QEMU} (package qemu-user-static)"
+
+
+def python(folder: Path, processor: str) -> Path:
+    """A program in the folder that runs this Python on a processor, named as for `-cpu` of qemu."""
+    program = folder / "python"
+    # OpenBLAS takes an emulated Nehalem for a Haswell, and dies of it.
+    environment = "OPENBLAS_CORETYPE=Nehalem"
+    emulator = shlex.join([QEMU, "-cpu", processor, sys.executable])
+    program.write_text(f'#!/bin/sh\nexport {environment}\nexec {emulator} "$@"\n')
+    program.chmod(0o755)
+    return program

@@ -1,0 +1,52 @@
+"""The benchmark of networks for real: stacks, peers and turns, with networks that take seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.networks import __main__ as networks
+from benchmarks.results import curves, figures
+from benchmarks.results.figures import Figure
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+SHORT = ("--tiny", "--threads", "2", "--rounds", "2")
+
+
+@pytest.fixture(autouse=True)
+def _settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TUNEFARM_CONFIG", str(tmp_path / "no config.toml"))
+
+
+def _figures(file: Path) -> dict[str, Figure]:
+    return {figure.name: figure for figure in figures.read(file).figures}
+
+
+def test_a_network_is_tuned_and_takes_turns_with_its_peers(tmp_path: Path) -> None:
+    file = tmp_path / "networks.json"
+    given = ("--quick", "--network", "squeezenet1_1", "--trials", "30", "--json", str(file))
+    assert networks.main([*SHORT, *given]) == 0
+    found = _figures(file)
+    label = "squeezenet1_1-tiny"
+    assert found[f"{label}: trials"].value >= 30
+    assert found[f"{label}: deviation relative to what is allowed"].reached
+    assert found[f"{label}: latency relative to ONNX Runtime"].value > 0
+    assert found[f"{label}: published latency relative to a user's process"].value > 0
+    assert not any("MetaSchedule" in name for name in found)
+    (curve,) = curves.read(curves.beside(file))
+    assert curve.network == label
+    assert curve.points
+
+
+def test_a_network_is_compiled_then_gets_a_trial_for_each_subgraph(tmp_path: Path) -> None:
+    file = tmp_path / "compiled.json"
+    assert networks.main([*SHORT, "--compile", "--network", "bert_base", "--json", str(file)]) == 0
+    found = _figures(file)
+    label = "bert_base-tiny"
+    subgraphs = found[f"{label}: subgraphs"].value
+    assert 0 < found[f"{label}: best guesses that were tried"].value <= subgraphs
+    assert f"{label}: latency after {subgraphs:.0f} trials relative to ONNX Runtime" in found
+    assert found[f"{label}: deviation relative to what is allowed"].reached
+    mean = found["geometric mean of 1 networks: latency without trials relative to ONNX Runtime"]
+    assert mean.value == found[f"{label}: latency without trials relative to ONNX Runtime"].value

@@ -1,0 +1,38 @@
+"""The example networks are imported whole: every subgraph is a task, and their outputs are right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import tvm
+from tvm import relax
+
+from benchmarks.timing.agreement import random_inputs
+from compiler.importing.model import extract_tasks, fuse, read_onnx
+from compiler.packaging.artifact import build_module
+from examples import make_models
+
+TARGET = '{"kind":"llvm","num-cores":2}'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", sorted(make_models.NETWORKS))
+def test_a_tiny_network_gives_what_onnx_runtime_gives(network: str, tmp_path: Path) -> None:
+    data = make_models.make(network, tiny=True).SerializeToString()
+    model = read_onnx(data, {})
+    fused = fuse(model, TARGET)
+    tasks = extract_tasks(fused)
+    assert any("conv2d" in task.name or "matmul" in task.name for task in tasks)
+    path = tmp_path / "model.so"
+    path.write_bytes(build_module(fused, {}, TARGET))
+    inputs = random_inputs([(spec.shape, spec.dtype) for spec in model.inputs], seed=1)
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())
+    result = machine["main"](*(tvm.runtime.tensor(array) for array in inputs))
+    outputs = [result] if len(model.outputs) == 1 else list(result)
+    session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
+    named = {spec.name: array for spec, array in zip(model.inputs, inputs, strict=True)}
+    for output, expected in zip(outputs, session.run(None, named), strict=True):
+        np.testing.assert_allclose(output.numpy(), expected, rtol=1e-3, atol=1e-4)

@@ -1,0 +1,85 @@
+"""A worker's child on processors that execute less than this one does, or than LLVM expects of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler.lowering.trace import lower
+from compiler.reading.subgraph import read_dag
+from compiler.workload import to_json
+from proto.values import Limits
+from search.device import Device
+from search.measurement import Measurement, Outcome
+from search.policy import SearchTask, draw
+from search.sketches.space import generate
+from tests import emulated
+from tests.workloads import matmul
+from worker.bench import Subject
+from worker.executor import ChildConfig, Executor
+
+OBSTACLE = emulated.obstacle()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(OBSTACLE is not None, reason=str(OBSTACLE)),
+]
+PATIENT = Limits(build_timeout_s=120.0, run_timeout_s=120.0)
+
+
+async def measured(without: tuple[str, ...]) -> tuple[Device, list[Measurement]]:
+    """What a child finds out about its device, and two programs that the search draws for that."""
+    config = ChildConfig(2, start_timeout_s=300.0, without=without)
+    executor = Executor(config, os.environ)
+    try:
+        device = await executor.start()
+        workload = matmul(32, 64, 32)
+        dag = read_dag(workload)
+        task = SearchTask(dag, generate(dag, device), device)
+        programs = draw(task, 2, np.random.default_rng(0))
+        traces = [lower(workload, program, device) for program in programs]
+        subjects = [Subject(device.target, to_json(workload), trace, ()) for trace in traces]
+        return device, [await executor.measure(one, PATIENT, subjects) for one in subjects]
+    finally:
+        await executor.close()
+
+
+@pytest.mark.parametrize(
+    ("processor", "without", "mcpu", "features", "mattr"),
+    [
+        ("Haswell", (), "haswell", {"avx", "avx2", "fma", "sse4_1", "sse4_2"}, []),
+        ("Nehalem", (), "nehalem", {"sse4_1", "sse4_2"}, []),
+        # LLVM knows a Zen 4 by its numbers, and the emulator has no AVX-512.
+        (
+            "EPYC-Milan,model=97",
+            (),
+            "znver4",
+            {"avx", "avx2", "fma", "sse4_1", "sse4_2", "sse4a"},
+            ["-avx512f", "-gfni", "-vaes", "-vpclmulqdq"],
+        ),
+        ("Haswell", ("avx",), "haswell", {"sse4_1", "sse4_2"}, ["-avx"]),
+    ],
+    ids=["avx2", "sse4.2", "hidden avx512", "avx given up"],
+)
+def test_candidates_run_on_what_the_processor_executes(
+    processor: str,
+    without: tuple[str, ...],
+    mcpu: str,
+    features: set[str],
+    mattr: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(emulated.python(tmp_path, processor)))
+    device, measurements = asyncio.run(measured(without))
+    assert (device.mcpu, device.vector_bytes) == (mcpu, 32 if "avx2" in features else 16)
+    # What this machine's own kernel doesn't name, isn't said of the emulated one.
+    assert features - {"sse4a"} <= set(device.features) <= features
+    assert json.loads(device.target).get("mattr", []) == mattr
+    assert [one.outcome for one in measurements] == [Outcome.OK] * 2, measurements

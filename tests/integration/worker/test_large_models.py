@@ -1,0 +1,69 @@
+"""A model whose weights take 600 MB is compared with its untuned library and timed within its limit."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler.importing.model import fuse, read_onnx
+from compiler.packaging.artifact import Manifest, build_module, pack
+from compiler.target import probe
+from proto.values import Limits
+from search.measurement import Measurement, Outcome
+from tests.onnx_models import Builder
+from worker.executor import ChildConfig, Executor
+
+SIZE, LAYERS = 6144, 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [None, 3.9], ids=["within its limit", "one library at a time"])
+def test_a_large_model_is_compared_and_timed(artifact: Path, times: float | None) -> None:
+    """Both libraries loaded together would take more than 3.9 times the artifact."""
+    size = artifact.stat().st_size
+    limits = Limits.for_module(size) if times is None else Limits(memory_bytes=int(times * size))
+    measurement = asyncio.run(_measured(artifact, limits))
+    assert measurement.outcome is Outcome.OK, measurement.error
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("large") / "artifact"
+    path.write_bytes(_artifact())
+    return path
+
+
+async def _measured(artifact: Path, limits: Limits) -> Measurement:
+    executor = Executor(ChildConfig(2), os.environ)
+    try:
+        return await executor.measure_module(artifact, limits)
+    finally:
+        await executor.close()
+
+
+def _artifact() -> bytes:
+    """Large matrix products one after the other, packed with a library to compare with."""
+    b = Builder()
+    x = "input"
+    for _ in range(LAYERS):
+        weight = b.rng.standard_normal((SIZE, SIZE), dtype=np.float32) / np.float32(SIZE**0.5)
+        x = b.op("Relu", b.op("MatMul", x, b.constant(weight)))
+    device = probe(2)
+    model = read_onnx(b.model({"input": [1, SIZE]}, {x: [1, SIZE]}), {})
+    library = build_module(fuse(model, device.target), {}, device.target)
+    manifest = Manifest(
+        model_name="large",
+        model_sha="0" * 64,
+        target=device.target,
+        device_class=device.key,
+        inputs=model.inputs,
+        outputs=model.outputs,
+        threads=2,
+        versions={},
+        created_at=0.0,
+    )
+    return pack(library, manifest, library)

@@ -1,0 +1,268 @@
+"""Machines as their system and LLVM describe them: what `compiler.target` asks, and what it should make of
+that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import tvm
+
+import compiler.target
+from search.instruction_sets import instruction_sets
+
+
+@dataclass(frozen=True)
+class Machine:
+    """`cpu_info` is of /proc/cpuinfo; `mcpu` and `llvm` are what LLVM, asked on it, calls the processor and
+    finds that it executes. The others are what a probe should say."""
+
+    architecture: str
+    cpu_info: str
+    mcpu: str
+    llvm: str
+    features: str
+    vector_bytes: int
+    registers: int
+    mattr: tuple[str, ...] = ()
+    intrinsics: tuple[str, ...] = ()
+
+    def stand_in(self, patch: pytest.MonkeyPatch, folder: Any) -> None:
+        """Until the patch is undone, this is the machine that the tests run on."""
+        (folder / "cpuinfo").write_text(self.cpu_info)
+        patch.setattr(compiler.target, "CPU_INFO", folder / "cpuinfo")
+        patch.setattr(compiler.target, "CACHES", folder / "nowhere")
+        patch.setattr(compiler.target, "DEVICE_TREE", folder / "nowhere")
+        patch.setattr(compiler.target.platform, "machine", lambda: self.architecture)
+        has = self.llvm.split()
+        names = [one.name for one in instruction_sets(self.architecture)]
+        patch.setattr(compiler.target, "_host", lambda: {name: name in has for name in names})
+        known = tvm.get_global_func
+        patch.setattr(
+            tvm,
+            "get_global_func",
+            lambda name: (lambda: self.mcpu) if name.endswith("system_cpu") else known(name),
+        )
+
+
+SSE = "sse3 ssse3 sse4.1 sse4.2 popcnt"
+AVX2 = f"{SSE} movbe lzcnt bmi bmi2 avx f16c fma avx2"
+AVX512 = (
+    "avx512f avx512cd avx512dq avx512bw avx512vl avx512ifma avx512vbmi avx512vbmi2 avx512vnni avx512bitalg "
+    "avx512vpopcntdq avx512bf16"
+)
+DOT = ("dot_4x4_i8i8s32_sdot", "dot_4x4_u8u8u32_udot", "dot_4x4_u8u8i32_hdot", "dot_4x4_i8i8s32_neon")
+
+ZEN4_CPU_INFO = """\
+processor	: 0
+vendor_id	: AuthenticAMD
+cpu family	: 25
+model		: 17
+model name	: AMD EPYC 9R14
+flags		: fpu vme de pse tsc msr \
+pae mce cx8 apic sep mtrr pge mca cmov pat pse36 clflush mmx fxsr sse sse2 ht \
+syscall nx mmxext fxsr_opt pdpe1gb rdtscp lm constant_tsc rep_good nopl nonstop_tsc cpuid \
+extd_apicid aperfmperf tsc_known_freq pni pclmulqdq monitor ssse3 fma cx16 pcid sse4_1 sse4_2 x2apic \
+movbe popcnt aes xsave avx f16c rdrand hypervisor lahf_lm cmp_legacy cr8_legacy abm sse4a \
+misalignsse 3dnowprefetch topoext invpcid_single vmmcall fsgsbase bmi1 avx2 smep bmi2 invpcid \
+{avx512}rdseed adx smap clflushopt clwb sha_ni xsaveopt xsavec xgetbv1 xsaves clzero xsaveerptr \
+rdpru wbnoinvd arat gfni vaes vpclmulqdq rdpid
+"""
+ZEN4_AVX512 = (
+    "avx512f avx512dq avx512ifma avx512cd avx512bw avx512vl avx512_bf16 avx512vbmi avx512_vbmi2 avx512_vnni "
+    "avx512_bitalg avx512_vpopcntdq "
+)
+HASWELL_CPU_INFO = """\
+processor	: 0
+vendor_id	: GenuineIntel
+cpu family	: 6
+model		: 60
+model name	: Intel(R) Core(TM) i7-4770 CPU @ 3.40GHz
+flags		: fpu vme de pse tsc msr \
+pae mce cx8 apic sep mtrr pge mca cmov pat pse36 clflush dts acpi mmx fxsr \
+sse sse2 ss ht tm pbe syscall nx pdpe1gb rdtscp lm constant_tsc arch_perfmon pebs bts rep_good nopl \
+xtopology nonstop_tsc cpuid aperfmperf pni pclmulqdq dtes64 monitor ds_cpl vmx smx est tm2 ssse3 \
+sdbg fma cx16 xtpr pdcm pcid sse4_1 sse4_2 x2apic movbe popcnt tsc_deadline_timer aes xsave avx f16c \
+rdrand lahf_lm abm cpuid_fault epb invpcid_single pti fsgsbase tsc_adjust bmi1 avx2 smep bmi2 erms \
+invpcid xsaveopt dtherm ida arat pln pts
+vmx flags	: vnmi preemption_timer invvpid ept_x_only
+"""
+NEHALEM_CPU_INFO = """\
+processor	: 0
+vendor_id	: GenuineIntel
+cpu family	: 6
+model		: 26
+model name	: Intel(R) Core(TM) i7 CPU 920 @ 2.67GHz
+flags		: fpu vme de pse tsc msr \
+pae mce cx8 apic sep mtrr pge mca cmov pat pse36 clflush dts acpi mmx fxsr \
+sse sse2 ss ht tm pbe syscall nx rdtscp lm constant_tsc arch_perfmon pebs bts rep_good nopl \
+xtopology nonstop_tsc cpuid aperfmperf pni dtes64 monitor ds_cpl vmx est tm2 ssse3 cx16 xtpr pdcm \
+sse4_1 sse4_2 popcnt lahf_lm pti dtherm ida
+"""
+ARM_CPU_INFO = """\
+processor	: 0
+BogoMIPS	: 108.00
+Features	: {features}
+CPU implementer	: 0x41
+CPU architecture: 8
+CPU variant	: 0x0
+CPU part	: 0x{part}
+CPU revision	: 3
+"""
+
+ZEN4 = Machine(
+    "x86_64",
+    ZEN4_CPU_INFO.format(avx512=ZEN4_AVX512),
+    "znver4",
+    f"{AVX2} {AVX512} sse4a gfni vaes vpclmulqdq",
+    "avx avx2 avx512_bf16 avx512_bitalg avx512_vbmi2 avx512_vnni avx512_vpopcntdq avx512bw avx512cd avx512dq "
+    "avx512f avx512ifma avx512vbmi avx512vl fma sse4_1 sse4_2 sse4a",
+    64,
+    32,
+    intrinsics=("dot_16x4_vnni",),
+)
+MACHINES = {
+    "zen4": ZEN4,
+    # The hypervisor hides AVX-512 from programs and from the kernel, and LLVM knows the processor.
+    "zen4-without-avx512": Machine(
+        "x86_64",
+        ZEN4_CPU_INFO.format(avx512=""),
+        "znver4",
+        f"{AVX2} sse4a gfni vaes vpclmulqdq",
+        "avx avx2 fma sse4_1 sse4_2 sse4a",
+        32,
+        16,
+        ("-avx512f",),
+    ),
+    # And more, each of which brings nothing else along.
+    "zen4-without-bmi": Machine(
+        "x86_64",
+        ZEN4_CPU_INFO.format(avx512="").replace("bmi1", "").replace("bmi2", "").replace("gfni", ""),
+        "znver4",
+        f"{AVX2} sse4a vaes vpclmulqdq".replace("bmi2", "").replace("bmi", ""),
+        "avx avx2 fma sse4_1 sse4_2 sse4a",
+        32,
+        16,
+        ("-avx512f", "-bmi", "-bmi2", "-gfni"),
+    ),
+    "haswell": Machine("x86_64", HASWELL_CPU_INFO, "haswell", AVX2, "avx avx2 fma sse4_1 sse4_2", 32, 16),
+    "nehalem": Machine("x86_64", NEHALEM_CPU_INFO, "nehalem", SSE, "sse4_1 sse4_2", 16, 16),
+    # A processor that LLVM is too old for.
+    "unknown-with-avx2": Machine(
+        "x86_64",
+        HASWELL_CPU_INFO,
+        "x86-64",
+        AVX2,
+        "avx avx2 fma sse4_1 sse4_2",
+        32,
+        16,
+        ("+avx2", "+bmi", "+bmi2", "+f16c", "+fma", "+lzcnt", "+movbe", "+popcnt"),
+    ),
+    # The kernel was told to leave AVX-512 alone, so its registers aren't kept.
+    "zen4-kernel-without-avx512": Machine(
+        "x86_64",
+        ZEN4_CPU_INFO.format(avx512=""),
+        "znver4",
+        f"{AVX2} {AVX512} sse4a gfni vaes vpclmulqdq",
+        "avx avx2 fma sse4_1 sse4_2 sse4a",
+        32,
+        16,
+        ("-avx512f",),
+    ),
+    # Under user-mode emulation /proc/cpuinfo is the host's.
+    "haswell-emulated-on-zen4": Machine(
+        "x86_64",
+        ZEN4_CPU_INFO.format(avx512=ZEN4_AVX512),
+        "haswell",
+        AVX2,
+        "avx avx2 fma sse4_1 sse4_2",
+        32,
+        16,
+    ),
+    "haswell-emulated-on-arm": Machine(
+        "x86_64",
+        ARM_CPU_INFO.format(features="fp asimd asimddp", part="d0c"),
+        "haswell",
+        AVX2,
+        "avx avx2 fma sse4_1 sse4_2",
+        32,
+        16,
+    ),
+    "nothing-told": Machine(
+        "x86_64",
+        "",
+        "znver4",
+        AVX2,
+        "avx avx2 fma sse4_1 sse4_2",
+        32,
+        16,
+        ("-avx512f", "-gfni", "-sse4a", "-vaes", "-vpclmulqdq"),
+    ),
+    "cortex-a72": Machine(
+        "aarch64",
+        ARM_CPU_INFO.format(features="fp asimd evtstrm crc32 cpuid", part="d08"),
+        "cortex-a72",
+        "neon",
+        "asimd",
+        16,
+        32,
+        intrinsics=DOT[3:],
+    ),
+    "arm-with-dot-product-that-llvm-does-not-know": Machine(
+        "aarch64",
+        ARM_CPU_INFO.format(
+            features="fp asimd evtstrm aes pmull sha1 sha2 crc32 atomics fphp asimdhp cpuid asimdrdm lrcpc "
+            "dcpop asimddp",
+            part="fff",
+        ),
+        "generic",
+        "neon rdm fullfp16 dotprod",
+        "asimd asimddp asimdhp asimdrdm",
+        16,
+        32,
+        ("+dotprod", "+fullfp16", "+rdm"),
+        DOT,
+    ),
+    # As KVM makes one by default.
+    "neoverse-v1-without-sve": Machine(
+        "aarch64",
+        ARM_CPU_INFO.format(
+            features="fp asimd fphp asimdhp asimdrdm fcma asimddp asimdfhm i8mm bf16", part="d40"
+        ),
+        "neoverse-v1",
+        "neon rdm fullfp16 fp16fml dotprod complxnum i8mm bf16",
+        "asimd asimddp asimdfhm asimdhp asimdrdm",
+        16,
+        32,
+        ("-sve",),
+        DOT,
+    ),
+    "neoverse-v1": Machine(
+        "aarch64",
+        ARM_CPU_INFO.format(
+            features="fp asimd fphp asimdhp asimdrdm fcma asimddp sve asimdfhm svei8mm svebf16 i8mm bf16",
+            part="d40",
+        ),
+        "neoverse-v1",
+        "neon rdm fullfp16 fp16fml dotprod complxnum i8mm bf16 sve",
+        "asimd asimddp asimdfhm asimdhp asimdrdm sve svebf16 svei8mm",
+        16,
+        32,
+        intrinsics=DOT,
+    ),
+    "arm-emulated-on-zen4": Machine(
+        "aarch64",
+        ZEN4_CPU_INFO.format(avx512=ZEN4_AVX512),
+        "generic",
+        "neon rdm fullfp16 dotprod sve sve2",
+        "asimd asimddp asimdhp asimdrdm sve sve2",
+        16,
+        32,
+        ("+dotprod", "+fullfp16", "+rdm"),
+        DOT,
+    ),
+    "a-machine-of-which-no-names-are-known": Machine(
+        "riscv64", "processor : 0\nisa : rv64imafdcv\n", "generic-rv64", "", "", 16, 32
+    ),
+}

@@ -1,0 +1,86 @@
+"""A stack that was started for a command: when it is of no use, and what doesn't count against it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tunefarm.client import UnreachableError
+from tunefarm.errors import ExitCode, StackError
+from tunefarm.service import OwnStack
+from tunefarm.stack import Stack
+from tunefarm.values import Worker
+
+WHY = "its check was ended by SIGILL (illegal instruction)"
+WORKER = Worker("board", "probing", None, None, last_seen_at=1.0, trials_done=0, failures=0)
+BROKEN = replace(WORKER, trouble=WHY)
+
+
+class Played:
+    """A stack whose server knows `workers`, each of which has called again at every look."""
+
+    def __init__(self, *workers: Worker) -> None:
+        self.known = list(workers)
+        self.looks = 0
+        self.is_away = False
+        supervisor = SimpleNamespace(log=lambda name: Path("/logs") / f"{name}.log")
+        stack = SimpleNamespace(check=lambda: None, supervisor=supervisor)
+        self.own = OwnStack(cast(Stack, stack), cast(Any, self))
+
+    def workers(self) -> list[Worker]:
+        if self.is_away:
+            raise UnreachableError("nobody answers")
+        self.looks += 1
+        return [replace(one, last_seen_at=one.last_seen_at + self.looks) for one in self.known]
+
+
+def test_it_is_of_no_use_once_its_worker_cannot_measure() -> None:
+    stack = Played(WORKER)
+    for _ in range(3):
+        stack.own.check()
+    stack.known = [BROKEN]
+    with pytest.raises(StackError) as raised:
+        stack.own.check()
+    assert str(raised.value) == f"worker board can't measure: {WHY} (see /logs/worker.log)"
+    assert raised.value.code is ExitCode.LOCAL
+
+
+def test_what_its_worker_said_in_an_earlier_stack_does_not_count() -> None:
+    stack = Played(BROKEN)
+    stack.own.check()
+    stack.looks = 0
+    stack.own.check()
+    with pytest.raises(StackError):
+        stack.own.check()
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        [replace(WORKER, id="another")],
+        [replace(WORKER, id="another", state="busy")],
+    ],
+)
+def test_as_long_as_another_worker_may_measure_it_goes_on(others: list[Worker]) -> None:
+    stack = Played(BROKEN, *others)
+    for _ in range(3):
+        stack.own.check()
+
+
+@pytest.mark.parametrize("change", [{"connected": False}, {"role": "build"}])
+def test_one_that_is_away_or_only_builds_is_no_help(change: dict[str, Any]) -> None:
+    stack = Played(BROKEN, Worker(**asdict(WORKER) | {"id": "another"} | change))
+    stack.own.check()
+    with pytest.raises(StackError):
+        stack.own.check()
+
+
+def test_a_server_that_is_being_started_again_is_waited_for() -> None:
+    stack = Played(WORKER)
+    stack.own.check()
+    stack.is_away = True
+    stack.own.check()
