@@ -18,6 +18,7 @@ from proto.values import Limits
 from search.device import Device
 from search.measurement import Measurement, Outcome
 from search.policy import SearchTask, draw
+from search.profile import Profile
 from search.sketches.space import generate
 from tests import emulated
 from tests.workloads import matmul
@@ -83,3 +84,20 @@ def test_candidates_run_on_what_the_processor_executes(
     assert features - {"sse4a"} <= set(device.features) <= features
     assert json.loads(device.target).get("mattr", []) == mattr
     assert [one.outcome for one in measurements] == [Outcome.OK] * 2, measurements
+
+
+def test_an_emulated_processor_has_a_profile_in_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "executable", str(emulated.python(tmp_path, "Haswell")))
+
+    async def calibrated() -> Profile | None:
+        executor = Executor(ChildConfig(2, start_timeout_s=300.0), os.environ)
+        try:
+            await executor.start()
+            return await executor.calibrate(1 << 30)
+        finally:
+            await executor.close()
+
+    profile = asyncio.run(calibrated())
+    assert profile is not None
+    assert "hertz" not in profile.derived
+    assert profile.registers == 16
