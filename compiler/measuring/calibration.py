@@ -56,7 +56,7 @@ ROW_ELEMENTS, ROW_COLUMNS, GATHERED = 68, 64, 4
 # What is in memory only: so many times the last cache, within these bounds and a part of what is free.
 TIMES_L3, LEAST_TIMES_L3 = 4.0, 1.5
 LEAST_BYTES, MOST_BYTES, FREE_SHARE = 64 << 20, 512 << 20, 0.25
-MEMORY_INFO = Path("/proc/meminfo")
+MEMORY_INFO, MEMORY_LIMIT = Path("/proc/meminfo"), Path("/sys/fs/cgroup/memory.max")
 RATES = ("l1_rate", "l2_rate", "l3_rate", "memory_rate")
 
 Call = Callable[[int], None]  # of so many steps
@@ -351,13 +351,19 @@ class _Calibration:
 
 
 def free_bytes() -> int:
-    """Memory that is available, as far as the kernel tells; none where it doesn't."""
-    try:
-        lines = MEMORY_INFO.read_text().splitlines()
-    except OSError:
-        return 0
+    """Memory that is available, and no more than a container may have; none where the kernel doesn't tell."""
+    lines = _read(MEMORY_INFO).splitlines()
     available = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return int(next(available, "0")) << 10
+    free = int(next(available, "0")) << 10
+    limit = _read(MEMORY_LIMIT).strip()
+    return min(free, int(limit)) if limit.isdecimal() else free
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
 
 
 # The kernels: each does `steps` steps, and stores what it computes, or LLVM would leave it out.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +72,23 @@ def test_a_machine_without_room_for_more_than_its_cache(monkeypatch: pytest.Monk
         _ = measuring._memory_bytes
     monkeypatch.setattr(calibration, "free_bytes", lambda: 8 * DEVICE.l3_bytes)
     assert measuring._memory_bytes == 2 * DEVICE.l3_bytes
+
+
+@pytest.mark.parametrize(
+    ("info", "limit", "free"),
+    [
+        ("MemTotal: 9 kB\nMemFree: 1 kB\nMemAvailable:       2 kB\n", None, 2048),
+        ("MemAvailable: 2 kB\n", "max\n", 2048),
+        ("MemAvailable: 2 kB\n", "1024\n", 1024),
+        ("MemTotal: 9 kB\n", "1024\n", 0),
+        (None, None, 0),
+    ],
+)
+def test_what_is_free_is_no_more_than_a_container_may_have(
+    info: str | None, limit: str | None, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("MEMORY_INFO", info), ("MEMORY_LIMIT", limit)):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        monkeypatch.setattr(calibration, name, tmp_path / name)
+    assert calibration.free_bytes() == free
