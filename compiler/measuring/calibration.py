@@ -9,8 +9,8 @@ there on virtual machines, and the time stamp counter goes on at its own rate wh
 The chain is timed right after every call of a kernel, so both run at one clock rate, which wide vectors may
 lower, and it makes no difference when the clock changes meanwhile.
 
-Other processes only ever add time: of many short calls the fastest one counts. Only of launching threads it
-is the median.
+Other processes only ever add time: of many short calls the fastest one counts. Only of launching threads, and
+of what is drawn from the second cache, it is the median.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -118,16 +118,20 @@ def _rates(found: Mapping[str, Any], base: Profile) -> dict[str, float]:
 
 @dataclass
 class _Kernel:
-    """A kernel that is timed: `note` takes the cycles of a step and those of a second. `fastest_s` are of
-    `steps` steps, `chain_s` of the chain after it; one that runs on all cores is for `everyone`. It is called
-    for `repeat_s` in each round."""
+    """A kernel that is timed: `note` takes the cycles of a step and those of a second.
+
+    It is called for `repeat_s` in each round. `fastest_s` has the seconds that the fastest call of each round
+    took for `steps` steps, `chain_s` is the fastest of the chain. One on all cores is for `everyone`;
+    of a `typical` one the median round counts, not the fastest.
+    """
 
     call: Call
     note: Callable[[float, float], None]
     everyone: bool = False
     repeat_s: float = REPEAT_S
+    typical: bool = False
     steps: int = 0
-    fastest_s: float = math.inf
+    fastest_s: list[float] = field(default_factory=list)
     chain_s: float = math.inf
 
 
@@ -284,23 +288,24 @@ class _Calibration:
     def _add(self, dtype: str, rate: float) -> None:
         self._found.setdefault("multiply_adds", {})[dtype] = rate
 
-    def _noted(self, field: str, value: Callable[[float], float]) -> Callable[[float, float], None]:
+    def _noted(self, name: str, value: Callable[[float], float]) -> Callable[[float, float], None]:
         """Notes a field of the profile."""
 
         def note(cycles: float, hertz: float) -> None:
-            self._found[field] = value(cycles)
+            self._found[name] = value(cycles)
 
         return note
 
-    def _drawn(self, field: str, main: Any, size: int, cores: int = 1, unit: int = 1) -> _Kernel:
+    def _drawn(self, name: str, main: Any, size: int, cores: int = 1, unit: int = 1) -> _Kernel:
         """`cores` read a working set; what they draw in a cycle is noted in units of so many bytes."""
         block = self._device.vector_bytes * SIDE_BY_SIDE * cores
         read = size // block * block
         call = partial(main, self._working_set(size), _tensor(block // 4, "int32"))
-        note = self._noted(field, lambda cycles: read / cycles / unit)
+        note = self._noted(name, lambda cycles: read / cycles / unit)
         # What lies far away comes through what all cores share: it is disturbed more often.
         repeat_s = REPEAT_S if read <= self._device.l2_bytes else FAR_REPEAT_S
-        return _Kernel(call, note, cores > 1, repeat_s)
+        # Zen 5 draws 512-bit vectors from its second cache at two rates, at the higher one now and then.
+        return _Kernel(call, note, cores > 1, repeat_s, typical=name == "l2_rate")
 
     def _working_set(self, size: int) -> Any:
         """One for each size."""
@@ -322,20 +327,21 @@ class _Calibration:
         return tvm.compile(_module(body), target=self._target)["main"]
 
     def _repeat(self, kernel: _Kernel) -> None:
-        """Calls it for a round. Whichever round was the fastest counts, of its chain as well: a clock that
-        is fast for one of them is so for the other."""
+        """Calls it for a round. The fastest of the chain counts as well: a clock that is fast for one of them
+        is so for the other."""
         if not kernel.steps:
             kernel.steps = self._steps(kernel.call, CALL_S)
         # The pool's threads are there, after a first call.
         with apart_from_pool() if kernel.everyone else nullcontext():
             end_s = self._clock() + kernel.repeat_s
-            while True:
-                kernel.fastest_s = min(kernel.fastest_s, self._secs(kernel.call, kernel.steps))
+            fastest_s = math.inf
+            while fastest_s == math.inf or self._clock() < end_s:
+                fastest_s = min(fastest_s, self._secs(kernel.call, kernel.steps))
                 kernel.chain_s = min(kernel.chain_s, self._secs(self._chain, self._chain_steps))
-                if self._clock() >= end_s:
-                    break
+        kernel.fastest_s.append(fastest_s)
         hertz = self._chain_steps * CHAINED / kernel.chain_s
-        kernel.note(kernel.fastest_s / kernel.steps * hertz, hertz)
+        secs = statistics.median(kernel.fastest_s) if kernel.typical else min(kernel.fastest_s)
+        kernel.note(secs / kernel.steps * hertz, hertz)
 
     def _steps(self, call: Call, secs: float) -> int:
         """How many steps take so long."""
