@@ -91,9 +91,9 @@ def _left_out(what: str, suite: Sequence[Group], of: Callable[[Group], str], out
 def _told(what: str, groups: Sequence[Group], factors: Callable[[Group], ShapeFactors]) -> list[Figure]:
     """Means over the groups of each device class."""
     figures = []
-    for device_class in dict.fromkeys(group.device_class for group in groups):
-        found = [agreement(group, factors(group)) for group in groups if group.device_class == device_class]
-        figures += _means(f"{device_class}, {what} ({len(found)} layers)", found)
+    for name in dict.fromkeys(group.device_class for group in groups):
+        found = [agreement(group, factors(group)) for group in groups if group.device_class == name]
+        figures += _means(f"{name}, {what} ({len(found)} layers)", found)
     return figures
 
 
