@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -92,6 +93,8 @@ class OpenVinoFile:
     def load(self, threads: int) -> Bind:
         if self.isa is not None:
             os.environ["ONEDNN_MAX_CPU_ISA"] = self.isa
+        # Its import would report to its makers, and write an identity into the user's home.
+        sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
         import openvino
 
         config = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -55,8 +56,8 @@ def test_an_untuned_build_takes_turns_and_agrees_with_onnxruntime(model: Path, t
         assert not np.allclose(first, second)
 
 
+@pytest.mark.skipif(find_spec("openvino") is None, reason="OpenVINO isn't installed: pip install '.[bench]'")
 def test_openvino_agrees_with_onnxruntime(model: Path) -> None:
-    pytest.importorskip("openvino")
     with (
         ProcessContestant(OpenVinoFile(model), 2, INPUTS[0]) as ours,
         ProcessContestant(OpenVinoFile(model, "AVX2"), 2, INPUTS[0]) as less,
@@ -65,6 +66,18 @@ def test_openvino_agrees_with_onnxruntime(model: Path) -> None:
         assert compare(ours, theirs, INPUTS).of_allowed < 1
         assert compare(less, theirs, INPUTS).of_allowed < 1
         assert all(secs > 0 for secs in ours.time_block(SHORT))
+
+
+@pytest.mark.skipif(find_spec("openvino") is None, reason="OpenVINO isn't installed: pip install '.[bench]'")
+def test_openvino_reports_nothing_and_writes_nothing_into_the_users_home(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("CI", raising=False)
+    (tmp_path / "home").mkdir()
+    with ProcessContestant(OpenVinoFile(model), 1, INPUTS[0]) as one:
+        assert one.outputs(INPUTS[0])[0].shape == (1, 10)
+    assert not any((tmp_path / "home").iterdir())
 
 
 def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
