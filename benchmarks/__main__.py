@@ -26,7 +26,7 @@ COMMANDS = {
     "benchmarks.operators --settled --json FILE": "our search after 64 trials against itself after 1,000; "
     "about half an hour",
     "benchmarks.operators --unseen --device-class CLASS --json FILE": "our search against MetaSchedule's on "
-    "two dozen layers that the estimate was not fitted to, on this machine as it is (avx512) or without some "
+    "two dozen layers that the estimate was not fitted to, on this machine as it is or without some "
     "of its features (avx2, sse42); about 40 minutes",
     "benchmarks.fit PROGRAMS --json FILE": "fits the analytic estimate's shape factors to measured programs: "
     "how well they do on operators and device classes that were left out",

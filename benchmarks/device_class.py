@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.results import machine
 from benchmarks.timing.contestants import own_process
+from search.device import Device
 
 # What a worker calls what it must not use; it reads this where no flag says anything else.
 WORKER_FEATURES = "TUNEFARM_WORKER_FEATURES"
@@ -60,6 +61,18 @@ def _features(target: str) -> frozenset[str]:
     from compiler.target import parse_target
 
     return frozenset(map(str, llvm_get_cpu_features(parse_target(target))))
+
+
+def calibrated(name: str, threads: int) -> Device:
+    """The device class of this name on this machine, with its profile. Wants a process of its own, with
+    TVM_NUM_THREADS in the environment. Raises ValueError where the machine lacks what the class has."""
+    from compiler.measuring.calibration import calibrate
+    from compiler.measuring.cores import bind_pool
+    from compiler.target import probe
+
+    bind_pool(threads)
+    device = probe(threads, without=CLASSES[name].without)
+    return replace(device, profile=calibrate(device))
 
 
 NATIVE = DeviceClass("native")

@@ -19,7 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.arguments import command_parser, positive
-from benchmarks.devices import GIVEN_UP, calibrated
+from benchmarks.device_class import CLASSES, calibrated, device_class
 from benchmarks.fit import measuring
 from benchmarks.fit.fitting import Agreement, agreement, fit
 from benchmarks.fit.programs import Group, ProgramsError, line_of_device, read
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(args: argparse.Namespace, output: Output) -> int:
     """Adds to the file, layer by layer; how many layers could not be measured."""
-    classes = args.device_classes or list(GIVEN_UP)
+    classes = [one.name for one in args.device_classes or [CLASSES["native"]]]
     devices = {name: apart(name, args.threads, calibrated, name, args.threads) for name in classes}
     with args.programs.open("a") as file:
         for name, device in devices.items():
@@ -91,9 +91,9 @@ def _left_out(what: str, suite: Sequence[Group], of: Callable[[Group], str], out
 def _told(what: str, groups: Sequence[Group], factors: Callable[[Group], ShapeFactors]) -> list[Figure]:
     """Means over the groups of each device class."""
     figures = []
-    for device_class in dict.fromkeys(group.device_class for group in groups):
-        found = [agreement(group, factors(group)) for group in groups if group.device_class == device_class]
-        figures += _means(f"{device_class}, {what} ({len(found)} layers)", found)
+    for name in dict.fromkeys(group.device_class for group in groups):
+        found = [agreement(group, factors(group)) for group in groups if group.device_class == name]
+        figures += _means(f"{name}, {what} ({len(found)} layers)", found)
     return figures
 
 
@@ -112,7 +112,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("programs", type=Path, metavar="PROGRAMS", help="the file of measured programs")
     parser.add_argument("--measure", action="store_true", help="measure programs and add them first")
     parser.add_argument(
-        "--device-class", action="append", choices=list(GIVEN_UP), dest="device_classes", help="[all]"
+        "--device-class",
+        action="append",
+        type=device_class,
+        metavar="CLASS",
+        dest="device_classes",
+        help=f"{', '.join(CLASSES)} [native]",
     )
     parser.add_argument("--threads", type=positive, default=usable_cores(), help="[all cores]")
     parser.add_argument("--seed", type=int, default=0, help="of the searches and the draws [0]")

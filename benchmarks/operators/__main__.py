@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.arguments import engines_parser, positive
-from benchmarks.devices import GIVEN_UP, calibrated
+from benchmarks.device_class import CLASSES, calibrated, device_class
 from benchmarks.layers import LAYERS
 from benchmarks.operators import ablation, libraries, settled, unseen
 from benchmarks.operators import run as operators_run
@@ -102,7 +102,7 @@ def _unseen(args: argparse.Namespace, output: Output) -> int:
     """Every layer on every device class that was asked for."""
     trials = args.trials or unseen.TRIALS
     layers = args.layers or (tuple(LAYERS)[:: len(LAYERS) // 3] if args.quick else tuple(LAYERS))
-    classes = args.device_classes or ("avx512",)
+    classes = [one.name for one in args.device_classes or [CLASSES["native"]]]
     devices = {name: apart(name, args.threads, calibrated, name, args.threads) for name in classes}
     found: list[unseen.Layer] = []
 
@@ -172,9 +172,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--device-class",
         action="append",
-        choices=list(GIVEN_UP),
+        type=device_class,
+        metavar="CLASS",
         dest="device_classes",
-        help="of --unseen: the machine as it is [avx512], or without some of its features",
+        help=f"of --unseen: {', '.join(CLASSES)} [native, all that the machine has]",
     )
     trials = f"of every search [{TRIALS}, quick {QUICK_TRIALS}; settled {SETTLED.trials}, quick 256]"
     parser.add_argument("--trials", type=positive, help=trials)
