@@ -85,7 +85,8 @@ class Manifest:
         """Raises ArtifactError when the text is no manifest."""
         try:
             data = json.loads(text)
-            for key, make in _NESTED.items():
+            # An older version doesn't name all of them.
+            for key, make in ((key, make) for key, make in _NESTED.items() if key in data):
                 data[key] = tuple(make(item) for item in data[key])
             return cls(**data)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

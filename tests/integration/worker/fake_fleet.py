@@ -158,7 +158,7 @@ class FakeFleet(FleetServicer):
             return Answer(fenced=True, wanted=self.wanted, call_again_after_s=self.again_s)
         self.calibrate = self.calibrate and not report.calibrated
         for result in report.results if self.storing else ():
-            self.stored.setdefault(result.trial_id or 0, result)
+            self.stored.setdefault(result.trial_id or result.module_run_id or 0, result)
         acknowledged = (
             tuple(result.number for result in report.results) if self.acknowledging and self.storing else ()
         )
@@ -192,5 +192,7 @@ class FakeFleet(FleetServicer):
             self.held = None
 
     def _finished(self, lease: Lease) -> bool:
-        wanted = {candidate.trial_id for candidate in lease.candidates} or {0}
+        wanted = {candidate.trial_id for candidate in lease.candidates} | {
+            run.id for run in lease.module_runs
+        }
         return wanted <= {number for number, result in self.stored.items() if result.lease == lease.id}

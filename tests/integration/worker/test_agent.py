@@ -351,7 +351,7 @@ def test_a_module_is_fetched_checked_and_timed(damaged: int, outcome: str, fetch
         fleet.offer_modules(ModuleRun(5, "tuned", sha256))
         async with working(fleet):
             await fleet.until(lambda: fleet.outcomes() == [outcome])
-        assert fleet.stored[0].module_run_id == 5
+        assert fleet.stored[5].module_run_id == 5
         assert fleet.fetched == [sha256] * fetches
 
     with_fleet(work)
@@ -368,12 +368,11 @@ def test_a_model_that_crashes_costs_the_others_nothing() -> None:
 
     async def work(fleet: FakeFleet) -> None:
         fleet.blobs = {sha: text.encode() for text, sha in shas.items()}
-        runs = [ModuleRun(n, kind, shas[text], kind == "tuned") for n, (kind, text) in enumerate(kinds)]
+        runs = [ModuleRun(n, kind, shas[text], kind == "tuned") for n, (kind, text) in enumerate(kinds, 1)]
         fleet.offer_modules(*runs)
         async with working(fleet):
             await fleet.until(lambda: len(fleet.stored) == 3)
-        ends = {result.module_run_id: result.measurement for result in fleet.stored.values()}
-        crashed, timed, compared = (ends[number] for number in range(3))
+        crashed, timed, compared = (fleet.stored[number].measurement for number in (1, 2, 3))
         assert isinstance(crashed, Measurement)
         assert "SIGSEGV" in crashed.error
         assert isinstance(timed, Measurement)

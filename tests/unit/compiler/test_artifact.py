@@ -134,6 +134,12 @@ def test_a_manifest_of_another_form_is_refused(change: dict[str, object]) -> Non
         Manifest.from_json(json.dumps(data))
 
 
+def test_a_manifest_of_an_older_version_is_read() -> None:
+    data = json.loads(MANIFEST.to_json())
+    del data["published_secs"]
+    assert Manifest.from_json(json.dumps(data)) == MANIFEST
+
+
 def test_without_a_linker_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CC", raising=False)
