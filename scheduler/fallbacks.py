@@ -82,11 +82,20 @@ def schedule_of(record: Record) -> Schedule:
     return record.workload_hash, digest(record.trace)
 
 
-def note_attempt(
-    session: Session, job_id: str, plan: Plan, artifact_sha: str | None, failure: str, now: float
+def note_timed(
+    session: Session, job_id: str, plan: Plan, artifact_sha: str, compared: bool, now: float
 ) -> None:
-    """Note a model that is about to be timed, or (without an artifact) why it doesn't compile."""
-    data = {"schedules": dict(sorted(plan.schedules)), "artifact_sha": artifact_sha, "failure": failure}
+    """Note a model that is about to be timed, and whether it is to be `compared` with the untuned one."""
+    _note_attempt(session, job_id, plan, {"artifact_sha": artifact_sha, "compared": compared}, now)
+
+
+def note_failure(session: Session, job_id: str, plan: Plan, failure: str, now: float) -> None:
+    """Note a model that doesn't compile, and why."""
+    _note_attempt(session, job_id, plan, {"failure": failure}, now)
+
+
+def _note_attempt(session: Session, job_id: str, plan: Plan, about: Mapping[str, object], now: float) -> None:
+    data = {"schedules": dict(sorted(plan.schedules)), **about}
     events.append(session, job_id, ASSEMBLED, data, now)
 
 
@@ -99,7 +108,8 @@ def note_refused(session: Session, job_id: str, schedule: Schedule, problem: str
 
 def read(session: Session, job_id: str, runs: Sequence[ModuleRun]) -> History:
     """Of the job whose module runs these are."""
-    by_artifact = {run.artifact_sha: run for run in runs if run.kind == "tuned"}
+    timed = {run.artifact_sha: run for run in runs if run.kind == "tuned"}
+    untuned_fails = any(run.kind == "untuned" and run.failed for run in runs)
     attempts: list[Attempt] = []
     refused: dict[Schedule, str] = {}
     uncompared = ""
@@ -107,13 +117,14 @@ def read(session: Session, job_id: str, runs: Sequence[ModuleRun]) -> History:
         data = event.data
         if event.kind == REFUSED:
             refused[data["workload"], data["trace_sha"]] = data["problem"]
-        elif event.kind == ASSEMBLED:
-            run = by_artifact.get(data["artifact_sha"])
-            if run is not None and run.error.startswith(REFERENCE_FAILED):
+        elif event.kind == ASSEMBLED and "failure" in data:
+            attempts.append(Attempt(frozenset(data["schedules"].items()), data["failure"]))
+        elif event.kind == ASSEMBLED and (run := timed.get(data["artifact_sha"])) and run.state == "done":
+            if run.error.startswith(REFERENCE_FAILED):
                 uncompared = why(run)
-            elif run is None or run.state == "done":
-                failure = data["failure"] if run is None else why(run)
-                attempts.append(Attempt(frozenset(data["schedules"].items()), failure, run))
+            # What went down with the untuned model beside it says nothing about schedules.
+            elif not (run.failed and untuned_fails and data["compared"]):
+                attempts.append(Attempt(frozenset(data["schedules"].items()), why(run), run))
     last = attempts[-1].run if attempts else None
     stopped = last is not None and last.outcome in INCONCLUSIVE
     return History(tuple(attempts), refused, stopped, uncompared)

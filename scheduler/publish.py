@@ -63,7 +63,7 @@ def run(context: Context, job: Job) -> None:
             leases.time_again(session, [run.id for run in runs if not run.failed])
     else:
         verdict = judge(runs, _not_compiled(cause))
-        if history.uncompared and verdict.run.kind == "tuned":
+        if history.uncompared and verdict.run.kind == "tuned" and not _untuned_fails(runs):
             said = f"{verdict.message}; its outputs could not be compared ({history.uncompared})"
             verdict = Verdict(verdict.run, said)
         _publish(context, job, verdict, runs)
@@ -114,6 +114,10 @@ def _timed_together(runs: Sequence[ModuleRun]) -> bool:
     return len({run.lease_id for run in works}) < 2 or any(run.attempts for run in works)
 
 
+def _untuned_fails(runs: Sequence[ModuleRun]) -> bool:
+    return any(run.kind == "untuned" and run.failed for run in runs)
+
+
 def _works_at_once(history: History) -> bool:
     return len(history.attempts) == 1 and not history.attempts[0].failure
 
@@ -143,15 +147,14 @@ def _compile(context: Context, job: Job, runs: Sequence[ModuleRun], history: His
         _note_failure(context, job, plan, culprits(imported.tasks, plan, device.target), str(error))
         return True
     # Its outputs are those that the tuned model must give, unless it is known not to run.
-    untuned_fails = any(run.kind == "untuned" and run.failed for run in runs)
-    reference = None if history.uncompared or untuned_fails else _untuned(context, job)
+    reference = None if history.uncompared or _untuned_fails(runs) else _untuned(context, job)
     artifact = tuned_artifact(job, device, imported, plan, library, reference, context.now())
     peers = {} if runs else _peers(context, job, library)
     with context.database.begin() as session:
         sha = blobs.put(session, artifact)
         if jobs.get(session, job.id).state is JobState.PUBLISHING:
             _ask(session, job, {**peers, "tuned": sha}, "timing the compiled model", context.now())
-            fallbacks.note_attempt(session, job.id, plan, sha, "", context.now())
+            fallbacks.note_timed(session, job.id, plan, sha, reference is not None, context.now())
     return True
 
 
@@ -198,7 +201,7 @@ def _note_failure(
     with context.database.begin() as session:
         for schedule, problem in refused.items():
             fallbacks.note_refused(session, job.id, schedule, problem, context.now())
-        fallbacks.note_attempt(session, job.id, plan, None, failure, context.now())
+        fallbacks.note_failure(session, job.id, plan, failure, context.now())
 
 
 def _untuned(context: Context, job: Job) -> bytes:

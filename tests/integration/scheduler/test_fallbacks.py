@@ -18,6 +18,7 @@ import pytest
 from sqlalchemy import update
 from tvm.s_tir import Schedule
 
+import search.trace
 from compiler.importing.model import extract_tasks, fuse, read_onnx
 from compiler.lowering.trace import _plain
 from compiler.packaging.artifact import unpack
@@ -53,6 +54,17 @@ def rounds_to_integers(schedule: Schedule) -> None:
 
 def _blocks(schedule: Schedule) -> list[Any]:
     return list(schedule.get_child_blocks(schedule.get_sblock("root")))
+
+
+@pytest.fixture(autouse=True)
+def lets_types_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No trace that is let through is known to compute something else: here and in the compiler's children
+    one instruction more is."""
+    code = "import search.trace as t; t.INSTRUCTIONS |= {'UnsafeSetDType'}"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(search.trace, "INSTRUCTIONS", search.trace.INSTRUCTIONS | {"UnsafeSetDType"})
 
 
 @pytest.fixture

@@ -210,6 +210,8 @@ class Farm:
         library, _ = unpack(artifact)
         if self.uncomparable and reference_of(artifact) is not None:
             return Measurement(Outcome.RUN_ERROR, error=f"{REFERENCE_FAILED}std::bad_alloc")
+        if reference_of(artifact) in self.broken:
+            return Measurement(Outcome.RUN_TIMEOUT, error="the run took longer than 120 s")
         if library in self.broken:
             return Measurement(Outcome.WRONG_RESULT, error="first line\nthe outputs differ")
         return Measurement(Outcome.OK, (self.latency_s[library],) * 3)
