@@ -86,10 +86,11 @@ ANNOTATIONS: Mapping[str, Callable[[Any], bool]] = {
         _are_references,
     ),
 }
-# Of TVM's objects, what an index map is made of: arithmetic on its own variables.
+# Of TVM's objects, what an index map and the value that it pads with are made of: arithmetic on variables.
 INDEX_MAP_TYPES = frozenset(
     (
-        *("None", "int", "ffi.Array", "ffi.String", "ir.PrimType", "ir.Var", "ir.IntImm", "tirx.IndexMap"),
+        *("None", "int", "float", "ffi.Array", "ffi.String", "ir.PrimType", "ir.Var", "tirx.IndexMap"),
+        *("ir.IntImm", "ir.FloatImm"),
         *("prim.Add", "prim.Sub", "prim.Mul", "prim.FloorDiv", "prim.FloorMod", "prim.Div", "prim.Mod"),
         *("prim.Min", "prim.Max", "prim.Cast"),
     )

@@ -196,7 +196,7 @@ def test_a_module_that_lacks_memory_says_what_to_do(
         artifact = tmp_path / "artifact"
         artifact.write_text("allocate")
         monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=there))
-        measurement = await executor.measure_module(artifact, GENEROUS)
+        measurement = await executor.measure_module(artifact, GENEROUS, compare=True)
         assert measurement.outcome is Outcome.RUN_ERROR
         assert measurement.error.splitlines()[-1].endswith(says)
 
