@@ -26,35 +26,35 @@ class ShapeFactors:
     # Speeds: parts of the profile's.
     issue: float = 1.0
     latency: float = 1.1
-    loads: float = 0.65
-    l1_rate: float = 0.8
-    l2_rate: float = 0.8
+    loads: float = 1.0
+    l1_rate: float = 1.0
+    l2_rate: float = 1.0
     l3_rate: float = 1.2
     memory_rate: float = 0.45
-    launch: float = 6.0
-    gather: float = 2.8
+    launch: float = 3.75
+    gather: float = 3.5
     # How much of each cache a tile can count on.
     l1_share: float = 0.93
-    l2_share: float = 0.61
+    l2_share: float = 0.49
     l3_share: float = 0.44
     # How far rows whose sets collide drive each other out: 0 not at all, 1 as if nothing else chose them.
-    crowding: float = 0.1
-    branch_cycles: float = 3.0
+    crowding: float = 0.08
+    branch_cycles: float = 4.8
     # A load whose value is computed on the spot, such as one of a padded operand.
-    inline_cycles: float = 0.75
+    inline_cycles: float = 0.59
     # A partial result that is added to a sum.
-    row_cycles: float = 2.2
+    row_cycles: float = 2.8
     # What a loop around a register tile costs by itself.
-    loop_cycles: float = 0.033
+    loop_cycles: float = 0.041
     # What jumping to another row costs, in bytes that would have streamed in meanwhile.
-    stall_bytes: float = 150.0
+    stall_bytes: float = 120.0
     # An accumulator that lives in memory, and how many too many it takes until all of them do.
-    spill_cycles: float = 1.25
+    spill_cycles: float = 1.0
     spill_all: float = 6.25
     # A vector that is copied: loaded, stored, and loaded again.
     copy_cycles: float = 1.6
     # Instructions that a core looks ahead.
-    window: float = 180.0
+    window: float = 225.0
     # Of all that isn't the longest, this part adds to the time.
     overlap: float = 0.3
 
