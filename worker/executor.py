@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from compiler.contained.environment import passed
 from proto.values import Limits
 from search.device import Device
 from search.measurement import Measurement, Outcome
@@ -31,15 +32,6 @@ from worker.trouble import ChildStartError, End, died, ended, timed_out
 _log = logging.getLogger(__name__)
 
 PACKAGES = Path(__file__).resolve().parent.parent
-# What a child needs to know of the agent's environment. Anything else may be a secret.
-PASSED = (
-    *("PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX"),
-    *("CC", "CXX"),
-)
-PASSED_PREFIXES = (
-    *("LC_", "PYTHON", "TVM_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "BLIS_", "MALLOC_", "QEMU_"),
-    *("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "ZIG_"),
-)
 # What the allocators of C++, Python and TVM say.
 OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Cannot allocate memory")
 # A candidate may use so many times as much time of every core as it is given seconds.
@@ -358,11 +350,7 @@ class Executor:
         return (*child, *bench, *builds, *user, *without)
 
     def _child_environment(self, scratch: Path) -> dict[str, str]:
-        kept = {
-            name: value
-            for name, value in self._environment.items()
-            if name in PASSED or name.startswith(PASSED_PREFIXES)
-        }
+        kept = passed(self._environment)
         path = [str(PACKAGES), *filter(None, [kept.get("PYTHONPATH")])]
         ours = {
             "PYTHONPATH": os.pathsep.join(path),

@@ -16,6 +16,8 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
+from compiler.contained.environment import passed
+
 # TVM, LLVM and Python map gigabytes before they do anything.
 BASE_MEMORY_BYTES = 8 << 30
 # What an import may take beyond what a process with TVM has anyway. Weights are held several times over.
@@ -63,10 +65,11 @@ def machine_bytes() -> int:
 
 
 def _child_environment() -> dict[str, str]:
-    """Of a process of our own code, which loads TVM."""
+    """Of a process of our own code, which loads TVM, and where linkers keep what they have made before."""
     path = os.pathsep.join(path for path in sys.path if path)
+    folders = {name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ}
     # The stacks of TVM's threads, of which there is one for each core, would count as memory.
-    return {**os.environ, "PYTHONPATH": path, "TVM_NUM_THREADS": "1"}
+    return passed(os.environ) | folders | {"PYTHONPATH": path, "TVM_NUM_THREADS": "1"}
 
 
 # The child's side

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -126,6 +127,24 @@ def test_a_child_does_not_outlive_whoever_asked(when: str, tmp_path: Path) -> No
         asking.kill()
     assert psutil.wait_procs([child], timeout=30) == ([child], [])
     assert (tmp_path / "begun").exists() == (when == "after")
+
+
+def test_a_child_sees_no_passwords(acts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    acts.write_text("import json, os; print(json.dumps(dict(os.environ)))")
+    secrets = {
+        "TUNEFARM_DATABASE_URL": "postgresql://tunefarm:password@db/tunefarm",
+        "TUNEFARM_BROKER": "redis://:password@redis",
+        "TUNEFARM_TOKEN": "password",
+        "AWS_SECRET_ACCESS_KEY": "password",
+    }
+    for name, value in {**secrets, "TVM_LOG_DEBUG": "seen"}.items():
+        monkeypatch.setenv(name, value)
+    reply, status = contained.run_child("compiler.contained.models", b"", 60.0)
+    seen = json.loads(reply)
+    assert status == 0
+    assert seen["TVM_LOG_DEBUG"] == "seen"
+    assert not seen.keys() & secrets.keys()
+    assert "password" not in "".join(seen.values())
 
 
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
