@@ -40,7 +40,7 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def _measured(artifact: Path, limits: Limits) -> Measurement:
     executor = Executor(ChildConfig(2), os.environ)
     try:
-        return await executor.measure_module(artifact, limits)
+        return await executor.measure_module(artifact, limits, compare=True)
     finally:
         await executor.close()
 
