@@ -35,7 +35,7 @@ INSTRUCTIONS = frozenset(
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, bool)) and -(1 << 31) <= value < 1 << 31
+    return isinstance(value, int) and -(1 << 31) <= value < 1 << 31
 
 
 def _is_name(value: Any) -> bool:
