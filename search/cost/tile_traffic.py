@@ -26,12 +26,17 @@ def traffic_terms(population: Population, nest: Nest, machine: Machine) -> dict[
     accesses = [*nest.node.reads, nest.node.write]
     loops = nest.by_loop()
     levels = np.array([*(level for level, _ in nest.loops), nest.depth])
-    sizes = [_footprint(population, nest, access, loops.inside, levels) for access in accesses]
+    # [boundaries, programs]: whether what is read there is a copy in the order of the loops.
+    copied = [levels[:, None] >= copied_at(population, nest, access) for access in accesses]
+    sizes = [
+        _footprint(population, access, loops.inside, is_copy)
+        for access, is_copy in zip(accesses, copied, strict=True)
+    ]
     total = np.add.reduce(sizes)
     taken = np.zeros_like(total)
-    for access, size in zip(accesses, sizes, strict=True):
+    for access, size, is_copy in zip(accesses, sizes, copied, strict=True):
         crowding = _crowding(access, loops.inside, dag) ** machine.factors.crowding
-        taken = taken + size * np.where(_copied(population, nest, access, levels), 1.0, crowding)
+        taken = taken + size * np.where(is_copy, 1.0, crowding)
     crossings = [size * loops.visits(access) for access, size in zip(accesses, sizes, strict=True)]
     stalls = [
         np.where(copied_at(population, nest, access) == 0, 1.0, _stalls(access, nest, dag, machine))
@@ -66,19 +71,13 @@ def copied_at(population: Population, nest: Nest, access: Access) -> Ints:
     return np.array(boundaries)[population.column(nest.node.name, variable.kind)]
 
 
-def _footprint(population: Population, nest: Nest, access: Access, inside: Ints, levels: Ints) -> Floats:
+def _footprint(population: Population, access: Access, inside: Ints, is_copy: NDArray[np.bool_]) -> Floats:
     """[boundaries, programs]: bytes of the lines touched where each axis covers `inside` [boundaries, axes,
-    programs]; a copy has no lines but its own. `levels` [boundaries] are the tile levels that follow."""
+    programs]; a copy has no lines but its own."""
     buffer = population.sketch.dag.buffer[access.buffer]
     lines = footprint_bytes(access, inside, buffer, LINE_BYTES)
     elements = touched_elements(access, inside, buffer.shape)
-    copied = _copied(population, nest, access, levels)
-    return np.where(copied, np.maximum(elements * buffer.item_bytes, LINE_BYTES), lines)
-
-
-def _copied(population: Population, nest: Nest, access: Access, levels: Ints) -> NDArray[np.bool_]:
-    """[boundaries, programs]: whether what is read there is a copy in the order of the loops."""
-    return np.asarray(levels[:, None] >= copied_at(population, nest, access))
+    return np.where(is_copy, np.maximum(elements * buffer.item_bytes, LINE_BYTES), lines)
 
 
 def _crowding(access: Access, inside: Ints, dag: Dag) -> Floats:
