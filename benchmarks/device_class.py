@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.results import machine
 from benchmarks.timing.contestants import own_process
-from search.device import Device
+from core.device import Device
 
 # What a worker calls what it must not use; it reads this where no flag says anything else.
 WORKER_FEATURES = "TUNEFARM_WORKER_FEATURES"

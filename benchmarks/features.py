@@ -29,9 +29,9 @@ from benchmarks.suite import OPERATORS, Operator
 from compiler.lowering.trace import LoweringError, lower, replay
 from compiler.reading.subgraph import read_dag
 from compiler.target import parse_target, probe
+from core.device import Device
 from search.cost.store_features import GROUPS, describe
 from search.cost.stores import stores_of
-from search.device import Device
 from search.programs.annotate import sample
 from search.programs.nest import Floats
 from search.programs.program import Program, gather

@@ -30,12 +30,14 @@ from benchmarks.results.figures import Figure, at_least, figure
 from benchmarks.results.output import Output
 from benchmarks.scale_workers import Meter
 from benchmarks.timing.interleaved import Timings
+from core.worker import WorkerState
 from examples.make_models import make
-from records import devices, jobs, trials
-from records.database import Database
-from records.devices import WorkerInfo, WorkerState
-from tunefarm.client import Client, ClientError
-from tunefarm.values import JobRequest
+from records.fleet import devices
+from records.fleet.devices import WorkerInfo
+from records.jobs import jobs, trials
+from records.storage.database import Database
+from tunefarm.client.client import Client, ClientError
+from tunefarm.client.values import JobRequest
 
 RUNS, QUICK_RUNS = 5, 2
 TRIALS, QUICK_TRIALS = 400, 160

@@ -30,10 +30,10 @@ from compiler.lowering.trace import lower
 from compiler.reading.subgraph import read_dag
 from compiler.target import probe
 from compiler.workload import to_json
+from core.device import Device
 from search.cost import metrics
 from search.cost.metrics import Metrics, Predictions
 from search.cost.model import CostModel
-from search.device import Device
 from search.policy import SearchTask, draw, train
 from search.programs.nest import Floats
 from search.programs.program import Program, gather

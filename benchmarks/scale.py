@@ -29,10 +29,13 @@ from benchmarks.results import figures
 from benchmarks.results.figures import Figure, at_least, at_most, figure
 from benchmarks.results.output import Output
 from benchmarks.scale_workers import OURS, SPREAD, Seen, device_of, lease_s
-from records import blobs, devices, jobs, models, tasks, trials
-from records.database import Database
-from records.jobs import JobRequest, JobState
-from records.trials import NewTrial
+from core.job import JobState
+from records.fleet import devices
+from records.jobs import jobs, models, tasks, trials
+from records.jobs.jobs import JobRequest
+from records.jobs.trials import NewTrial
+from records.storage import blobs
+from records.storage.database import Database
 from tests import services
 
 WORKERS, QUICK_WORKERS = 1000, 100

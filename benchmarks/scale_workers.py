@@ -23,12 +23,12 @@ import grpc.aio
 import psutil
 
 from benchmarks.arguments import positive
+from core.device import Device
 from proto import fleet_pb2 as pb
 from proto.convert import device_to_wire
 from proto.fleet_pb2_grpc import FleetStub
-from proto.values import PROTOCOL
-from records.sharing import LEASE_S
-from search.device import Device
+from proto.messages import PROTOCOL
+from records.jobs.fair_queue import LEASE_S
 from worker.settings import SLOTS
 
 WAIT_S = 5.0

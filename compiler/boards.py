@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from search.device import Device
+from core.device import Device
 
 TRIPLE = "aarch64-linux-gnu"
 KIB, MIB = 1 << 10, 1 << 20

@@ -20,8 +20,8 @@ import tvm
 from tvm.target.codegen import llvm_get_cpu_features
 
 from compiler.boards import Board, recognised
-from search.device import Device
-from search.instruction_sets import FeatureError, instruction_sets, llvm_names
+from core.device import Device
+from core.instruction_sets import FeatureError, instruction_sets, llvm_names
 
 CPU_INFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")

@@ -39,7 +39,7 @@ def from_json(text: str) -> tvm.IRModule:
     """The workload whose text `to_json` wrote, in this version of TVM or an older one.
 
     Raises ValueError for anything else. TVM's own parser is native code that trusts its input: text from
-    outside the service belongs into a child process (see compiler.contained.child).
+    outside the service belongs into a child process (see compiler.sandbox.child).
     """
     if len(text) > MAX_TEXT_BYTES:
         raise ValueError(f"a workload of {len(text)} characters is larger than the limit of {MAX_TEXT_BYTES}")

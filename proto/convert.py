@@ -12,31 +12,21 @@ import math
 from dataclasses import asdict, fields
 from typing import Any, get_args
 
+from core.device import Device, Gpu
+from core.lease import Built, Candidate, Lease, LeaseId, Limits, ModuleKind, ModuleRun
+from core.measurement import Measurement, Outcome
+from core.profile import Profile
+from core.worker import Role, Vitals, Wanted, WorkerState
 from proto import fleet_pb2 as pb
-from proto.values import (
+from proto.messages import (
     MAX_PROFILE_CHARS,
     MAX_RESULTS,
-    MAX_TROUBLE_CHARS,
     MAX_WAIT_S,
     PROTOCOL,
     Answer,
-    Built,
-    Candidate,
-    Lease,
-    LeaseId,
-    Limits,
-    ModuleKind,
-    ModuleRun,
     Result,
-    Role,
-    Vitals,
-    Wanted,
     WorkerReport,
-    WorkerState,
 )
-from search.device import Device, Gpu
-from search.measurement import Measurement, Outcome
-from search.profile import Profile
 
 MAX_ERROR_CHARS = 8192
 MAX_REPEATS = 10_000
@@ -57,7 +47,6 @@ _VITAL_CHARS = {
     "tunefarm_version": 64,
     "tvm_version": 64,
     "uncontained": 2048,
-    "trouble": MAX_TROUBLE_CHARS,
 }
 _VITAL_RANGES: dict[str, tuple[float, float]] = {
     "load": (0.0, 1e6),

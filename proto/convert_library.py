@@ -6,7 +6,7 @@ import hashlib
 
 from proto import fleet_pb2 as pb
 from proto.convert import MAX_ID, WireError, lease_id_from_wire, lease_id_to_wire
-from proto.values import MAX_LIBRARY_BYTES, Library
+from proto.messages import MAX_LIBRARY_BYTES, Library
 
 
 def library_to_wire(library: Library) -> pb.Library:

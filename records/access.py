@@ -9,9 +9,9 @@ from enum import StrEnum
 from sqlalchemy import delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from records.database import NotFound
-from records.statements import changed
-from records.tables import AuditRow, TokenRow
+from records.storage.database import NotFound
+from records.storage.statements import changed
+from records.storage.tables import AuditRow, TokenRow
 
 # `last_used_at` is no more exact than this: a token in use must not be written with every call.
 COARSE_S = 600.0

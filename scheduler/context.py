@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from records.database import Database
-from scheduler.memory import Memory
+from records.storage.database import Database
+from scheduler.learning.record_cache import RecordCache
 from scheduler.models import Models
-from scheduler.relief import Relief
+from scheduler.planning.spaces import Spaces
 from scheduler.settings import Settings
-from scheduler.spaces import Spaces
-from scheduler.tidying import Tidier
+from scheduler.upkeep.builder_fallback import BuilderFallback
+from scheduler.upkeep.garbage_collection import GarbageCollector
 
 if TYPE_CHECKING:
-    from scheduler.learning import Lesson
+    from scheduler.learning.training import TrainedModel
 
 
 @dataclass(frozen=True)
@@ -33,8 +33,8 @@ class Context:
     wake: Callable[[str, str], None]
     spaces: Spaces = field(default_factory=Spaces)
     models: Models = field(default_factory=Models)
-    memory: Memory = field(default_factory=Memory)
-    lessons: dict[str, Lesson] = field(default_factory=dict)
+    memory: RecordCache = field(default_factory=RecordCache)
+    lessons: dict[str, TrainedModel] = field(default_factory=dict)
     barren: dict[str, int] = field(default_factory=dict)
-    relief: Relief = field(default_factory=Relief)
-    tidier: Tidier = field(default_factory=Tidier)
+    relief: BuilderFallback = field(default_factory=BuilderFallback)
+    tidier: GarbageCollector = field(default_factory=GarbageCollector)

@@ -16,7 +16,7 @@ from celery import Celery, signals
 from celery.exceptions import SecurityWarning
 from pydantic import ValidationError
 
-from records.database import Database, StorageError
+from records.storage.database import Database, StorageError
 from scheduler.app import Waker, make_app, send
 from scheduler.identity import identity
 from scheduler.settings import Settings
@@ -50,7 +50,7 @@ def main() -> int:
 def _serve(app: Celery, settings: Settings, database: Database, name: str) -> int:
     # Loads TVM, which takes seconds: the first step finds it ready, a wrong setting does not cost them.
     from scheduler.context import Context
-    from scheduler.steps import register
+    from scheduler.steps.celery_tasks import register
 
     register(app, Context(settings, database, time.time, name, Waker(app)))
     # Celery warns against root because pickled messages could run code; ours are JSON.

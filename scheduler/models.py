@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compiler.contained.models import Imported, compile_tuned, compile_untuned, import_model
-from records import blobs
-from records.blobs import BlobNotFound
-from records.database import Database
-from records.jobs import JobRequest
+from compiler.sandbox.models import Imported, compile_tuned, compile_untuned, import_model
+from core.device import Device
+from records.jobs.jobs import JobRequest
+from records.storage import blobs
+from records.storage.blobs import BlobNotFound
+from records.storage.database import Database
 from scheduler.errors import PermanentError
-from search.device import Device
 
 
 class Models:

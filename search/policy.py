@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from core.device import Device
 from search.cost.analytic import Estimate, estimate
 from search.cost.features import extract
 from search.cost.model import CostModel, Examples
 from search.dag import Dag
-from search.device import Device
 from search.evolution.evolve import EvolutionConfig, evolve
 from search.programs.annotate import sample
 from search.programs.nest import Floats, Nest

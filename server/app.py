@@ -7,12 +7,12 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from server import cost_models, events, health, jobs, models, schedules, workers
 from server.access import routes as access_routes
 from server.access.guard_http import Guard, LimitBody
+from server.api import cost_models, events, health, jobs, models, schedules, workers
+from server.api.metrics import CountRequests
+from server.api.problems import EVERYWHERE, GUARDED, ProblemBody, install
 from server.context import Context
-from server.metrics import CountRequests
-from server.problems import EVERYWHERE, GUARDED, ProblemBody, install
 
 _MAX_BODY_BYTES = 4 << 20
 _MAX_IMPORT_BYTES = 256 << 20

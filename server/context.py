@@ -11,10 +11,10 @@ from typing import Annotated, cast
 
 from fastapi import Depends, Request
 
-from records.database import Database
+from records.storage.database import Database
 from server.access.audit import AuditLog
 from server.access.callers import Access
-from server.metrics import Metrics
+from server.api.metrics import Metrics
 from server.settings import Settings
 
 

@@ -24,15 +24,15 @@ import uvicorn
 from pydantic import ValidationError
 
 from proto.fleet_pb2_grpc import add_FleetServicer_to_server
-from proto.tls import TlsError, TlsFiles
-from proto.values import MAX_MESSAGE_BYTES
-from records.database import Database, StorageError
+from proto.messages import MAX_MESSAGE_BYTES
+from records.storage.database import Database, StorageError
 from scheduler.app import Waker, make_app
 from server.access.guard_fleet import GuardOfWorkers
 from server.app import create_app
 from server.context import Context
 from server.fleet.service import Fleet
 from server.settings import Settings
+from system.tls import TlsError, TlsFiles
 
 _log = logging.getLogger("server")
 

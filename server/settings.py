@@ -8,8 +8,8 @@ from pathlib import Path
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from proto.tls import TlsFiles
 from server.access.limits import OFF, parsed
+from system.tls import TlsFiles
 
 _NEEDS = {"tls_cert": "tls_key", "tls_key": "tls_cert", "tls_client_ca": "tls_cert"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from search.device import Device, Gpu
+from core.device import Device, Gpu
 
 DEVICE = Device(
     name="two cores",

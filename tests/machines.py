@@ -10,7 +10,7 @@ import pytest
 import tvm
 
 import compiler.target
-from search.instruction_sets import instruction_sets
+from core.instruction_sets import instruction_sets
 
 
 @dataclass(frozen=True)

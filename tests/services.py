@@ -19,9 +19,9 @@ from urllib.parse import quote
 import psycopg
 import redis
 
-from records.database import Database
-from records.tables import Base
-from tunefarm.tether import die_with_parent
+from records.storage.database import Database
+from records.storage.tables import Base
+from tunefarm.embedded.tether import die_with_parent
 
 # With characters that mean something in a URL.
 PASSWORD = "s3/cr@t:%"

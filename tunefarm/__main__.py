@@ -1,3 +1,3 @@
-from tunefarm.cli import main
+from tunefarm.cli.app import main
 
 main()

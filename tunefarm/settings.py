@@ -15,7 +15,7 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from proto.tls import TlsFiles
+from system.tls import TlsFiles
 from tunefarm.errors import CommandError, ExitCode
 
 

@@ -18,7 +18,7 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.database import Database, PyDatabase, TuningRecord, Workload
 
 from compiler.workload import workload_hash
-from tunefarm.client import Client, ProblemError
+from tunefarm.client.client import Client, ProblemError
 
 NOT_FOUND = 404
 

@@ -18,17 +18,17 @@ from pathlib import Path
 from pydantic import ValidationError
 from rich.console import Console
 
-from proto.tls import TlsError
-from proto.values import Role
-from worker import confine
-from worker.agent import Agent, Fenced, Manners
-from worker.display import Display, display
-from worker.executor import ChildConfig, Executor, UnusableSettings
-from worker.fleet import FleetClient, Refused, open_channel
-from worker.handover import linkers_cache
-from worker.profiles import Profiles
+from core.worker import Role
+from system.tls import TlsError
+from worker.agent.agent import Agent, AgentConfig, Fenced
+from worker.agent.display import Display, display
+from worker.agent.health import HealthMonitor
+from worker.agent.profile_cache import Profiles
+from worker.agent.service import FleetClient, Refused, open_channel
+from worker.runner.executor import ChildConfig, Executor, UnusableSettings
+from worker.sandbox import isolation
+from worker.sandbox.file_transfer import linkers_cache
 from worker.settings import TOGETHER, Settings
-from worker.vitals import Pulse
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         return ExitCode.USAGE
     try:
         with display(Console(stderr=True)) as shown:
-            confine.hide_memory()
+            isolation.hide_memory()
             asyncio.run(_work(settings, shown))
     except (TlsError, UnusableSettings) as problem:
         print(f"tunefarm worker: {problem}", file=sys.stderr)
@@ -77,7 +77,7 @@ async def _work(settings: Settings, shown: Display) -> None:
             manners = _manners(settings)
             shown.does(f"connecting to {settings.server} as {settings.name}")
             answered = partial(_note_life, settings.alive_file)
-            about = Pulse(), answered, Profiles(settings.profiles)
+            about = HealthMonitor(), answered, Profiles(settings.profiles)
             agent = Agent(settings.name, uuid.uuid4().hex, fleet, executor, manners, shown, *about)
             running = asyncio.create_task(agent.run())
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -106,8 +106,8 @@ def _executor(settings: Settings) -> Iterator[Executor]:
         yield Executor(child, environment)
 
 
-def _manners(settings: Settings) -> Manners:
-    return Manners(
+def _manners(settings: Settings) -> AgentConfig:
+    return AgentConfig(
         settings.slots,
         build_together=min(settings.slots, TOGETHER),
         once=settings.once,

@@ -15,9 +15,9 @@ import psutil
 from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from proto.tls import TlsFiles
-from proto.values import Limits
-from search.instruction_sets import given_up
+from core.instruction_sets import given_up
+from core.lease import Limits
+from system.tls import TlsFiles
 
 # More than most devices do in the 20 s that a lease is for: the service gives them fewer.
 SLOTS = 64

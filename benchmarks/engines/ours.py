@@ -15,14 +15,14 @@ from benchmarks.timing.judge import Candidate, Trial
 from compiler.lowering.trace import LoweringError, lower
 from compiler.reading.subgraph import read_dag
 from compiler.workload import to_json
-from search.contenders import Timed, contenders, how_many
+from core.device import Device
 from search.cost.model import CostModel
 from search.dag import Dag
-from search.device import Device
 from search.evolution.transfer import transferred
 from search.policy import Sample, SearchConfig, SearchTask, draw, propose, train
 from search.programs.annotate import sample
 from search.programs.program import Population, Program
+from search.remeasurement import Timed, contenders, how_many
 from search.sketches.sketch import Sketch
 from search.sketches.space import generate
 

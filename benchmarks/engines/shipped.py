@@ -29,9 +29,9 @@ from benchmarks.engines.theirs import quiet
 from benchmarks.timing.interleaved import Block
 from benchmarks.timing.judge import Candidate, Trial
 from compiler.lowering.trace import replay
-from compiler.measuring.bench import Built
+from compiler.measuring.bench import BuiltKernel
 from compiler.target import parse_target
-from search.device import Device
+from core.device import Device
 
 # So many programs its model predicts at once when it is timed, which is as many as it measures at once.
 SCORED_AT_ONCE = 64
@@ -224,7 +224,7 @@ class Timer:
         self._runner = LocalRunner()
         self._folder = folder
 
-    def timing(self, built: Built) -> TimedByThem:
+    def timing(self, built: BuiltKernel) -> TimedByThem:
         """A contestant; what is built packs no arguments."""
         path = Path(tempfile.mkdtemp(dir=self._folder)) / "program.tar"
         built.library.mod.export_library(str(path), fcompile=tar)

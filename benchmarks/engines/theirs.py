@@ -15,10 +15,10 @@ from tvm.s_tir.meta_schedule.runner import PyRunner, RunnerFuture, RunnerInput, 
 from tvm.s_tir.meta_schedule.tir_integration import tune_tir
 
 from benchmarks.timing.judge import Candidate, Judge, seconds
-from compiler.measuring.bench import Built
+from compiler.measuring.bench import BuiltKernel
 from compiler.target import parse_target
-from search.device import Device
-from search.measurement import Measurement, Outcome
+from core.device import Device
+from core.measurement import Measurement, Outcome
 
 # Its strategy is never told of results, so this is no budget but a number it doesn't reach.
 ENDLESS = 1 << 30
@@ -97,7 +97,7 @@ class _Measuring:
     def __init__(self, judge: Judge) -> None:
         self.found: list[tuple[Candidate, float]] = []
         self._judge = judge
-        self._built: dict[str, tuple[Candidate, Built]] = {}
+        self._built: dict[str, tuple[Candidate, BuiltKernel]] = {}
 
     def build(self, modules: Sequence[tvm.IRModule]) -> list[BuilderResult]:
         candidates = [Candidate.scheduled(module) for module in modules]
@@ -106,7 +106,7 @@ class _Measuring:
             for candidate, built in zip(candidates, self._judge.build(candidates), strict=True)
         ]
 
-    def _keep(self, candidate: Candidate, built: Built | Measurement) -> BuilderResult:
+    def _keep(self, candidate: Candidate, built: BuiltKernel | Measurement) -> BuilderResult:
         """A name instead of a path, under which `run` finds what was built."""
         if isinstance(built, Measurement):
             self.found.append((candidate, seconds(built)))

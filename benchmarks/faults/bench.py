@@ -19,10 +19,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from compiler.packaging.archive import pack
-from search.device import Device
-from search.measurement import Measurement, Outcome
-from search.profile import Profile
-from worker.bench import Exported, Machines, Note, Phase, Subject
+from core.device import Device
+from core.measurement import Measurement, Outcome
+from core.profile import Profile
+from worker.runner.interface import BuildRequest, Exported, Machines, Note, Phase
 
 VARIABLE = "TVM_FAULTS"  # a worker passes TVM's variables on to its child
 DEVICE = Device(
@@ -69,7 +69,7 @@ class Faults:
 class FaultyBench:
     def __init__(self, threads: int, without: Sequence[str]) -> None:
         self._faults = Faults(**json.loads(os.environ[VARIABLE]))
-        self._subjects: dict[int, Subject] = {}
+        self._subjects: dict[int, BuildRequest] = {}
 
     def check(self) -> Device:
         return self._faults.device
@@ -77,7 +77,7 @@ class FaultyBench:
     def calibrate(self, budget_s: float) -> Profile:
         return DEVICE.speeds
 
-    def build(self, subjects: Mapping[int, Subject], begun: Note, ended: Note) -> list[int]:
+    def build(self, subjects: Mapping[int, BuildRequest], begun: Note, ended: Note) -> list[int]:
         for number, subject in subjects.items():
             begun(number)
             self._subjects[number] = subject
@@ -101,7 +101,7 @@ class FaultyBench:
     def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
         return Measurement(Outcome.OK, (0.01, 0.01, 0.01))
 
-    def _turn(self, subject: Subject, phase: Phase) -> Measurement | None:
+    def _turn(self, subject: BuildRequest, phase: Phase) -> Measurement | None:
         notes = Path(self._faults.notes)
         if self._faults.phase != phase.value or not _is_chosen(subject, notes):
             return None
@@ -116,7 +116,7 @@ def digest(trace: str) -> str:
     return hashlib.sha256(trace.encode()).hexdigest()
 
 
-def _is_chosen(subject: Subject, notes: Path) -> bool:
+def _is_chosen(subject: BuildRequest, notes: Path) -> bool:
     """The first that asks is."""
     chosen = notes / "chosen"
     if not chosen.exists():
@@ -124,7 +124,7 @@ def _is_chosen(subject: Subject, notes: Path) -> bool:
     return chosen.read_text() == digest(subject.trace)
 
 
-def _fine(subject: Subject) -> Measurement:
+def _fine(subject: BuildRequest) -> Measurement:
     """The same program always takes the same time."""
     secs = 1e-3 * (1 + zlib.crc32(subject.trace.encode()) % 1000 / 1000)
     return Measurement(Outcome.OK, (secs,) * 3, 0.01)

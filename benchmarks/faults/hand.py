@@ -11,11 +11,13 @@ import grpc
 
 from benchmarks.faults.rig import POLL_S
 from benchmarks.faults.stage import Stage
+from core.lease import Lease, LeaseId
+from core.measurement import Measurement, Outcome
+from core.worker import WorkerState
 from proto import convert
 from proto import fleet_pb2 as pb
 from proto.fleet_pb2_grpc import FleetStub
-from proto.values import Answer, Lease, LeaseId, Result, WorkerReport, WorkerState
-from search.measurement import Measurement, Outcome
+from proto.messages import Answer, Result, WorkerReport
 
 
 @dataclass

@@ -19,10 +19,10 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
-from records.database import Database
+from records.storage.database import Database
 
 if TYPE_CHECKING:
-    from compiler.contained.models import Imported, Order
+    from compiler.sandbox.models import CompileRequest, Imported
 
 CLOCK_VARIABLE = "TUNEFARM_TEST_CLOCK"
 BUSY_TIMEOUT_S = 2.0
@@ -42,18 +42,18 @@ def _server(flags: Sequence[str]) -> int:
 
 
 def _scheduler(flags: Sequence[str]) -> int:
-    import compiler.contained.models
+    import compiler.sandbox.models
     import scheduler.main
 
     with (
         patch.multiple(scheduler.main, time=_clock(), Database=_hasty_database()),
-        patch.object(compiler.contained.models, "carried_out", _carry_out),
+        patch.object(compiler.sandbox.models, "carried_out", _carry_out),
     ):
         return scheduler.main.main()
 
 
-def _carry_out(order: Order, _: object) -> tuple[Imported, bytes]:
-    from compiler.contained.models import Fused
+def _carry_out(order: CompileRequest, _: object) -> tuple[Imported, bytes]:
+    from compiler.sandbox.models import Fused
 
     fused = Fused.of(order)
     return fused.imported, fused.library(order)
@@ -61,7 +61,7 @@ def _carry_out(order: Order, _: object) -> tuple[Imported, bytes]:
 
 def _worker(flags: Sequence[str]) -> int:
     import worker.main
-    from worker.executor import ChildConfig
+    from worker.runner.executor import ChildConfig
 
     config = functools.partial(ChildConfig, bench=BENCH)
     with patch.object(worker.main, "ChildConfig", config):

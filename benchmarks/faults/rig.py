@@ -17,8 +17,8 @@ from pathlib import Path
 import httpx
 
 from benchmarks.faults.process import CLOCK_VARIABLE
-from records.database import Database
-from tunefarm.supervision import TETHER
+from records.storage.database import Database
+from tunefarm.embedded.supervision import TETHER
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0

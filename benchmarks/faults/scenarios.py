@@ -16,8 +16,8 @@ import psutil
 from benchmarks.faults import places
 from benchmarks.faults.hand import Hand, connected
 from benchmarks.faults.stage import Ledger, Stage, left_behind
-from proto.values import WorkerState
-from search.measurement import Outcome
+from core.measurement import Outcome
+from core.worker import WorkerState
 
 # Long enough for the job to be in the middle of it.
 NAP_S = 0.1

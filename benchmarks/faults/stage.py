@@ -16,11 +16,15 @@ from onnx import TensorProto, helper, numpy_helper
 from benchmarks.faults.bench import VARIABLE, Faults, digest
 from benchmarks.faults.rig import Program, Rig
 from compiler.packaging.artifact import unpack
-from records import blobs, devices, events, jobs, leases, tasks, trials
-from records.devices import WorkerInfo
-from records.jobs import Build, Job
-from records.trials import Trial
-from search.measurement import Outcome
+from core.job import Build
+from core.measurement import Outcome
+from core.worker import WorkerState
+from records.fleet import devices, leases
+from records.fleet.devices import WorkerInfo
+from records.jobs import events, jobs, tasks, trials
+from records.jobs.jobs import Job
+from records.jobs.trials import Trial
+from records.storage import blobs
 
 TRIALS = 16
 _MEMORY_BYTES = 128 << 20
@@ -197,7 +201,7 @@ class Stage:
         return time.monotonic() - since
 
     def _are_ready(self, count: int) -> bool:
-        return sum(worker.state is devices.WorkerState.READY for worker in self.workers()) >= count
+        return sum(worker.state is WorkerState.READY for worker in self.workers()) >= count
 
     def _state_of_things(self) -> str:
         said = [f"{one.log.name}:\n{one.words()[-2000:]}" for one in self.programs]

@@ -12,7 +12,7 @@ from benchmarks.fit.programs import line_of_program
 from benchmarks.layers import LAYERS, Layer
 from benchmarks.suite import OPERATORS
 from benchmarks.timing.judge import Judge
-from search.device import Device
+from core.device import Device
 from search.programs.program import Program
 
 # Of each layer on each device class: found by a search, which a fit to random programs alone would go on to

@@ -15,8 +15,8 @@ import numpy as np
 
 from benchmarks.suite import OPERATORS, Shape
 from compiler.reading.subgraph import read_dag
-from search.device import Device
-from search.profile import Profile
+from core.device import Device
+from core.profile import Profile
 from search.programs.nest import Floats
 from search.programs.program import Population, Program, from_json, gather
 from search.sketches.sketch import Sketch

@@ -18,7 +18,7 @@ from benchmarks.scale_workers import device_of, measured
 from proto import fleet_pb2 as pb
 from proto.convert import device_to_wire
 from proto.fleet_pb2_grpc import FleetStub
-from proto.values import PROTOCOL
+from proto.messages import PROTOCOL
 
 KIND = "gRPC"
 AT_ONCE = 16

@@ -20,7 +20,7 @@ from benchmarks.faults.rig import ROOT
 from benchmarks.fuzz.graphs import files
 from benchmarks.fuzz.import_child import HEADER
 from benchmarks.fuzz.wrong import Wrong
-from tunefarm.supervision import TETHER
+from tunefarm.embedded.supervision import TETHER
 
 KIND = "import"
 # These only guard: an import takes milliseconds, loading TVM seconds.

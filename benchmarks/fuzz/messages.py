@@ -14,10 +14,10 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from benchmarks.fuzz.mutate import FLOATS, NUMBERS, mutated
+from core.device import Device
 from proto import fleet_pb2 as pb
 from proto.convert import device_to_wire
-from proto.values import PROTOCOL
-from search.device import Device
+from proto.messages import PROTOCOL
 
 _FLEET = pb.DESCRIPTOR.services_by_name["Fleet"]
 SERVICE = _FLEET.full_name

@@ -18,11 +18,15 @@ import psutil
 from benchmarks.faults.rig import PATIENCE_S, ROOT, Program, free_port
 from benchmarks.fuzz.messages import Known
 from benchmarks.scale_workers import device_of
-from records import access, blobs, devices, jobs, models, tasks, trials
+from core.job import Build, JobState
+from records import access
 from records.access import Scope, Token
-from records.database import Database
-from records.jobs import Build, JobRequest, JobState
-from records.trials import NewTrial
+from records.fleet import devices
+from records.jobs import jobs, models, tasks, trials
+from records.jobs.jobs import JobRequest
+from records.jobs.trials import NewTrial
+from records.storage import blobs
+from records.storage.database import Database
 from server.access.callers import PREFIX, digest
 
 HOST = "127.0.0.1"

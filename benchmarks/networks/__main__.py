@@ -28,7 +28,7 @@ from benchmarks.results.output import Output
 from benchmarks.timing.hidden import Hidden, onnxruntime_without
 from benchmarks.timing.interleaved import Block
 from examples.make_models import NETWORKS
-from tunefarm.client import ClientError
+from tunefarm.client.client import ClientError
 from tunefarm.errors import CommandError
 from worker.settings import usable_cores
 

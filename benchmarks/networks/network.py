@@ -18,7 +18,7 @@ from benchmarks.results.curves import Curve
 from benchmarks.timing import agreement
 from benchmarks.timing.contestants import TvmLibrary
 from benchmarks.timing.interleaved import Pair, Timings, measure
-from tunefarm import transfer
+from tunefarm.client import transfer
 
 # TVM's untuned build takes so long that it doesn't take part in every round.
 SLOW_ROUNDS = 3

@@ -14,15 +14,16 @@ from rich.console import Console
 
 from benchmarks.device_class import DeviceClass
 from benchmarks.results.curves import Point
-from tunefarm import stack
-from tunefarm.artifact import unpack
-from tunefarm.client import Client
-from tunefarm.estimate import network_s
-from tunefarm.progress import Display, Picture, PlainDisplay
-from tunefarm.service import Service
-from tunefarm.tuning import require_done
-from tunefarm.values import Job, JobRequest, JobState
-from tunefarm.watching import watch
+from core.job import JobState
+from tunefarm.cli.estimate import network_s
+from tunefarm.cli.progress import Display, Picture, PlainDisplay
+from tunefarm.cli.tuning import require_done
+from tunefarm.cli.watching import watch
+from tunefarm.client.artifact import unpack
+from tunefarm.client.client import Client
+from tunefarm.client.values import Job, JobRequest
+from tunefarm.embedded import stack
+from tunefarm.embedded.service import Service
 
 
 @dataclass(frozen=True)

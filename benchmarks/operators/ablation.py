@@ -15,9 +15,9 @@ from benchmarks.engines.ours import Variant
 from benchmarks.operators.alone import judge_alone
 from benchmarks.results.figures import Figure, figure, number
 from benchmarks.timing.finals import Side, up_to
+from core.device import Device
 from search.cost.analytic import Estimate
 from search.dag import Dag
-from search.device import Device
 from search.evolution.evolve import EvolutionConfig
 from search.policy import SearchConfig, SearchTask
 from search.programs.program import Population

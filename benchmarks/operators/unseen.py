@@ -19,7 +19,7 @@ from benchmarks.results.figures import Aim, Figure, at_least, figure, number
 from benchmarks.results.searches import Search
 from benchmarks.timing.finals import Side, Trials, judge_all, up_to
 from benchmarks.timing.judge import Judge
-from search.device import Device
+from core.device import Device
 
 AFTER = (1, 8, 16)
 TRIALS = 64

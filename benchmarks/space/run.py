@@ -15,7 +15,7 @@ from benchmarks.results.drawn import Drawn
 from benchmarks.suite import OPERATORS
 from benchmarks.timing.interleaved import Block, Counted, Pair, Timings, measure
 from benchmarks.timing.judge import Finalist, Judge, Timed, fastest, seconds
-from compiler.measuring.bench import Built
+from compiler.measuring.bench import BuiltKernel
 from compiler.target import probe
 
 # Where valid programs a second are measured too.
@@ -128,7 +128,7 @@ class _Run:
             f"{side} {number}": Finalist(self._judge, built)
             for side, timed in (("ours", ours), ("theirs", theirs))
             for number, built in enumerate(self._judge.build(fastest(timed, self._plan.finalists)))
-            if isinstance(built, Built)
+            if isinstance(built, BuiltKernel)
         }
         timings = measure(finalists, self._plan.rounds, FINAL_BLOCK, rest_s=0.02) if finalists else {}
         best = [_best(timings, side) for side in ("ours", "theirs")]

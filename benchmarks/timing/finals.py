@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from benchmarks.results.searches import Search
 from benchmarks.timing.interleaved import Block, Timings, measure
 from benchmarks.timing.judge import Candidate, Finalist, Judge, Trial, fastest
-from search.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome
 
 ANY_BLOCK = Block()  # finalists repeat as often as the bench finds right
 REST_S = 0.02

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import tvm
 
 from benchmarks.timing.interleaved import Block
-from compiler.measuring.bench import Bench, Built
+from compiler.measuring.bench import Bench, BuiltKernel
 from compiler.target import parse_target
 from compiler.workload import from_json, to_json
-from search.device import Device
-from search.measurement import Measurement, Outcome
+from core.device import Device
+from core.measurement import Measurement, Outcome
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class Judge:
         self._workload = to_json(module)
         self._builders = ThreadPoolExecutor(device.cores)
 
-    def build(self, candidates: Sequence[Candidate | None]) -> list[Built | Measurement]:
+    def build(self, candidates: Sequence[Candidate | None]) -> list[BuiltKernel | Measurement]:
         """As many at a time as there are cores; None stands for a candidate that never came to be."""
         return list(self._builders.map(self._build, candidates))
 
-    def run(self, built: Built | Measurement, best_s: float | None = None) -> Measurement:
+    def run(self, built: BuiltKernel | Measurement, best_s: float | None = None) -> Measurement:
         """A candidate that wasn't built stays what it is. The closer one comes to `best_s`, the longer it is
         timed; all are timed alike without."""
-        return self._bench.run(built, self._workload, (), best_s) if isinstance(built, Built) else built
+        return self._bench.run(built, self._workload, (), best_s) if isinstance(built, BuiltKernel) else built
 
     def measure(self, candidates: Sequence[Candidate | None]) -> list[Measurement]:
         """All are built first, then timed one by one with the cores to themselves."""
@@ -84,14 +84,14 @@ class Judge:
             best_s = min(best_s, secs)
             yield secs
 
-    def _build(self, candidate: Candidate | None) -> Built | Measurement:
+    def _build(self, candidate: Candidate | None) -> BuiltKernel | Measurement:
         if candidate is None:
             return Measurement(Outcome.BUILD_ERROR, error="not a schedule")
         if candidate.trace is None:
             return self._build_plainly(candidate.module_json)
         return self._bench.build(candidate.module_json, candidate.trace)
 
-    def _build_plainly(self, module_json: str) -> Built | Measurement:
+    def _build_plainly(self, module_json: str) -> BuiltKernel | Measurement:
         """What MetaSchedule's own builder does, in this process."""
         start_s = time.perf_counter()
         try:
@@ -99,7 +99,7 @@ class Judge:
             function = library["main"]  # emits the machine code
         except Exception as error:  # TVM raises whatever class its C++ side names
             return Measurement(Outcome.BUILD_ERROR, error=str(error))
-        return Built(library, function, time.perf_counter() - start_s)
+        return BuiltKernel(library, function, time.perf_counter() - start_s)
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Finalist:
     what comes close to that."""
 
     judge: Judge
-    built: Built
+    built: BuiltKernel
     best_s: float | None = None
 
     def time_block(self, _block: Block) -> Sequence[float]:

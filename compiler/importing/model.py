@@ -80,7 +80,7 @@ def read_onnx(data: bytes, shapes: Mapping[str, Shape]) -> Model:
     """Import the bytes of a .onnx file; `shapes` gives dynamic inputs their shape, by input name.
 
     Raises ModelError. TVM's importer is native code: files of strangers belong into a child process (see
-    compiler.contained.child).
+    compiler.sandbox.child).
     """
     file = read_file(data, shapes)
     _check_operators(file)

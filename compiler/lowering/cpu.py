@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 from compiler.lowering.nest import Nests
 from compiler.lowering.primitives import Primitives
 from compiler.lowering.tensor import TensorTiles
-from search.device import Device
+from core.device import Device
 from search.programs.program import Program
 from search.sketches.stage import Placement
 

@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 from compiler.lowering.gpu_kernels import GpuKernels
 from compiler.lowering.gpu_tensor import GpuTensors
 from compiler.lowering.gpu_tile import GpuTiles
-from search.device import Gpu
+from core.device import Gpu
 from search.programs.program import Program
 from search.sketches.stage import Placement
 

@@ -16,7 +16,7 @@ from tvm.tirx import IterVar
 
 from compiler.lowering.gpu_tile import unroll_up_to
 from compiler.lowering.tensor_intrinsics import register
-from search.device import Gpu
+from core.device import Gpu
 from search.programs.program import Program
 from search.sketches.gpu_variables import shared_kind
 from search.sketches.stage import Stage

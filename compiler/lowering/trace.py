@@ -13,9 +13,9 @@ from compiler.lowering.cpu import lower_cpu
 from compiler.lowering.gpu import lower_gpu
 from compiler.lowering.tensor_intrinsics import register_used
 from compiler.reading.subgraph import named_buffers
-from search.device import Device
+from core.device import Device
+from core.trace import check
 from search.programs.program import Program
-from search.trace import check
 
 
 class LoweringError(Exception):
@@ -45,7 +45,7 @@ def replay(module: tvm.IRModule, trace: str) -> Schedule:
     """As `apply_trace`, the schedule: TVM makes none of a module whose loops were partitioned, because the
     parts' blocks share variables.
 
-    Raises LoweringError, also for a trace that says more than how loops run (search.trace).
+    Raises LoweringError, also for a trace that says more than how loops run (core.trace).
     """
     schedule = Schedule(module, debug_mask="none")
     try:

@@ -36,7 +36,7 @@ from compiler.packaging.library import Library, LibraryError
 from compiler.packaging.linker import linked, linker
 from compiler.target import parse_target, triple_of
 from compiler.workload import from_json
-from search.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome
 
 # A turn of a whole model: calls until it is warm, then calls for so long. There are as many repeats at most;
 # where there were more calls, a repeat is the median of several.
@@ -47,7 +47,7 @@ LONG_S = 1.0
 
 
 @dataclass(frozen=True)
-class Built:
+class BuiltKernel:
     """A compiled candidate, machine code emitted, ready to run. With `parts`, on packed constants."""
 
     library: Any
@@ -73,7 +73,7 @@ class Bench:
         self._reference = lru_cache(maxsize=64)(self._compile_reference)
         self._operands = lru_cache(maxsize=64)(self._make_operands)
 
-    def build(self, module_json: str, trace: str) -> Built | Measurement:
+    def build(self, module_json: str, trace: str) -> BuiltKernel | Measurement:
         """Replays a trace on a workload and compiles it. Threads may build at the same time."""
         start = time.perf_counter()
         try:
@@ -85,7 +85,7 @@ class Bench:
                 return Measurement(Outcome.BUILD_ERROR, error="nothing is bound to the GPU's threads")
         except Exception as error:  # TVM raises whatever class its C++ side names
             return Measurement(Outcome.BUILD_ERROR, error=_tail(error))
-        return Built(library, function, time.perf_counter() - start, parts)
+        return BuiltKernel(library, function, time.perf_counter() - start, parts)
 
     def export(self, module_json: str, trace: str) -> Library | Measurement:
         """As `build`, for the machine of the target: what `load` takes there."""
@@ -98,12 +98,12 @@ class Bench:
             return Measurement(Outcome.BUILD_ERROR, error=_tail(error))
         return Library(data, parts, time.perf_counter() - start)
 
-    def load(self, packed: bytes) -> Built | Measurement:
+    def load(self, packed: bytes) -> BuiltKernel | Measurement:
         """What was exported for this machine, in place of `build`; its build_secs are those of there."""
         try:
             found = Library.unpack(packed)
             library = found.load(platform.machine())
-            return Built(library, library["main"], found.build_secs, found.parts)
+            return BuiltKernel(library, library["main"], found.build_secs, found.parts)
         except LibraryError as error:
             return Measurement(Outcome.BUILD_ERROR, error=str(error))
         except Exception as error:
@@ -116,7 +116,7 @@ class Bench:
             self._reference(module_json)
 
     def run(
-        self, built: Built, module_json: str, constants: Sequence[int], best_s: float | None = None
+        self, built: BuiltKernel, module_json: str, constants: Sequence[int], best_s: float | None = None
     ) -> Measurement:
         """Checks a candidate's outputs against the unsearched workload's, then times it: the longer, the
         closer it comes to `best_s`, the best latency known of the workload."""
@@ -193,7 +193,7 @@ class Bench:
         return tvm.compile(fallback.schedule(module), target=target)["main"]
 
     def _checked(
-        self, built: Built, operands: Operands, constants: Sequence[int]
+        self, built: BuiltKernel, operands: Operands, constants: Sequence[int]
     ) -> tuple[Kernel, float, str]:
         """A candidate, the seconds of its first call, and what is wrong with its outputs."""
         kernel, first_s, wrong = self._first_call(built, operands, constants)
@@ -206,7 +206,7 @@ class Bench:
         return kernel, first_s, wrong
 
     def _first_call(
-        self, built: Built, operands: Operands, constants: Sequence[int]
+        self, built: BuiltKernel, operands: Operands, constants: Sequence[int]
     ) -> tuple[Kernel, float, str]:
         arguments = self._packed(built, operands.place())
         # A GPU's timer calls nothing between repeats: its caches are small beside what a network streams.
@@ -215,7 +215,7 @@ class Bench:
         first_s = kernel.call()
         return kernel, first_s, operands.difference(arguments)
 
-    def _packed(self, built: Built, arguments: list[Any]) -> list[Any]:
+    def _packed(self, built: BuiltKernel, arguments: list[Any]) -> list[Any]:
         """The arguments as the candidate's `main` takes them."""
         parts = built.parts
         if parts is None:

@@ -35,8 +35,8 @@ from tvm.tirx.script import builder as T  # noqa: N812 - as in TVM
 from compiler.lowering.vnni import BYTES_SINCE_LLVM
 from compiler.measuring.cores import apart_from_pool
 from compiler.target import parse_target
-from search.device import Device
-from search.profile import FLOAT32, Profile, assumed
+from core.device import Device
+from core.profile import FLOAT32, Profile, assumed
 
 _log = logging.getLogger(__name__)
 

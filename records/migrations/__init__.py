@@ -1,5 +1,5 @@
 """The schema's history, one Alembic revision per file in `versions`.
 
-To change the schema, change `records/tables.py` and add a revision: the test of the migration prints what is
-still missing.
+To change the schema, change `records/storage/tables.py` and add a revision: the test of the migration prints
+what is still missing.
 """

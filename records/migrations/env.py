@@ -1,8 +1,8 @@
-"""Alembic runs this file; `records.database` hands it the connection, inside the migration's transaction."""
+"""Alembic runs this file in a migration's transaction; `records.storage.database` gives it the connection."""
 
 from alembic import context
 
-from records.tables import Base
+from records.storage.tables import Base
 
 context.configure(connection=context.config.attributes["connection"], target_metadata=Base.metadata)
 context.run_migrations()

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from core.device import Device
 from search.cost.analytic_nest import nest_terms, unrolled_seconds
 from search.cost.analytic_tile import tile_terms
 from search.cost.gpu_analytic import gpu_terms
 from search.cost.machine import FITTED, Machine, ShapeFactors
-from search.device import Device
 from search.programs.nest import Floats
 from search.programs.program import Population
 from search.sketches.sketch import Sketch

@@ -15,7 +15,7 @@ import numpy as np
 
 from search.cost.machine import Machine, balance_of
 from search.dag import AxisKind, Node, extent_of
-from search.programs.moves import depth_of, gathers_of, is_inlined, vector_extent, vector_of
+from search.programs.compute_location import depth_of, gathers_of, is_inlined, vector_extent, vector_of
 from search.programs.nest import Floats, Nest, region, vector_instructions
 from search.programs.program import Population
 from search.sketches.stage import Placement, Stage
@@ -79,7 +79,7 @@ def _compute_cycles(population: Population, stage: Stage, machine: Machine) -> F
     """Cycles of one core for all iterations."""
     dag = population.sketch.dag
     node = dag.node[stage.node]
-    lanes = machine.device.lanes(dag.buffer[node.write.buffer])
+    lanes = machine.device.lanes(dag.buffer[node.write.buffer].item_bytes)
     used, extent = vector_of(population, stage), vector_extent(population, stage)
     gathers = gathers_of(population, stage)
     if not node.reduction:
@@ -110,7 +110,7 @@ def _inlined_cycles(population: Population, node: Node, machine: Machine) -> Flo
     vectors."""
     sketch = population.sketch
     written = sketch.dag.buffer[node.write.buffer]
-    lanes, issue = machine.device.lanes(written), machine.issue(written)
+    lanes, issue = machine.device.lanes(written.item_bytes), machine.issue(written)
     cycles = np.zeros(len(population))
     for reader in sketch.dag.consumers(node):
         stage = sketch.stage[reader.name]
@@ -164,7 +164,7 @@ def _moved_seconds(population: Population, stage: Stage, outer: Node, machine: M
     nest = Nest.of(population, sketch.stage[outer.name])
     buffer = sketch.dag.buffer[node.write.buffer]
     reads = [read for read in nest.node.reads if read.buffer == buffer.name]
-    lanes = machine.device.lanes(buffer)
+    lanes = machine.device.lanes(buffer.item_bytes)
     elements = math.prod(buffer.shape)
     rate = (
         machine.l2_rate if buffer.num_bytes * 2 < machine.device.l2_bytes * machine.cores else machine.l3_rate

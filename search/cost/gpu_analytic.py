@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from core.device import Device, Gpu
 from search.cost.machine import balance_of
 from search.dag import Access, Node, extent_of
-from search.device import Device, Gpu
 from search.programs.gpu_nest import FETCH, VTHREAD, GpuTile
 from search.programs.nest import Floats, region
 from search.programs.program import Population

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from core.device import Device
+from core.profile import Profile
 from search.dag import Buffer
-from search.device import Device
-from search.profile import Profile
 from search.programs.nest import Floats
 
 LINE_BYTES = 64
@@ -20,7 +20,7 @@ class ShapeFactors:
     """What loops reach of a core's speeds, and what their shape costs: numbers of no processor in particular.
 
     `python -m benchmarks.fit` fits them to measured programs of several device classes. Shares are parts of
-    what the calibration measured (`search.profile`) or of a cache's size, `..._cycles` cycles of a core.
+    what the calibration measured (`core.profile`) or of a cache's size, `..._cycles` cycles of a core.
     """
 
     # Speeds: parts of the profile's.

@@ -13,9 +13,9 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from core.device import Device
 from search.dag import Access, Node
-from search.device import Device
-from search.programs.moves import depth_of, is_inlined, vector_of
+from search.programs.compute_location import depth_of, is_inlined, vector_of
 from search.programs.nest import Floats, Nest, region
 from search.programs.program import Population
 from search.sketches.factors import Ints
@@ -80,7 +80,7 @@ def _of_tile(population: Population, stage: Stage, device: Device) -> Iterator[S
     dag, node = population.sketch.dag, nest.node
     always = np.ones(len(population), dtype=bool)
     unroll = population.options(node.name, "unroll")
-    levels, loops = _tile_loops(nest, device.lanes(dag.buffer[node.write.buffer]))
+    levels, loops = _tile_loops(nest, device.lanes(dag.buffer[node.write.buffer].item_bytes))
     yield Store(node, node.reads, node.write, True, loops, always, unroll)
     for read in dict.fromkeys(node.reads):
         variable = population.sketch.choice(node.name, read_kind(read.buffer))
@@ -208,7 +208,7 @@ def _in_tiles(population: Population, stage: Stage, outer: Node, own: Loops, dev
     dag = population.sketch.dag
     node = dag.node[stage.node]
     nest = Nest.of(population, population.sketch.stage[outer.name])
-    levels, tile = _tile_loops(nest, device.lanes(dag.buffer[outer.write.buffer]))
+    levels, tile = _tile_loops(nest, device.lanes(dag.buffer[outer.write.buffer].item_bytes))
     depth = depth_of(population, stage.node)
     shape = dag.buffer[node.write.buffer].shape
     reads = [read for read in outer.reads if read.buffer == node.write.buffer]

@@ -26,7 +26,7 @@ from search.cost.sparsity import remaining_share
 from search.cost.tile_traffic import copied_at
 from search.dag import Access, Term
 from search.programs.code_size import GATHER_INSTRUCTIONS, unrolled_steps
-from search.programs.moves import is_inlined
+from search.programs.compute_location import is_inlined
 from search.programs.nest import Floats, Nest, touched_elements, vector_instructions
 from search.programs.program import Population
 from search.sketches.factors import Ints
@@ -95,7 +95,7 @@ class _Body:
     @classmethod
     def of(cls, population: Population, nest: Nest, machine: Machine) -> _Body:
         written = population.sketch.dag.buffer[nest.node.write.buffer]
-        lanes = machine.device.lanes(written)
+        lanes = machine.device.lanes(written.item_bytes)
         axis = nest.node.vector_axis
         unrolled = unrolled_steps(population, nest)
         tile = nest.tile.copy()

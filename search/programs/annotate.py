@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.programs.code_size import nest_is_small, tile_is_small
+from search.programs.compute_location import depth_of, encloses_readers, is_inlined
 from search.programs.gpu_valid import gpu_valid, redraw
-from search.programs.moves import depth_of, encloses_readers, is_inlined
 from search.programs.nest import Nest
 from search.programs.program import Population
 from search.sketches.sketch import Sketch

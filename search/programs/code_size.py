@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.dag import Node
-from search.programs.moves import depth_of, gathers_of, is_inlined, vector_of
+from search.programs.compute_location import depth_of, gathers_of, is_inlined, vector_of
 from search.programs.nest import Floats, Nest, vector_instructions
 from search.programs.program import Population
 from search.sketches.factors import Ints

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from core.device import Device
 from search.dag import Dag, Node
-from search.device import Device
 from search.sketches.predicates import elementwise_consumer
 from search.sketches.sketch import Sketch
 from search.sketches.stage import Placement, Stage

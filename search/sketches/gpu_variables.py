@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from core.device import Gpu
 from search.dag import AxisKind, Dag, Node, extent_of
-from search.device import Gpu
 from search.sketches.factors import Tail
 from search.sketches.stage import Placement, Stage
 from search.sketches.variables import Choice, Split, Variable

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from core.device import Device
 from search.dag import Access, AxisKind, BufferRole, Dag, Node
-from search.device import Device
 from search.sketches.predicates import is_permutation, writes_boxes
 from search.sketches.stage import Stage
 

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from core.device import Gpu
 from search.dag import AxisKind, Dag, Node, extent_of
-from search.device import Gpu
 from search.sketches.factors import GOOD_VECTORS, Tail, divisors
 from search.sketches.gpu_variables import gpu_variables
 from search.sketches.intrinsics import extents, stage_roles

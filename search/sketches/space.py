@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from core.device import Device
 from search.dag import Dag
-from search.device import Device
 from search.sketches.cpu_rules import CPU_RULES
 from search.sketches.derive import Rule, derive
 from search.sketches.gpu_rules import GPU_RULES

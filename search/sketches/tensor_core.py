@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from core.device import Gpu
 from search.dag import Access, AxisKind, Dag, Node, extent_of
-from search.device import Gpu
 
 SIDE = 16
 # Types of the operands and of the sums, the compute capability that has them, and how far rows in shared

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from records import access
 from records.access import Act, AuditLine
-from records.database import Database
+from records.storage.database import Database
 
 _log = logging.getLogger(__name__)
 

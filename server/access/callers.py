@@ -11,7 +11,7 @@ from hashlib import sha256
 
 from records import access
 from records.access import Scope, Token
-from records.database import Database
+from records.storage.database import Database
 from server.access.limits import Limit, neighbourhood
 from server.settings import Settings
 

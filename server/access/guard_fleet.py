@@ -11,7 +11,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 
 from records.access import Act
-from records.database import StorageError
+from records.storage.database import StorageError
 from server.access.audit import AuditLog
 from server.access.callers import Access, Refused, require
 from server.access.scopes import of_procedure

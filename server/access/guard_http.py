@@ -9,11 +9,11 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from records.access import Act
-from records.database import StorageError
+from records.storage.database import StorageError
 from server.access.audit import AuditLog
 from server.access.callers import LOOPBACK, Access, Caller, Refused, require
 from server.access.scopes import OPEN_PATHS, Need, of_route
-from server.problems import Problem, storage_problem
+from server.api.problems import Problem, storage_problem
 from server.settings import is_loopback
 
 

@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from records import access
 from records.access import AuditLine, Scope, Token
 from server.access.callers import PREFIX, digest
+from server.api.problems import problems
+from server.api.schemas import Name
 from server.context import ContextDep
-from server.problems import problems
-from server.schemas import Name
 
 router = APIRouter(prefix="/v1", tags=["access"])
 

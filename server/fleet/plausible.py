@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from proto.values import Built, Outcome, Result, WorkerReport
+from core.lease import Built
+from core.measurement import Outcome
+from proto.messages import Result, WorkerReport
 
 _log = logging.getLogger(__name__)
 

@@ -8,25 +8,16 @@ from dataclasses import asdict, dataclass
 
 from sqlalchemy.orm import Session
 
-from proto.values import (
-    Answer,
-    Built,
-    Candidate,
-    Lease,
-    LeaseId,
-    Limits,
-    ModuleRun,
-    Result,
-    Role,
-    Wanted,
-    WorkerReport,
-    WorkerState,
-)
-from records import blobs, building, devices, jobs, leases
-from records.builders import Builder
-from records.devices import Asked, SessionFenced
-from records.jobs import JobState
-from records.results import TrialResult
+from core.job import JobState
+from core.lease import Built, Candidate, Lease, LeaseId, Limits, ModuleRun
+from core.worker import Role, Wanted, WorkerState
+from proto.messages import Answer, Result, WorkerReport
+from records.fleet import building, devices, leases
+from records.fleet.builders import Builder
+from records.fleet.devices import Asked, SessionFenced
+from records.fleet.results import TrialResult
+from records.jobs import jobs
+from records.storage import blobs
 from server.fleet.plausible import believed, believed_report
 
 IDLE_S = 1.0
@@ -88,7 +79,7 @@ def _present(session: Session, report: WorkerReport, announced: bool, now: float
     """Notes that the worker is there; what people ask of it. None when another session has taken its place,
     or it was evicted."""
     worker_id, session_id = report.worker_id, report.session_id
-    state = devices.WorkerState(report.state.value)
+    state = WorkerState(report.state.value)
     vitals = devices.Vitals(**asdict(report.vitals), builds=report.role is Role.BUILD)
     known = (announced and not report.calibrated) or report.device is None
     if known and not report.starting:

@@ -15,21 +15,24 @@ import grpc
 import grpc.aio
 from sqlalchemy.orm import Session
 
+from core.lease import Lease
+from core.worker import Role, Wanted, WorkerState
 from proto import fleet_pb2 as pb
 from proto.convert import ProtocolMismatchError, WireError, answer_to_wire, report_from_wire
 from proto.convert_library import library_from_wire
 from proto.fleet_pb2_grpc import FleetServicer
-from proto.values import Answer, Lease, Library, Role, Wanted, WorkerReport, WorkerState
-from records import building, devices, tasks
-from records.blobs import BlobNotFound
-from records.database import StorageError
-from records.tasks import WorkloadNotFound
+from proto.messages import Answer, Library, WorkerReport
+from records.fleet import building, devices
+from records.jobs import tasks
+from records.jobs.tasks import WorkloadNotFound
+from records.storage.blobs import BlobNotFound
+from records.storage.database import StorageError
+from server.api.jobs import pieces, spool
 from server.context import Context
 from server.fleet import reconcile
+from server.fleet.library import problem
 from server.fleet.sessions import Known, Sessions
 from server.fleet.watch import Look, Watch
-from server.jobs import pieces, spool
-from server.library import problem
 
 _log = logging.getLogger(__name__)
 

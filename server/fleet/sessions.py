@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
-from records.sharing import LEASE_S
+from records.jobs.fair_queue import LEASE_S
 
 # Longer than any worker that is there is silent: a call is held back for 30 s at most.
 FORGET_S = 60.0

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from proto.values import Lease
-from records import devices, sharing
-from records.database import Database
-from server.events import pause
+from core.lease import Lease
+from records.fleet import devices
+from records.jobs import fair_queue
+from records.storage.database import Database
+from server.api.events import pause
 
 POLL_S = 0.1
 # No device class is called so.
@@ -75,5 +76,5 @@ class Watch:
 
     def _find(self) -> Look:
         with self._database.begin() as session:
-            waiting = sharing.waiting(session, self._now())
+            waiting = fair_queue.waiting(session, self._now())
             return Look(waiting.classes, waiting.builds, frozenset(devices.unwanted(session)))

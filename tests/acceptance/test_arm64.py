@@ -14,9 +14,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from compiler.packaging.linker import machine_of
-from records import jobs, tasks, trials
-from records.database import Database
-from search.measurement import Outcome
+from core.measurement import Outcome
+from records.jobs import jobs, tasks, trials
+from records.storage.database import Database
 from tests import arm64
 from tests.processes import Service, service, until, worker
 

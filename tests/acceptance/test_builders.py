@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from records import jobs, tasks, trials
-from records.database import Database
-from records.trials import Trial
-from search.measurement import Outcome
+from core.measurement import Outcome
+from records.jobs import jobs, tasks, trials
+from records.jobs.trials import Trial
+from records.storage.database import Database
 from tests.onnx_models import Builder
 from tests.processes import Service, service, until, worker
 

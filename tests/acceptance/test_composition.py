@@ -19,8 +19,8 @@ import pytest
 from examples.make_models import make
 from tests.processes import OWN_PROFILES
 from tests.services import PASSWORD, Postgresql, Redis, free_port
-from tunefarm.client import Client, ClientError
-from tunefarm.values import JobRequest
+from tunefarm.client.client import Client, ClientError
+from tunefarm.client.values import JobRequest
 
 ROOT = Path(__file__).parents[2]
 TOKEN = "bootstrap-token-with-every-right"

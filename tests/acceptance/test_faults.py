@@ -12,10 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from records import jobs, tasks, trials
-from records.database import Database
-from records.jobs import JobState
-from search.measurement import Outcome
+from core.job import JobState
+from core.measurement import Outcome
+from records.jobs import jobs, tasks, trials
+from records.storage.database import Database
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -30,7 +30,7 @@ def family(of: int, module: str) -> list[psutil.Process]:
             words = process.cmdline()
         except psutil.NoSuchProcess:
             continue
-        if module in words and "tunefarm.tether" not in words:
+        if module in words and "tunefarm.embedded.tether" not in words:
             found.append(process)
     return found
 
@@ -54,7 +54,7 @@ def test_a_job_survives_the_death_of_each_of_its_processes(
         tuning = subprocess.Popen(
             [*command, "--output", "out"], env=environment, cwd=tmp_path, stdout=file, stderr=file
         )
-    for module in ("worker.child", "worker", "server", "scheduler"):
+    for module in ("worker.runner.child", "worker", "server", "scheduler"):
         while "measuring" not in errors.read_text() and tuning.poll() is None:
             time.sleep(0.1)
         kill_one(tuning, module, errors)

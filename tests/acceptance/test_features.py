@@ -12,8 +12,8 @@ import onnx
 import pytest
 
 from compiler.target import probe
+from core.instruction_sets import CLASSES
 from examples.make_models import make
-from search.instruction_sets import CLASSES
 from tests.processes import service, worker
 
 pytestmark = [

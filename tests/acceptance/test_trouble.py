@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 # measuring process dies, as it would of TVM's code for another processor.
 SITECUSTOMIZE = """
 import os, signal, sys
-if "worker.child" in sys.orig_argv and os.path.exists({broken!r}):
+if "worker.runner.child" in sys.orig_argv and os.path.exists({broken!r}):
     os.kill(os.getpid(), signal.SIGILL)
 """
 

@@ -14,19 +14,23 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.generation.feedback import FeedbackSources
 from schemathesis.pytest._test_builder import build_operation_test
 
-from proto.values import WorkerState
-from records import access, blobs, cost_models, jobs, tasks, trials
+from core.job import JobState
+from core.measurement import Measurement, Outcome
+from core.worker import WorkerState
+from records import access
 from records.access import Scope, Token
-from records.cost_models import Version
-from records.database import Database
-from records.jobs import JobRequest, JobState
-from records.tasks import TaskSpec
-from records.trials import NewTrial
-from search.measurement import Measurement, Outcome
+from records.jobs import jobs, tasks, trials
+from records.jobs.jobs import JobRequest
+from records.jobs.tasks import TaskSpec
+from records.jobs.trials import NewTrial
+from records.schedules import cost_models
+from records.schedules.cost_models import Version
+from records.storage import blobs
+from records.storage.database import Database
 from server.access.scopes import OPEN_PATHS
+from server.api.problems import MEDIA_TYPE
 from server.app import create_app
 from server.context import Context
-from server.problems import MEDIA_TYPE
 from server.settings import Settings
 from tests.integration.server.conftest import DEVICE, Service, Worker, launch
 from tests.integration.server.test_cost_models import METRICS

@@ -34,9 +34,12 @@ CALLS = {
 }
 FLAGS = {("shell", True), ("allow_pickle", True)}
 ALLOWED = {
-    ("worker/confine.py", "ctypes"): "the C library's own functions, which Python 3.11 has no names for",
-    ("worker/confine.py", "CDLL"): "of the process itself: no file is named",
-    ("worker/child.py", "import_module"): "the bench's name is in the agent's code",
+    (
+        "worker/sandbox/isolation.py",
+        "ctypes",
+    ): "the C library's own functions, which Python 3.11 has no names for",
+    ("worker/sandbox/isolation.py", "CDLL"): "of the process itself: no file is named",
+    ("worker/runner/child.py", "import_module"): "the bench's name is in the agent's code",
 }
 
 

@@ -18,7 +18,7 @@ from benchmarks.operators.run import OURS, THEIRS, WARM, Plan
 from benchmarks.suite import OPERATORS
 from benchmarks.timing.interleaved import Block
 from benchmarks.timing.judge import Candidate, Judge
-from compiler.measuring.bench import Built
+from compiler.measuring.bench import BuiltKernel
 from compiler.target import probe
 from search.policy import SearchTask
 from search.programs.annotate import sample
@@ -67,7 +67,7 @@ def test_every_variant_searches(name: str) -> None:
 def test_our_programs_can_be_timed_by_metaschedule_too(tmp_path: Path) -> None:
     judge = Judge(CASE.module(), DEVICE)
     (built,) = judge.build([Candidate.scheduled(CASE.module())])
-    assert isinstance(built, Built)
+    assert isinstance(built, BuiltKernel)
     (secs,) = shipped.Timer(CASE.module(), tmp_path).timing(built).time_block(Block())
     assert 0 < secs < 1
 

@@ -12,8 +12,8 @@ import pytest
 from benchmarks import scale, scale_workers
 from benchmarks.results import figures
 from benchmarks.scale_workers import Clock, Meter, Seen
-from records.database import Database
-from records.trials import counts
+from records.jobs.trials import counts
+from records.storage.database import Database
 from tests.services import Postgresql
 
 

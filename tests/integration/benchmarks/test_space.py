@@ -16,9 +16,9 @@ from benchmarks.space import __main__ as space
 from benchmarks.timing.finals import known
 from benchmarks.timing.interleaved import Block
 from benchmarks.timing.judge import Candidate, Finalist, Judge, seconds
-from compiler.measuring.bench import Built
+from compiler.measuring.bench import BuiltKernel
 from compiler.target import probe
-from search.measurement import Outcome
+from core.measurement import Outcome
 from tests.suite import Case
 
 DEVICE = probe()
@@ -65,7 +65,7 @@ def test_candidates_that_never_came_to_be_or_are_wrong_are_infinitely_slow() -> 
 def test_a_finalist_is_timed_again() -> None:
     judge = Judge(CASE.module(), DEVICE)
     (built,) = judge.build([Candidate.scheduled(CASE.module())])
-    assert isinstance(built, Built)
+    assert isinstance(built, BuiltKernel)
     assert all(0 < secs < 1 for secs in Finalist(judge, built).time_block(Block()))
 
 

@@ -17,12 +17,12 @@ from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 import compiler.measuring.bench
 from compiler.importing.model import Model, fuse, read_onnx, untuned
 from compiler.importing.spec import TensorSpec
-from compiler.measuring.bench import MAX_TURN_REPEATS, Bench, Built
+from compiler.measuring.bench import MAX_TURN_REPEATS, Bench, BuiltKernel
 from compiler.measuring.timing import MAX_REPEATS, MIN_REPEATS
 from compiler.packaging.artifact import Manifest, build_library, build_module, pack, unpack
 from compiler.target import probe
 from compiler.workload import to_json
-from search.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome
 from tests.onnx_models import residual, two_outputs
 from tests.workloads import WORKLOADS, matmul, module
 
@@ -50,7 +50,7 @@ def _measure(
 ) -> Measurement:
     """Runs one workload's code as if it were a candidate for another."""
     built = bench.build(to_json(candidate), UNSCHEDULED)
-    assert isinstance(built, Built)
+    assert isinstance(built, BuiltKernel)
     return bench.run(built, to_json(workload), constants, best_s)
 
 

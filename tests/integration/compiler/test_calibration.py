@@ -15,8 +15,8 @@ import pytest
 from compiler.measuring import calibration
 from compiler.measuring.calibration import CalibrationError, calibrate
 from compiler.target import probe
-from search.device import Device
-from search.profile import Profile
+from core.device import Device
+from core.profile import Profile
 
 # The calling thread and TVM's pool have been told elsewhere how many there are, if at all.
 CORES = int(os.environ.get("TVM_NUM_THREADS", "2"))

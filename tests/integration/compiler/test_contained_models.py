@@ -14,12 +14,12 @@ import numpy as np
 import psutil
 import pytest
 
-from compiler.contained import child as contained
-from compiler.contained import models as contained_models
-from compiler.contained.models import Limits, compile_tuned, compile_untuned, import_model
 from compiler.importing.model import extract_tasks, fuse, read_onnx
 from compiler.importing.spec import ModelError
 from compiler.packaging.artifact import ArtifactError
+from compiler.sandbox import child as contained
+from compiler.sandbox import models as contained_models
+from compiler.sandbox.models import Limits, compile_tuned, compile_untuned, import_model
 from tests.children import child_of, kill_the_child
 from tests.onnx_models import Builder, residual
 
@@ -101,7 +101,7 @@ def test_a_child_that_is_killed_is_a_model_error() -> None:
 SLEEPS = """
 import os, sys, time
 from pathlib import Path
-from compiler.contained.child import begin
+from compiler.sandbox.child import begin
 
 here, when = Path(__file__).parent, {when!r}
 if when == "before":
@@ -111,7 +111,7 @@ begin(8 << 30)
 (here / "begun").touch()
 time.sleep(600)
 """
-ASKS = "from compiler.contained.child import run_child; run_child('compiler_contained_sleeper', b'', 600.0)"
+ASKS = "from compiler.sandbox.child import run_child; run_child('compiler_contained_sleeper', b'', 600.0)"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -139,7 +139,7 @@ def test_a_child_sees_no_passwords(acts: Path, monkeypatch: pytest.MonkeyPatch) 
     }
     for name, value in {**secrets, "TVM_LOG_DEBUG": "seen"}.items():
         monkeypatch.setenv(name, value)
-    reply, status = contained.run_child("compiler.contained.models", b"", 60.0)
+    reply, status = contained.run_child("compiler.sandbox.models", b"", 60.0)
     seen = json.loads(reply)
     assert status == 0
     assert seen["TVM_LOG_DEBUG"] == "seen"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from compiler.contained import traces as contained_traces
-from compiler.contained.traces import Limits, try_traces
+from compiler.sandbox import traces as contained_traces
+from compiler.sandbox.traces import Limits, try_traces
 from compiler.workload import to_json
 from tests.workloads import matmul
 

@@ -7,9 +7,9 @@ import pytest
 import tvm
 
 from compiler.lowering.trace import lower
-from compiler.measuring.bench import Bench, Built
+from compiler.measuring.bench import Bench, BuiltKernel
 from compiler.workload import to_json
-from search.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome
 from tests.devices import GPU
 from tests.gpu_programs import TARGET, draw
 from tests.suite import cases
@@ -30,7 +30,7 @@ def bench() -> Bench:
 
 def test_a_candidate_is_built_without_a_gpu(bench: Bench) -> None:
     built = bench.build(MODULE, trace())
-    assert isinstance(built, Built)
+    assert isinstance(built, BuiltKernel)
     assert "__global__" in built.library.mod.imports[0].inspect_source()
 
 
@@ -44,7 +44,7 @@ def test_loops_without_threads_are_refused(bench: Bench) -> None:
 @pytest.mark.skipif(tvm.cuda(0).exist, reason="there is a GPU")
 def test_without_a_gpu_running_is_an_error(bench: Bench) -> None:
     built = bench.build(MODULE, trace())
-    assert isinstance(built, Built)
+    assert isinstance(built, BuiltKernel)
     assert bench.run(built, MODULE, ()).outcome is Outcome.RUN_ERROR
 
 
@@ -52,5 +52,5 @@ def test_without_a_gpu_running_is_an_error(bench: Bench) -> None:
 def test_a_gpu_runs_it(bench: Bench) -> None:
     bench.self_check()
     built = bench.build(MODULE, trace())
-    assert isinstance(built, Built)
+    assert isinstance(built, BuiltKernel)
     assert bench.run(built, MODULE, ()).outcome is Outcome.OK

@@ -9,12 +9,12 @@ import tvm
 from tvm import te, tirx
 
 from compiler.lowering.trace import lower
-from compiler.measuring.bench import Bench, Built
+from compiler.measuring.bench import Bench, BuiltKernel
 from compiler.reading.subgraph import read_dag
 from compiler.target import probe
 from compiler.workload import to_json
+from core.measurement import Outcome
 from search.dag import Dag
-from search.measurement import Outcome
 from tests.packing import with_constants
 from tests.unit.search.known_good import KNOWN_GOOD
 from tests.workloads import module
@@ -202,6 +202,6 @@ def test_a_good_program_computes_the_right_result(name: str, bench: Bench) -> No
     assert str(read_dag(workload)).splitlines() == str(known.graph).splitlines()
     text = to_json(workload)
     built = bench.build(text, lower(workload, known.program, DEVICE))
-    assert isinstance(built, Built), built
+    assert isinstance(built, BuiltKernel), built
     measured = bench.run(built, text, _constants(known.graph))
     assert measured.outcome is Outcome.OK, measured.error

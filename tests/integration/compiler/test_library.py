@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 
 from compiler.constants.packing import Packed
-from compiler.measuring.bench import Bench, Built, can_export
+from compiler.measuring.bench import Bench, BuiltKernel, can_export
 from compiler.packaging import archive
 from compiler.packaging.library import LIBRARY, MANIFEST, Library, LibraryError
 from compiler.packaging.linker import LinkerError, machine_of
 from compiler.target import probe
 from compiler.workload import to_json
-from search.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome
 from tests.packing import packed_everywhere, with_constants
 from tests.workloads import matmul
 
@@ -42,7 +42,7 @@ def exported(bench: Bench) -> Library:
 
 def test_what_is_exported_is_loaded_verified_and_timed(bench: Bench, exported: Library) -> None:
     built = bench.load(exported.pack())
-    assert isinstance(built, Built), built
+    assert isinstance(built, BuiltKernel), built
     assert built.build_secs == exported.build_secs > 0.0
     measurement = bench.run(built, to_json(matmul(8, 8, 8)), ())
     assert measurement.outcome is Outcome.OK, measurement.error
@@ -51,7 +51,7 @@ def test_what_is_exported_is_loaded_verified_and_timed(bench: Bench, exported: L
 
 def test_outputs_are_verified_as_those_of_any_candidate(bench: Bench, exported: Library) -> None:
     built = bench.load(exported.pack())
-    assert isinstance(built, Built)
+    assert isinstance(built, BuiltKernel)
     other = to_json(matmul(8, 8, 16))
     assert bench.run(built, other, ()).outcome in (Outcome.RUN_ERROR, Outcome.WRONG_RESULT)
 
@@ -65,7 +65,7 @@ def test_what_it_packs_is_packed_before_it_is_timed(bench: Bench) -> None:
     assert library.parts is not None
     assert (library.parts.operands, library.parts.dtypes) == ((1,), ("float32",))
     built = bench.load(library.pack())
-    assert isinstance(built, Built), built
+    assert isinstance(built, BuiltKernel), built
     measurement = bench.run(built, to_json(workload), (1,))
     assert measurement.outcome is Outcome.OK, measurement.error
 
@@ -78,7 +78,7 @@ def test_several_are_loaded_side_by_side(bench: Bench) -> None:
         assert isinstance(library, Library)
         loaded.append(bench.load(library.pack()))
     for size, built in zip(sizes, loaded, strict=True):
-        assert isinstance(built, Built)
+        assert isinstance(built, BuiltKernel)
         assert bench.run(built, to_json(matmul(size, size, size)), ()).outcome is Outcome.OK
 
 

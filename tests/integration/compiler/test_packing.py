@@ -23,12 +23,12 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase
 
 from compiler.constants import packing
 from compiler.importing.model import extract_tasks, fuse, read_onnx
-from compiler.measuring.bench import Bench, Built
+from compiler.measuring.bench import Bench, BuiltKernel
 from compiler.packaging.artifact import ArtifactError, build_library, build_module
 from compiler.packaging.metaschedule import export_database, import_database
 from compiler.target import probe
 from compiler.workload import from_json, to_json
-from search.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome
 from tests.onnx_models import MODELS, Builder, residual
 from tests.packing import pack, packed_everywhere, packed_twice, text, tile, with_constants
 from tests.workloads import matmul
@@ -199,9 +199,9 @@ def _candidate(workload: tvm.IRModule) -> str:
     return text(sch)
 
 
-def _measured(bench: Bench, workload: tvm.IRModule, trace: str) -> tuple[Built, Measurement]:
+def _measured(bench: Bench, workload: tvm.IRModule, trace: str) -> tuple[BuiltKernel, Measurement]:
     built = bench.build(to_json(workload), trace)
-    assert isinstance(built, Built), built
+    assert isinstance(built, BuiltKernel), built
     return built, bench.run(built, to_json(workload), (1,))
 
 
@@ -231,7 +231,7 @@ def test_candidates_that_pack_are_built_side_by_side(bench: Bench) -> None:
     trace = _candidate(workload)
     with ThreadPoolExecutor(4) as pool:
         built = list(pool.map(lambda _: bench.build(to_json(workload), trace), range(8)))
-    assert all(isinstance(one, Built) and one.parts for one in built)
+    assert all(isinstance(one, BuiltKernel) and one.parts for one in built)
 
 
 def test_a_candidate_that_packs_what_is_no_constant_packs_while_it_is_timed(bench: Bench) -> None:
@@ -251,7 +251,7 @@ def test_packing_that_can_not_be_split_off_is_a_build_error(bench: Bench) -> Non
 def test_wrongly_packed_constants_are_caught(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = with_constants(matmul(8, 64, 32), [1])
     built = bench.build(to_json(workload), _candidate(workload))
-    assert isinstance(built, Built)
+    assert isinstance(built, BuiltKernel)
     skipped = {"pack": lambda *arguments: None}
     monkeypatch.setattr("tvm.runtime.empty", lambda shape, *_: tvm.runtime.tensor(np.ones(shape, "float32")))
     measurement = bench.run(dataclasses.replace(built, library=skipped), to_json(workload), constants=(1,))

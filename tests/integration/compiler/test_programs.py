@@ -17,11 +17,11 @@ import tvm_ffi
 from tvm.s_tir import Schedule
 
 from compiler.lowering.trace import LoweringError, _plain, apply_trace, lower
-from compiler.measuring.bench import Bench, Built
+from compiler.measuring.bench import Bench, BuiltKernel
 from compiler.reading.subgraph import read_dag
 from compiler.target import probe
 from compiler.workload import from_json, to_json, workload_hash
-from search.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome
 from search.programs.annotate import sample
 from search.programs.program import Population, Program
 from search.sketches.space import generate
@@ -49,7 +49,7 @@ def _bench() -> Bench:
 def _measure(module: tvm.IRModule, trace: str) -> Measurement:
     text = to_json(module)
     built = _bench().build(text, trace)
-    return _bench().run(built, text, ()) if isinstance(built, Built) else built
+    return _bench().run(built, text, ()) if isinstance(built, BuiltKernel) else built
 
 
 def _check(name: str, programs: list[Program]) -> None:

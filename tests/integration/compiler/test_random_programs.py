@@ -20,7 +20,7 @@ import tvm
 
 from benchmarks.suite import OPERATORS
 from compiler.lowering.trace import LoweringError, lower
-from compiler.measuring.bench import Bench, Built
+from compiler.measuring.bench import Bench, BuiltKernel
 from compiler.reading.subgraph import read_dag
 from compiler.target import probe
 from compiler.workload import to_json
@@ -63,16 +63,16 @@ class _Workload:
         population = sample(self.sketches[rng.integers(len(self.sketches))], DRAWN, rng)
         return population.program(int(rng.integers(len(population))))
 
-    def build(self, program: Program) -> Built | str:
+    def build(self, program: Program) -> BuiltKernel | str:
         """The compiled program, or why there is none."""
         try:
             trace = lower(self.workload, program, DEVICE)
         except LoweringError as error:
             return f"lowering: {error}"
         built = BENCH.build(to_json(self.workload), trace)
-        return built if isinstance(built, Built) else f"building: {built.error}"
+        return built if isinstance(built, BuiltKernel) else f"building: {built.error}"
 
-    def difference(self, built: Built) -> str:
+    def difference(self, built: BuiltKernel) -> str:
         placed = [tvm.runtime.tensor(array, device=tvm.cpu()) for array in self.arguments]
         try:
             built.function(*placed)
@@ -93,7 +93,7 @@ def _try(operator: str, count: int, seed: int) -> tuple[Tried, ...]:
         )
 
 
-def _judged(workload: _Workload, program: Program, built: Built | str) -> Tried:
+def _judged(workload: _Workload, program: Program, built: BuiltKernel | str) -> Tried:
     if isinstance(built, str):
         return Tried(workload.case, program, built, "")
     return Tried(workload.case, program, "", workload.difference(built))
@@ -125,7 +125,7 @@ def test_a_wrong_result_is_noticed() -> None:
     other = _Workload(Case("GMM", (16, 32, 64)))
     other.expected = other.expected + 1.0
     built = workload.build(workload.draw(np.random.default_rng(0)))
-    assert isinstance(built, Built)
+    assert isinstance(built, BuiltKernel)
     assert not workload.difference(built)
     assert "512 of 512 values differ" in other.difference(built)
 

@@ -17,8 +17,8 @@ from tvm.target.codegen import llvm_get_cpu_features, target_has_features
 import compiler.target
 from compiler.codegen.steps import compiled
 from compiler.target import parse_target, probe
-from search.device import Device
-from search.instruction_sets import CLASSES, FeatureError, instruction_sets
+from core.device import Device
+from core.instruction_sets import CLASSES, FeatureError, instruction_sets
 from search.sketches.intrinsics import INTRINSICS
 from tests.machines import AVX2, AVX512, MACHINES, SSE, ZEN4
 from tests.workloads import module

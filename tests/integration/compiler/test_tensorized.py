@@ -21,7 +21,7 @@ from compiler.lowering.trace import LoweringError, apply_trace, lower
 from compiler.reading.subgraph import read_dag
 from compiler.target import parse_target, probe
 from compiler.workload import to_json
-from search.device import Device
+from core.device import Device
 from search.programs.annotate import sample
 from search.programs.program import Program
 from search.sketches.space import generate

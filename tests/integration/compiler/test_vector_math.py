@@ -14,10 +14,10 @@ from tvm import te, tirx, topi
 from tvm.s_tir import Schedule
 
 from compiler.codegen.vector_math import FUNCTIONS, expand_math
-from compiler.measuring.bench import Bench, Built
+from compiler.measuring.bench import Bench, BuiltKernel
 from compiler.target import probe
 from compiler.workload import to_json
-from search.measurement import Outcome
+from core.measurement import Outcome
 from tests.workloads import layer_norm, module, softmax
 
 DEVICE = probe()
@@ -152,6 +152,6 @@ def test_candidates_agree_with_the_reference(name: str) -> None:
     workload = to_json(WORKLOADS[name]())
     bench = Bench(DEVICE.target)
     built = bench.build(workload, "[[],[]]")
-    assert isinstance(built, Built), built.error
+    assert isinstance(built, BuiltKernel), built.error
     assert not LIBM.search(built.library.mod.inspect_source("ll"))
     assert bench.run(built, workload, ()).outcome is Outcome.OK

@@ -14,9 +14,9 @@ from urllib.parse import quote
 
 import pytest
 
-from records import jobs
-from records.database import Database
-from records.jobs import JobState
+from core.job import JobState
+from records.jobs import jobs
+from records.storage.database import Database
 from scheduler.app import Waker, make_app
 from tests.services import PASSWORD, Emptied, Redis
 from tests.unit.scheduler.farm import Farm

@@ -18,20 +18,23 @@ import pytest
 from sqlalchemy import update
 from tvm.s_tir import Schedule
 
-import search.trace
+import core.trace
 from compiler.importing.model import extract_tasks, fuse, read_onnx
 from compiler.lowering.trace import _plain
 from compiler.packaging.artifact import unpack
 from compiler.workload import from_json
-from records import blobs, events, jobs, models, schedules, tasks
-from records.database import Database
-from records.jobs import Job, JobRequest, JobState
-from records.schedules import Record
-from records.tables import RecordRow
-from scheduler import fallbacks
+from core.job import JobState
+from core.measurement import Outcome
+from records.jobs import events, jobs, models, tasks
+from records.jobs.jobs import Job, JobRequest
+from records.schedules import schedules
+from records.schedules.schedules import Record
+from records.storage import blobs
+from records.storage.database import Database
+from records.storage.tables import RecordRow
 from scheduler.context import Context
-from scheduler.drive import drive, sweep
-from search.measurement import Outcome
+from scheduler.steps import fallbacks
+from scheduler.steps.drive import drive, sweep
 from tests.integration.scheduler import test_real_compiler
 from tests.integration.scheduler.test_real_compiler import NOW, SETTINGS, Device
 from tests.onnx_models import residual
@@ -60,11 +63,11 @@ def _blocks(schedule: Schedule) -> list[Any]:
 def lets_types_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No trace that is let through is known to compute something else: here and in the compiler's children
     one instruction more is."""
-    code = "import search.trace as t; t.INSTRUCTIONS |= {'UnsafeSetDType'}"
+    code = "import core.trace as t; t.INSTRUCTIONS |= {'UnsafeSetDType'}"
     (tmp_path / "sitecustomize.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(search.trace, "INSTRUCTIONS", search.trace.INSTRUCTIONS | {"UnsafeSetDType"})
+    monkeypatch.setattr(core.trace, "INSTRUCTIONS", core.trace.INSTRUCTIONS | {"UnsafeSetDType"})
 
 
 @pytest.fixture

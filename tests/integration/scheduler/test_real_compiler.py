@@ -15,15 +15,19 @@ import scheduler.models
 from compiler.measuring.bench import Bench
 from compiler.packaging.artifact import Manifest, unpack
 from compiler.target import probe
-from records import blobs, devices, jobs, leases, models, schedules, tasks
-from records.database import Database
-from records.devices import WorkerState
-from records.jobs import Job, JobRequest, JobState
-from records.leases import Lease, TrialResult
+from core.job import JobState
+from core.measurement import Measurement
+from core.worker import WorkerState
+from records.fleet import devices, leases
+from records.fleet.leases import Lease, TrialResult
+from records.jobs import jobs, models, tasks
+from records.jobs.jobs import Job, JobRequest
+from records.schedules import schedules
+from records.storage import blobs
+from records.storage.database import Database
 from scheduler.context import Context
-from scheduler.drive import drive, sweep
 from scheduler.settings import Settings
-from search.measurement import Measurement
+from scheduler.steps.drive import drive, sweep
 from tests.children import kill_the_child
 
 SETTINGS = Settings(broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0)

@@ -17,18 +17,20 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from core.device import Device
+from core.lease import LeaseId
+from core.worker import Role, Vitals, WorkerState
 from proto import convert
 from proto import fleet_pb2 as pb
 from proto.fleet_pb2_grpc import FleetStub
-from proto.tls import TlsFiles
-from proto.values import Answer, LeaseId, Result, Role, Vitals, WorkerReport, WorkerState
-from records.database import Database
-from search.device import Device
+from proto.messages import Answer, Result, WorkerReport
+from records.storage.database import Database
 from server.context import Context
 from server.main import serve
 from server.settings import Settings
+from system.tls import TlsFiles
 from tests.services import Emptied, free_port
-from tunefarm.client import trust as client_trust
+from tunefarm.client.client import trust as client_trust
 
 DEVICE = Device(
     name="test board",

@@ -14,7 +14,7 @@ import pytest
 from proto import fleet_pb2 as pb
 from records import access
 from records.access import Scope, Token
-from records.database import Database
+from records.storage.database import Database
 from server.access.callers import PREFIX, digest
 from server.access.scopes import OPEN_PATHS, ROUTES, of_route
 from server.app import create_app

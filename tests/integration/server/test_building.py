@@ -11,12 +11,14 @@ import grpc
 import pytest
 
 from compiler.packaging.archive import pack
+from core.lease import Built, Lease, LeaseId
+from core.measurement import Outcome
+from core.worker import WorkerState
 from proto import fleet_pb2 as pb
 from proto.convert_library import library_to_wire
-from proto.values import Built, Lease, LeaseId, Library, Result, WorkerState
-from records import jobs, tasks, trials
-from records.trials import Trial
-from search.measurement import Outcome
+from proto.messages import Library, Result
+from records.jobs import jobs, tasks, trials
+from records.jobs.trials import Trial
 
 from .conftest import DEVICE, Service, Worker, on_both_databases
 from .test_fleet import leased, results, tuning_job

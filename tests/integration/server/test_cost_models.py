@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from records import cost_models
-from records.cost_models import Version
+from records.schedules import cost_models
+from records.schedules.cost_models import Version
 
 from .conftest import DEVICE, Service, Worker
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from proto import fleet_pb2 as pb
-from records.database import StorageError
+from records.storage.database import StorageError
 
 from .conftest import Service, Start, launch, onnx_model
 

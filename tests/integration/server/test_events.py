@@ -10,8 +10,8 @@ import httpx
 import httpx_sse
 import pytest
 
-from records import events, jobs
-from records.jobs import JobState
+from core.job import JobState
+from records.jobs import events, jobs
 
 from .conftest import Service
 

@@ -11,15 +11,20 @@ from dataclasses import replace
 import grpc
 import pytest
 
+from core.job import JobState
+from core.lease import Candidate, Lease, LeaseId, Limits, ModuleRun
+from core.measurement import Measurement, Outcome
+from core.worker import WorkerState
 from proto import convert
 from proto import fleet_pb2 as pb
-from proto.values import PROTOCOL, Candidate, Lease, LeaseId, Limits, ModuleRun, Result, WorkerState
-from records import blobs, devices, jobs, leases, schedules, tasks, trials
-from records.database import StorageError
-from records.jobs import JobState
-from records.tasks import TaskSpec
-from records.trials import NewTrial
-from search.measurement import Measurement, Outcome
+from proto.messages import PROTOCOL, Result
+from records.fleet import devices, leases
+from records.jobs import jobs, tasks, trials
+from records.jobs.tasks import TaskSpec
+from records.jobs.trials import NewTrial
+from records.schedules import schedules
+from records.storage import blobs
+from records.storage.database import StorageError
 from server.fleet.sessions import LEAST_S
 
 from .conftest import DEVICE, Service, Worker, on_both_databases, wait_until

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from records import blobs, jobs, tasks
-from records.jobs import JobState
-from records.tasks import TaskSpec
+from core.job import JobState
+from records.jobs import jobs, tasks
+from records.jobs.tasks import TaskSpec
+from records.storage import blobs
 
 from .conftest import Service, Worker, on_both_databases
 

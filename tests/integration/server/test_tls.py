@@ -16,9 +16,9 @@ import trustme
 
 from proto import fleet_pb2 as pb
 from proto.fleet_pb2_grpc import FleetStub
-from proto.tls import TlsFiles
-from tunefarm.client import Client, UnreachableError
-from worker.fleet import FleetClient, NotStored, open_channel
+from system.tls import TlsFiles
+from tunefarm.client.client import Client, UnreachableError
+from worker.agent.service import FleetClient, NotStored, open_channel
 
 from .conftest import Service, channel_to, launch, wait_until
 

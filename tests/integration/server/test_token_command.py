@@ -6,9 +6,9 @@ import json
 
 import pytest
 
-from tunefarm.cli_tokens import app, lifetime_s
+from tunefarm.cli.exits import run
+from tunefarm.cli.tokens import app, lifetime_s
 from tunefarm.errors import CommandError, ExitCode
-from tunefarm.exits import run
 
 from .conftest import Service, Start
 

@@ -9,10 +9,12 @@ from dataclasses import replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proto.values import Answer, Vitals, Wanted, WorkerState
-from records import devices, tasks, trials
-from records.trials import Trial
-from search.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome
+from core.worker import Vitals, Wanted, WorkerState
+from proto.messages import Answer
+from records.fleet import devices
+from records.jobs import tasks, trials
+from records.jobs.trials import Trial
 
 from .conftest import DEVICE, Service, Start, Worker, on_both_databases
 from .test_fleet import OK, leased, results, tuning_job
@@ -299,7 +301,7 @@ def test_a_worker_that_said_farewell_is_away_at_once_and_never_lost(service: Ser
     worker.call(WorkerState.OFFLINE)
     assert (shown(service)["connected"], shown(service)["state"]) == (False, "offline")
     with service.database.begin() as session:
-        gone = devices.WorkerState.OFFLINE
+        gone = WorkerState.OFFLINE
         devices.seen(session, worker.id, worker.session, gone, time.time() - 100)
     metrics = service.http.get("/metrics").text
     assert 'tunefarm_workers{state="offline"} 1.0' in metrics
@@ -311,7 +313,7 @@ def test_a_worker_that_said_farewell_is_away_at_once_and_never_lost(service: Ser
 def test_a_silent_worker_is_lost(service: Service, worker: Worker) -> None:
     worker.call()
     with service.database.begin() as session:
-        devices.seen(session, worker.id, worker.session, devices.WorkerState.READY, time.time() - 100)
+        devices.seen(session, worker.id, worker.session, WorkerState.READY, time.time() - 100)
     assert (shown(service)["connected"], shown(service)["state"]) == (False, "ready")
     worker.call()
     assert shown(service)["connected"]

@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tunefarm.folder import DataFolder
-from tunefarm.supervision import Program, Supervisor, supervise
+from tunefarm.embedded.folder import DataFolder
+from tunefarm.embedded.supervision import Program, Supervisor, supervise
 
 ROOT = Path(__file__).parents[3]
 SLEEPER = (sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)")
@@ -78,8 +78,8 @@ def test_a_program_that_keeps_failing_is_given_up_with_its_last_words(
 KILLED_LATER = """
 import os, sys, time
 from pathlib import Path
-from tunefarm.folder import DataFolder
-from tunefarm.supervision import Program, supervise
+from tunefarm.embedded.folder import DataFolder
+from tunefarm.embedded.supervision import Program, supervise
 folder = DataFolder(Path(sys.argv[1]))
 program = Program("sleeper", (sys.executable, "-c", "import time; time.sleep(600)"), 5, 1)
 scratch = Path(sys.argv[2])

@@ -14,11 +14,11 @@ import tvm
 from tvm import relax, te
 
 from compiler.workload import normalise, to_json, workload_hash
-from tunefarm import transfer
-from tunefarm.client import Client
+from tunefarm.client import transfer
+from tunefarm.client.client import Client
+from tunefarm.client.values import Database, ExportedRecord, ExportedWorkload, Schedule
 from tunefarm.errors import InputError
 from tunefarm.tvm_database import service_database
-from tunefarm.values import Database, ExportedRecord, ExportedWorkload, Schedule
 
 TARGET = json.dumps({"kind": "llvm", "num-cores": 1})
 # split the first loop of the only block by 4

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from worker.keeper import DEVICE_GROUPS
+from worker.sandbox.reaper import DEVICE_GROUPS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
@@ -131,16 +131,16 @@ def has_group(name: str) -> bool:
 
 
 async def _measure(request: dict[str, Any]) -> dict[str, Any]:
-    from proto.values import Limits
-    from worker.bench import Subject
-    from worker.executor import ChildConfig, Executor
+    from core.lease import Limits
+    from worker.runner.executor import ChildConfig, Executor
+    from worker.runner.interface import BuildRequest
 
     executor = Executor(ChildConfig(2, request["bench"], user=request["user"]), os.environ)
     errors = []
     try:
         device = await executor.start()
         for trace in request["traces"]:
-            subject = Subject("", request["module_json"], trace, ())
+            subject = BuildRequest("", request["module_json"], trace, ())
             errors.append((await executor.measure(subject, Limits(**LIMITS))).error)
     finally:
         await executor.close()

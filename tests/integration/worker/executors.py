@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 
-from proto.values import Limits
-from search.measurement import Measurement, Outcome
-from worker.bench import Subject
-from worker.executor import ChildConfig, Executor
+from core.lease import Limits
+from core.measurement import Measurement, Outcome
+from worker.runner.executor import ChildConfig, Executor
+from worker.runner.interface import BuildRequest
 
 HERE = Path(__file__).parent
 GENEROUS = Limits(build_timeout_s=60.0, run_timeout_s=60.0, memory_bytes=1 << 28)
@@ -25,8 +25,8 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(HERE), **more}
 
 
-def subject(trace: str, module_json: str = "") -> Subject:
-    return Subject('{"kind":"llvm"}', module_json, trace, ())
+def subject(trace: str, module_json: str = "") -> BuildRequest:
+    return BuildRequest('{"kind":"llvm"}', module_json, trace, ())
 
 
 def with_executor(

@@ -20,10 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from search.device import Device
-from search.measurement import Measurement, Outcome
-from search.profile import Profile
-from worker.bench import Exported, Machines, Note, Subject
+from core.device import Device
+from core.measurement import Measurement, Outcome
+from core.profile import Profile
+from worker.runner.interface import BuildRequest, Exported, Machines, Note
 
 DEVICE = Device(
     name="test board",
@@ -47,7 +47,7 @@ class FaultBench:
         self._builders = ThreadPoolExecutor(threads)
         all_there = threading.Barrier(threads)
         list(self._builders.map(lambda _: all_there.wait(), range(threads)))
-        self._built: dict[int, tuple[Subject, Measurement | None]] = {}
+        self._built: dict[int, tuple[BuildRequest, Measurement | None]] = {}
         self._building = 0
         self._planted = False
 
@@ -74,7 +74,7 @@ class FaultBench:
         Path(notes).write_text(f"{said}.")
         return replace(DEVICE.speeds, hertz=1e9 + len(said))
 
-    def build(self, subjects: Mapping[int, Subject], begun: Note, ended: Note) -> list[int]:
+    def build(self, subjects: Mapping[int, BuildRequest], begun: Note, ended: Note) -> list[int]:
         self._building = len(subjects)
 
         def build(number: int) -> bool:
@@ -114,93 +114,93 @@ class FaultBench:
             return said(f"compared: {compare}")
         return self._do(fault, None) or fine()
 
-    def _do(self, fault: str, subject: Subject | None) -> Measurement | None:
-        action: Callable[[Subject | None], Measurement | None] = getattr(self, f"do_{fault}")
+    def _do(self, fault: str, subject: BuildRequest | None) -> Measurement | None:
+        action: Callable[[BuildRequest | None], Measurement | None] = getattr(self, f"do_{fault}")
         return action(subject)
 
-    def do_ok(self, subject: Subject | None) -> None: ...
+    def do_ok(self, subject: BuildRequest | None) -> None: ...
 
-    def do_wrong(self, subject: Subject | None) -> Measurement:
+    def do_wrong(self, subject: BuildRequest | None) -> Measurement:
         return Measurement(Outcome.WRONG_RESULT, error="output 0 differs")
 
-    def do_refuse(self, subject: Subject | None) -> Measurement:
+    def do_refuse(self, subject: BuildRequest | None) -> Measurement:
         return Measurement(Outcome.BUILD_ERROR, error="no such loop")
 
-    def do_library(self, subject: Subject | None) -> Measurement:
+    def do_library(self, subject: BuildRequest | None) -> Measurement:
         """Says what is in the library that it came with."""
         assert subject is not None
         path = Path(str(subject.library))
         return said(path.read_text() if path.exists() else f"{path} is gone")
 
-    def do_crowded(self, subject: Subject | None) -> Measurement | None:
+    def do_crowded(self, subject: BuildRequest | None) -> Measurement | None:
         """Finds enough memory only when nothing else is built."""
         return Measurement(Outcome.BUILD_ERROR, error="bad_alloc") if self._building > 1 else None
 
-    def do_plant(self, subject: Subject | None) -> None:
+    def do_plant(self, subject: BuildRequest | None) -> None:
         """Runs well, and leaves something behind that ends the child as soon as it builds again."""
         self._planted = True
 
-    def do_trip(self, subject: Subject | None) -> None:
+    def do_trip(self, subject: BuildRequest | None) -> None:
         if self._planted:
             os._exit(5)
 
-    def do_kill(self, subject: Subject | None) -> None:
+    def do_kill(self, subject: BuildRequest | None) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def do_nap(self, subject: Subject | None) -> None:
+    def do_nap(self, subject: BuildRequest | None) -> None:
         time.sleep(0.3)
 
-    def do_hang_once(self, subject: Subject | None) -> None:
+    def do_hang_once(self, subject: BuildRequest | None) -> None:
         """The file that the workload names appears when the hanging has begun."""
         assert subject is not None
         if not Path(subject.module_json).exists():
             self.do_hang(subject)
 
-    def do_segfault(self, subject: Subject | None) -> None:
+    def do_segfault(self, subject: BuildRequest | None) -> None:
         print("about to follow a bad pointer", file=sys.stderr, flush=True)
         ctypes.string_at(0)
 
-    def do_exit(self, subject: Subject | None) -> None:
+    def do_exit(self, subject: BuildRequest | None) -> None:
         os._exit(3)
 
-    def do_hang(self, subject: Subject | None) -> None:
+    def do_hang(self, subject: BuildRequest | None) -> None:
         """The file that the workload names, if it does, appears when the hanging has begun."""
         print("spinning", file=sys.stderr, flush=True)
         if subject is not None and subject.module_json:
             Path(subject.module_json).touch()
         time.sleep(3600)
 
-    def do_wait_for_file(self, subject: Subject | None) -> None:
+    def do_wait_for_file(self, subject: BuildRequest | None) -> None:
         assert subject is not None
         while not Path(subject.module_json).exists():
             time.sleep(0.01)
 
-    def do_spawn(self, subject: Subject | None) -> None:
+    def do_spawn(self, subject: BuildRequest | None) -> None:
         """Leaves a process behind whose id is in the file that the workload names, then hangs."""
         assert subject is not None
         program = "import sys, time, fault_bench as bench; bench.note_pid(sys.argv[1]); time.sleep(3600)"
         subprocess.Popen([sys.executable, "-c", program, subject.module_json])
         time.sleep(3600)
 
-    def do_allocate(self, subject: Subject | None) -> None:
+    def do_allocate(self, subject: BuildRequest | None) -> None:
         KEPT.append(bytearray(1 << 30))
 
-    def do_grow(self, subject: Subject | None) -> None:
+    def do_grow(self, subject: BuildRequest | None) -> None:
         KEPT.append(bytearray(160 << 20))
 
-    def do_raise(self, subject: Subject | None) -> None:
+    def do_raise(self, subject: BuildRequest | None) -> None:
         raise KeyError("a bug in the bench")
 
-    def do_print(self, subject: Subject | None) -> None:
+    def do_print(self, subject: BuildRequest | None) -> None:
         print("x" * 100_000, flush=True)
         os.write(1, b"\xff" * 100_000)
         subprocess.run([sys.executable, "-c", "print('from a child of the child')"], check=True)
 
-    def do_read(self, subject: Subject | None) -> None:
+    def do_read(self, subject: BuildRequest | None) -> None:
         """A read from standard input must not swallow requests."""
         assert sys.stdin.read() == ""
 
-    def do_scribble(self, subject: Subject | None) -> None:
+    def do_scribble(self, subject: BuildRequest | None) -> None:
         """Writes into every pipe it can find: what a wild system call may do."""
         for number in range(3, 32):
             try:
@@ -208,18 +208,18 @@ class FaultBench:
             except OSError:
                 continue
 
-    def do_environment(self, subject: Subject | None) -> Measurement:
+    def do_environment(self, subject: BuildRequest | None) -> Measurement:
         wanted = ("TVM_NUM_THREADS", "TUNEFARM_TOKEN", "AWS_SECRET_ACCESS_KEY")
         return Measurement(Outcome.RUN_ERROR, error=" ".join(str(os.environ.get(name)) for name in wanted))
 
-    def do_limits(self, subject: Subject | None) -> Measurement:
+    def do_limits(self, subject: BuildRequest | None) -> Measurement:
         limits = Path("/proc/self/limits").read_text().splitlines()
         return Measurement(Outcome.RUN_ERROR, error="\n".join(limits))
 
-    def do_status(self, subject: Subject | None) -> Measurement:
+    def do_status(self, subject: BuildRequest | None) -> Measurement:
         return said(Path("/proc/self/status").read_text())
 
-    def do_connect(self, subject: Subject | None) -> Measurement:
+    def do_connect(self, subject: BuildRequest | None) -> Measurement:
         """To the port that the workload names, of this machine."""
         assert subject is not None
         family = subject.trace.split()[-1]
@@ -231,11 +231,11 @@ class FaultBench:
             return said(str(error))
         return said("connected")
 
-    def do_write_scratch(self, subject: Subject | None) -> Measurement:
+    def do_write_scratch(self, subject: BuildRequest | None) -> Measurement:
         Path(os.environ["TMPDIR"], "note").write_text("here")
         return said("written")
 
-    def do_processes(self, subject: Subject | None) -> Measurement:
+    def do_processes(self, subject: BuildRequest | None) -> Measurement:
         """Forks until it can't."""
         begun: list[int] = []
         try:
@@ -250,7 +250,7 @@ class FaultBench:
                 os.kill(pid, signal.SIGKILL)
         return said(f"{len(begun)} processes")
 
-    def do_files(self, subject: Subject | None) -> Measurement:
+    def do_files(self, subject: BuildRequest | None) -> Measurement:
         opened: list[int] = []
         try:
             while True:
@@ -261,7 +261,7 @@ class FaultBench:
             for number in opened:
                 os.close(number)
 
-    def do_escape(self, subject: Subject | None) -> None:
+    def do_escape(self, subject: BuildRequest | None) -> None:
         """Leaves a process of another session behind; its id is in the file that the workload names."""
         assert subject is not None
         note = Path(subject.module_json)
@@ -274,11 +274,11 @@ class FaultBench:
         while not note.exists() or not note.read_text():
             time.sleep(0.01)
 
-    def do_escape_and_hang(self, subject: Subject | None) -> None:
+    def do_escape_and_hang(self, subject: BuildRequest | None) -> None:
         self.do_escape(subject)
         time.sleep(3600)
 
-    def do_signal_agent(self, subject: Subject | None) -> Measurement:
+    def do_signal_agent(self, subject: BuildRequest | None) -> Measurement:
         assert subject is not None
         try:
             os.kill(int(subject.module_json), 0)
@@ -286,14 +286,14 @@ class FaultBench:
             return said(str(error))
         return said("signalled")
 
-    def do_read_agent(self, subject: Subject | None) -> Measurement:
+    def do_read_agent(self, subject: BuildRequest | None) -> Measurement:
         assert subject is not None
         try:
             return said(Path(f"/proc/{subject.module_json}/environ").read_bytes().hex())
         except OSError as error:
             return said(str(error))
 
-    def do_open(self, subject: Subject | None) -> Measurement:
+    def do_open(self, subject: BuildRequest | None) -> Measurement:
         """Which of the files that the workload names can be read and written."""
         assert subject is not None
         opened = []
@@ -305,13 +305,13 @@ class FaultBench:
             opened.append(name)
         return said(" ".join(opened))
 
-    def do_leave_file(self, subject: Subject | None) -> Measurement:
+    def do_leave_file(self, subject: BuildRequest | None) -> Measurement:
         path = Path(os.environ["TMPDIR"]) / "left"
         path.write_text("something large")
         return Measurement(Outcome.WRONG_RESULT, error=str(path))
 
 
-def what(subject: Subject) -> tuple[str, str]:
+def what(subject: BuildRequest) -> tuple[str, str]:
     """When it does what."""
     first, *rest = subject.trace.split()
     return (first, rest[0]) if first in ("build", "run") else ("run", first)
@@ -337,7 +337,7 @@ def outer_pid() -> int:
 class LyingBench(FaultBench):
     """Tells of candidates that nobody asked for."""
 
-    def build(self, subjects: Mapping[int, Subject], begun: Note, ended: Note) -> list[int]:
+    def build(self, subjects: Mapping[int, BuildRequest], begun: Note, ended: Note) -> list[int]:
         begun(min(subjects) + 1000)
         return super().build(subjects, begun, ended)
 

@@ -13,19 +13,20 @@ from pathlib import Path
 import grpc
 import pytest
 
-from proto.values import Limits, ModuleKind, ModuleRun, Role, WorkerState
-from search.measurement import Measurement
+from core.lease import Limits, ModuleKind, ModuleRun
+from core.measurement import Measurement
+from core.worker import Role, WorkerState
 from tests.integration.worker.fake_fleet import FakeFleet
-from worker.agent import Agent, Fenced, Manners
-from worker.executor import ChildConfig, Executor
-from worker.fleet import FleetClient, Refused, open_channel
-from worker.profiles import Profiles
-from worker.turns import ROUNDS
+from worker.agent.agent import Agent, AgentConfig, Fenced
+from worker.agent.profile_cache import Profiles
+from worker.agent.service import FleetClient, Refused, open_channel
+from worker.runner.executor import ChildConfig, Executor
+from worker.runner.interleaved import ROUNDS
 
 HERE = Path(__file__).parent
 RECONNECT_MAX_S = 0.1
 SAYS = "say whether it is compared"
-BRISK = Manners(slots=4, wait_s=0.05, probe_again_max_s=0.05)
+BRISK = AgentConfig(slots=4, wait_s=0.05, probe_again_max_s=0.05)
 
 
 @dataclass
@@ -38,7 +39,7 @@ class Worker:
 @contextlib.asynccontextmanager
 async def working(
     fleet: FakeFleet,
-    manners: Manners = BRISK,
+    manners: AgentConfig = BRISK,
     session: str = "session",
     token: str | None = None,
     profiles: Profiles | None = None,
@@ -169,7 +170,7 @@ def test_candidates_are_held_against_the_best_that_is_known_of_their_workload() 
 def test_the_limits_of_the_lease_hold_unless_this_device_has_its_own() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("run hang", limits=Limits(run_timeout_s=0.2))
-        manners = Manners(2, 0.05, overrule=lambda limits: Limits(build_timeout_s=0.3))
+        manners = AgentConfig(2, 0.05, overrule=lambda limits: Limits(build_timeout_s=0.3))
         async with working(fleet):
             await fleet.until(lambda: fleet.outcomes() == ["run_timeout"])
         fleet.offer("build hang")
@@ -436,7 +437,7 @@ def test_once_means_one_lease() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok", "ok")
         fleet.offer("ok")
-        async with working(fleet, Manners(2, 0.05, once=True)) as worker:
+        async with working(fleet, AgentConfig(2, 0.05, once=True)) as worker:
             await worker.running
         assert fleet.outcomes() == ["ok", "ok"]
         assert states(fleet) == [WorkerState.PROBING, WorkerState.READY, WorkerState.DRAINING]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from proto.values import Limits
-from search.measurement import Outcome
+from core.lease import Limits
+from core.measurement import Outcome
 from tests.integration.worker.executors import (
     GENEROUS,
     HASTY_BUILD_ALONG,
@@ -21,7 +21,7 @@ from tests.integration.worker.executors import (
     subject,
     with_executor,
 )
-from worker.executor import Executor
+from worker.runner.executor import Executor
 
 
 @pytest.mark.parametrize("fault", ["build segfault", "build hang"])

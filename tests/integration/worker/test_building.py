@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from proto.values import Built, LeaseId, Limits, Role, WorkerState
-from search.measurement import Measurement
+from core.lease import Built, LeaseId, Limits
+from core.measurement import Measurement
+from core.worker import Role, WorkerState
 from tests.integration.worker.fake_fleet import FakeFleet
 from tests.integration.worker.test_agent import BRISK, in_state, with_fleet, working
-from worker.fleet import Refused
+from worker.agent.service import Refused
 
 BUILDER = replace(BRISK, role=Role.BUILD, build_together=4)
 LIBRARY = b"library of ok"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from proto.values import WorkerState
+from core.worker import WorkerState
 from tests.integration.worker.fake_fleet import FakeFleet
 from tests.integration.worker.fault_bench import DEVICE
 from tests.integration.worker.test_agent import in_state, states, with_fleet, working
-from worker.profiles import Profiles
+from worker.agent.profile_cache import Profiles
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 
 from compiler.target import probe
 from compiler.workload import to_json
-from search.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome
 from tests.workloads import matmul
-from worker.bench import Exported, Subject
-from worker.compiler_bench import CompilerBench
+from worker.runner.compiler_runner import CompilerRunner
+from worker.runner.interface import BuildRequest, Exported
 
 TARGET = probe(1).target
 # The trace that leaves a workload as it is.
@@ -21,15 +21,15 @@ UNTOUCHED = "[[],[]]"
 
 
 @pytest.fixture(scope="module")
-def bench() -> CompilerBench:
-    return CompilerBench(2)
+def bench() -> CompilerRunner:
+    return CompilerRunner(2)
 
 
-def subject(size: int, trace: str = UNTOUCHED, target: str = TARGET) -> Subject:
-    return Subject(target, to_json(matmul(size, size, size)), trace, ())
+def subject(size: int, trace: str = UNTOUCHED, target: str = TARGET) -> BuildRequest:
+    return BuildRequest(target, to_json(matmul(size, size, size)), trace, ())
 
 
-def test_candidates_are_built_together_and_then_run_one_by_one(bench: CompilerBench) -> None:
+def test_candidates_are_built_together_and_then_run_one_by_one(bench: CompilerRunner) -> None:
     notes: list[tuple[str, int]] = []
     subjects = {
         3: subject(8),
@@ -52,27 +52,27 @@ def test_candidates_are_built_together_and_then_run_one_by_one(bench: CompilerBe
     assert "nonsense" in measurements[6].error
 
 
-def test_the_best_latency_known_reaches_the_timing(bench: CompilerBench) -> None:
+def test_the_best_latency_known_reaches_the_timing(bench: CompilerRunner) -> None:
     bench.build({1: subject(8), 2: subject(8)}, lambda _: None, lambda _: None)
     assert len(bench.run(1, 1e-12).run_secs) < len(bench.run(2, 1.0).run_secs)
 
 
 def test_nothing_is_compiled_while_candidates_run(
-    bench: CompilerBench, monkeypatch: pytest.MonkeyPatch
+    bench: CompilerRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.build({1: subject(12), 2: subject(20)}, lambda _: None, lambda _: None)
     monkeypatch.delattr("compiler.measuring.bench.tvm.compile")
     assert [bench.run(number, None).outcome for number in (1, 2)] == [Outcome.OK, Outcome.OK]
 
 
-def test_what_has_run_is_gone(bench: CompilerBench) -> None:
+def test_what_has_run_is_gone(bench: CompilerRunner) -> None:
     bench.build({9: subject(8)}, lambda _: None, lambda _: None)
     bench.run(9, None)
     with pytest.raises(KeyError):
         bench.run(9, None)
 
 
-def test_what_it_exports_it_loads_and_measures(bench: CompilerBench, tmp_path: Path) -> None:
+def test_what_it_exports_it_loads_and_measures(bench: CompilerRunner, tmp_path: Path) -> None:
     subjects = {1: replace(subject(8), export=True), 2: replace(subject(8, "no trace"), export=True)}
     assert bench.build(subjects, lambda _: None, lambda _: None) == [2]
     exported, refused = bench.export(1), bench.export(2)
@@ -88,14 +88,14 @@ def test_what_it_exports_it_loads_and_measures(bench: CompilerBench, tmp_path: P
     assert measurement.build_secs == exported.build_secs
 
 
-def test_what_is_exported_is_not_run(bench: CompilerBench) -> None:
+def test_what_is_exported_is_not_run(bench: CompilerRunner) -> None:
     bench.build({1: replace(subject(8), export=True)}, lambda _: None, lambda _: None)
     assert bench.run(1, None).outcome is Outcome.RUN_ERROR
 
 
 @pytest.mark.slow
 def test_it_knows_for_which_machines_it_can_link(
-    bench: CompilerBench, monkeypatch: pytest.MonkeyPatch
+    bench: CompilerRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert bench.machines().names[0] == platform.machine()
     monkeypatch.setattr("compiler.packaging.linker.importlib.util.find_spec", lambda name: None)

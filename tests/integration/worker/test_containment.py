@@ -15,12 +15,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from proto.values import Limits
+from core.lease import Limits
 from tests.integration.worker.contained import HERE, NODES, ROOT, has_group, measured, works
-from worker.bench import Subject
-from worker.confine import MAX_OPEN_FILES
-from worker.executor import ChildConfig, Executor
-from worker.keeper import DEVICE_GROUPS, account_of
+from worker.runner.executor import ChildConfig, Executor
+from worker.runner.interface import BuildRequest
+from worker.sandbox.isolation import MAX_OPEN_FILES
+from worker.sandbox.reaper import DEVICE_GROUPS, account_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux contains")
 
@@ -121,7 +121,7 @@ def test_an_account_keeps_the_groups_of_devices(monkeypatch: pytest.MonkeyPatch)
     def group(name: str) -> grp.struct_group:
         return grp.struct_group((name, "x", there[name], []))
 
-    monkeypatch.setattr("worker.keeper.grp.getgrnam", group)
+    monkeypatch.setattr("worker.sandbox.reaper.grp.getgrnam", group)
     user = pwd.getpwuid(os.geteuid()).pw_name
     assert {44, 106} < set(account_of(user).groups)
 
@@ -145,7 +145,7 @@ def subprocess_environment(**more: str) -> dict[str, str]:
 async def status_of(environment: dict[str, str], user: str | None) -> tuple[tuple[str, ...], str]:
     executor = Executor(ChildConfig(2, "fault_bench:FaultBench", user=user), environment)
     try:
-        status = (await executor.measure(Subject("", "", "status", ()), GENEROUS)).error
+        status = (await executor.measure(BuildRequest("", "", "status", ()), GENEROUS)).error
         return executor.gaps, status
     finally:
         await executor.close()
@@ -153,7 +153,7 @@ async def status_of(environment: dict[str, str], user: str | None) -> tuple[tupl
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_user_who_does_not_exist_is_named() -> None:
-    from worker.trouble import ChildStartError
+    from worker.agent.failed_checks import ChildStartError
 
     with pytest.raises(ChildStartError, match=r"no user 'nobody-here'.*TUNEFARM_WORKER_CHILD_USER"):
         asyncio.run(status_of(subprocess_environment(), "nobody-here"))
@@ -178,7 +178,7 @@ def test_what_left_its_session_ends_with_the_child(system: str, trace: str, tmp_
 async def cancelled(trace: str, note: Path) -> None:
     """The candidate is given up once the note is there."""
     executor = Executor(ChildConfig(2, "fault_bench:FaultBench"), subprocess_environment())
-    measuring = asyncio.create_task(executor.measure(Subject("", str(note), trace, ()), GENEROUS))
+    measuring = asyncio.create_task(executor.measure(BuildRequest("", str(note), trace, ()), GENEROUS))
     while not note.exists() or not note.read_text():
         await asyncio.sleep(0.01)
     measuring.cancel()
@@ -216,6 +216,6 @@ def test_more_time_of_the_cores_than_allowed_ends_the_process() -> None:
 @pytest.mark.slow
 def test_the_real_bench_works_as_another_user() -> None:
     """TVM's libraries, its thread pool, LLVM, temporary files: a program is compiled, run and verified."""
-    found = measured("readable", [], user="nobody", bench="worker.compiler_bench:CompilerBench")
+    found = measured("readable", [], user="nobody", bench="worker.runner.compiler_runner:CompilerBench")
     assert found["gaps"] == []
     assert found["triple"]

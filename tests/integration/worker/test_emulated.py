@@ -14,16 +14,16 @@ import pytest
 from compiler.lowering.trace import lower
 from compiler.reading.subgraph import read_dag
 from compiler.workload import to_json
-from proto.values import Limits
-from search.device import Device
-from search.measurement import Measurement, Outcome
+from core.device import Device
+from core.lease import Limits
+from core.measurement import Measurement, Outcome
+from core.profile import Profile
 from search.policy import SearchTask, draw
-from search.profile import Profile
 from search.sketches.space import generate
 from tests import emulated
 from tests.workloads import matmul
-from worker.bench import Subject
-from worker.executor import ChildConfig, Executor
+from worker.runner.executor import ChildConfig, Executor
+from worker.runner.interface import BuildRequest
 
 OBSTACLE = emulated.obstacle()
 pytestmark = [
@@ -45,7 +45,7 @@ async def measured(without: tuple[str, ...]) -> tuple[Device, list[Measurement]]
         task = SearchTask(dag, generate(dag, device), device)
         programs = draw(task, 2, np.random.default_rng(0))
         traces = [lower(workload, program, device) for program in programs]
-        subjects = [Subject(device.target, to_json(workload), trace, ()) for trace in traces]
+        subjects = [BuildRequest(device.target, to_json(workload), trace, ()) for trace in traces]
         return device, [await executor.measure(one, PATIENT, subjects) for one in subjects]
     finally:
         await executor.close()

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from proto.values import Limits
-from search.measurement import Measurement, Outcome
+from core.lease import Limits
+from core.measurement import Measurement, Outcome
 from tests.integration.worker.executors import (
     GENEROUS,
     HASTY_BUILD,
@@ -26,8 +26,8 @@ from tests.integration.worker.executors import (
     subject,
     with_executor,
 )
-from worker.executor import PACKAGES, Executor
-from worker.trouble import ChildStartError
+from worker.agent.failed_checks import ChildStartError
+from worker.runner.executor import PACKAGES, Executor
 
 
 def test_a_child_that_behaves_is_kept() -> None:
@@ -254,14 +254,14 @@ def test_a_bench_that_does_not_exist_is_named() -> None:
 def test_a_hanging_child_dies_with_the_agent(tmp_path: Path) -> None:
     script = """
 import asyncio, os, sys
-from worker.bench import Subject
-from worker.executor import ChildConfig, Executor
-from proto.values import Limits
+from worker.runner.interface import BuildRequest
+from worker.runner.executor import ChildConfig, Executor
+from core.lease import Limits
 async def main():
     executor = Executor(ChildConfig(2, "fault_bench:FaultBench"), os.environ)
     await executor.start()
     print(executor.child_pid, flush=True)
-    await executor.measure(Subject("", sys.argv[1], "hang", ()), Limits(run_timeout_s=3600.0))
+    await executor.measure(BuildRequest("", sys.argv[1], "hang", ()), Limits(run_timeout_s=3600.0))
 asyncio.run(main())
 """
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from search.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome
 from tests.integration.worker.executors import GENEROUS, HASTY_BUILD_ALONG, gone, subject, with_executor
-from worker.bench import Exported, Subject
-from worker.executor import Executor
-from worker.trouble import ChildStartError
+from worker.agent.failed_checks import ChildStartError
+from worker.runner.executor import Executor
+from worker.runner.interface import BuildRequest, Exported
 
 
-def to_export(trace: str) -> Subject:
+def to_export(trace: str) -> BuildRequest:
     return replace(subject(trace), export=True)
 
 

@@ -12,10 +12,10 @@ import pytest
 from compiler.importing.model import fuse, read_onnx
 from compiler.packaging.artifact import Manifest, build_module, pack
 from compiler.target import probe
-from proto.values import Limits
-from search.measurement import Measurement, Outcome
+from core.lease import Limits
+from core.measurement import Measurement, Outcome
 from tests.onnx_models import Builder
-from worker.executor import ChildConfig, Executor
+from worker.runner.executor import ChildConfig, Executor
 
 SIZE, LAYERS = 6144, 4
 

@@ -17,7 +17,7 @@ import pytest
 
 from compiler.target import probe
 from compiler.workload import to_json
-from proto.values import WorkerState
+from core.worker import WorkerState
 from tests import workloads
 from tests.integration.worker.fake_fleet import FakeFleet
 from tests.processes import OWN_PROFILES

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proto.values import Wanted, WorkerState
+from core.worker import Wanted, WorkerState
 from tests.integration.worker.fake_fleet import FakeFleet
 from tests.integration.worker.test_agent import in_state, with_fleet, working
 

@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from proto.values import WorkerState
-from records import devices, jobs, tasks, trials
-from records.jobs import JobState
-from records.tasks import TaskSpec
-from records.trials import NewTrial, Trial
+from core.job import JobState
+from core.worker import WorkerState
+from records.fleet import devices
+from records.jobs import jobs, tasks, trials
+from records.jobs.tasks import TaskSpec
+from records.jobs.trials import NewTrial, Trial
 from tests.integration.server.conftest import Service, launch
 from tests.integration.worker.fault_bench import DEVICE
-from worker.agent import Agent, Manners
-from worker.executor import ChildConfig, Executor
-from worker.fleet import FleetClient, open_channel
+from worker.agent.agent import Agent, AgentConfig
+from worker.agent.service import FleetClient, open_channel
+from worker.runner.executor import ChildConfig, Executor
 
 HERE = Path(__file__).parent
 TIMEOUT_S = 60.0
@@ -66,7 +67,7 @@ def with_agent(
             executor = Executor(
                 ChildConfig(2, "fault_bench:FaultBench"), {**os.environ, "PYTHONPATH": str(HERE), **env}
             )
-            manners = Manners(4, 1.0, probe_again_max_s=0.05)
+            manners = AgentConfig(4, 1.0, probe_again_max_s=0.05)
             agent = Agent("board", "session", fleet, executor, manners)
             running = asyncio.create_task(agent.run())
             try:

@@ -15,7 +15,8 @@ from benchmarks.results.curves import Point
 from benchmarks.timing.agreement import Deviation
 from benchmarks.timing.contestants import OnnxFile, OpenVinoFile
 from benchmarks.timing.interleaved import Pair, Timings
-from tunefarm.values import Job, JobState
+from core.job import JobState
+from tunefarm.client.values import Job
 
 JOB = Job(
     id="job",

@@ -9,7 +9,7 @@ from typing import Any
 
 from benchmarks.timing.finals import Trials, best, judge_all
 from benchmarks.timing.judge import Candidate, Trial
-from search.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome
 
 A, B, WRONG, UNBUILT = (Candidate(name, None) for name in ("a", "b", "wrong", "unbuilt"))
 SECONDS = {"a": 2e-3, "b": 1e-3}

@@ -16,8 +16,8 @@ from search.cost.analytic import estimate
 from search.cost.machine import FITTED
 from search.programs.annotate import sample
 from search.sketches.space import generate
+from tests.unit.core.test_profile import PROFILE
 from tests.unit.search.dags import DEVICE
-from tests.unit.search.test_profile import PROFILE
 
 CALIBRATED = replace(DEVICE, profile=PROFILE)
 SHAPE = (32, 32, 64)

@@ -17,9 +17,10 @@ from benchmarks.results.curves import Point
 from benchmarks.results.figures import Figure
 from benchmarks.timing.agreement import Deviation
 from benchmarks.timing.interleaved import Timings
+from core.job import JobState
 from tests.unit.benchmarks.measured import COMPILED, JOB, MEASURED, PEERS, TUNING
-from tunefarm.progress import Picture, SilentDisplay
-from tunefarm.values import JobState, Task
+from tunefarm.cli.progress import Picture, SilentDisplay
+from tunefarm.client.values import Task
 
 PUBLISHED = "published latency differs from a user's process by, median over networks"
 FASTER = "latency relative to the faster of ONNX Runtime and OpenVINO"

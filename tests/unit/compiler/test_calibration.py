@@ -9,7 +9,7 @@ import pytest
 
 from compiler.measuring import calibration
 from compiler.measuring.calibration import calibrate, completed
-from search.profile import Profile, assumed
+from core.profile import Profile, assumed
 from tests.integration.worker.fault_bench import DEVICE
 
 ALL = {f.name for f in fields(Profile)} - {"derived"}

@@ -20,9 +20,9 @@ from ruamel.yaml import YAML
 from typer.main import get_command
 
 from scheduler.settings import Settings as SchedulerSettings
-from server.health import router as health
+from server.api.health import router as health
 from server.settings import Settings as ServerSettings
-from tunefarm.cli import app
+from tunefarm.cli.app import app
 from worker.settings import Settings as WorkerSettings
 
 ROOT = Path(__file__).parents[3]

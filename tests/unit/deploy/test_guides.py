@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tunefarm.cli import app
+from tunefarm.cli.app import app
+from tunefarm.cli.exits import run
 from tunefarm.errors import ExitCode
-from tunefarm.exits import run
 from worker import main as worker_main
 from worker.settings import Settings
 

@@ -9,29 +9,15 @@ from dataclasses import replace
 
 import pytest
 
+from core.device import Device, Gpu
+from core.lease import Built, Candidate, Lease, LeaseId, Limits, ModuleRun
+from core.measurement import Measurement, Outcome
+from core.worker import MAX_TROUBLE_CHARS, Role, Vitals, Wanted, WorkerState
 from proto import convert
 from proto import fleet_pb2 as pb
 from proto.convert import ProtocolMismatchError, WireError
 from proto.convert_library import library_from_wire, library_to_wire
-from proto.values import (
-    MAX_TROUBLE_CHARS,
-    Answer,
-    Built,
-    Candidate,
-    Lease,
-    LeaseId,
-    Library,
-    Limits,
-    ModuleRun,
-    Result,
-    Role,
-    Vitals,
-    Wanted,
-    WorkerReport,
-    WorkerState,
-)
-from search.device import Device, Gpu
-from search.measurement import Measurement, Outcome
+from proto.messages import Answer, Library, Result, WorkerReport
 
 DEVICE = Device(
     name="a board",

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy.orm import Session
 
-from records.database import Database
+from records.storage.database import Database
 from tests.services import Emptied
 from tests.unit.records.farm import Farm, make_job
 

@@ -8,11 +8,16 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
-from records import blobs, devices, events, jobs, leases, models, schedules, tasks, trials
-from records.statements import digest
-from records.tables import JobRow, TrialRow
-from search.device import Device
-from search.measurement import Measurement, Outcome
+from core.device import Device
+from core.job import JobState
+from core.measurement import Measurement, Outcome
+from core.worker import WorkerState
+from records.fleet import devices, leases
+from records.jobs import events, jobs, models, tasks, trials
+from records.schedules import schedules
+from records.storage import blobs
+from records.storage.statements import digest
+from records.storage.tables import JobRow, TrialRow
 from tests.devices import DEVICE
 
 
@@ -53,7 +58,7 @@ class Farm:
         return leases.add_module_run(self.session, self.job_id, kind, sha, now=10.0)
 
     def register(self) -> None:
-        devices.register(self.session, "worker", "session", self.device, devices.WorkerState.READY, 19.0)
+        devices.register(self.session, "worker", "session", self.device, WorkerState.READY, 19.0)
 
     def snapshot(self) -> object:
         """Everything that a report may change."""
@@ -85,7 +90,7 @@ def make_job(
     devices.put_class(session, device)
     jobs.create(session, job_id, request(session, **changes), None, now=now)
     jobs.set_device_class(session, job_id, device.key)
-    jobs.advance(session, job_id, {jobs.JobState.QUEUED}, jobs.JobState.TUNING, now=now)
+    jobs.advance(session, job_id, {JobState.QUEUED}, JobState.TUNING, now=now)
     tasks.put_workload(session, "w1", "{}")
     tasks.add_tasks(session, job_id, [task_spec(job_id)])
     [task] = tasks.for_job(session, job_id)
@@ -99,7 +104,7 @@ def put_measured(session: Session, *records: schedules.Record) -> None:
         if session.get(JobRow, job_id) is None:
             jobs.create(session, job_id, request(session), None, now=1.0)
             jobs.set_device_class(session, job_id, each.device_class)
-            jobs.advance(session, job_id, {jobs.JobState.QUEUED}, jobs.JobState.DONE, now=1.0)
+            jobs.advance(session, job_id, {JobState.QUEUED}, JobState.DONE, now=1.0)
         tasks.add_tasks(session, job_id, [task_spec(job_id, each.workload_hash)])
         [task] = [task for task in tasks.for_job(session, job_id) if task.workload_hash == each.workload_hash]
         trial = _trial(each, task, repeat=len(trials.for_task(session, task.id)))

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from records import access
 from records.access import COARSE_S, Act, Scope, Token, TokenNotFound
-from records.database import Database
+from records.storage.database import Database
 
 BOARD = Token("t1", "board", frozenset({Scope.WORKER, Scope.READ}), created_at=10.0, expires_at=500.0)
 SHA = "a" * 64

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from records import blobs, models
-from records.tables import ChunkRow
+from records.jobs import models
+from records.storage import blobs
+from records.storage.tables import ChunkRow
 
 
 class TestBlobs:

@@ -11,16 +11,20 @@ from alembic import command
 from sqlalchemy import create_engine, select, text
 from sqlalchemy.orm import Session
 
-from records import blobs, building, devices, events, jobs, leases, schedules, sharing, trials
-from records.builders import Builder
-from records.building import Built
-from records.database import Database, _alembic
-from records.devices import LOST_AFTER_S, Vitals, Wanted, WorkerState
-from records.jobs import Build
-from records.leases import Lease, Reported, TrialResult
-from records.tables import DeviceClassRow
-from search.device import Device
-from search.measurement import Measurement, Outcome
+from core.device import Device
+from core.job import Build
+from core.measurement import Measurement, Outcome
+from core.worker import Wanted, WorkerState
+from records.fleet import building, devices, leases
+from records.fleet.builders import Builder
+from records.fleet.building import Built
+from records.fleet.devices import LOST_AFTER_S, Vitals
+from records.fleet.leases import Lease, Reported, TrialResult
+from records.jobs import events, fair_queue, jobs, trials
+from records.schedules import schedules
+from records.storage import blobs
+from records.storage.database import Database, _alembic
+from records.storage.tables import DeviceClassRow
 from tests.devices import GPU
 from tests.unit.records.farm import DEVICE, Farm, make_job, measured
 
@@ -113,7 +117,7 @@ class TestWhoBuilds:
         farm = make_job(session, "job", device, build=build)
         ids = farm.issue("t1", "t2")
         enrol(session, builder)
-        waiting = sharing.waiting(session, 20.0)
+        waiting = fair_queue.waiting(session, 20.0)
         assert (waiting.classes, waiting.builds) == (set() if elsewhere else {device.key}, elsewhere)
         built = take(farm, "built")
         assert (built is not None) == elsewhere
@@ -128,7 +132,7 @@ class TestWhoBuilds:
         farm = make_job(session, "job", BOARD, build=build)
         farm.issue("t1")
         waits = build is Build.BUILDER
-        assert sharing.waiting(session, 20.0).classes == (set() if waits else {BOARD.key})
+        assert fair_queue.waiting(session, 20.0).classes == (set() if waits else {BOARD.key})
         assert (farm.take("own") is None) == waits
         assert building.has_builder(session, "job", 0.0) != waits
 
@@ -139,7 +143,7 @@ class TestWhoBuilds:
         farm.issue("t1")
         enrol(session, replace(X86, builds_for=("x86_64",)))
         assert take(farm, "built") is None
-        assert not sharing.waiting(session, 20.0).builds
+        assert not fair_queue.waiting(session, 20.0).builds
         assert not building.has_builder(session, "job", 0.0)
 
     def test_devices_build_for_themselves_as_soon_as_no_builder_is_there(self, board: Farm) -> None:
@@ -251,8 +255,8 @@ class TestBuilding:
         board.issue(*(f"t{number}" for number in range(8)))
         lease = leased(board, "built")
         assert len(lease.trials) == 4, "half of them, because there are two builders"
-        assert sharing.portion(board.session, "worker", BOARD.key, 20.0).part == 1.0
-        [turn] = sharing.turns_to_build(board.session, "another")
+        assert fair_queue.portion(board.session, "worker", BOARD.key, 20.0).part == 1.0
+        [turn] = fair_queue.turns_to_build(board.session, "another")
         assert turn.begins == 0.0, "a job pays for what is measured"
 
     def test_how_fast_it_builds_is_known_afterwards(self, board: Farm) -> None:

@@ -6,10 +6,11 @@ import pytest
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from records import cost_models, devices
-from records.cost_models import KEPT, Version
-from records.devices import DeviceClassNotFound
-from records.tables import CostModelRow
+from records.fleet import devices
+from records.fleet.devices import DeviceClassNotFound
+from records.schedules import cost_models
+from records.schedules.cost_models import KEPT, Version
+from records.storage.tables import CostModelRow
 from tests.devices import DEVICE
 
 OTHER = replace(DEVICE, cores=DEVICE.cores + 1)

@@ -12,12 +12,13 @@ from alembic.migration import MigrationContext
 from sqlalchemy import create_engine, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from records import blobs, events, jobs, trials
-from records.database import Database, StorageError, _alembic
-from records.tables import Base
+from records.jobs import events, jobs, trials
+from records.storage import blobs
+from records.storage.database import Database, StorageError, _alembic
+from records.storage.tables import Base
 from tests.unit.records.farm import request
 
-MIGRATE = "import sys; from records.database import Database; Database(sys.argv[1]).migrate()"
+MIGRATE = "import sys; from records.storage.database import Database; Database(sys.argv[1]).migrate()"
 
 
 def sqlite(path: Path, busy_timeout_s: float = 10.0) -> Database:

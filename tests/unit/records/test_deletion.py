@@ -10,11 +10,14 @@ import pytest
 from sqlalchemy import func, inspect, select
 from sqlalchemy.orm import Session
 
-from records import blobs, deletion, jobs, leases, models, schedules, tasks
-from records.database import Database
-from records.deletion import MODEL_GRACE_S, JobInUse, delete_job, drop_blobs, drop_models
-from records.jobs import JobState
-from records.tables import Base, BlobRow, ChunkRow
+from core.job import JobState
+from records.fleet import leases
+from records.jobs import deletion, jobs, models, tasks
+from records.jobs.deletion import MODEL_GRACE_S, JobInUse, delete_job, drop_blobs, drop_models
+from records.schedules import schedules
+from records.storage import blobs
+from records.storage.database import Database
+from records.storage.tables import Base, BlobRow, ChunkRow
 from tests.unit.records.farm import Farm, make_job
 
 LATER = 2.0 + MODEL_GRACE_S

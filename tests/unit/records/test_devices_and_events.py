@@ -6,11 +6,12 @@ import pytest
 from sqlalchemy import update
 from sqlalchemy.orm import Session
 
-from records import devices, events, jobs, leases
-from records.devices import Wanted, WorkerState
-from records.tables import WorkerRow
-from search.device import Device
-from search.profile import Profile
+from core.device import Device
+from core.profile import Profile
+from core.worker import Wanted, WorkerState
+from records.fleet import devices, leases
+from records.jobs import events, jobs
+from records.storage.tables import WorkerRow
 from tests.unit.records.farm import DEVICE, Farm, request
 
 BIGGER = replace(DEVICE, name="eight cores", cores=8)
@@ -125,7 +126,7 @@ class TestWorkers:
             device_name="two cores",
             cores=2,
             state=WorkerState.READY,
-            wanted=devices.Wanted.WORK,
+            wanted=Wanted.WORK,
             last_seen_at=2.0,
             trials_done=0,
             failures=0,

@@ -5,8 +5,10 @@ import itertools
 import pytest
 from sqlalchemy.orm import Session
 
-from records import blobs, devices, events, jobs, leases, models, trials
-from records.jobs import JobState
+from core.job import MAX_PRIORITY, MAX_TRIALS, JobState
+from records.fleet import devices, leases
+from records.jobs import events, jobs, models, trials
+from records.storage import blobs
 from tests.unit.records.farm import DEVICE, Farm, request
 
 
@@ -20,7 +22,7 @@ def states(session: Session, job_id: str) -> list[str]:
 
 
 class TestRequest:
-    @pytest.mark.parametrize("trials_", [-1, jobs.MAX_TRIALS + 1])
+    @pytest.mark.parametrize("trials_", [-1, MAX_TRIALS + 1])
     def test_trials_must_be_within_bounds(self, session: Session, trials_: int) -> None:
         with pytest.raises(ValueError, match="trials must be between 0 and"):
             request(session, trials=trials_)
@@ -42,7 +44,7 @@ class TestRequest:
 
     def test_a_priority_must_fit_a_column(self, session: Session) -> None:
         with pytest.raises(ValueError, match="a priority must be within"):
-            request(session, priority=jobs.MAX_PRIORITY + 1)
+            request(session, priority=MAX_PRIORITY + 1)
 
     def test_extents_must_be_positive(self, session: Session) -> None:
         with pytest.raises(ValueError, match="'data' must be positive"):

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from records import jobs, leases, schedules, tasks, trials
-from search.measurement import Outcome
+from core.job import JobState
+from core.measurement import Outcome
+from records.fleet import leases
+from records.jobs import jobs, tasks, trials
+from records.schedules import schedules
 from tests.unit.records.farm import DEVICE, Farm, make_job, task_spec
 
 
@@ -63,7 +66,7 @@ class TestTake:
     def test_a_finished_job_needs_no_device(self, farm: Farm) -> None:
         farm.issue("t1")
         lease = farm.leased("lease")
-        jobs.advance(farm.session, "job", {jobs.JobState.TUNING}, jobs.JobState.FAILED, now=21.0)
+        jobs.advance(farm.session, "job", {JobState.TUNING}, JobState.FAILED, now=21.0)
         assert [trial.id for trial in lease.trials] == [trial.id for trial in farm.trials()]
         leases.expire(farm.session, now=100.0)
         assert farm.take("again", now=101.0) is None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from records import devices, jobs, leases, schedules
-from records.leases import Reported
-from search.measurement import Outcome
+from core.measurement import Outcome
+from records.fleet import devices, leases
+from records.fleet.leases import Reported
+from records.jobs import jobs
+from records.schedules import schedules
 from tests.unit.records.farm import DEVICE, Farm, measured
 
 

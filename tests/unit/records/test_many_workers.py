@@ -10,10 +10,12 @@ from collections.abc import Callable
 
 from sqlalchemy.orm import Session
 
-from records import devices, events, leases, tasks, trials
-from records.database import Database
-from records.leases import TrialResult
-from search.measurement import Outcome
+from core.measurement import Outcome
+from core.worker import Wanted, WorkerState
+from records.fleet import devices, leases
+from records.fleet.leases import TrialResult
+from records.jobs import events, tasks, trials
+from records.storage.database import Database
 from tests.unit.records.farm import DEVICE, all_at_once, make_job, measured
 
 
@@ -36,7 +38,7 @@ class TestManyWorkersAtOnce:
         self._issue(database, 40)
         with database.begin() as session:
             for name in names:
-                devices.register(session, name, "s", DEVICE, devices.WorkerState.READY, now=20.0)
+                devices.register(session, name, "s", DEVICE, WorkerState.READY, now=20.0)
         done = threading.Event()
 
         def until_done(act: Callable[[int], None]) -> None:
@@ -60,7 +62,7 @@ class TestManyWorkersAtOnce:
             with database.begin() as session:
                 leases.expire(session, now=1000.0, max_attempts=1000)
             with database.begin() as session:
-                devices.want(session, names[turn % 3], devices.Wanted.WORK)
+                devices.want(session, names[turn % 3], Wanted.WORK)
             time.sleep(0.05)
 
         acts = [functools.partial(work, name) for name in names] + [meddle, meddle]
@@ -108,7 +110,7 @@ class TestManyWorkersAtOnce:
     def _take_and_report_or_not(self, database: Database, name: str, turn: int) -> None:
         """What a server does for a worker in two calls; the lease may be gone at the second."""
         with database.begin() as session:
-            devices.seen(session, name, "s", devices.WorkerState.READY, 20.0)
+            devices.seen(session, name, "s", WorkerState.READY, 20.0)
             if not devices.may_take(session, name, "s"):
                 return
             whose = (f"{name}, turn {turn}", name, "s", DEVICE.key)
@@ -116,7 +118,7 @@ class TestManyWorkersAtOnce:
         if lease is not None:
             results = [TrialResult(measured(1e-3), trial.id) for trial in lease.trials]
             with database.begin() as session:
-                if devices.seen(session, name, "s", devices.WorkerState.READY, 30.0) is not None:
+                if devices.seen(session, name, "s", WorkerState.READY, 30.0) is not None:
                     leases.report(session, lease.id, "s", results, now=30.0)
 
     def _task(self, session: Session) -> int:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from records import blobs, jobs, leases, schedules
-from records.leases import ModuleKind, Reported, TrialResult
-from search.measurement import Outcome
+from core.measurement import Outcome
+from records.fleet import leases
+from records.fleet.leases import ModuleKind, Reported, TrialResult
+from records.jobs import jobs
+from records.schedules import schedules
+from records.storage import blobs
 from tests.unit.records.farm import DEVICE, Farm, measured
 
 KINDS: tuple[ModuleKind, ...] = ("untuned", "published", "tuned")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from records import devices, leases, pace
-from records.leases import TrialResult
+from records.fleet import devices, leases, pace
+from records.fleet.leases import TrialResult
 from tests.unit.records.farm import Farm, measured
 
 

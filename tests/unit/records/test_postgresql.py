@@ -13,10 +13,12 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import ProgrammingError
 
-from records import jobs, leases, schedules, tasks, trials
-from records.database import Database, StorageError
-from records.leases import TrialResult
-from search.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome
+from records.fleet import leases
+from records.fleet.leases import TrialResult
+from records.jobs import jobs, tasks, trials
+from records.schedules import schedules
+from records.storage.database import Database, StorageError
 from tests.services import PASSWORD, Emptied, Postgresql, free_port
 from tests.unit.records.farm import DEVICE, Farm, make_job, measured
 from tests.unit.records.test_database import MIGRATE

@@ -6,9 +6,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from records import devices, events, jobs, leases, schedules, trials
-from records.leases import Reported, TrialResult
-from search.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome
+from core.worker import WorkerState
+from records.fleet import devices, leases
+from records.fleet.leases import Reported, TrialResult
+from records.jobs import events, jobs, trials
+from records.schedules import schedules
 from tests.unit.records.farm import DEVICE, Farm, make_job, measured
 
 
@@ -46,7 +49,7 @@ class TestReport:
 
     def test_so_many_results_are_worth_a_look(self, farm: Farm) -> None:
         ids = farm.issue(*(f"t{number}" for number in range(80)))
-        devices.register(farm.session, "worker", "session", DEVICE, devices.WorkerState.READY, 1.0)
+        devices.register(farm.session, "worker", "session", DEVICE, WorkerState.READY, 1.0)
         assert len(farm.leased("first").trials) == 8
         assert not farm.report("first", ids[:8], now=20.8).many, "it is closed"
         assert len(farm.leased("lease", limit=70, now=21.0).trials) == 70

@@ -6,9 +6,11 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from records import devices, schedules, tasks
-from records.schedules import Record
-from search.measurement import Outcome
+from core.measurement import Outcome
+from records.fleet import devices
+from records.jobs import tasks
+from records.schedules import schedules
+from records.schedules.schedules import Record
 from tests.unit.records.farm import DEVICE, put_measured
 
 OTHER = replace(DEVICE, cores=8)

@@ -5,8 +5,9 @@ import math
 import pytest
 from sqlalchemy.orm import Session
 
-from records import devices, jobs, tasks, trials
-from search.measurement import Outcome
+from core.measurement import Outcome
+from records.fleet import devices
+from records.jobs import jobs, tasks, trials
 from tests.unit.records.farm import DEVICE, Farm, make_job, put_measured, task_spec
 from tests.unit.records.test_schedules import record
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from records.database import Database
+from records.storage.database import Database
 from tests.unit.scheduler.farm import FakeCompiler, Farm
 
 

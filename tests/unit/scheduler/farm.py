@@ -12,22 +12,25 @@ import numpy as np
 import pytest
 from tvm import te, topi
 
-from compiler.contained.models import Imported
 from compiler.importing.model import ExtractedTask, TensorSpec
 from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, reference_of, unpack
+from compiler.sandbox.models import Imported
 from compiler.workload import to_json, workload_hash
-from records import blobs, devices, jobs, leases, models, schedules, tasks, trials
-from records.database import Database
-from records.devices import WorkerState
-from records.jobs import Job, JobRequest
-from records.leases import Lease, ModuleRun, TrialResult
-from records.schedules import Record
-from records.trials import Trial
+from core.measurement import Measurement, Outcome
+from core.worker import WorkerState
+from records.fleet import devices, leases
+from records.fleet.leases import Lease, ModuleRun, TrialResult
+from records.jobs import jobs, models, tasks, trials
+from records.jobs.jobs import Job, JobRequest
+from records.jobs.trials import Trial
+from records.schedules import schedules
+from records.schedules.schedules import Record
+from records.storage import blobs
+from records.storage.database import Database
 from scheduler.context import Context
-from scheduler.drive import drive, sweep
 from scheduler.settings import Settings
+from scheduler.steps.drive import drive, sweep
 from search.cost.model import CostModel
-from search.measurement import Measurement, Outcome
 from search.policy import Proposal, SearchTask
 from search.programs.annotate import sample
 from search.programs.program import Program

@@ -9,11 +9,11 @@ import pytest
 
 from compiler.importing.model import ExtractedTask
 from compiler.packaging.artifact import TaskEntry
-from records.schedules import Record
-from scheduler import artifacts
-from scheduler.artifacts import MAX_IMPORTED, choose, culprits, replaced
-from scheduler.fallbacks import History, Plan, schedule_of
-from search.measurement import Outcome
+from core.measurement import Outcome
+from records.schedules.schedules import Record
+from scheduler.steps import artifacts
+from scheduler.steps.artifacts import MAX_IMPORTED, choose, culprits, replaced
+from scheduler.steps.fallbacks import History, Plan, schedule_of
 from tests.unit.compiler.test_artifact import MANIFEST
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL
 

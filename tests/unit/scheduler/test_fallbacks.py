@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from records.leases import ModuleRun
-from records.schedules import Record
-from scheduler.fallbacks import MAX_ATTEMPTS, Attempt, History, Plan, Schedule, next_plan, schedule_of
-from search.measurement import Outcome
+from core.measurement import Outcome
+from records.fleet.leases import ModuleRun
+from records.schedules.schedules import Record
+from scheduler.steps.fallbacks import MAX_ATTEMPTS, Attempt, History, Plan, Schedule, next_plan, schedule_of
 
 WRONG = "wrong_result: output 0: its values are off by 3, 0.1 is allowed"
 Fails = Callable[[frozenset[Schedule]], bool]

@@ -8,10 +8,12 @@ import pytest
 
 from compiler.importing.model import ExtractedTask, ModelError
 from compiler.packaging.artifact import ArtifactError, reference_of
-from records import devices, events, jobs, leases, schedules, tasks, trials
-from records.devices import WorkerState
-from records.jobs import JobState
-from search.measurement import Measurement, Outcome
+from core.job import JobState
+from core.measurement import Measurement, Outcome
+from core.worker import Wanted, WorkerState
+from records.fleet import devices, leases
+from records.jobs import events, jobs, tasks, trials
+from records.schedules import schedules
 from tests.unit.scheduler.farm import CONV, CUMSUM, DEVICE, MATMUL, TUNED, UNTUNED, FakeCompiler, Farm
 
 
@@ -161,14 +163,14 @@ def test_a_device_that_people_hold_back_is_named(farm: Farm) -> None:
     farm.plug_in()
     farm.submit(target=DEVICE.key)
     with farm.database.begin() as session:
-        devices.want(session, "worker", devices.Wanted.DRAIN)
+        devices.want(session, "worker", Wanted.DRAIN)
     farm.sweep()
     farm.context.wake("plan", "job")
     farm.drain()
     said = f"waiting for a device of class {DEVICE.key}: `tunefarm workers resume worker`"
     assert farm.job().message == said
     with farm.database.begin() as session:
-        devices.want(session, "worker", devices.Wanted.WORK)
+        devices.want(session, "worker", Wanted.WORK)
     farm.tick()
     assert "waiting" not in farm.job().message
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from records.jobs import JobState
+from core.job import JobState
 from scheduler.app import make_app, send
 from tests.unit.scheduler.farm import Farm
 

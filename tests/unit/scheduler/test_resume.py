@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from sqlalchemy.orm import Session
 
-from records import schedules
-from records.database import Database, StorageError
-from records.jobs import JobState
+from core.job import JobState
+from records.schedules import schedules
+from records.storage.database import Database, StorageError
 from tests.unit.scheduler.farm import DEVICE, MATMUL, TUNED, FakeCompiler, Farm
 
 TRIALS = 4

@@ -13,14 +13,14 @@ import pytest
 import xgboost
 
 from compiler.lowering.trace import LoweringError, lower
-from records import trials
-from records.jobs import JobState
-from records.schedules import Record
-from records.trials import NewTrial, Trial
-from scheduler import batch, known
-from scheduler.learning import Lesson
+from core.job import JobState
+from core.measurement import Measurement, Outcome
+from records.jobs import trials
+from records.jobs.trials import NewTrial, Trial
+from records.schedules.schedules import Record
+from scheduler.learning.training import TrainedModel
+from scheduler.planning import batch, task_history
 from search.cost.model import CostModel
-from search.measurement import Measurement, Outcome
 from search.policy import Proposal, SearchTask, propose
 from search.programs.annotate import sample
 from search.programs.program import Program
@@ -141,7 +141,7 @@ def test_a_task_whose_candidates_are_all_hopeless_gives_way(
     monkeypatch.setattr(batch, "propose", proposed)
     begin(farm, trials=16)
     farm.context.lessons[DEVICE.key].model = LEARNED
-    monkeypatch.setattr(Lesson, "is_due", lambda *args: False)
+    monkeypatch.setattr(TrainedModel, "is_due", lambda *args: False)
     assert farm.finish().trials_done == 16
     counts = Counter(trial.workload_hash for trial in farm.trials() if not trial.repeat)
     assert counts[CONV.workload_hash] == 2
@@ -180,9 +180,9 @@ def test_an_exhausted_space_ends_the_tuning_early(farm: Farm, monkeypatch: pytes
         seeds: object,
     ) -> list[Proposal]:
         population = sample(task.sketches[0], 16, np.random.default_rng(0))
-        known = {program for program, _ in measured} | exclude
+        task_history = {program for program, _ in measured} | exclude
         programs = [population.program(row) for row in range(3)]
-        return [Proposal(program, 1e-3) for program in programs if program not in known][:count]
+        return [Proposal(program, 1e-3) for program in programs if program not in task_history][:count]
 
     monkeypatch.setattr(batch, "propose", three)
     farm.submit(trials=50)
@@ -254,7 +254,7 @@ def test_a_program_of_an_older_space_counts_but_is_not_parsed(farm: Farm) -> Non
     [first, *_] = [t for t in farm.trials() if t.workload_hash == MATMUL.workload_hash]
     gone = {"sketch": "gone", "values": [1]}
     old = replace(first, trace="old", program=gone, state="done", outcome=Outcome.OK, run_secs=(2e-3,))
-    gathered = known.gather(space, [], [old])
+    gathered = task_history.gather(space, [], [old])
     assert (gathered.measured, gathered.latencies) == ([], (2e-3,))
     assert space.program("damaged", {"sketch": None, "values": "no"}) is None
 
@@ -275,7 +275,7 @@ def test_what_another_database_brought_is_known(farm: Farm) -> None:
         created_at=0.0,
     )
     [space] = farm.context.spaces.load(farm.database, [trial.workload_hash], DEVICE).values()
-    gathered = known.gather(space, [record], [trial])
+    gathered = task_history.gather(space, [record], [trial])
     assert gathered.latencies == (1e-6,)
     assert gathered.has("imported")
     assert gathered.has(trial.trace)
@@ -337,9 +337,9 @@ class TestMeasuringAgain:
         secs = (2e-3, 2e-3) if outcome is Outcome.OK else ()
         return trial, replace(trial, id=trial.id + 1, repeat=1, outcome=outcome, run_secs=secs)
 
-    def _gathered(self, farm: Farm, *tried: Trial) -> known.Known:
+    def _gathered(self, farm: Farm, *tried: Trial) -> task_history.TaskHistory:
         [space] = farm.context.spaces.load(farm.database, [MATMUL.workload_hash], DEVICE).values()
-        return known.gather(space, [], tried)
+        return task_history.gather(space, [], tried)
 
 
 def test_two_planners_at_once_stay_within_the_budget(farm: Farm) -> None:

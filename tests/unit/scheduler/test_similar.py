@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from records import jobs
-from scheduler import batch, similar
-from scheduler.similar import nearest, seeds
-from scheduler.situation import read
+from records.jobs import jobs
+from scheduler.planning import batch, similar
+from scheduler.planning.job_snapshot import read
+from scheduler.planning.similar import nearest, seeds
 from search.programs.program import Program
 from tests import workloads
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, FakeCompiler, Farm, extracted, propose_at_random

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from compiler import workload
-from records import tasks
-from scheduler import spaces
-from scheduler.spaces import Spaces
+from records.jobs import tasks
+from scheduler.planning import spaces
+from scheduler.planning.spaces import Spaces
 from tests.unit.scheduler.farm import CONV, CUMSUM, DEVICE, MATMUL, Farm
 
 NAMES = [task.workload_hash for task in (MATMUL, CONV, CUMSUM)]

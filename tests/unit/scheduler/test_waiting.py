@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from records import devices
-from records.builders import Builder
-from records.devices import WorkerState
-from records.jobs import Build, JobState
+from core.job import Build, JobState
+from core.worker import WorkerState
+from records.fleet import devices
+from records.fleet.builders import Builder
 from tests.devices import DEVICE
 from tests.unit.scheduler.farm import Farm
 

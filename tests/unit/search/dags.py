@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from core.device import Device
 from search.dag import Dag, Node
-from search.device import Device
 from tests.unit.search.builders import dag, node
 
 DEVICE = Device(

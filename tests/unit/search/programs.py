@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
+from core.device import Device
 from search.dag import Dag
-from search.device import Device
 from search.programs.annotate import legal, sample
 from search.programs.program import Population, Program, gather
 from search.sketches.sketch import Sketch

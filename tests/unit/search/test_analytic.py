@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from core.device import Device, Gpu
 from search.cost.analytic import estimate
 from search.cost.features import NUM_FEATURES, QUANTITIES, extract
 from search.cost.machine import FITTED
-from search.device import Device, Gpu
 from search.programs.program import Program, gather
 from search.sketches.sketch import Sketch
 from search.sketches.space import generate

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from search.programs.annotate import legal, sample, valid
 from search.programs.code_size import MAX_TILE_INSTRUCTIONS, MAX_UNROLLED_INSTRUCTIONS, VECTOR_BYTES
-from search.programs.moves import depth_of, is_inlined
+from search.programs.compute_location import depth_of, is_inlined
 from search.programs.program import Population, Program, gather
 from search.sketches.sketch import Sketch
 from search.sketches.space import generate

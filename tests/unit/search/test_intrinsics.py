@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from core.device import Device
 from search.cost.analytic import estimate
 from search.dag import Dag
-from search.device import Device
 from search.evolution.mutate import cross, mutate
 from search.programs.nest import Nest
 from search.programs.program import Population, Program, gather

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.device import Device
 from search.dag import Access, Dag
-from search.device import Device
 from search.evolution.transfer import nearest_factors, transferred
 from search.programs.annotate import legal
 from search.programs.program import Program, gather

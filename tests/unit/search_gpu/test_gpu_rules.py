@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from core.device import Device
 from search.dag import Dag
-from search.device import Device
 from search.sketches.derive import Rule, when
 from search.sketches.space import generate
 from search.sketches.stage import Placement, Stage

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.device import Gpu
 from search.dag import AxisKind
-from search.device import Gpu
 from search.evolution.mutate import mutate
 from search.programs.annotate import legal, sample, valid
 from search.programs.program import Program, gather

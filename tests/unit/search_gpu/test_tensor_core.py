@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from core.device import Gpu
 from search.cost.analytic import estimate
 from search.dag import Dag
-from search.device import Gpu
 from search.programs.annotate import sample
 from search.programs.tensor_tile import TensorTile
 from search.sketches.predicates import needs_tiling

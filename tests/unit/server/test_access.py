@@ -10,7 +10,7 @@ import pytest
 
 from records import access
 from records.access import Act, AuditLine, Scope
-from records.database import Database
+from records.storage.database import Database
 from server.access import audit as access_audit
 from server.access.audit import MAX_REFUSED, ROUTINE_S, AuditLog
 from server.access.guard_fleet import address_of
@@ -193,6 +193,6 @@ def test_it_is_flushed_regularly_and_at_the_end(log: AuditLog, monkeypatch: pyte
 
 
 def test_records_and_clients_know_the_same_scopes() -> None:
-    from tunefarm.values import Scope as Told
+    from tunefarm.client.values import Scope as Told
 
     assert {scope.value for scope in Told} == {scope.value for scope in access.Scope}

@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from compiler.packaging.archive import pack
-from server.library import problem
+from server.fleet.library import problem
 
 
 def elf(machine: int = 62, kind: int = 3, start: bytes = b"\x7fELF\x02\x01\x01") -> bytes:

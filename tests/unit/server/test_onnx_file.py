@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from server.onnx_file import complaint
+from server.api.onnx_file import complaint
 
 
 def model() -> bytes:

@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from proto.values import LeaseId, Outcome, Result, WorkerReport, WorkerState
-from search.measurement import Measurement
+from core.lease import LeaseId
+from core.measurement import Measurement, Outcome
+from core.worker import WorkerState
+from proto.messages import Result, WorkerReport
 from server.fleet.plausible import LONGEST_S, SHORTEST_S, believed, believed_report
 from tests.unit.records.farm import DEVICE
 

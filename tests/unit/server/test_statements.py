@@ -12,8 +12,10 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
-from proto.values import Lease, Result, WorkerReport, WorkerState
-from records.database import Database
+from core.lease import Lease
+from core.worker import WorkerState
+from proto.messages import Result, WorkerReport
+from records.storage.database import Database
 from server.fleet.reconcile import reconcile
 from tests.unit.records.farm import DEVICE, make_job, measured
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy.orm import Session
 
-from proto.values import Candidate, Lease, LeaseId, Limits
-from records.database import Database, StorageError
+from core.lease import Candidate, Lease, LeaseId, Limits
+from records.storage.database import Database, StorageError
 from server.fleet.watch import Look, Watch
 
 LEASE = Lease(LeaseId("lease", 1), "{}", Limits(), 30.0, (Candidate(1, "w", "[]"),))

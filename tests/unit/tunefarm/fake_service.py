@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from core.job import JobState
 from tests.unit.tunefarm.samples import cost_model, job, task
-from tunefarm.values import JobState
 
 
 @dataclass

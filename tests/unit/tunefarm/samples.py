@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tunefarm.values import Compared, CostModel, HeldOut, Job, JobState, Metrics, Task
+from core.job import JobState
+from tunefarm.client.values import Compared, CostModel, HeldOut, Job, Metrics, Task
 
 JOB = Job(
     id="j1",

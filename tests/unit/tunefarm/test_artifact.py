@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tunefarm.artifact import unpack
+from tunefarm.client.artifact import unpack
 from tunefarm.errors import CommandError, ExitCode
 
 

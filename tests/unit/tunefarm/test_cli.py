@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from core.job import JobState
 from tests.unit.tunefarm.fake_service import FakeService, serving
-from tunefarm.cli import app
+from tunefarm.cli.app import app
+from tunefarm.cli.exits import run
 from tunefarm.errors import ExitCode
-from tunefarm.exits import run
-from tunefarm.values import JobState
 
 
 @pytest.fixture(autouse=True)
@@ -234,7 +234,7 @@ def test_help_lists_every_command_and_the_exit_codes(capsys: pytest.CaptureFixtu
 
 def test_the_command_starts_without_a_compiler_or_a_server() -> None:
     heavy = "tvm onnx numpy sqlalchemy celery grpc fastapi xgboost supervisor"
-    code = f"import sys, tunefarm.cli; print([m for m in '{heavy}'.split() if m in sys.modules])"
+    code = f"import sys, tunefarm.cli.app; print([m for m in '{heavy}'.split() if m in sys.modules])"
     root = Path(__file__).parents[3]
     shown = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.unit.tunefarm.fake_service import WORKER, FakeService, serving
-from tunefarm.cli import app
+from tunefarm.cli.app import app
+from tunefarm.cli.exits import run
 from tunefarm.errors import ExitCode
-from tunefarm.exits import run
 
 WHOLE = WORKER | {
     "id": "pi",

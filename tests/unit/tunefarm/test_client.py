@@ -10,10 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from proto.tls import TlsError, TlsFiles
+from core.job import JobState
+from system.tls import TlsError, TlsFiles
 from tests.unit.tunefarm.samples import job
-from tunefarm.client import ATTEMPTS, Client, ClientError, ProblemError, UnreachableError
-from tunefarm.values import Event, JobRequest, JobState, Scope
+from tunefarm.client.client import ATTEMPTS, Client, ClientError, ProblemError, UnreachableError
+from tunefarm.client.values import Event, JobRequest, Scope
 
 Answer = httpx.Response | Exception
 JOB = asdict(job()) | {"finished": False, "a field of tomorrow": 1}
@@ -258,7 +259,7 @@ def test_an_address_says_how_to_talk(url: str) -> None:
 
 
 def test_states_are_those_of_the_service() -> None:
-    from records.jobs import JobState as Stored
+    from core.job import JobState as Stored
 
     def pairs(states: type[Stored] | type[JobState]) -> dict[str, bool]:
         return {state.value: state.finished for state in states}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from core.job import JobState
 from tests.unit.tunefarm.samples import job, task
-from tunefarm.estimate import Pace, by_time, duration_text, latency_text, network_s, seconds_left, share
-from tunefarm.values import JobState
+from tunefarm.cli.estimate import Pace, by_time, duration_text, latency_text, network_s, seconds_left, share
 
 
 def test_pace_looks_at_the_last_minute_only() -> None:

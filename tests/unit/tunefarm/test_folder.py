@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tunefarm.embedded.folder import DataFolder, Running
 from tunefarm.errors import StackError
-from tunefarm.folder import DataFolder, Running
 
 RUNNING = Running("http://127.0.0.1:8760", "127.0.0.1:8761", pid=7, lasting=True)
 

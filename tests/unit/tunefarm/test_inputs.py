@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tunefarm.cli.inputs import checked_minutes, checked_model, parsed_shapes, prepared_output
 from tunefarm.errors import CommandError, ExitCode, InputError
-from tunefarm.inputs import checked_minutes, checked_model, parsed_shapes, prepared_output
 
 
 def test_shapes_are_read_by_input_name() -> None:

@@ -7,9 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
+from core.job import JobState
 from tests.unit.tunefarm.samples import job, task
-from tunefarm.progress import Picture, PlainDisplay, SilentDisplay, display, render, task_table
-from tunefarm.values import JobState
+from tunefarm.cli.progress import Picture, PlainDisplay, SilentDisplay, display, render, task_table
 
 TASKS = (task("conv1", weight=2, best_s=0.003), task("softmax", covered=False, reason="no [reduction] rule"))
 

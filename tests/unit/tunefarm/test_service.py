@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from tunefarm.client import UnreachableError
+from tunefarm.client.client import UnreachableError
+from tunefarm.client.values import Worker
+from tunefarm.embedded.service import OwnStack
+from tunefarm.embedded.stack import Stack
 from tunefarm.errors import ExitCode, StackError
-from tunefarm.service import OwnStack
-from tunefarm.stack import Stack
-from tunefarm.values import Worker
 
 WHY = "its check was ended by SIGILL (illegal instruction)"
 WORKER = Worker("board", "probing", None, None, last_seen_at=1.0, trials_done=0, failures=0)

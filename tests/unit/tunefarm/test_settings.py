@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proto.tls import TlsFiles
+from system.tls import TlsFiles
 from tunefarm.errors import CommandError, ExitCode
 from tunefarm.settings import load
 

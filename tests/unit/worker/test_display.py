@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from proto.values import Built, Candidate, Lease, LeaseId, Limits, ModuleRun
-from search.measurement import Measurement, Outcome
-from worker.display import LogDisplay, Work, display, seconds
+from core.lease import Built, Candidate, Lease, LeaseId, Limits, ModuleRun
+from core.measurement import Measurement, Outcome
+from worker.agent.display import LogDisplay, Work, display, seconds
 
 LEASE = Lease(
     LeaseId("0123456789ab", 1), "{}", Limits(), 30.0, tuple(Candidate(n, "w", "[]") for n in range(3))

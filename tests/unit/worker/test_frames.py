@@ -5,10 +5,10 @@ import io
 
 import pytest
 
-from search.measurement import Measurement, Outcome
-from worker import frames
-from worker.bench import Exported, Machines, Subject
-from worker.frames import FrameError
+from core.measurement import Measurement, Outcome
+from worker.runner.interface import BuildRequest, Exported, Machines
+from worker.sandbox import frames
+from worker.sandbox.frames import FrameError
 
 
 def test_messages_arrive_as_they_were_sent() -> None:
@@ -97,12 +97,12 @@ def test_a_child_that_went_mad_reports_no_numbers() -> None:
 @pytest.mark.parametrize(
     "subject",
     [
-        Subject("{}", "module", "trace", (1, 2)),
-        Subject("{}", "module", "trace", (), library="/tmp/library"),
-        Subject("{}", "module", "trace", (), export=True),
+        BuildRequest("{}", "module", "trace", (1, 2)),
+        BuildRequest("{}", "module", "trace", (), library="/tmp/library"),
+        BuildRequest("{}", "module", "trace", (), export=True),
     ],
 )
-def test_subjects_survive_the_way(subject: Subject) -> None:
+def test_subjects_survive_the_way(subject: BuildRequest) -> None:
     message = frames.read(io.BytesIO(frames.encode(frames.from_subject(subject) | {"number": 3})))
     assert message is not None
     assert frames.to_subject(message) == subject

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
-from proto.values import MAX_RESULTS, LeaseId
-from search.measurement import Measurement, Outcome
-from worker.outbox import Outbox
+from core.lease import LeaseId
+from core.measurement import Measurement, Outcome
+from proto.messages import MAX_RESULTS
+from worker.agent.outbox import Outbox
 
 LEASE = LeaseId("lease", 1)
 FAILED = Measurement(Outcome.RUN_ERROR, error="no")

@@ -6,8 +6,8 @@ import psutil
 import pytest
 from pydantic import ValidationError
 
-from proto.tls import TlsFiles
-from proto.values import Limits
+from core.lease import Limits
+from system.tls import TlsFiles
 from worker import settings
 from worker.settings import Settings
 

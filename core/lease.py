@@ -1,0 +1,128 @@
+"""Leases: the work that a worker holds, and the limits that each part of it runs under.
+
+Durations are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+# What a candidate's process may take beyond what it has anyway.
+MEMORY_BYTES = 4 << 30
+# A packed model is in memory several times over while it is loaded: as read, as a library, its weights.
+MEMORY_PER_ARTIFACT_BYTE = 6
+MAX_MODULE_RUNS = 16
+# The third is what was published of the same model before.
+ModuleKind: TypeAlias = Literal["untuned", "tuned", "published"]
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+@dataclass(frozen=True)
+class LeaseId:
+    """One attempt at a lease."""
+
+    id: str
+    attempt: int
+
+    def __post_init__(self) -> None:
+        check_name("a lease id", self.id)
+        if self.attempt < 0:
+            raise ValueError(f"a lease's attempt must not be negative, not {self.attempt}")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one candidate, or one turn of a module run, may use before it counts as failed."""
+
+    build_timeout_s: float = 30.0
+    run_timeout_s: float = 20.0
+    module_timeout_s: float = 120.0
+    memory_bytes: int = MEMORY_BYTES
+
+    @classmethod
+    def for_module(cls, artifact_bytes: int) -> Limits:
+        """Of a module run: its weights are in the artifact, what it computes takes more."""
+        return cls(memory_bytes=MEMORY_BYTES + MEMORY_PER_ARTIFACT_BYTE * artifact_bytes)
+
+    def __post_init__(self) -> None:
+        for name in ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"the limit {name} must be positive, not {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A trace to replay on a workload, whose arguments at `constants` are constants of the model.
+
+    `best_s` is the best latency known of the workload on this device class. With `library_sha` a builder made
+    a library of it, which is loaded in place of building.
+    """
+
+    trial_id: int
+    workload_hash: str
+    trace: str
+    constants: tuple[int, ...] = ()
+    best_s: float | None = None
+    library_sha: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.best_s is not None and not 0.0 < self.best_s < math.inf:
+            raise ValueError(f"the best latency known must be positive, not {self.best_s}")
+
+
+@dataclass(frozen=True)
+class ModuleRun:
+    """A whole packed module to be timed end to end; first, if it is to `compare`, its outputs are compared
+    with those of the untuned library that is packed with it."""
+
+    id: int
+    kind: ModuleKind
+    artifact_sha: str
+    compare: bool = False
+
+
+@dataclass(frozen=True)
+class Lease:
+    """Work leased together: candidates, to be measured or to `build` for the target; or module runs of one
+    model, to be timed in turns."""
+
+    id: LeaseId
+    target: str
+    limits: Limits
+    expires_after_s: float
+    candidates: tuple[Candidate, ...] = ()
+    module_runs: tuple[ModuleRun, ...] = ()
+    build: bool = False
+
+    def __post_init__(self) -> None:
+        if bool(self.candidates) == bool(self.module_runs):
+            raise ValueError("a lease is for candidates or for module runs")
+        if len(self.module_runs) > MAX_MODULE_RUNS:
+            raise ValueError(f"a lease has at most {MAX_MODULE_RUNS} module runs")
+        if self.build and not self.candidates:
+            raise ValueError("only candidates are leased to be built")
+        if not 0 < self.expires_after_s < math.inf:
+            raise ValueError(f"a lease's expires_after_s must be positive, not {self.expires_after_s}")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A candidate whose library is stored, and the seconds that building it took."""
+
+    sha: str
+    build_secs: float
+
+    def __post_init__(self) -> None:
+        if not _SHA256.fullmatch(self.sha):
+            raise ValueError("what names a library is its SHA-256 in lower-case hexadecimal")
+        if not 0.0 <= self.build_secs < math.inf:
+            raise ValueError(f"build_secs must not be negative, not {self.build_secs}")
+
+
+def check_name(what: str, text: str) -> None:
+    """Raises ValueError unless the text is 1 to 128 printable characters without spaces."""
+    if not 0 < len(text) <= 128 or not text.isprintable() or " " in text:
+        raise ValueError(f"{what} must be 1 to 128 printable characters without spaces")

@@ -1,0 +1,111 @@
+"""What travels between the service and its workers, as plain values.
+
+The worker and the server work with these; only `proto.convert` knows how they look on the wire.
+Durations are seconds, sizes bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from dataclasses import dataclass, field
+
+from core.device import Device
+from core.lease import Built, Lease, LeaseId, check_name
+from core.measurement import Measurement
+from core.worker import Role, Vitals, Wanted, WorkerState
+
+PROTOCOL = 2
+MAX_MESSAGE_BYTES = 64 << 20
+MAX_RESULTS = 1000
+MAX_WAIT_S = 30.0
+MAX_LIBRARY_BYTES = 32 << 20
+MAX_MACHINES = 16
+MAX_PROFILE_CHARS = 4096
+_MACHINE = re.compile("[A-Za-z0-9_]{1,32}")
+
+
+@dataclass(frozen=True)
+class Library:
+    """What a session has built of a trial of its lease, packed."""
+
+    session_id: str
+    lease: LeaseId
+    trial_id: int
+    data: bytes
+
+    @property
+    def sha(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of one candidate or of one module run; `number` is unique within a session."""
+
+    number: int
+    lease: LeaseId
+    measurement: Measurement | Built
+    trial_id: int | None = None
+    module_run_id: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.trial_id is None) == (self.module_run_id is None):
+            raise ValueError("a result is of a trial or of a module run")
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """A worker's whole state: what it sends with every Synchronize. A builder links for `builds_for`.
+    `calibrated`: the device's profile was measured since the last answer that it got."""
+
+    worker_id: str
+    session_id: str
+    starting: bool
+    state: WorkerState
+    device: Device | None = None
+    held: LeaseId | None = None
+    results: tuple[Result, ...] = ()
+    slots: int = 0
+    wait_s: float = 0.0
+    vitals: Vitals = field(default_factory=Vitals)
+    role: Role = Role.MEASURE
+    builds_for: tuple[str, ...] = ()
+    calibrated: bool = False
+
+    def __post_init__(self) -> None:
+        check_name("a worker id", self.worker_id)
+        check_name("a session id", self.session_id)
+        if len(self.results) > MAX_RESULTS:
+            raise ValueError(f"at most {MAX_RESULTS} results fit in one call, not {len(self.results)}")
+        if self.state is WorkerState.READY and self.device is None:
+            raise ValueError("a ready worker must send its device's fingerprint")
+        if self.state is WorkerState.READY and self.role is Role.BUILD and not self.builds_for:
+            raise ValueError("a worker that builds must say for which machines")
+        if len(self.builds_for) > MAX_MACHINES or not all(map(_MACHINE.fullmatch, self.builds_for)):
+            raise ValueError(f"machines are at most {MAX_MACHINES} names such as x86_64")
+        if self.slots < 0 or not 0.0 <= self.wait_s < math.inf:
+            raise ValueError("slots and wait_s must not be negative")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the worker should do now.
+
+    `keeps` names the held lease when the worker should go on with it; `lease` is a new one, whole.
+    With neither, the worker holds nothing. `fenced` and EVICTED go together when it is people who want the
+    worker away, not another session of it. It is to `calibrate` its device again once it holds nothing.
+    """
+
+    fenced: bool = False
+    keeps: LeaseId | None = None
+    lease: Lease | None = None
+    acknowledged: tuple[int, ...] = ()
+    call_again_after_s: float = 1.0
+    wanted: Wanted = Wanted.WORK
+    calibrate: bool = False
+
+    def __post_init__(self) -> None:
+        if self.keeps is not None and self.lease is not None:
+            raise ValueError("a worker keeps its lease or gets another, not both")

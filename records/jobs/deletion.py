@@ -1,0 +1,95 @@
+"""Deleting: a finished job with all that is its own, and the files that nothing refers to any more.
+
+Workloads and records are everybody's and stay, whatever becomes of the jobs that brought them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import ColumnElement, delete, exists, select
+from sqlalchemy.orm import Session
+
+from core.job import JobState
+from records.jobs import jobs
+from records.storage.tables import (
+    BlobRow,
+    ChunkRow,
+    EventRow,
+    JobRow,
+    LeaseRow,
+    ModelRow,
+    ModuleRunRow,
+    ShareRow,
+    TaskRow,
+    TrialRow,
+)
+
+# A model without a job is kept for so long since it was last handed in.
+MODEL_GRACE_S = 7 * 86400.0
+# Libraries go with the trials. What refers to something comes before it.
+_OF_A_JOB = (TrialRow, ModuleRunRow, LeaseRow, TaskRow, EventRow, ShareRow)
+
+
+class JobInUse(Exception):
+    """The job is not finished, or a scheduler is still at work on it; one sentence for the user."""
+
+
+def delete_job(session: Session, job_id: str, now: float) -> None:
+    """Delete a finished job, its tasks, trials, timings and events. Raises JobNotFound, JobInUse.
+
+    A device that still holds a lease of it has none from now on.
+    """
+    # As everywhere, leases before their job; then nothing that refers to it can be added any more.
+    held = select(LeaseRow.id).where(LeaseRow.job_id == job_id, LeaseRow.closed_at.is_(None))
+    session.execute(held.order_by(LeaseRow.id).with_for_update())
+    row = session.scalars(select(JobRow).where(JobRow.id == job_id).with_for_update()).first()
+    if row is None:
+        raise jobs.JobNotFound(f"there is no job {job_id!r}")
+    if not JobState(row.state).finished:
+        raise JobInUse(f"Job {job_id} is {row.state}: cancel it first.")
+    if row.holder is not None and (row.held_until or 0.0) > now:
+        raise JobInUse(
+            f"Job {job_id} is {row.state}, but a scheduler is still at work on it: try again soon."
+        )
+    for table in _OF_A_JOB:
+        session.execute(delete(table).where(table.job_id == job_id))
+    session.execute(delete(JobRow).where(JobRow.id == job_id))
+
+
+def drop_models(session: Session, now: float, limit: int) -> int:
+    """Delete up to `limit` models that no job is of and that were handed in long ago; how many they were."""
+    unused = (ModelRow.created_at < now - MODEL_GRACE_S, ~exists().where(JobRow.model_sha == ModelRow.sha))
+    found = select(ModelRow.sha).where(*unused).order_by(ModelRow.sha).limit(limit)
+    # Locked first: a job of one may just have been made, and none can be from now on.
+    locked = session.scalars(found.with_for_update(skip_locked=True)).all()
+    still = session.scalars(select(ModelRow.sha).where(ModelRow.sha.in_(locked), *unused)).all()
+    session.execute(delete(ModelRow).where(ModelRow.sha.in_(still)))
+    return len(still)
+
+
+def drop_blobs(session: Session, limit: int) -> int:
+    """Delete up to `limit` files that nothing refers to; how many they were.
+
+    One that is being written is not seen yet: whoever stores a file refers to it in the same transaction.
+    """
+    found = select(BlobRow.sha).where(_unused()).order_by(BlobRow.sha).limit(limit)
+    locked = session.scalars(found.with_for_update(skip_locked=True)).all()
+    still = session.scalars(select(BlobRow.sha).where(BlobRow.sha.in_(locked), _unused())).all()
+    _drop(session, still)
+    return len(still)
+
+
+def _unused() -> ColumnElement[bool]:
+    """Of a file. As one set: to look for each of them in tables without such an index would take too long."""
+    used = select(ModelRow.sha).union(
+        select(ModuleRunRow.artifact_sha),
+        select(JobRow.artifact_sha).where(JobRow.artifact_sha.is_not(None)),
+        select(JobRow.untuned_artifact_sha).where(JobRow.untuned_artifact_sha.is_not(None)),
+    )
+    return BlobRow.sha.not_in(used)
+
+
+def _drop(session: Session, shas: Sequence[str]) -> None:
+    session.execute(delete(ChunkRow).where(ChunkRow.sha.in_(shas)))
+    session.execute(delete(BlobRow).where(BlobRow.sha.in_(shas)))

@@ -1,0 +1,44 @@
+"""What happened to a job, in order, for those who watch it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import insert, select
+from sqlalchemy.orm import Session
+
+from records.storage.statements import lock_job, table_of
+from records.storage.tables import EventRow
+
+_ADD = insert(table_of(EventRow)).inline()
+
+
+@dataclass(frozen=True)
+class Event:
+    """Ids grow; `at` is seconds since the epoch."""
+
+    id: int
+    kind: str
+    data: dict[str, Any]
+    at: float
+
+
+def append(session: Session, job_id: str, kind: str, data: dict[str, Any], now: float) -> None:
+    """Append to the events of a job that exists. `data` must be JSON, so without NaN or infinity."""
+    lock_job(session, job_id)
+    add(session, job_id, kind, data, now)
+
+
+def add(session: Session, job_id: str, kind: str, data: dict[str, Any], now: float) -> None:
+    """As `append`, for a caller that holds the job's lock."""
+    # Ids are drawn under the job's lock, so that none becomes visible after a higher one of the same job:
+    # whoever reads on after the last id it saw misses nothing.
+    session.execute(_ADD, {"job_id": job_id, "kind": kind, "data": data, "at": now})
+
+
+def since(session: Session, job_id: str, after_id: int, limit: int) -> list[Event]:
+    """The job's events with an id above `after_id`, oldest first; none for an unknown job."""
+    where = (EventRow.job_id == job_id, EventRow.id > after_id)
+    rows = session.scalars(select(EventRow).where(*where).order_by(EventRow.id).limit(limit))
+    return [Event(row.id, row.kind, row.data, row.at) for row in rows]

@@ -1,0 +1,51 @@
+"""The models that users handed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from records.storage import blobs
+from records.storage.database import NotFound
+from records.storage.statements import insert_into
+from records.storage.tables import BlobRow, ModelRow
+
+
+class ModelNotFound(NotFound):
+    """No model has this digest."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A stored model; its bytes are the blob `sha`, `size` their number. It was handed in at `created_at`."""
+
+    sha: str
+    name: str
+    size: int
+    created_at: float
+
+
+def add(session: Session, sha: str, name: str, now: float) -> ModelInfo:
+    """Make the stored blob `sha` a model. One that is known keeps its first name, and is as new as if it were
+    not. Raises BlobNotFound."""
+    if blobs.size(session, sha) is None:
+        raise blobs.BlobNotFound(f"there is no blob {sha!r}")
+    row = {"sha": sha, "name": name, "created_at": now}
+    known = insert_into(session, ModelRow).values(row)
+    session.execute(known.on_conflict_do_update(index_elements=["sha"], set_={"created_at": now}))
+    return get(session, sha)
+
+
+def get(session: Session, sha: str) -> ModelInfo:
+    """It stays until the transaction ends. Raises ModelNotFound."""
+    columns = select(ModelRow.sha, ModelRow.name, BlobRow.size, ModelRow.created_at)
+    row = session.execute(
+        columns.join(BlobRow, BlobRow.sha == ModelRow.sha)
+        .where(ModelRow.sha == sha)
+        .with_for_update(read=True, key_share=True, of=ModelRow)
+    ).first()
+    if row is None:
+        raise ModelNotFound(f"there is no model {sha!r}")
+    return ModelInfo(*row)

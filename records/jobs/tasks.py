@@ -1,0 +1,148 @@
+"""Workloads, and the tasks that a job makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+
+from sqlalchemy import func, select, update
+from sqlalchemy.orm import Session
+
+from records.storage.database import NotFound
+from records.storage.statements import insert_missing
+from records.storage.tables import JobRow, RecordRow, TaskRow, TrialRow, WorkloadRow
+
+
+class WorkloadNotFound(NotFound):
+    """No workload has this hash."""
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A task to add. `constants` are the indices of the workload's arguments that are weights of the model;
+    `reason` says why a task that is not `covered` keeps its fallback schedule."""
+
+    job_id: str
+    workload_hash: str
+    name: str
+    weight: int
+    flops: float
+    covered: bool
+    reason: str
+    constants: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A stored task. `trials` counts the job's finished ones; `best_s` is the best latency in seconds that is
+    known of the workload on the job's device class, whichever job measured it."""
+
+    id: int
+    job_id: str
+    workload_hash: str
+    name: str
+    weight: int
+    flops: float
+    covered: bool
+    reason: str
+    trials: int
+    best_s: float | None
+    constants: tuple[int, ...]
+
+
+def put_workload(
+    session: Session,
+    workload_hash: str,
+    module_json: str,
+    tag: str | None = None,
+    *,
+    hashed_here: bool = False,
+) -> None:
+    """Store a workload unless it is already there; workloads of one `tag` are alike.
+
+    `hashed_here`: the hash was computed of this text, so it takes the place of one that a client named so.
+    """
+    row = {"hash": workload_hash, "module_json": module_json, "tag": tag}
+    if insert_missing(session, WorkloadRow, row, key=["hash"]):
+        return
+    named = update(WorkloadRow).where(WorkloadRow.hash == workload_hash)
+    if hashed_here:
+        session.execute(named.where(WorkloadRow.module_json != module_json).values(module_json=module_json))
+    if tag is not None:
+        session.execute(named.where(WorkloadRow.tag.is_(None)).values(tag=tag))
+
+
+def workload(session: Session, workload_hash: str) -> str:
+    """The workload's module as JSON. Raises WorkloadNotFound."""
+    module = session.scalar(select(WorkloadRow.module_json).where(WorkloadRow.hash == workload_hash))
+    if module is None:
+        raise WorkloadNotFound(f"there is no workload {workload_hash!r}")
+    return module
+
+
+def workloads(session: Session, hashes: Collection[str]) -> dict[str, str]:
+    """The modules as JSON of those of the `hashes` that are stored."""
+    found = select(WorkloadRow.hash, WorkloadRow.module_json).where(WorkloadRow.hash.in_(hashes))
+    return {row.hash: row.module_json for row in session.execute(found)}
+
+
+def tags(session: Session, device_class: str) -> dict[str, str]:
+    """The tags of the workloads of which a record on the device class went well."""
+    worked = select(RecordRow.id).where(
+        RecordRow.workload_hash == WorkloadRow.hash,
+        RecordRow.device_class == device_class,
+        RecordRow.latency_s.is_not(None),
+    )
+    tagged = select(WorkloadRow.hash, WorkloadRow.tag).where(WorkloadRow.tag.is_not(None), worked.exists())
+    return {row.hash: str(row.tag) for row in session.execute(tagged)}
+
+
+def require_workloads(session: Session, hashes: Collection[str]) -> None:
+    """Raises WorkloadNotFound unless every one is stored."""
+    known = set(session.scalars(select(WorkloadRow.hash).where(WorkloadRow.hash.in_(hashes))))
+    for hash_ in hashes:
+        if hash_ not in known:
+            raise WorkloadNotFound(f"there is no workload {hash_!r}")
+
+
+def add_tasks(session: Session, job_id: str, specs: Sequence[TaskSpec]) -> None:
+    """Add the tasks whose workload is not yet a task of the job. Raises WorkloadNotFound."""
+    require_workloads(session, {spec.workload_hash for spec in specs})
+    for spec in specs:
+        row = asdict(spec) | {"job_id": job_id, "constants": list(spec.constants)}
+        insert_missing(session, TaskRow, row, key=["job_id", "workload_hash"])
+
+
+def for_job(session: Session, job_id: str) -> list[Task]:
+    """The job's tasks in the order they were added."""
+    finished = select(func.count()).where(TrialRow.task_id == TaskRow.id, TrialRow.state == "done")
+    best = select(func.min(RecordRow.latency_s)).where(
+        RecordRow.workload_hash == TaskRow.workload_hash, RecordRow.device_class == JobRow.device_class
+    )
+    query = (
+        select(
+            TaskRow,
+            finished.correlate(TaskRow).scalar_subquery(),
+            best.correlate(TaskRow, JobRow).scalar_subquery(),
+        )
+        .join(JobRow, JobRow.id == TaskRow.job_id)
+        .where(TaskRow.job_id == job_id)
+        .order_by(TaskRow.id)
+    )
+    return [_task(row, trials, best_s) for row, trials, best_s in session.execute(query)]
+
+
+def _task(row: TaskRow, trials: int, best_s: float | None) -> Task:
+    return Task(
+        id=row.id,
+        job_id=row.job_id,
+        workload_hash=row.workload_hash,
+        name=row.name,
+        weight=row.weight,
+        flops=row.flops,
+        covered=row.covered,
+        reason=row.reason,
+        trials=trials,
+        best_s=best_s,
+        constants=tuple(row.constants),
+    )

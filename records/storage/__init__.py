@@ -1,0 +1,1 @@
+"""The database itself: tables, transactions, files, and its failures in words for people."""

@@ -1,0 +1,1 @@
+"""The steps of a job, as Celery tasks: intake, rounds, publishing."""

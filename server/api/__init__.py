@@ -1,0 +1,1 @@
+"""The HTTP API: routes, their bodies, and every error as a problem document."""

@@ -1,0 +1,24 @@
+"""What a request's `target` means: one of the device classes that workers have brought."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from records.fleet import devices
+from server.api.problems import Problem
+
+NATIVE = "native"
+
+
+def device_class(session: Session, target: str) -> str:
+    """The key of the target's device class. Raises a Problem that lists the known ones."""
+    device = devices.resolve_class(session, target)
+    if device is not None:
+        return device.key
+    known = [{"key": known.key, "name": known.name} for known in devices.classes(session)]
+    listed = ", ".join(f"{one['name']} ({one['key']})" for one in known) or "none yet: start a worker"
+    if target == NATIVE:
+        sentence = f"No worker is ready, so there is no native device. Known device classes: {listed}."
+    else:
+        sentence = f"No device class is named {target!r}, or several are. Known device classes: {listed}."
+    raise Problem(422, "unknown-target", sentence, known=known)

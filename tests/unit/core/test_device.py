@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from core.device import Device
+from tests.unit.search.dags import DEVICE
+
+
+def test_a_device_survives_json() -> None:
+    assert Device.from_json(DEVICE.to_json()) == DEVICE
+    assert Device.from_json(DEVICE.to_json()).key == DEVICE.key
+
+
+def test_the_class_is_everything_but_the_name() -> None:
+    assert replace(DEVICE, name="another").key == DEVICE.key
+    changes = (
+        {"cores": 2},
+        {"toolchain": "tvm 1"},
+        {"features": ("avx2",)},
+        {"l3_bytes": 1},
+        {"target": "x"},
+    )
+    assert len({DEVICE.key, *(replace(DEVICE, **change).key for change in changes)}) == 6
+
+
+@pytest.mark.parametrize("field", ["cores", "vector_bytes", "l1_bytes", "l2_bytes", "l3_bytes"])
+def test_sizes_are_positive(field: str) -> None:
+    with pytest.raises(ValueError, match=f"a device's {field} must be positive, not 0"):
+        replace(DEVICE, **{field: 0})
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"name": "board"}', json.dumps({"cores": 1})])
+def test_other_text_is_no_device(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Device.from_json(text)

@@ -1,0 +1,76 @@
+"""What instruction sets are called, and how a device is told to give some up."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.instruction_sets import FeatureError, given_up, instruction_sets, llvm_names
+from search.sketches.intrinsics import INTRINSICS
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("", ()),
+        ("-avx512f", ("avx512f",)),
+        ("-avx512f,-avx2", ("avx512f", "avx2")),
+        (" -avx512_vnni , -AVX512VNNI,-avx512_vnni", ("avx512_vnni", "avx512vnni")),
+    ],
+)
+def test_names_are_read(text: str, names: tuple[str, ...]) -> None:
+    assert given_up(text, "x86_64") == names
+
+
+@pytest.mark.parametrize("text", ["avx2", "+avx2", "-", ",", "-avx2,", "-avx2 -fma", "-avx2,fma"])
+def test_nothing_but_giving_up_is_understood(text: str) -> None:
+    with pytest.raises(FeatureError):
+        given_up(text, "x86_64")
+
+
+@pytest.mark.parametrize(
+    ("name", "machine"),
+    [
+        ("avx99", "x86_64"),
+        ("sse2", "x86_64"),
+        ("aes", "x86_64"),
+        ("dotprod", "x86_64"),
+        ("avx2", "aarch64"),
+        ("neon", "aarch64"),
+        ("asimd", "aarch64"),
+        ("vector", "riscv64"),
+    ],
+)
+def test_a_name_that_nothing_has_is_named(name: str, machine: str) -> None:
+    with pytest.raises(FeatureError, match=f"'{name}' is no instruction set of {machine}"):
+        given_up(f"-{name}", machine)
+
+
+@pytest.mark.parametrize(
+    ("spelling", "machine", "names"),
+    [
+        ("sse4_2", "x86_64", ("sse4.2",)),
+        ("sse4.2", "x86_64", ("sse4.2",)),
+        ("AVX512_VNNI", "x86_64", ("avx512vnni",)),
+        ("abm", "x86_64", ("lzcnt",)),
+        ("egpr", "x86_64", ("egpr",)),
+        ("asimddp", "aarch64", ("dotprod",)),
+        ("dotprod", "aarch64", ("dotprod",)),
+    ],
+)
+def test_the_kernels_spelling_and_llvms_are_one(spelling: str, machine: str, names: tuple[str, ...]) -> None:
+    assert llvm_names(spelling, machine) == names
+
+
+def test_a_word_may_stand_for_several_of_llvms_names() -> None:
+    assert {"egpr", "ndd", "nf"} < set(llvm_names("apx", "x86_64"))
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_no_name_stands_for_two_words(machine: str) -> None:
+    known = instruction_sets(machine)
+    assert len({one.name for one in known}) == len(known)
+
+
+def test_what_intrinsics_need_has_a_name() -> None:
+    words = {one.word for machine in ("x86_64", "aarch64") for one in instruction_sets(machine)}
+    assert {word for intrinsic in INTRINSICS for word in intrinsic.features} <= words

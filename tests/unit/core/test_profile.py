@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+
+import pytest
+
+from core.profile import FLOAT32, Profile, assumed
+from tests.unit.search.dags import DEVICE
+
+PROFILE = Profile(
+    hertz=4e9,
+    multiply_adds={FLOAT32: 2.0, "int8": 0.5},
+    latency_cycles=4.0,
+    registers=16,
+    loads=2.0,
+    gather_cycles=0.5,
+    l1_rate=64.0,
+    l2_rate=40.0,
+    l3_rate=20.0,
+    memory_rate=8.0,
+    memory_rate_all=10.0,
+    launch_s=1e-6,
+    derived=("registers",),
+)
+
+
+def test_a_profile_survives_json() -> None:
+    assert Profile.from_json(PROFILE.to_json()) == PROFILE
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", "null", "3", '{"hertz": 1}', json.dumps({"hertz": 1, "speed": 2}), "[" * 100_000]
+)
+def test_other_text_is_no_profile(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        Profile.from_json(text)
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan"), 1e16, "4", None, True])
+@pytest.mark.parametrize(
+    "field", [f.name for f in fields(Profile) if f.name not in ("multiply_adds", "derived")]
+)
+def test_a_speed_that_no_device_has_is_refused(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field):
+        replace(PROFILE, **{field: value})
+
+
+def test_float32_is_never_missing() -> None:
+    with pytest.raises(ValueError, match="float32"):
+        replace(PROFILE, multiply_adds={"int8": 1.0})
+
+
+def test_a_type_that_was_not_measured_is_taken_for_float32() -> None:
+    assert PROFILE.issue("int8") == 0.5
+    assert PROFILE.issue("bfloat16") == 2.0
+
+
+@pytest.mark.parametrize(
+    ("machine", "features", "registers"),
+    [
+        ("x86_64", ("avx2", "avx512f", "fma"), 32),
+        ("x86_64", ("avx2", "fma"), 16),
+        ("x86_64", ("sse4.2",), 16),
+        ("aarch64", ("asimd",), 32),
+    ],
+)
+def test_registers_follow_from_the_instruction_set(
+    machine: str, features: tuple[str, ...], registers: int
+) -> None:
+    profile = assumed(machine, features, cores=4)
+    assert profile.registers == registers
+    assert set(profile.derived) == {f.name for f in fields(Profile)} - {"derived"}
+
+
+def test_a_device_that_was_not_calibrated_has_the_speeds_of_an_ordinary_one() -> None:
+    assert DEVICE.profile is None
+    assert DEVICE.speeds == assumed(DEVICE.machine, DEVICE.features, DEVICE.cores)
+    assert replace(DEVICE, profile=PROFILE).speeds == PROFILE
+
+
+def test_the_profile_is_no_part_of_the_fingerprint() -> None:
+    calibrated = replace(DEVICE, profile=PROFILE)
+    assert calibrated == DEVICE
+    assert calibrated.key == DEVICE.key
+    assert calibrated.to_json() == DEVICE.to_json()

@@ -1,0 +1,94 @@
+"""Sweeps see builders that build nothing, whatever else they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy import update
+
+from core.job import Build, JobState
+from core.worker import WorkerState
+from records.fleet import devices, leases
+from records.fleet.builders import Builder
+from records.storage.tables import WorkerRow
+from scheduler.upkeep.builder_fallback import PATIENCE_S
+from tests.devices import DEVICE
+from tests.unit.scheduler.farm import Farm
+
+LARGE = Builder(("x86_64",), "x86_64", 64, DEVICE.toolchain)
+Act = Callable[[Farm, int], None]
+
+
+def pose(farm: Farm, name: str = "builder", session_id: str = "s") -> None:
+    with farm.database.begin() as session:
+        devices.register(session, name, session_id, None, WorkerState.READY, farm.now, builder=LARGE)
+
+
+def only_call(farm: Farm, turn: int) -> None:
+    pose(farm)
+
+
+def hold(farm: Farm, turn: int) -> None:
+    """Renews what it has taken once."""
+    pose(farm)
+    with farm.database.begin() as session:
+        if leases.current(session, "builder", "s", farm.now) is None:
+            leases.take(session, f"held {turn}", "builder", "s", None, 8, farm.now, 30.0)
+        held = leases.current(session, "builder", "s", farm.now)
+        if held is not None:
+            leases.renew(session, held.id, "s", farm.now, 30.0)
+
+
+def come_and_go(farm: Farm, turn: int) -> None:
+    """Takes everything and gives it back, under another name each time."""
+    pose(farm, f"builder {turn}")
+    with farm.database.begin() as session:
+        leases.take(session, f"held {turn}", f"builder {turn}", "s", None, 8, farm.now, 30.0)
+        if turn:
+            leases.give_back(session, f"builder {turn - 1}", "s", farm.now)
+
+
+@pytest.mark.parametrize("act", [only_call, hold, come_and_go])
+def test_who_only_poses_as_a_builder_holds_a_job_up_for_minutes_and_not_for_ever(
+    farm: Farm, act: Act
+) -> None:
+    farm.plug_in()
+    farm.submit()
+    began = farm.now
+    for turn in range(400):
+        act(farm, turn)
+        farm.tick()
+        if farm.job().state.finished:
+            break
+    job = farm.job()
+    assert (job.state, job.trials_done, job.request.build) == (JobState.DONE, 8, Build.DEVICE)
+    assert {trial.attempts for trial in farm.trials()} == {0}
+    assert farm.now - began < 2 * PATIENCE_S
+
+
+def test_builders_that_build_are_left_alone(farm: Farm) -> None:
+    """A little now and then is enough."""
+    farm.plug_in()
+    farm.submit()
+    for turn in range(80):
+        pose(farm)
+        if turn % 20 == 19:
+            with farm.database.begin() as session:
+                session.execute(update(WorkerRow).values(trials_done=WorkerRow.trials_done + 1))
+        farm.sweep()
+        farm.now += 5
+    assert farm.job().request.build is Build.AUTO
+
+
+def test_a_clock_that_is_set_back_begins_anew(farm: Farm) -> None:
+    farm.plug_in()
+    farm.submit()
+    pose(farm)
+    farm.sweep()
+    farm.now -= 3600
+    for _ in range(int(PATIENCE_S // 5) - 1):
+        pose(farm)
+        farm.sweep()
+        farm.now += 5
+    assert farm.job().request.build is Build.AUTO

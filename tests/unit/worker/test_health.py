@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import psutil
+import pytest
+
+from worker.agent import health
+from worker.agent.health import READ_EVERY_S, HealthMonitor, hottest
+
+
+@dataclass(frozen=True)
+class Reading:
+    current: float
+
+
+@pytest.mark.parametrize(
+    ("sensors", "degrees"),
+    [
+        ({}, None),
+        ({"cpu_thermal": [48.3]}, 48.3),
+        ({"coretemp": [50.0, 61.0, 55.0], "nvme": [70.0]}, 61.0),
+        ({"CPU-therm": [44.0], "battery": [90.0]}, 44.0),
+        ({"acpitz": [27.8], "nvme": [40.0]}, 40.0),
+        ({"k10temp": [-273.0], "nvme": [40.0]}, None),
+        ({"coretemp": [float("nan"), 45.0]}, 45.0),
+        ({"coretemp": [65535.0]}, None),
+    ],
+)
+def test_the_hottest_processor_counts(sensors: Mapping[str, Sequence[float]], degrees: float | None) -> None:
+    assert hottest({name: [Reading(one) for one in all_] for name, all_ in sensors.items()}) == degrees
+
+
+def test_this_machine_says_something() -> None:
+    known = health.read()
+    assert known.tunefarm_version
+    assert known.tvm_version
+    assert known.memory_free_bytes is not None
+    assert known.memory_free_bytes > 0
+    assert known.load is None or known.load >= 0.0
+
+
+@pytest.mark.parametrize("error", [AttributeError, OSError, NotImplementedError, psutil.AccessDenied])
+def test_what_cannot_be_asked_is_unknown(
+    error: Callable[[], Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise error()
+
+    monkeypatch.setattr(psutil, "sensors_temperatures", refuse)
+    monkeypatch.setattr(psutil, "getloadavg", refuse)
+    known = health.read()
+    assert (known.temperature_c, known.load) == (None, None)
+
+
+def test_sensors_are_read_now_and_then_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    loads = iter([1.0, 2.0, 3.0])
+    monkeypatch.setattr(psutil, "getloadavg", lambda: (next(loads), 0.0, 0.0))
+    now = 50.0
+    pulse = HealthMonitor(lambda: now)
+    assert [pulse().load, pulse().load] == [1.0, 1.0]
+    now += READ_EVERY_S
+    assert [pulse().load, pulse().load] == [2.0, 2.0]

@@ -1,0 +1,99 @@
+"""Turns of whole models that take as long as the test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from core.measurement import Measurement, Outcome
+from worker.runner.interleaved import MOST_S, ROUNDS, in_turns
+
+CRASH = Measurement(Outcome.RUN_ERROR, error="the child was ended by SIGSEGV during the run")
+
+
+@dataclass
+class Machine:
+    """`secs` is how long calls of each model take; a turn is ten. `faults` are the turns, by number, in which
+    one crashes. `drift` is by how much everything gets slower with every turn."""
+
+    secs: dict[str, float]
+    faults: dict[str, int] = field(default_factory=dict)
+    drift: float = 1.0
+    now: float = 0.0
+    turns: list[str] = field(default_factory=list)
+    told: dict[str, list[str]] = field(default_factory=dict)
+
+    def run(self) -> dict[str, Measurement]:
+        models = list(self.secs)
+        found = asyncio.run(in_turns(models, self.first, self.again, lambda: self.now))
+        return dict(zip(models, found, strict=True))
+
+    async def first(self, model: str, before: Sequence[Measurement]) -> Measurement:
+        self.told[model] = [measurement.outcome.value for measurement in before]
+        return await self.again(model)
+
+    async def again(self, model: str) -> Measurement:
+        took_s = self.secs[model] * self.drift ** len(self.turns)
+        self.turns.append(model)
+        self.now += 10 * took_s
+        if self.turns.count(model) == self.faults.get(model):
+            return CRASH
+        return Measurement(Outcome.OK, (took_s, took_s))
+
+
+def test_models_take_turns_and_each_round_begins_with_another() -> None:
+    machine = Machine({"a": 0.01, "b": 0.011, "c": 0.012})
+    found = machine.run()
+    assert "".join(machine.turns) == "abcbcacababcbca"
+    assert {model: len(each.run_secs) for model, each in found.items()} == dict.fromkeys("abc", 2 * ROUNDS)
+
+
+def test_a_model_that_is_alone_gets_all_turns() -> None:
+    machine = Machine({"a": 0.01})
+    assert len(machine.run()["a"].run_secs) == 2 * ROUNDS
+
+
+def test_a_machine_that_slows_down_slows_all_of_them() -> None:
+    """Timed one after the other, the second would seem to be half as fast."""
+    found = Machine({"a": 0.01, "b": 0.01}, drift=1.15).run()
+    assert found["b"].latency_s == pytest.approx(found["a"].latency_s, rel=0.16)
+    assert max(found["a"].run_secs) > 2 * min(found["a"].run_secs)  # which the spread shows
+
+
+def test_what_is_clearly_slower_has_one_turn() -> None:
+    machine = Machine({"untuned": 0.4, "tuned": 0.01, "published": 0.012})
+    found = machine.run()
+    assert machine.turns.count("untuned") == 1
+    assert found["untuned"] == Measurement(Outcome.OK, (0.4, 0.4))
+    assert machine.turns.count("tuned") == machine.turns.count("published") == ROUNDS
+
+
+def test_turns_of_slow_models_are_fewer() -> None:
+    machine = Machine({"a": 31.0, "b": 32.0})
+    machine.run()
+    assert machine.turns == ["a", "b", "b"]
+    assert MOST_S < 10 * 31.0
+
+
+@pytest.mark.parametrize("turn", range(1, ROUNDS + 1))
+@pytest.mark.parametrize("model", ["a", "b", "c"])
+def test_one_that_crashes_costs_the_others_nothing(model: str, turn: int) -> None:
+    machine = Machine({"a": 0.01, "b": 0.011, "c": 0.012}, faults={model: turn})
+    found = machine.run()
+    assert found.pop(model) == CRASH
+    assert machine.turns.count(model) == turn
+    assert {len(each.run_secs) for each in found.values()} == {2 * ROUNDS}
+
+
+def test_the_next_models_first_turn_is_told_how_the_others_ended() -> None:
+    machine = Machine({"a": 0.01, "b": 0.01, "c": 0.01}, faults={"a": 1, "c": 1})
+    machine.run()
+    assert machine.told == {"a": [], "b": ["run_error"], "c": ["run_error", "ok"]}
+
+
+def test_when_all_crash_all_have_failed() -> None:
+    found = Machine({"a": 0.01, "b": 0.01}, faults={"a": 1, "b": 1}).run()
+    assert found == {"a": CRASH, "b": CRASH}

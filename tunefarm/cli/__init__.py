@@ -1,0 +1,1 @@
+"""The `tunefarm` command."""

@@ -1,0 +1,93 @@
+"""`tunefarm token`: who may do what with the service."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from tunefarm.cli.options import AsJson, Data, Server, Token, print_json, running, say, stdout
+from tunefarm.client.values import Scope, StoredToken
+from tunefarm.errors import CommandError, ExitCode
+
+app = typer.Typer(help="Make, list and revoke the service's tokens.", rich_markup_mode=None)
+
+_UNITS_S = {"m": 60.0, "h": 3600.0, "d": 86400.0, "w": 7 * 86400.0}
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Option(help="Who or what it is for; shown in lists.")],
+    scope: Annotated[list[Scope], typer.Option(help="What it allows; give it again for another one.")],
+    expires: Annotated[str, typer.Option(metavar="90d", help="After 30m, 12h, 90d, 2w or never.")] = "90d",
+    server: Server = None,
+    token: Token = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a token. It is shown this once: the service keeps only its digest."""
+    expires_after_s = lifetime_s(expires)
+    with running(server, token, data) as found:
+        made = found.client.create_token(name, scope, expires_after_s)
+    if as_json:
+        print_json(asdict(made))
+        return
+    say(f"token {made.id} for {made.name}: {', '.join(made.scopes)}; expires {_time(made.expires_at)}")
+    say("it is shown only now:")
+    print(made.token)
+
+
+@app.command("list")
+def list_(server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False) -> None:
+    """List the tokens, newest first."""
+    with running(server, token, data) as found:
+        known = found.client.tokens()
+    if as_json:
+        print_json([asdict(one) for one in known])
+    else:
+        stdout().print(_table(known))
+
+
+@app.command()
+def revoke(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="As `tunefarm token list` shows it.")],
+    server: Server = None,
+    token: Token = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Revoke a token. Every server refuses it within a few seconds."""
+    with running(server, token, data) as found:
+        revoked = found.client.revoke_token(token_id)
+    if as_json:
+        print_json(asdict(revoked))
+    else:
+        stdout().print(f"token {revoked.id} ({revoked.name}) is revoked", markup=False, highlight=False)
+
+
+def lifetime_s(text: str) -> float | None:
+    """Seconds, None for `never`. Raises CommandError for anything else."""
+    if text == "never":
+        return None
+    match = re.fullmatch(r"([1-9]\d{0,4})([mhdw])", text)
+    if match is None:
+        raise CommandError(f"--expires is 30m, 12h, 90d, 2w or never, not {text!r}", ExitCode.USAGE)
+    return int(match[1]) * _UNITS_S[match[2]]
+
+
+def _table(known: Sequence[StoredToken]) -> Table:
+    columns = ("id", "name", "scopes", "state", "created", "expires", "last used")
+    table = Table(*columns, box=None, pad_edge=False)
+    for one in known:
+        times = _time(one.created_at), _time(one.expires_at), _time(one.last_used_at)
+        table.add_row(one.id, one.name, " ".join(one.scopes), one.state, *times)
+    return table
+
+
+def _time(at: float | None) -> str:
+    return "never" if at is None else datetime.fromtimestamp(at).isoformat(" ", "minutes")

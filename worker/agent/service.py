@@ -1,0 +1,204 @@
+"""The service as the worker sees it: calls that survive its absence, and errors that end the worker."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import grpc
+import grpc.aio
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
+
+from proto import fleet_pb2 as pb
+from proto.convert import WireError, answer_from_wire, report_to_wire
+from proto.convert_library import library_to_wire
+from proto.fleet_pb2_grpc import FleetStub
+from proto.messages import MAX_LIBRARY_BYTES, MAX_MESSAGE_BYTES, Answer, Library, WorkerReport
+from system.tls import TlsFiles
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+ANSWER_TIMEOUT_S = 20.0
+BLOB_TIMEOUT_S = 600.0
+BLOB_TRIES = 3
+MAX_CACHED_CHARS = 64 << 20
+FIRST_PAUSE_S = 0.2
+
+# Calling again would get the same answer.
+_FINAL = {
+    grpc.StatusCode.UNAUTHENTICATED: "check --token",
+    grpc.StatusCode.PERMISSION_DENIED: "make it one with `tunefarm token create --scope worker`",
+    grpc.StatusCode.FAILED_PRECONDITION: "install the same tunefarm version on both sides",
+    grpc.StatusCode.INVALID_ARGUMENT: "install the same tunefarm version on both sides",
+    grpc.StatusCode.UNIMPLEMENTED: "check that --server is the address of the service's gRPC port",
+}
+
+# What a connection fails with for the lack of a flag, in the words of gRPC.
+_HINTS = {
+    "CERTIFICATE_VERIFY_FAILED": ", give the service's authority with --ca",
+    "WRONG_VERSION_NUMBER": ", leave --tls out or turn TLS on in the service",
+    "Hostname Verification": ", its certificate is for another name than that in --server",
+    "Socket closed": ", give --tls if the service does TLS, --cert and --key if it wants to see them",
+}
+
+
+class Refused(Exception):
+    """The service will not work with this worker as it is; the message says why and what to do."""
+
+
+class NotStored(Exception):
+    """The service doesn't have what its lease names."""
+
+
+def open_channel(address: str, reconnect_max_s: float, tls: TlsFiles | None = None) -> grpc.aio.Channel:
+    """A channel to HOST:PORT that notices a vanished peer and finds it again soon after it is back.
+
+    In clear without `tls`. Raises TlsError.
+    """
+    options = [
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.initial_reconnect_backoff_ms", int(FIRST_PAUSE_S * 1000)),
+        ("grpc.min_reconnect_backoff_ms", int(FIRST_PAUSE_S * 1000)),
+        ("grpc.max_reconnect_backoff_ms", int(reconnect_max_s * 1000)),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+    ]
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    texts = tls.checked()
+    credentials = grpc.ssl_channel_credentials(texts.ca, texts.key, texts.cert)
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+class FleetClient:
+    """Calls that are repeated, ever more slowly, until the service answers. All raise Refused."""
+
+    def __init__(
+        self, channel: grpc.aio.Channel, address: str, token: str | None, reconnect_max_s: float
+    ) -> None:
+        self._stub = FleetStub(channel)  # type: ignore[arg-type]
+        self._address = address
+        self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
+        self._reconnect_max_s = reconnect_max_s
+        self._workloads: OrderedDict[str, str] = OrderedDict()
+
+    async def synchronize(self, report: Callable[[], WorkerReport]) -> tuple[WorkerReport, Answer]:
+        """The report that got through, made anew for every try, and its answer."""
+
+        async def call() -> tuple[WorkerReport, Answer]:
+            current = report()
+            return current, await self.synchronize_once(current, current.wait_s + ANSWER_TIMEOUT_S)
+
+        return await self._insist(call)
+
+    async def synchronize_once(self, report: WorkerReport, timeout_s: float) -> Answer:
+        """A single try. Raises grpc.RpcError too."""
+        wire = await self._stub.Synchronize(  # type: ignore[misc]
+            report_to_wire(report), timeout=timeout_s, metadata=self._metadata
+        )
+        try:
+            return answer_from_wire(wire, report.held)
+        except WireError as error:
+            hint = _FINAL[grpc.StatusCode.FAILED_PRECONDITION]
+            raise Refused(f"the service's answer makes no sense ({error}): {hint}") from error
+
+    async def workload(self, workload_hash: str) -> str:
+        """A workload's text, fetched once. Raises NotStored."""
+
+        async def call() -> str:
+            request = pb.WorkloadRequest(workload_hash=workload_hash)
+            wire = await self._stub.GetWorkload(  # type: ignore[misc]
+                request, timeout=ANSWER_TIMEOUT_S, metadata=self._metadata
+            )
+            return str(wire.module_json)
+
+        if workload_hash not in self._workloads:
+            self._remember(workload_hash, await self._insist(call))
+        self._workloads.move_to_end(workload_hash)
+        return self._workloads[workload_hash]
+
+    async def fetch_blob(self, sha256: str, path: Path) -> None:
+        """Writes a stored file to `path`. Raises NotStored, or OSError when it can't be written here."""
+        for _ in range(BLOB_TRIES):
+            if await self._insist(partial(self._stream, sha256, path)) == sha256:
+                return
+            _log.warning("the file %s arrived damaged", sha256)
+        raise NotStored(f"the file {sha256} arrived damaged {BLOB_TRIES} times")
+
+    async def put_library(self, library: Library) -> str:
+        """Stores what was built of a trial. Why the service refuses it, in a sentence; or empty."""
+        if len(library.data) > MAX_LIBRARY_BYTES:
+            return f"it has {len(library.data)} bytes, and {MAX_LIBRARY_BYTES} are allowed"
+
+        async def call() -> str:
+            wire = await self._stub.PutLibrary(  # type: ignore[misc]
+                library_to_wire(library), timeout=BLOB_TIMEOUT_S, metadata=self._metadata
+            )
+            return str(wire.refused)
+
+        return await self._insist(call)
+
+    async def _stream(self, sha256: str, path: Path) -> str:
+        """The digest of what arrived."""
+        digest = hashlib.sha256()
+        request = pb.BlobRequest(sha256=sha256)
+        call = self._stub.GetBlob(request, timeout=BLOB_TIMEOUT_S, metadata=self._metadata)
+        with path.open("wb") as file:
+            async for chunk in call:  # type: ignore[attr-defined]
+                digest.update(chunk.data)
+                file.write(chunk.data)
+        return digest.hexdigest()
+
+    def _remember(self, workload_hash: str, module_json: str) -> None:
+        self._workloads[workload_hash] = module_json
+        while len(self._workloads) > 1 and sum(map(len, self._workloads.values())) > MAX_CACHED_CHARS:
+            self._workloads.popitem(last=False)
+
+    async def _insist(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Calls until there is an answer. Raises Refused and NotStored."""
+        tries = AsyncRetrying(
+            retry=retry_if_exception(_passes),
+            wait=wait_random_exponential(multiplier=FIRST_PAUSE_S, max=self._reconnect_max_s),
+            before_sleep=self._explain_pause,
+            reraise=True,
+        )
+        try:
+            return await tries(call)
+        except grpc.RpcError as error:
+            raise self._final(error) from error
+
+    def _final(self, error: grpc.RpcError) -> Refused | NotStored:
+        if _code(error) is grpc.StatusCode.NOT_FOUND:
+            return NotStored(_details(error))
+        return Refused(f"{self._address} refused this worker: {_details(error)}; {_FINAL[_code(error)]}")
+
+    def _explain_pause(self, state: RetryCallState) -> None:
+        """After 1, 2, 4, 8... tries: a service that is away for a night doesn't fill the log."""
+        tries = state.attempt_number
+        if tries & (tries - 1) == 0 and state.outcome is not None:
+            reason = _details(state.outcome.exception())
+            hint = next((hint for sign, hint in _HINTS.items() if sign in reason), "")
+            _log.warning(
+                "%s doesn't answer (%s)%s: still trying, %d so far", self._address, reason, hint, tries
+            )
+
+
+def _passes(error: BaseException) -> bool:
+    if not isinstance(error, grpc.RpcError):
+        return False
+    return _code(error) is not grpc.StatusCode.NOT_FOUND and _code(error) not in _FINAL
+
+
+def _code(error: BaseException) -> grpc.StatusCode:
+    return error.code() if isinstance(error, grpc.aio.AioRpcError) else grpc.StatusCode.UNKNOWN
+
+
+def _details(error: BaseException | None) -> str:
+    return (error.details() or error.code().name) if isinstance(error, grpc.aio.AioRpcError) else str(error)

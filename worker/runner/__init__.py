@@ -1,0 +1,1 @@
+"""Builds, verifies and times candidates in a child process."""

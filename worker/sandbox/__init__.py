@@ -1,0 +1,1 @@
+"""The processes that candidates run in, and what they are kept from."""
