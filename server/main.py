@@ -21,7 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import grpc.aio
 import uvicorn
-from pydantic import ValidationError
 
 from proto.fleet_pb2_grpc import add_FleetServicer_to_server
 from proto.messages import MAX_MESSAGE_BYTES
@@ -32,7 +31,8 @@ from server.app import create_app
 from server.context import ServerContext
 from server.fleet.service import FleetService
 from server.settings import ServerSettings
-from system.tls import TlsError, TlsFiles
+from system.settings import SettingsError, read_settings
+from system.tls import TlsFiles
 
 _log = logging.getLogger("server")
 
@@ -57,11 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         settings = _settings(argv)
-    except ValidationError as error:
-        return _give_up(_settings_problem(error), EXIT_MISUSE)
-    try:
         asyncio.run(_run(settings))
-    except TlsError as error:
+    except SettingsError as error:
         return _give_up(str(error), EXIT_MISUSE)
     except (StartError, StorageError) as error:
         return _give_up(str(error), EXIT_FAILED)
@@ -213,14 +210,7 @@ def _settings(argv: Sequence[str] | None) -> ServerSettings:
     parser.add_argument(
         "--tls-client-ca", metavar="FILE", help="whose certificates clients need (TUNEFARM_TLS_CLIENT_CA)"
     )
-    flags = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
-    return ServerSettings(**flags)
-
-
-def _settings_problem(error: ValidationError) -> str:
-    part = error.errors()[0]
-    message = part["msg"].removeprefix("Value error, ")
-    return f"TUNEFARM_{str(part['loc'][0]).upper()}: {message}" if part["loc"] else message
+    return read_settings(ServerSettings, vars(parser.parse_args(argv)))
 
 
 def _give_up(sentence: str, code: int) -> int:
