@@ -22,7 +22,7 @@ from compiler.measuring.bench import BuiltKernel
 from compiler.target import probe
 from search.policy import SearchTask
 from search.programs.annotate import sample
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.suite import Case
 
 DEVICE = probe()
