@@ -28,7 +28,7 @@ from benchmarks.results.output import Output
 from benchmarks.suite import OPERATORS, Operator
 from compiler.lowering.trace import LoweringError, lower, replay
 from compiler.reading.subgraph import read_dag
-from compiler.target import parse_target, probe
+from compiler.target import detect_device, parse_target
 from core.device import Device
 from search.cost.store_features import GROUPS, describe
 from search.cost.stores import stores_of
@@ -48,7 +48,7 @@ Agreement = Mapping[str, NDArray[np.bool_]]
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     count = args.programs or (QUICK_PROGRAMS if args.quick else PROGRAMS)
-    device = probe(usable_cores())
+    device = detect_device(usable_cores())
     output = Output("features", argv, args.json, device.cores)
     names = args.operators or list(OPERATORS)
     found = {

@@ -52,14 +52,14 @@ def run_child(module: str, request: bytes, timeout_s: float) -> tuple[bytes, int
     return reply, child.returncode
 
 
-def end_of(status: int) -> str:
+def describe_exit(status: int) -> str:
     """What a child that ended with this status, before it had replied, did to the compiler."""
     if status < 0:
         return f"crashed the compiler ({signal.Signals(-status).name})"
     return f"ended the compiler (exit status {status})"
 
 
-def machine_bytes() -> int:
+def physical_memory_bytes() -> int:
     """The memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
 
@@ -75,7 +75,7 @@ def _child_environment() -> dict[str, str]:
 # The child's side
 
 
-def begin(memory_bytes: int) -> None:
+def enter_sandbox(memory_bytes: int) -> None:
     """Bound this process's address space, and its life by its parent's.
 
     Who stops the parent with its whole group lets it finish this.
@@ -95,16 +95,16 @@ def _die_with_parent(parent_pid: int) -> None:
         os._exit(1)  # it died before
 
 
-def take_output() -> BinaryIO:
+def redirect_stdout() -> BinaryIO:
     """Where the reply goes. TVM prints to standard output, which from now on is standard error."""
     reply = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return reply
 
 
-def limit_growth(model_bytes: int) -> None:
+def limit_data_segment(model_bytes: int) -> None:
     """Let this process, which has loaded TVM, take no more memory than the import of such a model may, until
-    `end_limit`."""
+    `lift_data_limit`."""
     try:
         pages = int(STATM.read_text().split()[5])
     except OSError:
@@ -114,7 +114,7 @@ def limit_growth(model_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
-def end_limit() -> None:
+def lift_data_limit() -> None:
     """Let it grow as far as its address space goes."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import features
 from benchmarks.suite import OPERATORS
-from compiler.target import probe
+from compiler.target import detect_device
 
 # What both take alike, but for what is inlined, which TVM counts where it is inlined. The buffers of copies
 # are whole for us, and as small as what is copied for TVM.
@@ -19,7 +19,7 @@ ALIKE = ("floating point", "vectorized", "unrolled", "parallel", "gpu")
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["GMM", "DEP"])
 def test_both_mean_the_same(name: str) -> None:
-    found = features.agreement(OPERATORS[name], probe(2), 12, 0)
+    found = features.agreement(OPERATORS[name], detect_device(2), 12, 0)
     for group in ALIKE:
         assert found[group].mean() >= 0.75, group
     assert found["buffer 0: bytes"].mean() >= 0.75

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from tvm import te, topi
 
-from compiler.importing.model import ExtractedTask, TensorSpec
-from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, reference_of, unpack
-from compiler.sandbox.models import Imported
+from compiler.importing.model import ExtractedTask
+from compiler.importing.spec import TensorSpec
+from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, unpack, unpack_reference
+from compiler.sandbox.models import ImportedModel
 from compiler.workload import to_json, workload_hash
 from core.measurement import Measurement, Outcome
 from core.worker import WorkerState
@@ -77,17 +78,17 @@ class FakeCompiler:
             "models.import_model": self._import,
             "models.compile_untuned": lambda *asked: (self._import(*asked), UNTUNED),
             "models.compile_tuned": self._compile_tuned,
-            "artifacts.try_traces": self._try_traces,
+            "artifacts.check_traces": self._check_traces,
             "batch.propose": propose_at_random,
         }.items():
             monkeypatch.setattr(f"scheduler.{name}", fake)
 
-    def _import(self, data: bytes, shapes: Mapping[str, tuple[int, ...]], target: str) -> Imported:
+    def _import(self, data: bytes, shapes: Mapping[str, tuple[int, ...]], target: str) -> ImportedModel:
         self.imported += 1
         if self.import_error is not None:
             raise self.import_error
         spec = (TensorSpec("data", (1, 3), "float32"),)
-        return Imported(spec, spec, tuple(self.tasks))
+        return ImportedModel(spec, spec, tuple(self.tasks))
 
     def _compile_tuned(self, data: bytes, shapes: object, target: str, schedules: Mapping[str, str]) -> bytes:
         if self.build_error is not None:
@@ -97,7 +98,7 @@ class FakeCompiler:
         self.schedules.append(schedules)
         return HARMED if any(map(self.harmful, schedules.values())) else self.tuned
 
-    def _try_traces(self, pairs: Sequence[tuple[str, str]], target: str) -> list[str]:
+    def _check_traces(self, pairs: Sequence[tuple[str, str]], target: str) -> list[str]:
         return ["it crashed the compiler (SIGSEGV)" if self.uncompilable(trace) else "" for _, trace in pairs]
 
 
@@ -211,9 +212,9 @@ class Farm:
     def _time(self, run: ModuleRun) -> Measurement:
         artifact = self.blob(run.artifact_sha)
         library, _ = unpack(artifact)
-        if self.uncomparable and reference_of(artifact) is not None:
+        if self.uncomparable and unpack_reference(artifact) is not None:
             return Measurement(Outcome.RUN_ERROR, error=f"{REFERENCE_FAILED}std::bad_alloc")
-        if reference_of(artifact) in self.broken:
+        if unpack_reference(artifact) in self.broken:
             return Measurement(Outcome.RUN_TIMEOUT, error="the run took longer than 120 s")
         if library in self.broken:
             return Measurement(Outcome.WRONG_RESULT, error="first line\nthe outputs differ")
