@@ -34,9 +34,6 @@ COMMANDS = {
     "class; about a quarter of an hour",
     "benchmarks.allocation SEARCHES --json FILE": "what the allocator gains over equal shares, replayed on "
     "the searches that benchmarks.operators keeps; seconds",
-    "benchmarks.features --quick --json FILE": "our description of programs against TVM's of the same ones, "
-    "a group of quantities at a time",
-    "benchmarks.features --json FILE": "the same with a thousand programs of each operator",
     "benchmarks.models --json FILE": "latencies of programs predicted unseen: by our cost model, by TVM's "
     "and by our estimate alone; about ten minutes",
     "benchmarks.scale --quick --json FILE": "one server on PostgreSQL, with 100 simulated workers and with "

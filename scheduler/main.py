@@ -14,12 +14,12 @@ from typing import Any
 
 from celery import Celery, signals
 from celery.exceptions import SecurityWarning
-from pydantic import ValidationError
 
 from records.storage.database import Database, StorageError
 from scheduler.app import Waker, make_app, send
 from scheduler.identity import identity
 from scheduler.settings import Settings
+from system.settings import SettingsError, read_settings
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +31,12 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("scheduler").setLevel(logging.INFO)
     try:
-        settings = Settings()
+        settings = read_settings(Settings, flags={})
         app = make_app(settings.broker)
         database = Database(settings.database_url)
         database.migrate()
-    except ValidationError as error:
-        return _refuse(_settings_sentence(error), USAGE)
+    except SettingsError as error:
+        return _refuse(str(error), USAGE)
     except ValueError as error:
         return _refuse(f"wrong settings: {error}", USAGE)
     except (StorageError, OSError) as error:
@@ -97,11 +97,6 @@ def _note_life(file: Path, **_: Any) -> None:
 
 def _keep_logging(**_: Any) -> None:
     """Celery sets up logging of its own unless somebody answers this signal."""
-
-
-def _settings_sentence(error: ValidationError) -> str:
-    problems = (f"TUNEFARM_{str(part['loc'][-1]).upper()}: {part['msg']}" for part in error.errors())
-    return "wrong settings: " + "; ".join(problems)
 
 
 def _refuse(sentence: str, code: int) -> int:

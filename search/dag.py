@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
@@ -100,27 +100,6 @@ class Buffer:
         return math.prod(self.shape) * self.item_bytes
 
 
-class Operations(NamedTuple):
-    """How many operations of each kind one iteration takes, in the order of Ansor's features."""
-
-    float_fused: int = 0
-    float_sum: int = 0
-    float_product: int = 0
-    float_quotient: int = 0
-    float_comparison: int = 0
-    float_function: int = 0
-    float_call: int = 0
-    int_fused: int = 0
-    int_sum: int = 0
-    int_product: int = 0
-    int_quotient: int = 0
-    int_comparison: int = 0
-    int_function: int = 0
-    int_call: int = 0
-    logic: int = 0
-    select: int = 0
-
-
 @dataclass(frozen=True)
 class Node:
     """One loop nest. `flops` counts the arithmetic of a single iteration; a reduction's accumulator is not
@@ -129,7 +108,6 @@ class Node:
     `reducer` says how a reduction combines values: "sum", "prod", "max", "min" or "other"; None without one.
     `extra_writes` are the further results of a nest that stores several (argmax: position and value).
     `constant_axes` are the positions of axes over small constant matrices, to be unrolled completely.
-    `operations` describe an iteration to the cost model; they don't say which node it is.
     """
 
     name: str
@@ -142,7 +120,6 @@ class Node:
     reducer: str | None = None
     extra_writes: tuple[Access, ...] = ()
     constant_axes: tuple[int, ...] = ()
-    operations: Operations = field(default=Operations(), compare=False)
 
     @property
     def writes(self) -> tuple[Access, ...]:

@@ -15,17 +15,16 @@ from enum import IntEnum
 from functools import partial
 from pathlib import Path
 
-from pydantic import ValidationError
 from rich.console import Console
 
 from core.worker import Role
-from system.tls import TlsError
+from system.settings import SettingsError, read_settings
 from worker.agent.agent import Agent, AgentConfig, Fenced
 from worker.agent.display import Display, display
 from worker.agent.health import HealthMonitor
 from worker.agent.profile_cache import Profiles
 from worker.agent.service import FleetClient, Refused, open_channel
-from worker.runner.executor import ChildConfig, Executor, UnusableSettings
+from worker.runner.executor import ChildConfig, Executor
 from worker.sandbox import isolation
 from worker.sandbox.file_transfer import linkers_cache
 from worker.settings import TOGETHER, Settings
@@ -47,14 +46,10 @@ def main(arguments: Sequence[str]) -> int:
     """The exit code. Every end that is not asked for is explained in one line on standard error."""
     try:
         settings = _settings(arguments)
-    except ValidationError as error:
-        print(f"tunefarm worker: {_explain(error)}", file=sys.stderr)
-        return ExitCode.USAGE
-    try:
         with display(Console(stderr=True)) as shown:
             isolation.hide_memory()
             asyncio.run(_work(settings, shown))
-    except (TlsError, UnusableSettings) as problem:
+    except SettingsError as problem:
         print(f"tunefarm worker: {problem}", file=sys.stderr)
         return ExitCode.USAGE
     except Fenced as problem:
@@ -67,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _work(settings: Settings, shown: Display) -> None:
-    """Until SIGTERM or SIGINT. Raises Fenced, Refused, TlsError and UnusableSettings."""
+    """Until SIGTERM or SIGINT. Raises Fenced, Refused and SettingsError."""
     tls = settings.tls_files
     if settings.secret and tls is None and not settings.local:
         _log.warning("the token crosses the network in clear: use --tls if the service does TLS")
@@ -124,7 +119,7 @@ def _note_life(file: Path | None) -> None:
 
 
 def _settings(arguments: Sequence[str]) -> Settings:
-    """Raises ValidationError."""
+    """Raises SettingsError."""
     parser = argparse.ArgumentParser(
         prog="tunefarm worker", description="Measures candidates on this device for a tunefarm service."
     )
@@ -143,8 +138,7 @@ def _settings(arguments: Sequence[str]) -> Settings:
         "--build", action="store_true", default=None, help="measure nothing, build what other devices measure"
     )
     parser.add_argument("--once", action="store_true", default=None, help="end after one lease")
-    given = vars(parser.parse_args(_joined(arguments)))
-    return Settings(**{name: value for name, value in given.items() if value is not None})
+    return read_settings(Settings, vars(parser.parse_args(_joined(arguments))))
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:
@@ -156,14 +150,3 @@ def _joined(arguments: Sequence[str]) -> list[str]:
         else:
             joined.append(argument)
     return joined
-
-
-def _explain(error: ValidationError) -> str:
-    first = error.errors()[0]
-    name = str(first["loc"][0]).removeprefix("TUNEFARM_WORKER_").lower()
-    where = f"give --{name} or set TUNEFARM_WORKER_{name.upper()}"
-    if first["type"] == "missing":
-        return f"the setting {name} is missing: {where}"
-    return (
-        f"the setting {name} is wrong: {first['msg'].removeprefix('Value error, ')}, not {first['input']!r}"
-    )

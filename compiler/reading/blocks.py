@@ -10,12 +10,12 @@ from tvm import ir, tirx
 from tvm.s_tir import SBlock, SBlockRealize
 
 from compiler.reading.indices import IndexReader, find_all
-from compiler.reading.operations import BRANCH_OPS, op_name, operations
 from search.dag import Access, Axis, AxisKind, Node
 
 KINDS = {tirx.IterVar.DataPar: AxisKind.SPATIAL, tirx.IterVar.CommReduce: AxisKind.REDUCTION}
 REDUCERS = {tirx.Add: "sum", tirx.Mul: "prod", tirx.Max: "max", tirx.Min: "min"}
 ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.FloorMod, tirx.Max, tirx.Min)
+BRANCH_OPS = ("if_then_else",)
 # Calls that are one instruction or none.
 CHEAP_OPS = ("ceil", "fabs", "floor", "isnan", "likely", "nearbyint", "reinterpret", "round", "trunc")
 # Calls that cost as much as many multiplications, and what they are counted as.
@@ -65,7 +65,6 @@ class BlockReader:
             is_expensive=any(_is_expensive(call) for value in values for call in find_all(value, ir.Call)),
             reducer=_reducer(stores, initial) if is_reduction else None,
             extra_writes=writes[1:],
-            operations=operations(values),
         )
 
     def _expect(self, holds: bool, what_else: str) -> None:
@@ -171,10 +170,10 @@ def _flops(value: Any, inner: Collection[Any]) -> float:
         case tirx.Select():
             return _flops(value.true_value, inner) + _flops(value.false_value, inner)
         case ir.Call():
-            own = EXPENSIVE_FLOPS if _is_expensive(value) else float(op_name(value) in CHEAP_OPS)
+            own = EXPENSIVE_FLOPS if _is_expensive(value) else float(_op_name(value) in CHEAP_OPS)
             if _is_expensive(value) and inner and not _mentions(value, inner):
                 return 0.0
-            arguments = value.args[1:] if op_name(value) in BRANCH_OPS else value.args
+            arguments = value.args[1:] if _op_name(value) in BRANCH_OPS else value.args
             return own + sum(_flops(argument, inner) for argument in arguments)
         case tirx.Cast():
             return _flops(value.value, inner)
@@ -198,9 +197,14 @@ def _is_true(predicate: Any) -> bool:
 
 def _has_branch(value: Any) -> bool:
     return bool(find_all(value, tirx.Select)) or any(
-        op_name(c) in BRANCH_OPS for c in find_all(value, ir.Call)
+        _op_name(c) in BRANCH_OPS for c in find_all(value, ir.Call)
     )
 
 
 def _is_expensive(call: Any) -> bool:
-    return op_name(call) not in CHEAP_OPS and op_name(call) not in BRANCH_OPS
+    return _op_name(call) not in CHEAP_OPS and _op_name(call) not in BRANCH_OPS
+
+
+def _op_name(call: Any) -> str:
+    """Return the operator's name without its dialect: TVM registers some operators in several."""
+    return str(getattr(call.op, "name", call.op)).rpartition(".")[2]

@@ -7,7 +7,6 @@ limits, which is thrown away.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -16,7 +15,8 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from compiler.sandbox.environment import passed
+from system.environment import allowed_variables
+from system.linux import die_with_parent
 
 # TVM, LLVM and Python map gigabytes before they do anything.
 BASE_MEMORY_BYTES = 8 << 30
@@ -24,7 +24,6 @@ BASE_MEMORY_BYTES = 8 << 30
 WORKING_BYTES = 1 << 30
 MEMORY_PER_MODEL_BYTE = 16
 STATM = Path("/proc/self/statm")
-PR_SET_PDEATHSIG = 1
 
 
 # The parent's side
@@ -69,7 +68,7 @@ def _child_environment() -> dict[str, str]:
     path = os.pathsep.join(path for path in sys.path if path)
     folders = {name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ}
     # The stacks of TVM's threads, of which there is one for each core, would count as memory.
-    return passed(os.environ) | folders | {"PYTHONPATH": path, "TVM_NUM_THREADS": "1"}
+    return allowed_variables(os.environ) | folders | {"PYTHONPATH": path, "TVM_NUM_THREADS": "1"}
 
 
 # The child's side
@@ -80,19 +79,12 @@ def enter_sandbox(memory_bytes: int) -> None:
 
     Who stops the parent with its whole group lets it finish this.
     """
-    _die_with_parent(int(sys.argv[1]))
+    # A thread of our own could not watch the parent: while TVM compiles, Python stands still.
+    die_with_parent(parent_pid=int(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    """A thread of our own could not: while TVM compiles, Python stands still."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        os._exit(1)  # it died before
 
 
 def redirect_stdout() -> BinaryIO:

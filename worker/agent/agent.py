@@ -109,7 +109,7 @@ class Agent:
     async def run(self) -> None:
         """Works until cancelled, or until one lease is done when asked for `once`.
 
-        Raises Refused, UnusableSettings, and Fenced when another session has taken over. The child is dead
+        Raises Refused, SettingsError, and Fenced when another session has taken over. The child is dead
         afterwards.
         """
         tasks = {asyncio.create_task(self._synchronize()), asyncio.create_task(self._serve())}

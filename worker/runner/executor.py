@@ -17,11 +17,12 @@ from pathlib import Path
 
 import psutil
 
-from compiler.sandbox.environment import passed
 from core.device import Device
 from core.lease import Limits
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
+from system.environment import allowed_variables
+from system.settings import SettingsError
 from worker.agent.failed_checks import ChildStartError, End, died, ended, timed_out
 from worker.runner.child_protocol import Building, Calibrating, Exporting, Running
 from worker.runner.interface import BuildRequest, Exported, Phase
@@ -39,10 +40,6 @@ CPU_SLACK = 2.0
 # No other quantity of a device's profile is begun to be measured after this time. What is begun may take as
 # long as a child may to start: both are compiled.
 CALIBRATION_S = 20.0
-
-
-class UnusableSettings(Exception):
-    """No child will ever come up as it was asked for; the message says why."""
 
 
 class _NoMachine(Exception):
@@ -103,7 +100,7 @@ class Executor:
 
     async def start(self) -> Device:
         """A fresh child, and the device that it found; its check has been passed. Raises ChildStartError, and
-        UnusableSettings when trying again makes no sense."""
+        SettingsError when trying again makes no sense."""
         await self.close()
         try:
             self._scratch = Path(tempfile.mkdtemp(prefix="tunefarm-child-"))
@@ -126,7 +123,7 @@ class Executor:
         except (frames.FrameError, _NoMachine) as error:
             end = ended(type(error).__name__, str(error))
             raise await self._start_failure(lambda _: end) from error
-        except (asyncio.CancelledError, UnusableSettings):
+        except (asyncio.CancelledError, SettingsError):
             await self.close()
             raise
 
@@ -354,7 +351,7 @@ class Executor:
         return (*child, *bench, *builds, *user, *without)
 
     def _child_environment(self, scratch: Path) -> dict[str, str]:
-        kept = passed(self._environment)
+        kept = allowed_variables(self._environment)
         path = [str(PACKAGES), *filter(None, [kept.get("PYTHONPATH")])]
         ours = {
             "PYTHONPATH": os.pathsep.join(path),
@@ -391,9 +388,9 @@ def _gaps(first: frames.Message) -> tuple[str, ...]:
 
 
 def _device(reply: frames.Message) -> Device:
-    """Raises FrameError, and UnusableSettings when the child says so."""
+    """Raises FrameError, and SettingsError when the child says so."""
     if "unusable" in reply:
-        raise UnusableSettings(str(reply["unusable"]))
+        raise SettingsError(str(reply["unusable"]))
     if "device" not in reply:
         raise frames.FrameError("its first word was not the device")
     try:

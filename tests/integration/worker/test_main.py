@@ -214,7 +214,7 @@ def test_a_fenced_worker_has_an_exit_code_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ([], "the setting server is missing: give --server or set TUNEFARM_WORKER_SERVER"),
+        ([], "the setting server is missing: give it by --server or TUNEFARM_WORKER_SERVER"),
         (["--server", "http://farm"], "HOST:PORT, not 'http://farm'"),
         (["--server", "farm:1", "--threads", "0"], "the setting threads is wrong"),
         (["--server", "farm:1", "--name", "a b"], "the setting name is wrong"),

@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from scheduler.settings import Settings as SchedulerSettings
 from server.api.health import router as health
-from server.settings import Settings as ServerSettings
+from server.settings import ServerSettings
 from tunefarm.cli.app import app
 from worker.settings import Settings as WorkerSettings
 
