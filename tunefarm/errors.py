@@ -1,23 +1,8 @@
-"""Failures a person meets at the command line, and the exit codes that scripts can rely on."""
+"""Failures that the command line reports in one sentence."""
 
 from __future__ import annotations
 
-from enum import IntEnum
-
-
-class ExitCode(IntEnum):
-    """What `tunefarm` exits with. These numbers are part of its interface: they never change meaning."""
-
-    OK = 0
-    UNEXPECTED = 1
-    USAGE = 2
-    BAD_INPUT = 3
-    UNREACHABLE = 4
-    REFUSED = 5
-    JOB_FAILED = 6
-    JOB_CANCELLED = 7
-    LOCAL = 8
-    INTERRUPTED = 130
+from core.exit_code import ExitCode
 
 
 class CommandError(Exception):

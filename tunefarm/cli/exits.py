@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import typer
 from typer.main import get_command
 
+from core.exit_code import ExitCode
 from system.settings import SettingsError
 from tunefarm.client.client import ClientError, ProblemError, UnreachableError
-from tunefarm.errors import CommandError, ExitCode
+from tunefarm.errors import CommandError
 
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from core.exit_code import ExitCode
 from tunefarm.client.artifact import unpack
-from tunefarm.errors import CommandError, ExitCode
+from tunefarm.errors import CommandError
 
 
 def archive(path: Path, **members: bytes | str) -> Path:

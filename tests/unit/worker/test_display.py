@@ -12,7 +12,7 @@ from rich.console import Console
 
 from core.lease import Built, Candidate, Lease, LeaseId, Limits, ModuleRun
 from core.measurement import Measurement, Outcome
-from worker.agent.display import LeaseProgress, LogDisplay, display, seconds
+from worker.agent.display import LeaseProgress, LogDisplay, display
 
 LEASE = Lease(
     LeaseId("0123456789ab", 1), "{}", Limits(), 30.0, tuple(Candidate(n, "w", "[]") for n in range(3))
@@ -57,10 +57,6 @@ def test_module_runs_in_one_line() -> None:
     assert work.size == 2
     work.note(SLOW)
     assert work.result() == "lease 01234567 is done: 1 ok, best 250 ms"
-
-
-def test_seconds_have_a_unit_that_suits() -> None:
-    assert [seconds(secs) for secs in (2.0, 0.0125, 3.456e-6)] == ["2 s", "12.5 ms", "3.46 us"]
 
 
 def test_a_log_gets_a_line_for_every_change_and_none_for_a_candidate(
