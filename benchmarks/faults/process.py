@@ -63,7 +63,7 @@ def _worker(flags: Sequence[str]) -> int:
     import worker.main
     from worker.runner.executor import ChildConfig
 
-    config = functools.partial(ChildConfig, bench=BENCH)
+    config = functools.partial(ChildConfig, runner=BENCH)
     with patch.object(worker.main, "ChildConfig", config):
         return worker.main.main(flags)
 

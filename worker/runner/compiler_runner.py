@@ -20,7 +20,7 @@ from compiler.target import detect_device
 from core.device import Device
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
-from worker.runner.interface import BuildRequest, Exported, Machines, Note
+from worker.runner.interface import BuildRequest, Exported, Machines, Notify
 
 
 class CompilerRunner:
@@ -45,7 +45,7 @@ class CompilerRunner:
     def calibrate(self, budget_s: float) -> Profile:
         return calibrate(self._device, budget_s)
 
-    def build(self, subjects: Mapping[int, BuildRequest], begun: Note, ended: Note) -> list[int]:
+    def build(self, subjects: Mapping[int, BuildRequest], begun: Notify, ended: Notify) -> list[int]:
         def build(number: int) -> bool:
             begun(number)
             subject = subjects[number]

@@ -10,7 +10,7 @@ import pytest
 from compiler.measuring import calibration
 from compiler.measuring.calibration import calibrate, complete_profile
 from core.profile import Profile, assumed
-from tests.integration.worker.fault_bench import DEVICE
+from tests.integration.worker.fault_runner import DEVICE
 
 ALL = {f.name for f in fields(Profile)} - {"derived"}
 BASE = assumed(DEVICE.machine, DEVICE.features, DEVICE.cores)
