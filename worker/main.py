@@ -27,7 +27,7 @@ from worker.agent.service import FleetClient, WorkerRefused, open_channel
 from worker.runner.executor import ChildConfig, Executor
 from worker.sandbox import isolation
 from worker.sandbox.file_transfer import linkers_cache
-from worker.settings import TOGETHER, Settings
+from worker.settings import TOGETHER, WorkerSettings
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
     return ExitCode.OK
 
 
-async def _work(settings: Settings, shown: Display) -> None:
+async def _work(settings: WorkerSettings, shown: Display) -> None:
     """Until SIGTERM or SIGINT. Raises Fenced, WorkerRefused and SettingsError."""
     tls = settings.tls_files
     if settings.secret and tls is None and not settings.local:
@@ -85,7 +85,7 @@ async def _work(settings: Settings, shown: Display) -> None:
 
 
 @contextlib.contextmanager
-def _executor(settings: Settings) -> Iterator[Executor]:
+def _executor(settings: WorkerSettings) -> Iterator[Executor]:
     environment = dict(os.environ)
     user, builds = settings.child_user, settings.build
     child = ChildConfig(
@@ -101,7 +101,7 @@ def _executor(settings: Settings) -> Iterator[Executor]:
         yield Executor(child, environment)
 
 
-def _agent_config(settings: Settings) -> AgentConfig:
+def _agent_config(settings: WorkerSettings) -> AgentConfig:
     return AgentConfig(
         settings.slots,
         build_together=min(settings.slots, TOGETHER),
@@ -118,7 +118,7 @@ def _note_life(file: Path | None) -> None:
             file.touch()
 
 
-def _settings(arguments: Sequence[str]) -> Settings:
+def _settings(arguments: Sequence[str]) -> WorkerSettings:
     """Raises SettingsError."""
     parser = argparse.ArgumentParser(
         prog="tunefarm worker", description="Measures candidates on this device for a tunefarm service."
@@ -138,7 +138,7 @@ def _settings(arguments: Sequence[str]) -> Settings:
         "--build", action="store_true", default=None, help="measure nothing, build what other devices measure"
     )
     parser.add_argument("--once", action="store_true", default=None, help="end after one lease")
-    return read_settings(Settings, vars(parser.parse_args(_joined(arguments))))
+    return read_settings(WorkerSettings, vars(parser.parse_args(_joined(arguments))))
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:

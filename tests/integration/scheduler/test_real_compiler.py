@@ -27,11 +27,13 @@ from records.schedules import schedules
 from records.storage import blobs
 from records.storage.database import Database
 from scheduler.context import Context
-from scheduler.settings import Settings
+from scheduler.settings import SchedulerSettings
 from scheduler.steps.drive import drive, sweep
 from tests.children import kill_the_child
 
-SETTINGS = Settings(broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0)
+SETTINGS = SchedulerSettings(
+    broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0
+)
 NOW = 1000.0
 
 

@@ -29,7 +29,7 @@ from records.schedules.schedules import Record
 from records.storage import blobs
 from records.storage.database import Database
 from scheduler.context import Context
-from scheduler.settings import Settings
+from scheduler.settings import SchedulerSettings
 from scheduler.steps.drive import drive, sweep
 from search.cost.model import CostModel
 from search.policy import Proposal, SearchTask
@@ -38,7 +38,9 @@ from search.programs.program import Program
 from tests import workloads
 from tests.devices import DEVICE
 
-SETTINGS = Settings(broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0)
+SETTINGS = SchedulerSettings(
+    broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0
+)
 UNTUNED, TUNED, HARMED = b"untuned library", b"tuned library", b"tuned library that fails"
 
 
@@ -127,7 +129,7 @@ class Farm:
 
     database: Database
     now: float = 1000.0
-    settings: Settings = SETTINGS
+    settings: SchedulerSettings = SETTINGS
     wakes: deque[tuple[str, str]] = field(default_factory=deque)
     latency_s: Mapping[bytes, float] = field(default_factory=lambda: {UNTUNED: 0.5, TUNED: 0.01})
     broken: frozenset[bytes] = frozenset({HARMED})
