@@ -28,7 +28,7 @@ from benchmarks.suite import OPERATORS
 from benchmarks.timing.judge import Candidate, Judge, seconds
 from compiler.lowering.trace import lower
 from compiler.reading.subgraph import read_dag
-from compiler.target import probe
+from compiler.target import detect_device
 from compiler.workload import to_json
 from core.device import Device
 from search.cost import metrics
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     output = Output("models", argv, args.json, args.threads)
     os.environ["TVM_NUM_THREADS"] = str(args.threads)
-    device = probe(args.threads)
+    device = detect_device(args.threads)
     names = args.operators or (QUICK if args.quick else list(OPERATORS))
     count = args.programs or (QUICK_PROGRAMS if args.quick else PROGRAMS)
     known = {

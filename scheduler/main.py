@@ -18,7 +18,7 @@ from celery.exceptions import SecurityWarning
 from records.storage.database import Database, StorageError
 from scheduler.app import Waker, make_app, send
 from scheduler.identity import identity
-from scheduler.settings import Settings
+from scheduler.settings import SchedulerSettings
 from system.settings import SettingsError, read_settings
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("scheduler").setLevel(logging.INFO)
     try:
-        settings = read_settings(Settings, flags={})
+        settings = read_settings(SchedulerSettings, flags={})
         app = make_app(settings.broker)
         database = Database(settings.database_url)
         database.migrate()
@@ -47,7 +47,7 @@ def main() -> int:
         return _serve(app, settings, database, name)
 
 
-def _serve(app: Celery, settings: Settings, database: Database, name: str) -> int:
+def _serve(app: Celery, settings: SchedulerSettings, database: Database, name: str) -> int:
     # Loads TVM, which takes seconds: the first step finds it ready, a wrong setting does not cost them.
     from scheduler.context import Context
     from scheduler.steps.celery_tasks import register

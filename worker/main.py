@@ -22,12 +22,12 @@ from system.settings import SettingsError, read_settings
 from worker.agent.agent import Agent, AgentConfig, Fenced
 from worker.agent.display import Display, display
 from worker.agent.health import HealthMonitor
-from worker.agent.profile_cache import Profiles
-from worker.agent.service import FleetClient, Refused, open_channel
+from worker.agent.profile_cache import ProfileCache
+from worker.agent.service import FleetClient, WorkerRefused, open_channel
 from worker.runner.executor import ChildConfig, Executor
 from worker.sandbox import isolation
 from worker.sandbox.file_transfer import linkers_cache
-from worker.settings import TOGETHER, Settings
+from worker.settings import TOGETHER, WorkerSettings
 
 _log = logging.getLogger(__name__)
 
@@ -55,25 +55,25 @@ def main(arguments: Sequence[str]) -> int:
     except Fenced as problem:
         print(f"tunefarm worker: {problem}", file=sys.stderr)
         return ExitCode.FENCED
-    except Refused as problem:
+    except WorkerRefused as problem:
         print(f"tunefarm worker: {problem}", file=sys.stderr)
         return ExitCode.REFUSED
     return ExitCode.OK
 
 
-async def _work(settings: Settings, shown: Display) -> None:
-    """Until SIGTERM or SIGINT. Raises Fenced, Refused and SettingsError."""
+async def _work(settings: WorkerSettings, shown: Display) -> None:
+    """Until SIGTERM or SIGINT. Raises Fenced, WorkerRefused and SettingsError."""
     tls = settings.tls_files
     if settings.secret and tls is None and not settings.local:
         _log.warning("the token crosses the network in clear: use --tls if the service does TLS")
     with _executor(settings) as executor:
         async with open_channel(settings.server, settings.reconnect_max_s, tls) as channel:
             fleet = FleetClient(channel, settings.server, settings.secret, settings.reconnect_max_s)
-            manners = _manners(settings)
+            config = _agent_config(settings)
             shown.does(f"connecting to {settings.server} as {settings.name}")
             answered = partial(_note_life, settings.alive_file)
-            about = HealthMonitor(), answered, Profiles(settings.profiles)
-            agent = Agent(settings.name, uuid.uuid4().hex, fleet, executor, manners, shown, *about)
+            about = HealthMonitor(), answered, ProfileCache(settings.profiles)
+            agent = Agent(settings.name, uuid.uuid4().hex, fleet, executor, config, shown, *about)
             running = asyncio.create_task(agent.run())
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, running.cancel)
@@ -85,7 +85,7 @@ async def _work(settings: Settings, shown: Display) -> None:
 
 
 @contextlib.contextmanager
-def _executor(settings: Settings) -> Iterator[Executor]:
+def _executor(settings: WorkerSettings) -> Iterator[Executor]:
     environment = dict(os.environ)
     user, builds = settings.child_user, settings.build
     child = ChildConfig(
@@ -101,7 +101,7 @@ def _executor(settings: Settings) -> Iterator[Executor]:
         yield Executor(child, environment)
 
 
-def _manners(settings: Settings) -> AgentConfig:
+def _agent_config(settings: WorkerSettings) -> AgentConfig:
     return AgentConfig(
         settings.slots,
         build_together=min(settings.slots, TOGETHER),
@@ -118,7 +118,7 @@ def _note_life(file: Path | None) -> None:
             file.touch()
 
 
-def _settings(arguments: Sequence[str]) -> Settings:
+def _settings(arguments: Sequence[str]) -> WorkerSettings:
     """Raises SettingsError."""
     parser = argparse.ArgumentParser(
         prog="tunefarm worker", description="Measures candidates on this device for a tunefarm service."
@@ -138,7 +138,7 @@ def _settings(arguments: Sequence[str]) -> Settings:
         "--build", action="store_true", default=None, help="measure nothing, build what other devices measure"
     )
     parser.add_argument("--once", action="store_true", default=None, help="end after one lease")
-    return read_settings(Settings, vars(parser.parse_args(_joined(arguments))))
+    return read_settings(WorkerSettings, vars(parser.parse_args(_joined(arguments))))
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:

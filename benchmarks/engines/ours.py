@@ -77,7 +77,7 @@ class OurSpace:
     """The sketches of one workload on one device."""
 
     def __init__(self, module: tvm.IRModule, device: Device, variant: Variant | None = None) -> None:
-        """Raises NotCovered when the search has no form for the workload."""
+        """Raises UnsupportedSubgraph when the search has no form for the workload."""
         start_s = time.perf_counter()
         dag = read_dag(module)
         self._module = module

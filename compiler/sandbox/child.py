@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from compiler.sandbox.environment import passed
+from system.environment import allowed_variables
 from system.linux import die_with_parent
 
 # TVM, LLVM and Python map gigabytes before they do anything.
@@ -51,14 +51,14 @@ def run_child(module: str, request: bytes, timeout_s: float) -> tuple[bytes, int
     return reply, child.returncode
 
 
-def end_of(status: int) -> str:
+def describe_exit(status: int) -> str:
     """What a child that ended with this status, before it had replied, did to the compiler."""
     if status < 0:
         return f"crashed the compiler ({signal.Signals(-status).name})"
     return f"ended the compiler (exit status {status})"
 
 
-def machine_bytes() -> int:
+def physical_memory_bytes() -> int:
     """The memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
 
@@ -68,13 +68,13 @@ def _child_environment() -> dict[str, str]:
     path = os.pathsep.join(path for path in sys.path if path)
     folders = {name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ}
     # The stacks of TVM's threads, of which there is one for each core, would count as memory.
-    return passed(os.environ) | folders | {"PYTHONPATH": path, "TVM_NUM_THREADS": "1"}
+    return allowed_variables(os.environ) | folders | {"PYTHONPATH": path, "TVM_NUM_THREADS": "1"}
 
 
 # The child's side
 
 
-def begin(memory_bytes: int) -> None:
+def enter_sandbox(memory_bytes: int) -> None:
     """Bound this process's address space, and its life by its parent's.
 
     Who stops the parent with its whole group lets it finish this.
@@ -87,16 +87,16 @@ def begin(memory_bytes: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def take_output() -> BinaryIO:
+def redirect_stdout() -> BinaryIO:
     """Where the reply goes. TVM prints to standard output, which from now on is standard error."""
     reply = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return reply
 
 
-def limit_growth(model_bytes: int) -> None:
+def limit_data_segment(model_bytes: int) -> None:
     """Let this process, which has loaded TVM, take no more memory than the import of such a model may, until
-    `end_limit`."""
+    `lift_data_limit`."""
     try:
         pages = int(STATM.read_text().split()[5])
     except OSError:
@@ -106,7 +106,7 @@ def limit_growth(model_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
-def end_limit() -> None:
+def lift_data_limit() -> None:
     """Let it grow as far as its address space goes."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

@@ -51,7 +51,7 @@ from tunefarm.cli.progress import display, task_table
 from tunefarm.client.client import Client
 from tunefarm.client.values import Job, JobRequest
 from tunefarm.embedded.service import Service, StackMonitor, connect_or_start, wait_for_device
-from tunefarm.settings import Settings, load
+from tunefarm.settings import CommandSettings, load
 
 EPILOG = """\
 Exit codes: 0 done, 1 unexpected, 2 wrong usage, 3 bad input, 4 service unreachable, 5 refused by the
@@ -135,7 +135,7 @@ def _make(
     model: Path,
     request: JobRequest,
     output: Path | None,
-    settings: Settings,
+    settings: CommandSettings,
     features: str | None,
     as_json: bool,
 ) -> None:

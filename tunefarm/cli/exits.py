@@ -10,9 +10,9 @@ import typer
 from typer.main import get_command
 
 from core.exit_code import ExitCode
+from system.command import CommandError
 from system.settings import SettingsError
 from tunefarm.client.client import ClientError, ProblemError, UnreachableError
-from tunefarm.errors import CommandError
 
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:

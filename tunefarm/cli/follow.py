@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from core.exit_code import ExitCode
 from core.job import JobState
+from system.command import CommandError
 from tunefarm.cli.estimate import Pace, seconds_left
 from tunefarm.cli.progress import JobDisplay, JobProgress
 from tunefarm.client.client import Client, ClientError, UnreachableError
 from tunefarm.client.values import Job, JobEvent
 from tunefarm.embedded.service import Service
-from tunefarm.errors import CommandError
 
 LOOK_EVERY_S = 1.0
 REST_S = 0.2

@@ -11,12 +11,12 @@ from rich.console import Console
 
 from core.durations import latency_text
 from core.exit_code import ExitCode
+from system.command import CommandError
 from tunefarm.cli.follow import follow_job, require_done
 from tunefarm.cli.progress import display, task_table
 from tunefarm.client.artifact import unpack
 from tunefarm.client.values import Job, JobRequest, Task
 from tunefarm.embedded.service import Service
-from tunefarm.errors import CommandError
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Work:
+class LeaseProgress:
     """A lease on the way: what was measured or built of it so far."""
 
     lease: Lease
@@ -71,7 +71,7 @@ class Display(Protocol):
 
     def does(self, line: str) -> None: ...
 
-    def measured(self, work: Work) -> None: ...
+    def measured(self, work: LeaseProgress) -> None: ...
 
 
 class LogDisplay:
@@ -80,7 +80,7 @@ class LogDisplay:
     def does(self, line: str) -> None:
         _log.info("%s", line)
 
-    def measured(self, work: Work) -> None:
+    def measured(self, work: LeaseProgress) -> None:
         """Sixteen lines a lease would be too many."""
 
 
@@ -100,7 +100,7 @@ class LiveDisplay:
         _log.info("%s", line)
         self._show(line)
 
-    def measured(self, work: Work) -> None:
+    def measured(self, work: LeaseProgress) -> None:
         self._total += 1
         self._show(str(work))
 

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from core.exit_code import ExitCode
+from system.command import CommandError
 from tunefarm.cli.exits import run
 from tunefarm.cli.tokens import app, lifetime_s
-from tunefarm.errors import CommandError
 
 from .conftest import Service, Start
 
