@@ -18,13 +18,13 @@ from compiler.workload import to_json
 from core.device import Device
 from search.cost.model import CostModel
 from search.dag import Dag
-from search.evolution.transfer import transferred
+from search.evolution.transfer import transfer_programs
 from search.policy import Sample, SearchConfig, SearchTask, draw, propose, train
 from search.programs.annotate import sample
 from search.programs.program import Population, Program
-from search.remeasurement import Timed, contenders, how_many
+from search.remeasurement import MeasuredProgram, remeasurement_count, select_for_remeasurement
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 
 # The estimate is good at once and few measurements correct most of it: rounds begin small, and grow.
 SMALLEST_ROUND, LARGEST_ROUND = 8, 32
@@ -52,7 +52,7 @@ class Variant:
 
 
 @dataclass
-class MeasuredProgram:
+class MeasuredCandidate:
     """A program lowered (None when TVM refused it), and the seconds of each time it was measured."""
 
     candidate: Candidate | None
@@ -77,7 +77,7 @@ class TunefarmSearch:
     """The sketches of one workload on one device."""
 
     def __init__(self, module: tvm.IRModule, device: Device, variant: Variant | None = None) -> None:
-        """Raises NotCovered when the search has no form for the workload."""
+        """Raises UnsupportedSubgraph when the search has no form for the workload."""
         start_s = time.perf_counter()
         dag = read_dag(module)
         self._module = module
@@ -135,15 +135,15 @@ class TunefarmSearch:
         """
         start_s = time.perf_counter() - self._set_up_s
         found: list[Trial] = []
-        tried: dict[Program, MeasuredProgram] = {}
-        model, seeds = self._trained(before), transferred(_best_of_each(before), self._task.sketches)
+        tried: dict[Program, MeasuredCandidate] = {}
+        model, seeds = self._trained(before), transfer_programs(_best_of_each(before), self._task.sketches)
         while len(found) < trials:
             count = min(round_size(len(found)), trials - len(found))
             again = self._again(tried, count, rng, is_last=len(found) + count == trials)
             new = self._new(model, tried, count - len(again), rng, seeds)
             if not new + again:
                 break
-            tried |= {program: MeasuredProgram(self.candidate(program)) for program in new}
+            tried |= {program: MeasuredCandidate(self.candidate(program)) for program in new}
             batch = [tried[program] for program in again + new]
             best_s = min((one.seconds for one in tried.values()), default=math.inf)
             timed = measure([one.candidate for one in batch], best_s)
@@ -154,17 +154,22 @@ class TunefarmSearch:
         return Searched(tuple(found), self._samples(tried), model)
 
     def _again(
-        self, tried: Mapping[Program, MeasuredProgram], count: int, rng: np.random.Generator, *, is_last: bool
+        self,
+        tried: Mapping[Program, MeasuredCandidate],
+        count: int,
+        rng: np.random.Generator,
+        *,
+        is_last: bool,
     ) -> list[Program]:
         if not self._variant.measures_again:
             return []
-        timed = [Timed(program, one.seconds, len(one.secs)) for program, one in tried.items()]
-        return contenders(timed, how_many(count, rng, is_last=is_last))
+        timed = [MeasuredProgram(program, one.seconds, len(one.secs)) for program, one in tried.items()]
+        return select_for_remeasurement(timed, remeasurement_count(count, rng, is_last=is_last))
 
     def _new(
         self,
         model: CostModel,
-        tried: Mapping[Program, MeasuredProgram],
+        tried: Mapping[Program, MeasuredCandidate],
         count: int,
         rng: np.random.Generator,
         seeds: Sequence[Program],
@@ -173,7 +178,7 @@ class TunefarmSearch:
         proposals = propose(self._task, model, known, count, rng, config=self._variant.config, seeds=seeds)
         return [one.program for one in proposals]
 
-    def _samples(self, tried: Mapping[Program, MeasuredProgram]) -> tuple[Sample, ...]:
+    def _samples(self, tried: Mapping[Program, MeasuredCandidate]) -> tuple[Sample, ...]:
         return tuple((self._task, program, one.seconds) for program, one in tried.items())
 
     def _trained(self, samples: Sequence[Sample]) -> CostModel:

@@ -44,7 +44,7 @@ class LayerResult:
 
 
 def run(name: str, device_class: str, device: Device, trials: int, rounds: int, seed: int) -> LayerResult:
-    """Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises NotCovered."""
+    """Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph."""
     module = LAYERS[name].module()
     measurer = ProgramMeasurer(module, device)
     ours = TunefarmSearch(module, device).tune(trials, measurer.timed, np.random.default_rng(seed))

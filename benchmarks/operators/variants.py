@@ -10,7 +10,7 @@ from benchmarks.engines.tunefarm_search import TunefarmSearch, Variant
 from benchmarks.suite import OPERATORS
 from benchmarks.timing.finals import SearchResult, Trials, time_best_programs
 from benchmarks.timing.measurer import ProgramMeasurer
-from compiler.target import probe
+from compiler.target import detect_device
 
 
 def compare_variants(
@@ -24,9 +24,9 @@ def compare_variants(
 ) -> tuple[SearchResult, ...]:
     """Every variant's search from the same seed, and its best after every milestone, all in turns.
 
-    Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises NotCovered.
+    Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph.
     """
-    device = probe(threads)
+    device = detect_device(threads)
     module = OPERATORS[operator].module(OPERATORS[operator].benchmark)
     measurer = ProgramMeasurer(module, device)
     tried: dict[str, Trials] = {}

@@ -11,7 +11,7 @@ from typing import TypeVar
 from benchmarks.engines.tunefarm_search import EmptySpace
 from benchmarks.results.output import Output
 from benchmarks.timing.contestants import spawn_process
-from compiler.reading.subgraph import NotCovered
+from compiler.reading.subgraph import UnsupportedSubgraph
 
 Result = TypeVar("Result")
 
@@ -26,7 +26,7 @@ def run_isolated(name: str, threads: int, run: Callable[..., Result], *given: ob
     try:
         with spawn_process() as process:
             return process.submit(run, *given).result()
-    except NotCovered as error:
+    except UnsupportedSubgraph as error:
         raise MeasurementFailed(f"our search does not cover {name}: {error}") from error
     except EmptySpace as error:
         raise MeasurementFailed(f"our search finds no valid program of {name}: {error}") from error

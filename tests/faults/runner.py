@@ -22,7 +22,7 @@ from compiler.packaging.archive import pack
 from core.device import Device
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
-from worker.runner.interface import BuildRequest, Exported, Machines, Note, Phase
+from worker.runner.interface import BuildRequest, Exported, Machines, Notify, Phase
 
 VARIABLE = "TVM_FAULTS"  # a worker passes TVM's variables on to its child
 DEVICE = Device(
@@ -69,7 +69,7 @@ class Faults:
 class FaultyRunner:
     def __init__(self, threads: int, without: Sequence[str]) -> None:
         self._faults = Faults(**json.loads(os.environ[VARIABLE]))
-        self._subjects: dict[int, BuildRequest] = {}
+        self._requests: dict[int, BuildRequest] = {}
 
     def check(self) -> Device:
         return self._faults.device
@@ -77,33 +77,33 @@ class FaultyRunner:
     def calibrate(self, budget_s: float) -> Profile:
         return DEVICE.speeds
 
-    def build(self, subjects: Mapping[int, BuildRequest], begun: Note, ended: Note) -> list[int]:
-        for number, subject in subjects.items():
+    def build(self, requests: Mapping[int, BuildRequest], begun: Notify, ended: Notify) -> list[int]:
+        for number, request in requests.items():
             begun(number)
-            self._subjects[number] = subject
-            self._misbehave(subject, Phase.BUILD)
+            self._requests[number] = request
+            self._misbehave(request, Phase.BUILD)
             ended(number)
         return []
 
     def run(self, number: int, best_s: float | None) -> Measurement:
-        subject = self._subjects.pop(number)
+        request = self._requests.pop(number)
         time.sleep(self._faults.nap_s)
-        return self._misbehave(subject, Phase.RUN) or _plausible(subject)
+        return self._misbehave(request, Phase.RUN) or _plausible(request)
 
     def machines(self) -> Machines:
         return Machines((self._faults.device.machine,))
 
     def export(self, number: int) -> Exported | Measurement:
-        subject = self._subjects.pop(number)
+        request = self._requests.pop(number)
         time.sleep(self._faults.nap_s)
-        return Exported(pack([("candidate.so", LIBRARY + subject.trace.encode())]), self._faults.nap_s)
+        return Exported(pack([("candidate.so", LIBRARY + request.trace.encode())]), self._faults.nap_s)
 
     def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
         return Measurement(Outcome.OK, (0.01, 0.01, 0.01))
 
-    def _misbehave(self, subject: BuildRequest, phase: Phase) -> Measurement | None:
+    def _misbehave(self, request: BuildRequest, phase: Phase) -> Measurement | None:
         notes = Path(self._faults.notes)
-        if self._faults.phase != phase.value or not _is_chosen(subject, notes):
+        if self._faults.phase != phase.value or not _is_chosen(request, notes):
             return None
         done = len(list(notes.glob("did-*")))
         if done and not self._faults.always:
@@ -116,17 +116,17 @@ def digest(trace: str) -> str:
     return hashlib.sha256(trace.encode()).hexdigest()
 
 
-def _is_chosen(subject: BuildRequest, notes: Path) -> bool:
+def _is_chosen(request: BuildRequest, notes: Path) -> bool:
     """Whether this candidate misbehaves: the first one that asks is chosen."""
     chosen = notes / "chosen"
     if not chosen.exists():
-        chosen.write_text(digest(subject.trace))
-    return chosen.read_text() == digest(subject.trace)
+        chosen.write_text(digest(request.trace))
+    return chosen.read_text() == digest(request.trace)
 
 
-def _plausible(subject: BuildRequest) -> Measurement:
+def _plausible(request: BuildRequest) -> Measurement:
     """Return a time that depends only on the program."""
-    secs = 1e-3 * (1 + zlib.crc32(subject.trace.encode()) % 1000 / 1000)
+    secs = 1e-3 * (1 + zlib.crc32(request.trace.encode()) % 1000 / 1000)
     return Measurement(Outcome.OK, (secs,) * 3, 0.01)
 
 
