@@ -77,4 +77,6 @@ class Watch:
     def _find(self) -> Look:
         with self._database.begin() as session:
             waiting = fair_queue.waiting(session, self._now())
-            return Look(waiting.classes, waiting.builds, frozenset(devices.unwanted(session)))
+            return Look(
+                waiting.device_classes, waiting.has_unbuilt, frozenset(devices.not_taking_work(session))
+            )

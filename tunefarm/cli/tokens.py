@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from core.access import Scope
 from tunefarm.cli.options import AsJson, Data, Server, Token, print_json, running, say, stdout
-from tunefarm.client.values import Scope, StoredToken
+from tunefarm.client.values import StoredToken
 from tunefarm.errors import CommandError, ExitCode
 
 app = typer.Typer(help="Make, list and revoke the service's tokens.", rich_markup_mode=None)

@@ -27,6 +27,7 @@ import httpx_sse
 import tenacity
 from pydantic import TypeAdapter, ValidationError
 
+from core.access import Scope
 from system.tls import TlsFiles
 from tunefarm.client.values import (
     CostModel,
@@ -39,7 +40,6 @@ from tunefarm.client.values import (
     Model,
     NewToken,
     Schedule,
-    Scope,
     StoredToken,
     Task,
     Worker,
