@@ -26,12 +26,12 @@ from benchmarks.results.output import Output
 from benchmarks.results.searches import Search
 from benchmarks.suite import OPERATORS
 from compiler.reading.subgraph import read_dag
-from scheduler.settings import Settings
+from scheduler.settings import SchedulerSettings
 from search.allocate import TaskProgress, next_tasks
 from worker.settings import usable_cores
 
-BATCH: int = Settings.model_fields["batch_size"].default
-PER_PICK: int = Settings.model_fields["trials_per_pick"].default
+BATCH: int = SchedulerSettings.model_fields["batch_size"].default
+PER_PICK: int = SchedulerSettings.model_fields["trials_per_pick"].default
 NETWORKS = 100
 MOST_OFTEN = 8
 # Trials a task, on average.

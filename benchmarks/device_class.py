@@ -67,11 +67,11 @@ def calibrated(name: str, threads: int) -> Device:
     """The device class of this name on this machine, with its profile. Wants a process of its own, with
     TVM_NUM_THREADS in the environment. Raises ValueError where the machine lacks what the class has."""
     from compiler.measuring.calibration import calibrate
-    from compiler.measuring.cores import bind_pool
-    from compiler.target import probe
+    from compiler.measuring.cores import bind_thread_pool
+    from compiler.target import detect_device
 
-    bind_pool(threads)
-    device = probe(threads, without=CLASSES[name].without)
+    bind_thread_pool(threads)
+    device = detect_device(threads, without=CLASSES[name].without)
     return replace(device, profile=calibrate(device))
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 from celery import Celery, signals
 from celery.exceptions import SecurityWarning
-from pydantic import ValidationError
 
 from records.storage.database import Database, StorageError
 from scheduler.app import Waker, make_app, send
 from scheduler.identity import identity
-from scheduler.settings import Settings
+from scheduler.settings import SchedulerSettings
+from system.settings import SettingsError, read_settings
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +31,12 @@ def main() -> int:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("scheduler").setLevel(logging.INFO)
     try:
-        settings = Settings()
+        settings = read_settings(SchedulerSettings, flags={})
         app = make_app(settings.broker)
         database = Database(settings.database_url)
         database.migrate()
-    except ValidationError as error:
-        return _refuse(_settings_sentence(error), USAGE)
+    except SettingsError as error:
+        return _refuse(str(error), USAGE)
     except ValueError as error:
         return _refuse(f"wrong settings: {error}", USAGE)
     except (StorageError, OSError) as error:
@@ -47,7 +47,7 @@ def main() -> int:
         return _serve(app, settings, database, name)
 
 
-def _serve(app: Celery, settings: Settings, database: Database, name: str) -> int:
+def _serve(app: Celery, settings: SchedulerSettings, database: Database, name: str) -> int:
     # Loads TVM, which takes seconds: the first step finds it ready, a wrong setting does not cost them.
     from scheduler.context import Context
     from scheduler.steps.celery_tasks import register
@@ -97,11 +97,6 @@ def _note_life(file: Path, **_: Any) -> None:
 
 def _keep_logging(**_: Any) -> None:
     """Celery sets up logging of its own unless somebody answers this signal."""
-
-
-def _settings_sentence(error: ValidationError) -> str:
-    problems = (f"TUNEFARM_{str(part['loc'][-1]).upper()}: {part['msg']}" for part in error.errors())
-    return "wrong settings: " + "; ".join(problems)
 
 
 def _refuse(sentence: str, code: int) -> int:

@@ -54,22 +54,22 @@ class TaskProgress:
         return len(self.history) - reached >= max(STALL_TRIALS, STALL_FACTOR * reached)
 
 
-def next_tasks(tasks: Sequence[TaskProgress], slots: int, per_pick: int) -> list[int]:
-    """One index per pick of `per_pick` trials, until `slots` trials are given out.
+def next_tasks(tasks: Sequence[TaskProgress], trials: int, trials_per_pick: int) -> list[int]:
+    """One index per pick of `trials_per_pick` trials, until `trials` are given out.
 
     Tasks without trials come first, heaviest first; then the largest expected gain per trial. Nobody knows
-    yet what the slots will bring, so one task gets at most a quarter of them while others are open. Stalled
+    yet what the trials will bring, so one task gets at most a quarter of them while others are open. Stalled
     tasks are set aside unless all are, or the others promise next to nothing. Empty when every task is
     exhausted.
     """
     issued = [task.issued for task in tasks]
     picks: list[int] = []
     open_tasks = _open(tasks)
-    while open_tasks and len(picks) * per_pick < slots:
-        share = max(1, math.floor(MAX_SHARE * slots / per_pick))
+    while open_tasks and len(picks) * trials_per_pick < trials:
+        share = max(1, math.floor(MAX_SHARE * trials / trials_per_pick))
         below_share = [i for i in open_tasks if picks.count(i) < share]
         chosen = max(below_share or open_tasks, key=lambda i: _priority(tasks, i, issued[i]))
-        issued[chosen] += per_pick
+        issued[chosen] += trials_per_pick
         picks.append(chosen)
     return picks
 

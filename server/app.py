@@ -7,12 +7,12 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from server.access import routes as access_routes
-from server.access.guard_http import Guard, LimitBody
+from server.access.middleware import AccessMiddleware, BodySizeMiddleware
+from server.api import access as access_routes
 from server.api import cost_models, events, health, jobs, models, schedules, workers
-from server.api.metrics import CountRequests
+from server.api.metrics import RequestMetricsMiddleware
 from server.api.problems import EVERYWHERE, GUARDED, ProblemBody, install
-from server.context import Context
+from server.context import ServerContext
 
 _MAX_BODY_BYTES = 4 << 20
 _MAX_IMPORT_BYTES = 256 << 20
@@ -28,7 +28,7 @@ class Application(FastAPI):
         return document
 
 
-def create_app(context: Context) -> FastAPI:
+def create_app(context: ServerContext) -> FastAPI:
     """The application that serves `context`."""
     app = Application(
         title="tunefarm",
@@ -44,13 +44,13 @@ def create_app(context: Context) -> FastAPI:
         app.include_router(router, responses=GUARDED)
     app.include_router(health.router)
     install(app)
-    app.add_middleware(LimitBody, max_bytes=lambda path: _max_bytes(context, path))
-    app.add_middleware(Guard, access=context.access, audit=context.audit)
-    app.add_middleware(CountRequests, metrics=context.metrics)
+    app.add_middleware(BodySizeMiddleware, max_bytes=lambda path: _max_bytes(context, path))
+    app.add_middleware(AccessMiddleware, authenticator=context.authenticator, audit=context.audit)
+    app.add_middleware(RequestMetricsMiddleware, metrics=context.metrics)
     return app
 
 
-def _max_bytes(context: Context, path: str) -> int:
+def _max_bytes(context: ServerContext, path: str) -> int:
     if path == "/v1/models":
         return context.settings.max_upload_bytes
     return _MAX_IMPORT_BYTES if path == "/v1/schedules/import" else _MAX_BODY_BYTES

@@ -21,18 +21,18 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import grpc.aio
 import uvicorn
-from pydantic import ValidationError
 
 from proto.fleet_pb2_grpc import add_FleetServicer_to_server
 from proto.messages import MAX_MESSAGE_BYTES
 from records.storage.database import Database, StorageError
 from scheduler.app import Waker, make_app
-from server.access.guard_fleet import GuardOfWorkers
+from server.access.interceptor import AccessInterceptor
 from server.app import create_app
-from server.context import Context
-from server.fleet.service import Fleet
-from server.settings import Settings
-from system.tls import TlsError, TlsFiles
+from server.context import ServerContext
+from server.fleet.service import FleetService
+from server.settings import ServerSettings
+from system.settings import SettingsError, read_settings
+from system.tls import TlsFiles
 
 _log = logging.getLogger("server")
 
@@ -57,18 +57,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         settings = _settings(argv)
-    except ValidationError as error:
-        return _give_up(_settings_problem(error), EXIT_MISUSE)
-    try:
         asyncio.run(_run(settings))
-    except TlsError as error:
+    except SettingsError as error:
         return _give_up(str(error), EXIT_MISUSE)
     except (StartError, StorageError) as error:
         return _give_up(str(error), EXIT_FAILED)
     return 0
 
 
-async def serve(context: Context, http: socket.socket) -> None:
+async def serve(context: ServerContext, http: socket.socket) -> None:
     """Serves HTTP on the socket, and workers on the settings' gRPC port, until `context.stopping` is set.
 
     Raises RuntimeError when the gRPC port can't be had, TlsError.
@@ -87,7 +84,7 @@ async def serve(context: Context, http: socket.socket) -> None:
     await asyncio.gather(workers.stop(_STOP_GRACE_S), serving, stopping, auditing)
 
 
-def _http_config(context: Context) -> uvicorn.Config:
+def _http_config(context: ServerContext) -> uvicorn.Config:
     tls = context.settings.tls
     return uvicorn.Config(
         create_app(context),
@@ -102,7 +99,7 @@ def _http_config(context: Context) -> uvicorn.Config:
     )
 
 
-def _say_where(settings: Settings, port: int, grpc_port: int) -> None:
+def _say_where(settings: ServerSettings, port: int, grpc_port: int) -> None:
     clients = " (TLS, clients need a certificate)" if settings.tls.ca else " (TLS)" if settings.tls else ""
     host = settings.host
     _log.info("serving HTTP on %s:%s and workers on %s:%s%s", host, port, host, grpc_port, clients)
@@ -121,7 +118,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _run(settings: Settings) -> None:
+async def _run(settings: ServerSettings) -> None:
     _allow_many_connections()
     sys.setswitchinterval(_SWITCH_S)
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "records"))
@@ -131,7 +128,7 @@ async def _run(settings: Settings) -> None:
         database = Database(settings.database_url)
         try:
             await asyncio.to_thread(database.migrate)
-            context = Context(
+            context = ServerContext(
                 settings, database, _waker(settings.broker), time.time, lambda: uuid.uuid4().hex
             )
             # What is there by now stays: looking through it for garbage takes as long as several calls.
@@ -166,9 +163,9 @@ def _listen(host: str, port: int, variable: str) -> socket.socket:
         raise StartError(_port_problem(host, port, variable, cause)) from error
 
 
-async def _start_fleet(context: Context) -> tuple[grpc.aio.Server, int]:
+async def _start_fleet(context: ServerContext) -> tuple[grpc.aio.Server, int]:
     settings = context.settings
-    guards = [GuardOfWorkers(context.access, context.audit)]
+    guards = [AccessInterceptor(context.authenticator, context.audit)]
     options = [
         # Without this two servers can share a port, and each gets half of the calls.
         ("grpc.so_reuseport", 0),
@@ -176,7 +173,7 @@ async def _start_fleet(context: Context) -> tuple[grpc.aio.Server, int]:
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ]
     server = grpc.aio.server(interceptors=guards, options=options)
-    add_FleetServicer_to_server(Fleet(context), server)
+    add_FleetServicer_to_server(FleetService(context), server)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     port = _bind(server, f"{host}:{settings.grpc_port}", settings.tls)
     await server.start()
@@ -201,7 +198,7 @@ def _port_problem(host: str, port: int, variable: str, cause: str) -> str:
     )
 
 
-def _settings(argv: Sequence[str] | None) -> Settings:
+def _settings(argv: Sequence[str] | None) -> ServerSettings:
     parser = argparse.ArgumentParser("tunefarm server", description="Serves HTTP and workers.")
     parser.add_argument("--host", help="address to listen on (TUNEFARM_HOST, default 127.0.0.1)")
     parser.add_argument("--port", help="HTTP port (TUNEFARM_PORT)")
@@ -213,14 +210,7 @@ def _settings(argv: Sequence[str] | None) -> Settings:
     parser.add_argument(
         "--tls-client-ca", metavar="FILE", help="whose certificates clients need (TUNEFARM_TLS_CLIENT_CA)"
     )
-    flags = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
-    return Settings(**flags)
-
-
-def _settings_problem(error: ValidationError) -> str:
-    part = error.errors()[0]
-    message = part["msg"].removeprefix("Value error, ")
-    return f"TUNEFARM_{str(part['loc'][0]).upper()}: {message}" if part["loc"] else message
+    return read_settings(ServerSettings, vars(parser.parse_args(argv)))
 
 
 def _give_up(sentence: str, code: int) -> int:

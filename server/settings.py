@@ -8,13 +8,13 @@ from pathlib import Path
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from server.access.limits import OFF, parsed
+from server.access.limits import OFF, parse_limit
 from system.tls import TlsFiles
 
 _NEEDS = {"tls_cert": "tls_key", "tls_key": "tls_cert", "tls_client_ca": "tls_cert"}
 
 
-class Settings(BaseSettings):
+class ServerSettings(BaseSettings):
     """`max_*_bytes` are bytes; port 0 takes any free port.
 
     `rate_limit` holds for every client, `failure_limit` for what one address may send without valid
@@ -40,11 +40,11 @@ class Settings(BaseSettings):
     @field_validator("rate_limit", "failure_limit")
     @classmethod
     def _is_limit(cls, text: str) -> str:
-        parsed(text)
+        parse_limit(text)
         return text or OFF
 
     @model_validator(mode="after")
-    def _guard_the_network(self) -> Settings:
+    def _guard_the_network(self) -> ServerSettings:
         if not self.loopback and self.token is None:
             raise ValueError(
                 f"serving on {self.host} lets other machines in: set TUNEFARM_TOKEN to a secret, "
@@ -53,7 +53,7 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _whole_tls(self) -> Settings:
+    def _whole_tls(self) -> ServerSettings:
         for given, needed in _NEEDS.items():
             if getattr(self, given) is not None and getattr(self, needed) is None:
                 raise ValueError(f"TUNEFARM_{given.upper()} needs TUNEFARM_{needed.upper()}: set both")

@@ -6,8 +6,10 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from system.settings import SettingsError
 
-class TlsError(Exception):
+
+class TlsError(SettingsError):
     """A file that TLS needs can't be used; the message says which, why and what to do."""
 
 

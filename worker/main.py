@@ -15,20 +15,19 @@ from enum import IntEnum
 from functools import partial
 from pathlib import Path
 
-from pydantic import ValidationError
 from rich.console import Console
 
 from core.worker import Role
-from system.tls import TlsError
+from system.settings import SettingsError, read_settings
 from worker.agent.agent import Agent, AgentConfig, Fenced
 from worker.agent.display import Display, display
 from worker.agent.health import HealthMonitor
-from worker.agent.profile_cache import Profiles
-from worker.agent.service import FleetClient, Refused, open_channel
-from worker.runner.executor import ChildConfig, Executor, UnusableSettings
+from worker.agent.profile_cache import ProfileCache
+from worker.agent.service import FleetClient, WorkerRefused, open_channel
+from worker.runner.executor import ChildConfig, Executor
 from worker.sandbox import isolation
 from worker.sandbox.file_transfer import linkers_cache
-from worker.settings import TOGETHER, Settings
+from worker.settings import TOGETHER, WorkerSettings
 
 _log = logging.getLogger(__name__)
 
@@ -47,38 +46,34 @@ def main(arguments: Sequence[str]) -> int:
     """The exit code. Every end that is not asked for is explained in one line on standard error."""
     try:
         settings = _settings(arguments)
-    except ValidationError as error:
-        print(f"tunefarm worker: {_explain(error)}", file=sys.stderr)
-        return ExitCode.USAGE
-    try:
         with display(Console(stderr=True)) as shown:
             isolation.hide_memory()
             asyncio.run(_work(settings, shown))
-    except (TlsError, UnusableSettings) as problem:
+    except SettingsError as problem:
         print(f"tunefarm worker: {problem}", file=sys.stderr)
         return ExitCode.USAGE
     except Fenced as problem:
         print(f"tunefarm worker: {problem}", file=sys.stderr)
         return ExitCode.FENCED
-    except Refused as problem:
+    except WorkerRefused as problem:
         print(f"tunefarm worker: {problem}", file=sys.stderr)
         return ExitCode.REFUSED
     return ExitCode.OK
 
 
-async def _work(settings: Settings, shown: Display) -> None:
-    """Until SIGTERM or SIGINT. Raises Fenced, Refused, TlsError and UnusableSettings."""
+async def _work(settings: WorkerSettings, shown: Display) -> None:
+    """Until SIGTERM or SIGINT. Raises Fenced, WorkerRefused and SettingsError."""
     tls = settings.tls_files
     if settings.secret and tls is None and not settings.local:
         _log.warning("the token crosses the network in clear: use --tls if the service does TLS")
     with _executor(settings) as executor:
         async with open_channel(settings.server, settings.reconnect_max_s, tls) as channel:
             fleet = FleetClient(channel, settings.server, settings.secret, settings.reconnect_max_s)
-            manners = _manners(settings)
+            config = _agent_config(settings)
             shown.does(f"connecting to {settings.server} as {settings.name}")
             answered = partial(_note_life, settings.alive_file)
-            about = HealthMonitor(), answered, Profiles(settings.profiles)
-            agent = Agent(settings.name, uuid.uuid4().hex, fleet, executor, manners, shown, *about)
+            about = HealthMonitor(), answered, ProfileCache(settings.profiles)
+            agent = Agent(settings.name, uuid.uuid4().hex, fleet, executor, config, shown, *about)
             running = asyncio.create_task(agent.run())
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, running.cancel)
@@ -90,7 +85,7 @@ async def _work(settings: Settings, shown: Display) -> None:
 
 
 @contextlib.contextmanager
-def _executor(settings: Settings) -> Iterator[Executor]:
+def _executor(settings: WorkerSettings) -> Iterator[Executor]:
     environment = dict(os.environ)
     user, builds = settings.child_user, settings.build
     child = ChildConfig(
@@ -106,7 +101,7 @@ def _executor(settings: Settings) -> Iterator[Executor]:
         yield Executor(child, environment)
 
 
-def _manners(settings: Settings) -> AgentConfig:
+def _agent_config(settings: WorkerSettings) -> AgentConfig:
     return AgentConfig(
         settings.slots,
         build_together=min(settings.slots, TOGETHER),
@@ -123,8 +118,8 @@ def _note_life(file: Path | None) -> None:
             file.touch()
 
 
-def _settings(arguments: Sequence[str]) -> Settings:
-    """Raises ValidationError."""
+def _settings(arguments: Sequence[str]) -> WorkerSettings:
+    """Raises SettingsError."""
     parser = argparse.ArgumentParser(
         prog="tunefarm worker", description="Measures candidates on this device for a tunefarm service."
     )
@@ -143,8 +138,7 @@ def _settings(arguments: Sequence[str]) -> Settings:
         "--build", action="store_true", default=None, help="measure nothing, build what other devices measure"
     )
     parser.add_argument("--once", action="store_true", default=None, help="end after one lease")
-    given = vars(parser.parse_args(_joined(arguments)))
-    return Settings(**{name: value for name, value in given.items() if value is not None})
+    return read_settings(WorkerSettings, vars(parser.parse_args(_joined(arguments))))
 
 
 def _joined(arguments: Sequence[str]) -> list[str]:
@@ -156,14 +150,3 @@ def _joined(arguments: Sequence[str]) -> list[str]:
         else:
             joined.append(argument)
     return joined
-
-
-def _explain(error: ValidationError) -> str:
-    first = error.errors()[0]
-    name = str(first["loc"][0]).removeprefix("TUNEFARM_WORKER_").lower()
-    where = f"give --{name} or set TUNEFARM_WORKER_{name.upper()}"
-    if first["type"] == "missing":
-        return f"the setting {name} is missing: {where}"
-    return (
-        f"the setting {name} is wrong: {first['msg'].removeprefix('Value error, ')}, not {first['input']!r}"
-    )

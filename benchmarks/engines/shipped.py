@@ -29,7 +29,7 @@ from benchmarks.engines.theirs import quiet
 from benchmarks.timing.interleaved import Block
 from benchmarks.timing.judge import Candidate, Trial
 from compiler.lowering.trace import replay
-from compiler.measuring.bench import BuiltKernel
+from compiler.measuring.builder import BuiltKernel
 from compiler.target import parse_target
 from core.device import Device
 

@@ -15,7 +15,7 @@ from tvm.s_tir.meta_schedule.runner import PyRunner, RunnerFuture, RunnerInput, 
 from tvm.s_tir.meta_schedule.tir_integration import tune_tir
 
 from benchmarks.timing.judge import Candidate, Judge, seconds
-from compiler.measuring.bench import BuiltKernel
+from compiler.measuring.builder import BuiltKernel
 from compiler.target import parse_target
 from core.device import Device
 from core.measurement import Measurement, Outcome

@@ -22,7 +22,7 @@ from compiler.packaging.archive import pack
 from core.device import Device
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
-from worker.runner.interface import BuildRequest, Exported, Machines, Note, Phase
+from worker.runner.interface import BuildRequest, Exported, Machines, Notify, Phase
 
 VARIABLE = "TVM_FAULTS"  # a worker passes TVM's variables on to its child
 DEVICE = Device(
@@ -77,7 +77,7 @@ class FaultyBench:
     def calibrate(self, budget_s: float) -> Profile:
         return DEVICE.speeds
 
-    def build(self, subjects: Mapping[int, BuildRequest], begun: Note, ended: Note) -> list[int]:
+    def build(self, subjects: Mapping[int, BuildRequest], begun: Notify, ended: Notify) -> list[int]:
         for number, subject in subjects.items():
             begun(number)
             self._subjects[number] = subject

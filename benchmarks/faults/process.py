@@ -22,7 +22,7 @@ from unittest.mock import patch
 from records.storage.database import Database
 
 if TYPE_CHECKING:
-    from compiler.sandbox.models import CompileRequest, Imported
+    from compiler.sandbox.models import CompileRequest, ImportedModel
 
 CLOCK_VARIABLE = "TUNEFARM_TEST_CLOCK"
 BUSY_TIMEOUT_S = 2.0
@@ -47,15 +47,15 @@ def _scheduler(flags: Sequence[str]) -> int:
 
     with (
         patch.multiple(scheduler.main, time=_clock(), Database=_hasty_database()),
-        patch.object(compiler.sandbox.models, "carried_out", _carry_out),
+        patch.object(compiler.sandbox.models, "compile_in_child", _carry_out),
     ):
         return scheduler.main.main()
 
 
-def _carry_out(order: CompileRequest, _: object) -> tuple[Imported, bytes]:
-    from compiler.sandbox.models import Fused
+def _carry_out(order: CompileRequest, _: object) -> tuple[ImportedModel, bytes]:
+    from compiler.sandbox.models import FusedModel
 
-    fused = Fused.of(order)
+    fused = FusedModel.of(order)
     return fused.imported, fused.library(order)
 
 
@@ -63,7 +63,7 @@ def _worker(flags: Sequence[str]) -> int:
     import worker.main
     from worker.runner.executor import ChildConfig
 
-    config = functools.partial(ChildConfig, bench=BENCH)
+    config = functools.partial(ChildConfig, runner=BENCH)
     with patch.object(worker.main, "ChildConfig", config):
         return worker.main.main(flags)
 

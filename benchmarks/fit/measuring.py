@@ -25,7 +25,7 @@ SUITE: Mapping[str, Layer] = {
 
 def run(name: str, device_class: str, device: Device, seed: int) -> list[str]:
     """Lines for the file of measured programs. Wants a process of its own, with TVM_NUM_THREADS in the
-    environment. Raises NotCovered."""
+    environment. Raises UnsupportedSubgraph."""
     layer = {**SUITE, **LAYERS}[name]
     module, rng = layer.module(), np.random.default_rng(seed)
     judge, space = Judge(module, device), OurSpace(module, device)

@@ -29,9 +29,9 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     warnings.simplefilter("ignore")
     from compiler.importing.model import extract_tasks, fuse, read_onnx
-    from compiler.sandbox.child import limit_growth
+    from compiler.sandbox.child import limit_data_segment
 
-    limit_growth(0)
+    limit_data_segment(0)
     answers.write(_line("ready", ""))
     while (request := _request(sys.stdin.buffer)) is not None:
         data, fuses = request

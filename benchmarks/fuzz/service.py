@@ -28,7 +28,7 @@ from records.jobs.jobs import JobRequest
 from records.jobs.trials import NewTrial
 from records.storage import blobs
 from records.storage.database import Database
-from server.access.callers import PREFIX, digest
+from server.access.authentication import TOKEN_PREFIX, token_digest
 
 HOST = "127.0.0.1"
 CLASSES = 4
@@ -104,7 +104,7 @@ class Service:
     def fill(self) -> None:
         """A job in the middle of its tuning for each device class, with trials."""
         with self.database.begin() as session:
-            secret_sha, now = digest(self.reader), time.time()
+            secret_sha, now = token_digest(self.reader), time.time()
             access.add_token(session, Token("reader", "reader", frozenset({Scope.READ}), now), secret_sha)
             self.blob = blobs.put(session, b"a model")
             models.add(session, self.blob, "model", now)
@@ -143,7 +143,7 @@ def running(folder: Path) -> Iterator[Service]:
     )
     database = Database(url)
     http, fleet = f"http://{HOST}:{ports[0]}", f"{HOST}:{ports[1]}"
-    service = Service(program, database, http, fleet, token, PREFIX + "r" * 43)
+    service = Service(program, database, http, fleet, token, TOKEN_PREFIX + "r" * 43)
     try:
         database.migrate()
         service.fill()

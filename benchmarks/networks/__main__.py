@@ -28,8 +28,8 @@ from benchmarks.results.output import Output
 from benchmarks.timing.hidden import Hidden, onnxruntime_without
 from benchmarks.timing.interleaved import Block
 from examples.make_models import NETWORKS
+from system.command import CommandError
 from tunefarm.client.client import ClientError
-from tunefarm.errors import CommandError
 from worker.settings import usable_cores
 
 QUICK = ("resnet18", "mobilenet_v2")

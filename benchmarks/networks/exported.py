@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.timing.contestants import own_process
-from tunefarm.client.transfer import RECORD_FILE, WORKLOAD_FILE
+from tunefarm.client.metaschedule_files import RECORD_FILE, WORKLOAD_FILE
 
 
 def build(model: Path, target: str, database: Path, library: Path) -> None:

@@ -18,7 +18,7 @@ from benchmarks.results.curves import Curve
 from benchmarks.timing import agreement
 from benchmarks.timing.contestants import TvmLibrary
 from benchmarks.timing.interleaved import Pair, Timings, measure
-from tunefarm.client import transfer
+from tunefarm.client import metaschedule_files
 
 # TVM's untuned build takes so long that it doesn't take part in every round.
 SLOW_ROUNDS = 3
@@ -62,7 +62,7 @@ def run(plan: TuningPlan, folder: Path, console: Console) -> Measured:
     model = plan.write(folder)
     with session(folder / "data", plan.threads, plan.device_class, console) as stack:
         tuning = stack.tune(model, plan.trials, folder / "tuned", minutes=plan.minutes)
-        transfer.write(stack.client.export(), folder)
+        metaschedule_files.write(stack.client.export(), folder)
     target = tuning.manifest.target
     plan.device_class.check(target)
     console.print(f"{plan.label}: building it untuned")

@@ -16,9 +16,8 @@ from benchmarks.device_class import DeviceClass
 from benchmarks.results.curves import Point
 from core.job import JobState
 from tunefarm.cli.estimate import network_s
-from tunefarm.cli.progress import Display, Picture, PlainDisplay
-from tunefarm.cli.tuning import require_done
-from tunefarm.cli.watching import watch
+from tunefarm.cli.follow import follow_job, require_done
+from tunefarm.cli.progress import JobDisplay, JobProgress, PlainJobDisplay
 from tunefarm.client.artifact import unpack
 from tunefarm.client.client import Client
 from tunefarm.client.values import Job, JobRequest
@@ -54,10 +53,10 @@ class Manifest:
 class Recorder:
     """A display that keeps what it is shown, and shows it on another one."""
 
-    shown_on: Display
-    pictures: list[Picture] = field(default_factory=list)
+    shown_on: JobDisplay
+    pictures: list[JobProgress] = field(default_factory=list)
 
-    def show(self, picture: Picture) -> None:
+    def show(self, picture: JobProgress) -> None:
         self.shown_on.show(picture)
         self.pictures.append(picture)
 
@@ -135,12 +134,12 @@ class Session:
         Raises CommandError when the stack breaks down or the job fails, ClientError as the client does.
         """
         folder.mkdir(exist_ok=True)
-        recorder = Recorder(PlainDisplay(self.console))
+        recorder = Recorder(PlainJobDisplay(self.console))
         begun_s = self.clock()
         stored = self.client.upload(model)
         job = self.client.submit(JobRequest(stored.sha256, trials, minutes=minutes, compile_only=trials == 0))
         service = Service(self.client, self.check, embedded=True)
-        job = watch(service, job.id, recorder, clock=self.clock)
+        job = follow_job(service, job.id, recorder, clock=self.clock)
         require_done(job)
         archive = folder / "artifact.tar"
         self.client.download(job.id, archive)

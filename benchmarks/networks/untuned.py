@@ -14,7 +14,7 @@ def build(model: Path, target: str, library: Path) -> None:
 
 
 def _build(model: Path, target: str, library: Path) -> None:
-    from compiler.importing.model import read_onnx, untuned
+    from compiler.importing.model import fuse_untuned, read_onnx
     from compiler.packaging.artifact import build_library
 
-    library.write_bytes(build_library(untuned(read_onnx(model.read_bytes(), {}), target), target))
+    library.write_bytes(build_library(fuse_untuned(read_onnx(model.read_bytes(), {}), target), target))

@@ -10,7 +10,7 @@ from benchmarks.engines.ours import OurSpace, Variant
 from benchmarks.suite import OPERATORS
 from benchmarks.timing.finals import Side, Trials, judge_all
 from benchmarks.timing.judge import Judge
-from compiler.target import probe
+from compiler.target import detect_device
 
 
 def judge_alone(
@@ -24,9 +24,9 @@ def judge_alone(
 ) -> tuple[Side, ...]:
     """Every variant's search from the same seed, and its best after every milestone, all in turns.
 
-    Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises NotCovered.
+    Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph.
     """
-    device = probe(threads)
+    device = detect_device(threads)
     module = OPERATORS[operator].module(OPERATORS[operator].benchmark)
     judge = Judge(module, device)
     tried: dict[str, Trials] = {}

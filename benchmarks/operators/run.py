@@ -29,7 +29,7 @@ from benchmarks.timing.finals import (
 )
 from benchmarks.timing.interleaved import Block, Contestant, Counted, Pair, measure
 from benchmarks.timing.judge import Finalist, Judge, Trial
-from compiler.target import probe
+from compiler.target import detect_device
 from search.policy import Sample
 
 # The searches of an operator.
@@ -85,7 +85,7 @@ class Found:
 def run(operator: str, plan: Plan) -> Found:
     """Wants a process of its own, with TVM_NUM_THREADS in the environment.
 
-    Raises NotCovered when our search has no form for the operator.
+    Raises UnsupportedSubgraph when our search has no form for the operator.
     """
     return _Run(operator, plan).found()
 
@@ -96,7 +96,7 @@ class _Run:
         self._plan = plan
         self._start_s = time.perf_counter()
         self._chosen = OPERATORS[operator]
-        self._device = probe(plan.threads)
+        self._device = detect_device(plan.threads)
         self._module = self._chosen.module(self._chosen.benchmark)
         self._judge = Judge(self._module, self._device)
         self._errors: list[str] = []

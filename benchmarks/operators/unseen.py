@@ -44,7 +44,7 @@ class Layer:
 
 
 def run(name: str, device_class: str, device: Device, trials: int, rounds: int, seed: int) -> Layer:
-    """Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises NotCovered."""
+    """Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph."""
     module = LAYERS[name].module()
     judge = Judge(module, device)
     ours = OurSpace(module, device).tune(trials, judge.timed, np.random.default_rng(seed))

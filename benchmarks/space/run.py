@@ -15,8 +15,8 @@ from benchmarks.results.drawn import Drawn
 from benchmarks.suite import OPERATORS
 from benchmarks.timing.interleaved import Block, Counted, Pair, Timings, measure
 from benchmarks.timing.judge import Finalist, Judge, Timed, fastest, seconds
-from compiler.measuring.bench import BuiltKernel
-from compiler.target import probe
+from compiler.measuring.builder import BuiltKernel
+from compiler.target import detect_device
 
 # Where valid programs a second are measured too.
 RATED = ("GMM", "C2D")
@@ -72,7 +72,7 @@ class Found:
 def run(operator: str, plan: Plan) -> Found:
     """Wants a process of its own, with TVM_NUM_THREADS in the environment.
 
-    Raises NotCovered or EmptySpace when our search has no programs for the operator.
+    Raises UnsupportedSubgraph or EmptySpace when our search has no programs for the operator.
     """
     return _Run(operator, plan).found()
 
@@ -82,7 +82,7 @@ class _Run:
         self._plan = plan
         self._operator = operator
         self._rng = np.random.default_rng(plan.seed)
-        device = probe(plan.threads)
+        device = detect_device(plan.threads)
         chosen = OPERATORS[operator]
         module = chosen.module(chosen.benchmark)
         self._ours = OurSpace(module, device)

@@ -11,7 +11,7 @@ from typing import TypeVar
 from benchmarks.engines.ours import EmptySpace
 from benchmarks.results.output import Output
 from benchmarks.timing.contestants import own_process
-from compiler.reading.subgraph import NotCovered
+from compiler.reading.subgraph import UnsupportedSubgraph
 
 Result = TypeVar("Result")
 
@@ -26,7 +26,7 @@ def apart(name: str, threads: int, run: Callable[..., Result], *given: object) -
     try:
         with own_process() as process:
             return process.submit(run, *given).result()
-    except NotCovered as error:
+    except UnsupportedSubgraph as error:
         raise Failed(f"our search does not cover {name}: {error}") from error
     except EmptySpace as error:
         raise Failed(f"our search finds no valid program of {name}: {error}") from error

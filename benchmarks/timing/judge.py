@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import tvm
 
 from benchmarks.timing.interleaved import Block
-from compiler.measuring.bench import Bench, BuiltKernel
+from compiler.measuring.builder import BuiltKernel, LocalBuilder
+from compiler.measuring.runner import LocalRunner
 from compiler.target import parse_target
 from compiler.workload import from_json, to_json
 from core.device import Device
@@ -58,7 +59,8 @@ class Judge:
     """Builds, verifies and times candidates for one workload, with warm caches, on the device's cores."""
 
     def __init__(self, module: tvm.IRModule, device: Device) -> None:
-        self._bench = Bench(device.target)
+        self._builder = LocalBuilder(device.target)
+        self._runner = LocalRunner(device.target)
         self._target = parse_target(device.target)
         self._workload = to_json(module)
         self._builders = ThreadPoolExecutor(device.cores)
@@ -70,7 +72,9 @@ class Judge:
     def run(self, built: BuiltKernel | Measurement, best_s: float | None = None) -> Measurement:
         """A candidate that wasn't built stays what it is. The closer one comes to `best_s`, the longer it is
         timed; all are timed alike without."""
-        return self._bench.run(built, self._workload, (), best_s) if isinstance(built, BuiltKernel) else built
+        if isinstance(built, Measurement):
+            return built
+        return self._runner.run(built, self._workload, (), best_s)
 
     def measure(self, candidates: Sequence[Candidate | None]) -> list[Measurement]:
         """All are built first, then timed one by one with the cores to themselves."""
@@ -89,7 +93,7 @@ class Judge:
             return Measurement(Outcome.BUILD_ERROR, error="not a schedule")
         if candidate.trace is None:
             return self._build_plainly(candidate.module_json)
-        return self._bench.build(candidate.module_json, candidate.trace)
+        return self._builder.build(candidate.module_json, candidate.trace)
 
     def _build_plainly(self, module_json: str) -> BuiltKernel | Measurement:
         """What MetaSchedule's own builder does, in this process."""

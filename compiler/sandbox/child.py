@@ -7,7 +7,6 @@ limits, which is thrown away.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -16,7 +15,8 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from compiler.sandbox.environment import passed
+from system.environment import allowed_variables
+from system.linux import die_with_parent
 
 # TVM, LLVM and Python map gigabytes before they do anything.
 BASE_MEMORY_BYTES = 8 << 30
@@ -24,7 +24,6 @@ BASE_MEMORY_BYTES = 8 << 30
 WORKING_BYTES = 1 << 30
 MEMORY_PER_MODEL_BYTE = 16
 STATM = Path("/proc/self/statm")
-PR_SET_PDEATHSIG = 1
 
 
 # The parent's side
@@ -52,14 +51,14 @@ def run_child(module: str, request: bytes, timeout_s: float) -> tuple[bytes, int
     return reply, child.returncode
 
 
-def end_of(status: int) -> str:
+def describe_exit(status: int) -> str:
     """What a child that ended with this status, before it had replied, did to the compiler."""
     if status < 0:
         return f"crashed the compiler ({signal.Signals(-status).name})"
     return f"ended the compiler (exit status {status})"
 
 
-def machine_bytes() -> int:
+def physical_memory_bytes() -> int:
     """The memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
 
@@ -69,42 +68,35 @@ def _child_environment() -> dict[str, str]:
     path = os.pathsep.join(path for path in sys.path if path)
     folders = {name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ}
     # The stacks of TVM's threads, of which there is one for each core, would count as memory.
-    return passed(os.environ) | folders | {"PYTHONPATH": path, "TVM_NUM_THREADS": "1"}
+    return allowed_variables(os.environ) | folders | {"PYTHONPATH": path, "TVM_NUM_THREADS": "1"}
 
 
 # The child's side
 
 
-def begin(memory_bytes: int) -> None:
+def enter_sandbox(memory_bytes: int) -> None:
     """Bound this process's address space, and its life by its parent's.
 
     Who stops the parent with its whole group lets it finish this.
     """
-    _die_with_parent(int(sys.argv[1]))
+    # A thread of our own could not watch the parent: while TVM compiles, Python stands still.
+    die_with_parent(parent_pid=int(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 
 
-def _die_with_parent(parent_pid: int) -> None:
-    """A thread of our own could not: while TVM compiles, Python stands still."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        os._exit(1)  # it died before
-
-
-def take_output() -> BinaryIO:
+def redirect_stdout() -> BinaryIO:
     """Where the reply goes. TVM prints to standard output, which from now on is standard error."""
     reply = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return reply
 
 
-def limit_growth(model_bytes: int) -> None:
+def limit_data_segment(model_bytes: int) -> None:
     """Let this process, which has loaded TVM, take no more memory than the import of such a model may, until
-    `end_limit`."""
+    `lift_data_limit`."""
     try:
         pages = int(STATM.read_text().split()[5])
     except OSError:
@@ -114,7 +106,7 @@ def limit_growth(model_bytes: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
-def end_limit() -> None:
+def lift_data_limit() -> None:
     """Let it grow as far as its address space goes."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

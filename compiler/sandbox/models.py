@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, BinaryIO
 
-from compiler.importing.model import ExtractedTask, Model, extract_tasks, fuse, read_onnx, untuned
+from compiler.importing.model import ExtractedTask, RelaxModel, extract_tasks, fuse, fuse_untuned, read_onnx
 from compiler.importing.onnx_file import MAX_FILE_BYTES
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 from compiler.packaging.artifact import ArtifactError, build_library, build_module
@@ -23,13 +23,13 @@ from compiler.sandbox.child import (
     BASE_MEMORY_BYTES,
     MEMORY_PER_MODEL_BYTE,
     WORKING_BYTES,
-    begin,
-    end_limit,
-    end_of,
-    limit_growth,
-    machine_bytes,
+    describe_exit,
+    enter_sandbox,
+    lift_data_limit,
+    limit_data_segment,
+    physical_memory_bytes,
+    redirect_stdout,
     run_child,
-    take_output,
 )
 
 # LLVM takes the more, the more a model has kernels, however small its file is.
@@ -38,7 +38,7 @@ TOO_MUCH_MEMORY = "it takes too much memory"
 
 
 @dataclass(frozen=True)
-class Limits:
+class CompileLimits:
     """Seconds for an import and for a compilation. `memory_bytes` bounds the child's address space; None
     derives it from the model's size."""
 
@@ -52,13 +52,15 @@ class Limits:
 
     def memory_for(self, order: CompileRequest) -> int:
         needed = BASE_MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * len(order.data)
-        return self.memory_bytes or needed + (BUILD_MEMORY_BYTES if order.library is not Library.NONE else 0)
+        return self.memory_bytes or needed + (
+            BUILD_MEMORY_BYTES if order.library is not LibraryKind.NONE else 0
+        )
 
     def secs_for(self, order: CompileRequest) -> float:
-        return self.import_s + (self.build_s if order.library is not Library.NONE else 0.0)
+        return self.import_s + (self.build_s if order.library is not LibraryKind.NONE else 0.0)
 
 
-class Library(StrEnum):
+class LibraryKind(StrEnum):
     """What is compiled: nothing, what TVM makes of a model by default, or its kernels under schedules."""
 
     NONE = "none"
@@ -74,12 +76,12 @@ class CompileRequest:
     data: bytes
     shapes: Mapping[str, Shape]
     target: str
-    library: Library = Library.NONE
+    library: LibraryKind = LibraryKind.NONE
     schedules: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedModel:
     """What is in a model that was imported and fused for a target."""
 
     inputs: tuple[TensorSpec, ...]
@@ -88,17 +90,19 @@ class Imported:
 
 
 def import_model(
-    data: bytes, shapes: Mapping[str, Shape], target: str, limits: Limits | None = None
-) -> Imported:
+    data: bytes, shapes: Mapping[str, Shape], target: str, limits: CompileLimits | None = None
+) -> ImportedModel:
     """Raises ModelError: what the import says, or that it crashed, ran out of memory or took too long."""
-    return carried_out(CompileRequest(data, shapes, target), limits or Limits())[0]
+    return compile_in_child(CompileRequest(data, shapes, target), limits or CompileLimits())[0]
 
 
 def compile_untuned(
-    data: bytes, shapes: Mapping[str, Shape], target: str, limits: Limits | None = None
-) -> tuple[Imported, bytes]:
+    data: bytes, shapes: Mapping[str, Shape], target: str, limits: CompileLimits | None = None
+) -> tuple[ImportedModel, bytes]:
     """What is in the model, and what TVM compiles it into by default. Raises ModelError, ArtifactError."""
-    return carried_out(CompileRequest(data, shapes, target, Library.UNTUNED), limits or Limits())
+    return compile_in_child(
+        CompileRequest(data, shapes, target, LibraryKind.UNTUNED), limits or CompileLimits()
+    )
 
 
 def compile_tuned(
@@ -106,13 +110,15 @@ def compile_tuned(
     shapes: Mapping[str, Shape],
     target: str,
     schedules: Mapping[str, str],
-    limits: Limits | None = None,
+    limits: CompileLimits | None = None,
 ) -> bytes:
     """The model with its kernels under these schedules. Raises ModelError, ArtifactError."""
-    return carried_out(CompileRequest(data, shapes, target, Library.TUNED, schedules), limits or Limits())[1]
+    return compile_in_child(
+        CompileRequest(data, shapes, target, LibraryKind.TUNED, schedules), limits or CompileLimits()
+    )[1]
 
 
-def carried_out(order: CompileRequest, limits: Limits) -> tuple[Imported, bytes]:
+def compile_in_child(order: CompileRequest, limits: CompileLimits) -> tuple[ImportedModel, bytes]:
     """By a child. Raises ModelError, ArtifactError."""
     if len(order.data) > MAX_FILE_BYTES:
         raise ModelError(f"the model file has {len(order.data)} bytes; the limit is {MAX_FILE_BYTES}")
@@ -121,9 +127,9 @@ def carried_out(order: CompileRequest, limits: Limits) -> tuple[Imported, bytes]
     message = json.dumps(request).encode() + b"\n" + order.data
     reply, status = run_child("compiler.sandbox.models", message, timeout_s)
     try:
-        return _read(reply, f"takes longer than {timeout_s:g} s" if status is None else end_of(status))
+        return _read(reply, f"takes longer than {timeout_s:g} s" if status is None else describe_exit(status))
     except (ModelError, ArtifactError) as error:
-        needed, there = WORKING_BYTES + MEMORY_PER_MODEL_BYTE * len(order.data), machine_bytes()
+        needed, there = WORKING_BYTES + MEMORY_PER_MODEL_BYTE * len(order.data), physical_memory_bytes()
         is_short = status == -signal.SIGKILL or TOO_MUCH_MEMORY in str(error)
         if not is_short or needed <= there:
             raise
@@ -133,7 +139,7 @@ def carried_out(order: CompileRequest, limits: Limits) -> tuple[Imported, bytes]
         ) from error
 
 
-def _read(reply: bytes, end: str) -> tuple[Imported, bytes]:
+def _read(reply: bytes, end: str) -> tuple[ImportedModel, bytes]:
     """What a child replied that came to this end. Raises ModelError, ArtifactError."""
     first, _, rest = reply.partition(b"\n")
     second, _, library = rest.partition(b"\n")
@@ -156,8 +162,8 @@ def _head(line: bytes, error: type[Exception], otherwise: str) -> Mapping[str, A
     return said
 
 
-def _imported(said: Mapping[str, Any]) -> Imported:
-    return Imported(
+def _imported(said: Mapping[str, Any]) -> ImportedModel:
+    return ImportedModel(
         inputs=tuple(TensorSpec(**spec) for spec in said["inputs"]),
         outputs=tuple(TensorSpec(**spec) for spec in said["outputs"]),
         tasks=tuple(_task(task) for task in said["tasks"]),
@@ -173,44 +179,44 @@ def _task(said: Mapping[str, Any]) -> ExtractedTask:
 
 
 @dataclass(frozen=True)
-class Fused:
+class FusedModel:
     """A model as TVM has it: as it was imported, and as calls of the kernels that are tuned."""
 
-    model: Model
+    model: RelaxModel
     fused: Any
 
     @classmethod
-    def of(cls, order: CompileRequest) -> Fused:
+    def of(cls, order: CompileRequest) -> FusedModel:
         """Raises ModelError."""
         model = read_onnx(order.data, order.shapes)
         return cls(model, fuse(model, order.target))
 
     @property
-    def imported(self) -> Imported:
-        return Imported(self.model.inputs, self.model.outputs, tuple(extract_tasks(self.fused)))
+    def imported(self) -> ImportedModel:
+        return ImportedModel(self.model.inputs, self.model.outputs, tuple(extract_tasks(self.fused)))
 
     def library(self, order: CompileRequest) -> bytes:
         """Raises ModelError, ArtifactError."""
-        if order.library is Library.UNTUNED:
-            return build_library(untuned(self.model, order.target), order.target)
-        if order.library is Library.TUNED:
+        if order.library is LibraryKind.UNTUNED:
+            return build_library(fuse_untuned(self.model, order.target), order.target)
+        if order.library is LibraryKind.TUNED:
             return build_module(self.fused, order.schedules, order.target)
         return b""
 
 
 def _serve(source: BinaryIO, reply: BinaryIO) -> None:
     request = json.loads(source.readline())
-    begin(request.pop("memory_bytes"))
-    limit_growth(request.pop("data"))
+    enter_sandbox(request.pop("memory_bytes"))
+    limit_data_segment(request.pop("data"))
     shapes = {name: tuple(shape) for name, shape in request.pop("shapes").items()}
-    order = CompileRequest(source.read(), shapes, **request | {"library": Library(request["library"])})
+    order = CompileRequest(source.read(), shapes, **request | {"library": LibraryKind(request["library"])})
     try:
-        fused = Fused.of(order)
+        fused = FusedModel.of(order)
         _say(reply, asdict(fused.imported))
     except Exception as error:
         _say(reply, {"problem": _problem(error, "imported")})
         return
-    end_limit()
+    lift_data_limit()
     try:
         library = fused.library(order)
     except Exception as error:
@@ -235,7 +241,7 @@ def _say(reply: BinaryIO, what: Mapping[str, Any]) -> None:
 
 
 def _main() -> None:
-    with take_output() as reply:
+    with redirect_stdout() as reply:
         _serve(sys.stdin.buffer, reply)
     # TVM's threads and tear-down have nothing to add.
     os._exit(0)

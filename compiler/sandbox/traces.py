@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from compiler.importing.spec import first_line
-from compiler.sandbox.child import BASE_MEMORY_BYTES, begin, end_of, run_child, take_output
+from compiler.sandbox.child import BASE_MEMORY_BYTES, describe_exit, enter_sandbox, redirect_stdout, run_child
 
 
 @dataclass(frozen=True)
-class Limits:
+class ReplayLimits:
     """Seconds that a child and TVM may take to start, seconds for each trace, and of address space."""
 
     start_s: float = 60.0
@@ -32,15 +32,17 @@ class Limits:
             raise ValueError(f"limits must be positive, not {self}")
 
 
-def try_traces(pairs: Sequence[tuple[str, str]], target: str, limits: Limits | None = None) -> list[str]:
+def check_traces(
+    pairs: Sequence[tuple[str, str]], target: str, limits: ReplayLimits | None = None
+) -> list[str]:
     """What is wrong with each pair of a workload and a trace, both JSON text; empty where nothing is."""
     problems: list[str] = []
     while len(problems) < len(pairs):
-        problems += _of_child(pairs[len(problems) :], target, limits or Limits())
+        problems += _of_child(pairs[len(problems) :], target, limits or ReplayLimits())
     return problems
 
 
-def _of_child(pairs: Sequence[tuple[str, str]], target: str, limits: Limits) -> list[str]:
+def _of_child(pairs: Sequence[tuple[str, str]], target: str, limits: ReplayLimits) -> list[str]:
     """What is wrong with each, until the first that the child didn't survive."""
     request = {"target": target, "memory_bytes": limits.memory_bytes, "pairs": list(pairs)}
     timeout_s = limits.start_s + limits.each_s * len(pairs)
@@ -52,11 +54,11 @@ def _of_child(pairs: Sequence[tuple[str, str]], target: str, limits: Limits) -> 
 def _end(status: int | None) -> str:
     if status is None:
         return "it keeps the compiler busy for too long"
-    return f"it {end_of(status)}"
+    return f"it {describe_exit(status)}"
 
 
 def _problems(request: Mapping[str, Any]) -> Iterator[str]:
-    begin(request["memory_bytes"])
+    enter_sandbox(request["memory_bytes"])
     from compiler.target import parse_target  # after the limits: this loads TVM
 
     target = parse_target(request["target"])
@@ -65,12 +67,12 @@ def _problems(request: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _problem(module_json: str, trace: str, target: Any) -> str:
-    from compiler.codegen.steps import compiled
+    from compiler.codegen.steps import compile_scheduled
     from compiler.lowering.trace import apply_trace
     from compiler.workload import from_json
 
     try:
-        executable, _ = compiled(apply_trace(from_json(module_json), trace), target)
+        executable, _ = compile_scheduled(apply_trace(from_json(module_json), trace), target)
         with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
             # LLVM emits machine code no sooner than it is asked for it.
             executable.mod.write_to_file(str(Path(folder) / "kernel.o"))
@@ -82,7 +84,7 @@ def _problem(module_json: str, trace: str, target: Any) -> str:
 
 
 def _main() -> None:
-    replies = take_output()
+    replies = redirect_stdout()
     for problem in _problems(json.loads(sys.stdin.buffer.read())):
         replies.write(json.dumps({"problem": problem}).encode() + b"\n")
         replies.flush()

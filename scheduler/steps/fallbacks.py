@@ -33,7 +33,6 @@ MAX_FAILURES = 2
 INCONCLUSIVE = frozenset({Outcome.DEVICE_LOST, Outcome.UNKNOWN})
 # Kinds of events.
 ASSEMBLED, REFUSED = "assembled", "refused"
-_ALL = 1_000_000
 
 # A workload's hash and the digest of a trace.
 Schedule: TypeAlias = tuple[str, str]
@@ -113,7 +112,7 @@ def read(session: Session, job_id: str, runs: Sequence[StoredModuleRun]) -> Hist
     attempts: list[Attempt] = []
     refused: dict[Schedule, str] = {}
     uncompared = ""
-    for event in events.since(session, job_id, 0, _ALL):
+    for event in events.since(session, job_id, 0):
         data = event.data
         if event.kind == REFUSED:
             refused[data["workload"], data["trace_sha"]] = data["problem"]

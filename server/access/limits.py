@@ -13,7 +13,7 @@ from limits.aio.strategies import FixedWindowRateLimiter
 OFF = "off"
 
 
-def parsed(text: str) -> RateLimitItem | None:
+def parse_limit(text: str) -> RateLimitItem | None:
     """What "600/minute" or "10 per second" means; None for "off" or nothing. Raises ValueError."""
     if text in ("", OFF):
         return None
@@ -23,11 +23,11 @@ def parsed(text: str) -> RateLimitItem | None:
         raise ValueError(f'a limit is like "600/minute", or "{OFF}", not {text!r}') from error
 
 
-class Limit:
+class RateLimiter:
     """One limit, held for each client by itself. A window begins with a client's first call in it."""
 
     def __init__(self, text: str) -> None:
-        self._item = parsed(text)
+        self._item = parse_limit(text)
         self._windows = FixedWindowRateLimiter(MemoryStorage())
 
     async def hit(self, client: str) -> int | None:
@@ -47,7 +47,7 @@ class Limit:
         return max(1, math.ceil(window.reset_time - time.time()))
 
 
-def neighbourhood(address: str) -> str:
+def network_of(address: str) -> str:
     """What an address counts as: whoever has one IPv6 address has the 2**64 of its network too."""
     try:
         parsed_address = ipaddress.ip_address(address.partition("%")[0])

@@ -50,7 +50,7 @@ _COMPILED = [
 
 
 @dataclass(frozen=True)
-class Need:
+class Operation:
     """What a request asks for: a route, as it stands in the OpenAPI document, the object in its path if there
     is one, and the scope that this needs. `changes`: it is there to change something."""
 
@@ -60,16 +60,16 @@ class Need:
     changes: bool
 
 
-def of_route(method: str, path: str) -> Need:
+def operation_of(method: str, path: str) -> Operation:
     asked = "GET" if method == "HEAD" else method
     for known, pattern, template, scope in _COMPILED:
         match = pattern.match(path) if known == asked else None
         if match is not None:
             changes = asked != "GET" and scope is not Scope.READ
-            return Need(f"{asked} {template}", "/".join(match.groups()), scope, changes)
-    return Need(UNKNOWN, "", Scope.ADMIN, changes=asked != "GET")
+            return Operation(f"{asked} {template}", "/".join(match.groups()), scope, changes)
+    return Operation(UNKNOWN, "", Scope.ADMIN, changes=asked != "GET")
 
 
-def of_procedure(method: str) -> Scope:
+def procedure_scope(method: str) -> Scope:
     """The scope that a gRPC method, like "/tunefarm.v1.Fleet/Synchronize", needs."""
     return next((scope for start, scope in _SERVICES.items() if method.startswith(start)), Scope.ADMIN)

@@ -13,7 +13,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 from records.jobs import events, jobs
 from records.jobs.events import Event
 from server.api.problems import problems
-from server.context import Context, ContextDep
+from server.context import ContextDep, ServerContext
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -53,7 +53,7 @@ async def watch(
     return EventSourceResponse(_stream(context, job_id, last_event_id))
 
 
-async def _stream(context: Context, job_id: str, after: int) -> AsyncIterator[ServerSentEvent]:
+async def _stream(context: ServerContext, job_id: str, after: int) -> AsyncIterator[ServerSentEvent]:
     while not context.stopping.is_set():
         news, finished = await asyncio.to_thread(_read, context, job_id, after)
         for event in news:
@@ -66,7 +66,7 @@ async def _stream(context: Context, job_id: str, after: int) -> AsyncIterator[Se
             await pause(context.stopping, _POLL_S)
 
 
-def _read(context: Context, job_id: str, after: int) -> tuple[list[Event], bool]:
+def _read(context: ServerContext, job_id: str, after: int) -> tuple[list[Event], bool]:
     """The next events, and whether the job was finished before they were read."""
     with context.database.begin() as session:
         finished = jobs.get(session, job_id).state.finished

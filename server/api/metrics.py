@@ -55,7 +55,7 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class CountRequests:
+class RequestMetricsMiddleware:
     """ASGI middleware that counts requests by route template, so that ids don't become labels."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:

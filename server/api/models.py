@@ -13,7 +13,7 @@ from records.storage import blobs
 from server.api import onnx_file
 from server.api.problems import Problem, problems
 from server.api.schemas import ModelBody, Name
-from server.context import Context, ContextDep
+from server.context import ContextDep, ServerContext
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -46,8 +46,8 @@ async def _receive(request: Request, file: IO[bytes]) -> None:
     await asyncio.to_thread(file.write, bytes(waiting))
 
 
-def _store(context: Context, file: IO[bytes], name: str) -> ModelBody:
-    complaint = onnx_file.complaint(file)
+def _store(context: ServerContext, file: IO[bytes], name: str) -> ModelBody:
+    complaint = onnx_file.rejection_reason(file)
     if complaint is not None:
         raise Problem(422, "not-onnx", complaint)
     file.seek(0)

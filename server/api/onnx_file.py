@@ -14,7 +14,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _MAX_FIELDS = 100_000
 
 
-def complaint(file: IO[bytes]) -> str | None:
+def rejection_reason(file: IO[bytes]) -> str | None:
     """Why the file can't be an ONNX model, None when it may be one."""
     size = file.seek(0, os.SEEK_END)
     if size == 0:

@@ -90,7 +90,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(IdempotencyConflict, _on_conflict)
     for kind in _MISSING:
         app.add_exception_handler(kind, _on_missing)
-    app.add_middleware(AnswerBugs)
+    app.add_middleware(InternalErrorMiddleware)
 
 
 _MISSING: dict[type[Exception], str] = {
@@ -170,7 +170,7 @@ async def _on_storage(_request: Request, error: Exception) -> JSONResponse:
     return storage_problem(error).response()
 
 
-class AnswerBugs:
+class InternalErrorMiddleware:
     """ASGI middleware: what nobody foresaw is logged and answered, and the connection lives on."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -30,7 +30,7 @@ from server.api.schemas import (
     WorkloadHash,
 )
 from server.api.targets import NATIVE, device_class
-from server.context import Context, ContextDep
+from server.context import ContextDep, ServerContext
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 
@@ -110,7 +110,7 @@ def _of_target(session: Session, target: str) -> list[Record]:
     return schedules.successes(session, device_class(session, target))
 
 
-def _export(context: Context, records: list[Record]) -> Iterator[str]:
+def _export(context: ServerContext, records: list[Record]) -> Iterator[str]:
     hashes = list(dict.fromkeys(record.workload_hash for record in records))
     yield '{"workloads":['
     yield from _separated(_exported_workloads(context, hashes))
@@ -124,7 +124,7 @@ def _separated(texts: Iterator[str]) -> Iterator[str]:
         yield f",\n{text}" if index else text
 
 
-def _exported_workloads(context: Context, hashes: list[str]) -> Iterator[str]:
+def _exported_workloads(context: ServerContext, hashes: list[str]) -> Iterator[str]:
     for start in range(0, len(hashes), _WORKLOADS_AT_ONCE):
         some = hashes[start : start + _WORKLOADS_AT_ONCE]
         with context.database.begin() as session:
@@ -142,7 +142,7 @@ def _exported_record(record: Record) -> ExportedRecord:
     )
 
 
-def _import(context: Context, text: bytes, target: str) -> ImportedBody:
+def _import(context: ServerContext, text: bytes, target: str) -> ImportedBody:
     body = _parsed(text)
     named = {workload.hash for workload in body.workloads}
     for record in body.records:

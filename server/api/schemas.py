@@ -15,7 +15,7 @@ from records.jobs.models import ModelInfo
 from records.jobs.tasks import Task
 from records.schedules.cost_models import Version, evaluated
 from records.schedules.schedules import Record
-from server.fleet.plausible import LONGEST_S
+from server.fleet.plausibility import LONGEST_S
 
 _MAX_DIMENSION = 2**31 - 1
 

@@ -13,7 +13,7 @@ _SHARED_OBJECT = 3
 _MACHINES = {"x86_64": 62, "aarch64": 183}
 
 
-def problem(packed: bytes, machine: str) -> str:
+def rejection_reason(packed: bytes, machine: str) -> str:
     """Why a packed library can't be for this machine, in a sentence; empty when it can."""
     header = packed[_TAR_HEADER_BYTES : _TAR_HEADER_BYTES + _ELF_HEADER_BYTES]
     if len(header) < _ELF_HEADER_BYTES or not header.startswith(_64_BIT_LITTLE_ENDIAN):

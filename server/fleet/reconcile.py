@@ -17,7 +17,7 @@ from records.fleet.devices import Instructions, SessionFenced
 from records.fleet.results import LeaseResult
 from records.jobs import jobs
 from records.storage import blobs
-from server.fleet.plausible import believed, believed_report
+from server.fleet.plausibility import reject_implausible, reject_implausible_profile
 
 IDLE_S = 1.0
 EVICTED_S = 5.0
@@ -28,7 +28,7 @@ Wake = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Reconciliation:
     """An answer, and the steps (name, job id) to wake once the transaction is done."""
 
     answer: Answer
@@ -37,7 +37,7 @@ class Outcome:
 
 def reconcile(
     session: Session, report: WorkerReport, announced: bool, lease_id: str, now: float, ttl_s: float
-) -> Outcome:
+) -> Reconciliation:
     """Brings the database up to the report and decides what the worker should hold. How soon one that holds
     something is to call again, the caller decides.
 
@@ -47,7 +47,7 @@ def reconcile(
     asked = _present(session, report, announced, now)
     if asked is None:
         why = Wanted(devices.wanted(session, report.worker_id).value)
-        return Outcome(Answer(fenced=True, wanted=why, call_again_after_s=EVICTED_S))
+        return Reconciliation(Answer(fenced=True, wanted=why, call_again_after_s=EVICTED_S))
     wakes, closed = _store_results(session, report, now)
     if report.state in _GIVES_BACK and report.held is None:
         leases.give_back(session, report.worker_id, report.session_id, now)
@@ -56,7 +56,7 @@ def reconcile(
     # A session holds one lease at most: if that has just been closed, there is none to look for.
     lost = None if closed else _lost_on_the_way(session, report, now)
     answer = _decide(session, report, asked, lost, lease_id, now, ttl_s)
-    return Outcome(answer, tuple(dict.fromkeys(wakes)))
+    return Reconciliation(answer, tuple(dict.fromkeys(wakes)))
 
 
 def wants_work(report: WorkerReport) -> bool:
@@ -83,7 +83,7 @@ def _present(session: Session, report: WorkerReport, announced: bool, now: float
     if known and not report.starting:
         return devices.heartbeat(session, worker_id, session_id, state, now, report.vitals, report.role)
     builder = _builder(report)
-    device = None if builder else believed_report(report).device
+    device = None if builder else reject_implausible_profile(report).device
     who = session, worker_id, session_id
     try:
         devices.register(
@@ -111,7 +111,7 @@ def _store_results(session: Session, report: WorkerReport, now: float) -> tuple[
     for lease_id, results in by_lease.items():
         news = [
             LeaseResult(result.measurement, result.trial_id, result.module_run_id)
-            for result in map(believed, results)
+            for result in map(reject_implausible, results)
         ]
         reported = leases.report(session, lease_id, report.session_id, news, now)
         closed |= reported.closed

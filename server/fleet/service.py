@@ -33,11 +33,11 @@ from records.jobs.tasks import WorkloadNotFound
 from records.storage.blobs import BlobNotFound
 from records.storage.database import StorageError
 from server.api.jobs import pieces, spool
-from server.context import Context
+from server.context import ServerContext
 from server.fleet import reconcile
-from server.fleet.library import problem
-from server.fleet.sessions import Known, Sessions
-from server.fleet.watch import Look, Watch
+from server.fleet.library import rejection_reason
+from server.fleet.sessions import RegisteredSession, SessionCache
+from server.fleet.work_poller import AvailableWork, WorkPoller
 
 _log = logging.getLogger(__name__)
 
@@ -45,17 +45,17 @@ _log = logging.getLogger(__name__)
 _MAX_WORDS = 300
 
 
-class NotWanted(Exception):
+class NotEligible(Exception):
     """The session that waits may have no work any more; the answer to its next call says why."""
 
 
-class Fleet(FleetServicer):
+class FleetService(FleetServicer):
     """Answers workers. Every use of the database is a short transaction in a thread."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: ServerContext) -> None:
         self._context = context
-        self._watch = Watch(context.database, context.stopping, context.now)
-        self._sessions = Sessions()
+        self._watch = WorkPoller(context.database, context.stopping, context.now)
+        self._sessions = SessionCache()
 
     async def Synchronize(  # noqa: N802
         self, request: pb.SynchronizeRequest, context: Any
@@ -120,13 +120,13 @@ class Fleet(FleetServicer):
                 break
             try:
                 lease = await self._look_for_work(look, report)
-            except NotWanted:
+            except NotEligible:
                 break
             if lease is not None:
                 return replace(idle, lease=lease)
         return idle
 
-    async def _look_for_work(self, look: Look, report: WorkerReport) -> Lease | None:
+    async def _look_for_work(self, look: AvailableWork, report: WorkerReport) -> Lease | None:
         """Raises NotWanted."""
         assert report.device is not None, "a ready worker has a device"
         take = partial(self._take, report)
@@ -142,7 +142,7 @@ class Fleet(FleetServicer):
         """Raises NotWanted."""
         with self._context.database.begin() as session:
             if not devices.may_take(session, report.worker_id, report.session_id):
-                raise NotWanted
+                raise NotEligible
             terms = self._context.new_id(), self._context.now(), self._sessions.ttl_s
             return reconcile.take(session, report, *terms)
 
@@ -186,7 +186,7 @@ def _stored(session: Session, library: LibraryUpload, now: float) -> str:
     machine = building.machine(session, library.lease.id, library.session_id, now)
     if machine is None:
         return "the lease is over"
-    refused = problem(library.data, machine)
+    refused = rejection_reason(library.data, machine)
     if refused:
         return refused
     kept = building.put_library(session, library.lease.id, library.trial_id, library.sha, library.data)
@@ -198,6 +198,8 @@ def _words(error: Exception) -> str:
     return str(error)[:_MAX_WORDS]
 
 
-def _known(report: WorkerReport) -> Known:
+def _known(report: WorkerReport) -> RegisteredSession:
     device_class = None if report.device is None else report.device.key
-    return Known(report.session_id, device_class, report.state is WorkerState.DRAINING, report.builds_for)
+    return RegisteredSession(
+        report.session_id, device_class, report.state is WorkerState.DRAINING, report.builds_for
+    )

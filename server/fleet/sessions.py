@@ -17,7 +17,7 @@ LEAST_S, MOST_S = 1.0, LEASE_S
 _CALLS_A_LEASE, _LEAST_TTL_S = 3, 30.0
 
 
-class Known(NamedTuple):
+class RegisteredSession(NamedTuple):
     """What has to be stored of a session before it may work. One that works again after it was drained is
     stored anew: jobs may have waited for it."""
 
@@ -27,18 +27,18 @@ class Known(NamedTuple):
     builds_for: tuple[str, ...]
 
 
-class Sessions:
+class SessionCache:
     """What is known of each worker's session; one that was forgotten is stored anew when it calls again."""
 
     def __init__(self) -> None:
         # Who called last is last.
-        self._known: OrderedDict[str, tuple[Known, float]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[RegisteredSession, float]] = OrderedDict()
 
-    def get(self, worker_id: str) -> Known | None:
+    def get(self, worker_id: str) -> RegisteredSession | None:
         known, _ = self._known.get(worker_id, (None, 0.0))
         return known
 
-    def put(self, worker_id: str, known: Known, now: float) -> None:
+    def put(self, worker_id: str, known: RegisteredSession, now: float) -> None:
         """Note that the worker has called; those that have been silent for long are forgotten. `now` are the
         seconds of a clock that nobody sets."""
         self._known[worker_id] = known, now

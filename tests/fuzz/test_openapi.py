@@ -31,8 +31,8 @@ from records.storage.database import Database
 from server.access.scopes import OPEN_PATHS
 from server.api.problems import MEDIA_TYPE
 from server.app import create_app
-from server.context import Context
-from server.settings import Settings
+from server.context import ServerContext
+from server.settings import ServerSettings
 from tests.integration.server.conftest import DEVICE, Service, Worker, launch
 from tests.integration.server.test_cost_models import METRICS
 from tests.integration.server.test_fleet import leased, results
@@ -53,8 +53,8 @@ CONTROLS = "".join(map(chr, (*range(32), 127)))
 
 
 def document() -> dict[str, Any]:
-    settings = Settings(database_url="sqlite://", broker="none")
-    context = Context(settings, Database("sqlite://"), lambda *_: None, time.time, lambda: "id")
+    settings = ServerSettings(database_url="sqlite://", broker="none")
+    context = ServerContext(settings, Database("sqlite://"), lambda *_: None, time.time, lambda: "id")
     return create_app(context).openapi()
 
 

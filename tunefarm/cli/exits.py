@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import typer
 from typer.main import get_command
 
-from system.tls import TlsError
+from core.exit_code import ExitCode
+from system.command import CommandError
+from system.settings import SettingsError
 from tunefarm.client.client import ClientError, ProblemError, UnreachableError
-from tunefarm.errors import CommandError, ExitCode
 
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:
@@ -22,7 +23,7 @@ def run(app: typer.Typer, arguments: Sequence[str]) -> int:
         return _fail(str(error), error.code)
     except typer.TyperException as error:
         return _fail(f"{error.format_message()} (see tunefarm --help)", ExitCode.USAGE)
-    except TlsError as error:
+    except SettingsError as error:
         return _fail(str(error), ExitCode.USAGE)
     except UnreachableError as error:
         return _fail(f"{error}: start one with `tunefarm up`, or check --server", ExitCode.UNREACHABLE)

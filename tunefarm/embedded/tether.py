@@ -8,22 +8,15 @@ kernel knows no such request (it is Linux's), the command runs untethered.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
 
-PR_SET_PDEATHSIG = 1
-
-
-def die_with_parent() -> None:
-    """The request survives exec, but not fork: children need a tether of their own."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+from system.linux import die_with_parent
 
 
 def main() -> None:
-    die_with_parent()
+    die_with_parent(signal.SIGTERM)  # survives exec, but not fork: children need a tether of their own
     os.execvp(sys.argv[1], sys.argv[1:])
 
 

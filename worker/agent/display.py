@@ -17,6 +17,7 @@ from rich.live import Live
 from rich.logging import RichHandler
 from rich.text import Text
 
+from core.durations import latency_text
 from core.lease import Lease
 from core.measurement import Built, Measurement, Outcome
 
@@ -24,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Work:
+class LeaseProgress:
     """A lease on the way: what was measured or built of it so far."""
 
     lease: Lease
@@ -52,14 +53,14 @@ class Work:
         if self.lease.module_runs:
             kinds = " and the ".join(run.kind for run in self.lease.module_runs)
             return f"{self.name}: times the {kinds} model end to end"
-        best = "" if self.best_s is None else f", best so far {seconds(self.best_s)}"
+        best = "" if self.best_s is None else f", best so far {latency_text(self.best_s)}"
         does = "built" if self.lease.build else "measured"
         return f"{self.name}: {self.done} of {self.size} candidates {does}{best}"
 
     def result(self) -> str:
         """One line once it is over."""
         counts = [f"{count} {outcome.value.replace('_', ' ')}" for outcome, count in self.outcomes.items()]
-        best = [] if self.best_s is None else [f"best {seconds(self.best_s)}"]
+        best = [] if self.best_s is None else [f"best {latency_text(self.best_s)}"]
         return f"{self.name} is done: {', '.join(sorted(counts) + best)}"
 
 
@@ -68,7 +69,7 @@ class Display(Protocol):
 
     def does(self, line: str) -> None: ...
 
-    def measured(self, work: Work) -> None: ...
+    def measured(self, work: LeaseProgress) -> None: ...
 
 
 class LogDisplay:
@@ -77,7 +78,7 @@ class LogDisplay:
     def does(self, line: str) -> None:
         _log.info("%s", line)
 
-    def measured(self, work: Work) -> None:
+    def measured(self, work: LeaseProgress) -> None:
         """Sixteen lines a lease would be too many."""
 
 
@@ -97,7 +98,7 @@ class LiveDisplay:
         _log.info("%s", line)
         self._show(line)
 
-    def measured(self, work: Work) -> None:
+    def measured(self, work: LeaseProgress) -> None:
         self._total += 1
         self._show(str(work))
 
@@ -118,11 +119,3 @@ def display(console: Console) -> Iterator[Display]:
     logging.basicConfig(format="%(message)s", level=logging.INFO, handlers=[handler])
     with Live(console=console, auto_refresh=False, transient=True) as live:
         yield LiveDisplay(live)
-
-
-def seconds(secs: float) -> str:
-    """Three digits in a unit that suits."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if secs >= size:
-            return f"{secs / size:.3g} {unit}"
-    return f"{secs / 1e-6:.3g} us"

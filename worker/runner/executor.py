@@ -17,11 +17,12 @@ from pathlib import Path
 
 import psutil
 
-from compiler.sandbox.environment import passed
 from core.device import Device
 from core.lease import Limits
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
+from system.environment import allowed_variables
+from system.settings import SettingsError
 from worker.agent.failed_checks import ChildStartError, End, died, ended, timed_out
 from worker.runner.child_protocol import Building, Calibrating, Exporting, Running
 from worker.runner.interface import BuildRequest, Exported, Phase
@@ -41,17 +42,13 @@ CPU_SLACK = 2.0
 CALIBRATION_S = 20.0
 
 
-class UnusableSettings(Exception):
-    """No child will ever come up as it was asked for; the message says why."""
-
-
 class _NoMachine(Exception):
     """Candidates can't be exported for any machine here; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class ChildConfig:
-    """How a child is started. `bench` is the MODULE:NAME of a `worker.runner.interface.BenchFactory`.
+    """How a child is started. `runner` is the MODULE:NAME of a `worker.runner.interface.RunnerFactory`.
 
     It does `without` some instruction sets. Where the agent is root, it belongs to `user`; None leaves it
     root's, without its capabilities. One that `builds` exports candidates, and is of no use where it can't do
@@ -59,7 +56,7 @@ class ChildConfig:
     """
 
     threads: int
-    bench: str = "worker.runner.compiler_runner:CompilerBench"
+    runner: str = "worker.runner.compiler_runner:CompilerRunner"
     start_timeout_s: float = 120.0
     user: str | None = None
     builds: bool = False
@@ -103,7 +100,7 @@ class Executor:
 
     async def start(self) -> Device:
         """A fresh child, and the device that it found; its check has been passed. Raises ChildStartError, and
-        UnusableSettings when trying again makes no sense."""
+        SettingsError when trying again makes no sense."""
         await self.close()
         try:
             self._scratch = Path(tempfile.mkdtemp(prefix="tunefarm-child-"))
@@ -126,7 +123,7 @@ class Executor:
         except (frames.FrameError, _NoMachine) as error:
             end = ended(type(error).__name__, str(error))
             raise await self._start_failure(lambda _: end) from error
-        except (asyncio.CancelledError, UnusableSettings):
+        except (asyncio.CancelledError, SettingsError):
             await self.close()
             raise
 
@@ -251,7 +248,7 @@ class Executor:
     ) -> tuple[Measurement | None, list[BuildRequest]]:
         """How the child failed, if it did, and which candidates that may be due to.
 
-        One that the bench refused among others is a suspect too: it may only have lacked memory.
+        One that the runner refused among others is a suspect too: it may only have lacked memory.
         """
         child = await self._present_child()
         numbered = {next(self._numbers): subject for subject in subjects}
@@ -301,7 +298,7 @@ class Executor:
         for number, one in numbered.items():
             if one.library is not None:
                 one = replace(one, library=str(self._given.give(Path(one.library))))
-            messages.append(frames.from_subject(one) | {"number": number})
+            messages.append(frames.from_build_request(one) | {"number": number})
         return messages
 
     def _take_back(self) -> None:
@@ -347,14 +344,14 @@ class Executor:
     def _command(self) -> tuple[str, ...]:
         # -P: a folder named `compiler` where the user stands is not our package
         child = (sys.executable, "-P", "-m", "worker.runner.child", "--parent", str(os.getpid()))
-        bench = ("--bench", self._config.bench, "--threads", str(self._config.threads))
+        runner = ("--runner", self._config.runner, "--threads", str(self._config.threads))
         builds = ("--build",) if self._config.builds else ()
         user = () if self._config.user is None else ("--user", self._config.user)
         without = ("--without", *self._config.without) if self._config.without else ()
-        return (*child, *bench, *builds, *user, *without)
+        return (*child, *runner, *builds, *user, *without)
 
     def _child_environment(self, scratch: Path) -> dict[str, str]:
-        kept = passed(self._environment)
+        kept = allowed_variables(self._environment)
         path = [str(PACKAGES), *filter(None, [kept.get("PYTHONPATH")])]
         ours = {
             "PYTHONPATH": os.pathsep.join(path),
@@ -391,9 +388,9 @@ def _gaps(first: frames.Message) -> tuple[str, ...]:
 
 
 def _device(reply: frames.Message) -> Device:
-    """Raises FrameError, and UnusableSettings when the child says so."""
+    """Raises FrameError, and SettingsError when the child says so."""
     if "unusable" in reply:
-        raise UnusableSettings(str(reply["unusable"]))
+        raise SettingsError(str(reply["unusable"]))
     if "device" not in reply:
         raise frames.FrameError("its first word was not the device")
     try:

@@ -6,14 +6,14 @@ import ctypes
 import errno
 import os
 import resource
-import signal
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from socket import AF_UNIX
 
-PR_SET_PDEATHSIG = 1
+from system import linux
+
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
@@ -26,10 +26,6 @@ CAPABILITIES_VERSION = 0x20080522
 MAX_FILE_BYTES = 8 << 30
 MAX_OPEN_FILES = 4096
 
-_libc = ctypes.CDLL(None, use_errno=True)
-if sys.platform == "linux":
-    _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
-
 
 @dataclass(frozen=True)
 class Account:
@@ -40,26 +36,15 @@ class Account:
     groups: tuple[int, ...]
 
 
-def die_with_parent(parent_pid: int, with_signal: signal.Signals = signal.SIGKILL) -> None:
-    """Has the kernel send a signal when this process's parent dies; ends it if that has happened already.
-
-    Another user's rights make the kernel forget it. A parent outside of this PID namespace looks like 0.
-    """
-    if sys.platform == "linux":
-        _prctl(PR_SET_PDEATHSIG, with_signal)
-    if os.getppid() not in (parent_pid, 0):
-        sys.exit("the agent that started this process is gone")
-
-
 def hide_memory() -> None:
     """Keeps this process's environment, where secrets may be, from other processes of its user."""
     if sys.platform == "linux":
-        _prctl(PR_SET_DUMPABLE, 0)
+        linux.prctl(PR_SET_DUMPABLE, 0)
 
 
 def adopt_orphans() -> None:
     """Processes started by descendants become this one's children when their own parents end."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    linux.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def unshare() -> None:
@@ -68,7 +53,7 @@ def unshare() -> None:
     Without root's rights that takes a user namespace. Raises OSError where the kernel refuses.
     """
     uid, gid = os.geteuid(), os.getegid()
-    _call("unshare", CLONE_NEWNET | CLONE_NEWPID | CLONE_NEWIPC | (CLONE_NEWUSER if uid else 0))
+    linux.call("unshare", CLONE_NEWNET | CLONE_NEWPID | CLONE_NEWIPC | (CLONE_NEWUSER if uid else 0))
     if uid:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
@@ -102,12 +87,12 @@ def become(account: Account) -> None:
 def drop_capabilities() -> None:
     """Leaves this process, even root's, with the rights of a file's owner only."""
     header = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0)
-    _call("capset", header, (ctypes.c_uint32 * 6)())
+    linux.call("capset", header, (ctypes.c_uint32 * 6)())
 
 
 def gain_nothing() -> None:
     """Programs that are started from now on get no more rights than this process has."""
-    _prctl(PR_SET_NO_NEW_PRIVS, 1)
+    linux.prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
 def limit_files() -> None:
@@ -139,17 +124,6 @@ def address_bytes() -> int:
     except OSError:
         return 0
     return pages * resource.getpagesize()
-
-
-def _prctl(what: int, value: int) -> None:
-    _call("prctl", what, value, 0, 0, 0)
-
-
-def _call(name: str, *arguments: object) -> None:
-    """A function of the C library that returns 0. Raises OSError."""
-    if getattr(_libc, name)(*arguments):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
 
 
 def _limit(what: int, most: int) -> None:

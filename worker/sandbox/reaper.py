@@ -23,6 +23,7 @@ from typing import NoReturn
 
 import psutil
 
+from system.linux import die_with_parent
 from worker.sandbox import isolation
 from worker.sandbox.isolation import Account
 
@@ -50,14 +51,14 @@ def contain(parent_pid: int, user: str | None, scratch: Path) -> list[str]:
     drop = _rights(user, scratch, gaps)
     threads = _threads_in_use(user) + MORE_THREADS + THREADS_PER_CORE * (os.cpu_count() or 1)
     apart = _isolate(gaps)
-    isolation.die_with_parent(parent_pid, signal.SIGTERM)
+    die_with_parent(signal.SIGTERM, parent_pid)
     _fork(_keep)
     if apart:
         _fork(_wait_as_process_1)
     os.setsid()
     parent = os.getppid()
     drop()
-    isolation.die_with_parent(parent)
+    die_with_parent(parent_pid=parent)
     isolation.limit_processes(threads)
     return gaps
 
@@ -158,7 +159,7 @@ def _fork(watch: Callable[[int], NoReturn]) -> None:
     parent = os.getpid()
     child = os.fork()
     if child == 0:
-        isolation.die_with_parent(parent)
+        die_with_parent(parent_pid=parent)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         return
     try:

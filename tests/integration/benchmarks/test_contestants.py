@@ -19,9 +19,9 @@ from benchmarks.timing.contestants import (
     own_process,
 )
 from benchmarks.timing.interleaved import Block, measure
-from compiler.importing.model import ModelError
+from compiler.importing.spec import ModelError
 from compiler.packaging.artifact import ArtifactError
-from compiler.target import probe
+from compiler.target import detect_device
 from examples import make_models
 
 INPUTS = [random_inputs([((1, 3, 32, 32), "float32")], seed) for seed in range(2)]
@@ -38,7 +38,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _target() -> str:
     """Asked in another process: TVM reads how many threads it has only once."""
     with own_process() as process:
-        return process.submit(probe).result().target
+        return process.submit(detect_device).result().target
 
 
 @pytest.mark.slow

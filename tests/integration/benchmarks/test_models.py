@@ -13,14 +13,14 @@ import pytest
 from benchmarks import models
 from benchmarks.models import ESTIMATE, FITS, OURS, THEIRS, Records, figures_of, measured, predicted
 from benchmarks.suite import OPERATORS
-from compiler.target import probe
+from compiler.target import detect_device
 
 SMALL = (64, 64, 64)
 
 
 @pytest.fixture(scope="module")
 def known() -> dict[str, Records]:
-    return {"GMM": measured(OPERATORS["GMM"].module(SMALL), probe(2), 40, 0)}
+    return {"GMM": measured(OPERATORS["GMM"].module(SMALL), detect_device(2), 40, 0)}
 
 
 @pytest.mark.slow

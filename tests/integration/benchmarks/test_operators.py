@@ -18,14 +18,14 @@ from benchmarks.operators.run import OURS, THEIRS, WARM, Plan
 from benchmarks.suite import OPERATORS
 from benchmarks.timing.interleaved import Block
 from benchmarks.timing.judge import Candidate, Judge
-from compiler.measuring.bench import BuiltKernel
-from compiler.target import probe
+from compiler.measuring.builder import BuiltKernel
+from compiler.target import detect_device
 from search.policy import SearchTask
 from search.programs.annotate import sample
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.suite import Case
 
-DEVICE = probe()
+DEVICE = detect_device()
 CASE = Case("GMM", (16, 32, 64))
 SMALL = ((16, 32, 64), (32, 32, 32), (8, 16, 32), (16, 16, 16))
 

@@ -16,12 +16,12 @@ from benchmarks.space import __main__ as space
 from benchmarks.timing.finals import known
 from benchmarks.timing.interleaved import Block
 from benchmarks.timing.judge import Candidate, Finalist, Judge, seconds
-from compiler.measuring.bench import BuiltKernel
-from compiler.target import probe
+from compiler.measuring.builder import BuiltKernel
+from compiler.target import detect_device
 from core.measurement import Outcome
 from tests.suite import Case
 
-DEVICE = probe()
+DEVICE = detect_device()
 CASE = Case("GMM", (16, 32, 64))
 
 

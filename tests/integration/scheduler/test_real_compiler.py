@@ -12,9 +12,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import scheduler.models
-from compiler.measuring.bench import Bench
+from compiler.measuring.builder import LocalBuilder
+from compiler.measuring.runner import LocalRunner
 from compiler.packaging.artifact import Manifest, unpack
-from compiler.target import probe
+from compiler.target import detect_device
 from core.job import Budget, JobState
 from core.measurement import Measurement
 from core.worker import WorkerState
@@ -27,11 +28,13 @@ from records.schedules import schedules
 from records.storage import blobs
 from records.storage.database import Database
 from scheduler.context import Context
-from scheduler.settings import Settings
+from scheduler.settings import SchedulerSettings
 from scheduler.steps.drive import drive, sweep
 from tests.children import kill_the_child
 
-SETTINGS = Settings(broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0)
+SETTINGS = SchedulerSettings(
+    broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0
+)
 NOW = 1000.0
 
 
@@ -56,9 +59,10 @@ class Device:
     """This machine as a worker without the network."""
 
     def __init__(self, database: Database) -> None:
-        self.fingerprint = probe()
+        self.fingerprint = detect_device()
         self._database = database
-        self._bench = Bench(self.fingerprint.target)
+        self._builder = LocalBuilder(self.fingerprint.target)
+        self._runner = LocalRunner(self.fingerprint.target)
         with database.begin() as session:
             devices.register(session, "worker", "session", self.fingerprint, WorkerState.READY, NOW)
 
@@ -79,7 +83,7 @@ class Device:
             artifacts = {run.id: blobs.get(session, run.artifact_sha) for run in lease.module_runs}
         if artifacts:
             return [
-                LeaseResult(self._bench.measure_module(artifact, compare=True), module_run_id=run_id)
+                LeaseResult(self._runner.measure_module(artifact, compare=True), module_run_id=run_id)
                 for run_id, artifact in artifacts.items()
             ]
         return [
@@ -88,8 +92,8 @@ class Device:
         ]
 
     def _trial(self, module_json: str, trace: str, constants: tuple[int, ...]) -> Measurement:
-        built = self._bench.build(module_json, trace)
-        return built if isinstance(built, Measurement) else self._bench.run(built, module_json, constants)
+        built = self._builder.build(module_json, trace)
+        return built if isinstance(built, Measurement) else self._runner.run(built, module_json, constants)
 
 
 @pytest.fixture

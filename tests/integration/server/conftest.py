@@ -25,9 +25,9 @@ from proto import fleet_pb2 as pb
 from proto.fleet_pb2_grpc import FleetStub
 from proto.messages import Answer, Result, WorkerReport
 from records.storage.database import Database
-from server.context import Context
+from server.context import ServerContext
 from server.main import serve
-from server.settings import Settings
+from server.settings import ServerSettings
 from system.tls import TlsFiles
 from tests.services import Emptied, free_port
 from tunefarm.client.client import trust as client_trust
@@ -58,7 +58,7 @@ def onnx_model(size: int = 4) -> bytes:
 class Service:
     """A running server, seen from outside and from its database."""
 
-    context: Context
+    context: ServerContext
     url: str
     http: httpx.Client
     fleet: FleetStub
@@ -165,11 +165,11 @@ def launch(
         "broker": str(folder / "broker"),
         "grpc_port": free_port(),
     }
-    settings = Settings(**usual | changes)  # type: ignore[arg-type]
+    settings = ServerSettings(**usual | changes)  # type: ignore[arg-type]
     database = Database(settings.database_url)
     database.migrate()
     wakes: list[tuple[str, str]] = []
-    context = Context(
+    context = ServerContext(
         settings, database, lambda step, job: wakes.append((step, job)), time.time, lambda: uuid.uuid4().hex
     )
     loops: list[asyncio.AbstractEventLoop] = []

@@ -16,11 +16,11 @@ from proto import fleet_pb2 as pb
 from records import access
 from records.access import Token
 from records.storage.database import Database
-from server.access.callers import PREFIX, digest
-from server.access.scopes import OPEN_PATHS, ROUTES, of_route
+from server.access.authentication import TOKEN_PREFIX, token_digest
+from server.access.scopes import OPEN_PATHS, ROUTES, operation_of
 from server.app import create_app
-from server.context import Context
-from server.settings import Settings
+from server.context import ServerContext
+from server.settings import ServerSettings
 
 from .conftest import Service, Start, Worker, launch, onnx_model, wait_until
 
@@ -31,8 +31,8 @@ UNDOCUMENTED = ("GET", "/openapi.json")
 
 def routes() -> list[tuple[str, str]]:
     """Method and path of everything that the application answers."""
-    settings = Settings(database_url="sqlite://", broker="none")
-    context = Context(settings, Database("sqlite://"), lambda *_: None, time.time, lambda: "id")
+    settings = ServerSettings(database_url="sqlite://", broker="none")
+    context = ServerContext(settings, Database("sqlite://"), lambda *_: None, time.time, lambda: "id")
     paths = create_app(context).openapi()["paths"]
     documented = [(method.upper(), path) for path, methods in paths.items() for method in methods]
     return sorted([*documented, UNDOCUMENTED])
@@ -65,10 +65,10 @@ def made(service: Service, *scopes: Scope, name: str = "test", secret: str = BOO
 
 def stored(service: Service, name: str, **changes: object) -> str:
     """The secret of a token that is put straight into the database."""
-    secret = PREFIX + name.ljust(43, "_")
+    secret = TOKEN_PREFIX + name.ljust(43, "_")
     token = Token(f"id of {name}", name, frozenset(Scope), 1.0)
     with service.database.begin() as session:
-        access.add_token(session, replace(token, **changes), digest(secret))
+        access.add_token(session, replace(token, **changes), token_digest(secret))
     return secret
 
 
@@ -92,13 +92,13 @@ def filled(path: str) -> str:
 
 def test_the_table_names_every_route_and_no_other() -> None:
     answered = {f"{method} {path}" for method, path in GUARDED}
-    assert {of_route(method, path).route for method, path in GUARDED} == answered
+    assert {operation_of(method, path).route for method, path in GUARDED} == answered
     assert {route.replace(":path}", "}") for route in ROUTES} == answered
 
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
 def test_no_route_answers_without_credentials(guarded: Service, method: str, path: str) -> None:
-    for headers in ({}, bearer("wrong"), bearer(PREFIX + "x" * 43)):
+    for headers in ({}, bearer("wrong"), bearer(TOKEN_PREFIX + "x" * 43)):
         answer = guarded.http.request(method, filled(path), headers=headers)
         assert kind(answer, 401) == "token-needed"
         assert answer.headers["www-authenticate"] == "Bearer"
@@ -106,7 +106,7 @@ def test_no_route_answers_without_credentials(guarded: Service, method: str, pat
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
 def test_every_route_wants_its_scope_and_is_content_with_it(guarded: Service, method: str, path: str) -> None:
-    needed = of_route(method, path).scope
+    needed = operation_of(method, path).scope
     others = [scope for scope in Scope if scope not in (needed, Scope.ADMIN)]
     refused = guarded.http.request(method, filled(path), headers=bearer(made(guarded, *others)["token"]))
     assert kind(refused, 403) == "scope-missing"
@@ -131,8 +131,8 @@ def test_probes_are_for_everybody(guarded: Service, path: str) -> None:
 
 def test_a_token_is_shown_once(guarded: Service) -> None:
     token = made(guarded, Scope.READ, Scope.SUBMIT, name="ci")
-    assert token["token"].startswith(PREFIX)
-    assert len(token["token"]) == len(PREFIX) + 43
+    assert token["token"].startswith(TOKEN_PREFIX)
+    assert len(token["token"]) == len(TOKEN_PREFIX) + 43
     listed = guarded.http.get("/v1/tokens", headers=bearer(BOOTSTRAP)).json()["items"]
     (shown,) = [one for one in listed if one["id"] == token["id"]]
     assert (shown["name"], shown["scopes"], shown["state"]) == ("ci", ["read", "submit"], "active")
@@ -181,7 +181,7 @@ def test_a_revoked_token_is_refused_at_once(guarded: Service) -> None:
 def test_a_token_that_another_process_revoked_is_refused_soon(
     guarded: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.access.callers.CACHE_S", 0.2)
+    monkeypatch.setattr("server.access.authentication.CACHE_S", 0.2)
     token = made(guarded, Scope.READ)
     assert guarded.http.get("/v1/jobs", headers=bearer(token["token"])).is_success
     with guarded.database.begin() as session:
@@ -226,7 +226,7 @@ def test_a_worker_is_told_what_its_token_lacks(
         assert (found, says in details) == (code, True)
 
 
-@pytest.mark.parametrize("secret", [None, "wrong", PREFIX + "y" * 43])
+@pytest.mark.parametrize("secret", [None, "wrong", TOKEN_PREFIX + "y" * 43])
 def test_a_worker_without_a_token_is_refused(guarded: Service, secret: str | None) -> None:
     assert {refusal(call)[0] for call in calls(guarded, secret)} == {grpc.StatusCode.UNAUTHENTICATED}
 
@@ -356,7 +356,7 @@ def test_wrong_tokens_are_limited_and_lock_nobody_out_who_is_in(start: Start) ->
     service = start(token=BOOTSTRAP, failure_limit="3/minute")
     used, unused = stored(service, "used"), stored(service, "unused")
     assert service.http.get("/v1/jobs", headers=bearer(used)).is_success
-    answers = [service.http.get("/v1/jobs", headers=bearer(PREFIX + "x" * 43)) for _ in range(4)]
+    answers = [service.http.get("/v1/jobs", headers=bearer(TOKEN_PREFIX + "x" * 43)) for _ in range(4)]
     assert [answer.status_code for answer in answers] == [401, 401, 401, 429]
     for secret in (used, BOOTSTRAP):
         assert service.http.get("/v1/jobs", headers=bearer(secret)).is_success
@@ -374,7 +374,7 @@ def test_secrets_stand_in_no_file_and_no_log(tmp_path: Path, caplog: pytest.LogC
     assert audit(service)
     stop()
     kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert digest(token).encode() in kept
+    assert token_digest(token).encode() in kept
     for secret in (token, BOOTSTRAP, "a wrong one"):
         assert secret.encode() not in kept
         assert secret not in caplog.text

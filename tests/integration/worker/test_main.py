@@ -15,7 +15,7 @@ import grpc
 import psutil
 import pytest
 
-from compiler.target import probe
+from compiler.target import detect_device
 from compiler.workload import to_json
 from core.worker import WorkerState
 from tests import workloads
@@ -25,7 +25,7 @@ from tests.processes import OWN_PROFILES
 PACKAGES = Path(__file__).resolve().parents[3]
 # The trace that leaves a workload as it is.
 UNTOUCHED = "[[], []]"
-PROBED = probe(1)
+PROBED = detect_device(1)
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -145,7 +145,7 @@ def test_a_device_that_gives_something_up_is_another_one(way: str) -> None:
     assert code == 0, errors
     device = next(report.device for report in fleet.reports if report.device is not None)
     assert "fma" not in device.features
-    assert device.key == probe(1, without=("fma",)).key != probe(1).key
+    assert device.key == detect_device(1, without=("fma",)).key != detect_device(1).key
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names instruction sets of x86")
@@ -214,7 +214,7 @@ def test_a_fenced_worker_has_an_exit_code_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ([], "the setting server is missing: give --server or set TUNEFARM_WORKER_SERVER"),
+        ([], "the setting server is missing: give it by --server or TUNEFARM_WORKER_SERVER"),
         (["--server", "http://farm"], "HOST:PORT, not 'http://farm'"),
         (["--server", "farm:1", "--threads", "0"], "the setting threads is wrong"),
         (["--server", "farm:1", "--name", "a b"], "the setting name is wrong"),

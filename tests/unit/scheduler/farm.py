@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from tvm import te, topi
 
-from compiler.importing.model import ExtractedTask, TensorSpec
-from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, reference_of, unpack
-from compiler.sandbox.models import Imported
+from compiler.importing.model import ExtractedTask
+from compiler.importing.spec import TensorSpec
+from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, unpack, unpack_reference
+from compiler.sandbox.models import ImportedModel
 from compiler.workload import to_json, workload_hash
 from core.job import Budget
 from core.measurement import Measurement, Outcome
@@ -31,7 +32,7 @@ from records.schedules.schedules import Record
 from records.storage import blobs
 from records.storage.database import Database
 from scheduler.context import Context
-from scheduler.settings import Settings
+from scheduler.settings import SchedulerSettings
 from scheduler.steps.drive import drive, sweep
 from search.cost.model import CostModel
 from search.policy import Proposal, SearchTask
@@ -40,7 +41,9 @@ from search.programs.program import Program
 from tests import workloads
 from tests.devices import DEVICE
 
-SETTINGS = Settings(broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0)
+SETTINGS = SchedulerSettings(
+    broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0
+)
 UNTUNED, TUNED, HARMED = b"untuned library", b"tuned library", b"tuned library that fails"
 
 
@@ -80,17 +83,17 @@ class FakeCompiler:
             "models.import_model": self._import,
             "models.compile_untuned": lambda *asked: (self._import(*asked), UNTUNED),
             "models.compile_tuned": self._compile_tuned,
-            "artifacts.try_traces": self._try_traces,
+            "artifacts.check_traces": self._check_traces,
             "batch.propose": propose_at_random,
         }.items():
             monkeypatch.setattr(f"scheduler.{name}", fake)
 
-    def _import(self, data: bytes, shapes: Mapping[str, tuple[int, ...]], target: str) -> Imported:
+    def _import(self, data: bytes, shapes: Mapping[str, tuple[int, ...]], target: str) -> ImportedModel:
         self.imported += 1
         if self.import_error is not None:
             raise self.import_error
         spec = (TensorSpec("data", (1, 3), "float32"),)
-        return Imported(spec, spec, tuple(self.tasks))
+        return ImportedModel(spec, spec, tuple(self.tasks))
 
     def _compile_tuned(self, data: bytes, shapes: object, target: str, schedules: Mapping[str, str]) -> bytes:
         if self.build_error is not None:
@@ -100,7 +103,7 @@ class FakeCompiler:
         self.schedules.append(schedules)
         return HARMED if any(map(self.harmful, schedules.values())) else self.tuned
 
-    def _try_traces(self, pairs: Sequence[tuple[str, str]], target: str) -> list[str]:
+    def _check_traces(self, pairs: Sequence[tuple[str, str]], target: str) -> list[str]:
         return ["it crashed the compiler (SIGSEGV)" if self.uncompilable(trace) else "" for _, trace in pairs]
 
 
@@ -129,7 +132,7 @@ class Farm:
 
     database: Database
     now: float = 1000.0
-    settings: Settings = SETTINGS
+    settings: SchedulerSettings = SETTINGS
     wakes: deque[tuple[str, str]] = field(default_factory=deque)
     latency_s: Mapping[bytes, float] = field(default_factory=lambda: {UNTUNED: 0.5, TUNED: 0.01})
     broken: frozenset[bytes] = frozenset({HARMED})
@@ -216,9 +219,9 @@ class Farm:
     def _time(self, run: StoredModuleRun) -> Measurement:
         artifact = self.blob(run.artifact_sha)
         library, _ = unpack(artifact)
-        if self.uncomparable and reference_of(artifact) is not None:
+        if self.uncomparable and unpack_reference(artifact) is not None:
             return Measurement(Outcome.RUN_ERROR, error=f"{REFERENCE_FAILED}std::bad_alloc")
-        if reference_of(artifact) in self.broken:
+        if unpack_reference(artifact) in self.broken:
             return Measurement(Outcome.RUN_TIMEOUT, error="the run took longer than 120 s")
         if library in self.broken:
             return Measurement(Outcome.WRONG_RESULT, error="first line\nthe outputs differ")

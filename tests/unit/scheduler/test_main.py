@@ -74,8 +74,9 @@ def test_wrong_settings_are_refused_in_one_line(tmp_path: Path) -> None:
     printed, errors = process.communicate(timeout=30)
     assert (process.returncode, printed) == (2, "")
     assert errors == (
-        "scheduler: wrong settings: TUNEFARM_DATABASE_URL: Field required; "
-        "TUNEFARM_BATCH_SIZE: Input should be greater than or equal to 1\n"
+        "scheduler: the setting database_url is missing: give it by TUNEFARM_DATABASE_URL; "
+        "the setting batch_size is wrong: Input should be greater than or equal to 1, not '0' "
+        "(it comes from TUNEFARM_BATCH_SIZE)\n"
     )
 
 

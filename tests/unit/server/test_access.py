@@ -13,26 +13,26 @@ from records.access import Act, AuditLine
 from records.storage.database import Database
 from server.access import audit as access_audit
 from server.access.audit import MAX_REFUSED, ROUTINE_S, AuditLog
-from server.access.guard_fleet import address_of
-from server.access.limits import Limit, neighbourhood, parsed
-from server.access.scopes import UNKNOWN, of_procedure, of_route
+from server.access.interceptor import peer_address
+from server.access.limits import RateLimiter, network_of, parse_limit
+from server.access.scopes import UNKNOWN, operation_of, procedure_scope
 
 
 @pytest.mark.parametrize("text", ["many", "600/fortnight", "-1/minute", "/minute", "on"])
 def test_what_is_no_limit_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="600/minute"):
-        parsed(text)
+        parse_limit(text)
 
 
 @pytest.mark.parametrize("text", ["", "off"])
 def test_a_limit_may_be_off(text: str) -> None:
-    limit = Limit(text)
+    limit = RateLimiter(text)
     assert asyncio.run(limit.hit("me")) is None
 
 
 def test_clients_are_counted_each_for_itself() -> None:
     async def hits() -> list[bool]:
-        limit = Limit("2/hour")
+        limit = RateLimiter("2/hour")
         waits = [await limit.hit(client) for client in ("me", "me", "you", "me")]
         waits += [await limit.reached("me"), await limit.reached("you")]
         assert all(0 < wait <= 3600 for wait in waits if wait is not None)
@@ -53,7 +53,7 @@ def test_clients_are_counted_each_for_itself() -> None:
     ],
 )
 def test_addresses_of_one_network_count_together(address: str, counts_as: str) -> None:
-    assert neighbourhood(address) == counts_as
+    assert network_of(address) == counts_as
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_addresses_of_one_network_count_together(address: str, counts_as: str) -
     ],
 )
 def test_grpcs_peers_have_addresses(peer: str, address: str) -> None:
-    assert address_of(peer) == address
+    assert peer_address(peer) == address
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_grpcs_peers_have_addresses(peer: str, address: str) -> None:
 def test_the_table_of_routes(
     method: str, path: str, route: str, subject: str, scope: Scope, changes: bool
 ) -> None:
-    need = of_route(method, path)
+    need = operation_of(method, path)
     assert (need.route, need.subject, need.scope, need.changes) == (route, subject, scope, changes)
 
 
 def test_procedures_of_another_service_need_an_administrator() -> None:
-    assert of_procedure("/tunefarm.v1.Fleet/Synchronize") is Scope.WORKER
-    assert of_procedure("/tunefarm.v2.Fleet/Synchronize") is Scope.ADMIN
+    assert procedure_scope("/tunefarm.v1.Fleet/Synchronize") is Scope.WORKER
+    assert procedure_scope("/tunefarm.v2.Fleet/Synchronize") is Scope.ADMIN
 
 
 def act(number: int = 0, outcome: str = "401 token-needed") -> Act:

@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from server.api.onnx_file import complaint
+from server.api.onnx_file import rejection_reason
 
 
 def model() -> bytes:
@@ -19,12 +19,12 @@ def model() -> bytes:
 
 
 def test_a_model_passes() -> None:
-    assert complaint(io.BytesIO(model())) is None
+    assert rejection_reason(io.BytesIO(model())) is None
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])
 def test_a_cut_model_is_told(cut: int) -> None:
-    assert "not an ONNX file" in (complaint(io.BytesIO(model()[:-cut])) or "")
+    assert "not an ONNX file" in (rejection_reason(io.BytesIO(model()[:-cut])) or "")
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_a_cut_model_is_told(cut: int) -> None:
     ],
 )
 def test_other_things_are_told(data: bytes, why: str) -> None:
-    assert why in (complaint(io.BytesIO(data)) or "")
+    assert why in (rejection_reason(io.BytesIO(data)) or "")

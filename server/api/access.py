@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from core.access import Scope
 from records import access
 from records.access import AuditLine, Token
-from server.access.callers import PREFIX, digest
+from server.access.authentication import TOKEN_PREFIX, token_digest
 from server.api.problems import problems
 from server.api.schemas import Name
 from server.context import ContextDep
@@ -89,9 +89,9 @@ def create_token(body: TokenRequestBody, request: Request, context: ContextDep) 
     now = context.now()
     expires_at = None if body.expires_after_s is None else now + body.expires_after_s
     token = Token(context.new_id(), body.name, frozenset(body.scopes), now, expires_at)
-    secret = PREFIX + context.new_secret()
+    secret = TOKEN_PREFIX + context.new_secret()
     with context.database.begin() as session:
-        access.add_token(session, token, digest(secret))
+        access.add_token(session, token, token_digest(secret))
     request.state.audited = token.id
     return NewTokenBody.model_validate(_fields(token, now) | {"token": secret})
 
@@ -109,7 +109,7 @@ def revoke_token(token_id: str, context: ContextDep) -> TokenBody:
     """Revokes a token, for good. Other server processes notice within five seconds."""
     with context.database.begin() as session:
         token = access.revoke_token(session, token_id, context.now())
-    context.access.forget(token_id)
+    context.authenticator.forget(token_id)
     return TokenBody.model_validate(_fields(token, context.now()))
 
 

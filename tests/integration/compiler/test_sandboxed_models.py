@@ -19,7 +19,7 @@ from compiler.importing.spec import ModelError
 from compiler.packaging.artifact import ArtifactError
 from compiler.sandbox import child as contained
 from compiler.sandbox import models as contained_models
-from compiler.sandbox.models import Limits, compile_tuned, compile_untuned, import_model
+from compiler.sandbox.models import CompileLimits, compile_tuned, compile_untuned, import_model
 from tests.children import child_of, kill_the_child
 from tests.onnx_models import Builder, residual
 
@@ -60,18 +60,18 @@ def test_what_the_compilation_says_comes_through() -> None:
 def test_an_import_that_takes_too_long_is_ended() -> None:
     start = time.monotonic()
     with pytest.raises(ModelError, match=r"importing the model takes longer than 0\.2 s"):
-        import_model(residual(), {}, TARGET, Limits(import_s=0.2))
+        import_model(residual(), {}, TARGET, CompileLimits(import_s=0.2))
     assert time.monotonic() - start < 5
 
 
 def test_an_import_that_takes_too_much_memory_is_ended() -> None:
     with pytest.raises(ModelError, match=r"^importing the model |too much memory|bad_alloc"):
-        import_model(residual(), {}, TARGET, Limits(memory_bytes=200 << 20))
+        import_model(residual(), {}, TARGET, CompileLimits(memory_bytes=200 << 20))
 
 
 def test_where_the_machine_lacks_memory_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed, as the kernel does when memory runs out."""
-    monkeypatch.setattr(contained_models, "machine_bytes", lambda: 512 << 20)
+    monkeypatch.setattr(contained_models, "physical_memory_bytes", lambda: 512 << 20)
     killer = threading.Thread(target=kill_the_child)
     killer.start()
     says = r"\(SIGKILL\): a model file of .* GB may take 1.07 GB of memory and this machine has 0.537 GB: run"
@@ -186,7 +186,7 @@ def test_a_child_that_dies_importing_is_a_model_error(script: str, message: str,
 def test_a_child_that_dies_compiling_is_an_artifact_error(script: str, message: str, acts: Path) -> None:
     acts.write_text(f"print({IMPORTED.decode()!r}, flush=True)\n{script}")
     with pytest.raises(ArtifactError, match=f"^compiling the model {message}"):
-        compile_untuned(residual(), {}, TARGET, Limits(import_s=0.5, build_s=0.5))
+        compile_untuned(residual(), {}, TARGET, CompileLimits(import_s=0.5, build_s=0.5))
 
 
 def test_a_huge_file_starts_no_child(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Measures candidates of `fault_bench` in a process of its own: python contained.py JSON prints JSON.
+"""Measures candidates of `fault_runner` in a process of its own: python sandboxed.py JSON prints JSON.
 
 `COMMANDS` start it under systems that differ in what they allow.
 """
@@ -53,11 +53,11 @@ def measured(
     traces: Sequence[str],
     module_json: str = "",
     user: str | None = None,
-    bench: str = "fault_bench:FaultBench",
+    runner: str = "fault_runner:FaultRunner",
 ) -> Any:
     """ "gaps" of the containment, the "triple" of the device that was found, and "errors", one of each trace:
     what the candidates had to say."""
-    request = {"system": system, "traces": traces, "module_json": module_json, "user": user, "bench": bench}
+    request = {"system": system, "traces": traces, "module_json": module_json, "user": user, "runner": runner}
     command = [*COMMANDS[system], sys.executable, str(Path(__file__)), json.dumps(request)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -135,7 +135,7 @@ async def _measure(request: dict[str, Any]) -> dict[str, Any]:
     from worker.runner.executor import ChildConfig, Executor
     from worker.runner.interface import BuildRequest
 
-    executor = Executor(ChildConfig(2, request["bench"], user=request["user"]), os.environ)
+    executor = Executor(ChildConfig(2, request["runner"], user=request["user"]), os.environ)
     errors = []
     try:
         device = await executor.start()

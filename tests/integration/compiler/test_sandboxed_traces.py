@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from compiler.sandbox import traces as contained_traces
-from compiler.sandbox.traces import Limits, try_traces
+from compiler.sandbox.traces import ReplayLimits, check_traces
 from compiler.workload import to_json
 from tests.workloads import matmul
 
@@ -33,7 +33,7 @@ for _, trace in json.load(sys.stdin)["pairs"]:
 def test_good_ones_pass_and_the_others_have_a_reason() -> None:
     workload = to_json(matmul(8, 8, 8))
     traces = [UNSCHEDULED, "no trace", MISSING_BLOCK, UNSCHEDULED]
-    good, wrong, missing, again = try_traces([(workload, trace) for trace in traces], TARGET)
+    good, wrong, missing, again = check_traces([(workload, trace) for trace in traces], TARGET)
     assert (good, again) == ("", "")
     assert wrong
     assert missing
@@ -41,11 +41,13 @@ def test_good_ones_pass_and_the_others_have_a_reason() -> None:
 
 def test_nothing_to_try_starts_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(contained_traces.sys, "executable", "/no/such/python")
-    assert try_traces([], TARGET) == []
+    assert check_traces([], TARGET) == []
 
 
 def test_a_child_that_gets_too_little_memory_passes_nothing() -> None:
-    [problem] = try_traces([(to_json(matmul(8, 8, 8)), UNSCHEDULED)], TARGET, Limits(memory_bytes=200 << 20))
+    [problem] = check_traces(
+        [(to_json(matmul(8, 8, 8)), UNSCHEDULED)], TARGET, ReplayLimits(memory_bytes=200 << 20)
+    )
     assert problem.startswith(
         ("it crashed the compiler", "it ended the compiler", "it takes too much memory")
     )
@@ -70,14 +72,14 @@ def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_one_that_takes_the_child_down_costs_no_other(fault: str, problem: str) -> None:
     pairs = [("", trace) for trace in ("good", fault, "good", fault, "good")]
-    assert try_traces(pairs, TARGET) == ["", problem, "", problem, ""]
+    assert check_traces(pairs, TARGET) == ["", problem, "", problem, ""]
 
 
 @pytest.mark.usefixtures("actor")
 def test_one_that_never_ends_is_ended() -> None:
     began = time.monotonic()
-    limits = Limits(start_s=2.0, each_s=0.1)
-    assert try_traces([("", "good"), ("", "hang"), ("", "good")], TARGET, limits) == [
+    limits = ReplayLimits(start_s=2.0, each_s=0.1)
+    assert check_traces([("", "good"), ("", "hang"), ("", "good")], TARGET, limits) == [
         "",
         "it keeps the compiler busy for too long",
         "",

@@ -11,21 +11,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from records.access import Act
 from records.storage.database import StorageError
 from server.access.audit import AuditLog
-from server.access.callers import LOOPBACK, Access, Caller, Refused, require
-from server.access.scopes import OPEN_PATHS, Need, of_route
+from server.access.authentication import LOOPBACK, AccessDenied, Authenticator, Caller, require_scope
+from server.access.scopes import OPEN_PATHS, Operation, operation_of
 from server.api.problems import Problem, storage_problem
 from server.settings import is_loopback
 
 
-class Guard:
+class AccessMiddleware:
     """ASGI middleware: lets a request through when its token has the scope for it, and keeps the audit log.
 
     A handler may name what it changed in `request.state.audited`. Anything but HTTP is not answered.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, audit: AuditLog) -> None:
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, audit: AuditLog) -> None:
         self._app = app
-        self._access = access
+        self._authenticator = authenticator
         self._audit = audit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -35,11 +35,11 @@ class Guard:
             await self._guarded(scope, receive, send)
 
     async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        need = of_route(scope["method"], scope["path"])
+        need = operation_of(scope["method"], scope["path"])
         try:
             caller = await self._admit(scope, need)
-        except Refused as refused:
-            act = Act(refused.who, need.route, "", f"{refused.status} {refused.kind}", address_of(scope))
+        except AccessDenied as refused:
+            act = Act(refused.who, need.route, "", f"{refused.status} {refused.kind}", client_address(scope))
             self._audit.refused(act)
             await problem_of(refused).response()(scope, receive, send)
         except StorageError as error:
@@ -48,34 +48,34 @@ class Guard:
             audited = self._audited(scope, need, caller, send) if caller and need.changes else send
             await self._app(scope, receive, audited)
 
-    async def _admit(self, scope: Scope, need: Need) -> Caller | None:
+    async def _admit(self, scope: Scope, need: Operation) -> Caller | None:
         """None for a probe, which nobody has to be anybody for. Raises Refused, StorageError."""
-        address = address_of(scope)
+        address = client_address(scope)
         if scope["path"] in OPEN_PATHS:
-            await self._access.count(None, address)
+            await self._authenticator.count(None, address)
             return None
         headers = Headers(scope=scope)
-        caller = await self._access.identify(headers.get("authorization"), address)
+        caller = await self._authenticator.identify(headers.get("authorization"), address)
         if caller is LOOPBACK:
             _require_local(headers)
-        await self._access.count(caller, address)
-        require(caller, need.scope)
+        await self._authenticator.count(caller, address)
+        require_scope(caller, need.scope)
         return caller
 
-    def _audited(self, scope: Scope, need: Need, caller: Caller, send: Send) -> Send:
+    def _audited(self, scope: Scope, need: Operation, caller: Caller, send: Send) -> Send:
         """Writes the line before the answer begins: who has the answer finds the line."""
 
         async def noted(message: Message) -> None:
             if message["type"] == "http.response.start":
                 subject = str(scope.get("state", {}).get("audited", need.subject))
                 status = str(message["status"])
-                await self._audit.write(Act(caller.who, need.route, subject, status, address_of(scope)))
+                await self._audit.write(Act(caller.who, need.route, subject, status, client_address(scope)))
             await send(message)
 
         return noted
 
 
-class LimitBody:
+class BodySizeMiddleware:
     """ASGI middleware: refuses bodies longer than `max_bytes(path)`, announced or not."""
 
     def __init__(self, app: ASGIApp, max_bytes: Callable[[str], int]) -> None:
@@ -104,7 +104,7 @@ class LimitBody:
         await self._app(scope, counted, send)
 
 
-def problem_of(refused: Refused) -> Problem:
+def problem_of(refused: AccessDenied) -> Problem:
     """The problem document of a refusal, with the headers that belong to its status."""
     cause = str(refused)
     detail = f"{cause[:1].upper()}{cause[1:]}: {refused.remedy}."
@@ -129,7 +129,7 @@ def _require_local(headers: Headers) -> None:
     if not all(map(_is_local, called_as)):
         cause = "without a token this service answers only programs on its own machine"
         remedy = "call it as 127.0.0.1 or localhost, or set TUNEFARM_TOKEN"
-        raise Refused(403, "not-from-here", cause, remedy)
+        raise AccessDenied(403, "not-from-here", cause, remedy)
 
 
 def _is_local(url: str) -> bool:
@@ -139,7 +139,7 @@ def _is_local(url: str) -> bool:
         return False
 
 
-def address_of(scope: Scope) -> str:
+def client_address(scope: Scope) -> str:
     """The client's, as uvicorn (or the proxy on this machine that it trusts) says."""
     client = scope.get("client")
     return str(client[0]) if client else "unknown"

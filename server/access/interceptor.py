@@ -13,8 +13,8 @@ from google.protobuf.message import DecodeError
 from records.access import Act
 from records.storage.database import StorageError
 from server.access.audit import AuditLog
-from server.access.callers import Access, Refused, require
-from server.access.scopes import of_procedure
+from server.access.authentication import AccessDenied, Authenticator, require_scope
+from server.access.scopes import procedure_scope
 
 # grpc's own types for these differ between its releases.
 _Continuation = Callable[[Any], Awaitable[Any]]
@@ -26,11 +26,11 @@ _CODES = {
 }
 
 
-class GuardOfWorkers(grpc.aio.ServerInterceptor):
+class AccessInterceptor(grpc.aio.ServerInterceptor):
     """Lets calls through whose token has the scope for them; nothing of the others is parsed."""
 
-    def __init__(self, access: Access, audit: AuditLog) -> None:
-        self._access = access
+    def __init__(self, authenticator: Authenticator, audit: AuditLog) -> None:
+        self._authenticator = authenticator
         self._audit = audit
 
     async def intercept_service(self, continuation: _Continuation, handler_call_details: Any) -> Any:
@@ -57,12 +57,12 @@ class GuardOfWorkers(grpc.aio.ServerInterceptor):
 
     async def _admit(self, method: str, authorization: str, context: Any) -> None:
         """Ends the call when it isn't allowed."""
-        address = address_of(context.peer())
+        address = peer_address(context.peer())
         name = method.rpartition(".")[2]
         try:
-            caller = await self._access.identify(authorization, address)
-            require(caller, of_procedure(method))
-        except Refused as refused:
+            caller = await self._authenticator.identify(authorization, address)
+            require_scope(caller, procedure_scope(method))
+        except AccessDenied as refused:
             code = _CODES[refused.status]
             self._audit.refused(Act(refused.who, name, "", f"{code.name} {refused.kind}", address))
             await context.abort(code, str(refused))
@@ -72,7 +72,7 @@ class GuardOfWorkers(grpc.aio.ServerInterceptor):
             await self._audit.routine(Act(caller.who, name, "", "OK", address))
 
 
-def address_of(peer: str) -> str:
+def peer_address(peer: str) -> str:
     """The address in what gRPC calls a peer: "ipv4:10.0.0.7:4711", "ipv6:%5B::1%5D:4711"."""
     _, _, place = unquote(peer).partition(":")
     return place.rpartition(":")[0].strip("[]") or "unknown"

@@ -37,7 +37,7 @@ PROFILE_RANGES = {
 MULTIPLY_ADDS = (1e-6, 64)
 
 
-def believed(result: Result) -> Result:
+def reject_implausible(result: Result) -> Result:
     """The result, or in place of an impossible one a failure that says so."""
     measurement = result.measurement
     senseless = [secs for secs in measurement.run_secs if not SHORTEST_S <= secs <= LONGEST_S]
@@ -48,7 +48,7 @@ def believed(result: Result) -> Result:
     return replace(result, measurement=refused)
 
 
-def believed_report(report: WorkerReport) -> WorkerReport:
+def reject_implausible_profile(report: WorkerReport) -> WorkerReport:
     """The report, its device without a profile that no calibration can have measured; that is logged."""
     device = report.device
     if device is None or device.profile is None:

@@ -10,7 +10,7 @@ from core.lease import LeaseId
 from core.measurement import Measurement, Outcome
 from core.worker import WorkerState
 from proto.messages import Result, WorkerReport
-from server.fleet.plausible import LONGEST_S, SHORTEST_S, believed, believed_report
+from server.fleet.plausibility import LONGEST_S, SHORTEST_S, reject_implausible, reject_implausible_profile
 from tests.unit.records.farm import DEVICE
 
 
@@ -20,12 +20,12 @@ def result(*run_secs: float) -> Result:
 
 @pytest.mark.parametrize("run_secs", [(SHORTEST_S,), (6e-9, 5e-8), (1e-3, 1e-3), (LONGEST_S,)])
 def test_what_a_machine_can_do_is_believed(run_secs: tuple[float, ...]) -> None:
-    assert believed(result(*run_secs)) == result(*run_secs)
+    assert reject_implausible(result(*run_secs)) == result(*run_secs)
 
 
 def test_a_failure_is_believed() -> None:
     failed = Result(1, LeaseId("lease", 1), Measurement(Outcome.RUN_ERROR, error="no"), module_run_id=7)
-    assert believed(failed) == failed
+    assert reject_implausible(failed) == failed
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_a_failure_is_believed() -> None:
 def test_what_no_machine_can_do_is_a_failure_that_says_so(
     run_secs: tuple[float, ...], senseless: str
 ) -> None:
-    refused = believed(result(*run_secs))
+    refused = reject_implausible(result(*run_secs))
     assert (refused.number, refused.trial_id) == (1, 7)
     assert refused.measurement.outcome is Outcome.UNKNOWN
     assert refused.measurement.run_secs == ()
@@ -49,9 +49,9 @@ def report(**speeds: object) -> WorkerReport:
 
 @pytest.mark.parametrize("emulated", [{}, {"hertz": 1e7, "latency_cycles": 900.0, "memory_rate": 0.05}])
 def test_a_profile_that_a_machine_may_have_is_believed(emulated: dict[str, float]) -> None:
-    believed = believed_report(report(**emulated)).device
-    assert believed is not None
-    assert believed.profile is not None
+    device = reject_implausible_profile(report(**emulated)).device
+    assert device is not None
+    assert device.profile is not None
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_profile_that_a_machine_may_have_is_believed(emulated: dict[str, float
 def test_a_profile_that_no_machine_has_is_refused(
     speeds: dict[str, object], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refused = believed_report(report(**speeds)).device
+    refused = reject_implausible_profile(report(**speeds)).device
     assert refused is not None
     assert refused.profile is None
     (said,) = [record.message for record in caplog.records]

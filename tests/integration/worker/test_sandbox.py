@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from core.lease import Limits
-from tests.integration.worker.contained import HERE, NODES, ROOT, has_group, measured, works
+from tests.integration.worker.sandboxed import HERE, NODES, ROOT, has_group, measured, works
 from worker.runner.executor import ChildConfig, Executor
 from worker.runner.interface import BuildRequest
 from worker.sandbox.isolation import MAX_OPEN_FILES
@@ -143,7 +143,7 @@ def subprocess_environment(**more: str) -> dict[str, str]:
 
 
 async def status_of(environment: dict[str, str], user: str | None) -> tuple[tuple[str, ...], str]:
-    executor = Executor(ChildConfig(2, "fault_bench:FaultBench", user=user), environment)
+    executor = Executor(ChildConfig(2, "fault_runner:FaultRunner", user=user), environment)
     try:
         status = (await executor.measure(BuildRequest("", "", "status", ()), GENEROUS)).error
         return executor.gaps, status
@@ -177,7 +177,7 @@ def test_what_left_its_session_ends_with_the_child(system: str, trace: str, tmp_
 
 async def cancelled(trace: str, note: Path) -> None:
     """The candidate is given up once the note is there."""
-    executor = Executor(ChildConfig(2, "fault_bench:FaultBench"), subprocess_environment())
+    executor = Executor(ChildConfig(2, "fault_runner:FaultRunner"), subprocess_environment())
     measuring = asyncio.create_task(executor.measure(BuildRequest("", str(note), trace, ()), GENEROUS))
     while not note.exists() or not note.read_text():
         await asyncio.sleep(0.01)
@@ -194,7 +194,7 @@ def test_the_agent_can_be_neither_signalled_nor_read() -> None:
 
 def test_an_agent_of_another_user_hides_its_environment() -> None:
     # What hides it from root's children without capabilities is that its memory is not to be read.
-    script = "from worker import confine; confine.hide_memory(); print(flush=True); input()"
+    script = "from worker.sandbox import isolation; isolation.hide_memory(); print(flush=True); input()"
     agent = subprocess.Popen(
         [sys.executable, "-c", script], env=subprocess_environment(), stdin=-1, stdout=-1, text=True
     )
@@ -207,7 +207,7 @@ def test_an_agent_of_another_user_hides_its_environment() -> None:
 
 
 def test_more_time_of_the_cores_than_allowed_ends_the_process() -> None:
-    script = "from worker import confine\nconfine.limit_cpu(0.1)\nwhile True: pass"
+    script = "from worker.sandbox import isolation\nisolation.limit_cpu(0.1)\nwhile True: pass"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60, check=False)
     assert done.returncode == -signal.SIGXCPU
 
@@ -216,6 +216,6 @@ def test_more_time_of_the_cores_than_allowed_ends_the_process() -> None:
 @pytest.mark.slow
 def test_the_real_bench_works_as_another_user() -> None:
     """TVM's libraries, its thread pool, LLVM, temporary files: a program is compiled, run and verified."""
-    found = measured("readable", [], user="nobody", bench="worker.runner.compiler_runner:CompilerBench")
+    found = measured("readable", [], user="nobody", runner="worker.runner.compiler_runner:CompilerRunner")
     assert found["gaps"] == []
     assert found["triple"]

@@ -6,22 +6,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from tunefarm.client.values import Database, ExportedRecord, ExportedWorkload
-from tunefarm.errors import CommandError, ExitCode, InputError
+from core.exit_code import ExitCode
+from system.command import CommandError
+from tunefarm.client.values import ExportedRecord, ExportedWorkload, ScheduleDatabase
+from tunefarm.errors import InputError
 
 WORKLOAD_FILE = "database_workload.json"
 RECORD_FILE = "database_tuning_record.json"
 
 
 @dataclass(frozen=True)
-class Written:
+class ExportCounts:
     """How much an export wrote."""
 
     workloads: int
     records: int
 
 
-def write(database: Database, folder: Path) -> Written:
+def write(database: ScheduleDatabase, folder: Path) -> ExportCounts:
     """Writes both files.
 
     Raises CommandError without TVM, for a folder that can't be written and for damaged records.
@@ -42,10 +44,10 @@ def write(database: Database, folder: Path) -> Written:
         raise CommandError(f"the service sent damaged records: {error}", ExitCode.REFUSED) from error
     except OSError as error:
         raise CommandError(f"{folder} can't be written ({error.strerror})", ExitCode.LOCAL) from error
-    return Written(len({record.workload_hash for record in records}), len(records))
+    return ExportCounts(len({record.workload_hash for record in records}), len(records))
 
 
-def read(folder: Path) -> Database:
+def read(folder: Path) -> ScheduleDatabase:
     """Reads both files.
 
     Raises InputError naming the file and line that can't be used, CommandError without TVM.
@@ -57,7 +59,7 @@ def read(folder: Path) -> Database:
     except format_.DatabaseFormatError as error:
         raise InputError(f"{folder} is no MetaSchedule database: {error}") from error
     workloads = {record.workload_hash: record.module_json for record in found}
-    return Database(
+    return ScheduleDatabase(
         tuple(ExportedWorkload(name, module_json) for name, module_json in workloads.items()),
         tuple(ExportedRecord(one.workload_hash, one.trace, one.run_secs, one.target) for one in found),
     )
