@@ -32,12 +32,12 @@ from compiler.target import detect_device
 from compiler.workload import to_json
 from core.device import Device
 from search.cost import metrics
-from search.cost.metrics import Metrics, Predictions
+from search.cost.metrics import ModelMetrics, Predictions
 from search.cost.model import CostModel
 from search.policy import SearchTask, draw, train
 from search.programs.nest import Floats
 from search.programs.program import Program, gather
-from search.sketches.space import generate
+from search.rules.space import generate
 
 QUICK = ("GMM", "C2D", "DEP")
 QUICK_PROGRAMS, PROGRAMS = 128, 256
@@ -180,13 +180,13 @@ def _compared(what: str, predictions: Mapping[str, Predictions]) -> list[Figure]
     judged = {who: metrics.evaluate(each) for who, each in predictions.items()}
     return [
         each
-        for metric in fields(Metrics)
+        for metric in fields(ModelMetrics)
         if metric.name in WORDS
         for each in _metric(what, metric.name, judged)
     ]
 
 
-def _metric(what: str, metric: str, judged: Mapping[str, Metrics]) -> list[Figure]:
+def _metric(what: str, metric: str, judged: Mapping[str, ModelMetrics]) -> list[Figure]:
     values: dict[str, float | None] = {who: getattr(found, metric) for who, found in judged.items()}
     ours, theirs, estimate = (values[who] for who in (OURS, THEIRS, ESTIMATE))
     if ours is None or theirs is None or estimate is None:

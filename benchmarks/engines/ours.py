@@ -18,13 +18,13 @@ from compiler.workload import to_json
 from core.device import Device
 from search.cost.model import CostModel
 from search.dag import Dag
-from search.evolution.transfer import transferred
+from search.evolution.transfer import transfer_programs
 from search.policy import Sample, SearchConfig, SearchTask, draw, propose, train
 from search.programs.annotate import sample
 from search.programs.program import Population, Program
-from search.remeasurement import Timed, contenders, how_many
+from search.remeasurement import MeasuredProgram, remeasurement_count, select_for_remeasurement
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 
 # The estimate is good at once and few measurements correct most of it: rounds begin small, and grow.
 SMALLEST_ROUND, LARGEST_ROUND = 8, 32
@@ -136,7 +136,7 @@ class OurSpace:
         start_s = time.perf_counter() - self._set_up_s
         found: list[Trial] = []
         tried: dict[Program, Tried] = {}
-        model, seeds = self._trained(before), transferred(_best_of_each(before), self._task.sketches)
+        model, seeds = self._trained(before), transfer_programs(_best_of_each(before), self._task.sketches)
         while len(found) < trials:
             count = min(round_size(len(found)), trials - len(found))
             again = self._again(tried, count, rng, is_last=len(found) + count == trials)
@@ -158,8 +158,8 @@ class OurSpace:
     ) -> list[Program]:
         if not self._variant.measures_again:
             return []
-        timed = [Timed(program, one.seconds, len(one.secs)) for program, one in tried.items()]
-        return contenders(timed, how_many(count, rng, is_last=is_last))
+        timed = [MeasuredProgram(program, one.seconds, len(one.secs)) for program, one in tried.items()]
+        return select_for_remeasurement(timed, remeasurement_count(count, rng, is_last=is_last))
 
     def _new(
         self,

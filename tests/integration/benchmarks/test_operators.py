@@ -22,7 +22,7 @@ from compiler.measuring.builder import BuiltKernel
 from compiler.target import detect_device
 from search.policy import SearchTask
 from search.programs.annotate import sample
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.suite import Case
 
 DEVICE = detect_device()

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from search.dag import Node, extent_of
-from search.sketches.derive import Rule, State, Verdict, when
+from search.rules.derive import ConditionKind, Rule, State, when
+from search.rules.tensorize import TENSORIZE, feeds_intrinsic
 from search.sketches.location import host
 from search.sketches.predicates import (
     is_strictly_inlineable,
@@ -17,7 +18,6 @@ from search.sketches.predicates import (
 )
 from search.sketches.sketch import rfactor_lanes
 from search.sketches.stage import Placement, Rfactor, Stage
-from search.sketches.tensor_rules import TENSORIZE, feeds_intrinsic
 
 TILING = "SSRSRS"
 REDUCTION = "SRS"
@@ -117,17 +117,17 @@ CPU_RULES: tuple[Rule, ...] = (
     ),
     Rule("SimplifyConstTensor", lambda s: when(bool(s.current.constant_axes)), _unroll),
     TENSORIZE,
-    Rule("AddRfactor", lambda s: when(_should_rfactor(s), Verdict.APPLY), _rfactor),
+    Rule("AddRfactor", lambda s: when(_should_rfactor(s), ConditionKind.APPLY), _rfactor),
     Rule(
         "AddCacheWrite",
-        lambda s: when(_needs_cache(s), Verdict.APPLY),
+        lambda s: when(_needs_cache(s), ConditionKind.APPLY),
         _tile_in_cache,
     ),
     Rule(
         "MultiLevelTilingWithFusion",
-        lambda s: when(_sums_columns(s) and s.epilogue() is not None, Verdict.APPLY),
+        lambda s: when(_sums_columns(s) and s.epilogue() is not None, ConditionKind.APPLY),
         _tile_and_fuse,
     ),
-    Rule("MultiLevelTiling", lambda s: when(_sums_columns(s), Verdict.APPLY), _tile),
+    Rule("MultiLevelTiling", lambda s: when(_sums_columns(s), ConditionKind.APPLY), _tile),
     Rule("Skip", lambda s: when(not _sums_columns(s) or _may_move(s)), _leave),
 )

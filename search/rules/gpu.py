@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from search.dag import Dag, Node, extent_of
-from search.sketches.derive import Rule, State, Verdict, when
+from search.rules.derive import ConditionKind, Rule, State, when
 from search.sketches.location import aligned, can_inline, readers
 from search.sketches.predicates import needs_tiling, writes_boxes
 from search.sketches.stage import Placement, Stage
@@ -174,8 +174,8 @@ GPU_RULES: tuple[Rule, ...] = (
     Rule("SpecialComputeLocation", lambda s: when(_constant_reader(s) is not None), _compute_in_thread),
     Rule("AlwaysInline", lambda s: when(can_inline(s.dag, s.current)), _inline),
     Rule("SimplifyConstTensor", lambda s: when(bool(s.current.constant_axes)), _spread),
-    Rule("CrossThreadReduction", lambda s: when(_spans_threads(s), Verdict.APPLY), _reduce_across),
-    Rule("TensorCores", lambda s: when(_has_tensor_cores(s), Verdict.APPLY), _use_tensor_cores),
+    Rule("CrossThreadReduction", lambda s: when(_spans_threads(s), ConditionKind.APPLY), _reduce_across),
+    Rule("TensorCores", lambda s: when(_has_tensor_cores(s), ConditionKind.APPLY), _use_tensor_cores),
     Rule(
         "AddCacheWrite",
         lambda s: when(_is_tiled(s.current) and _epilogue(s) is None),

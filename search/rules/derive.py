@@ -16,10 +16,10 @@ from search.sketches.sketch import Sketch
 from search.sketches.stage import Placement, Stage
 
 
-class Verdict(Enum):
+class ConditionKind(Enum):
     SKIP = "skip"
     APPLY = "apply"
-    APPLY_AND_STOP = "apply and stop"
+    APPLY_AND_SKIP_REST = "apply and skip the rest"
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Rule:
     """`apply` gives the states that follow when `condition` says so."""
 
     name: str
-    condition: Callable[[State], Verdict]
+    condition: Callable[[State], ConditionKind]
     apply: Callable[[State], list[State]]
 
 
-def when(holds: bool, verdict: Verdict = Verdict.APPLY_AND_STOP) -> Verdict:
-    return verdict if holds else Verdict.SKIP
+def when(holds: bool, kind: ConditionKind = ConditionKind.APPLY_AND_SKIP_REST) -> ConditionKind:
+    return kind if holds else ConditionKind.SKIP
 
 
 def derive(dag: Dag, device: Device, rules: Sequence[Rule]) -> tuple[Sketch, ...]:
@@ -89,8 +89,8 @@ def derive(dag: Dag, device: Device, rules: Sequence[Rule]) -> tuple[Sketch, ...
 
 def _next(state: State, rules: Sequence[Rule]) -> Iterator[State]:
     for rule in rules:
-        verdict = rule.condition(state)
-        if verdict is not Verdict.SKIP:
+        kind = rule.condition(state)
+        if kind is not ConditionKind.SKIP:
             yield from rule.apply(state)
-        if verdict is Verdict.APPLY_AND_STOP:
+        if kind is ConditionKind.APPLY_AND_SKIP_REST:
             return

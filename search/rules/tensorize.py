@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from search.sketches.derive import Rule, State, Verdict, when
+from search.rules.derive import ConditionKind, Rule, State, when
 from search.sketches.intrinsics import usable
 from search.sketches.stage import Placement, Stage
 
@@ -35,6 +35,6 @@ def _tensorize(state: State) -> list[State]:
 
 TENSORIZE = Rule(
     "Tensorize",
-    lambda s: when(usable(s.dag, s.current, s.device) is not None, Verdict.APPLY),
+    lambda s: when(usable(s.dag, s.current, s.device) is not None, ConditionKind.APPLY),
     _tensorize,
 )

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from core.device import Device
 from search.dag import Dag
-from search.sketches.cpu_rules import CPU_RULES
-from search.sketches.derive import Rule, derive
-from search.sketches.gpu_rules import GPU_RULES
+from search.rules.cpu import CPU_RULES
+from search.rules.derive import Rule, derive
+from search.rules.gpu import GPU_RULES
 from search.sketches.sketch import Sketch
 
 
