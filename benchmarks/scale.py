@@ -29,7 +29,7 @@ from benchmarks.results import figures
 from benchmarks.results.figures import Figure, at_least, at_most, figure
 from benchmarks.results.output import Output
 from benchmarks.simulated_workers import OURS, SPREAD, FleetStats, lease_s, simulated_device
-from core.job import JobState
+from core.job import Budget, JobState
 from records.fleet import devices
 from records.jobs import jobs, models, tasks, trials
 from records.jobs.jobs import JobRequest
@@ -196,7 +196,7 @@ def fill(database: Database, classes: int, each: int) -> list[str]:
             sha = blobs.put(session, b"a model")
             models.add(session, sha, "model", 0.0)
             devices.put_class(session, device)
-            request = JobRequest(sha, "model", {}, device.key, each, None, 0)
+            request = JobRequest(sha, "model", {}, device.key, Budget(each), 0)
             jobs.create(session, job_id, request, None, 0.0)
             jobs.set_device_class(session, job_id, device.key)
             jobs.advance(session, job_id, {JobState.QUEUED}, JobState.TUNING, 0.0)

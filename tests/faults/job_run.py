@@ -17,7 +17,7 @@ from compiler.packaging.artifact import unpack
 from core.job import Build
 from core.measurement import Outcome
 from core.worker import WorkerState
-from records.fleet import devices, leases
+from records.fleet import devices, module_runs
 from records.fleet.devices import WorkerInfo
 from records.jobs import events, jobs, tasks, trials
 from records.jobs.jobs import Job
@@ -152,7 +152,7 @@ class JobRun:
         """Compare trials, workers and job; `given_up` lost trials are expected and not counted as lost."""
         with self.rig.database.begin() as session:
             job = jobs.get(session, self.job_id)
-            runs = leases.module_runs(session, self.job_id)
+            runs = module_runs.of_job(session, self.job_id)
         found = self.trials()
         finished = [trial for trial in found if trial.state == "done"]
         lost = [trial for trial in finished if trial.outcome is Outcome.DEVICE_LOST]
@@ -163,7 +163,7 @@ class JobRun:
         built_twice = max(built - self.trials_built(), 0)
         return Ledger(
             state=job.state.value,
-            lost=job.request.trials - len(finished) + max(len(lost) - given_up, 0),
+            lost=job.request.budget.trials - len(finished) + max(len(lost) - given_up, 0),
             twice=abs(counted - reported) + abs(job.trials_done - len(finished)) + built_twice,
             wrong=self._unverified_schedules(job, found),
             given_up=len(lost),

@@ -16,9 +16,10 @@ import httpx
 import psutil
 
 from benchmarks.simulated_workers import simulated_device
-from core.job import Build, JobState
+from core.access import Scope
+from core.job import Budget, Build, JobState
 from records import access
-from records.access import Scope, Token
+from records.access import Token
 from records.fleet import devices
 from records.jobs import jobs, models, tasks, trials
 from records.jobs.jobs import JobRequest
@@ -115,7 +116,7 @@ class Service:
     def _add_job(self, number: int) -> None:
         job_id, device = _job_id(number), simulated_device(number)
         build = {0: Build.DEVICE, 1: Build.BUILDER}.get(number, Build.AUTO)
-        request = JobRequest(self.blob, "model", {}, device.key, 10 * TRIALS, None, 0, build=build)
+        request = JobRequest(self.blob, "model", {}, device.key, Budget(10 * TRIALS), 0, build=build)
         with self.database.begin() as session:
             devices.put_class(session, device)
             jobs.create(session, job_id, request, None, time.time())
