@@ -8,7 +8,7 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,8 +78,12 @@ def read_onnx(data: bytes, shapes: Mapping[str, Shape]) -> RelaxModel:
     return RelaxModel(module, file.inputs, _outputs(file.output_names, module["main"].ret_ty))
 
 
-def fuse(model: RelaxModel, target: str) -> tvm.IRModule:
+def fuse(
+    model: RelaxModel, target: str, rewrite: Callable[[tvm.IRModule], tvm.IRModule] | None = None
+) -> tvm.IRModule:
     """The model as calls of fused PrimFuncs, the subgraphs that are tuned.
+
+    `rewrite` gets the operators in their final layouts, right before they become loops.
 
     Batch norms go into convolution weights, constants are folded, convolutions compute channels-last with
     layout transformations at the graph's edges only. Raises ModelError when TVM can't compile the model.
@@ -95,6 +99,7 @@ def fuse(model: RelaxModel, target: str) -> tvm.IRModule:
         fold_constants,
         lower_scalars,
         transform.FoldConstant(),
+        *filter(None, [rewrite]),
         transform.LegalizeOps(),
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),
@@ -119,7 +124,8 @@ def extract_tasks(fused: tvm.IRModule) -> list[ExtractedTask]:
     external libraries (which are no PrimFuncs).
     """
     found: dict[str, ExtractedTask] = {}
-    for name, inputs in _calls(fused):
+    for call in kernel_calls(fused):
+        name, inputs = call.args[0], len(call.args[1])
         func = fused[name]
         if func.attrs.get("tirx.is_scheduled", False):
             continue
@@ -249,10 +255,10 @@ def _apply(passes: list[Any], module: tvm.IRModule, target: str) -> tvm.IRModule
     return module
 
 
-def _calls(fused: tvm.IRModule) -> list[tuple[GlobalVar, int]]:
-    """Every call of a PrimFunc, in order: the function's name and the number of inputs."""
+def kernel_calls(fused: tvm.IRModule) -> list[Call]:
+    """Every call of a PrimFunc, in order: its arguments are the function's name and a tuple of the inputs."""
     return [
-        (call.args[0], len(call.args[1]))
+        call
         for _, function in fused.functions_items()
         if isinstance(function, relax.Function)
         for call in _all_calls(function)
