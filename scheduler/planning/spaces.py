@@ -17,7 +17,7 @@ from records.storage.database import Database
 from search.dag import Dag
 from search.policy import SearchTask
 from search.programs.program import Program, from_json
-from search.sketches.space import generate
+from search.rules.space import generate
 
 LIMIT = 512
 SIMILAR = 1.618

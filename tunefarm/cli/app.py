@@ -19,7 +19,7 @@ from rich.table import Table
 
 from core.durations import latency_text
 from core.exit_code import ExitCode
-from core.job import Build
+from core.job import MAX_TRIALS, Build
 from tunefarm.cli import accuracy, tokens, workers
 from tunefarm.cli.exits import run
 from tunefarm.cli.follow import follow_job, require_done
@@ -56,7 +56,6 @@ from tunefarm.settings import CommandSettings, load
 
 EPILOG = "Exit codes: " + "; ".join(f"{int(code)} {code.meaning}" for code in ExitCode) + "."
 DEFAULT_TRIALS = 1000
-UNCOUNTED_TRIALS = 1_000_000  # when minutes are the budget
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 app = typer.Typer(
@@ -96,7 +95,7 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Tune an ONNX model and write a compiled library, on a running service or one started for the job."""
-    budget = trials or (DEFAULT_TRIALS if minutes is None else UNCOUNTED_TRIALS)
+    budget = trials or (DEFAULT_TRIALS if minutes is None else MAX_TRIALS)
     request = JobRequest(
         "",
         budget,

@@ -22,7 +22,7 @@ from compiler.target import detect_device
 from compiler.workload import from_json
 from search.cost.model import CostModel
 from search.policy import SearchTask, propose
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.onnx_models import residual
 
 DEVICE = detect_device(cores=2)

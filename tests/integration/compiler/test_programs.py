@@ -25,7 +25,7 @@ from compiler.workload import from_json, to_json, workload_hash
 from core.measurement import Measurement, Outcome
 from search.programs.annotate import sample
 from search.programs.program import Population, Program
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.workloads import WORKLOADS
 
 DEVICE = detect_device()

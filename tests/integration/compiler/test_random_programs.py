@@ -27,7 +27,7 @@ from compiler.target import detect_device
 from compiler.workload import to_json
 from search.programs.annotate import sample
 from search.programs.program import Program
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.suite import Case, cases
 
 FEW, MANY = 12, 200

@@ -24,7 +24,7 @@ from compiler.workload import to_json
 from core.device import Device
 from search.programs.annotate import sample
 from search.programs.program import Program
-from search.sketches.space import generate
+from search.rules.space import generate
 
 Array = NDArray[Any]
 DEVICE = detect_device()
