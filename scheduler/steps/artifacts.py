@@ -15,7 +15,7 @@ from compiler.sandbox.models import ImportedModel
 from compiler.sandbox.traces import check_traces
 from compiler.workload import from_json
 from core.device import Device
-from records.fleet.leases import ModuleKind
+from core.lease import ModuleKind
 from records.jobs.jobs import Job
 from records.schedules.schedules import Record
 from scheduler.steps.fallbacks import History, Plan, Schedule, next_plan, schedule_of

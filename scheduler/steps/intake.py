@@ -108,7 +108,7 @@ def _store(session: Session, job: Job, subgraphs: Sequence[_Subgraph], now: floa
 
 def _next(session: Session, job: Job, subgraphs: Sequence[_Subgraph]) -> tuple[JobState, str]:
     """The state that follows, and what to say of it."""
-    if job.request.trials:
+    if job.request.budget.trials:
         num_covered = sum(subgraph.dag is not None for subgraph in subgraphs)
         return JobState.TUNING, f"searching {num_covered} of {len(subgraphs)} subgraphs"
     if num_unknown := len(budget.unknown(session, job.id)):

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
 
+from core.access import Scope
 from records import access
-from records.access import Scope, Token
+from records.access import Token
 from records.storage.database import Database
 from server.access.limits import RateLimiter, network_of
 from server.settings import ServerSettings

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from starlette.routing import compile_path
 
-from records.access import Scope
+from core.access import Scope
 
 # Probes carry no token, and tell nothing but "up".
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})

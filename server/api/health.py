@@ -10,9 +10,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from core.job import JobState
 from core.worker import Wanted, WorkerState
-from records.fleet import devices, pace
+from records.fleet import devices, leases
 from records.fleet.devices import WorkerInfo
-from records.fleet.pace import Held
+from records.fleet.leases import HeldLease
 from records.jobs import jobs
 from server.api.metrics import Metrics
 from server.api.problems import GUARDED, Problem, problems
@@ -46,7 +46,7 @@ def metrics(context: ContextDep) -> Response:
     with context.database.begin() as session:
         by_state = Counter(job.state for job in jobs.unfinished(session))
         workers = devices.workers(session)
-        rates, held = pace.trials_per_minute(session, now), pace.held(session, now)
+        rates, held = leases.trials_per_minute(session, now), leases.held(session, now)
     for state in (state for state in JobState if not state.finished):
         context.metrics.jobs.labels(state.value).set(by_state[state])
     _count_workers(context.metrics, workers, rates, now)
@@ -70,7 +70,7 @@ def _count_workers(
         metrics.trials_per_minute.labels(device_class).set(rate)
 
 
-def _count_leases(metrics: Metrics, held: Sequence[Held], now: float) -> None:
+def _count_leases(metrics: Metrics, held: Sequence[HeldLease], now: float) -> None:
     metrics.held_leases.set(len(held))
     metrics.oldest_lease_s.set(max((now - lease.taken_at for lease in held), default=0.0))
 

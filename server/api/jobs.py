@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from sqlalchemy.orm import Session
 
-from core.job import Build, JobState
+from core.job import Budget, Build, JobState
 from records.jobs import deletion, jobs, models, tasks
 from records.jobs.deletion import JobInUse
 from records.jobs.jobs import JobNotFound, JobRequest
@@ -154,8 +154,7 @@ def _job_request(session: Session, body: JobRequestBody) -> JobRequest:
         model_name=model.name,
         shapes={name: tuple(shape) for name, shape in body.shapes.items()},
         target=body.target,
-        trials=body.trials,
-        minutes=body.minutes,
+        budget=Budget(body.trials, body.minutes),
         seed=body.seed,
         priority=body.priority,
         weight=body.weight,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from core.job import MAX_PRIORITY, MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT
+from core.job import MAX_PRIORITY, MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT, Budget
 from records.jobs.jobs import Job
 from records.jobs.models import ModelInfo
 from records.jobs.tasks import Task
@@ -18,7 +17,6 @@ from records.schedules.cost_models import Version, evaluated
 from records.schedules.schedules import Record
 from server.fleet.plausibility import LONGEST_S
 
-MAX_MINUTES = 60 * 24 * 366
 _MAX_DIMENSION = 2**31 - 1
 
 
@@ -95,10 +93,8 @@ class JobRequestBody(_Request):
 
     @field_validator("minutes")
     @classmethod
-    def _some_minutes(cls, minutes: float | None) -> float | None:
-        if minutes is not None and (math.isnan(minutes) or not 0 < minutes <= MAX_MINUTES):
-            raise ValueError(f"minutes must be more than 0 and at most {MAX_MINUTES}, not {minutes:g}")
-        return minutes
+    def _minutes_of_a_budget(cls, minutes: float | None) -> float | None:
+        return Budget(0, minutes).minutes
 
     @field_validator("shapes")
     @classmethod
@@ -154,8 +150,8 @@ class JobBody(BaseModel):
             shapes={name: list(shape) for name, shape in request.shapes.items()},
             target=request.target,
             device_class=job.device_class,
-            trials=request.trials,
-            minutes=request.minutes,
+            trials=request.budget.trials,
+            minutes=request.budget.minutes,
             seed=request.seed,
             priority=request.priority,
             weight=request.weight,

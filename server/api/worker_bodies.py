@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import BaseModel
 
 from records.fleet.devices import WorkerInfo
-from records.fleet.pace import Held
+from records.fleet.leases import HeldLease
 
 
 class WorkerBody(BaseModel):
@@ -49,13 +49,15 @@ class WorkerBody(BaseModel):
     calibrate: bool
 
     @classmethod
-    def of(cls, worker: WorkerInfo, now: float, trials_per_minute: float, held: Held | None) -> WorkerBody:
+    def of(
+        cls, worker: WorkerInfo, now: float, trials_per_minute: float, held: HeldLease | None
+    ) -> WorkerBody:
         vitals = worker.vitals
         return cls(
             id=worker.id,
             state=worker.state.value,
             wanted=worker.wanted.value,
-            role="build" if worker.is_builder else "measure",
+            role=worker.role.value,
             builds_for=list(worker.builder.builds_for) if worker.builder else [],
             connected=not (worker.has_left or worker.is_lost(now)),
             device_class=worker.device_class,

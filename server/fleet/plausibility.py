@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from core.lease import Built
-from core.measurement import Outcome
+from core.measurement import Measurement, Outcome
 from proto.messages import Result, WorkerReport
 
 _log = logging.getLogger(__name__)
@@ -41,13 +40,11 @@ MULTIPLY_ADDS = (1e-6, 64)
 def reject_implausible(result: Result) -> Result:
     """The result, or in place of an impossible one a failure that says so."""
     measurement = result.measurement
-    if isinstance(measurement, Built):
-        return result
     senseless = [secs for secs in measurement.run_secs if not SHORTEST_S <= secs <= LONGEST_S]
     if not senseless:
         return result
     problem = f"the worker's measurement made no sense: no call takes {senseless[0]:g} s"
-    refused = replace(measurement, outcome=Outcome.UNKNOWN, run_secs=(), error=problem)
+    refused = Measurement(Outcome.UNKNOWN, build_secs=measurement.build_secs, error=problem)
     return replace(result, measurement=refused)
 
 

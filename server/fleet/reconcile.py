@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
 from core.job import JobState
-from core.lease import Built, Candidate, Lease, LeaseId, Limits, ModuleRun
+from core.lease import Candidate, Lease, LeaseId, Limits, ModuleRun
 from core.worker import Role, Wanted, WorkerState
 from proto.messages import Answer, Result, WorkerReport
-from records.fleet import building, devices, leases
-from records.fleet.builders import Builder
-from records.fleet.devices import Asked, SessionFenced
-from records.fleet.results import TrialResult
+from records.fleet import building, devices, leases, module_runs
+from records.fleet.building import Builder
+from records.fleet.devices import Instructions, SessionFenced
+from records.fleet.results import LeaseResult
 from records.jobs import jobs
 from records.storage import blobs
 from server.fleet.plausibility import reject_implausible, reject_implausible_profile
@@ -75,23 +74,24 @@ def take(session: Session, report: WorkerReport, lease_id: str, now: float, ttl_
     return None if lease is None else _described(session, lease, report, now)
 
 
-def _present(session: Session, report: WorkerReport, announced: bool, now: float) -> Asked | None:
+def _present(session: Session, report: WorkerReport, announced: bool, now: float) -> Instructions | None:
     """Notes that the worker is there; what people ask of it. None when another session has taken its place,
     or it was evicted."""
     worker_id, session_id = report.worker_id, report.session_id
     state = WorkerState(report.state.value)
-    vitals = devices.Vitals(**asdict(report.vitals), builds=report.role is Role.BUILD)
     known = (announced and not report.calibrated) or report.device is None
     if known and not report.starting:
-        return devices.seen(session, worker_id, session_id, state, now, vitals)
+        return devices.heartbeat(session, worker_id, session_id, state, now, report.vitals, report.role)
     builder = _builder(report)
     device = None if builder else reject_implausible_profile(report).device
     who = session, worker_id, session_id
     try:
-        devices.register(*who, device, state, now, vitals, builder, calibrated=report.calibrated)
+        devices.register(
+            *who, device, state, now, report.vitals, report.role, builder, calibrated=report.calibrated
+        )
     except SessionFenced:
         return None
-    return devices.asked(session, worker_id)
+    return devices.instructions(session, worker_id)
 
 
 def _builder(report: WorkerReport) -> Builder | None:
@@ -109,22 +109,16 @@ def _store_results(session: Session, report: WorkerReport, now: float) -> tuple[
         by_lease[result.lease.id].append(result)
     wakes, closed = [], False
     for lease_id, results in by_lease.items():
-        reported = leases.report(session, lease_id, report.session_id, _stored(results), now)
+        news = [
+            LeaseResult(result.measurement, result.trial_id, result.module_run_id)
+            for result in map(reject_implausible, results)
+        ]
+        reported = leases.report(session, lease_id, report.session_id, news, now)
         closed |= reported.closed
         if reported.job_id is not None and (reported.closed or reported.many):
             timed = any(result.module_run_id is not None for result in results)
             wakes.append(("publish" if timed else "plan", reported.job_id))
     return wakes, closed
-
-
-def _stored(results: Sequence[Result]) -> list[TrialResult]:
-    return [_recorded(result) for result in map(reject_implausible, results)]
-
-
-def _recorded(result: Result) -> TrialResult:
-    end = result.measurement
-    known = building.Built(end.sha, end.build_secs) if isinstance(end, Built) else end
-    return TrialResult(known, trial_id=result.trial_id, module_run_id=result.module_run_id)
 
 
 def _waiting_jobs(session: Session) -> list[Wake]:
@@ -135,7 +129,7 @@ def _waiting_jobs(session: Session) -> list[Wake]:
 def _decide(
     session: Session,
     report: WorkerReport,
-    asked: Asked,
+    asked: Instructions,
     lost: Lease | None,
     lease_id: str,
     now: float,
@@ -169,7 +163,7 @@ def _lost_on_the_way(session: Session, report: WorkerReport, now: float) -> Leas
     return None if lease is None else _described(session, lease, report, now)
 
 
-def _described(session: Session, lease: leases.Lease, report: WorkerReport, now: float) -> Lease:
+def _described(session: Session, lease: leases.StoredLease, report: WorkerReport, now: float) -> Lease:
     assert report.device is not None, "a ready worker has a device"
     return Lease(
         id=LeaseId(lease.id, lease.attempt),
@@ -192,16 +186,16 @@ def _described(session: Session, lease: leases.Lease, report: WorkerReport, now:
     )
 
 
-def _limits(session: Session, lease: leases.Lease) -> Limits:
+def _limits(session: Session, lease: leases.StoredLease) -> Limits:
     sizes = [blobs.size(session, run.artifact_sha) or 0 for run in lease.module_runs]
     return Limits.for_module(max(sizes)) if sizes else Limits()
 
 
-def _module_runs(session: Session, lease: leases.Lease) -> tuple[ModuleRun, ...]:
+def _module_runs(session: Session, lease: leases.StoredLease) -> tuple[ModuleRun, ...]:
     """The tuned model is compared with the untuned one, unless that is known not to run."""
     if not lease.module_runs:
         return ()
-    failed = {run.kind for run in leases.module_runs(session, lease.job_id) if run.failed}
+    failed = {run.kind for run in module_runs.of_job(session, lease.job_id) if run.failed}
     return tuple(
         ModuleRun(run.id, run.kind, run.artifact_sha, run.kind == "tuned" and "untuned" not in failed)
         for run in lease.module_runs

@@ -18,10 +18,15 @@ from sqlalchemy.orm import Session
 from core.lease import Lease
 from core.worker import Role, Wanted, WorkerState
 from proto import fleet_pb2 as pb
-from proto.convert import ProtocolMismatchError, WireError, answer_to_wire, report_from_wire
-from proto.convert_library import library_from_wire
+from proto.convert import (
+    ProtocolMismatchError,
+    WireError,
+    answer_to_wire,
+    library_from_wire,
+    report_from_wire,
+)
 from proto.fleet_pb2_grpc import FleetServicer
-from proto.messages import Answer, Library, WorkerReport
+from proto.messages import Answer, LibraryUpload, WorkerReport
 from records.fleet import building, devices
 from records.jobs import tasks
 from records.jobs.tasks import WorkloadNotFound
@@ -177,7 +182,7 @@ async def _statuses(context: Any) -> AsyncIterator[None]:
         await context.abort(grpc.StatusCode.UNAVAILABLE, cause)
 
 
-def _stored(session: Session, library: Library, now: float) -> str:
+def _stored(session: Session, library: LibraryUpload, now: float) -> str:
     machine = building.machine(session, library.lease.id, library.session_id, now)
     if machine is None:
         return "the lease is over"

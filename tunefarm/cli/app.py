@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from core.durations import latency_text
-from core.job import Build
+from core.exit_code import ExitCode
+from core.job import MAX_TRIALS, Build
 from tunefarm.cli import accuracy, tokens, workers
 from tunefarm.cli.exits import run
 from tunefarm.cli.follow import follow_job, require_done
@@ -53,12 +54,8 @@ from tunefarm.client.values import Job, JobRequest
 from tunefarm.embedded.service import Service, StackMonitor, connect_or_start, wait_for_device
 from tunefarm.settings import CommandSettings, load
 
-EPILOG = """\
-Exit codes: 0 done, 1 unexpected, 2 wrong usage, 3 bad input, 4 service unreachable, 5 refused by the
-service, 6 job failed, 7 job cancelled, 8 a local obstacle (folder, port, process), 130 interrupted.
-"""
+EPILOG = "Exit codes: " + "; ".join(f"{int(code)} {code.meaning}" for code in ExitCode) + "."
 DEFAULT_TRIALS = 1000
-UNCOUNTED_TRIALS = 1_000_000  # when minutes are the budget
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 app = typer.Typer(
@@ -98,7 +95,7 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Tune an ONNX model and write a compiled library, on a running service or one started for the job."""
-    budget = trials or (DEFAULT_TRIALS if minutes is None else UNCOUNTED_TRIALS)
+    budget = trials or (DEFAULT_TRIALS if minutes is None else MAX_TRIALS)
     request = JobRequest(
         "",
         budget,

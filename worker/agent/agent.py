@@ -15,10 +15,10 @@ import grpc
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from core.device import Device
-from core.lease import Built, Candidate, Lease, Limits, ModuleRun
-from core.measurement import Measurement, Outcome
+from core.lease import Candidate, Lease, Limits, ModuleRun
+from core.measurement import Built, Measurement, Outcome
 from core.worker import Role, Vitals, Wanted, WorkerState
-from proto.messages import Answer, Library, WorkerReport
+from proto.messages import Answer, LibraryUpload, WorkerReport
 from worker.agent.display import Display, LeaseProgress, LogDisplay
 from worker.agent.failed_checks import ChildStartError, FailedChecks
 from worker.agent.outbox import Outbox
@@ -387,7 +387,7 @@ class Agent:
     async def _stored(
         self, held: LeaseProgress, candidate: Candidate, exported: Exported
     ) -> Measurement | Built:
-        library = Library(self._session_id, held.lease.id, candidate.trial_id, exported.data)
+        library = LibraryUpload(self._session_id, held.lease.id, candidate.trial_id, exported.data)
         refused = await self._fleet.put_library(library)
         if refused:
             return Measurement(Outcome.BUILD_ERROR, error=f"the service refused the library: {refused}")

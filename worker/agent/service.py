@@ -15,10 +15,9 @@ import grpc.aio
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from proto import fleet_pb2 as pb
-from proto.convert import WireError, answer_from_wire, report_to_wire
-from proto.convert_library import library_to_wire
+from proto.convert import WireError, answer_from_wire, library_to_wire, report_to_wire
 from proto.fleet_pb2_grpc import FleetStub
-from proto.messages import MAX_LIBRARY_BYTES, MAX_MESSAGE_BYTES, Answer, Library, WorkerReport
+from proto.messages import MAX_LIBRARY_BYTES, MAX_MESSAGE_BYTES, Answer, LibraryUpload, WorkerReport
 from system.tls import TlsFiles
 
 _log = logging.getLogger(__name__)
@@ -132,7 +131,7 @@ class FleetClient:
             _log.warning("the file %s arrived damaged", sha256)
         raise NotFound(f"the file {sha256} arrived damaged {BLOB_TRIES} times")
 
-    async def put_library(self, library: Library) -> str:
+    async def put_library(self, library: LibraryUpload) -> str:
         """Stores what was built of a trial. Why the service refuses it, in a sentence; or empty."""
         if len(library.data) > MAX_LIBRARY_BYTES:
             return f"it has {len(library.data)} bytes, and {MAX_LIBRARY_BYTES} are allowed"

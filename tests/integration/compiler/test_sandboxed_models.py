@@ -1,4 +1,4 @@
-"""What a model does to the compiler, it does in a child process."""
+"""Strangers' models are imported and compiled in a child process."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ import pytest
 from compiler.importing.model import extract_tasks, fuse, read_onnx
 from compiler.importing.spec import ModelError
 from compiler.packaging.artifact import ArtifactError
-from compiler.sandbox import child as contained
-from compiler.sandbox import models as contained_models
+from compiler.sandbox import child, models
 from compiler.sandbox.models import CompileLimits, compile_tuned, compile_untuned, import_model
 from tests.children import child_of, kill_the_child
 from tests.onnx_models import Builder, residual
 
 ROOT = Path(__file__).parents[3]
 TARGET = '{"kind":"llvm","num-cores":2}'
-# Stands for the child once it has imported the model.
+# Stands in for the child once it has imported the model.
 IMPORTED = b'{"inputs": [], "outputs": [], "tasks": []}'
 
 
@@ -71,7 +70,7 @@ def test_an_import_that_takes_too_much_memory_is_ended() -> None:
 
 def test_where_the_machine_lacks_memory_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed, as the kernel does when memory runs out."""
-    monkeypatch.setattr(contained_models, "physical_memory_bytes", lambda: 512 << 20)
+    monkeypatch.setattr(models, "physical_memory_bytes", lambda: 512 << 20)
     killer = threading.Thread(target=kill_the_child)
     killer.start()
     says = r"\(SIGKILL\): a model file of .* GB may take 1.07 GB of memory and this machine has 0.537 GB: run"
@@ -90,7 +89,7 @@ def test_a_small_file_takes_no_gigabytes() -> None:
 
 
 def test_a_child_that_is_killed_is_a_model_error() -> None:
-    """A real one, by its id, while it works."""
+    """The real child is killed while it works."""
     killer = threading.Thread(target=kill_the_child)
     killer.start()
     with pytest.raises(ModelError, match=r"importing the model crashed the compiler \(SIGKILL\)"):
@@ -98,33 +97,33 @@ def test_a_child_that_is_killed_is_a_model_error() -> None:
     killer.join()
 
 
-SLEEPS = """
+SLEEPER = """
 import os, sys, time
 from pathlib import Path
-from compiler.sandbox.child import begin
+from compiler.sandbox.child import enter_sandbox
 
 here, when = Path(__file__).parent, {when!r}
 if when == "before":
     while os.getppid() == int(sys.argv[1]):
         time.sleep(0.01)
-begin(8 << 30)
+enter_sandbox(8 << 30)
 (here / "begun").touch()
 time.sleep(600)
 """
-ASKS = "from compiler.sandbox.child import run_child; run_child('compiler_contained_sleeper', b'', 600.0)"
+PARENT = "from compiler.sandbox.child import run_child; run_child('sandboxed_sleeper', b'', 600.0)"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_child_does_not_outlive_whoever_asked(when: str, tmp_path: Path) -> None:
-    """Killed before the child has begun, or after."""
-    (tmp_path / "compiler_contained_sleeper.py").write_text(SLEEPS.format(when=when))
+def test_a_child_does_not_outlive_its_parent(when: str, tmp_path: Path) -> None:
+    """The parent is killed before the child has entered the sandbox, or after."""
+    (tmp_path / "sandboxed_sleeper.py").write_text(SLEEPER.format(when=when))
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
-    with subprocess.Popen([sys.executable, "-c", ASKS], env=os.environ | path) as asking:
-        child = child_of(asking.pid, "compiler_contained_sleeper")
+    with subprocess.Popen([sys.executable, "-c", PARENT], env=os.environ | path) as parent:
+        child = child_of(parent.pid, "sandboxed_sleeper")
         while when == "after" and not (tmp_path / "begun").exists():
             assert child.is_running()
             time.sleep(0.01)
-        asking.kill()
+        parent.kill()
     assert psutil.wait_procs([child], timeout=30) == ([child], [])
     assert (tmp_path / "begun").exists() == (when == "after")
 
@@ -139,7 +138,7 @@ def test_a_child_sees_no_passwords(acts: Path, monkeypatch: pytest.MonkeyPatch) 
     }
     for name, value in {**secrets, "TVM_LOG_DEBUG": "seen"}.items():
         monkeypatch.setenv(name, value)
-    reply, status = contained.run_child("compiler.sandbox.models", b"", 60.0)
+    reply, status = child.run_child("compiler.sandbox.models", b"", 60.0)
     seen = json.loads(reply)
     assert status == 0
     assert seen["TVM_LOG_DEBUG"] == "seen"
@@ -152,11 +151,11 @@ KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
 
 @pytest.fixture
 def acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The program that stands for the child."""
+    """The program that stands in for the child."""
     script, python = tmp_path / "actor.py", tmp_path / "python"
     python.write_text(f"#!/bin/sh\nexec {sys.executable} {script}\n")
     python.chmod(0o755)
-    monkeypatch.setattr(contained.sys, "executable", str(python))
+    monkeypatch.setattr(child.sys, "executable", str(python))
     return script
 
 
@@ -190,7 +189,7 @@ def test_a_child_that_dies_compiling_is_an_artifact_error(script: str, message: 
 
 
 def test_a_huge_file_starts_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contained_models, "MAX_FILE_BYTES", 10)
-    monkeypatch.setattr(contained.sys, "executable", "/no/such/python")
+    monkeypatch.setattr(models, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(child.sys, "executable", "/no/such/python")
     with pytest.raises(ModelError, match="the limit is 10"):
         import_model(residual(), {}, TARGET)

@@ -1,4 +1,4 @@
-"""What a stranger's trace does to the compiler, it does in a child process."""
+"""Strangers' traces are tried in a child process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from compiler.sandbox import traces as contained_traces
+from compiler.sandbox import child
 from compiler.sandbox.traces import ReplayLimits, check_traces
 from compiler.workload import to_json
 from tests.workloads import matmul
@@ -16,7 +16,7 @@ from tests.workloads import matmul
 TARGET = '{"kind":"llvm","num-cores":2}'
 UNSCHEDULED = "[[],[]]"
 MISSING_BLOCK = '[[["GetSBlock",[],["no","main"],["b0"]]],[]]'
-# Stands for the child: does to itself what it is asked to.
+# Stands in for the child, and dies as the trace says.
 ACTOR = """
 import json, os, signal, sys, time
 for _, trace in json.load(sys.stdin)["pairs"]:
@@ -40,7 +40,7 @@ def test_good_ones_pass_and_the_others_have_a_reason() -> None:
 
 
 def test_nothing_to_try_starts_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contained_traces.sys, "executable", "/no/such/python")
+    monkeypatch.setattr(child.sys, "executable", "/no/such/python")
     assert check_traces([], TARGET) == []
 
 
@@ -59,7 +59,7 @@ def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nexec {sys.executable} {tmp_path / 'actor.py'}\n")
     python.chmod(0o755)
-    monkeypatch.setattr(contained_traces.sys, "executable", str(python))
+    monkeypatch.setattr(child.sys, "executable", str(python))
 
 
 @pytest.mark.usefixtures("actor")

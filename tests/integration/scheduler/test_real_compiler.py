@@ -16,11 +16,12 @@ from compiler.measuring.builder import LocalBuilder
 from compiler.measuring.runner import LocalRunner
 from compiler.packaging.artifact import Manifest, unpack
 from compiler.target import detect_device
-from core.job import JobState
+from core.job import Budget, JobState
 from core.measurement import Measurement
 from core.worker import WorkerState
 from records.fleet import devices, leases
-from records.fleet.leases import Lease, TrialResult
+from records.fleet.leases import StoredLease
+from records.fleet.results import LeaseResult
 from records.jobs import jobs, models, tasks
 from records.jobs.jobs import Job, JobRequest
 from records.schedules import schedules
@@ -76,17 +77,17 @@ class Device:
             leases.report(session, lease.id, "session", results, NOW)
         return True
 
-    def _measure(self, lease: Lease) -> list[TrialResult]:
+    def _measure(self, lease: StoredLease) -> list[LeaseResult]:
         with self._database.begin() as session:
             texts = tasks.workloads(session, {trial.workload_hash for trial in lease.trials})
             artifacts = {run.id: blobs.get(session, run.artifact_sha) for run in lease.module_runs}
         if artifacts:
             return [
-                TrialResult(self._runner.measure_module(artifact, compare=True), module_run_id=run_id)
+                LeaseResult(self._runner.measure_module(artifact, compare=True), module_run_id=run_id)
                 for run_id, artifact in artifacts.items()
             ]
         return [
-            TrialResult(self._trial(texts[t.workload_hash], t.trace, lease.constants[t.workload_hash]), t.id)
+            LeaseResult(self._trial(texts[t.workload_hash], t.trace, lease.constants[t.workload_hash]), t.id)
             for t in lease.trials
         ]
 
@@ -163,7 +164,7 @@ def _submit(database: Database) -> None:
     with database.begin() as session:
         sha = blobs.put(session, small_network())
         models.add(session, sha, "small", NOW)
-        request = JobRequest(sha, "small", {}, "native", trials=8, minutes=None, seed=0)
+        request = JobRequest(sha, "small", {}, "native", Budget(8), seed=0)
         jobs.create(session, "job", request, None, NOW)
 
 

@@ -17,10 +17,13 @@ from compiler.importing.spec import TensorSpec
 from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, unpack, unpack_reference
 from compiler.sandbox.models import ImportedModel
 from compiler.workload import to_json, workload_hash
+from core.job import Budget
 from core.measurement import Measurement, Outcome
-from core.worker import WorkerState
-from records.fleet import devices, leases
-from records.fleet.leases import Lease, ModuleRun, TrialResult
+from core.worker import Vitals, WorkerState
+from records.fleet import devices, leases, module_runs
+from records.fleet.leases import StoredLease
+from records.fleet.module_runs import StoredModuleRun
+from records.fleet.results import LeaseResult
 from records.jobs import jobs, models, tasks, trials
 from records.jobs.jobs import Job, JobRequest
 from records.jobs.trials import Trial
@@ -148,18 +151,20 @@ class Farm:
         wake = lambda step, job_id: self.wakes.append((step, job_id))  # noqa: E731
         self.context = Context(self.settings, database or self.database, lambda: self.now, "here", wake)
 
-    def submit(self, job_id: str = "job", **changes: Any) -> str:
+    def submit(
+        self, job_id: str = "job", trials: int = 8, minutes: float | None = None, **changes: Any
+    ) -> str:
         with self.database.begin() as session:
             sha = blobs.put(session, b"a model")
             models.add(session, sha, "net", self.now)
-            plain = JobRequest(sha, "net", {}, "native", trials=8, minutes=None, seed=7)
+            plain = JobRequest(sha, "net", {}, "native", Budget(trials, minutes), seed=7)
             jobs.create(session, job_id, replace(plain, **changes), None, self.now)
         return job_id
 
     def plug_in(self, state: WorkerState = WorkerState.READY, trouble: str = "") -> None:
         """The worker calls; before it is ready for the first time, its device isn't known."""
         device = None if state is WorkerState.PROBING else DEVICE
-        vitals = devices.Vitals(trouble=trouble)
+        vitals = Vitals(trouble=trouble)
         with self.database.begin() as session:
             devices.register(session, "worker", "session", device, state, self.now, vitals)
 
@@ -187,31 +192,31 @@ class Farm:
         assert job.state.finished, f"{job.state}: {job.message}"
         return job
 
-    def work(self, limit: int = 64) -> Lease | None:
+    def work(self, limit: int = 64) -> StoredLease | None:
         """The device leases once and reports at once."""
         lease = self.lease(limit)
         if lease is not None:
             self.report(lease)
         return lease
 
-    def lease(self, limit: int = 64) -> Lease | None:
+    def lease(self, limit: int = 64) -> StoredLease | None:
         self.leased += 1
         with self.database.begin() as session:
             name = f"lease {self.leased}"
             args = (session, name, "worker", "session", DEVICE.key, limit)
-            devices.seen(session, "worker", "session", WorkerState.READY, self.now)
+            devices.heartbeat(session, "worker", "session", WorkerState.READY, self.now)
             return leases.take(*args, now=self.now, ttl_s=60.0)
 
-    def report(self, lease: Lease) -> None:
-        results = [TrialResult(measure(trial), trial_id=trial.id) for trial in lease.trials]
-        results += [TrialResult(self._time(run), module_run_id=run.id) for run in lease.module_runs]
+    def report(self, lease: StoredLease) -> None:
+        results = [LeaseResult(measure(trial), trial_id=trial.id) for trial in lease.trials]
+        results += [LeaseResult(self._time(run), module_run_id=run.id) for run in lease.module_runs]
         with self.database.begin() as session:
             leases.report(session, lease.id, "session", results, self.now)
         self.measured += [trial.id for trial in lease.trials]
         for step in ("plan", "publish"):
             self.wakes.append((step, lease.job_id))
 
-    def _time(self, run: ModuleRun) -> Measurement:
+    def _time(self, run: StoredModuleRun) -> Measurement:
         artifact = self.blob(run.artifact_sha)
         library, _ = unpack(artifact)
         if self.uncomparable and unpack_reference(artifact) is not None:
@@ -243,9 +248,9 @@ class Farm:
             listed = tasks.for_job(session, job_id)
             return [trial for task in listed for trial in trials.for_task(session, task.id)]
 
-    def runs(self, job_id: str = "job") -> list[ModuleRun]:
+    def runs(self, job_id: str = "job") -> list[StoredModuleRun]:
         with self.database.begin() as session:
-            return leases.module_runs(session, job_id)
+            return module_runs.of_job(session, job_id)
 
     def records(self) -> list[Record]:
         with self.database.begin() as session:

@@ -164,14 +164,14 @@ def test_a_device_that_people_hold_back_is_named(farm: Farm) -> None:
     farm.plug_in()
     farm.submit(target=DEVICE.key)
     with farm.database.begin() as session:
-        devices.want(session, "worker", Wanted.DRAIN)
+        devices.set_wanted(session, "worker", Wanted.DRAIN)
     farm.sweep()
     farm.context.wake("plan", "job")
     farm.drain()
     said = f"waiting for a device of class {DEVICE.key}: `tunefarm workers resume worker`"
     assert farm.job().message == said
     with farm.database.begin() as session:
-        devices.want(session, "worker", Wanted.WORK)
+        devices.set_wanted(session, "worker", Wanted.WORK)
     farm.tick()
     assert "waiting" not in farm.job().message
 
