@@ -6,7 +6,6 @@ Durations are seconds, sizes bytes.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -15,9 +14,8 @@ MEMORY_BYTES = 4 << 30
 # A packed model is in memory several times over while it is loaded: as read, as a library, its weights.
 MEMORY_PER_ARTIFACT_BYTE = 6
 MAX_MODULE_RUNS = 16
-# The third is what was published of the same model before.
+# A job's module as TVM compiles it by default, with its best schedules, and as an earlier job published it.
 ModuleKind: TypeAlias = Literal["untuned", "tuned", "published"]
-_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -106,20 +104,6 @@ class Lease:
             raise ValueError("only candidates are leased to be built")
         if not 0 < self.expires_after_s < math.inf:
             raise ValueError(f"a lease's expires_after_s must be positive, not {self.expires_after_s}")
-
-
-@dataclass(frozen=True)
-class Built:
-    """A candidate whose library is stored, and the seconds that building it took."""
-
-    sha: str
-    build_secs: float
-
-    def __post_init__(self) -> None:
-        if not _SHA256.fullmatch(self.sha):
-            raise ValueError("what names a library is its SHA-256 in lower-case hexadecimal")
-        if not 0.0 <= self.build_secs < math.inf:
-            raise ValueError(f"build_secs must not be negative, not {self.build_secs}")
 
 
 def check_name(what: str, text: str) -> None:

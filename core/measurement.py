@@ -1,10 +1,14 @@
-"""The outcome of running one candidate on one device."""
+"""The result of one candidate: a measurement on a device, or a library built for it."""
 
 from __future__ import annotations
 
+import math
+import re
 import statistics
 from dataclasses import dataclass
 from enum import StrEnum
+
+_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class Outcome(StrEnum):
@@ -47,3 +51,28 @@ class Measurement:
         if not self.run_secs:
             raise ValueError(f"no latency: the trial ended as {self.outcome}")
         return statistics.median(self.run_secs)
+
+
+@dataclass(frozen=True)
+class Built:
+    """The library that a builder made of a candidate: stored under its SHA-256, after `build_secs` seconds.
+
+    It answers as a Measurement does that went well and has no repeats.
+    """
+
+    sha: str
+    build_secs: float
+
+    def __post_init__(self) -> None:
+        if not _SHA256.fullmatch(self.sha):
+            raise ValueError("what names a library is its SHA-256 in lower-case hexadecimal")
+        if not 0.0 <= self.build_secs < math.inf:
+            raise ValueError(f"build_secs must not be negative, not {self.build_secs}")
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome.OK
+
+    @property
+    def run_secs(self) -> tuple[float, ...]:
+        return ()

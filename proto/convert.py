@@ -7,23 +7,26 @@ measurement instead, because one odd result must not cost its whole batch.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import asdict, fields
 from typing import Any, get_args
 
 from core.device import Device, Gpu
-from core.lease import Built, Candidate, Lease, LeaseId, Limits, ModuleKind, ModuleRun
-from core.measurement import Measurement, Outcome
+from core.lease import Candidate, Lease, LeaseId, Limits, ModuleKind, ModuleRun
+from core.measurement import Built, Measurement, Outcome
 from core.profile import Profile
 from core.worker import Role, Vitals, Wanted, WorkerState
 from proto import fleet_pb2 as pb
 from proto.messages import (
+    MAX_LIBRARY_BYTES,
     MAX_PROFILE_CHARS,
     MAX_RESULTS,
     MAX_WAIT_S,
     PROTOCOL,
     Answer,
+    LibraryUpload,
     Result,
     WorkerReport,
 )
@@ -326,6 +329,26 @@ def _vitals_from_wire(message: pb.Vitals) -> Vitals:
 def _wanted(number: int) -> Wanted:
     names = {int(pb.Wanted.Value(f"WANTED_{wanted.name}")): wanted for wanted in Wanted}
     return names.get(number, Wanted.WORK)
+
+
+def library_to_wire(library: LibraryUpload) -> pb.Library:
+    return pb.Library(
+        session_id=library.session_id,
+        lease=lease_id_to_wire(library.lease),
+        trial_id=library.trial_id,
+        sha256=library.sha,
+        data=library.data,
+    )
+
+
+def library_from_wire(message: pb.Library) -> LibraryUpload:
+    """Raises WireError, also when the content isn't what its digest says."""
+    if len(message.data) > MAX_LIBRARY_BYTES:
+        raise WireError(f"a library has at most {MAX_LIBRARY_BYTES} bytes, not {len(message.data)}")
+    if hashlib.sha256(message.data).hexdigest() != message.sha256:
+        raise WireError("the library arrived damaged: its SHA-256 is another one")
+    lease = lease_id_from_wire(message.lease)
+    return LibraryUpload(message.session_id, lease, _id(message.trial_id), message.data)
 
 
 def lease_id_to_wire(lease: LeaseId) -> pb.LeaseId:

@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass, field
 
 from core.device import Device
-from core.lease import Built, Lease, LeaseId, check_name
-from core.measurement import Measurement
+from core.lease import Lease, LeaseId, check_name
+from core.measurement import Built, Measurement
 from core.worker import Role, Vitals, Wanted, WorkerState
 
 PROTOCOL = 2
@@ -27,7 +27,7 @@ _MACHINE = re.compile("[A-Za-z0-9_]{1,32}")
 
 
 @dataclass(frozen=True)
-class Library:
+class LibraryUpload:
     """What a session has built of a trial of its lease, packed."""
 
     session_id: str

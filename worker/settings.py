@@ -31,7 +31,7 @@ def _shared(name: str) -> Any:
     return Field(default=None, validation_alias=AliasChoices(f"TUNEFARM_WORKER_{name}", f"TUNEFARM_{name}"))
 
 
-class Settings(BaseSettings):
+class WorkerSettings(BaseSettings):
     """Times are seconds, sizes bytes. A limit that is set holds on this device instead of the service's.
 
     With `build` it measures nothing, and builds what other devices measure. `features` names the instruction

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.results import curves, drawn, figures, searches
+from benchmarks.results import curves, figures, random_programs, searches
 from benchmarks.results.curves import Curve
-from benchmarks.results.drawn import Drawn
 from benchmarks.results.figures import FiguresError, Results
+from benchmarks.results.random_programs import RandomPrograms
 from benchmarks.results.searches import Search
 
 
@@ -92,10 +92,10 @@ def _curves(file: Path) -> tuple[Curve, ...]:
         raise FiguresError(f"{path} holds no curves: measure again or remove it") from error
 
 
-def _drawn(file: Path) -> tuple[Drawn, ...]:
-    path = drawn.beside(file)
+def _drawn(file: Path) -> tuple[RandomPrograms, ...]:
+    path = random_programs.beside(file)
     try:
-        return drawn.read(path)
+        return random_programs.read(path)
     except ValueError as error:
         raise FiguresError(f"{path} holds no random programs: measure again or remove it") from error
 

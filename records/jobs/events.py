@@ -37,7 +37,7 @@ def add(session: Session, job_id: str, kind: str, data: dict[str, Any], now: flo
     session.execute(_ADD, {"job_id": job_id, "kind": kind, "data": data, "at": now})
 
 
-def since(session: Session, job_id: str, after_id: int, limit: int) -> list[Event]:
+def since(session: Session, job_id: str, after_id: int, limit: int | None = None) -> list[Event]:
     """The job's events with an id above `after_id`, oldest first; none for an unknown job."""
     where = (EventRow.job_id == job_id, EventRow.id > after_id)
     rows = session.scalars(select(EventRow).where(*where).order_by(EventRow.id).limit(limit))

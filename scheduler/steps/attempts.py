@@ -19,7 +19,6 @@ from scheduler.errors import PermanentError
 ATTEMPT = "attempt"
 ROUND = "round"
 FIRST_DELAY_S = 5.0
-_ALL = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class Attempts:
 
 
 def read(session: Session, job_id: str) -> Attempts:
-    history = events.since(session, job_id, 0, _ALL)
+    history = events.since(session, job_id, 0)
     failed = _trailing_attempts(history)
     return Attempts(
         attempts=len(failed),

@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from compiler.packaging.artifact import REFERENCE_FAILED
 from core.measurement import Outcome
-from records.fleet.leases import ModuleRun
+from records.fleet.module_runs import StoredModuleRun
 from records.jobs import events
 from records.schedules.schedules import Record
 from records.storage.statements import digest
@@ -33,7 +33,6 @@ MAX_FAILURES = 2
 INCONCLUSIVE = frozenset({Outcome.DEVICE_LOST, Outcome.UNKNOWN})
 # Kinds of events.
 ASSEMBLED, REFUSED = "assembled", "refused"
-_ALL = 1_000_000
 
 # A workload's hash and the digest of a trace.
 Schedule: TypeAlias = tuple[str, str]
@@ -48,7 +47,7 @@ class Attempt:
 
     schedules: frozenset[Schedule]
     failure: str
-    run: ModuleRun | None = None
+    run: StoredModuleRun | None = None
 
 
 @dataclass(frozen=True)
@@ -106,14 +105,14 @@ def note_refused(session: Session, job_id: str, schedule: Schedule, problem: str
     events.append(session, job_id, REFUSED, data, now)
 
 
-def read(session: Session, job_id: str, runs: Sequence[ModuleRun]) -> History:
+def read(session: Session, job_id: str, runs: Sequence[StoredModuleRun]) -> History:
     """Of the job whose module runs these are."""
     timed = {run.artifact_sha: run for run in runs if run.kind == "tuned"}
     untuned_fails = any(run.kind == "untuned" and run.failed for run in runs)
     attempts: list[Attempt] = []
     refused: dict[Schedule, str] = {}
     uncompared = ""
-    for event in events.since(session, job_id, 0, _ALL):
+    for event in events.since(session, job_id, 0):
         data = event.data
         if event.kind == REFUSED:
             refused[data["workload"], data["trace_sha"]] = data["problem"]
@@ -130,7 +129,7 @@ def read(session: Session, job_id: str, runs: Sequence[ModuleRun]) -> History:
     return History(tuple(attempts), refused, stopped, uncompared)
 
 
-def why(run: ModuleRun) -> str:
+def why(run: StoredModuleRun) -> str:
     """How a module run failed, in a line; empty when it didn't."""
     if run.outcome is Outcome.OK:
         return ""

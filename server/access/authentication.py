@@ -12,8 +12,9 @@ from hashlib import sha256
 
 from cachetools import TTLCache
 
+from core.access import Scope
 from records import access
-from records.access import Scope, Token
+from records.access import Token
 from records.storage.database import Database
 from server.access.limits import RateLimiter, network_of
 from server.settings import ServerSettings

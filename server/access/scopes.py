@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from starlette.routing import compile_path
 
-from records.access import Scope
+from core.access import Scope
 
 # Probes send no token, and are told nothing but "ok".
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
+from core.access import Scope
 from records import access
-from records.access import AuditLine, Scope, Token
+from records.access import AuditLine, Token
 from server.access.authentication import TOKEN_PREFIX, token_digest
 from server.api.fields import Name
 from server.api.problems import problems

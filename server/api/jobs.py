@@ -5,7 +5,6 @@ Times are epoch seconds, durations seconds.
 
 from __future__ import annotations
 
-import math
 import statistics
 from typing import Annotated, Literal
 
@@ -14,7 +13,7 @@ from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field, field_validator, model_validator
 from sqlalchemy.orm import Session
 
-from core.job import MAX_PRIORITY, MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT, Build, JobState
+from core.job import MAX_PRIORITY, MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT, Budget, Build, JobState
 from records.jobs import deletion, jobs, models, tasks
 from records.jobs.deletion import JobInUse
 from records.jobs.jobs import Job, JobNotFound, JobRequest
@@ -28,7 +27,6 @@ from server.context import ContextDep
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-MAX_MINUTES = 60 * 24 * 366
 _MAX_DIMENSION = 2**31 - 1
 _TAR_ANSWER = {"content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}}
 
@@ -36,7 +34,7 @@ Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class JobRequestBody(RequestBody):
-    """What to tune: `model` is the sha256 of an uploaded model, `shapes` has the shapes of its dynamic inputs.
+    """What to tune: `model` is the sha256 of an uploaded model, `shapes` are those of its dynamic inputs.
 
     `target` is "native" (the class of any worker that is ready) or a device class's key or unique name. The
     job ends when its budget of `trials` or of `minutes` is spent. A subgraph of which no schedule is known
@@ -72,10 +70,8 @@ class JobRequestBody(RequestBody):
 
     @field_validator("minutes")
     @classmethod
-    def _positive_minutes(cls, minutes: float | None) -> float | None:
-        if minutes is not None and (math.isnan(minutes) or not 0 < minutes <= MAX_MINUTES):
-            raise ValueError(f"minutes must be more than 0 and at most {MAX_MINUTES}, not {minutes:g}")
-        return minutes
+    def _minutes_of_a_budget(cls, minutes: float | None) -> float | None:
+        return Budget(0, minutes).minutes
 
     @field_validator("shapes")
     @classmethod
@@ -131,8 +127,8 @@ class JobBody(BaseModel):
             shapes={name: list(shape) for name, shape in request.shapes.items()},
             target=request.target,
             device_class=job.device_class,
-            trials=request.trials,
-            minutes=request.minutes,
+            trials=request.budget.trials,
+            minutes=request.budget.minutes,
             seed=request.seed,
             priority=request.priority,
             weight=request.weight,
@@ -301,8 +297,7 @@ def _job_request(session: Session, body: JobRequestBody) -> JobRequest:
         model_name=model.name,
         shapes={name: tuple(shape) for name, shape in body.shapes.items()},
         target=body.target,
-        trials=body.trials,
-        minutes=body.minutes,
+        budget=Budget(body.trials, body.minutes),
         seed=body.seed,
         priority=body.priority,
         weight=body.weight,

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.job import JobState
 from core.worker import Wanted, WorkerState
-from records.fleet import devices, pace
+from records.fleet import devices, leases
 from records.fleet.devices import WorkerInfo
 from records.jobs import jobs
 from server.context import ContextDep
@@ -31,7 +31,7 @@ def metrics(context: ContextDep) -> Response:
     with context.database.begin() as session:
         unfinished = jobs.unfinished(session)
         workers = devices.workers(session)
-        rates, held = pace.trials_per_minute(session, now), pace.held(session, now)
+        rates, held = leases.trials_per_minute(session, now), leases.held(session, now)
     jobs_by_state = Counter(job.state for job in unfinished)
     for state in (state for state in JobState if not state.finished):
         gauges.jobs.labels(state.value).set(jobs_by_state[state])

@@ -14,9 +14,9 @@ from sqlalchemy.orm import Session
 
 from core.profile import Profile
 from core.worker import Wanted
-from records.fleet import devices, leases, pace
+from records.fleet import devices, leases
 from records.fleet.devices import WorkerInfo
-from records.fleet.pace import Held
+from records.fleet.leases import HeldLease
 from server.api.problems import Problem, problems
 from server.context import ContextDep
 
@@ -69,13 +69,15 @@ class WorkerBody(BaseModel):
     calibrate: bool
 
     @classmethod
-    def of(cls, worker: WorkerInfo, now: float, trials_per_minute: float, held: Held | None) -> WorkerBody:
+    def of(
+        cls, worker: WorkerInfo, now: float, trials_per_minute: float, held: HeldLease | None
+    ) -> WorkerBody:
         vitals = worker.vitals
         return cls(
             id=worker.id,
             state=worker.state.value,
             wanted=worker.wanted.value,
-            role="build" if worker.is_builder else "measure",
+            role=worker.role.value,
             builds_for=list(worker.builder.builds_for) if worker.builder else [],
             connected=not (worker.has_left or worker.is_lost(now)),
             device_class=worker.device_class,
@@ -164,7 +166,7 @@ def calibrate(worker_id: str, context: ContextDep) -> WorkerBody:
         if devices.worker(session, worker_id).builder is not None:
             sentence = f"Worker {worker_id} only builds: name one that measures."
             raise Problem(409, "worker-builds", sentence)
-        devices.calibrate(session, worker_id)
+        devices.request_calibration(session, worker_id)
         return _body(session, worker_id, context.now())
 
 
@@ -178,7 +180,7 @@ def show_device_classes(context: ContextDep) -> DeviceClassesBody:
 
 def _want(context: ContextDep, worker_id: str, what: Wanted) -> WorkerBody:
     with context.database.begin() as session:
-        devices.want(session, worker_id, what)
+        devices.set_wanted(session, worker_id, what)
         return _body(session, worker_id, context.now())
 
 
@@ -188,6 +190,6 @@ def _body(session: Session, worker_id: str, now: float) -> WorkerBody:
 
 
 def _bodies(session: Session, workers: Sequence[WorkerInfo], now: float) -> list[WorkerBody]:
-    rates = pace.trials_per_minute(session, now)
-    held = {lease.worker_id: lease for lease in pace.held(session, now)}
+    rates = leases.trials_per_minute(session, now)
+    held = {lease.worker_id: lease for lease in leases.held(session, now)}
     return [WorkerBody.of(one, now, rates.get(one.id, 0.0), held.get(one.id)) for one in workers]

@@ -10,8 +10,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from core.lease import Built
-from core.measurement import Outcome
+from core.measurement import Measurement, Outcome
 from proto.messages import Result, WorkerReport
 
 _log = logging.getLogger(__name__)
@@ -41,13 +40,12 @@ MULTIPLY_ADDS_RANGE = (1e-6, 64)
 def reject_implausible(result: Result) -> Result:
     """Return the result, or a failure that says so in place of times that no machine can have measured."""
     measurement = result.measurement
-    if isinstance(measurement, Built):
-        return result
     implausible = [secs for secs in measurement.run_secs if not SHORTEST_S <= secs <= LONGEST_S]
     if not implausible:
         return result
     error = f"the worker's measurement made no sense: no call takes {implausible[0]:g} s"
-    return replace(result, measurement=replace(measurement, outcome=Outcome.UNKNOWN, run_secs=(), error=error))
+    failed = Measurement(Outcome.UNKNOWN, build_secs=measurement.build_secs, error=error)
+    return replace(result, measurement=failed)
 
 
 def reject_implausible_profile(report: WorkerReport) -> WorkerReport:

@@ -83,4 +83,6 @@ class WorkPoller:
     def _find(self) -> AvailableWork:
         with self._database.begin() as session:
             waiting = fair_queue.waiting(session, self._now())
-            return AvailableWork(waiting.classes, waiting.builds, frozenset(devices.unwanted(session)))
+            return AvailableWork(
+                waiting.device_classes, waiting.has_unbuilt, frozenset(devices.not_taking_work(session))
+            )

@@ -11,7 +11,7 @@ from pathlib import Path
 import onnx
 import pytest
 
-from compiler.target import probe
+from compiler.target import detect_device
 from core.instruction_sets import CLASSES
 from examples.make_models import make
 from tests.processes import service, worker
@@ -19,7 +19,7 @@ from tests.processes import service, worker
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif("avx512f" not in probe().features, reason="has no AVX-512 to give up"),
+    pytest.mark.skipif("avx512f" not in detect_device().features, reason="has no AVX-512 to give up"),
 ]
 WIDEST = {"avx512": "zmm", "avx2": "ymm", "sse4.2": "xmm"}
 

@@ -8,8 +8,8 @@ from datetime import datetime
 from rich.markup import escape
 from rich.table import Table
 
-from tunefarm.cli.estimate import latency_text
-from tunefarm.client.values import CostModel, Metrics
+from core.durations import latency_text
+from tunefarm.client.values import Accuracy, CostModelReport
 
 LEGEND = (
     "learned / analytic, on records held out: R2 of throughput relative to the task's best, pairs in the "
@@ -17,7 +17,7 @@ LEGEND = (
 )
 
 
-def summary(models: Sequence[CostModel]) -> Table:
+def summary(models: Sequence[CostModelReport]) -> Table:
     """A line for every device class: how often trained, on what, how long, how well."""
     table = Table(box=None, pad_edge=False)
     for name in ("device", "class", "trained", "versions", "records", "training", "in all", "held out"):
@@ -34,7 +34,7 @@ def summary(models: Sequence[CostModel]) -> Table:
     return table
 
 
-def _metrics(model: CostModel) -> list[str]:
+def _metrics(model: CostModelReport) -> list[str]:
     if model.metrics is None:
         return ["-"] * 4
     learned, analytic = model.metrics.learned, model.metrics.analytic
@@ -42,6 +42,6 @@ def _metrics(model: CostModel) -> list[str]:
     return [str(learned.records), *(f"{one} / {other}" for one, other in pairs)]
 
 
-def _values(metrics: Metrics) -> list[str]:
+def _values(metrics: Accuracy) -> list[str]:
     values = (metrics.r2, metrics.pairwise, metrics.recall)
     return ["-" if value is None else f"{value:.3f}" for value in values]

@@ -17,10 +17,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from core.job import Build
+from core.durations import latency_text
+from core.exit_code import ExitCode
+from core.job import MAX_TRIALS, Build
 from tunefarm.cli import accuracy, tokens, workers
-from tunefarm.cli.estimate import latency_text
 from tunefarm.cli.exits import run
+from tunefarm.cli.follow import follow_job, require_done
 from tunefarm.cli.inputs import (
     checked_features,
     checked_minutes,
@@ -49,15 +51,11 @@ from tunefarm.cli.options import (
 from tunefarm.cli.progress import display, task_table
 from tunefarm.client.client import Client
 from tunefarm.client.values import Job, JobRequest
-from tunefarm.embedded.service import OwnStack, Service, service, wait_for_device
-from tunefarm.settings import Settings, load
+from tunefarm.embedded.service import Service, StackMonitor, connect_or_start, wait_for_device
+from tunefarm.settings import CommandSettings, load
 
-EPILOG = """\
-Exit codes: 0 done, 1 unexpected, 2 wrong usage, 3 bad input, 4 service unreachable, 5 refused by the
-service, 6 job failed, 7 job cancelled, 8 a local obstacle (folder, port, process), 130 interrupted.
-"""
+EPILOG = "Exit codes: " + "; ".join(f"{int(code)} {code.meaning}" for code in ExitCode) + "."
 DEFAULT_TRIALS = 1000
-UNCOUNTED_TRIALS = 1_000_000  # when minutes are the budget
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 app = typer.Typer(
@@ -97,7 +95,7 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Tune an ONNX model and write a compiled library, on a running service or one started for the job."""
-    budget = trials or (DEFAULT_TRIALS if minutes is None else UNCOUNTED_TRIALS)
+    budget = trials or (DEFAULT_TRIALS if minutes is None else MAX_TRIALS)
     request = JobRequest(
         "",
         budget,
@@ -134,7 +132,7 @@ def _make(
     model: Path,
     request: JobRequest,
     output: Path | None,
-    settings: Settings,
+    settings: CommandSettings,
     features: str | None,
     as_json: bool,
 ) -> None:
@@ -143,7 +141,7 @@ def _make(
     checked_model(model)
     folder = prepared_output(output or Path(f"{model.stem}-tuned"))
     errors = Console(stderr=True)
-    with service(settings, errors.print, checked_features(features)) as found:
+    with connect_or_start(settings, errors.print, checked_features(features)) as found:
         tuned = tuning.make(found, model, request, folder, errors, silent=as_json)
     if as_json:
         print_json(tuned.as_json())
@@ -194,7 +192,7 @@ def up(
         with stack.start(config) as started:
             _say_where(started.running.url, started.running.workers_address, started.folder.path, as_json)
             client = Client(started.running.url, settings.secret, tls=settings.tls)
-            own = OwnStack(started, client)
+            own = StackMonitor(started, client)
             told: dict[str, str] = {}
             while True:
                 started.check()
@@ -290,15 +288,13 @@ def watch(
     job: JobId, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
 ) -> None:
     """Follow a job to its end."""
-    from tunefarm.cli import tuning, watching
-
     with running(server, token, data) as found, display(Console(stderr=True), silent=as_json) as shown:
-        finished = watching.watch(found, job, shown)
+        finished = follow_job(found, job, shown)
     if as_json:
         print_json(asdict(finished))
     else:
         stdout().print(_job_table([finished]))
-    tuning.require_done(finished)
+    require_done(finished)
 
 
 @app.command()
@@ -358,7 +354,7 @@ def best(
     as_json: AsJson = False,
 ) -> None:
     """Show the best schedule known of a workload."""
-    with service(load(server=server, token=token, data=data), say) as found:
+    with connect_or_start(load(server=server, token=token, data=data), say) as found:
         wait_for_device(found, target)
         schedule = found.client.best(workload, target)
     if as_json:
@@ -379,13 +375,13 @@ def export(
     as_json: AsJson = False,
 ) -> None:
     """Write the schedules known as the two files of a MetaSchedule database."""
-    from tunefarm.client import transfer
+    from tunefarm.client import metaschedule_files
 
     prepared_output(output)
-    with service(load(server=server, token=token, data=data), say) as found:
+    with connect_or_start(load(server=server, token=token, data=data), say) as found:
         if job is None:
             wait_for_device(found, target)
-        written = transfer.write(found.client.export(target=target, job_id=job), output)
+        written = metaschedule_files.write(found.client.export(target=target, job_id=job), output)
     if as_json:
         print_json(asdict(written))
     else:
@@ -402,10 +398,10 @@ def import_(
     as_json: AsJson = False,
 ) -> None:
     """Add the records of a MetaSchedule database to the service's."""
-    from tunefarm.client import transfer
+    from tunefarm.client import metaschedule_files
 
-    database = transfer.read(folder)
-    with service(load(server=server, token=token, data=data), say) as found:
+    database = metaschedule_files.read(folder)
+    with connect_or_start(load(server=server, token=token, data=data), say) as found:
         wait_for_device(found, target)
         imported = found.client.import_(database, target)
     if as_json:

@@ -58,24 +58,3 @@ def share(task: Task, tasks: Sequence[Task]) -> float | None:
 def by_time(tasks: Sequence[Task]) -> list[Task]:
     """Those that cost most first, then those not measured yet, then those that the search doesn't cover."""
     return sorted(tasks, key=lambda task: (not task.covered, -(task.network_s or 0.0), task.name))
-
-
-def latency_text(secs: float | None) -> str:
-    """Three digits in a unit that suits."""
-    if secs is None:
-        return "-"
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if secs >= size:
-            return f"{secs / size:.3g} {unit}" if secs / size < 1000 else f"{secs / size:.0f} {unit}"
-    return f"{secs / 1e-6:.3g} us"
-
-
-def duration_text(secs: float | None) -> str:
-    """For people: 40 s, 3 min 20 s, 2 h 5 min."""
-    if secs is None:
-        return "unknown"
-    whole = round(secs)
-    hours, minutes, seconds = whole // 3600, whole // 60 % 60, whole % 60
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

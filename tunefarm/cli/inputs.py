@@ -8,8 +8,10 @@ import platform
 from collections.abc import Iterable
 from pathlib import Path
 
+from core.exit_code import ExitCode
 from core.instruction_sets import FeatureError, given_up
-from tunefarm.errors import CommandError, ExitCode, InputError
+from system.command import CommandError
+from tunefarm.errors import InputError
 
 
 def checked_model(path: Path) -> Path:

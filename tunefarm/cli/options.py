@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tunefarm.embedded.service import Service, running_service
+from tunefarm.embedded.service import Service, connect
 from tunefarm.settings import load
 
 Server = Annotated[str | None, typer.Option("--server", metavar="URL", help="A running service.")]
@@ -42,8 +42,8 @@ JobId = Annotated[str, typer.Argument(metavar="JOB")]
 
 @contextmanager
 def running(server: str | None, token: str | None, data: Path | None) -> Iterator[Service]:
-    """The service that is running already. Raises what `running_service` and `load` do."""
-    with running_service(load(server=server, token=token, data=data)) as found:
+    """The service that is running already. Raises what `connect` and `load` do."""
+    with connect(load(server=server, token=token, data=data)) as found:
         yield found
 
 

@@ -14,8 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from core.durations import duration_text, latency_text
 from core.job import JobState
-from tunefarm.cli.estimate import by_time, duration_text, latency_text, network_s, share
+from tunefarm.cli.estimate import by_time, network_s, share
 from tunefarm.client.values import Job, Task
 
 PLAIN_EVERY_S = 10.0
@@ -23,7 +24,7 @@ ROWS_BESIDE_TASKS = 9
 
 
 @dataclass(frozen=True)
-class Picture:
+class JobProgress:
     """What is known of a job at one moment. `at_s` is the time of a clock that never goes back."""
 
     job: Job
@@ -48,28 +49,28 @@ class Picture:
         return " · ".join(parts)
 
 
-class Display(Protocol):
+class JobDisplay(Protocol):
     """Is shown every new picture of a job."""
 
-    def show(self, picture: Picture) -> None: ...
+    def show(self, picture: JobProgress) -> None: ...
 
 
-class SilentDisplay:
+class SilentJobDisplay:
     """For `--json`: the result is all that is wanted."""
 
-    def show(self, picture: Picture) -> None:
+    def show(self, picture: JobProgress) -> None:
         """Shows nothing."""
 
 
 @dataclass
-class PlainDisplay:
+class PlainJobDisplay:
     """A line whenever the job's state or message changes, and now and then in between."""
 
     console: Console
     _said: tuple[JobState, str] | None = None
     _said_at_s: float = field(default=0.0)
 
-    def show(self, picture: Picture) -> None:
+    def show(self, picture: JobProgress) -> None:
         state = (picture.job.state, picture.job.message)
         due = picture.job.state is JobState.TUNING and picture.at_s - self._said_at_s >= PLAIN_EVERY_S
         if state != self._said or due:
@@ -78,29 +79,29 @@ class PlainDisplay:
 
 
 @dataclass
-class LiveDisplay:
+class LiveJobDisplay:
     """A table that stays in place."""
 
     live: Live
 
-    def show(self, picture: Picture) -> None:
+    def show(self, picture: JobProgress) -> None:
         rows = max(3, self.live.console.height - ROWS_BESIDE_TASKS)
         self.live.update(render(picture, rows))
 
 
 @contextlib.contextmanager
-def display(console: Console, *, silent: bool) -> Iterator[Display]:
+def display(console: Console, *, silent: bool) -> Iterator[JobDisplay]:
     """The display that suits where the output goes."""
     if silent:
-        yield SilentDisplay()
+        yield SilentJobDisplay()
     elif not console.is_terminal:
-        yield PlainDisplay(console)
+        yield PlainJobDisplay(console)
     else:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
-            yield LiveDisplay(live)
+            yield LiveJobDisplay(live)
 
 
-def render(picture: Picture, rows: int) -> Group:
+def render(picture: JobProgress, rows: int) -> Group:
     """The live display, its table cut to `rows` tasks."""
     job = picture.job
     bar = ProgressBar(total=max(1, job.trials), completed=job.trials_done, width=40)

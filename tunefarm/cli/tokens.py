@@ -11,9 +11,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from core.access import Scope
+from core.exit_code import ExitCode
+from system.command import CommandError
 from tunefarm.cli.options import AsJson, Data, Server, Token, print_json, running, say, stdout
-from tunefarm.client.values import Scope, StoredToken
-from tunefarm.errors import CommandError, ExitCode
+from tunefarm.client.values import StoredToken
 
 app = typer.Typer(help="Make, list and revoke the service's tokens.", rich_markup_mode=None)
 

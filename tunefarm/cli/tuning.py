@@ -9,14 +9,14 @@ from typing import Any
 
 from rich.console import Console
 
-from core.job import JobState
-from tunefarm.cli.estimate import latency_text
+from core.durations import latency_text
+from core.exit_code import ExitCode
+from system.command import CommandError
+from tunefarm.cli.follow import follow_job, require_done
 from tunefarm.cli.progress import display, task_table
-from tunefarm.cli.watching import watch
 from tunefarm.client.artifact import unpack
 from tunefarm.client.values import Job, JobRequest, Task
 from tunefarm.embedded.service import Service
-from tunefarm.errors import CommandError, ExitCode
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def make(
     job = _start(service, replace(request, model=stored.sha256), console.print)
     try:
         with display(console, silent=silent) as shown:
-            job = watch(service, job.id, shown)
+            job = follow_job(service, job.id, shown)
     except KeyboardInterrupt as interrupt:
         raise CommandError(_interrupted(service, job), ExitCode.INTERRUPTED) from interrupt
     require_done(job)
@@ -83,14 +83,6 @@ def make(
     finally:
         archive.unlink(missing_ok=True)
     return Tuned(job, service.client.tasks(job.id), output)
-
-
-def require_done(job: Job) -> None:
-    """Raises CommandError unless the job went well."""
-    if job.state is JobState.CANCELLED:
-        raise CommandError(f"job {job.id} was cancelled: nothing was made", ExitCode.JOB_CANCELLED)
-    if job.state is not JobState.DONE:
-        raise CommandError(f"job {job.id} failed: {job.error or 'no reason is known'}", ExitCode.JOB_FAILED)
 
 
 def _interrupted(service: Service, job: Job) -> str:

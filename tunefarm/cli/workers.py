@@ -10,12 +10,13 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from tunefarm.cli.estimate import duration_text
+from core.durations import duration_text
+from core.exit_code import ExitCode
+from system.command import CommandError
 from tunefarm.cli.options import AsJson, Data, Server, Token, print_json, running, stdout
 from tunefarm.client.client import Client
 from tunefarm.client.values import DeviceClass, Worker
 from tunefarm.embedded.service import Service
-from tunefarm.errors import CommandError, ExitCode
 
 app = typer.Typer(
     help="List the workers and their devices; drain, resume or evict one.",

@@ -6,7 +6,8 @@ import shutil
 import tarfile
 from pathlib import Path
 
-from tunefarm.errors import CommandError, ExitCode
+from core.exit_code import ExitCode
+from system.command import CommandError
 
 MEMBERS = ("model.so", "manifest.json")
 

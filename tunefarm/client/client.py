@@ -27,19 +27,19 @@ import httpx_sse
 import tenacity
 from pydantic import TypeAdapter, ValidationError
 
+from core.access import Scope
 from system.tls import TlsFiles
 from tunefarm.client.values import (
-    CostModel,
-    Database,
+    CostModelReport,
     DeviceClass,
-    Event,
-    Imported,
+    ImportResult,
     Job,
+    JobEvent,
     JobRequest,
-    Model,
     NewToken,
     Schedule,
-    Scope,
+    ScheduleDatabase,
+    StoredModel,
     StoredToken,
     Task,
     Worker,
@@ -114,7 +114,7 @@ class Client:
     ) -> None:
         self._http.close()
 
-    def upload(self, model: Path, name: str | None = None) -> Model:
+    def upload(self, model: Path, name: str | None = None) -> StoredModel:
         """Stores an ONNX file. The same bytes are the same model. Raises OSError when it can't be read."""
 
         length = str(model.stat().st_size)
@@ -126,7 +126,7 @@ class Client:
                 query = {"name": name or model.stem}
                 return self._http.post("/v1/models", params=query, content=chunks, headers=headers)
 
-        return _parse(Model, _object(self._call(send)))
+        return _parse(StoredModel, _object(self._call(send)))
 
     def submit(self, request: JobRequest, idempotency_key: str | None = None) -> Job:
         """Starts a job. The same key with the same request is the same job."""
@@ -182,10 +182,10 @@ class Client:
         """What workers have brought, with the profiles that calibration measured."""
         return _parse(list[DeviceClass], self._get("/v1/device-classes").get("items"))
 
-    def cost_models(self, target: str | None = None) -> list[CostModel]:
+    def cost_models(self, target: str | None = None) -> list[CostModelReport]:
         """The cost models of every device class that has one, or of one class."""
         query = {} if target is None else {"target": target}
-        return _parse(list[CostModel], self._get("/v1/cost-models", query).get("items"))
+        return _parse(list[CostModelReport], self._get("/v1/cost-models", query).get("items"))
 
     def best(self, workload: str, target: str = "native") -> Schedule:
         """The best schedule of one workload, given by its structural hash."""
@@ -197,14 +197,16 @@ class Client:
         found = _parse(dict[str, Schedule | None], answer.get("schedules"))
         return {workload: schedule for workload, schedule in found.items() if schedule is not None}
 
-    def export(self, *, target: str | None = None, job_id: str | None = None) -> Database:
+    def export(self, *, target: str | None = None, job_id: str | None = None) -> ScheduleDatabase:
         """The schedules known on a device class, or of one job's workloads; by default the native ones."""
         query = {name: value for name, value in (("target", target), ("job", job_id)) if value is not None}
-        return _parse(Database, self._get("/v1/schedules/export", query))
+        return _parse(ScheduleDatabase, self._get("/v1/schedules/export", query))
 
-    def import_(self, database: Database, target: str = "native") -> Imported:
+    def import_(self, database: ScheduleDatabase, target: str = "native") -> ImportResult:
         """Stores schedules; those that are known already change nothing."""
-        return _parse(Imported, self._post(f"/v1/schedules/import?target={quote(target)}", asdict(database)))
+        return _parse(
+            ImportResult, self._post(f"/v1/schedules/import?target={quote(target)}", asdict(database))
+        )
 
     def create_token(self, name: str, scopes: Sequence[Scope], expires_after_s: float | None) -> NewToken:
         """A new token with its secret, which is told only now. None: it never expires."""
@@ -222,7 +224,7 @@ class Client:
         path = f"/v1/tokens/{quote(token_id, safe='')}"
         return _parse(StoredToken, _object(self._call(lambda: self._http.delete(path))))
 
-    def events(self, job_id: str, after: str | None = None) -> Iterator[Event]:
+    def events(self, job_id: str, after: str | None = None) -> Iterator[JobEvent]:
         """What happens to a job, from its beginning or after an event, until it is finished.
 
         A connection that breaks is made again, and no event is lost or seen twice.
@@ -260,7 +262,7 @@ class Client:
     def _act(self, worker_id: str, action: str) -> Worker:
         return _parse(Worker, self._post(f"/v1/workers/{quote(worker_id, safe='')}:{action}"))
 
-    def _stream(self, job_id: str, after: str | None) -> Iterator[Event]:
+    def _stream(self, job_id: str, after: str | None) -> Iterator[JobEvent]:
         headers = {"Last-Event-ID": after} if after is not None else {}
         path = f"/v1/jobs/{job_id}/events"
         timeout = httpx.Timeout(QUIET_S, connect=5.0)
@@ -346,9 +348,9 @@ def _last_answer(state: tenacity.RetryCallState) -> Any:
 _NEWER = {"compile_only": False, "priority": 0, "weight": 1.0, "build": "auto"}
 
 
-def _event(sent: httpx_sse.ServerSentEvent) -> Event:
+def _event(sent: httpx_sse.ServerSentEvent) -> JobEvent:
     try:
-        return _parse(Event, {"id": sent.id, "kind": sent.event, "data": sent.json()})
+        return _parse(JobEvent, {"id": sent.id, "kind": sent.event, "data": sent.json()})
     except ValueError as error:
         raise ClientError(f"the service sent an event that is not understood: {error}") from error
 

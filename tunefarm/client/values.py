@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
+from core.access import Scope
 from core.job import Build, JobState
 
 
 @dataclass(frozen=True)
-class Model:
+class StoredModel:
     """A stored model; `sha256` is what jobs call it by."""
 
     sha256: str
@@ -94,7 +94,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Event:
+class JobEvent:
     """Something that happened to a job; `id` is what a watcher continues after."""
 
     id: str
@@ -160,15 +160,6 @@ class DeviceClass:
     profile: dict[str, Any] | None = None
 
 
-class Scope(StrEnum):
-    """What a token allows; `admin` allows everything."""
-
-    SUBMIT = "submit"
-    READ = "read"
-    ADMIN = "admin"
-    WORKER = "worker"
-
-
 @dataclass(frozen=True)
 class StoredToken:
     """A token without its secret; `state` is active, expired or revoked."""
@@ -191,7 +182,7 @@ class NewToken(StoredToken):
 
 
 @dataclass(frozen=True)
-class Metrics:
+class Accuracy:
     """How well a model predicts so many `records`; None where they can't tell. `r2` is of throughput relative
     to the task's best, `pairwise` the share of pairs in the right order, `recall` the share of the 30 fastest
     that are among the 30 predicted to be the fastest."""
@@ -203,23 +194,23 @@ class Metrics:
 
 
 @dataclass(frozen=True)
-class Compared:
+class AccuracyComparison:
     """The learned model beside the analytic estimate, on the same records."""
 
-    learned: Metrics
-    analytic: Metrics
+    learned: Accuracy
+    analytic: Accuracy
 
 
 @dataclass(frozen=True)
-class HeldOut(Compared):
+class HeldOutAccuracy(AccuracyComparison):
     """On records held out of a model `trained_on` the others; `tasks` are by workload."""
 
     trained_on: int
-    tasks: dict[str, Compared]
+    tasks: dict[str, AccuracyComparison]
 
 
 @dataclass(frozen=True)
-class CostModel:
+class CostModelReport:
     """A device class's cost model: `versions` trainings, the newest on so many `records`. `metrics` are the
     newest, None until there are enough records."""
 
@@ -230,7 +221,7 @@ class CostModel:
     created_at: float
     train_secs: float
     total_train_secs: float
-    metrics: HeldOut | None
+    metrics: HeldOutAccuracy | None
 
 
 @dataclass(frozen=True)
@@ -264,7 +255,7 @@ class ExportedRecord:
 
 
 @dataclass(frozen=True)
-class Database:
+class ScheduleDatabase:
     """Schedules on their way into or out of a service; every record's workload is among the workloads."""
 
     workloads: tuple[ExportedWorkload, ...]
@@ -272,7 +263,7 @@ class Database:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportResult:
     """How many records an import held, and how many were new."""
 
     device_class: str

@@ -18,7 +18,7 @@ FIRST_LOCK_FD = 100
 
 
 @dataclass(frozen=True)
-class Running:
+class RunningStack:
     """The stack that owns a folder. `lasting` ones outlive a single job."""
 
     url: str
@@ -78,12 +78,12 @@ class DataFolder:
             self._note.unlink(missing_ok=True)
             os.close(taken)
 
-    def announce(self, running: Running) -> None:
+    def announce(self, running: RunningStack) -> None:
         fresh = self._note.with_suffix(".new")
         fresh.write_text(json.dumps(asdict(running)))
         fresh.replace(self._note)
 
-    def running(self) -> Running | None:
+    def running(self) -> RunningStack | None:
         """The stack that owns the folder now, or None: nobody does, or it is not ready yet."""
         if not (self.path / "lock").exists():
             return None
@@ -92,7 +92,7 @@ class DataFolder:
             os.close(free)
             return None
         try:
-            return Running(**json.loads(self._note.read_text()))
+            return RunningStack(**json.loads(self._note.read_text()))
         except (OSError, ValueError, TypeError):
             return None
 

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from core.exit_code import ExitCode
+from system.command import CommandError
 from tunefarm.client.client import Client, ClientError
 from tunefarm.client.values import Worker
 from tunefarm.embedded.folder import DataFolder
-from tunefarm.errors import CommandError, ExitCode, StackError
-from tunefarm.settings import Settings
+from tunefarm.errors import StackError
+from tunefarm.settings import CommandSettings
 
 if TYPE_CHECKING:
     from tunefarm.embedded.stack import Stack
@@ -32,7 +34,7 @@ class Service:
 
 
 @contextlib.contextmanager
-def running_service(settings: Settings) -> Iterator[Service]:
+def connect(settings: CommandSettings) -> Iterator[Service]:
     """The service at `--server`, or the one that owns the data folder. Raises CommandError without either."""
     url = settings.server or _running_at(settings, lasting=False)
     if url is None:
@@ -45,8 +47,10 @@ def running_service(settings: Settings) -> Iterator[Service]:
 
 
 @contextlib.contextmanager
-def service(settings: Settings, say: Callable[[str], None], features: str | None = None) -> Iterator[Service]:
-    """As `running_service`, but where none runs, one is started for the length of the context, whose worker
+def connect_or_start(
+    settings: CommandSettings, say: Callable[[str], None], features: str | None = None
+) -> Iterator[Service]:
+    """As `connect`, but where none runs, one is started for the length of the context, whose worker
     gives up the instruction sets that `features` names."""
     url = settings.server or _running_at(settings, lasting=True)
     if url is not None:
@@ -66,10 +70,10 @@ def service(settings: Settings, say: Callable[[str], None], features: str | None
         settings.data, token=settings.secret, threads=settings.threads, features=features
     )
     with stack.start(config) as started, _connect(started.running.url, settings) as client:
-        yield Service(client, OwnStack(started, client).check, embedded=True)
+        yield Service(client, StackMonitor(started, client).check, embedded=True)
 
 
-class OwnStack:
+class StackMonitor:
     """A stack that was started for the command, or by it."""
 
     def __init__(self, stack: Stack, client: Client) -> None:
@@ -103,9 +107,9 @@ def wait_for_device(service: Service, target: str | None) -> None:
     Raises CommandError when that takes too long.
     """
     deadline = time.monotonic() + DEVICE_TIMEOUT_S
-    while service.embedded and target in (None, "native"):
-        service.check()
-        workers = service.client.workers()
+    while connect_or_start.embedded and target in (None, "native"):
+        connect_or_start.check()
+        workers = connect_or_start.client.workers()
         if any(worker.state in ("ready", "busy") and worker.device_class for worker in workers):
             return
         if time.monotonic() > deadline:
@@ -115,13 +119,13 @@ def wait_for_device(service: Service, target: str | None) -> None:
         time.sleep(POLL_S)
 
 
-def _running_at(settings: Settings, *, lasting: bool) -> str | None:
+def _running_at(settings: CommandSettings, *, lasting: bool) -> str | None:
     """The address of the stack that owns the data folder; only of one started by `up` if `lasting`."""
     running = DataFolder(settings.data).running()
     return running.url if running and (running.lasting or not lasting) else None
 
 
-def _connect(url: str, settings: Settings) -> Client:
+def _connect(url: str, settings: CommandSettings) -> Client:
     try:
         return Client(url, settings.secret, tls=settings.tls)
     except ValueError as error:

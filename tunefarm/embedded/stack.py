@@ -16,8 +16,8 @@ import httpx
 
 from system.tls import TlsFiles
 from tunefarm.client.client import LOOPBACK, trust
-from tunefarm.embedded.folder import DataFolder, Running
-from tunefarm.embedded.supervision import PYTHON, Program, Supervisor, supervise
+from tunefarm.embedded.folder import DataFolder, RunningStack
+from tunefarm.embedded.supervision import PYTHON, SupervisedProcess, Supervisor, supervise
 from tunefarm.errors import StackError
 
 POLL_S = 0.1
@@ -66,7 +66,7 @@ class StackConfig:
 class Stack:
     """A stack that answers."""
 
-    running: Running
+    running: RunningStack
     folder: DataFolder
     supervisor: Supervisor
 
@@ -98,7 +98,9 @@ def start(config: StackConfig) -> Iterator[Stack]:
         port, grpc_port = _choose_ports(config)
         host = _in_url(EVERYWHERE.get(config.host, config.host))
         scheme = "https" if config.tls else "http"
-        running = Running(f"{scheme}://{host}:{port}", f"{host}:{grpc_port}", os.getpid(), config.lasting)
+        running = RunningStack(
+            f"{scheme}://{host}:{port}", f"{host}:{grpc_port}", os.getpid(), config.lasting
+        )
         environment = _environment(config, folder, port, grpc_port)
         programs = _programs(config, running)
         with supervise(programs, Path(scratch), folder.logs, environment, lock) as supervisor:
@@ -108,15 +110,15 @@ def start(config: StackConfig) -> Iterator[Stack]:
             yield stack
 
 
-def _programs(config: StackConfig, running: Running) -> tuple[Program, ...]:
+def _programs(config: StackConfig, running: RunningStack) -> tuple[SupervisedProcess, ...]:
     threads = ("--threads", str(config.threads)) if config.threads else ()
     features = ("--features", config.features) if config.features else ()
     local = ("--server", running.workers_address, "--name", f"local-{socket.gethostname()}")
     return (
-        Program("server", (*PYTHON, "-m", "server")),
+        SupervisedProcess("server", (*PYTHON, "-m", "server")),
         # A step that runs when the stop comes is done again by the next scheduler: short is kind enough.
-        Program("scheduler", (*PYTHON, "-m", "scheduler"), stop_after_s=5),
-        Program("worker", (*PYTHON, "-m", "worker", *local, *threads, *features), stop_after_s=5),
+        SupervisedProcess("scheduler", (*PYTHON, "-m", "scheduler"), stop_after_s=5),
+        SupervisedProcess("worker", (*PYTHON, "-m", "worker", *local, *threads, *features), stop_after_s=5),
     )
 
 

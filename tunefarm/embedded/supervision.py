@@ -24,7 +24,7 @@ RETRIES = 4  # after 1, 2, 3 and 4 seconds
 
 
 @dataclass(frozen=True)
-class Program:
+class SupervisedProcess:
     """A process to keep alive. One that ends within `up_after_s` did not start.
 
     Starting is tried a few times only. One that was asked to stop is killed after `stop_after_s`.
@@ -84,7 +84,11 @@ class Supervisor:
 
 @contextlib.contextmanager
 def supervise(
-    programs: Sequence[Program], scratch: Path, logs: Path, environment: Mapping[str, str], lock: int
+    programs: Sequence[SupervisedProcess],
+    scratch: Path,
+    logs: Path,
+    environment: Mapping[str, str],
+    lock: int,
 ) -> Iterator[Supervisor]:
     """Runs the programs until the context ends. They inherit the descriptor `lock`."""
     control = scratch / "control"
@@ -117,7 +121,7 @@ def supervise(
             supervisor.stop()
 
 
-def settings_text(programs: Sequence[Program], scratch: Path) -> str:
+def settings_text(programs: Sequence[SupervisedProcess], scratch: Path) -> str:
     """supervisord's configuration file. Logs go where it is started: their names are relative."""
     head = f"""\
 [supervisord]
@@ -141,7 +145,7 @@ supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
     return head + group + "".join(map(_section, programs))
 
 
-def _section(program: Program) -> str:
+def _section(program: SupervisedProcess) -> str:
     return f"""
 [program:{program.name}]
 command={_literal(shlex.join((*TETHER, *program.command)))}

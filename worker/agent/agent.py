@@ -15,18 +15,18 @@ import grpc
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type
 
 from core.device import Device
-from core.lease import Built, Candidate, Lease, Limits, ModuleRun
-from core.measurement import Measurement, Outcome
+from core.lease import Candidate, Lease, Limits, ModuleRun
+from core.measurement import Built, Measurement, Outcome
 from core.worker import Role, Vitals, Wanted, WorkerState
-from proto.messages import Answer, Library, WorkerReport
-from worker.agent.display import Display, LogDisplay, Work
+from proto.messages import Answer, LibraryUpload, WorkerReport
+from worker.agent.display import Display, LeaseProgress, LogDisplay
 from worker.agent.failed_checks import ChildStartError, FailedChecks
 from worker.agent.outbox import Outbox
-from worker.agent.profile_cache import Profiles
-from worker.agent.service import FleetClient, NotStored, Refused
+from worker.agent.profile_cache import ProfileCache
+from worker.agent.service import FleetClient, NotFound, WorkerRefused
 from worker.runner.executor import Executor
 from worker.runner.interface import BuildRequest, Exported
-from worker.runner.interleaved import in_turns
+from worker.runner.interleaved import time_interleaved
 from worker.settings import SLOTS
 
 _log = logging.getLogger(__name__)
@@ -76,17 +76,17 @@ class Agent:
         session_id: str,
         fleet: FleetClient,
         executor: Executor,
-        manners: AgentConfig,
+        config: AgentConfig,
         display: Display | None = None,
         vitals: Callable[[], Vitals] = Vitals,
         answered: Callable[[], None] = lambda: None,
-        profiles: Profiles | None = None,
+        profiles: ProfileCache | None = None,
     ) -> None:
         self._worker_id = worker_id
         self._session_id = session_id
         self._fleet = fleet
         self._executor = executor
-        self._manners = manners
+        self._agent_config = config
         self._display = display or LogDisplay()
         self._vitals = vitals
         self._answered = answered
@@ -95,8 +95,8 @@ class Agent:
         self._starting = True
         self._device: Device | None = None
         self._probed = False
-        self._failed_checks = FailedChecks(manners.probe_again_max_s)
-        self._held: Work | None = None
+        self._failed_checks = FailedChecks(config.probe_again_max_s)
+        self._held: LeaseProgress | None = None
         self._labour: asyncio.Task[None] | None = None
         self._wanted = Wanted.WORK
         self._draining = False  # by its own will, for good
@@ -109,7 +109,7 @@ class Agent:
     async def run(self) -> None:
         """Works until cancelled, or until one lease is done when asked for `once`.
 
-        Raises Refused, SettingsError, and Fenced when another session has taken over. The child is dead
+        Raises WorkerRefused, SettingsError, and Fenced when another session has taken over. The child is dead
         afterwards.
         """
         tasks = {asyncio.create_task(self._synchronize()), asyncio.create_task(self._serve())}
@@ -126,7 +126,7 @@ class Agent:
     async def farewell(self) -> None:
         """After `run`: delivers the results that are left, in one try, and says that no more will come."""
         self._held, self._has_left = None, True
-        with contextlib.suppress(grpc.RpcError, Refused):
+        with contextlib.suppress(grpc.RpcError, WorkerRefused):
             await self._fleet.synchronize_once(self._report(), FAREWELL_S)
 
     @property
@@ -162,21 +162,21 @@ class Agent:
             device=None if self.state is WorkerState.PROBING else self._device,
             held=None if self._held is None else self._held.lease.id,
             results=self._outbox.waiting(),
-            slots=self._manners.slots if ready else 0,
-            wait_s=self._manners.wait_s if ready else 0.0,
+            slots=self._agent_config.slots if ready else 0,
+            wait_s=self._agent_config.wait_s if ready else 0.0,
             vitals=self._vitals_of(self._held),
-            role=self._manners.role,
+            role=self._agent_config.role,
             builds_for=self._executor.builds_for,
             calibrated=self._calibrated,
         )
 
-    def _vitals_of(self, held: Work | None) -> Vitals:
+    def _vitals_of(self, held: LeaseProgress | None) -> Vitals:
         uncontained = "; ".join(self._executor.gaps)
         vitals = replace(self._vitals(), uncontained=uncontained, trouble=self._failed_checks.trouble)
         return vitals if held is None else replace(vitals, candidates=held.size, candidates_done=held.done)
 
     async def _apply(self, report: WorkerReport, answer: Answer) -> None:
-        """Raises Fenced and Refused."""
+        """Raises Fenced and WorkerRefused."""
         if answer.fenced and answer.wanted is not Wanted.EVICTED:
             raise Fenced(
                 f"another worker took over the name {self._worker_id}: "
@@ -188,8 +188,8 @@ class Agent:
         if report.held is not None and answer.keeps != report.held:
             await self._drop()
         if answer.lease is not None and self._probed and self._held is None:
-            if answer.lease.build is not (self._manners.role is Role.BUILD):
-                raise Refused(
+            if answer.lease.build is not (self._agent_config.role is Role.BUILD):
+                raise WorkerRefused(
                     "the service doesn't know workers that only build: install the same tunefarm version "
                     "on both sides, or leave out --build"
                 )
@@ -210,9 +210,9 @@ class Agent:
             self._due.set()
 
     def _take(self, lease: Lease) -> None:
-        self._held = Work(lease)
+        self._held = LeaseProgress(lease)
         self._display.does(str(self._held))
-        self._draining = self._manners.once
+        self._draining = self._agent_config.once
         self._due.set()
 
     async def _drop(self) -> None:
@@ -282,7 +282,7 @@ class Agent:
 
     @property
     def _calibrates(self) -> bool:
-        return self._profiles is not None and self._manners.role is Role.MEASURE
+        return self._profiles is not None and self._agent_config.role is Role.MEASURE
 
     async def _with_profile(self, device: Device) -> Device:
         """The device with the profile that it was found to have, or that is measured now; without one where
@@ -291,7 +291,7 @@ class Agent:
         profile = None if self._to_calibrate else self._profiles.find(device)
         if profile is None:
             self._display.does("calibrating: measures for about ten seconds what this device can do")
-            memory_bytes = self._manners.overrule(Limits()).memory_bytes
+            memory_bytes = self._agent_config.overrule(Limits()).memory_bytes
             profile = await self._executor.calibrate(memory_bytes)
             self._calibrated = True
             if profile is not None:
@@ -307,7 +307,7 @@ class Agent:
         self._news.set()
 
     def _purpose(self, device: Device) -> str:
-        if self._manners.role is Role.BUILD:
+        if self._agent_config.role is Role.BUILD:
             return f"builds for {' and '.join(self._executor.builds_for)}"
         return f"class {device.key}"
 
@@ -326,8 +326,8 @@ class Agent:
             await asyncio.gather(self._labour, return_exceptions=True)
             self._labour = None
 
-    async def _measure_all(self, held: Work) -> None:
-        lease, limits = held.lease, self._manners.overrule(held.lease.limits)
+    async def _measure_all(self, held: LeaseProgress) -> None:
+        lease, limits = held.lease, self._agent_config.overrule(held.lease.limits)
         if lease.module_runs:
             timed = await self._time_modules(lease.module_runs, limits)
             for run, measurement in zip(lease.module_runs, timed, strict=True):
@@ -344,26 +344,26 @@ class Agent:
         self._display.does(held.result())
         self._news.set()
 
-    def _add_trial(self, held: Work, trial_id: int, measurement: Measurement | Built) -> None:
+    def _add_trial(self, held: LeaseProgress, trial_id: int, measurement: Measurement | Built) -> None:
         self._outbox.add_trial(held.lease.id, trial_id, measurement)
         held.note(measurement)
         self._display.measured(held)
 
     async def _subjects(
-        self, held: Work, candidates: Sequence[Candidate], folder: Path
+        self, held: LeaseProgress, candidates: Sequence[Candidate], folder: Path
     ) -> list[tuple[Candidate, BuildRequest]]:
         """Those of which the service has all that it takes, libraries in the folder; others have failed."""
         found = []
         for candidate in candidates:
             try:
                 found.append((candidate, await self._subject(held.lease, candidate, folder)))
-            except (NotStored, OSError) as error:
+            except (NotFound, OSError) as error:
                 missing = Measurement(Outcome.UNKNOWN, error=f"it could not be fetched: {error}")
                 self._add_trial(held, candidate.trial_id, missing)
         return found
 
     async def _subject(self, lease: Lease, candidate: Candidate, folder: Path) -> BuildRequest:
-        """Raises NotStored and OSError."""
+        """Raises NotFound and OSError."""
         module_json = await self._fleet.workload(candidate.workload_hash)
         library = None
         if candidate.library_sha is not None:
@@ -374,7 +374,7 @@ class Agent:
         )
 
     async def _build_each(
-        self, held: Work, found: Sequence[tuple[Candidate, BuildRequest]], limits: Limits
+        self, held: LeaseProgress, found: Sequence[tuple[Candidate, BuildRequest]], limits: Limits
     ) -> None:
         for number, (candidate, subject) in enumerate(found):
             ahead = self._ahead(found, number)
@@ -384,8 +384,10 @@ class Agent:
             else:
                 self._add_trial(held, candidate.trial_id, exported)
 
-    async def _stored(self, held: Work, candidate: Candidate, exported: Exported) -> Measurement | Built:
-        library = Library(self._session_id, held.lease.id, candidate.trial_id, exported.data)
+    async def _stored(
+        self, held: LeaseProgress, candidate: Candidate, exported: Exported
+    ) -> Measurement | Built:
+        library = LibraryUpload(self._session_id, held.lease.id, candidate.trial_id, exported.data)
         refused = await self._fleet.put_library(library)
         if refused:
             return Measurement(Outcome.BUILD_ERROR, error=f"the service refused the library: {refused}")
@@ -393,10 +395,10 @@ class Agent:
 
     def _ahead(self, found: Sequence[tuple[Candidate, BuildRequest]], number: int) -> list[BuildRequest]:
         """What is built along with the candidate of this number."""
-        return [one for _, one in found[number + 1 : number + self._manners.build_together]]
+        return [one for _, one in found[number + 1 : number + self._agent_config.build_together]]
 
     async def _measure_each(
-        self, held: Work, found: Sequence[tuple[Candidate, BuildRequest]], limits: Limits
+        self, held: LeaseProgress, found: Sequence[tuple[Candidate, BuildRequest]], limits: Limits
     ) -> None:
         best_s = {candidate.workload_hash: candidate.best_s or math.inf for candidate, _ in found}
         for number, (candidate, subject) in enumerate(found):
@@ -417,13 +419,13 @@ class Agent:
             async def first(run: ModuleRun, before: Sequence[Measurement]) -> Measurement:
                 try:
                     await self._fleet.fetch_blob(run.artifact_sha, stored(run))
-                except (NotStored, OSError) as error:
+                except (NotFound, OSError) as error:
                     return Measurement(Outcome.UNKNOWN, error=f"the module could not be fetched: {error}")
                 # What failed in its own turn would fail again when another one is compared with it.
                 ends = {one.kind: end.outcome for one, end in zip(runs, before, strict=False)}
                 compare = run.compare and ends.get("untuned", Outcome.OK) is Outcome.OK
                 return await self._executor.measure_module(stored(run), limits, compare)
 
-            return await in_turns(
+            return await time_interleaved(
                 runs, first, lambda run: self._executor.measure_module(stored(run), limits, compare=False)
             )

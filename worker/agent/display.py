@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,14 +17,15 @@ from rich.live import Live
 from rich.logging import RichHandler
 from rich.text import Text
 
-from core.lease import Built, Lease
-from core.measurement import Measurement, Outcome
+from core.durations import latency_text
+from core.lease import Lease
+from core.measurement import Built, Measurement, Outcome
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Work:
+class LeaseProgress:
     """A lease on the way: what was measured or built of it so far."""
 
     lease: Lease
@@ -43,25 +45,22 @@ class Work:
         return f"lease {self.lease.id.id[:8]}"
 
     def note(self, measurement: Measurement | Built) -> None:
-        if isinstance(measurement, Built):
-            self.outcomes[Outcome.OK] += 1
-            return
         self.outcomes[measurement.outcome] += 1
-        if measurement.outcome is Outcome.OK:
-            self.best_s = min(filter(None, (self.best_s, measurement.latency_s)))
+        if measurement.run_secs:
+            self.best_s = min(filter(None, (self.best_s, statistics.median(measurement.run_secs))))
 
     def __str__(self) -> str:
         if self.lease.module_runs:
             kinds = " and the ".join(run.kind for run in self.lease.module_runs)
             return f"{self.name}: times the {kinds} model end to end"
-        best = "" if self.best_s is None else f", best so far {seconds(self.best_s)}"
+        best = "" if self.best_s is None else f", best so far {latency_text(self.best_s)}"
         does = "built" if self.lease.build else "measured"
         return f"{self.name}: {self.done} of {self.size} candidates {does}{best}"
 
     def result(self) -> str:
         """One line once it is over."""
         counts = [f"{count} {outcome.value.replace('_', ' ')}" for outcome, count in self.outcomes.items()]
-        best = [] if self.best_s is None else [f"best {seconds(self.best_s)}"]
+        best = [] if self.best_s is None else [f"best {latency_text(self.best_s)}"]
         return f"{self.name} is done: {', '.join(sorted(counts) + best)}"
 
 
@@ -70,7 +69,7 @@ class Display(Protocol):
 
     def does(self, line: str) -> None: ...
 
-    def measured(self, work: Work) -> None: ...
+    def measured(self, work: LeaseProgress) -> None: ...
 
 
 class LogDisplay:
@@ -79,7 +78,7 @@ class LogDisplay:
     def does(self, line: str) -> None:
         _log.info("%s", line)
 
-    def measured(self, work: Work) -> None:
+    def measured(self, work: LeaseProgress) -> None:
         """Sixteen lines a lease would be too many."""
 
 
@@ -99,7 +98,7 @@ class LiveDisplay:
         _log.info("%s", line)
         self._show(line)
 
-    def measured(self, work: Work) -> None:
+    def measured(self, work: LeaseProgress) -> None:
         self._total += 1
         self._show(str(work))
 
@@ -120,11 +119,3 @@ def display(console: Console) -> Iterator[Display]:
     logging.basicConfig(format="%(message)s", level=logging.INFO, handlers=[handler])
     with Live(console=console, auto_refresh=False, transient=True) as live:
         yield LiveDisplay(live)
-
-
-def seconds(secs: float) -> str:
-    """Three digits in a unit that suits."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if secs >= size:
-            return f"{secs / size:.3g} {unit}"
-    return f"{secs / 1e-6:.3g} us"

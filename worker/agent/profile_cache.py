@@ -13,7 +13,7 @@ from core.profile import VERSION, Profile
 MAX_BYTES = 64 << 10
 
 
-class Profiles:
+class ProfileCache:
     """In files of a folder, one for each device class and version of the calibration, and in memory where
     nothing can be written."""
 

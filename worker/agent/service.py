@@ -15,10 +15,9 @@ import grpc.aio
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from proto import fleet_pb2 as pb
-from proto.convert import WireError, answer_from_wire, report_to_wire
-from proto.convert_library import library_to_wire
+from proto.convert import WireError, answer_from_wire, library_to_wire, report_to_wire
 from proto.fleet_pb2_grpc import FleetStub
-from proto.messages import MAX_LIBRARY_BYTES, MAX_MESSAGE_BYTES, Answer, Library, WorkerReport
+from proto.messages import MAX_LIBRARY_BYTES, MAX_MESSAGE_BYTES, Answer, LibraryUpload, WorkerReport
 from system.tls import TlsFiles
 
 _log = logging.getLogger(__name__)
@@ -48,11 +47,11 @@ _HINTS = {
 }
 
 
-class Refused(Exception):
+class WorkerRefused(Exception):
     """The service will not work with this worker as it is; the message says why and what to do."""
 
 
-class NotStored(Exception):
+class NotFound(Exception):
     """The service doesn't have what its lease names."""
 
 
@@ -78,7 +77,7 @@ def open_channel(address: str, reconnect_max_s: float, tls: TlsFiles | None = No
 
 
 class FleetClient:
-    """Calls that are repeated, ever more slowly, until the service answers. All raise Refused."""
+    """Calls that are repeated, ever more slowly, until the service answers. All raise WorkerRefused."""
 
     def __init__(
         self, channel: grpc.aio.Channel, address: str, token: str | None, reconnect_max_s: float
@@ -107,10 +106,10 @@ class FleetClient:
             return answer_from_wire(wire, report.held)
         except WireError as error:
             hint = _FINAL[grpc.StatusCode.FAILED_PRECONDITION]
-            raise Refused(f"the service's answer makes no sense ({error}): {hint}") from error
+            raise WorkerRefused(f"the service's answer makes no sense ({error}): {hint}") from error
 
     async def workload(self, workload_hash: str) -> str:
-        """A workload's text, fetched once. Raises NotStored."""
+        """A workload's text, fetched once. Raises NotFound."""
 
         async def call() -> str:
             request = pb.WorkloadRequest(workload_hash=workload_hash)
@@ -125,14 +124,14 @@ class FleetClient:
         return self._workloads[workload_hash]
 
     async def fetch_blob(self, sha256: str, path: Path) -> None:
-        """Writes a stored file to `path`. Raises NotStored, or OSError when it can't be written here."""
+        """Writes a stored file to `path`. Raises NotFound, or OSError when it can't be written here."""
         for _ in range(BLOB_TRIES):
             if await self._insist(partial(self._stream, sha256, path)) == sha256:
                 return
             _log.warning("the file %s arrived damaged", sha256)
-        raise NotStored(f"the file {sha256} arrived damaged {BLOB_TRIES} times")
+        raise NotFound(f"the file {sha256} arrived damaged {BLOB_TRIES} times")
 
-    async def put_library(self, library: Library) -> str:
+    async def put_library(self, library: LibraryUpload) -> str:
         """Stores what was built of a trial. Why the service refuses it, in a sentence; or empty."""
         if len(library.data) > MAX_LIBRARY_BYTES:
             return f"it has {len(library.data)} bytes, and {MAX_LIBRARY_BYTES} are allowed"
@@ -162,7 +161,7 @@ class FleetClient:
             self._workloads.popitem(last=False)
 
     async def _insist(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Calls until there is an answer. Raises Refused and NotStored."""
+        """Calls until there is an answer. Raises WorkerRefused and NotFound."""
         tries = AsyncRetrying(
             retry=retry_if_exception(_passes),
             wait=wait_random_exponential(multiplier=FIRST_PAUSE_S, max=self._reconnect_max_s),
@@ -174,10 +173,12 @@ class FleetClient:
         except grpc.RpcError as error:
             raise self._final(error) from error
 
-    def _final(self, error: grpc.RpcError) -> Refused | NotStored:
+    def _final(self, error: grpc.RpcError) -> WorkerRefused | NotFound:
         if _code(error) is grpc.StatusCode.NOT_FOUND:
-            return NotStored(_details(error))
-        return Refused(f"{self._address} refused this worker: {_details(error)}; {_FINAL[_code(error)]}")
+            return NotFound(_details(error))
+        return WorkerRefused(
+            f"{self._address} refused this worker: {_details(error)}; {_FINAL[_code(error)]}"
+        )
 
     def _explain_pause(self, state: RetryCallState) -> None:
         """After 1, 2, 4, 8... tries: a service that is away for a night doesn't fill the log."""

@@ -1,6 +1,6 @@
 """The process that candidates run in: it may crash, hang or be killed, the agent goes on.
 
-    python -m worker.runner.child --parent PID --bench MODULE:NAME --threads N [--user NAME] [--build]
+    python -m worker.runner.child --parent PID --runner MODULE:NAME --threads N [--user NAME] [--build]
         [--without NAME ...]
 
 What is started so becomes the reaper (`worker.sandbox.reaper`) of the process that serves, which is contained
@@ -8,7 +8,7 @@ as far as this machine allows, and belongs to the user NAME where the agent is r
 
 Requests come in as frames on standard input, replies go out on standard output; both are moved out of a
 candidate's reach before anything else happens, and what is printed goes to standard error. The first
-reply is `{"device": ..., "gaps": [SENTENCE, ...]}` once the bench has passed its check; the gaps are what is
+reply is `{"device": ..., "gaps": [SENTENCE, ...]}` once the runner has passed its check; the gaps are what is
 not contained; `{"unusable": SENTENCE}` instead of it, when this machine can't do --without what it lacks
 anyway. With --build it has `"machines": {"names": [NAME, ...], "problems": [SENTENCE, ...]}` too, for
 which it exports candidates. The requests, each with "memory_bytes" and "cpu_s" too, and their answers:
@@ -22,7 +22,7 @@ which it exports candidates. The requests, each with "memory_bytes" and "cpu_s" 
     {"do": "export", "number": ...}
         {"library": BASE64, "build_secs": ..., "grown_bytes": ...}, or as above of one that was refused
 
-When the bench itself raised, the last answer is `{"failed": ...}`. The process ends when its input does.
+When the runner itself raised, the last answer is `{"failed": ...}`. The process ends when its input does.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from typing import BinaryIO
 
 from core.instruction_sets import FeatureError
 from core.measurement import Measurement
-from worker.runner.interface import BenchFactory, Runner
+from worker.runner.interface import Runner, RunnerFactory
 from worker.sandbox import frames, isolation, reaper
 
 MAX_TRACEBACK_CHARS = 4000
@@ -50,9 +50,9 @@ class Child:
     """Serves requests until there are no more."""
 
     def __init__(
-        self, bench: Runner, requests: BinaryIO, replies: BinaryIO, gaps: Sequence[str], builds: bool = False
+        self, runner: Runner, requests: BinaryIO, replies: BinaryIO, gaps: Sequence[str], builds: bool = False
     ) -> None:
-        self._bench = bench
+        self._runner = runner
         self._builds = builds
         self._requests = requests
         self._replies = replies
@@ -61,10 +61,10 @@ class Child:
         self._baseline_bytes = 0
 
     def serve(self) -> None:
-        """Raises what the bench's check raises: then this process is of no use."""
-        first: frames.Message = {"device": self._bench.check().to_json(), "gaps": list(self._gaps)}
+        """Raises what the runner's check raises: then this process is of no use."""
+        first: frames.Message = {"device": self._runner.check().to_json(), "gaps": list(self._gaps)}
         if self._builds:
-            first["machines"] = frames.from_machines(self._bench.machines())
+            first["machines"] = frames.from_machines(self._runner.machines())
         # Only now do the thread pool's stacks exist, which grow with the number of cores.
         self._baseline_bytes = isolation.address_bytes()
         self._reply(first)
@@ -80,9 +80,9 @@ class Child:
                 return {"refused": self._build(request)}
             answer: frames.Message
             if request["do"] == "export":
-                answer = frames.from_export(self._bench.export(request["number"]))
+                answer = frames.from_export(self._runner.export(request["number"]))
             elif request["do"] == "calibrate":
-                answer = {"profile": self._bench.calibrate(request["budget_s"]).to_json()}
+                answer = {"profile": self._runner.calibrate(request["budget_s"]).to_json()}
             else:
                 answer = {"measurement": frames.from_measurement(self._measure(request))}
         except Exception:
@@ -91,8 +91,8 @@ class Child:
         return answer | {"grown_bytes": max(isolation.address_bytes() - self._baseline_bytes, 0)}
 
     def _build(self, request: frames.Message) -> list[int]:
-        subjects = {data["number"]: frames.to_subject(data) for data in request["subjects"]}
-        refused = self._bench.build(
+        subjects = {data["number"]: frames.to_build_request(data) for data in request["subjects"]}
+        refused = self._runner.build(
             subjects,
             begun=lambda number: self._reply({"begun": number}),
             ended=lambda number: self._reply({"ended": number}),
@@ -101,8 +101,8 @@ class Child:
 
     def _measure(self, request: frames.Message) -> Measurement:
         if request["do"] == "run":
-            return self._bench.run(request["number"], request["best_s"])
-        return self._bench.measure_module(Path(request["path"]).read_bytes(), request["compare"])
+            return self._runner.run(request["number"], request["best_s"])
+        return self._runner.measure_module(Path(request["path"]).read_bytes(), request["compare"])
 
     def _reply(self, message: frames.Message) -> None:
         """From any thread."""
@@ -112,10 +112,10 @@ class Child:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Ends with an error message on standard error when the bench can't be used."""
+    """Ends with an error message on standard error when the runner can't be used."""
     parser = argparse.ArgumentParser(prog="python -m worker.runner.child")
     parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--bench", required=True)
+    parser.add_argument("--runner", required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--without", nargs="+", default=[])
     parser.add_argument("--user")
@@ -125,12 +125,12 @@ def main(arguments: Sequence[str]) -> None:
     gaps = reaper.contain(given.parent, given.user, Path(os.environ["TMPDIR"]))
     requests, replies = _take_pipes()
     try:
-        bench = _factory(given.bench)(given.threads, given.without)
+        runner = _factory(given.runner)(given.threads, given.without)
     except FeatureError as error:
         replies.write(frames.encode({"unusable": str(error)}))
         replies.flush()
         return
-    Child(bench, requests, replies, gaps, given.build).serve()
+    Child(runner, requests, replies, gaps, given.build).serve()
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
@@ -143,9 +143,9 @@ def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
     return requests, replies
 
 
-def _factory(name: str) -> BenchFactory:
+def _factory(name: str) -> RunnerFactory:
     module, _, attribute = name.partition(":")
-    factory: BenchFactory = getattr(importlib.import_module(module), attribute)
+    factory: RunnerFactory = getattr(importlib.import_module(module), attribute)
     return factory
 
 

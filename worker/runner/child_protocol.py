@@ -28,8 +28,8 @@ _HUNG = {
 }
 
 
-class _BenchFailed(Exception):
-    """The bench raised; the message is its traceback."""
+class _RunnerError(Exception):
+    """The runner raised; the message is its traceback."""
 
 
 class ChildRequest:
@@ -51,7 +51,7 @@ class ChildRequest:
             return await self._failure(_HUNG[self._phase], reason)
         except (ChildDied, frames.FrameError) as error:
             return await self._failure(_DIED[self._phase], f"{error} during the {self._phase}")
-        except _BenchFailed as error:
+        except _RunnerError as error:
             return await self._failure(_DIED[self._phase], str(error))
 
     async def _send(self, request: frames.Message) -> None:
@@ -63,7 +63,7 @@ class ChildRequest:
         async with asyncio.timeout_at(until):
             reply = await self._child.receive()
         if "failed" in reply:
-            raise _BenchFailed(str(reply["failed"]))
+            raise _RunnerError(str(reply["failed"]))
         return reply
 
     async def _failure(self, outcome: Outcome, reason: str) -> Measurement:
@@ -136,7 +136,7 @@ class Building(ChildRequest):
         return frozenset(self._began_at)
 
     async def hold(self, request: frames.Message) -> frozenset[int] | Measurement:
-        """Which candidates the bench refused, or how the child failed."""
+        """Which candidates the runner refused, or how the child failed."""
         return await self._concluded(self._replies(request))
 
     async def _replies(self, request: frames.Message) -> frozenset[int]:

@@ -10,17 +10,17 @@ from functools import lru_cache
 from pathlib import Path
 from threading import Barrier
 
-import compiler.measuring.bench
-from compiler.measuring.bench import BuiltKernel, can_export
+from compiler.measuring.builder import BuiltKernel, LocalBuilder, check_export
 from compiler.measuring.calibration import calibrate
-from compiler.measuring.cores import bind_pool
-from compiler.packaging.library import Library
+from compiler.measuring.cores import bind_thread_pool
+from compiler.measuring.runner import LocalRunner
+from compiler.packaging.library import KernelLibrary
 from compiler.packaging.linker import MACHINES
-from compiler.target import probe
+from compiler.target import detect_device
 from core.device import Device
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
-from worker.runner.interface import BuildRequest, Exported, Machines, Note
+from worker.runner.interface import BuildRequest, Exported, Machines, Notify
 
 
 class CompilerRunner:
@@ -29,22 +29,23 @@ class CompilerRunner:
 
     def __init__(self, threads: int, without: Sequence[str] = ()) -> None:
         """Raises FeatureError when this machine has no instruction set that it shall do `without`."""
-        bind_pool(threads)
-        self._device = probe(threads, without)
-        self._bench = lru_cache(maxsize=4)(compiler.measuring.bench.Bench)
+        bind_thread_pool(threads)
+        self._device = detect_device(threads, without)
+        self._builder = lru_cache(maxsize=4)(LocalBuilder)
+        self._runner = lru_cache(maxsize=4)(LocalRunner)
         self._builders = ThreadPoolExecutor(threads, thread_name_prefix="build")
-        self._built: dict[int, tuple[BuildRequest, BuiltKernel | Library | Measurement]] = {}
+        self._built: dict[int, tuple[BuildRequest, BuiltKernel | KernelLibrary | Measurement]] = {}
 
     def check(self) -> Device:
         """Raises RuntimeError when the probe kernel computes a wrong result."""
-        self._bench(self._device.target).self_check()
+        self._runner(self._device.target).self_check()
         self._start_builders()
         return self._device
 
     def calibrate(self, budget_s: float) -> Profile:
         return calibrate(self._device, budget_s)
 
-    def build(self, subjects: Mapping[int, BuildRequest], begun: Note, ended: Note) -> list[int]:
+    def build(self, subjects: Mapping[int, BuildRequest], begun: Notify, ended: Notify) -> list[int]:
         def build(number: int) -> bool:
             begun(number)
             subject = subjects[number]
@@ -70,19 +71,19 @@ class CompilerRunner:
         subject, built = self._built.pop(number)
         if isinstance(built, Measurement):
             return built
-        if isinstance(built, Library):
+        if isinstance(built, KernelLibrary):
             return Measurement(Outcome.RUN_ERROR, error="it was built for another machine")
-        return self._bench(subject.target).run(built, subject.module_json, subject.constants, best_s)
+        return self._runner(subject.target).run(built, subject.module_json, subject.constants, best_s)
 
     def export(self, number: int) -> Exported | Measurement:
         _, built = self._built.pop(number)
-        if isinstance(built, Library):
+        if isinstance(built, KernelLibrary):
             return Exported(built.pack(), built.build_secs)
         assert isinstance(built, Measurement), "only what is built to be exported is asked for so"
         return built
 
     def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
-        return self._bench(self._device.target).measure_module(artifact, compare)
+        return self._runner(self._device.target).measure_module(artifact, compare)
 
     def _start_builders(self) -> None:
         """Their stacks and heaps shall not count as what candidates made this process grow by."""
@@ -93,16 +94,16 @@ class CompilerRunner:
     def _prepare(self, workload: tuple[str, str]) -> None:
         target, module_json = workload
         with contextlib.suppress(ValueError):
-            self._bench(target).prepare(module_json)
+            self._runner(target).prepare(module_json)
 
-    def _build(self, subject: BuildRequest) -> BuiltKernel | Library | Measurement:
+    def _build(self, subject: BuildRequest) -> BuiltKernel | KernelLibrary | Measurement:
         try:
-            bench = self._bench(subject.target)
             if subject.library is not None:
-                return bench.load(Path(subject.library).read_bytes())
+                return self._runner(subject.target).load(Path(subject.library).read_bytes())
+            builder = self._builder(subject.target)
             if subject.export:
-                return bench.export(subject.module_json, subject.trace)
-            return bench.build(subject.module_json, subject.trace)
+                return builder.export(subject.module_json, subject.trace)
+            return builder.build(subject.module_json, subject.trace)
         except ValueError as error:
             return Measurement(Outcome.BUILD_ERROR, error=str(error))
 
@@ -110,7 +111,7 @@ class CompilerRunner:
 def _problem(machine: str) -> str:
     """Why nothing can be built for a machine; empty when it can."""
     try:
-        can_export(machine)
+        check_export(machine)
     except Exception as error:  # TVM raises whatever class its C++ side names
         return str(error)[-500:]
     return ""

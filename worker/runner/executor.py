@@ -17,11 +17,11 @@ from pathlib import Path
 
 import psutil
 
-from compiler.sandbox.environment import passed
 from core.device import Device
 from core.lease import Limits
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
+from system.environment import allowed_variables
 from system.settings import SettingsError
 from worker.agent.failed_checks import ChildStartError, End, died, ended, timed_out
 from worker.runner.child_protocol import Building, Calibrating, Exporting, Running
@@ -48,7 +48,7 @@ class _NoMachine(Exception):
 
 @dataclass(frozen=True)
 class ChildConfig:
-    """How a child is started. `bench` is the MODULE:NAME of a `worker.runner.interface.BenchFactory`.
+    """How a child is started. `runner` is the MODULE:NAME of a `worker.runner.interface.RunnerFactory`.
 
     It does `without` some instruction sets. Where the agent is root, it belongs to `user`; None leaves it
     root's, without its capabilities. One that `builds` exports candidates, and is of no use where it can't do
@@ -56,7 +56,7 @@ class ChildConfig:
     """
 
     threads: int
-    bench: str = "worker.runner.compiler_runner:CompilerBench"
+    runner: str = "worker.runner.compiler_runner:CompilerRunner"
     start_timeout_s: float = 120.0
     user: str | None = None
     builds: bool = False
@@ -248,7 +248,7 @@ class Executor:
     ) -> tuple[Measurement | None, list[BuildRequest]]:
         """How the child failed, if it did, and which candidates that may be due to.
 
-        One that the bench refused among others is a suspect too: it may only have lacked memory.
+        One that the runner refused among others is a suspect too: it may only have lacked memory.
         """
         child = await self._present_child()
         numbered = {next(self._numbers): subject for subject in subjects}
@@ -298,7 +298,7 @@ class Executor:
         for number, one in numbered.items():
             if one.library is not None:
                 one = replace(one, library=str(self._given.give(Path(one.library))))
-            messages.append(frames.from_subject(one) | {"number": number})
+            messages.append(frames.from_build_request(one) | {"number": number})
         return messages
 
     def _take_back(self) -> None:
@@ -344,14 +344,14 @@ class Executor:
     def _command(self) -> tuple[str, ...]:
         # -P: a folder named `compiler` where the user stands is not our package
         child = (sys.executable, "-P", "-m", "worker.runner.child", "--parent", str(os.getpid()))
-        bench = ("--bench", self._config.bench, "--threads", str(self._config.threads))
+        runner = ("--runner", self._config.runner, "--threads", str(self._config.threads))
         builds = ("--build",) if self._config.builds else ()
         user = () if self._config.user is None else ("--user", self._config.user)
         without = ("--without", *self._config.without) if self._config.without else ()
-        return (*child, *bench, *builds, *user, *without)
+        return (*child, *runner, *builds, *user, *without)
 
     def _child_environment(self, scratch: Path) -> dict[str, str]:
-        kept = passed(self._environment)
+        kept = allowed_variables(self._environment)
         path = [str(PACKAGES), *filter(None, [kept.get("PYTHONPATH")])]
         ours = {
             "PYTHONPATH": os.pathsep.join(path),

@@ -1,4 +1,4 @@
-"""What the child asks of whatever measures: the compiler's bench, or a test's."""
+"""What the child asks of whatever measures: the compiler's runner, or a test's."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Machines:
     problems: tuple[str, ...] = ()
 
 
-Note = Callable[[int], None]  # takes a candidate's number; from any thread
+Notify = Callable[[int], None]  # takes a candidate's number; from any thread
 
 
 class Runner(Protocol):
-    """Bad candidates come back as measurements; an exception means that the bench itself is in trouble.
+    """Bad candidates come back as measurements; an exception means that the runner itself is in trouble.
 
     Building and running are apart: nothing is built while a candidate is timed, and yet all cores build.
     """
@@ -70,7 +70,7 @@ class Runner(Protocol):
         RuntimeError when nothing can be measured."""
         ...
 
-    def build(self, subjects: Mapping[int, BuildRequest], begun: Note, ended: Note) -> Collection[int]:
+    def build(self, subjects: Mapping[int, BuildRequest], begun: Notify, ended: Notify) -> Collection[int]:
         """Builds candidates, several at a time, and keeps them under their numbers; which of them it refused.
 
         Every one's number is given to `begun` and then, once it is built or refused, to `ended`.
@@ -102,4 +102,4 @@ class Runner(Protocol):
 
 # The number of threads that candidates run on, and the instruction sets that the device gives up. Raises
 # FeatureError when it lacks one of them.
-BenchFactory = Callable[[int, Sequence[str]], Runner]
+RunnerFactory = Callable[[int, Sequence[str]], Runner]

@@ -18,7 +18,7 @@ SLOW = 2.0
 _Model = TypeVar("_Model")
 
 
-async def in_turns(
+async def time_interleaved(
     models: Sequence[_Model],
     first: Callable[[_Model, Sequence[Measurement]], Awaitable[Measurement]],
     again: Callable[[_Model], Awaitable[Measurement]],

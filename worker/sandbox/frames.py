@@ -57,11 +57,11 @@ async def receive(stream: asyncio.StreamReader) -> Message:
     return _decode(await stream.readexactly(_body_length(head)))
 
 
-def from_subject(subject: BuildRequest) -> Message:
+def from_build_request(subject: BuildRequest) -> Message:
     return asdict(subject)
 
 
-def to_subject(message: Message) -> BuildRequest:
+def to_build_request(message: Message) -> BuildRequest:
     """Raises KeyError when something is missing: only the agent, which we trust, sends subjects."""
     fields = {name: message[name] for name in ("target", "module_json", "trace", "library", "export")}
     return BuildRequest(constants=tuple(message["constants"]), **fields)

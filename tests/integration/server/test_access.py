@@ -11,9 +11,10 @@ import grpc
 import httpx
 import pytest
 
+from core.access import Scope
 from proto import fleet_pb2 as pb
 from records import access
-from records.access import Scope, Token
+from records.access import Token
 from records.storage.database import Database
 from server.access.authentication import TOKEN_PREFIX, token_digest
 from server.access.scopes import OPEN_PATHS, ROUTES, operation_of

@@ -18,7 +18,7 @@ from core.worker import WorkerState
 from proto import convert
 from proto import fleet_pb2 as pb
 from proto.messages import PROTOCOL, Result
-from records.fleet import devices, leases
+from records.fleet import devices, leases, module_runs
 from records.jobs import jobs, tasks, trials
 from records.jobs.tasks import TaskSpec
 from records.jobs.trials import NewTrial
@@ -260,7 +260,7 @@ def test_a_module_run_gets_memory_by_the_size_of_its_artifact(service: Service, 
     job_id = tuning_job(service, worker, count=1)
     with service.database.begin() as session:
         sha = blobs.put(session, bytes(10 << 20))
-        leases.add_module_run(session, job_id, "untuned", sha, 3.0)
+        module_runs.add(session, job_id, "untuned", sha, 3.0)
     lease = leased(worker)
     assert lease.limits == Limits.for_module(10 << 20)
     assert lease.limits.memory_bytes > Limits().memory_bytes + (50 << 20)
@@ -271,8 +271,8 @@ def test_a_module_run_is_leased_timed_and_published(service: Service, worker: Wo
     packed = bytes(range(256)) * 20_000
     with service.database.begin() as session:
         sha = blobs.put(session, packed)
-        run_id = leases.add_module_run(session, job_id, "untuned", sha, 3.0)
-        tuned_id = leases.add_module_run(session, job_id, "tuned", sha, 3.0)
+        run_id = module_runs.add(session, job_id, "untuned", sha, 3.0)
+        tuned_id = module_runs.add(session, job_id, "tuned", sha, 3.0)
     lease = leased(worker)
     assert lease.module_runs == (
         ModuleRun(run_id, "untuned", sha),
@@ -287,7 +287,7 @@ def test_a_module_run_is_leased_timed_and_published(service: Service, worker: Wo
     worker.call(slots=0, results=(Result(2, lease.id, OK, module_run_id=tuned_id),))
     assert service.wakes == [("publish", job_id)]
     with service.database.begin() as session:
-        ends = [(run.outcome, run.run_secs) for run in leases.module_runs(session, job_id)]
+        ends = [(run.outcome, run.run_secs) for run in module_runs.of_job(session, job_id)]
     assert ends == [(Outcome.RUN_ERROR, ()), (Outcome.OK, OK.run_secs)]
 
 
@@ -297,12 +297,12 @@ def test_a_tuned_model_is_not_compared_with_one_that_is_known_not_to_run(
     job_id = tuning_job(service, worker, count=1)
     with service.database.begin() as session:
         sha = blobs.put(session, b"packed")
-        untuned_id = leases.add_module_run(session, job_id, "untuned", sha, 3.0)
+        untuned_id = module_runs.add(session, job_id, "untuned", sha, 3.0)
     lost = Measurement(Outcome.DEVICE_LOST, error="lost")
     lease = leased(worker)
     worker.call(slots=0, results=(Result(1, lease.id, lost, module_run_id=untuned_id),))
     with service.database.begin() as session:
-        tuned_id = leases.add_module_run(session, job_id, "tuned", sha, 4.0)
+        tuned_id = module_runs.add(session, job_id, "tuned", sha, 4.0)
     assert leased(worker).module_runs == (ModuleRun(tuned_id, "tuned", sha, compare=False),)
 
 

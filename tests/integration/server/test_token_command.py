@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from core.exit_code import ExitCode
+from system.command import CommandError
 from tunefarm.cli.exits import run
 from tunefarm.cli.tokens import app, lifetime_s
-from tunefarm.errors import CommandError, ExitCode
 
 from .conftest import Service, Start
 

@@ -302,7 +302,7 @@ def test_a_worker_that_said_farewell_is_away_at_once_and_never_lost(service: Ser
     assert (shown(service)["connected"], shown(service)["state"]) == (False, "offline")
     with service.database.begin() as session:
         gone = WorkerState.OFFLINE
-        devices.seen(session, worker.id, worker.session, gone, time.time() - 100)
+        devices.heartbeat(session, worker.id, worker.session, gone, time.time() - 100)
     metrics = service.http.get("/metrics").text
     assert 'tunefarm_workers{state="offline"} 1.0' in metrics
     assert 'tunefarm_workers{state="lost"} 0.0' in metrics
@@ -313,7 +313,7 @@ def test_a_worker_that_said_farewell_is_away_at_once_and_never_lost(service: Ser
 def test_a_silent_worker_is_lost(service: Service, worker: Worker) -> None:
     worker.call()
     with service.database.begin() as session:
-        devices.seen(session, worker.id, worker.session, WorkerState.READY, time.time() - 100)
+        devices.heartbeat(session, worker.id, worker.session, WorkerState.READY, time.time() - 100)
     assert (shown(service)["connected"], shown(service)["state"]) == (False, "ready")
     worker.call()
     assert shown(service)["connected"]

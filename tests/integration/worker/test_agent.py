@@ -18,8 +18,8 @@ from core.measurement import Measurement
 from core.worker import Role, WorkerState
 from tests.integration.worker.fake_fleet import FakeFleet
 from worker.agent.agent import Agent, AgentConfig, Fenced
-from worker.agent.profile_cache import Profiles
-from worker.agent.service import FleetClient, Refused, open_channel
+from worker.agent.profile_cache import ProfileCache
+from worker.agent.service import FleetClient, WorkerRefused, open_channel
 from worker.runner.executor import ChildConfig, Executor
 from worker.runner.interleaved import ROUNDS
 
@@ -39,19 +39,19 @@ class Worker:
 @contextlib.asynccontextmanager
 async def working(
     fleet: FakeFleet,
-    manners: AgentConfig = BRISK,
+    config: AgentConfig = BRISK,
     session: str = "session",
     token: str | None = None,
-    profiles: Profiles | None = None,
+    profiles: ProfileCache | None = None,
     **env: str,
 ) -> AsyncIterator[Worker]:
-    builds = manners.role is Role.BUILD
+    builds = config.role is Role.BUILD
     address = f"127.0.0.1:{fleet.port}"
     environment = {**os.environ, "PYTHONPATH": str(HERE), **env}
     async with open_channel(address, RECONNECT_MAX_S) as channel:
         client = FleetClient(channel, address, token, RECONNECT_MAX_S)
-        executor = Executor(ChildConfig(2, "fault_bench:FaultBench", builds=builds), environment)
-        agent = Agent("board", session, client, executor, manners, profiles=profiles)
+        executor = Executor(ChildConfig(2, "fault_runner:FaultRunner", builds=builds), environment)
+        agent = Agent("board", session, client, executor, config, profiles=profiles)
         running = asyncio.create_task(agent.run())
         try:
             yield Worker(agent, executor, running)
@@ -170,11 +170,11 @@ def test_candidates_are_held_against_the_best_that_is_known_of_their_workload() 
 def test_the_limits_of_the_lease_hold_unless_this_device_has_its_own() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("run hang", limits=Limits(run_timeout_s=0.2))
-        manners = AgentConfig(2, 0.05, overrule=lambda limits: Limits(build_timeout_s=0.3))
+        config = AgentConfig(2, 0.05, overrule=lambda limits: Limits(build_timeout_s=0.3))
         async with working(fleet):
             await fleet.until(lambda: fleet.outcomes() == ["run_timeout"])
         fleet.offer("build hang")
-        async with working(fleet, manners, session="other"):
+        async with working(fleet, config, session="other"):
             await fleet.until(lambda: fleet.outcomes() == ["run_timeout", "build_timeout"])
 
     with_fleet(work)
@@ -321,7 +321,7 @@ def test_a_refusal_ends_the_worker_with_a_hint(status: grpc.StatusCode, hint: st
     async def work(fleet: FakeFleet) -> None:
         fleet.refusal = status, "no"
         async with working(fleet) as worker:
-            with pytest.raises(Refused, match=f"{fleet.port} refused this worker: no; .*{hint}"):
+            with pytest.raises(WorkerRefused, match=f"{fleet.port} refused this worker: no; .*{hint}"):
                 await worker.running
 
     with_fleet(work)
@@ -419,9 +419,9 @@ def test_a_device_that_breaks_gives_its_lease_up_and_probes(tmp_path: Path) -> N
 def test_a_device_in_trouble_tells_the_service_why(tmp_path: Path, role: Role) -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok", build=role is Role.BUILD)
-        manners = replace(BRISK, role=role)
+        config = replace(BRISK, role=role)
         mended = tmp_path / "mended"
-        async with working(fleet, manners, TVM_FAULT_UNTIL=str(mended), TVM_FAULT_HOW="SIGILL"):
+        async with working(fleet, config, TVM_FAULT_UNTIL=str(mended), TVM_FAULT_HOW="SIGILL"):
             await fleet.until(lambda: fleet.reports != [] and fleet.reports[-1].vitals.trouble != "")
             assert states(fleet) == [WorkerState.PROBING]
             told = fleet.reports[-1].vitals.trouble

@@ -9,9 +9,9 @@ import pytest
 
 from core.worker import WorkerState
 from tests.integration.worker.fake_fleet import FakeFleet
-from tests.integration.worker.fault_bench import DEVICE
+from tests.integration.worker.fault_runner import DEVICE
 from tests.integration.worker.test_agent import in_state, states, with_fleet, working
-from worker.agent.profile_cache import Profiles
+from worker.agent.profile_cache import ProfileCache
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def hertz(fleet: FakeFleet) -> list[float]:
 
 def test_it_calibrates_before_it_is_ready_and_says_so_once(tmp_path: Path, notes: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
-        kept = Profiles(tmp_path / "profiles")
+        kept = ProfileCache(tmp_path / "profiles")
         async with working(fleet, profiles=kept, TVM_FAULT_CALIBRATIONS=str(notes)):
             await fleet.until(lambda: len(fleet.reports) >= 4 and in_state(fleet, WorkerState.READY))
         assert hertz(fleet) == [1e9]
@@ -44,7 +44,7 @@ def test_it_calibrates_before_it_is_ready_and_says_so_once(tmp_path: Path, notes
 def test_a_new_session_goes_on_with_what_was_kept(tmp_path: Path, notes: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
         for session in ("first", "second"):
-            kept = Profiles(tmp_path / "profiles")
+            kept = ProfileCache(tmp_path / "profiles")
             async with working(fleet, session=session, profiles=kept, TVM_FAULT_CALIBRATIONS=str(notes)):
                 await fleet.until(
                     lambda session=session: (
@@ -60,7 +60,7 @@ def test_a_new_session_goes_on_with_what_was_kept(tmp_path: Path, notes: Path) -
 
 def test_people_have_it_calibrate_again_after_its_lease(tmp_path: Path, notes: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
-        kept = Profiles(tmp_path / "profiles")
+        kept = ProfileCache(tmp_path / "profiles")
         fleet.workloads["gate"] = str(tmp_path / "gate")
         lease = fleet.offer("ok", "wait_for_file", workload="gate")
         async with working(fleet, profiles=kept, TVM_FAULT_CALIBRATIONS=str(notes)):
@@ -78,7 +78,7 @@ def test_people_have_it_calibrate_again_after_its_lease(tmp_path: Path, notes: P
         assert hertz(fleet) == [1e9, 1e9 + 1]
         assert WorkerState.PROBING in states(fleet)[1:]
         assert fleet.outcomes() == ["ok"] * 3
-        found = Profiles(tmp_path / "profiles").find(DEVICE)
+        found = ProfileCache(tmp_path / "profiles").find(DEVICE)
         assert found is not None
         assert found.hertz == 1e9 + 1
 
@@ -89,7 +89,7 @@ def test_a_child_that_dies_leaves_the_device_without_a_profile(
     tmp_path: Path, notes: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(fleet: FakeFleet) -> None:
-        kept = Profiles(tmp_path / "profiles")
+        kept = ProfileCache(tmp_path / "profiles")
         notes.write_text("die")
         fleet.offer("ok")
         fleet.calibrate = True
@@ -107,7 +107,7 @@ def test_a_child_that_dies_leaves_the_device_without_a_profile(
 
 def test_a_child_that_is_gone_is_replaced_by_one_that_calibrates(tmp_path: Path, notes: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
-        kept = Profiles(tmp_path / "profiles")
+        kept = ProfileCache(tmp_path / "profiles")
         async with working(fleet, profiles=kept, TVM_FAULT_CALIBRATIONS=str(notes)) as worker:
             await fleet.until(lambda: in_state(fleet, WorkerState.READY))
             await worker.executor.close()

@@ -19,7 +19,7 @@ from core.lease import Limits
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
 from search.policy import SearchTask, draw
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests import emulated
 from tests.workloads import matmul
 from worker.runner.executor import ChildConfig, Executor
@@ -45,8 +45,8 @@ async def measured(without: tuple[str, ...]) -> tuple[Device, list[Measurement]]
         task = SearchTask(dag, generate(dag, device), device)
         programs = draw(task, 2, np.random.default_rng(0))
         traces = [lower(workload, program, device) for program in programs]
-        subjects = [BuildRequest(device.target, to_json(workload), trace, ()) for trace in traces]
-        return device, [await executor.measure(one, PATIENT, subjects) for one in subjects]
+        requests = [BuildRequest(device.target, to_json(workload), trace, ()) for trace in traces]
+        return device, [await executor.measure(one, PATIENT, requests) for one in requests]
     finally:
         await executor.close()
 

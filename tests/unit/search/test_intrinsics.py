@@ -13,9 +13,9 @@ from search.dag import Dag
 from search.evolution.mutate import cross, mutate
 from search.programs.nest import Nest
 from search.programs.program import Population, Program, gather
+from search.rules.space import generate
 from search.sketches.intrinsics import BY_NAME, INTRINSICS, Roles, extents, roles, stage_roles, usable
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from search.sketches.stage import Placement, Stage
 from search.sketches.variables import Choice, Split
 from tests.unit.search.builders import dag, node

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from search.dag import Node
+from search.rules.space import generate
 from search.sketches.factors import Tail
 from search.sketches.sketch import VECTOR_LANES, Sketch, vector_loops
-from search.sketches.space import generate
 from search.sketches.variables import Choice, Split
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node

@@ -4,8 +4,8 @@ import pytest
 
 from core.device import Device
 from search.dag import Dag
-from search.sketches.derive import Rule, when
-from search.sketches.space import generate
+from search.rules.derive import Rule, when
+from search.rules.space import generate
 from search.sketches.stage import Placement, Stage
 from tests.devices import DEVICE, GPU
 from tests.unit.search import dags

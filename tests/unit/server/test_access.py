@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from records import access
-from records.access import Act, AuditLine, Scope
+from core.access import Scope
+from records.access import Act, AuditLine
 from records.storage.database import Database
 from server.access import audit as access_audit
 from server.access.audit import MAX_REFUSED, ROUTINE_S, AuditLog
@@ -190,9 +190,3 @@ def test_it_is_flushed_regularly_and_at_the_end(log: AuditLog, monkeypatch: pyte
 
     asyncio.run(run())
     assert [line.act for line in lines(log)] == [act(2), act(1)]
-
-
-def test_records_and_clients_know_the_same_scopes() -> None:
-    from tunefarm.client.values import Scope as Told
-
-    assert {scope.value for scope in Told} == {scope.value for scope in access.Scope}

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from core.exit_code import ExitCode
+from system.command import CommandError
 from tunefarm.client.artifact import unpack
-from tunefarm.errors import CommandError, ExitCode
 
 
 def archive(path: Path, **members: bytes | str) -> Path:

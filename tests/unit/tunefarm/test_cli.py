@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from core.exit_code import ExitCode
 from core.job import JobState
 from tests.unit.tunefarm.fake_service import FakeService, serving
 from tunefarm.cli.app import app
 from tunefarm.cli.exits import run
-from tunefarm.errors import ExitCode
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from core.exit_code import ExitCode
 from tests.unit.tunefarm.fake_service import WORKER, FakeService, serving
 from tunefarm.cli.app import app
 from tunefarm.cli.exits import run
-from tunefarm.errors import ExitCode
 
 WHOLE = WORKER | {
     "id": "pi",

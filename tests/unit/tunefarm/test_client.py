@@ -10,11 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from core.access import Scope
 from core.job import JobState
 from system.tls import TlsError, TlsFiles
 from tests.unit.tunefarm.samples import job
 from tunefarm.client.client import ATTEMPTS, Client, ClientError, ProblemError, UnreachableError
-from tunefarm.client.values import Event, JobRequest, Scope
+from tunefarm.client.values import JobEvent, JobRequest
 
 Answer = httpx.Response | Exception
 JOB = asdict(job()) | {"finished": False, "a field of tomorrow": 1}
@@ -200,7 +201,7 @@ def test_events_go_on_after_a_break_without_loss_or_repetition() -> None:
     with script.client() as client:
         seen = list(client.events("j1"))
     assert [event.id for event in seen] == ["1", "2", "3"]
-    assert seen[1] == Event("2", "progress", {"done": 3})
+    assert seen[1] == JobEvent("2", "progress", {"done": 3})
     asked = [
         request.headers.get("Last-Event-ID") for request in script.requests if "events" in request.url.path
     ]

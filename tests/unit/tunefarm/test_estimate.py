@@ -1,4 +1,4 @@
-"""Time left, the network's latency and how they are written."""
+"""Time left, and the network's latency."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from core.job import JobState
 from tests.unit.tunefarm.samples import job, task
-from tunefarm.cli.estimate import Pace, by_time, duration_text, latency_text, network_s, seconds_left, share
+from tunefarm.cli.estimate import Pace, by_time, network_s, seconds_left, share
 
 
 def test_pace_looks_at_the_last_minute_only() -> None:
@@ -41,22 +41,3 @@ def test_the_network_is_the_weighted_sum_of_its_covered_tasks() -> None:
 def test_the_costliest_task_comes_first_and_uncovered_ones_last() -> None:
     tasks = [task("f", covered=False), task("slow", best_s=2.0), task("fast", best_s=1.0), task("new")]
     assert [one.name for one in by_time(tasks)] == ["slow", "fast", "new", "f"]
-
-
-@pytest.mark.parametrize(
-    ("secs", "text"),
-    [
-        (None, "-"), (2.5, "2.5 s"), (1234.5, "1234 s"), (0.0142, "14.2 ms"), (0.5, "500 ms"),
-        (3.21e-5, "32.1 us"), (1.5e-7, "0.15 us"),
-    ],
-)  # fmt: skip
-def test_latencies(secs: float | None, text: str) -> None:
-    assert latency_text(secs) == text
-
-
-@pytest.mark.parametrize(
-    ("secs", "text"),
-    [(None, "unknown"), (0.4, "0 s"), (59.6, "1 min 0 s"), (200, "3 min 20 s"), (7500, "2 h 5 min")],
-)
-def test_durations(secs: float | None, text: str) -> None:
-    assert duration_text(secs) == text

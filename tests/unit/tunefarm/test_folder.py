@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tunefarm.embedded.folder import DataFolder, Running
+from tunefarm.embedded.folder import DataFolder, RunningStack
 from tunefarm.errors import StackError
 
-RUNNING = Running("http://127.0.0.1:8760", "127.0.0.1:8761", pid=7, lasting=True)
+RUNNING = RunningStack("http://127.0.0.1:8760", "127.0.0.1:8761", pid=7, lasting=True)
 
 
 def test_a_second_owner_is_told_where_the_first_one_answers(tmp_path: Path) -> None:

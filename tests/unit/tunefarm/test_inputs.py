@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from core.exit_code import ExitCode
+from system.command import CommandError
 from tunefarm.cli.inputs import checked_minutes, checked_model, parsed_shapes, prepared_output
-from tunefarm.errors import CommandError, ExitCode, InputError
+from tunefarm.errors import InputError
 
 
 def test_shapes_are_read_by_input_name() -> None:

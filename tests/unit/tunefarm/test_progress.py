@@ -9,13 +9,13 @@ from rich.console import Console
 
 from core.job import JobState
 from tests.unit.tunefarm.samples import job, task
-from tunefarm.cli.progress import Picture, PlainDisplay, SilentDisplay, display, render, task_table
+from tunefarm.cli.progress import JobProgress, PlainJobDisplay, SilentJobDisplay, display, render, task_table
 
 TASKS = (task("conv1", weight=2, best_s=0.003), task("softmax", covered=False, reason="no [reduction] rule"))
 
 
-def picture(at_s: float = 0.0, **changes: object) -> Picture:
-    return Picture(job(**changes), TASKS, 3.0, 20.0, at_s)
+def picture(at_s: float = 0.0, **changes: object) -> JobProgress:
+    return JobProgress(job(**changes), TASKS, 3.0, 20.0, at_s)
 
 
 def console(*, terminal: bool = False) -> Console:
@@ -29,7 +29,7 @@ def text_of(shown: Console) -> str:
 
 def test_plain_lines_come_with_news_and_every_ten_seconds() -> None:
     out = console()
-    plain = PlainDisplay(out)
+    plain = PlainJobDisplay(out)
     for at_s, done in ((0.0, 0), (1.0, 3), (9.0, 30), (10.0, 40), (11.0, 50)):
         plain.show(picture(at_s, trials_done=done))
     plain.show(picture(12.0, state=JobState.DONE))
@@ -41,7 +41,7 @@ def test_plain_lines_come_with_news_and_every_ten_seconds() -> None:
 
 def test_a_model_name_is_no_markup() -> None:
     out = console()
-    PlainDisplay(out).show(picture(model_name="[red]x[/red]"))
+    PlainJobDisplay(out).show(picture(model_name="[red]x[/red]"))
     assert "[red]x[/red]: tuning" in text_of(out)
 
 
@@ -62,9 +62,9 @@ def test_a_long_table_is_cut() -> None:
 
 def test_the_display_suits_its_place() -> None:
     with display(console(), silent=True) as shown:
-        assert isinstance(shown, SilentDisplay)
+        assert isinstance(shown, SilentJobDisplay)
     with display(console(), silent=False) as shown:
-        assert isinstance(shown, PlainDisplay)
+        assert isinstance(shown, PlainJobDisplay)
     out = console(terminal=True)
     with display(out, silent=False) as shown:
         shown.show(picture(trials_done=40))

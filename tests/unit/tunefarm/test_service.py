@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import pytest
 
+from core.exit_code import ExitCode
 from tunefarm.client.client import UnreachableError
 from tunefarm.client.values import Worker
-from tunefarm.embedded.service import OwnStack
+from tunefarm.embedded.service import StackMonitor
 from tunefarm.embedded.stack import Stack
-from tunefarm.errors import ExitCode, StackError
+from tunefarm.errors import StackError
 
 WHY = "its check was ended by SIGILL (illegal instruction)"
 WORKER = Worker("board", "probing", None, None, last_seen_at=1.0, trials_done=0, failures=0)
@@ -29,7 +30,7 @@ class Played:
         self.is_away = False
         supervisor = SimpleNamespace(log=lambda name: Path("/logs") / f"{name}.log")
         stack = SimpleNamespace(check=lambda: None, supervisor=supervisor)
-        self.own = OwnStack(cast(Stack, stack), cast(Any, self))
+        self.own = StackMonitor(cast(Stack, stack), cast(Any, self))
 
     def workers(self) -> list[Worker]:
         if self.is_away:

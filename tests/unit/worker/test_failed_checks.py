@@ -14,7 +14,7 @@ from worker.sandbox.child_process import ChildDied
 MISSING = """\
 Traceback (most recent call last):
   File "/opt/tunefarm/worker/child.py", line 128, in main
-    Child(_factory(given.bench)(given.threads), requests, replies, gaps, given.build).serve()
+    Child(_factory(given.runner)(given.threads), requests, replies, gaps, given.build).serve()
 ModuleNotFoundError: No module named 'tvm'
 """
 TWO = """\

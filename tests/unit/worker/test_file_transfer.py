@@ -12,13 +12,13 @@ from worker.sandbox.reaper import account_of
 def test_what_is_given_is_a_copy_and_can_be_taken_back(tmp_path: Path) -> None:
     file = tmp_path / "library"
     file.write_bytes(b"code")
-    handover = FileTransfer(None)
-    first, second = handover.give(file), handover.give(file)
+    transfer = FileTransfer(None)
+    first, second = transfer.give(file), transfer.give(file)
     assert first != second
     assert (first.read_bytes(), second.read_bytes()) == (b"code", b"code")
-    handover.take_back()
+    transfer.take_back()
     assert not first.exists()
-    handover.close()
+    transfer.close()
     assert not first.parent.exists()
     assert file.exists()
 
@@ -27,12 +27,12 @@ def test_what_is_given_is_a_copy_and_can_be_taken_back(tmp_path: Path) -> None:
 def test_another_user_may_read_it_but_leave_nothing_there(tmp_path: Path) -> None:
     file = tmp_path / "library"
     file.write_bytes(b"code")
-    handover = FileTransfer("nobody")
-    given = handover.give(file)
+    transfer = FileTransfer("nobody")
+    given = transfer.give(file)
     folder, nobody = given.parent.stat(), account_of("nobody")
     assert (folder.st_uid, folder.st_gid, folder.st_mode & 0o777) == (0, nobody.gid, 0o750)
     assert given.stat().st_mode & 0o777 == 0o644
-    handover.close()
+    transfer.close()
 
 
 def test_a_user_that_does_not_exist_is_left_to_the_child_to_name() -> None:

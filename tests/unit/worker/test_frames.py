@@ -95,17 +95,17 @@ def test_a_child_that_went_mad_reports_no_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    "subject",
+    "built",
     [
         BuildRequest("{}", "module", "trace", (1, 2)),
         BuildRequest("{}", "module", "trace", (), library="/tmp/library"),
         BuildRequest("{}", "module", "trace", (), export=True),
     ],
 )
-def test_subjects_survive_the_way(subject: BuildRequest) -> None:
-    message = frames.read(io.BytesIO(frames.encode(frames.from_subject(subject) | {"number": 3})))
+def test_build_requests_survive_the_way(built: BuildRequest) -> None:
+    message = frames.read(io.BytesIO(frames.encode(frames.from_build_request(built) | {"number": 3})))
     assert message is not None
-    assert frames.to_subject(message) == subject
+    assert frames.to_build_request(message) == built
 
 
 @pytest.mark.parametrize("exported", [Exported(bytes(range(256)), 0.5), Measurement(Outcome.BUILD_ERROR)])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from core.measurement import Measurement, Outcome
-from worker.runner.interleaved import MOST_S, ROUNDS, in_turns
+from worker.runner.interleaved import MOST_S, ROUNDS, time_interleaved
 
 CRASH = Measurement(Outcome.RUN_ERROR, error="the child was ended by SIGSEGV during the run")
 
@@ -28,7 +28,7 @@ class Machine:
 
     def run(self) -> dict[str, Measurement]:
         models = list(self.secs)
-        found = asyncio.run(in_turns(models, self.first, self.again, lambda: self.now))
+        found = asyncio.run(time_interleaved(models, self.first, self.again, lambda: self.now))
         return dict(zip(models, found, strict=True))
 
     async def first(self, model: str, before: Sequence[Measurement]) -> Measurement:
