@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from core.durations import latency_text
+from core.exit_code import ExitCode
 from core.job import MAX_TRIALS, Build
 from tunefarm.cli import accuracy, tokens, workers
 from tunefarm.cli.exits import run
@@ -53,10 +54,7 @@ from tunefarm.client.values import Job, JobRequest
 from tunefarm.embedded.service import Service, StackMonitor, connect_or_start, wait_for_device
 from tunefarm.settings import CommandSettings, load
 
-EPILOG = """\
-Exit codes: 0 done, 1 unexpected, 2 wrong usage, 3 bad input, 4 service unreachable, 5 refused by the
-service, 6 job failed, 7 job cancelled, 8 a local obstacle (folder, port, process), 130 interrupted.
-"""
+EPILOG = "Exit codes: " + "; ".join(f"{int(code)} {code.meaning}" for code in ExitCode) + "."
 DEFAULT_TRIALS = 1000
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 

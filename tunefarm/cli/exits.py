@@ -1,4 +1,4 @@
-"""Turns whatever stops a command into one line on stderr and an exit code."""
+"""Turns whatever stops a `tunefarm` command into one line on standard error and an exit code."""
 
 from __future__ import annotations
 
@@ -7,51 +7,32 @@ import sys
 from collections.abc import Sequence
 
 import typer
-from typer.main import get_command
 
 from core.exit_code import ExitCode
-from system.command import CommandError
-from system.settings import SettingsError
+from system.command import report, run_command
 from tunefarm.client.client import ClientError, ProblemError, UnreachableError
+
+NAME = "tunefarm"
+BAD_INPUT_STATUSES = (400, 413, 415, 422)
 
 
 def run(app: typer.Typer, arguments: Sequence[str]) -> int:
-    """Runs one command and returns its exit code; none at all is a question for help."""
+    """Run one command and return its exit code; without arguments, print the help."""
     try:
-        return _run(app, arguments or ["--help"])
-    except CommandError as error:
-        return _fail(str(error), error.code)
-    except typer.TyperException as error:
-        return _fail(f"{error.format_message()} (see tunefarm --help)", ExitCode.USAGE)
-    except SettingsError as error:
-        return _fail(str(error), ExitCode.USAGE)
+        return run_command(app, NAME, arguments or ["--help"])
     except UnreachableError as error:
-        return _fail(f"{error}: start one with `tunefarm up`, or check --server", ExitCode.UNREACHABLE)
+        message = f"{error}: start one with `tunefarm up`, or check --server"
+        return report(NAME, message, ExitCode.UNREACHABLE)
     except ProblemError as error:
-        return _fail(
-            str(error), ExitCode.BAD_INPUT if error.status in (400, 413, 415, 422) else ExitCode.REFUSED
-        )
+        is_bad_input = error.status in BAD_INPUT_STATUSES
+        return report(NAME, str(error), ExitCode.BAD_INPUT if is_bad_input else ExitCode.REFUSED)
     except ClientError as error:
-        return _fail(str(error), ExitCode.REFUSED)
-    except typer.Abort:
-        return _fail("interrupted", ExitCode.INTERRUPTED)
+        return report(NAME, str(error), ExitCode.REFUSED)
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - whoever read our output is gone
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - the program that read the output has ended
         return ExitCode.OK
     except Exception as error:
         if os.environ.get("TUNEFARM_DEBUG"):
             raise
         hint = "set TUNEFARM_DEBUG=1 for the traceback and report it"
-        return _fail(f"unexpected {type(error).__name__}: {error} ({hint})", ExitCode.UNEXPECTED)
-
-
-def _run(app: typer.Typer, arguments: Sequence[str]) -> int:
-    result = get_command(app).main(args=list(arguments), prog_name="tunefarm", standalone_mode=False)
-    if result == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
-        return _fail("interrupted", ExitCode.INTERRUPTED)
-    return result if isinstance(result, int) else ExitCode.OK
-
-
-def _fail(message: str, code: ExitCode) -> int:
-    print("tunefarm: " + " ".join(message.split()), file=sys.stderr)
-    return code
+        return report(NAME, f"unexpected {type(error).__name__}: {error} ({hint})", ExitCode.UNEXPECTED)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from core.exit_code import ExitCode
-from core.instruction_sets import FeatureError, given_up
+from core.instruction_sets import FeatureError, disabled_features
 from system.command import CommandError
 from tunefarm.errors import InputError
 
@@ -67,7 +67,7 @@ def checked_weight(weight: float) -> float:
 def checked_features(features: str | None) -> str | None:
     """Raises CommandError unless these are instruction sets that a worker on this machine might give up."""
     try:
-        given_up(features or "", platform.machine())
+        disabled_features(features or "", platform.machine())
     except FeatureError as error:
         raise CommandError(f"--features is wrong: {error}, not {features!r}", ExitCode.USAGE) from error
     return features
