@@ -16,8 +16,9 @@ from search.sketches.predicates import (
     reduces_rows,
     writes_boxes,
 )
-from search.sketches.sketch import rfactor_lanes
-from search.sketches.stage import Placement, Rfactor, Stage
+from search.sketches.stage import Rfactor, Stage
+from search.stages.cpu import LoopNest, Tiled, Unrolled, rfactor_lanes
+from search.stages.inlined import Fused, Inlined
 
 TILING = "SSRSRS"
 REDUCTION = "SRS"
@@ -29,12 +30,12 @@ FULL_VECTOR = 8
 
 
 def _inline(state: State) -> list[State]:
-    return [state.put(Stage(state.current.name, Placement.INLINE))]
+    return [state.put(Inlined(state.current.name))]
 
 
 def _unroll(state: State) -> list[State]:
     """A sum over a small constant matrix  ->  its axes unrolled, the others tiled in two levels."""
-    return [state.put(Stage(state.current.name, Placement.UNROLLED, UNROLLED))]
+    return [state.put(Unrolled(state.current.name, UNROLLED))]
 
 
 def _should_rfactor(state: State) -> bool:
@@ -43,7 +44,7 @@ def _should_rfactor(state: State) -> bool:
 
 def _rfactor(state: State) -> list[State]:
     """s[i] += a[i, k]  ->  partial[i, v] += a[i, ko*V + v]; s[i] += partial[i, v]"""
-    return [state.put(Stage(state.current.name, Placement.NEST, rfactor=half)) for half in _rfactors(state)]
+    return [state.put(LoopNest(state.current.name, rfactor=half)) for half in _rfactors(state)]
 
 
 def _rfactors(state: State) -> Iterator[Rfactor]:
@@ -64,14 +65,14 @@ def _rfactors(state: State) -> Iterator[Rfactor]:
 
 def _tile(state: State) -> list[State]:
     node = state.current
-    return [state.put(Stage(node.name, Placement.TILED, _structure(node)))]
+    return [state.put(Tiled(node.name, _structure(node)))]
 
 
 def _tile_and_fuse(state: State) -> list[State]:
     """conv; relu  ->  tiles of conv, each followed by its tile of relu, at either outer level."""
     consumer = state.epilogue()
     assert consumer is not None
-    fused = Stage(consumer.name, Placement.FUSED)
+    fused = Fused(consumer.name)
     return [state.put(tile, fused) for tile in _tiles(state.current, consumer.name)]
 
 
@@ -83,7 +84,7 @@ def _tile_in_cache(state: State) -> list[State]:
 def _tiles(node: Node, epilogue: str | None) -> list[Stage]:
     structure = _structure(node)
     levels = range(1, structure.index("R") + 1)
-    return [Stage(node.name, Placement.TILED, structure, epilogue, level) for level in levels]
+    return [Tiled(node.name, structure, epilogue, level) for level in levels]
 
 
 def _structure(node: Node) -> str:
@@ -106,7 +107,7 @@ def _may_move(state: State) -> bool:
 
 
 def _leave(state: State) -> list[State]:
-    return [state.put(Stage(state.current.name, Placement.NEST))]
+    return [state.put(LoopNest(state.current.name))]
 
 
 CPU_RULES: tuple[Rule, ...] = (

@@ -13,6 +13,8 @@ from search.sketches.location import aligned, can_inline, readers
 from search.sketches.predicates import needs_tiling, writes_boxes
 from search.sketches.stage import Placement, Stage
 from search.sketches.tensor_core import product
+from search.stages.gpu import BlockReduction, GpuTiled, RowKernel, TensorTiled, ThreadKernel, ThreadLocal
+from search.stages.inlined import Fused, Inlined
 
 TILING = "SSSRRSRS"
 # The epilogue is computed by the threads that computed the tile.
@@ -23,7 +25,7 @@ def _compute_in_thread(state: State) -> list[State]:
     """gather; sum over a small constant matrix  ->  every thread of the sum gathers what it reads"""
     host = _constant_reader(state)
     assert host is not None
-    return [state.put(Stage(state.current.name, Placement.LOCAL, host=host.name))]
+    return [state.put(ThreadLocal(state.current.name, host=host.name))]
 
 
 def _constant_reader(state: State) -> Node | None:
@@ -36,7 +38,7 @@ def _constant_reader(state: State) -> Node | None:
 
 
 def _inline(state: State) -> list[State]:
-    return [state.put(Stage(state.current.name, Placement.INLINE))]
+    return [state.put(Inlined(state.current.name))]
 
 
 def _reduce_across(state: State) -> list[State]:
@@ -44,10 +46,10 @@ def _reduce_across(state: State) -> list[State]:
     node = state.current
     target = _row_host(state)
     if target is None:
-        return [state.put(Stage(node.name, Placement.ROWS, rows=node.spatial))]
+        return [state.put(RowKernel(node.name, rows=node.spatial))]
     rows = _rows(state, target)
-    across = Stage(node.name, Placement.ACROSS, host=target.name)
-    return [state.put(across, Stage(target.name, Placement.ROWS, rows=rows))]
+    across = BlockReduction(node.name, host=target.name)
+    return [state.put(across, RowKernel(target.name, rows=rows))]
 
 
 def _spans_threads(state: State) -> bool:
@@ -124,22 +126,22 @@ def _tile_and_fuse(state: State) -> list[State]:
     """conv; relu  ->  tiles of conv in registers, each followed by its tile of relu"""
     consumer = _epilogue(state)
     assert consumer is not None
-    fused = Stage(consumer.name, Placement.FUSED)
+    fused = Fused(consumer.name)
     return [state.put(replace(_tile(state.current), epilogue=consumer.name), fused)]
 
 
 def _tile(node: Node) -> Stage:
     shared = tuple(dict.fromkeys(read.buffer for read in node.reads if read.buffer != node.write.buffer))
-    return Stage(node.name, Placement.TILED, TILING, epilogue_level=THREAD_LEVEL, shared=shared)
+    return GpuTiled(node.name, TILING, epilogue_level=THREAD_LEVEL, shared=shared)
 
 
 def _use_tensor_cores(state: State) -> list[State]:
     """matmul of float16 or int8  ->  matrix instructions; the elementwise consumer while copying out"""
     node, consumer = state.current, _epilogue(state)
-    tensor = Stage(node.name, Placement.TENSOR, shared=tuple(read.buffer for read in node.reads))
+    tensor = TensorTiled(node.name, shared=tuple(read.buffer for read in node.reads))
     if consumer is None:
         return [state.put(tensor)]
-    fused = Stage(consumer.name, Placement.FUSED)
+    fused = Fused(consumer.name)
     return [state.put(replace(tensor, epilogue=consumer.name), fused)]
 
 
@@ -165,9 +167,9 @@ def _spread(state: State) -> list[State]:
     node = state.current
     consumer = _epilogue(state) if node.reduction and not node.extra_writes else None
     if consumer is None:
-        return [state.put(Stage(node.name, Placement.THREADS))]
-    fused = Stage(consumer.name, Placement.FUSED)
-    return [state.put(Stage(node.name, Placement.THREADS, epilogue=consumer.name), fused)]
+        return [state.put(ThreadKernel(node.name))]
+    fused = Fused(consumer.name)
+    return [state.put(ThreadKernel(node.name, epilogue=consumer.name), fused)]
 
 
 GPU_RULES: tuple[Rule, ...] = (

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from search.rules.derive import ConditionKind, Rule, State, when
 from search.sketches.intrinsics import usable
-from search.sketches.stage import Placement, Stage
+from search.stages.cpu import Tiled
+from search.stages.inlined import Fused
 
 TILING = "SSRSRS"
 LEVELS = (1, 2)
@@ -24,12 +25,12 @@ def _tensorize(state: State) -> list[State]:
     that is fused, or else from a small buffer."""
     intrinsic = usable(state.dag, state.current, state.device)
     assert intrinsic is not None
-    plain = Stage(state.current.name, Placement.TILED, TILING, intrinsic=intrinsic.name)
+    plain = Tiled(state.current.name, TILING, intrinsic=intrinsic.name)
     tiles = [replace(plain, epilogue_level=level) for level in LEVELS]
     consumer = state.epilogue()
     if consumer is None:
         return [state.put(plain), *(state.put(replace(tile, cache_write=True)) for tile in tiles)]
-    fused = Stage(consumer.name, Placement.FUSED)
+    fused = Fused(consumer.name)
     return [state.put(plain), *(state.put(replace(t, epilogue=consumer.name), fused) for t in tiles)]
 
 

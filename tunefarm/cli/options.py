@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from core.exit_code import ExitCode
-from core.instruction_sets import FeatureError, given_up
+from core.instruction_sets import FeatureError, disabled_features
 from core.job import MAX_WEIGHT, MIN_WEIGHT
 from system.command import CommandError
 from tunefarm.embedded.service import Service, connect
@@ -102,7 +102,7 @@ def checked_weight(weight: float) -> float:
 def checked_features(features: str | None) -> str | None:
     """Return the flag's value if it names instruction sets of this kind of machine. Raises CommandError."""
     try:
-        given_up(features or "", platform.machine())
+        disabled_features(features or "", platform.machine())
     except FeatureError as error:
         raise CommandError(f"--features is wrong: {error}, not {features!r}", ExitCode.USAGE) from error
     return features
