@@ -8,7 +8,7 @@ import pytest
 
 from core.exit_code import ExitCode
 from system.command import CommandError
-from tunefarm.cli.exits import run
+from tunefarm.cli.app import run
 from tunefarm.cli.tokens import app, lifetime_s
 
 from .conftest import Service, Start
