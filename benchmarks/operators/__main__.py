@@ -23,10 +23,9 @@ from benchmarks.operators import ablation, libraries, settled, unseen
 from benchmarks.operators import run as operators_run
 from benchmarks.operators.figures import figures_of
 from benchmarks.operators.run import OperatorResult, Plan
-from benchmarks.results import searches
 from benchmarks.results.figures import Figure
 from benchmarks.results.output import Output
-from benchmarks.results.searches import Search
+from benchmarks.results.searches import SEARCHES, Search
 from benchmarks.suite import OPERATORS
 from benchmarks.timing.finals import SearchResult
 from benchmarks.timing.isolation import measure_each, run_isolated
@@ -126,7 +125,7 @@ def _unseen(args: argparse.Namespace, output: Output) -> int:
 def _keep(output: Output, found: Sequence[Figure], curves: Sequence[Search]) -> None:
     """Anew after every operator."""
     output.write(found)
-    searches.write(curves, searches.beside(output.file))
+    SEARCHES.write(curves, output.file)
 
 
 def expected_s(plan: Plan) -> float:

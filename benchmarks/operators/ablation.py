@@ -21,8 +21,8 @@ from search.dag import Dag
 from search.evolution.evolve import EvolutionConfig
 from search.policy import SearchConfig, SearchTask
 from search.programs.program import Population
-from search.sketches.sketch import Sketch, read_kind
-from search.sketches.variables import Choice, Variable
+from search.sketches.sketch import Sketch
+from search.sketches.variables import Choice, Variable, read_kind
 
 EVERYTHING = "everything"
 AFTER = (16, 64)

@@ -36,7 +36,7 @@ from compiler.lowering.vnni import BYTES_SINCE_LLVM
 from compiler.measuring.cores import off_pool_cores
 from compiler.target import parse_target
 from core.device import Device
-from core.profile import FLOAT32, Profile, assumed
+from core.profile import FLOAT32, Profile, assumed_profile
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def calibrate(
 
 def complete_profile(found: Mapping[str, Any], device: Device) -> Profile:
     """The profile of the fields that were measured; the others follow from them, or are assumed."""
-    base = assumed(device.machine, device.features, device.cores)
+    base = assumed_profile(device.machine, device.features, device.cores)
     values = {f.name: getattr(base, f.name) for f in fields(base)} | dict(found)
     values |= _rates(found, base)
     if "memory_rate_all" not in found:
@@ -144,7 +144,7 @@ class _Calibration:
         self._device = device
         self._clock = clock
         self._target = parse_target(device.target)
-        self._registers = assumed(device.machine, device.features, device.cores).registers
+        self._registers = assumed_profile(device.machine, device.features, device.cores).registers
         self._found: dict[str, Any] = {}
         self._launches: list[float] = []
         self._working_sets: dict[int, Any] = {}

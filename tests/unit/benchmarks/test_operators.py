@@ -16,10 +16,10 @@ from benchmarks.operators import run as operators_run
 from benchmarks.operators.figures import correction, figures_of, quality, time_to_match
 from benchmarks.operators.libraries import Compared
 from benchmarks.operators.run import OURS, THEIRS, WARM, OperatorResult, Plan
-from benchmarks.results import figures, searches
+from benchmarks.results import figures
 from benchmarks.results.figures import Figure
 from benchmarks.results.output import Output
-from benchmarks.results.searches import Search
+from benchmarks.results.searches import SEARCHES, Search
 from benchmarks.timing import isolation
 from benchmarks.timing.finals import Milestone, SearchResult
 from benchmarks.timing.interleaved import Pair, Timings
@@ -229,7 +229,7 @@ def test_quick_measures_three_operators(
     assert measured == [(name, Plan(64, 2, rounds=5)) for name in ("GMM", "C1D", "DEP")]
     results = figures.read(file)
     assert results.command == f"python -m benchmarks.operators --quick --threads 2 --json {file}"
-    kept = searches.read(searches.beside(file))
+    kept = SEARCHES.read(file)
     assert len(kept) == 9
     assert {search.engine for search in kept} == {OURS, THEIRS, WARM}
     assert "C1D (2 of 3, about 1 min left)" in capsys.readouterr().out
@@ -332,7 +332,7 @@ def test_an_ablation_compares_ours_with_itself(tmp_path: Path, monkeypatch: pyte
     file = tmp_path / "ablation.json"
     flags = ["--ablation", "--quick", "--threads", "2", "--seed", "7", "--json", str(file)]
     assert operators.main(flags) == 0
-    kept = searches.read(searches.beside(file))
+    kept = SEARCHES.read(file)
     assert kept == tuple(side.search for name in ("GMM", "C1D", "DEP") for side in _variants(name))
     found = figures.read(file).figures
     assert [each.value for each in found] == pytest.approx([1.5, 2.0])
@@ -375,7 +375,7 @@ def test_settled_goes_on_for_a_thousand_trials(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(operators, "run_isolated", note)
     file = tmp_path / "settled.json"
     assert operators.main(["--settled", "--threads", "2", "--json", str(file)]) == 0
-    assert [search.operator for search in searches.read(searches.beside(file))] == list(operators.PAPER)
+    assert [search.operator for search in SEARCHES.read(file)] == list(operators.PAPER)
     names = [each.name for each in figures.read(file).figures]
     assert (
         names[1] == "geometric mean of 12 operators: our latency after 64 trials relative to ours after 1000"
