@@ -122,7 +122,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--build", action="store_true")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gaps = reaper.contain(given.parent, given.user, Path(os.environ["TMPDIR"]))
+    gaps = reaper.enter_sandbox(given.parent, given.user, Path(os.environ["TMPDIR"]))
     requests, replies = _take_pipes()
     try:
         runner = _factory(given.runner)(given.threads, given.without)
