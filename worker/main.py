@@ -26,7 +26,7 @@ from worker.agent.profile_cache import ProfileCache
 from worker.agent.service import FleetClient, WorkerRefused, open_channel
 from worker.runner.executor import ChildConfig, Executor
 from worker.sandbox import isolation
-from worker.sandbox.file_transfer import linkers_cache
+from worker.sandbox.file_transfer import linker_cache
 from worker.settings import TOGETHER, Settings
 
 _log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ async def _work(settings: Settings, shown: Display) -> None:
         async with open_channel(settings.server, settings.reconnect_max_s, tls) as channel:
             fleet = FleetClient(channel, settings.server, settings.secret, settings.reconnect_max_s)
             config = _agent_config(settings)
-            shown.does(f"connecting to {settings.server} as {settings.name}")
+            shown.show(f"connecting to {settings.server} as {settings.name}")
             answered = partial(_note_life, settings.alive_file)
             about = HealthMonitor(), answered, ProfileCache(settings.profiles)
             agent = Agent(settings.name, uuid.uuid4().hex, fleet, executor, config, shown, *about)
@@ -80,7 +80,7 @@ async def _work(settings: Settings, shown: Display) -> None:
             try:
                 await running
             except asyncio.CancelledError:
-                shown.does("stopping: gives back what it holds")
+                shown.show("stopping: gives back what it holds")
             await agent.farewell()
 
 
@@ -97,7 +97,7 @@ def _executor(settings: Settings) -> Iterator[Executor]:
     )
     with contextlib.ExitStack() as kept:
         if builds and LINKERS_CACHE not in environment:
-            environment[LINKERS_CACHE] = str(kept.enter_context(linkers_cache(user)))
+            environment[LINKERS_CACHE] = str(kept.enter_context(linker_cache(user)))
         yield Executor(child, environment)
 
 
@@ -107,7 +107,7 @@ def _agent_config(settings: Settings) -> AgentConfig:
         build_together=min(settings.slots, TOGETHER),
         once=settings.once,
         role=Role.BUILD if settings.build else Role.MEASURE,
-        overrule=settings.overrule,
+        override_limits=settings.override_limits,
     )
 
 

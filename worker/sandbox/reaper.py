@@ -187,7 +187,7 @@ def _reap(child: int) -> NoReturn:
 def _wait_as_process_1(child: int) -> NoReturn:
     """Wait for the child, then end, and with it the namespace.
 
-    """Return the wait status of the child. Kill it on SIGTERM; collect other children that end."""
+    Process 1 can't end by a signal of its own, so it exits with 128 + its number, as shells do.
     """
     code = os.waitstatus_to_exitcode(_wait_for(child))
     os._exit(code if code >= 0 else 128 - code)

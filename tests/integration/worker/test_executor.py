@@ -26,8 +26,8 @@ from tests.integration.worker.executors import (
     gone,
     with_executor,
 )
-from worker.agent.failed_checks import ChildStartError
 from worker.runner.executor import PACKAGES, Executor
+from worker.runner.start_failure import ChildStartError
 
 
 def test_a_child_that_behaves_is_kept() -> None:
