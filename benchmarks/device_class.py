@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from benchmarks.results import machine
-from benchmarks.timing.contestants import own_process
+from benchmarks.timing.contestants import spawn_process
 from core.device import Device
 
 # What a worker calls what it must not use; it reads this where no flag says anything else.
@@ -46,7 +46,7 @@ class DeviceClass:
     def check(self, target: str) -> None:
         """Raises RuntimeError when code for `target` (TVM's, as JSON) may use what is given up."""
         if self.without:
-            with own_process() as process:
+            with spawn_process() as process:
                 used = sorted(process.submit(_features, target).result().intersection(self.without))
             if used:
                 raise RuntimeError(
@@ -67,11 +67,11 @@ def calibrated(name: str, threads: int) -> Device:
     """The device class of this name on this machine, with its profile. Wants a process of its own, with
     TVM_NUM_THREADS in the environment. Raises ValueError where the machine lacks what the class has."""
     from compiler.measuring.calibration import calibrate
-    from compiler.measuring.cores import bind_pool
-    from compiler.target import probe
+    from compiler.measuring.cores import bind_thread_pool
+    from compiler.target import detect_device
 
-    bind_pool(threads)
-    device = probe(threads, without=CLASSES[name].without)
+    bind_thread_pool(threads)
+    device = detect_device(threads, without=CLASSES[name].without)
     return replace(device, profile=calibrate(device))
 
 

@@ -98,7 +98,7 @@ _BOARDS = (
 BOARDS = {board.name: board for board in _BOARDS}
 
 
-def recognised(model: str) -> Board | None:
+def find_board(model: str) -> Board | None:
     """The board that a device tree's `model` names, if it is one of these."""
     matches = ((len(start), board) for board in _BOARDS for start in board.models if model.startswith(start))
     return max(matches, key=lambda match: match[0], default=(0, None))[1]

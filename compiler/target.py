@@ -19,7 +19,7 @@ from typing import Any
 import tvm
 from tvm.target.codegen import llvm_get_cpu_features
 
-from compiler.boards import Board, recognised
+from compiler.boards import Board, find_board
 from core.device import Device
 from core.instruction_sets import FeatureError, instruction_sets, llvm_names
 
@@ -42,14 +42,14 @@ ARM_BITS = {"neon": 1, "fullfp16": 10, "rdm": 12, "complxnum": 14, "dotprod": 20
 ARM_BITS_2 = {"sve2": 1, "i8mm": 13, "bf16": 14, "sme": 23}
 
 
-def probe(cores: int | None = None, without: Sequence[str] = ()) -> Device:
+def detect_device(cores: int | None = None, without: Sequence[str] = ()) -> Device:
     """This machine's CPU; `cores` is how many candidates run on, by default all that the process may use.
 
     It does `without` some instruction sets, spelled as the kernel or LLVM does, and without all that need
     them: that is a device class of its own. Boards that are known are believed to be what their maker says,
     where their system says less. Raises FeatureError for an instruction set that isn't there.
     """
-    board = recognised(_read(DEVICE_TREE).rstrip("\0\n"))
+    board = find_board(_read(DEVICE_TREE).rstrip("\0\n"))
     machine = platform.machine()
     triple = f"{machine}-linux-gnu"
     num_cores = cores or len(os.sched_getaffinity(0))
@@ -82,7 +82,7 @@ def parse_target(text: str) -> tvm.target.Target:
         raise ValueError(f"not a target that TVM knows: {text[:200]}") from error
 
 
-def triple_of(target: tvm.target.Target) -> str:
+def host_triple(target: tvm.target.Target) -> str:
     """The LLVM triple of the machine that a target's host code runs on; this machine's if it names none."""
     host = target.host if target.host is not None else target
     return str(host.attrs.get("mtriple", f"{platform.machine()}-linux-gnu"))

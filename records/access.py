@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from sqlalchemy import delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from core.access import Scope
 from records.storage.database import NotFound
 from records.storage.statements import changed
 from records.storage.tables import AuditRow, TokenRow
 
 # `last_used_at` is no more exact than this: a token in use must not be written with every call.
 COARSE_S = 600.0
-
-
-class Scope(StrEnum):
-    """What a token allows. ADMIN allows everything."""
-
-    SUBMIT = "submit"
-    READ = "read"
-    ADMIN = "admin"
-    WORKER = "worker"
 
 
 class TokenNotFound(NotFound):

@@ -10,7 +10,7 @@ from records.storage.database import Database
 from scheduler.learning.record_cache import RecordCache
 from scheduler.models import Models
 from scheduler.planning.spaces import Spaces
-from scheduler.settings import Settings
+from scheduler.settings import SchedulerSettings
 from scheduler.upkeep.builder_fallback import BuilderFallback
 from scheduler.upkeep.garbage_collection import GarbageCollector
 
@@ -26,7 +26,7 @@ class Context:
     search found nothing new, the number of trials done by then; `lessons` the cost models of device classes.
     """
 
-    settings: Settings
+    settings: SchedulerSettings
     database: Database
     now: Callable[[], float]
     holder: str

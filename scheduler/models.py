@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compiler.sandbox.models import Imported, compile_tuned, compile_untuned, import_model
+from compiler.sandbox.models import ImportedModel, compile_tuned, compile_untuned, import_model
 from core.device import Device
 from records.jobs.jobs import JobRequest
 from records.storage import blobs
@@ -17,9 +17,9 @@ class Models:
     """Remembers what is in the last model that was imported: publishing needs again what intake has seen."""
 
     def __init__(self) -> None:
-        self._last: tuple[object, Imported] | None = None
+        self._last: tuple[object, ImportedModel] | None = None
 
-    def imported(self, database: Database, request: JobRequest, device: Device) -> Imported:
+    def imported(self, database: Database, request: JobRequest, device: Device) -> ImportedModel:
         """Raises ModelError when the model can't be imported, PermanentError."""
         key = _key(request, device)
         if self._last is None or self._last[0] != key:
@@ -27,7 +27,7 @@ class Models:
             self._last = (key, import_model(data, request.shapes, device.target))
         return self._last[1]
 
-    def untuned(self, database: Database, request: JobRequest, device: Device) -> tuple[Imported, bytes]:
+    def untuned(self, database: Database, request: JobRequest, device: Device) -> tuple[ImportedModel, bytes]:
         """What is in the model, and the library that TVM makes of it by default.
 
         Raises ModelError, ArtifactError when it can't be imported or compiled, PermanentError.

@@ -8,7 +8,7 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
-class Settings(BaseSettings):
+class SchedulerSettings(BaseSettings):
     """Everything the scheduler's process needs. Times are seconds.
 
     `broker` says where wake-ups go: a folder (no server needed) or a URL such as `redis://host:6379/0`.

@@ -142,6 +142,11 @@ class Node:
         return tuple(i for i, axis in enumerate(self.axes) if axis.kind is AxisKind.REDUCTION)
 
     @property
+    def looped_spatial(self) -> tuple[int, ...]:
+        """The spatial axes that keep their loops; those over small constant matrices are unrolled."""
+        return tuple(axis for axis in self.spatial if axis not in self.constant_axes)
+
+    @property
     def iterations(self) -> int:
         return math.prod(axis.extent for axis in self.axes)
 

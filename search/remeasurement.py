@@ -21,7 +21,7 @@ ENOUGH = 4
 
 
 @dataclass(frozen=True)
-class Timed(Generic[Key]):
+class MeasuredProgram(Generic[Key]):
     """A program by whatever names it, measured so many `times`; its median `seconds` are inf if it failed."""
 
     key: Key
@@ -33,19 +33,19 @@ class Timed(Generic[Key]):
             raise ValueError("what was measured was measured once at least")
 
     @property
-    def hoped_s(self) -> float:
+    def optimistic_s(self) -> float:
         """The seconds that it may really take, if it was unlucky."""
         return self.seconds * (1 - NOISE / math.sqrt(self.times))
 
 
-def contenders(measured: Sequence[Timed[Key]], count: int) -> list[Key]:
+def select_for_remeasurement(measured: Sequence[MeasuredProgram[Key]], count: int) -> list[Key]:
     """Up to `count` that may be the fastest and were not measured often enough to tell, the most hopeful
     first (upper confidence bounds, as bandits are played: Auer et al., 2002)."""
     best_s = min((one.seconds for one in measured), default=math.inf)
-    open_ = [one for one in measured if one.times < ENOUGH and one.hoped_s <= best_s < math.inf]
-    return [one.key for one in sorted(open_, key=lambda one: one.hoped_s)[:count]]
+    open_ = [one for one in measured if one.times < ENOUGH and one.optimistic_s <= best_s < math.inf]
+    return [one.key for one in sorted(open_, key=lambda one: one.optimistic_s)[:count]]
 
 
-def how_many(count: int, rng: np.random.Generator, *, is_last: bool) -> int:
+def remeasurement_count(count: int, rng: np.random.Generator, *, is_last: bool) -> int:
     """How many of a batch of `count` trials are for contenders, on average a fixed share."""
     return int(rng.binomial(count, LAST_SHARE if is_last else SHARE))

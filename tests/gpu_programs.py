@@ -16,7 +16,7 @@ from compiler.lowering.trace import LoweringError, apply_trace, lower
 from compiler.reading.subgraph import read_dag
 from search.programs.annotate import sample
 from search.programs.program import Program
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.cuda_emulator.emulator import EmulationError, compile_batch, headers, host_code
 from tests.cuda_emulator.toolchain import compile_error, missing, preamble
 from tests.devices import GPU

@@ -1,16 +1,9 @@
-"""Failures that the command line reports in one sentence."""
+"""Failures of the command and the client library that are reported in one sentence."""
 
 from __future__ import annotations
 
 from core.exit_code import ExitCode
-
-
-class CommandError(Exception):
-    """A failure with one clear sentence that names the cause and the next step."""
-
-    def __init__(self, message: str, code: ExitCode) -> None:
-        super().__init__(message)
-        self.code = code
+from system.command import CommandError
 
 
 class StackError(CommandError):

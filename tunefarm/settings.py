@@ -25,7 +25,7 @@ def config_file() -> Path:
     return Path(os.environ.get("TUNEFARM_CONFIG") or default)
 
 
-class Settings(BaseSettings):
+class CommandSettings(BaseSettings):
     """Where the service is, or how to start one. Ports of 0 take any free one.
 
     `ca`, `cert` and `key` are for connections to a service, `tls_*` for one that is started here.
@@ -75,9 +75,9 @@ class Settings(BaseSettings):
         return self.token.get_secret_value() if self.token else None
 
 
-def load(**flags: Any) -> Settings:
+def load(**flags: Any) -> CommandSettings:
     """Read the settings, with the flags that were given. Raises SettingsError."""
     try:
-        return read_settings(Settings, flags, config_file())
+        return read_settings(CommandSettings, flags, config_file())
     except (ValueError, OSError) as error:
         raise SettingsError(f"{config_file()} is not readable TOML: {error}") from error

@@ -15,7 +15,7 @@ import psutil
 from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from core.instruction_sets import given_up
+from core.instruction_sets import disabled_features
 from core.lease import Limits
 from system.tls import TlsFiles
 
@@ -31,7 +31,7 @@ def _shared(name: str) -> Any:
     return Field(default=None, validation_alias=AliasChoices(f"TUNEFARM_WORKER_{name}", f"TUNEFARM_{name}"))
 
 
-class Settings(BaseSettings):
+class WorkerSettings(BaseSettings):
     """Times are seconds, sizes bytes. A limit that is set holds on this device instead of the service's.
 
     With `build` it measures nothing, and builds what other devices measure. `features` names the instruction
@@ -87,13 +87,13 @@ class Settings(BaseSettings):
     @field_validator("features")
     @classmethod
     def _are_given_up(cls, features: str) -> str:
-        given_up(features, platform.machine())
+        disabled_features(features, platform.machine())
         return features
 
     @property
     def without(self) -> tuple[str, ...]:
         """The names of the instruction sets that are given up."""
-        return given_up(self.features, platform.machine())
+        return disabled_features(self.features, platform.machine())
 
     @property
     def tls_files(self) -> TlsFiles | None:

@@ -19,8 +19,8 @@ from core.device import Device
 from core.profile import Profile
 from search.programs.nest import Floats
 from search.programs.program import Population, Program, from_json, gather
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 
 
 class ProgramsError(ValueError):

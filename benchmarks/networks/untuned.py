@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.timing.contestants import own_process
+from benchmarks.timing.contestants import spawn_process
 
 
 def build(model: Path, target: str, library: Path) -> None:
     """Compiles an ONNX file in another process. Raises ModelError or ArtifactError as the compiler does."""
-    with own_process() as process:
+    with spawn_process() as process:
         process.submit(_build, model, target, library).result()
 
 
 def _build(model: Path, target: str, library: Path) -> None:
-    from compiler.importing.model import read_onnx, untuned
+    from compiler.importing.model import fuse_untuned, read_onnx
     from compiler.packaging.artifact import build_library
 
-    library.write_bytes(build_library(untuned(read_onnx(model.read_bytes(), {}), target), target))
+    library.write_bytes(build_library(fuse_untuned(read_onnx(model.read_bytes(), {}), target), target))

@@ -8,18 +8,20 @@ import tvm
 
 from compiler.codegen.row_sums import add_as_trees
 from compiler.codegen.vector_math import expand_math
-from compiler.constants.packing import Split, split
+from compiler.constants.packing import PackedWorkload, split_packing
 
 
-def prepared(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+def apply_passes(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Candidates and whole models alike, so that what is timed is what is deployed."""
     return expand_math(add_as_trees(module, target), target)
 
 
-def compiled(scheduled: tvm.IRModule, target: tvm.target.Target) -> tuple[Any, Split | None]:
+def compile_scheduled(
+    scheduled: tvm.IRModule, target: tvm.target.Target
+) -> tuple[Any, PackedWorkload | None]:
     """A candidate as TVM's Executable, without machine code yet, and what it packs ahead of time.
 
     Raises whatever class TVM's C++ side names.
     """
-    parts = split(scheduled)
-    return tvm.compile(prepared(parts.module if parts else scheduled, target), target=target), parts
+    parts = split_packing(scheduled)
+    return tvm.compile(apply_passes(parts.module if parts else scheduled, target), target=target), parts

@@ -32,7 +32,7 @@ KERNEL = "kernel"
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedConstants:
     """How the two functions of a compiled workload are called, one that packs and one that computes.
 
     `pack` takes the arguments at `operands` and then the tensors that it fills; `main` takes those at the
@@ -45,13 +45,13 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Split(Packed):
+class PackedWorkload(PackedConstants):
     """A scheduled workload as two functions."""
 
     module: tvm.IRModule
 
 
-def split(scheduled: tvm.IRModule) -> Split | None:
+def split_packing(scheduled: tvm.IRModule) -> PackedWorkload | None:
     """The two parts of a scheduled workload; None when it packs nothing, or an argument that is no constant.
 
     Raises what TVM raises where packing and computing can't be told apart.
@@ -67,7 +67,7 @@ def split(scheduled: tvm.IRModule) -> Split | None:
     main = parts[KERNEL + COMPUTE_SUFFIX].with_attr("global_symbol", "main")
     operands = _operands(parts["main"])
     packed = pack.params[len(operands) :]
-    return Split(
+    return PackedWorkload(
         operands=operands,
         shapes=tuple(_shape(param.ty.shape) for param in packed),
         dtypes=tuple(str(param.ty.dtype) for param in packed),

@@ -18,7 +18,7 @@ _CHANNELS_FIRST: dict[str, tuple[Callable[..., relax.Expr], str, str]] = {
 }
 
 
-def lowerable_layouts(mod: tvm.IRModule) -> tvm.IRModule:
+def convert_unsupported_layouts(mod: tvm.IRModule) -> tvm.IRModule:
     """After layout conversion, which gives operators the layouts of their neighbours.
 
     conv2d_transpose(x, w, "NHWC")  ->  permute_dims(conv2d_transpose(permute_dims(x), w, "NCHW"))

@@ -22,22 +22,11 @@ from compiler.constants.fold import fold_constants, static_shape
 from compiler.constants.forms import lower_scalars, raise_ranks
 from compiler.constants.packing import LAYOUT_FREE
 from compiler.constants.scales import fold_scales
-from compiler.importing.layouts import lowerable_layouts
+from compiler.importing.layouts import convert_unsupported_layouts
 from compiler.importing.onnx_file import OnnxFile, node_name, read_file, walk
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 from compiler.target import parse_target
 from compiler.workload import normalise, to_json, workload_hash
-
-__all__ = [
-    "ExtractedTask",
-    "Model",
-    "ModelError",
-    "TensorSpec",
-    "extract_tasks",
-    "fuse",
-    "read_onnx",
-    "untuned",
-]
 
 # Channels innermost: the axis that vectorizes. TVM has no such form of transposed convolutions.
 LAYOUTS = {
@@ -52,7 +41,7 @@ MAX_TENSOR_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
-class Model:
+class RelaxModel:
     """An imported model as TVM sees it: relax operators, weights as constants, static shapes."""
 
     module: tvm.IRModule
@@ -76,7 +65,7 @@ class ExtractedTask:
     functions: tuple[str, ...]
 
 
-def read_onnx(data: bytes, shapes: Mapping[str, Shape]) -> Model:
+def read_onnx(data: bytes, shapes: Mapping[str, Shape]) -> RelaxModel:
     """Import the bytes of a .onnx file; `shapes` gives dynamic inputs their shape, by input name.
 
     Raises ModelError. TVM's importer is native code: files of strangers belong into a child process (see
@@ -86,10 +75,10 @@ def read_onnx(data: bytes, shapes: Mapping[str, Shape]) -> Model:
     _check_operators(file)
     module = _import(file)
     _check_static(module)
-    return Model(module, file.inputs, _outputs(file.output_names, module["main"].ret_ty))
+    return RelaxModel(module, file.inputs, _outputs(file.output_names, module["main"].ret_ty))
 
 
-def fuse(model: Model, target: str) -> tvm.IRModule:
+def fuse(model: RelaxModel, target: str) -> tvm.IRModule:
     """The model as calls of fused PrimFuncs, the subgraphs that are tuned.
 
     Batch norms go into convolution weights, constants are folded, convolutions compute channels-last with
@@ -102,7 +91,7 @@ def fuse(model: Model, target: str) -> tvm.IRModule:
         fold_scales,
         raise_ranks,
         transform.ConvertLayout(LAYOUTS),
-        lowerable_layouts,
+        convert_unsupported_layouts,
         fold_constants,
         lower_scalars,
         transform.FoldConstant(),
@@ -118,7 +107,7 @@ def fuse(model: Model, target: str) -> tvm.IRModule:
     return _apply(passes, model.module, target)
 
 
-def untuned(model: Model, target: str) -> tvm.IRModule:
+def fuse_untuned(model: RelaxModel, target: str) -> tvm.IRModule:
     """What TVM makes of the imported model by default: layouts as imported, operators fused, no schedules."""
     return _apply([relax.get_pipeline("zero")], model.module, target)
 

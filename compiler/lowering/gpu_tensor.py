@@ -18,9 +18,9 @@ from compiler.lowering.gpu_tile import unroll_up_to
 from compiler.lowering.tensor_intrinsics import register
 from core.device import Gpu
 from search.programs.program import Program
-from search.sketches.gpu_variables import shared_kind
 from search.sketches.stage import Stage
 from search.sketches.tensor_core import BANKS, SIDE, SKEW, Product, product
+from search.sketches.variables import fetch_kind
 
 SHORT = {"float16": "f16", "float32": "f32", "int8": "s8", "int32": "s32"}
 
@@ -125,7 +125,7 @@ class GpuTensors:
         self.schedule.storage_align(fetch, 0, -2, BANKS, SKEW[found.operand])
         loops = self.schedule.get_loops(fetch)[-2:]
         warps = self._chosen(stage, "warps i") * self._chosen(stage, "warps j")
-        lanes = self._chosen(stage, shared_kind(name))
+        lanes = self._chosen(stage, fetch_kind(name))
         _, warp, thread, vector = self.schedule.split(
             self.schedule.fuse(*loops), [None, warps, self.gpu.warp_size, lanes]
         )

@@ -11,9 +11,8 @@ from compiler.lowering.tensor_intrinsics import register
 from compiler.lowering.tile import Tiles
 from search.programs.program import Program
 from search.sketches.intrinsics import Roles, extents, stage_roles
-from search.sketches.sketch import read_kind
 from search.sketches.stage import Stage
-from search.sketches.variables import Choice
+from search.sketches.variables import Choice, read_kind
 
 
 class TensorTiles(Tiles):

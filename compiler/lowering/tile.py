@@ -13,9 +13,8 @@ from search.dag import Node
 from search.programs.program import Program
 from search.sketches.intrinsics import extents
 from search.sketches.predicates import is_arranged
-from search.sketches.sketch import read_kind
 from search.sketches.stage import Stage
-from search.sketches.variables import Choice
+from search.sketches.variables import Choice, read_kind
 
 
 class Tiles:

@@ -33,10 +33,10 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx.script import builder as T  # noqa: N812 - as in TVM
 
 from compiler.lowering.vnni import BYTES_SINCE_LLVM
-from compiler.measuring.cores import apart_from_pool
+from compiler.measuring.cores import off_pool_cores
 from compiler.target import parse_target
 from core.device import Device
-from core.profile import FLOAT32, Profile, assumed
+from core.profile import FLOAT32, Profile, assumed_profile
 
 _log = logging.getLogger(__name__)
 
@@ -75,12 +75,12 @@ def calibrate(
     assumed, and is named in `derived`. `TVM_NUM_THREADS` in the environment must equal the device's cores.
     Raises ValueError for a target that TVM doesn't know, and CalibrationError.
     """
-    return completed(_Calibration(device, clock).measured(budget_s), device)
+    return complete_profile(_Calibration(device, clock).measured(budget_s), device)
 
 
-def completed(found: Mapping[str, Any], device: Device) -> Profile:
+def complete_profile(found: Mapping[str, Any], device: Device) -> Profile:
     """The profile of the fields that were measured; the others follow from them, or are assumed."""
-    base = assumed(device.machine, device.features, device.cores)
+    base = assumed_profile(device.machine, device.features, device.cores)
     values = {f.name: getattr(base, f.name) for f in fields(base)} | dict(found)
     values |= _rates(found, base)
     if "memory_rate_all" not in found:
@@ -117,7 +117,7 @@ def _rates(found: Mapping[str, Any], base: Profile) -> dict[str, float]:
 
 
 @dataclass
-class _Kernel:
+class _Microbenchmark:
     """A kernel that is timed: `note` takes the cycles of a step and those of a second.
 
     It is called for `repeat_s` in each round. `fastest_s` has the seconds that the fastest call of each round
@@ -144,7 +144,7 @@ class _Calibration:
         self._device = device
         self._clock = clock
         self._target = parse_target(device.target)
-        self._registers = assumed(device.machine, device.features, device.cores).registers
+        self._registers = assumed_profile(device.machine, device.features, device.cores).registers
         self._found: dict[str, Any] = {}
         self._launches: list[float] = []
         self._working_sets: dict[int, Any] = {}
@@ -182,7 +182,7 @@ class _Calibration:
     # What it measures
 
     @property
-    def _quantities(self) -> dict[str, Callable[[], Iterator[_Kernel]]]:
+    def _quantities(self) -> dict[str, Callable[[], Iterator[_Microbenchmark]]]:
         others = {f"the multiply-adds of {dtype}": partial(self._multiply, dtype) for dtype in OTHER_TYPES}
         return {
             "the multiply-adds of float32": partial(self._multiply, FLOAT32),
@@ -202,7 +202,7 @@ class _Calibration:
         self._overhead_s = min(self._secs(self._chain, 0) for _ in range(20))
         self._chain_steps = self._steps(self._chain, CHAIN_S)
 
-    def _multiply(self, dtype: str) -> Iterator[_Kernel]:
+    def _multiply(self, dtype: str) -> Iterator[_Microbenchmark]:
         size = np.dtype(dtype).itemsize
         lanes = self._device.vector_bytes // size
         # TVM sums up in 32 bits what is narrower.
@@ -214,16 +214,16 @@ class _Calibration:
             if dtype == FLOAT32:
                 self._found["hertz"] = hertz
 
-        yield _Kernel(partial(main, _tensor(2 * lanes, dtype), _tensor(chains * lanes, dtype)), note)
+        yield _Microbenchmark(partial(main, _tensor(2 * lanes, dtype), _tensor(chains * lanes, dtype)), note)
 
-    def _multiply_bytes(self) -> Iterator[_Kernel]:
+    def _multiply_bytes(self) -> Iterator[_Microbenchmark]:
         """By the instruction that sums up products of bytes, where the search would use it."""
         size, lanes, chains = self._device.vector_bytes, self._device.vector_bytes // 4, self._chains
         instruction = next((step for feature, step in DOT_PRODUCTS if feature in self._device.features), None)
         if instruction is not None:
             main = self._compiled(partial(_multiply_adds, "int8", "int32", size, lanes, chains, instruction))
             call = partial(main, _tensor(2 * size, "int8"), _tensor(chains * lanes, "int32"))
-            yield _Kernel(call, lambda cycles, hertz: self._add("int8", chains / cycles))
+            yield _Microbenchmark(call, lambda cycles, hertz: self._add("int8", chains / cycles))
             return
         main = self._compiled(partial(_widened_multiply_adds, lanes))
         rows = _tensor(WIDENED_STEPS * WIDENED_ROWS, "int8")
@@ -231,25 +231,25 @@ class _Calibration:
         call = partial(main, rows, columns, _tensor(WIDENED_ROWS * WIDENED_COLUMNS * lanes, "int32"))
         # A vector of bytes is four of whole numbers.
         vectors = WIDENED_STEPS * WIDENED_ROWS * WIDENED_COLUMNS / 4
-        yield _Kernel(call, lambda cycles, hertz: self._add("int8", vectors / cycles))
+        yield _Microbenchmark(call, lambda cycles, hertz: self._add("int8", vectors / cycles))
 
-    def _wait(self) -> Iterator[_Kernel]:
+    def _wait(self) -> Iterator[_Microbenchmark]:
         lanes = self._device.vector_bytes // 4
         main = self._compiled(partial(_dependent_multiply_adds, lanes))
         call = partial(main, _tensor(SMALL_BYTES // 4, FLOAT32), _tensor(lanes, FLOAT32))
         waits = SMALL_BYTES // 4 // (WAITED * lanes) * WAITED
-        yield _Kernel(call, self._noted("latency_cycles", lambda cycles: cycles / waits))
+        yield _Microbenchmark(call, self._noted("latency_cycles", lambda cycles: cycles / waits))
 
-    def _gather(self) -> Iterator[_Kernel]:
+    def _gather(self) -> Iterator[_Microbenchmark]:
         lanes = self._device.vector_bytes // 4
         main = self._compiled(partial(_gathers, lanes))
         call = partial(
             main, _tensor(GATHERED * lanes * ROW_ELEMENTS, FLOAT32), _tensor(GATHERED * lanes, FLOAT32)
         )
         gathered = ROW_COLUMNS * GATHERED * lanes
-        yield _Kernel(call, self._noted("gather_cycles", lambda cycles: cycles / gathered))
+        yield _Microbenchmark(call, self._noted("gather_cycles", lambda cycles: cycles / gathered))
 
-    def _draw(self) -> Iterator[_Kernel]:
+    def _draw(self) -> Iterator[_Microbenchmark]:
         device = self._device
         main = self._compiled(partial(_stream, device.vector_bytes // 4, 1))
         yield self._drawn("loads", main, SMALL_BYTES, unit=device.vector_bytes)
@@ -259,12 +259,12 @@ class _Calibration:
             yield self._drawn("l3_rate", main, device.l3_bytes // 2)
         yield self._drawn("memory_rate", main, self._memory_bytes)
 
-    def _draw_together(self) -> Iterator[_Kernel]:
+    def _draw_together(self) -> Iterator[_Microbenchmark]:
         cores = self._device.cores
         main = self._compiled(partial(_stream, self._device.vector_bytes // 4, cores))
         yield self._drawn("memory_rate_all", main, self._memory_bytes, cores)
 
-    def _launch(self) -> Iterator[_Kernel]:
+    def _launch(self) -> Iterator[_Microbenchmark]:
         cores = self._device.cores
         library = tvm.compile(_module(partial(_launched, cores)), target=self._target)
         result = _tensor(cores * 16, "int32")
@@ -276,7 +276,7 @@ class _Calibration:
             self._found["launch_s"] = statistics.median(self._launches)
 
         library["main"](result)
-        yield _Kernel(launch, lambda cycles, hertz: None, everyone=True)
+        yield _Microbenchmark(launch, lambda cycles, hertz: None, everyone=True)
 
     # How it measures
 
@@ -296,7 +296,7 @@ class _Calibration:
 
         return note
 
-    def _drawn(self, name: str, main: Any, size: int, cores: int = 1, unit: int = 1) -> _Kernel:
+    def _drawn(self, name: str, main: Any, size: int, cores: int = 1, unit: int = 1) -> _Microbenchmark:
         """`cores` read a working set; what they draw in a cycle is noted in units of so many bytes."""
         block = self._device.vector_bytes * SIDE_BY_SIDE * cores
         read = size // block * block
@@ -305,7 +305,7 @@ class _Calibration:
         # What lies far away comes through what all cores share: it is disturbed more often.
         repeat_s = REPEAT_S if read <= self._device.l2_bytes else FAR_REPEAT_S
         # Zen 5 draws 512-bit vectors from its second cache at two rates, at the higher one now and then.
-        return _Kernel(call, note, cores > 1, repeat_s, typical=name == "l2_rate")
+        return _Microbenchmark(call, note, cores > 1, repeat_s, typical=name == "l2_rate")
 
     def _working_set(self, size: int) -> Any:
         """One for each size."""
@@ -326,13 +326,13 @@ class _Calibration:
     def _compiled(self, body: Callable[[], None]) -> Any:
         return tvm.compile(_module(body), target=self._target)["main"]
 
-    def _repeat(self, kernel: _Kernel) -> None:
+    def _repeat(self, kernel: _Microbenchmark) -> None:
         """Calls it for a round. The fastest of the chain counts as well: a clock that is fast for one of them
         is so for the other."""
         if not kernel.steps:
             kernel.steps = self._steps(kernel.call, CALL_S)
         # The pool's threads are there, after a first call.
-        with apart_from_pool() if kernel.everyone else nullcontext():
+        with off_pool_cores() if kernel.everyone else nullcontext():
             end_s = self._clock() + kernel.repeat_s
             fastest_s = math.inf
             while fastest_s == math.inf or self._clock() < end_s:

@@ -16,7 +16,7 @@ ONE_CORE_EACH = -2
 THREADS = Path("/proc/self/task")
 
 
-def bind_pool(threads: int) -> None:
+def bind_thread_pool(threads: int) -> None:
     """Binds the calling thread's pool of `threads` to cores that the process may use. TVM on its own takes
     the machine's first ones, whether they are allowed (`taskset`, containers) or not. Only Linux is asked."""
     if sys.platform != "linux":
@@ -28,7 +28,7 @@ def bind_pool(threads: int) -> None:
 
 
 @contextmanager
-def apart_from_pool() -> Iterator[None]:
+def off_pool_cores() -> Iterator[None]:
     """Keeps the calling thread off the cores that threads of the pool are bound to.
 
     TVM leaves the caller, which does its share of a kernel's work, to the operating system. Linux may put it

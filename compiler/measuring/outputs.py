@@ -27,7 +27,7 @@ FEW = 16
 Arrays = Sequence[NDArray[Any]]
 
 
-def difference(expected: Arrays, actual: Arrays) -> str:
+def compare_outputs(expected: Arrays, actual: Arrays) -> str:
     """Empty when all outputs are as good as the same, else which isn't and why."""
     if len(expected) != len(actual):
         return f"there are {len(actual)} outputs instead of {len(expected)}"

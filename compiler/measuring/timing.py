@@ -14,7 +14,7 @@ from typing import Any
 import tvm
 import tvm_ffi
 
-from compiler.measuring.cores import apart_from_pool
+from compiler.measuring.cores import off_pool_cores
 
 FLUSH = "tunefarm.flush_constants"
 # What runs shorter is called again and again until so much time went by, which counts as one repeat.
@@ -36,7 +36,7 @@ COLD_S = 1e-3
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TimedKernel:
     """A built candidate with its arguments on the device. Those at `constants` are flushed from the caches
     before every timed call."""
 
@@ -53,7 +53,7 @@ class Kernel:
         self.device.sync()
         return time.perf_counter() - start
 
-    @apart_from_pool()
+    @off_pool_cores()
     def timed(self, first_s: float, best_s: float | None) -> tuple[float, ...]:
         """Seconds of a call in every repeat: the more repeats, the closer they come to `best_s`, the best
         latency known of the workload. `first_s` is what a first call took."""

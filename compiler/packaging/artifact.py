@@ -12,14 +12,14 @@ import tvm
 from tvm import relax, tirx
 
 from compiler import fallback
-from compiler.codegen.steps import prepared
+from compiler.codegen.steps import apply_passes
 from compiler.constants.packing import prepack
 from compiler.importing.spec import TensorSpec, first_line
 from compiler.lowering.trace import LoweringError, apply_trace
 from compiler.packaging import archive
 from compiler.packaging.archive import ArchiveError
-from compiler.packaging.linker import LinkerError, linked, linker
-from compiler.target import parse_target, triple_of
+from compiler.packaging.linker import LinkerError, find_linker, link_library
+from compiler.target import host_triple, parse_target
 from compiler.workload import normalise, workload_hash
 
 LIBRARY = "model.so"
@@ -116,16 +116,16 @@ def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str)
         prepacked = prepack(scheduled)
     except Exception as error:  # TVM raises whatever class its C++ side names
         raise ArtifactError(f"the model's constants can't be packed: {first_line(error)}") from error
-    return build_library(prepared(prepacked, parse_target(target)), target)
+    return build_library(apply_passes(prepacked, parse_target(target)), target)
 
 
 def build_library(module: tvm.IRModule, target: str) -> bytes:
     """Compile a module as it is, schedules included; see `build_module`."""
     parsed = parse_target(target)
-    triple = triple_of(parsed)
+    triple = host_triple(parsed)
     try:
-        link = linker(triple)
-        return linked(relax.build(module, parsed), triple, link)
+        link = find_linker(triple)
+        return link_library(relax.build(module, parsed), triple, link)
     except LinkerError as error:
         raise ArtifactError(str(error)) from error
     except Exception as error:  # TVM raises whatever class its C++ side names
@@ -175,7 +175,7 @@ def unpack(data: bytes) -> tuple[bytes, Manifest]:
         raise ArtifactError(f"the artifact is damaged: {first_line(error)}") from error
 
 
-def reference_of(data: bytes) -> bytes | None:
+def unpack_reference(data: bytes) -> bytes | None:
     """The library that an artifact is to be compared with, if it came with one. Raises ArtifactError."""
     try:
         if REFERENCE not in archive.names(data, "artifact"):

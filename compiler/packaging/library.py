@@ -14,10 +14,10 @@ from typing import Any
 
 import tvm
 
-from compiler.constants.packing import Packed
+from compiler.constants.packing import PackedConstants
 from compiler.packaging import archive
 from compiler.packaging.archive import ArchiveError
-from compiler.packaging.linker import machine_of
+from compiler.packaging.linker import elf_machine
 
 LIBRARY = "candidate.so"
 MANIFEST = "manifest.json"
@@ -30,20 +30,20 @@ class LibraryError(ValueError):
 
 
 @dataclass(frozen=True)
-class Library:
-    """A candidate's shared library, how it packs (None: it doesn't), the seconds that it took to build."""
+class KernelLibrary:
+    """A candidate's shared library, the constants that it packs (None for none), its seconds of building."""
 
     data: bytes
-    parts: Packed | None
+    packed_constants: PackedConstants | None
     build_secs: float
 
     def pack(self) -> bytes:
-        parts = None if self.parts is None else _plain(self.parts)
+        parts = None if self.packed_constants is None else _plain(self.packed_constants)
         manifest = json.dumps({"parts": parts, "build_secs": self.build_secs})
         return archive.pack([(LIBRARY, self.data), (MANIFEST, manifest.encode())])
 
     @classmethod
-    def unpack(cls, packed: bytes) -> Library:
+    def unpack(cls, packed: bytes) -> KernelLibrary:
         """Raises LibraryError."""
         limits = {LIBRARY: MAX_LIBRARY_BYTES, MANIFEST: MAX_MANIFEST_BYTES}
         try:
@@ -58,7 +58,7 @@ class Library:
 
     def load(self, machine: str) -> Any:
         """Its functions, as an Executable of TVM. Raises LibraryError when it isn't for this `machine`."""
-        made_for = machine_of(self.data)
+        made_for = elf_machine(self.data)
         if made_for != machine:
             raise LibraryError(f"the library is for {made_for or 'no machine that is known'}, not {machine}")
         with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
@@ -68,13 +68,13 @@ class Library:
             return tvm.runtime.Executable(tvm.runtime.load_module(str(path)))
 
 
-def _plain(parts: Packed) -> dict[str, Any]:
+def _plain(parts: PackedConstants) -> dict[str, Any]:
     """Without the module that a Split has too."""
     return {"operands": parts.operands, "shapes": parts.shapes, "dtypes": parts.dtypes}
 
 
-def _packed(parts: dict[str, Any]) -> Packed:
-    return Packed(
+def _packed(parts: dict[str, Any]) -> PackedConstants:
+    return PackedConstants(
         operands=tuple(map(int, parts["operands"])),
         shapes=tuple(tuple(map(int, shape)) for shape in parts["shapes"]),
         dtypes=tuple(map(str, parts["dtypes"])),

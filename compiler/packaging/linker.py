@@ -29,7 +29,7 @@ class LinkerError(Exception):
     """There is nothing to link with; the message says what to install."""
 
 
-def linker(triple: str) -> Link:
+def find_linker(triple: str) -> Link:
     """What TVM calls to make a shared library out of objects for the machine of an LLVM triple.
 
     Raises LinkerError. So does the call, when the linker fails.
@@ -45,7 +45,7 @@ def linker(triple: str) -> Link:
     return link
 
 
-def linked(executable: Any, triple: str, link: Link) -> bytes:
+def link_library(executable: Any, triple: str, link: Link) -> bytes:
     """What TVM compiled for the machine of an LLVM triple, as a shared library of that machine.
 
     Raises LinkerError, and whatever TVM raises when it can't generate the code.
@@ -54,12 +54,12 @@ def linked(executable: Any, triple: str, link: Link) -> bytes:
         path = Path(folder) / "library.so"
         executable.export_library(str(path), workspace_dir=folder, fcompile=link)
         library = path.read_bytes()
-    if machine_of(library) != triple.partition("-")[0]:
+    if elf_machine(library) != triple.partition("-")[0]:
         raise LinkerError(f"the linker made a library that doesn't run on {triple}: set CC to another one")
     return library
 
 
-def machine_of(library: bytes) -> str | None:
+def elf_machine(library: bytes) -> str | None:
     """The machine that an ELF library is for; None for any other file and for other machines."""
     if not library.startswith(_ELF_MAGIC) or len(library) < 20:
         return None

@@ -22,14 +22,14 @@ CHEAP_OPS = ("ceil", "fabs", "floor", "isnan", "likely", "nearbyint", "reinterpr
 EXPENSIVE_FLOPS = 16.0
 
 
-class NotCovered(Exception):
+class UnsupportedSubgraph(Exception):
     """The search has no form for this subgraph; the message says what stands in the way."""
 
 
 class BlockReader:
     """Reads the block of `realize` under `loops`; the node's axes are these loops, in their order.
 
-    `names` are the buffers' names, by the buffers' variables. Raises NotCovered.
+    `names` are the buffers' names, by the buffers' variables. Raises UnsupportedSubgraph.
     """
 
     def __init__(self, realize: SBlockRealize, loops: Sequence[Any], names: Mapping[Any, str]) -> None:
@@ -69,7 +69,7 @@ class BlockReader:
 
     def _expect(self, holds: bool, what_else: str) -> None:
         if not holds:
-            raise NotCovered(f"block {self.block.name_hint} {what_else}")
+            raise UnsupportedSubgraph(f"block {self.block.name_hint} {what_else}")
 
     def _axes(self) -> tuple[Axis, ...]:
         names = distinct([loop.loop_var.name for loop in self.loops])

@@ -10,11 +10,11 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 
-from compiler.reading.blocks import BlockReader, NotCovered, distinct
+from compiler.reading.blocks import BlockReader, UnsupportedSubgraph, distinct
 from compiler.reading.indices import find_all
 from search.dag import Buffer, BufferRole, Dag, Node
 
-__all__ = ["NotCovered", "read_dag"]
+__all__ = ["UnsupportedSubgraph", "read_dag"]
 
 # Matrices of constants up to this size are folded into the code (winograd's have 12 to 64 elements).
 MAX_CONSTANT_ELEMENTS = 256
@@ -22,7 +22,7 @@ MAX_CONSTANT_ELEMENTS = 256
 
 def read_dag(module: tvm.IRModule) -> Dag:
     """The computation of the workload's `main`; a node's axes are the loops that a schedule finds around its
-    block. Raises NotCovered naming the first thing it can't express."""
+    block. Raises UnsupportedSubgraph naming the first thing it can't express."""
     func = module["main"]
     root = _root(func)
     names = _names([*func.params, *root.alloc_buffers])
@@ -32,7 +32,7 @@ def read_dag(module: tvm.IRModule) -> Dag:
     try:
         dag = Dag(nodes[-1].name, buffers, nodes)
     except ValueError as error:
-        raise NotCovered(str(error)) from error
+        raise UnsupportedSubgraph(str(error)) from error
     _check_bindings(module, nodes)
     return _with_constant_axes(dag)
 
@@ -41,9 +41,11 @@ def _root(func: Any) -> SBlock:
     """The block around all others."""
     body = getattr(func, "body", None)
     if not isinstance(body, SBlockRealize):
-        raise NotCovered("the function is not made of blocks")
+        raise UnsupportedSubgraph("the function is not made of blocks")
     if not find_all(body.block.body, SBlock):
-        raise NotCovered(f"block {body.block.name_hint} computes by itself, without a block for each value")
+        raise UnsupportedSubgraph(
+            f"block {body.block.name_hint} computes by itself, without a block for each value"
+        )
     return body.block
 
 
@@ -65,26 +67,28 @@ def _nests(statement: Any, loops: tuple[Any, ...]) -> Iterator[tuple[SBlockReali
             for part in statement:
                 yield from _nests(part, loops)
         case tirx.SeqStmt():
-            raise NotCovered(f"{_blocks(statement)} share the loop {loops[-1].loop_var.name}")
+            raise UnsupportedSubgraph(f"{_blocks(statement)} share the loop {loops[-1].loop_var.name}")
         case tirx.For():
             _check_loop(statement)
             yield from _nests(statement.body, (*loops, statement))
         case SBlockRealize():
             yield statement, loops
         case _:
-            raise NotCovered(f"a {type(statement).__name__} stands where a loop or a block is expected")
+            raise UnsupportedSubgraph(
+                f"a {type(statement).__name__} stands where a loop or a block is expected"
+            )
 
 
 def _check_loop(loop: Any) -> None:
     where = f"{_blocks(loop.body)}: the loop {loop.loop_var.name}"
     if loop.kind != tirx.ForKind.SERIAL:
-        raise NotCovered(f"{where} is {tirx.ForKind(loop.kind).name.lower()}")
+        raise UnsupportedSubgraph(f"{where} is {tirx.ForKind(loop.kind).name.lower()}")
     if not isinstance(loop.extent, tirx.IntImm):
-        raise NotCovered(f"{where} has no fixed extent")
+        raise UnsupportedSubgraph(f"{where} has no fixed extent")
     if int(loop.extent) < 1:
-        raise NotCovered(f"{where} has no iterations")
+        raise UnsupportedSubgraph(f"{where} has no iterations")
     if not isinstance(loop.min, tirx.IntImm) or int(loop.min) or loop.step is not None:
-        raise NotCovered(f"{where} doesn't count from zero by ones")
+        raise UnsupportedSubgraph(f"{where} doesn't count from zero by ones")
 
 
 def _blocks(statement: Any) -> str:
@@ -108,7 +112,7 @@ def _buffers(func: Any, names: Mapping[Any, str], written: set[str]) -> Iterator
 def _buffer(variable: Any, names: Mapping[Any, str], role: BufferRole, constant: bool = False) -> Buffer:
     typed = variable.ty
     if not isinstance(typed, tirx.BufferType) or not all(isinstance(e, tirx.IntImm) for e in typed.shape):
-        raise NotCovered(f"{variable.name} is not a buffer of fixed shape")
+        raise UnsupportedSubgraph(f"{variable.name} is not a buffer of fixed shape")
     return Buffer(names[variable], tuple(map(int, typed.shape)), str(typed.dtype), role, constant)
 
 
@@ -117,11 +121,15 @@ def _check_bindings(module: tvm.IRModule, nodes: Sequence[Node]) -> None:
     try:
         schedule = Schedule(module, debug_mask="none")
     except Exception as error:  # TVM raises whatever class its C++ side names
-        raise NotCovered(f"TVM can't schedule the function: {str(error).strip().splitlines()[-1]}") from error
+        raise UnsupportedSubgraph(
+            f"TVM can't schedule the function: {str(error).strip().splitlines()[-1]}"
+        ) from error
     for node in nodes:
         block = schedule.get_sref(schedule.get_sblock(node.name))
         if not schedule.state._get_cached_flags(block).affine_binding:
-            raise NotCovered(f"block {node.name} is bound to its loops in a way that TVM can't reorder")
+            raise UnsupportedSubgraph(
+                f"block {node.name} is bound to its loops in a way that TVM can't reorder"
+            )
 
 
 def _with_constant_axes(dag: Dag) -> Dag:

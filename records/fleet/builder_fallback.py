@@ -18,7 +18,7 @@ KIND = "builders_let_down"
 
 
 @dataclass(frozen=True)
-class Awaited:
+class WaitingJob:
     """A job whose devices wait for builders, which are there. As long as nobody does anything it stays equal.
 
     So many of its trials are `done` and so many others `built`. `worked` counts what its builders have ever
@@ -32,7 +32,7 @@ class Awaited:
     worked: int
 
 
-def awaited(session: Session, now: float) -> list[Awaited]:
+def waiting_jobs(session: Session, now: float) -> list[WaitingJob]:
     """The jobs that leave it open who builds and have candidates that builders are to build or hold."""
     worked = select(func.coalesce(func.sum(WorkerRow.trials_done), 0)).where(
         WorkerRow.id.in_(building.suiting())
@@ -48,10 +48,10 @@ def awaited(session: Session, now: float) -> list[Awaited]:
         .where(unbuilt.correlate(JobRow).exists())
         .order_by(JobRow.id)
     )
-    return [Awaited(*row) for row in session.execute(found, {"seen_after": now - LOST_AFTER_S})]
+    return [WaitingJob(*row) for row in session.execute(found, {"seen_after": now - LOST_AFTER_S})]
 
 
-def relieve(session: Session, job_id: str, waited_s: float, now: float) -> None:
+def build_on_devices(session: Session, job_id: str, waited_s: float, now: float) -> None:
     """From now on the job's devices build for themselves; those who wait for it are told."""
     open_still = (JobRow.id == job_id, JobRow.build == Build.AUTO, JobRow.state.in_(UNFINISHED))
     if changed(session, update(JobRow).where(*open_still).values(build=Build.DEVICE)):
@@ -60,7 +60,7 @@ def relieve(session: Session, job_id: str, waited_s: float, now: float) -> None:
         jobs.set_message(session, job_id, message)
 
 
-def take_back(session: Session, now: float) -> list[str]:
+def end_builder_leases(session: Session, now: float) -> list[str]:
     """End what builders still hold of jobs whose devices build; the ids of the jobs."""
     held = (
         select(LeaseRow.worker_id, LeaseRow.session_id)

@@ -6,14 +6,15 @@ depends on which builders are there at that moment.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.job import Build
-from core.measurement import Measurement, Outcome
+from core.measurement import Built, Measurement, Outcome
 from core.worker import Wanted, WorkerState
 from records.storage.statements import changed, insert_into, update_each
 from records.storage.tables import (
@@ -31,11 +32,35 @@ CORES = 2
 
 
 @dataclass(frozen=True)
-class Built:
-    """A trial's library is stored, under this digest; it took so long to build."""
+class Builder:
+    """The machines that a worker builds for (`x86_64`, `aarch64`), the one that it runs on and its cores.
 
-    sha: str
-    build_secs: float
+    It builds for devices of its own toolchain only: the code of another one is another kernel.
+    """
+
+    builds_for: tuple[str, ...]
+    machine: str
+    cores: int
+    toolchain: str
+
+
+def enrol(session: Session, worker_id: str, builder: Builder | None) -> None:
+    """Note what a worker builds for; None: it is no builder. The caller has written to the worker before."""
+    session.execute(delete(BuilderRow).where(BuilderRow.worker_id == worker_id))
+    if builder is None or not builder.builds_for:
+        return
+    same = {"worker_id": worker_id, "cores": builder.cores, "toolchain": builder.toolchain}
+    names = dict.fromkeys(builder.builds_for)
+    rows = [same | {"machine": name, "own": name == builder.machine} for name in names]
+    session.execute(insert(BuilderRow), rows)
+
+
+def by_worker(session: Session) -> dict[str, Builder]:
+    """Every builder that ever was one until it became something else, alive or not."""
+    rows: defaultdict[str, list[BuilderRow]] = defaultdict(list)
+    for row in session.scalars(select(BuilderRow).order_by(BuilderRow.own.desc(), BuilderRow.machine)):
+        rows[row.worker_id].append(row)
+    return {worker_id: _builder(theirs) for worker_id, theirs in rows.items()}
 
 
 def elsewhere() -> ColumnElement[bool]:
@@ -142,3 +167,8 @@ def suiting() -> Select[str]:
     )
     known = select(BuilderRow.worker_id).join(WorkerRow, WorkerRow.id == BuilderRow.worker_id)
     return known.where(*fits).correlate(JobRow, DeviceClassRow)
+
+
+def _builder(rows: list[BuilderRow]) -> Builder:
+    own = next((row.machine for row in rows if row.own), "")
+    return Builder(tuple(row.machine for row in rows), own, rows[0].cores, rows[0].toolchain)

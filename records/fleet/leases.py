@@ -5,29 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from sqlalchemy import Select, Update, bindparam, insert, select, update
+from sqlalchemy import Select, Update, bindparam, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.job import JobState
 from core.measurement import Measurement, Outcome
 from core.worker import Wanted
 from records.fleet import building, devices, lost_devices, offers, results
+from records.fleet.module_runs import StoredModuleRun, module_run_of
 from records.fleet.offers import Offer
-from records.fleet.results import TrialResult
+from records.fleet.results import LeaseResult
 from records.jobs import events, fair_queue, jobs
 from records.jobs.fair_queue import QueueEntry, Quota, Takes
-from records.jobs.jobs import Kind
-from records.jobs.trials import Trial, TrialState, trial_of
+from records.jobs.trials import Trial, trial_of
 from records.schedules import schedules
-from records.storage import blobs
-from records.storage.statements import among, changed, dialect_of, insert_missing, lock_job, table_of
+from records.storage.statements import among, changed, dialect_of, lock_job, table_of
 from records.storage.tables import LeaseRow, ModuleRunRow, TrialRow, WorkerRow
 
 Work = TypeVar("Work", TrialRow, ModuleRunRow)
-# The third is what was published of the same model before.
-ModuleKind: TypeAlias = Kind | Literal["published"]
 # Of a result: the id of its trial or of its module run.
 Key: TypeAlias = tuple[int | None, int | None]
 
@@ -35,32 +32,13 @@ Key: TypeAlias = tuple[int | None, int | None]
 _ADD_LEASE = insert(table_of(LeaseRow))
 # The scheduler is to look whenever so many trials of a lease have ended, as it plans while devices measure.
 _LOOK_EVERY = 32
+# `trials_per_minute` looks back this far.
+PACE_WINDOW_S = 300.0
 _LOST = Measurement(Outcome.DEVICE_LOST, error="every device that held it was lost before it reported")
 
 
 @dataclass(frozen=True)
-class ModuleRun:
-    """One end-to-end timing of a job's compiled model, the blob `artifact_sha`. `lease_id` is the lease that
-    holds it, or in which it was done."""
-
-    id: int
-    job_id: str
-    kind: ModuleKind
-    artifact_sha: str
-    state: TrialState
-    attempts: int
-    lease_id: str | None
-    outcome: Outcome | None
-    run_secs: tuple[float, ...]
-    error: str
-
-    @property
-    def failed(self) -> bool:
-        return self.outcome not in (None, Outcome.OK)
-
-
-@dataclass(frozen=True)
-class Lease:
+class StoredLease:
     """What one worker's session has to do by `expires_at`: trials of one job, to be measured or only to
     `build`; or its module runs, to be timed in turns.
 
@@ -76,13 +54,22 @@ class Lease:
     attempt: int
     expires_at: float
     trials: tuple[Trial, ...]
-    module_runs: tuple[ModuleRun, ...]
+    module_runs: tuple[StoredModuleRun, ...]
     constants: dict[str, tuple[int, ...]]
     best_s: dict[str, float]
     build: bool = False
 
 
-class Held(NamedTuple):
+@dataclass(frozen=True)
+class HeldLease:
+    """A lease that a worker holds."""
+
+    id: str
+    worker_id: str
+    taken_at: float
+
+
+class HeldWork(NamedTuple):
     """What a lease holds: the library that a trial came with, and which repeat it is."""
 
     library_sha: str | None = None
@@ -102,32 +89,6 @@ class Reported:
     many: bool = False
 
 
-def add_module_run(session: Session, job_id: str, kind: ModuleKind, artifact_sha: str, now: float) -> int:
-    """Ask for an end-to-end timing; its id, the same for the same job, kind and artifact.
-
-    Raises BlobNotFound, JobNotFound.
-    """
-    jobs.get(session, job_id)
-    if blobs.size(session, artifact_sha) is None:
-        raise blobs.BlobNotFound(f"there is no blob {artifact_sha!r}")
-    key = {"job_id": job_id, "kind": kind, "artifact_sha": artifact_sha}
-    row = key | {"state": "pending", "attempts": 0, "error": "", "created_at": now}
-    insert_missing(session, ModuleRunRow, row, key=list(key))
-    return session.scalars(select(ModuleRunRow.id).filter_by(**key)).one()
-
-
-def module_runs(session: Session, job_id: str) -> list[ModuleRun]:
-    """Oldest first."""
-    runs = select(ModuleRunRow).where(ModuleRunRow.job_id == job_id).order_by(ModuleRunRow.id)
-    return [_module_run(row) for row in session.scalars(runs)]
-
-
-def time_again(session: Session, run_ids: Sequence[int]) -> None:
-    """Have module runs that are done timed once more, together."""
-    done = update(ModuleRunRow).where(ModuleRunRow.id.in_(run_ids), ModuleRunRow.state == "done")
-    session.execute(done.values(state="pending", lease_id=None, outcome=None, run_secs=None, error=""))
-
-
 def take(
     session: Session,
     lease_id: str,
@@ -137,7 +98,7 @@ def take(
     limit: int,
     now: float,
     ttl_s: float,
-) -> Lease | None:
+) -> StoredLease | None:
     """Lease up to `limit` of the oldest trials of one job of this class, as `fair_queue` says; its module
     runs go first, without trials. A builder, which has no device class, gets trials of any that it builds
     for.
@@ -161,7 +122,7 @@ def take(
     return None
 
 
-def current(session: Session, worker_id: str, session_id: str, now: float) -> Lease | None:
+def current(session: Session, worker_id: str, session_id: str, now: float) -> StoredLease | None:
     """The lease that this session holds now, with what it has not reported yet."""
     held = select(LeaseRow).where(LeaseRow.worker_id == worker_id, LeaseRow.session_id == session_id)
     live = held.where(LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
@@ -176,7 +137,7 @@ def renew(session: Session, lease_id: str, session_id: str, now: float, ttl_s: f
 
 
 def report(
-    session: Session, lease_id: str, session_id: str, reports: Sequence[TrialResult], now: float
+    session: Session, lease_id: str, session_id: str, reports: Sequence[LeaseResult], now: float
 ) -> Reported:
     """Store results, each once; what is repeated or stale changes nothing.
 
@@ -243,9 +204,27 @@ def evict(session: Session, worker_id: str, now: float) -> None:
 
     Raises WorkerNotFound.
     """
-    devices.want(session, worker_id, Wanted.EVICTED)
+    devices.set_wanted(session, worker_id, Wanted.EVICTED)
     holder = select(WorkerRow.session_id).where(WorkerRow.id == worker_id)
     give_back(session, worker_id, session.scalars(holder).one(), now)
+
+
+def trials_per_minute(session: Session, now: float) -> dict[str, float]:
+    """By worker, over the last five minutes, or since its first lease in them; without the idle ones."""
+    recent = or_(LeaseRow.closed_at.is_(None), LeaseRow.closed_at > now - PACE_WINDOW_S)
+    sums = select(LeaseRow.worker_id, func.sum(LeaseRow.measured), func.min(LeaseRow.taken_at))
+    rows = session.execute(sums.where(recent).group_by(LeaseRow.worker_id))
+    return {
+        worker_id: 60.0 * measured / max(now - max(first, now - PACE_WINDOW_S), 1.0)
+        for worker_id, measured, first in rows
+    }
+
+
+def held(session: Session, now: float) -> list[HeldLease]:
+    """The leases that are open and whose time is not up, the oldest first."""
+    live = (LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
+    leases = select(LeaseRow.id, LeaseRow.worker_id, LeaseRow.taken_at).where(*live)
+    return [HeldLease(*row) for row in session.execute(leases.order_by(LeaseRow.taken_at, LeaseRow.id))]
 
 
 def _turns(session: Session, worker_id: str, device_class: str | None, now: float) -> list[QueueEntry]:
@@ -281,7 +260,7 @@ def _grant(
     runs: Sequence[ModuleRunRow],
     now: float,
     ttl_s: float,
-) -> Lease:
+) -> StoredLease:
     first: Any = offered[0] if offered else runs[0]
     terms = {"job_id": first.job_id, "attempt": first.attempts + 1, "taken_at": now}
     values = {**holder, **terms, "expires_at": now + ttl_s}
@@ -311,14 +290,14 @@ def _live(lease_id: Any, session_id: Any, now: Any) -> tuple[Any, ...]:
     return (*ours, LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
 
 
-def _held(session: Session, lease_id: str) -> dict[Key, Held]:
+def _held(session: Session, lease_id: str) -> dict[Key, HeldWork]:
     """What this lease still holds."""
     rows = session.execute(_held_trials(), {"lease": lease_id})
-    held: dict[Key, Held] = {(row.id, None): Held(row.library_sha, row.repeat) for row in rows}
+    held: dict[Key, HeldWork] = {(row.id, None): HeldWork(row.library_sha, row.repeat) for row in rows}
     if held:
         return held
     runs = select(ModuleRunRow.id).where(ModuleRunRow.lease_id == lease_id, ModuleRunRow.state == "leased")
-    return {(None, run_id): Held() for run_id in session.scalars(runs)}
+    return {(None, run_id): HeldWork() for run_id in session.scalars(runs)}
 
 
 @cache
@@ -327,7 +306,7 @@ def _held_trials() -> Select[int, str | None, int]:
     return select(TrialRow.id, TrialRow.library_sha, TrialRow.repeat).where(*held)
 
 
-def _news(lease: LeaseRow, held: Mapping[Key, Held], reports: Sequence[TrialResult]) -> list[TrialResult]:
+def _news(lease: LeaseRow, held: Mapping[Key, HeldWork], reports: Sequence[LeaseResult]) -> list[LeaseResult]:
     """The first result of each thing that is held, as far as it fits what was leased."""
     first = {(result.trial_id, result.module_run_id): result for result in reversed(reports)}
     return [
@@ -377,7 +356,7 @@ def _quarantine(
     return given_up
 
 
-def _load(session: Session, lease: LeaseRow) -> Lease:
+def _load(session: Session, lease: LeaseRow) -> StoredLease:
     held = offers.offers().where(TrialRow.lease_id == lease.id, TrialRow.state == "leased")
     held = held.order_by(TrialRow.id)
     runs = select(ModuleRunRow).where(ModuleRunRow.lease_id == lease.id, ModuleRunRow.state == "leased")
@@ -385,9 +364,9 @@ def _load(session: Session, lease: LeaseRow) -> Lease:
     return _whole(lease, offered, session.scalars(runs.order_by(ModuleRunRow.id)).all())
 
 
-def _whole(lease: LeaseRow, offered: Sequence[Offer], runs: Sequence[ModuleRunRow]) -> Lease:
+def _whole(lease: LeaseRow, offered: Sequence[Offer], runs: Sequence[ModuleRunRow]) -> StoredLease:
     """The lease with all that its worker needs to know."""
-    return Lease(
+    return StoredLease(
         id=lease.id,
         worker_id=lease.worker_id,
         session_id=lease.session_id,
@@ -395,23 +374,8 @@ def _whole(lease: LeaseRow, offered: Sequence[Offer], runs: Sequence[ModuleRunRo
         attempt=lease.attempt,
         expires_at=lease.expires_at,
         trials=tuple(replace(trial_of(offer), state="leased") for offer in offered),
-        module_runs=tuple(replace(_module_run(run), state="leased", lease_id=lease.id) for run in runs),
+        module_runs=tuple(replace(module_run_of(run), state="leased", lease_id=lease.id) for run in runs),
         constants={offer.workload_hash: tuple(offer.constants) for offer in offered},
         best_s={offer.workload_hash: offer.best_s for offer in offered if offer.best_s is not None},
         build=lease.build,
-    )
-
-
-def _module_run(row: ModuleRunRow) -> ModuleRun:
-    return ModuleRun(
-        id=row.id,
-        job_id=row.job_id,
-        kind=cast("ModuleKind", row.kind),
-        artifact_sha=row.artifact_sha,
-        state=cast("TrialState", row.state),
-        attempts=row.attempts,
-        lease_id=row.lease_id,
-        outcome=None if row.outcome is None else Outcome(row.outcome),
-        run_secs=tuple(row.run_secs or ()),
-        error=row.error,
     )

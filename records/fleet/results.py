@@ -11,8 +11,7 @@ from typing import Any
 from sqlalchemy import BindParameter, Double, Select, Update, and_, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
-from core.measurement import Measurement, Outcome
-from records.fleet.building import Built
+from core.measurement import Built, Measurement, Outcome
 from records.storage.statements import table_of, update_each
 from records.storage.tables import JobRow, LeaseRow, ModuleRunRow, RecordRow, TrialRow, WorkerRow
 
@@ -21,7 +20,7 @@ MOST_SECS = 400
 
 
 @dataclass(frozen=True)
-class TrialResult:
+class LeaseResult:
     """A worker's result for a trial or for a module run: exactly one of the ids is given. `measurement` is a
     Built where a trial was built for another device."""
 
@@ -35,8 +34,8 @@ class TrialResult:
 
 
 def apart(
-    news: Sequence[TrialResult],
-) -> tuple[list[tuple[TrialResult, Measurement]], dict[int, Built]]:
+    news: Sequence[LeaseResult],
+) -> tuple[list[tuple[LeaseResult, Measurement]], dict[int, Built]]:
     """What has ended, and what was built and waits for a device."""
     over = [(one, one.measurement) for one in news if isinstance(one.measurement, Measurement)]
     built = {
@@ -60,8 +59,8 @@ def ended(measurement: Measurement, now: float) -> dict[str, Any]:
 
 
 def with_earlier(
-    session: Session, news: Sequence[tuple[TrialResult, Measurement]], repeats: Collection[int]
-) -> list[tuple[TrialResult, Measurement]]:
+    session: Session, news: Sequence[tuple[LeaseResult, Measurement]], repeats: Collection[int]
+) -> list[tuple[LeaseResult, Measurement]]:
     """What the trials `repeats` measured again, put together with what was known of their programs."""
     if not repeats:
         return list(news)
@@ -91,7 +90,7 @@ def _together(measurement: Measurement, before: Sequence[float]) -> Measurement:
     return replace(measurement, run_secs=(*before, *measurement.run_secs)[-MOST_SECS:])
 
 
-def finish(session: Session, news: Sequence[tuple[TrialResult, Measurement]], now: float) -> None:
+def finish(session: Session, news: Sequence[tuple[LeaseResult, Measurement]], now: float) -> None:
     """Store how trials and module runs have ended.
 
     Each statement is for all of its rows at once: a busy service has thousands a second.

@@ -83,10 +83,10 @@ class QueueEntry:
 
 @dataclass(frozen=True)
 class Waiting:
-    """The device classes for whose devices something waits, and whether something waits for builders."""
+    """The device classes whose devices have work waiting, and whether candidates wait to be built."""
 
-    classes: set[str]
-    builds: bool
+    device_classes: set[str]
+    has_unbuilt: bool
 
 
 @dataclass(frozen=True)

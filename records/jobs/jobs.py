@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from sqlalchemy import Select, and_, bindparam, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from core.job import MAX_PRIORITY, MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT, UNFINISHED, Build, JobState
+from core.job import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT, UNFINISHED, Budget, Build, JobState
 from records.fleet import devices
 from records.jobs import events, models
 from records.storage.database import NotFound
 from records.storage.statements import changed, insert_into, table_of
 from records.storage.tables import JobRow, ModuleRunRow, TrialRow
-
-Kind: TypeAlias = Literal["untuned", "tuned"]
-
 
 _STOPPED = (JobState.FAILED, JobState.CANCELLED)
 
@@ -35,29 +31,23 @@ class IdempotencyConflict(Exception):
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a user asks for. `minutes` is the budget of wall-clock minutes, None for no limit.
+    """What a user asks for; clients send it as `tunefarm.client.values.JobRequest`.
 
-    No `trials` at all means: compile with the schedules that are known, and one best guess for every subgraph
-    of which nothing is known. On the devices that jobs share, those of higher `priority` go first; of equal
-    priority, each gets trials in proportion to its `weight`. `build` says who compiles the candidates.
+    Of the jobs that share a device class, those of higher `priority` go first; of equal priority, each gets
+    trials in proportion to its `weight`. `build` says who compiles the candidates.
     """
 
     model_sha: str
     model_name: str
     shapes: dict[str, tuple[int, ...]]
     target: str
-    trials: int
-    minutes: float | None
+    budget: Budget
     seed: int
     priority: int = 0
     weight: float = 1.0
     build: Build = Build.AUTO
 
     def __post_init__(self) -> None:
-        if not 0 <= self.trials <= MAX_TRIALS:
-            raise ValueError(f"trials must be between 0 and {MAX_TRIALS}, not {self.trials}")
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise ValueError(f"minutes must be positive, not {self.minutes}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"a seed must be between 0 and 2**63 - 1, not {self.seed}")
         if abs(self.priority) > MAX_PRIORITY:
@@ -98,7 +88,8 @@ def create(
     Raises IdempotencyConflict when the key came with another request, ModelNotFound.
     """
     models.get(session, request.model_sha)
-    row = {**asdict(request), "id": job_id, "idempotency_key": idempotency_key, "created_at": now}
+    row = asdict(request)
+    row |= {**row.pop("budget"), "id": job_id, "idempotency_key": idempotency_key, "created_at": now}
     statement = insert_into(session, JobRow).on_conflict_do_nothing(index_elements=["idempotency_key"])
     created = session.scalar(
         statement.values(row | {"state": JobState.QUEUED, "message": ""}).returning(JobRow.id)
@@ -244,7 +235,9 @@ def set_artifacts(
     )
 
 
-def set_end_to_end(session: Session, job_id: str, kind: Kind, secs: Sequence[float]) -> bool:
+def set_end_to_end(
+    session: Session, job_id: str, kind: Literal["untuned", "tuned"], secs: Sequence[float]
+) -> bool:
     """Store the seconds of each repeat of the whole model. False when the job is cancelled or failed."""
     return _set(session, job_id, **{f"{kind}_secs": list(secs)})
 
@@ -283,8 +276,7 @@ def _job(row: JobRow) -> Job:
         model_name=row.model_name,
         shapes=_shapes(row.shapes),
         target=row.target,
-        trials=row.trials,
-        minutes=row.minutes,
+        budget=Budget(row.trials, row.minutes),
         seed=row.seed,
         priority=row.priority,
         weight=row.weight,

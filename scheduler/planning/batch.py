@@ -20,7 +20,7 @@ from search.allocate import TaskProgress, next_tasks
 from search.cost.model import CostModel
 from search.policy import Proposal, propose
 from search.programs.program import Program
-from search.remeasurement import how_many
+from search.remeasurement import remeasurement_count
 
 ASKS_PER_TASK = 3
 
@@ -82,7 +82,7 @@ def plan(
             break
         for index, times in picks.items():
             wanted = min(times * per_pick, slots - len(batch))
-            again = subjects[index].again(how_many(wanted, rng, is_last=is_last))
+            again = subjects[index].again(remeasurement_count(wanted, rng, is_last=is_last))
             batch += again + _new_trials(subjects[index], lesson, rng, wanted - len(again))
     return batch
 

@@ -12,7 +12,7 @@ from records.jobs.tasks import Task
 def left(session: Session, job: Job) -> int:
     """What the job's own budget of trials still allows."""
     counts = trials.counts(session, job.id)
-    return max(job.request.trials - counts.pending - counts.leased - counts.done, 0)
+    return max(job.request.budget.trials - counts.pending - counts.leased - counts.done, 0)
 
 
 def unknown(session: Session, job_id: str) -> list[Task]:

@@ -10,7 +10,7 @@ from records.schedules.schedules import Record
 from scheduler.context import Context
 from scheduler.planning.job_snapshot import JobSnapshot
 from scheduler.planning.spaces import Space
-from search.evolution.transfer import transferred
+from search.evolution.transfer import transfer_programs
 from search.programs.program import Program
 
 WORKLOADS = 4
@@ -71,6 +71,6 @@ def _fitted(space: Space, best: Iterable[tuple[Space | None, Sequence[Record]]])
         if (program := other.program(record.trace, record.program)) is not None
     }
     if space.seeds[0] != programs.keys():
-        fitted = transferred(list(programs.values()), space.search.sketches)
+        fitted = transfer_programs(list(programs.values()), space.search.sketches)
         space.seeds = (frozenset(programs), tuple(fitted))
     return space.seeds[1]

@@ -10,14 +10,14 @@ from functools import cached_property
 from typing import Any
 
 from compiler import workload
-from compiler.reading.subgraph import NotCovered, read_dag
+from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from core.device import Device
 from records.jobs import tasks
 from records.storage.database import Database
 from search.dag import Dag
 from search.policy import SearchTask
 from search.programs.program import Program, from_json
-from search.sketches.space import generate
+from search.rules.space import generate
 
 LIMIT = 512
 SIMILAR = 1.618
@@ -109,7 +109,7 @@ def _parse(name: str, text: str, device: Device) -> Space | None:
             # Stored by an import that named it wrongly: what is measured of it says nothing of `name`.
             raise ValueError("the stored module has another hash")
         dag = read_dag(module)
-    except (ValueError, NotCovered) as error:
+    except (ValueError, UnsupportedSubgraph) as error:
         log.warning("workload %s is left out of the search: %s", name, error)
         return None
     return Space(module, SearchTask(dag, generate(dag, device), device))

@@ -15,7 +15,7 @@ from records.schedules.schedules import Record
 from scheduler.planning.spaces import Space
 from search.allocate import TaskProgress
 from search.programs.program import Program
-from search.remeasurement import Timed, contenders
+from search.remeasurement import MeasuredProgram, select_for_remeasurement
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class TaskHistory:
     def contenders(self, count: int) -> list[Finished]:
         """Those to measure again."""
         idle = [one for one in self.finished if one.trace not in self.waiting]
-        timed = [Timed(number, one.seconds, one.repeat + 1) for number, one in enumerate(idle)]
-        return [idle[number] for number in contenders(timed, count)]
+        timed = [MeasuredProgram(number, one.seconds, one.repeat + 1) for number, one in enumerate(idle)]
+        return [idle[number] for number in select_for_remeasurement(timed, count)]
 
     @property
     def num_issued(self) -> int:

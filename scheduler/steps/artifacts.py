@@ -11,11 +11,11 @@ from importlib.metadata import version
 from compiler.importing.model import ExtractedTask
 from compiler.lowering.trace import LoweringError, apply_trace
 from compiler.packaging.artifact import Manifest, TaskEntry, pack, unpack
-from compiler.sandbox.models import Imported
-from compiler.sandbox.traces import try_traces
+from compiler.sandbox.models import ImportedModel
+from compiler.sandbox.traces import check_traces
 from compiler.workload import from_json
 from core.device import Device
-from records.fleet.leases import ModuleKind
+from core.lease import ModuleKind
 from records.jobs.jobs import Job
 from records.schedules.schedules import Record
 from scheduler.steps.fallbacks import History, Plan, Schedule, next_plan, schedule_of
@@ -29,7 +29,7 @@ MAX_NAMED = 3
 log = logging.getLogger(__name__)
 
 
-def untuned_artifact(job: Job, device: Device, imported: Imported, library: bytes, now: float) -> bytes:
+def untuned_artifact(job: Job, device: Device, imported: ImportedModel, library: bytes, now: float) -> bytes:
     """The library that TVM made of the model by default, packed."""
     return pack(library, _manifest(job, device, imported, (), now))
 
@@ -37,7 +37,7 @@ def untuned_artifact(job: Job, device: Device, imported: Imported, library: byte
 def tuned_artifact(
     job: Job,
     device: Device,
-    imported: Imported,
+    imported: ImportedModel,
     plan: Plan,
     library: bytes,
     reference: bytes | None,
@@ -123,7 +123,7 @@ def _refused(
     """What is wrong with records that don't apply. What strangers sent, and records of the workloads `apart`,
     are tried in another process first, and compiled there."""
     strange = [name for name, record in chosen.items() if record.source == "import" or name in apart]
-    tried = try_traces([(modules[name], chosen[name].trace) for name in strange], target)
+    tried = check_traces([(modules[name], chosen[name].trace) for name in strange], target)
     problems = dict(zip(strange, tried, strict=True))
     refused: dict[Schedule, str] = {}
     for name, record in chosen.items():
@@ -154,7 +154,7 @@ def _entry(task: ExtractedTask, plan: Plan) -> TaskEntry:
 
 
 def _manifest(
-    job: Job, device: Device, imported: Imported, entries: tuple[TaskEntry, ...], now: float
+    job: Job, device: Device, imported: ImportedModel, entries: tuple[TaskEntry, ...], now: float
 ) -> Manifest:
     return Manifest(
         model_name=job.request.model_name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from compiler.importing.model import ModelError
+from compiler.importing.spec import ModelError
 from compiler.packaging.artifact import ArtifactError
 from core.job import JobState
 from records.fleet import leases

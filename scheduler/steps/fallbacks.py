@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 
 from compiler.packaging.artifact import REFERENCE_FAILED
 from core.measurement import Outcome
-from records.fleet.leases import ModuleRun
+from records.fleet.module_runs import StoredModuleRun
 from records.jobs import events
 from records.schedules.schedules import Record
 from records.storage.statements import digest
@@ -47,7 +47,7 @@ class Attempt:
 
     schedules: frozenset[Schedule]
     failure: str
-    run: ModuleRun | None = None
+    run: StoredModuleRun | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def note_refused(session: Session, job_id: str, schedule: Schedule, problem: str
     events.append(session, job_id, REFUSED, data, now)
 
 
-def read(session: Session, job_id: str, runs: Sequence[ModuleRun]) -> History:
+def read(session: Session, job_id: str, runs: Sequence[StoredModuleRun]) -> History:
     """Of the job whose module runs these are."""
     timed = {run.artifact_sha: run for run in runs if run.kind == "tuned"}
     untuned_fails = any(run.kind == "untuned" and run.failed for run in runs)
@@ -129,7 +129,7 @@ def read(session: Session, job_id: str, runs: Sequence[ModuleRun]) -> History:
     return History(tuple(attempts), refused, stopped, uncompared)
 
 
-def why(run: ModuleRun) -> str:
+def why(run: StoredModuleRun) -> str:
     """How a module run failed, in a line; empty when it didn't."""
     if run.outcome is Outcome.OK:
         return ""

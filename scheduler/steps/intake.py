@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from compiler.importing.model import ExtractedTask
-from compiler.reading.subgraph import NotCovered, read_dag
+from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from compiler.workload import from_json
 from core.device import Device
 from core.job import JobState
@@ -76,7 +76,7 @@ class _Subgraph:
     def read(cls, task: ExtractedTask) -> _Subgraph:
         try:
             return cls(task, read_dag(from_json(task.module_json)), "")
-        except NotCovered as error:
+        except UnsupportedSubgraph as error:
             return cls(task, None, str(error) or "the search has no form for it")
 
     def store(self, session: Session) -> None:
@@ -108,7 +108,7 @@ def _store(session: Session, job: Job, subgraphs: Sequence[_Subgraph], now: floa
 
 def _next(session: Session, job: Job, subgraphs: Sequence[_Subgraph]) -> tuple[JobState, str]:
     """The state that follows, and what to say of it."""
-    if job.request.trials:
+    if job.request.budget.trials:
         num_covered = sum(subgraph.dag is not None for subgraph in subgraphs)
         return JobState.TUNING, f"searching {num_covered} of {len(subgraphs)} subgraphs"
     if num_unknown := len(budget.unknown(session, job.id)):

@@ -12,8 +12,9 @@ from sqlalchemy.orm import Session
 from compiler.importing.spec import ModelError
 from compiler.packaging.artifact import ArtifactError, unpack
 from core.job import JobState
-from records.fleet import devices, leases
-from records.fleet.leases import ModuleKind, ModuleRun
+from core.lease import ModuleKind
+from records.fleet import devices, module_runs
+from records.fleet.module_runs import StoredModuleRun
 from records.jobs import jobs, tasks
 from records.jobs.jobs import Job
 from records.schedules import schedules
@@ -36,7 +37,7 @@ NAMES: Mapping[ModuleKind, str] = {
 class Verdict:
     """Which of the timed models to publish, and the sentence that tells the user why."""
 
-    run: ModuleRun
+    run: StoredModuleRun
     message: str
 
 
@@ -46,7 +47,7 @@ def run(context: Context, job: Job) -> None:
     Raises PermanentError when nothing that was compiled runs on the device.
     """
     with context.database.begin() as session:
-        runs = leases.module_runs(session, job.id)
+        runs = module_runs.of_job(session, job.id)
         history = fallbacks.read(session, job.id, runs)
         if any(run.state != "done" for run in runs):
             waiting.note_missing_device(session, job, context.now())
@@ -64,7 +65,7 @@ def run(context: Context, job: Job) -> None:
         _time_untuned(context, job, _not_compiled(cause))
     elif not _timed_together(runs):
         with context.database.begin() as session:
-            leases.time_again(session, [run.id for run in runs if not run.failed])
+            module_runs.time_again(session, [run.id for run in runs if not run.failed])
     else:
         verdict = judge(runs, _not_compiled(cause))
         if history.uncompared and verdict.run.kind == "tuned" and not _untuned_fails(runs):
@@ -73,7 +74,7 @@ def run(context: Context, job: Job) -> None:
         _publish(context, job, verdict, runs)
 
 
-def judge(runs: Sequence[ModuleRun], cause: str = "") -> Verdict:
+def judge(runs: Sequence[StoredModuleRun], cause: str = "") -> Verdict:
     """The fastest tuned model, unless all fail or another one is faster. Without one, `cause` says why there
     is none. Raises PermanentError if none runs."""
     works = sorted((run for run in runs if not run.failed), key=_rank)
@@ -93,11 +94,11 @@ def judge(runs: Sequence[ModuleRun], cause: str = "") -> Verdict:
     return Verdict(best, f"{cause}: {NAMES[best.kind]} is published{again}")
 
 
-def _rank(run: ModuleRun) -> tuple[float, int]:
+def _rank(run: StoredModuleRun) -> tuple[float, int]:
     return _latency_s(run), list(NAMES).index(run.kind)
 
 
-def _praise(tuned: ModuleRun, works: Sequence[ModuleRun]) -> str:
+def _praise(tuned: StoredModuleRun, works: Sequence[StoredModuleRun]) -> str:
     """How much faster the tuned model is than the others."""
     others = {run.kind: run for run in works}
     text = _ms(tuned)
@@ -111,14 +112,14 @@ def _praise(tuned: ModuleRun, works: Sequence[ModuleRun]) -> str:
     return text
 
 
-def _timed_together(runs: Sequence[ModuleRun]) -> bool:
+def _timed_together(runs: Sequence[StoredModuleRun]) -> bool:
     """Whether the models that run were timed in turns, in one lease. Not those of which one outlived a lost
     device: they had a lease each, and will have."""
     works = [run for run in runs if not run.failed]
     return len({run.lease_id for run in works}) < 2 or any(run.attempts for run in works)
 
 
-def _untuned_fails(runs: Sequence[ModuleRun]) -> bool:
+def _untuned_fails(runs: Sequence[StoredModuleRun]) -> bool:
     return any(run.kind == "untuned" and run.failed for run in runs)
 
 
@@ -126,7 +127,7 @@ def _works_at_once(history: History) -> bool:
     return len(history.attempts) == 1 and not history.attempts[0].failure
 
 
-def _compile(context: Context, job: Job, runs: Sequence[ModuleRun], history: History) -> bool:
+def _compile(context: Context, job: Job, runs: Sequence[StoredModuleRun], history: History) -> bool:
     """Put the model together with the schedules that come next, and ask for its timing; False when there are
     none. Raises PermanentError, ModelError, ArtifactError."""
     limit = context.settings.max_failures
@@ -172,7 +173,7 @@ def _time_untuned(context: Context, job: Job, cause: str) -> None:
 
 def _ask(session: Session, job: Job, artifacts: Mapping[ModuleKind, str], message: str, now: float) -> None:
     for kind, sha in artifacts.items():
-        leases.add_module_run(session, job.id, kind, sha, now)
+        module_runs.add(session, job.id, kind, sha, now)
     jobs.set_message(session, job.id, message)
 
 
@@ -216,7 +217,7 @@ def _untuned(context: Context, job: Job) -> bytes:
     return unpack(artifact)[0]
 
 
-def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[ModuleRun]) -> None:
+def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[StoredModuleRun]) -> None:
     slowest_first = sorted((run for run in runs if not run.failed), key=_rank, reverse=True)
     secs = {run.kind: run.run_secs for run in slowest_first}
     if verdict.run.kind == "published":
@@ -244,13 +245,13 @@ def _not_compiled(cause: Exception | None) -> str:
     return f"the model could not be compiled with the schedules found ({cause})"
 
 
-def _latency_s(run: ModuleRun) -> float:
+def _latency_s(run: StoredModuleRun) -> float:
     return statistics.median(run.run_secs)
 
 
-def _ms(run: ModuleRun) -> str:
+def _ms(run: StoredModuleRun) -> str:
     return f"{_latency_s(run) * 1e3:.3g} ms"
 
 
-def _times(slow: ModuleRun, fast: ModuleRun) -> str:
+def _times(slow: StoredModuleRun, fast: StoredModuleRun) -> str:
     return f"{_latency_s(slow) / _latency_s(fast):.1f} times"

@@ -66,9 +66,8 @@ def _decide(session: Session, context: Context, job: Job) -> RoundPlan:
 
 
 def _time_is_up(job: Job, now: float) -> bool:
-    if job.request.minutes is None or job.started_at is None:
-        return False
-    return now >= job.started_at + 60 * job.request.minutes
+    minutes = job.request.budget.minutes
+    return minutes is not None and job.started_at is not None and now >= job.started_at + 60 * minutes
 
 
 def _issue(context: Context, job: Job, order: RoundPlan) -> int:
@@ -90,7 +89,7 @@ def _issue(context: Context, job: Job, order: RoundPlan) -> int:
 
 def _per_pick(context: Context, job: Job, num_tasks: int) -> int:
     """Trials that a task gets at once, fewer where the budget is too small for every task to get so many."""
-    return max(1, min(context.settings.trials_per_pick, job.request.trials // max(num_tasks, 1)))
+    return max(1, min(context.settings.trials_per_pick, job.request.budget.trials // max(num_tasks, 1)))
 
 
 def _store(session: Session, context: Context, situation: JobSnapshot, batch: Sequence[NewTrial]) -> int:

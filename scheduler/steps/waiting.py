@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from core.job import Build
-from core.worker import Wanted, WorkerState
+from core.worker import Role, Wanted, WorkerState
 from records.fleet import building, devices
 from records.fleet.devices import LOST_AFTER_S, WorkerInfo
 from records.jobs import jobs
@@ -21,7 +21,7 @@ def note_no_device(session: Session, job: Job, now: float) -> None:
     """Say so while it isn't known yet which device class a job is for."""
     native = job.request.target == "native"
     which = "a device" if native else f"a device of class {job.request.target}"
-    known = [worker for worker in devices.workers(session) if not worker.is_builder]
+    known = [worker for worker in devices.workers(session) if worker.role is Role.MEASURE]
     classless = [worker for worker in known if worker.device_class is None]
     remedy = _remedy(known if native else [], classless, "start a worker", now)
     _say(session, job, f"waiting for {which}: {remedy}")
@@ -30,7 +30,7 @@ def note_no_device(session: Session, job: Job, now: float) -> None:
 def note_missing_device(session: Session, job: Job, now: float) -> None:
     """Say so while no worker of the job's device class is there."""
     start = f"waiting for a device of class {job.device_class}: "
-    known = [worker for worker in devices.workers(session) if not worker.is_builder]
+    known = [worker for worker in devices.workers(session) if worker.role is Role.MEASURE]
     mine = [worker for worker in known if worker.device_class == job.device_class]
     if any(_is_there(worker, now) for worker in mine):
         if job.message.startswith(start):
@@ -53,7 +53,9 @@ def _note_missing_builder(session: Session, job: Job, now: float) -> None:
     assert job.device_class is not None, "one of its devices is there"
     code = f"{devices.get_class(session, job.device_class).machine} code: "
     # Which machines a builder is for isn't known until it can build.
-    probing = [one for one in devices.workers(session) if one.is_builder and one.state is WorkerState.PROBING]
+    probing = [
+        one for one in devices.workers(session) if one.role is Role.BUILD and one.state is WorkerState.PROBING
+    ]
     start_one = "start one of this tunefarm's version with `tunefarm worker --build`"
     _say(session, job, start + code + _remedy([], probing, start_one, now))
 

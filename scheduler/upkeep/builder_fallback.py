@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from records.fleet import builder_fallback
-from records.fleet.builder_fallback import Awaited
+from records.fleet.builder_fallback import WaitingJob
 from records.storage.database import Database
 
 log = logging.getLogger(__name__)
@@ -19,18 +19,18 @@ class BuilderFallback:
     again."""
 
     def __init__(self) -> None:
-        self._since: dict[Awaited, float] = {}
+        self._since: dict[WaitingJob, float] = {}
 
     def look(self, database: Database, now: float) -> None:
         """Raises StorageError."""
         with database.begin() as session:
-            waiting = builder_fallback.awaited(session, now)
+            waiting = builder_fallback.waiting_jobs(session, now)
         # By a clock that was set back, it has only just begun.
         self._since = {one: min(self._since.get(one, now), now) for one in waiting}
         for one, since in self._since.items():
             if now - since >= PATIENCE_S:
                 log.warning("job %s: builders build nothing, so its devices do", one.job_id)
                 with database.begin() as session:
-                    builder_fallback.relieve(session, one.job_id, now - since, now)
+                    builder_fallback.build_on_devices(session, one.job_id, now - since, now)
         with database.begin() as session:
-            builder_fallback.take_back(session, now)
+            builder_fallback.end_builder_leases(session, now)

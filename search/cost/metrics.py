@@ -18,7 +18,7 @@ TOP = 30
 
 
 @dataclass(frozen=True)
-class Metrics:
+class ModelMetrics:
     """Of so many `records`. None where they can't tell: all equally fast, no two of a task, or too few.
 
     `r2` is the share of the throughputs' variance that is predicted (below 0: worse than their mean; nothing
@@ -50,11 +50,11 @@ class Predictions:
         return Predictions(self.predicted_s[rows], self.measured_s[rows], self.best_s[rows], self.task[rows])
 
 
-def evaluate(predictions: Predictions) -> Metrics:
+def evaluate(predictions: Predictions) -> ModelMetrics:
     """Metrics of all tasks together; those of which nothing ran are left out."""
     told = predictions.take(np.isfinite(predictions.best_s))
     guessed, actual = told.best_s / told.predicted_s, told.best_s / told.measured_s
-    return Metrics(
+    return ModelMetrics(
         len(actual),
         _r2(np.minimum(guessed, 1.0), actual),
         _pairwise(told.predicted_s, told.measured_s, told.task),
@@ -62,7 +62,7 @@ def evaluate(predictions: Predictions) -> Metrics:
     )
 
 
-def by_task(predictions: Predictions) -> dict[int, Metrics]:
+def by_task(predictions: Predictions) -> dict[int, ModelMetrics]:
     """As `evaluate`, of every task by itself."""
     task = predictions.task
     return {int(number): evaluate(predictions.take(task == number)) for number in np.unique(task)}

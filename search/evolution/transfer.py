@@ -19,7 +19,7 @@ INWARD = 4.0
 Place = tuple[int, int | str]
 
 
-def transferred(programs: Sequence[Program], sketches: Sequence[Sketch]) -> list[Program]:
+def transfer_programs(programs: Sequence[Program], sketches: Sequence[Sketch]) -> list[Program]:
     """The programs as those of the sketches that have their structure, in their order and each once; those
     without such a sketch, and those that would not be legal, are left out.
 

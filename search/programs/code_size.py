@@ -11,9 +11,8 @@ from search.programs.nest import Floats, Nest, vector_instructions
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.predicates import is_arranged, lies_apart
-from search.sketches.sketch import read_kind
 from search.sketches.stage import Stage
-from search.sketches.variables import MAX_INNERMOST
+from search.sketches.variables import MAX_INNERMOST, read_kind
 
 # Unrolled bodies of more instructions only spill, and take the compiler seconds.
 MAX_TILE_INSTRUCTIONS = 64

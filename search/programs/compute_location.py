@@ -11,8 +11,8 @@ from search.dag import extent_of
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.predicates import runs_apart
-from search.sketches.sketch import vector_loops
 from search.sketches.stage import Rfactor, Stage
+from search.sketches.variables import vector_loops
 
 
 def depth_of(population: Population, node: str) -> Ints:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from search.dag import Node, extent_of
 from search.sketches.factors import Ints, Tail, covers, tilings
 
 MAX_INNERMOST = 64
+VECTOR_LANES = (1, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -73,3 +75,28 @@ class Choice:
 
 
 Variable = Split | Choice
+
+
+def read_kind(buffer: str) -> str:
+    """The kind of the choice how a tiled node reads a buffer."""
+    return f"read {buffer}"
+
+
+def fetch_kind(buffer: str) -> str:
+    """The kind of the choice how many values of a buffer a thread of a GPU fetches at once."""
+    return f"lanes {buffer}"
+
+
+def vector_loops(node: Node) -> tuple[int, ...]:
+    """The axes that may become one vector together, innermost first: the one that is contiguous in the
+    result and, if that is the last one, those around it, until they are longer than any vector."""
+    if node.vector_axis is None:
+        return ()
+    found = [node.vector_axis]
+    outer = node.spatial[:-1] if node.vector_axis == node.spatial[-1] else ()
+    for axis in reversed(outer):
+        if extent_of(node, found) >= VECTOR_LANES[-1]:
+            break
+        if node.axes[axis].extent > 1:
+            found.append(axis)
+    return tuple(found)

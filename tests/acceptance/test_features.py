@@ -11,15 +11,15 @@ from pathlib import Path
 import onnx
 import pytest
 
-from compiler.target import probe
-from core.instruction_sets import CLASSES
+from compiler.target import detect_device
+from core.instruction_sets import EMULATED_CLASSES
 from examples.make_models import make
 from tests.processes import service, worker
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif("avx512f" not in probe().features, reason="has no AVX-512 to give up"),
+    pytest.mark.skipif("avx512f" not in detect_device().features, reason="has no AVX-512 to give up"),
 ]
 WIDEST = {"avx512": "zmm", "avx2": "ymm", "sse4.2": "xmm"}
 
@@ -36,7 +36,7 @@ def test_one_machine_is_three_device_classes(tmp_path: Path) -> None:
     onnx.save(make("resnet18", tiny=True), tmp_path / "tiny.onnx")
     classes = set()
     with service(tmp_path) as farm:
-        for name, without in CLASSES.items():
+        for name, without in EMULATED_CLASSES.items():
             features = ["--features", ",".join(f"-{one}" for one in without)] if without else []
             with worker(farm, name, "--threads", "2", *features):
                 found = farm.shown(name)["device_class"]

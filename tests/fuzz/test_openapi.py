@@ -14,11 +14,12 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.generation.feedback import FeedbackSources
 from schemathesis.pytest._test_builder import build_operation_test
 
-from core.job import JobState
+from core.access import Scope
+from core.job import Budget, JobState
 from core.measurement import Measurement, Outcome
 from core.worker import WorkerState
 from records import access
-from records.access import Scope, Token
+from records.access import Token
 from records.jobs import jobs, tasks, trials
 from records.jobs.jobs import JobRequest
 from records.jobs.tasks import TaskSpec
@@ -125,7 +126,7 @@ def filled(service: Service) -> str:
     with service.database.begin() as session:
         access.add_token(session, Token(TOKEN, "reader", frozenset({Scope.READ}), 1.0), "0" * 64)
         cost_models.add(session, Version(DEVICE.key, 100, 5.0, 6.0, 0.25, METRICS), b"trees")
-        request = JobRequest(model, "relu", {"x": (4,)}, "native", 3, 1.5, 0)
+        request = JobRequest(model, "relu", {"x": (4,)}, "native", Budget(3, 1.5), 0)
         jobs.create(session, JOB, request, None, 1.0)
         jobs.set_device_class(session, JOB, DEVICE.key)
         jobs.advance(session, JOB, {JobState.QUEUED}, JobState.TUNING, 1.0)

@@ -7,7 +7,7 @@ import tarfile
 from pathlib import Path
 
 from core.exit_code import ExitCode
-from tunefarm.errors import CommandError
+from system.command import CommandError
 
 MEMBERS = ("model.so", "manifest.json")
 

@@ -27,6 +27,7 @@ import httpx_sse
 import tenacity
 from pydantic import TypeAdapter, ValidationError
 
+from core.access import Scope
 from system.tls import TlsFiles
 from tunefarm.client.values import (
     CostModelReport,
@@ -38,7 +39,6 @@ from tunefarm.client.values import (
     NewToken,
     Schedule,
     ScheduleDatabase,
-    Scope,
     StoredModel,
     StoredToken,
     Task,

@@ -7,8 +7,9 @@ from pathlib import Path
 from types import ModuleType
 
 from core.exit_code import ExitCode
+from system.command import CommandError
 from tunefarm.client.values import ExportedRecord, ExportedWorkload, ScheduleDatabase
-from tunefarm.errors import CommandError, InputError
+from tunefarm.errors import InputError
 
 WORKLOAD_FILE = "database_workload.json"
 RECORD_FILE = "database_tuning_record.json"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
+from core.access import Scope
 from core.job import Build, JobState
 
 
@@ -158,15 +158,6 @@ class DeviceClass:
     cores: int
     vector_bytes: int
     profile: dict[str, Any] | None = None
-
-
-class Scope(StrEnum):
-    """What a token allows; `admin` allows everything."""
-
-    SUBMIT = "submit"
-    READ = "read"
-    ADMIN = "admin"
-    WORKER = "worker"
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from core.exit_code import ExitCode
+from system.command import CommandError
 from tunefarm.client.client import Client, ClientError
 from tunefarm.client.values import Worker
 from tunefarm.embedded.folder import DataFolder
-from tunefarm.errors import CommandError, StackError
-from tunefarm.settings import Settings
+from tunefarm.errors import StackError
+from tunefarm.settings import CommandSettings
 
 if TYPE_CHECKING:
     from tunefarm.embedded.stack import Stack
@@ -33,7 +34,7 @@ class Service:
 
 
 @contextlib.contextmanager
-def connect(settings: Settings) -> Iterator[Service]:
+def connect(settings: CommandSettings) -> Iterator[Service]:
     """The service at `--server`, or the one that owns the data folder. Raises CommandError without either."""
     url = settings.server or _running_at(settings, lasting=False)
     if url is None:
@@ -47,7 +48,7 @@ def connect(settings: Settings) -> Iterator[Service]:
 
 @contextlib.contextmanager
 def connect_or_start(
-    settings: Settings, say: Callable[[str], None], features: str | None = None
+    settings: CommandSettings, say: Callable[[str], None], features: str | None = None
 ) -> Iterator[Service]:
     """As `connect`, but where none runs, one is started for the length of the context, whose worker
     gives up the instruction sets that `features` names."""
@@ -118,13 +119,13 @@ def wait_for_device(service: Service, target: str | None) -> None:
         time.sleep(POLL_S)
 
 
-def _running_at(settings: Settings, *, lasting: bool) -> str | None:
+def _running_at(settings: CommandSettings, *, lasting: bool) -> str | None:
     """The address of the stack that owns the data folder; only of one started by `up` if `lasting`."""
     running = DataFolder(settings.data).running()
     return running.url if running and (running.lasting or not lasting) else None
 
 
-def _connect(url: str, settings: Settings) -> Client:
+def _connect(url: str, settings: CommandSettings) -> Client:
     try:
         return Client(url, settings.secret, tls=settings.tls)
     except ValueError as error:

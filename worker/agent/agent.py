@@ -13,10 +13,10 @@ from pathlib import Path
 import grpc
 
 from core.device import Device
-from core.lease import Built, Candidate, Limits, ModuleRun
-from core.measurement import Measurement, Outcome
+from core.lease import Candidate, Limits, ModuleRun
+from core.measurement import Built, Measurement, Outcome
 from core.worker import Role, Vitals, Wanted, WorkerState
-from proto.messages import Answer, Library, WorkerReport
+from proto.messages import Answer, LibraryUpload, WorkerReport
 from worker.agent.display import Display, LeaseProgress, LogDisplay
 from worker.agent.failed_checks import FailedChecks
 from worker.agent.outbox import Outbox
@@ -365,7 +365,7 @@ class Agent:
             result: Exported | Measurement | Built
             result = await self._executor.export(request, limits, self._ahead(fetched, index))
             if isinstance(result, Exported):
-                library = Library(self._session_id, held.lease.id, candidate.trial_id, result.data)
+                library = LibraryUpload(self._session_id, held.lease.id, candidate.trial_id, result.data)
                 refused = await self._fleet.put_library(library)
                 if refused:
                     text = f"the service refused the library: {refused}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,8 +18,8 @@ from rich.logging import RichHandler
 from rich.text import Text
 
 from core.durations import latency_text
-from core.lease import Built, Lease
-from core.measurement import Measurement, Outcome
+from core.lease import Lease
+from core.measurement import Built, Measurement, Outcome
 
 _log = logging.getLogger(__name__)
 
@@ -45,12 +46,9 @@ class LeaseProgress:
 
     def note(self, measurement: Measurement | Built) -> None:
         """Count a result."""
-        if isinstance(measurement, Built):
-            self.outcomes[Outcome.OK] += 1
-            return
         self.outcomes[measurement.outcome] += 1
-        if measurement.outcome is Outcome.OK:
-            self.best_s = min(filter(None, (self.best_s, measurement.latency_s)))
+        if measurement.run_secs:
+            self.best_s = min(filter(None, (self.best_s, statistics.median(measurement.run_secs))))
 
     def __str__(self) -> str:
         if self.lease.module_runs:

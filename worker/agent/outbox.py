@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from core.lease import Built, LeaseId
-from core.measurement import Measurement
+from core.lease import LeaseId
+from core.measurement import Built, Measurement
 from proto.messages import MAX_RESULTS, Result
 
 

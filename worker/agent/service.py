@@ -14,10 +14,9 @@ import grpc.aio
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from proto import fleet_pb2 as pb
-from proto.convert import WireError, answer_from_wire, report_to_wire
-from proto.convert_library import library_to_wire
+from proto.convert import WireError, answer_from_wire, library_to_wire, report_to_wire
 from proto.fleet_pb2_grpc import FleetStub
-from proto.messages import MAX_LIBRARY_BYTES, MAX_MESSAGE_BYTES, Answer, Library, WorkerReport
+from proto.messages import MAX_LIBRARY_BYTES, MAX_MESSAGE_BYTES, Answer, LibraryUpload, WorkerReport
 from system.tls import TlsFiles
 
 _log = logging.getLogger(__name__)
@@ -144,7 +143,7 @@ class FleetClient:
             _log.warning("the file %s arrived damaged", sha256)
         raise NotFound(f"the file {sha256} arrived damaged {BLOB_TRIES} times")
 
-    async def put_library(self, library: Library) -> str:
+    async def put_library(self, library: LibraryUpload) -> str:
         """Store the library of a trial. Return a sentence on why the service refuses it, or an empty one."""
         if len(library.data) > MAX_LIBRARY_BYTES:
             return f"it has {len(library.data)} bytes, and {MAX_LIBRARY_BYTES} are allowed"

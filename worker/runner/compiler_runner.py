@@ -10,13 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from threading import Barrier
 
-import compiler.measuring.bench
-from compiler.measuring.bench import BuiltKernel, can_export
+from compiler.measuring.builder import BuiltKernel, LocalBuilder, check_export
 from compiler.measuring.calibration import calibrate
-from compiler.measuring.cores import bind_pool
-from compiler.packaging.library import Library
+from compiler.measuring.cores import bind_thread_pool
+from compiler.measuring.runner import LocalRunner
+from compiler.packaging.library import KernelLibrary
 from compiler.packaging.linker import MACHINES
-from compiler.target import probe
+from compiler.target import detect_device
 from core.device import Device
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
@@ -31,14 +31,15 @@ class CompilerRunner:
 
     def __init__(self, threads: int, without: Sequence[str] = ()) -> None:
         """Raises FeatureError when this machine lacks an instruction set that it is to do `without`."""
-        bind_pool(threads)
-        self._device = probe(threads, without)
-        self._bench = lru_cache(maxsize=4)(compiler.measuring.bench.Bench)  # by target
+        bind_thread_pool(threads)
+        self._device = detect_device(threads, without)
+        self._builder = lru_cache(maxsize=4)(LocalBuilder)  # by target
+        self._runner = lru_cache(maxsize=4)(LocalRunner)
         self._builders = ThreadPoolExecutor(threads, thread_name_prefix="build")
-        self._built: dict[int, tuple[BuildRequest, BuiltKernel | Library | Measurement]] = {}
+        self._built: dict[int, tuple[BuildRequest, BuiltKernel | KernelLibrary | Measurement]] = {}
 
     def check(self) -> Device:
-        self._bench(self._device.target).self_check()
+        self._runner(self._device.target).self_check()
         # All threads start now: their stacks and heaps must not count as growth that candidates caused.
         all_started = Barrier(self._device.cores)
         for _ in self._builders.map(lambda _: all_started.wait(), range(self._device.cores)):
@@ -59,7 +60,7 @@ class CompilerRunner:
         def prepare(workload: tuple[str, str]) -> None:
             target, module_json = workload
             with contextlib.suppress(ValueError):  # the build has reported it
-                self._bench(target).prepare(module_json)
+                self._runner(target).prepare(module_json)
 
         refused = self._builders.map(build, requests)
         workloads = dict.fromkeys(
@@ -74,7 +75,7 @@ class CompilerRunner:
         names, problems = [], []
         for machine in sorted(MACHINES, key=lambda machine: machine != platform.machine()):
             try:
-                can_export(machine)
+                check_export(machine)
                 names.append(machine)
             except Exception as error:  # TVM raises whatever class its C++ side names
                 problems.append(str(error)[-500:])
@@ -84,27 +85,27 @@ class CompilerRunner:
         request, built = self._built.pop(number)
         if isinstance(built, Measurement):
             return built
-        if isinstance(built, Library):
+        if isinstance(built, KernelLibrary):
             return Measurement(Outcome.RUN_ERROR, error="it was built for another machine")
-        return self._bench(request.target).run(built, request.module_json, request.constants, best_s)
+        return self._runner(request.target).run(built, request.module_json, request.constants, best_s)
 
     def export(self, number: int) -> Exported | Measurement:
         _, built = self._built.pop(number)
-        if isinstance(built, Library):
+        if isinstance(built, KernelLibrary):
             return Exported(built.pack(), built.build_secs)
         assert isinstance(built, Measurement), "the agent exports only what it had built for export"
         return built
 
     def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
-        return self._bench(self._device.target).measure_module(artifact, compare)
+        return self._runner(self._device.target).measure_module(artifact, compare)
 
-    def _build(self, request: BuildRequest) -> BuiltKernel | Library | Measurement:
+    def _build(self, request: BuildRequest) -> BuiltKernel | KernelLibrary | Measurement:
         try:
-            bench = self._bench(request.target)
             if request.library is not None:
-                return bench.load(Path(request.library).read_bytes())
+                return self._runner(request.target).load(Path(request.library).read_bytes())
+            builder = self._builder(request.target)
             if request.export:
-                return bench.export(request.module_json, request.trace)
-            return bench.build(request.module_json, request.trace)
+                return builder.export(request.module_json, request.trace)
+            return builder.build(request.module_json, request.trace)
         except ValueError as error:
             return Measurement(Outcome.BUILD_ERROR, error=str(error))

@@ -17,11 +17,11 @@ from typing import TypeVar
 
 import psutil
 
-from compiler.sandbox.environment import passed
 from core.device import Device
 from core.lease import Limits
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
+from system.environment import allowed_variables
 from system.settings import SettingsError
 from worker.runner import messages
 from worker.runner.child_protocol import BuildCall, UnaryCall
@@ -217,7 +217,7 @@ class Executor:
             command += ["--user", self._config.user]
         if self._config.without:
             command += ["--without", *self._config.without]
-        environment = passed(self._environment)
+        environment = allowed_variables(self._environment)
         path = [str(PACKAGES), *filter(None, [environment.get("PYTHONPATH")])]
         environment |= {
             "PYTHONPATH": os.pathsep.join(path),

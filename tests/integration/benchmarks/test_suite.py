@@ -10,10 +10,10 @@ from tvm.s_tir.meta_schedule.testing.te_workload import CONFIGS, create_te_workl
 
 from benchmarks.suite import OPERATORS
 from compiler import fallback
-from compiler.target import parse_target, probe
+from compiler.target import detect_device, parse_target
 from tests.suite import CASES, REFERENCES, SHAPES, Case
 
-TARGET = parse_target(probe().target)
+TARGET = parse_target(detect_device().target)
 IN_TVM = {"ConvLayer": "CBR", "softmax": "SFM"}
 
 

@@ -17,15 +17,15 @@ from compiler.importing.model import ExtractedTask, extract_tasks, fuse, read_on
 from compiler.lowering.trace import lower
 from compiler.packaging.artifact import build_library
 from compiler.packaging.metaschedule import export_database
-from compiler.reading.subgraph import NotCovered, read_dag
-from compiler.target import probe
+from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
+from compiler.target import detect_device
 from compiler.workload import from_json
 from search.cost.model import CostModel
 from search.policy import SearchTask, propose
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.onnx_models import residual
 
-DEVICE = probe(cores=2)
+DEVICE = detect_device(cores=2)
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def _proposed(task: ExtractedTask) -> str | None:
     module = from_json(task.module_json)
     try:
         dag = read_dag(module)
-    except NotCovered:
+    except UnsupportedSubgraph:
         return None
     search_task = SearchTask(dag, generate(dag, DEVICE), DEVICE)
     rng = np.random.default_rng(0)

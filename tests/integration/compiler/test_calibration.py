@@ -14,7 +14,7 @@ import pytest
 
 from compiler.measuring import calibration
 from compiler.measuring.calibration import CalibrationError, calibrate
-from compiler.target import probe
+from compiler.target import detect_device
 from core.device import Device
 from core.profile import Profile
 
@@ -41,7 +41,7 @@ def elements(profile: Profile, device: Device) -> float:
 
 @pytest.mark.slow
 def test_this_machine() -> None:
-    device = probe(CORES)
+    device = detect_device(CORES)
     profile = calibrate(device)
     assert set(profile.derived) <= {"registers", "l3_rate", "memory_rate", "memory_rate_all"}
     assert set(profile.multiply_adds) >= {"float32", "float64", "int32", "int8"}
@@ -55,7 +55,7 @@ def test_this_machine() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have other names for less")
 def test_wider_vectors_compute_no_less() -> None:
-    device = probe(CORES)
+    device = detect_device(CORES)
     classes = [lesser(device, "nehalem", 16, "sse4_1", "sse4_2")]
     if {"avx2", "fma"} <= set(device.features):
         classes.append(lesser(device, "haswell", 32, "avx", "avx2", "fma", "sse4_1", "sse4_2"))
@@ -88,14 +88,14 @@ def test_nothing_is_begun_when_the_time_is_spent(monkeypatch: pytest.MonkeyPatch
         yield from ()
 
     monkeypatch.setattr(calibration._Calibration, "_launch", leap)
-    profile = calibrate(probe(CORES), budget_s=100.0, clock=clock)
+    profile = calibrate(detect_device(CORES), budget_s=100.0, clock=clock)
     assert set(profile.multiply_adds) == {"float32"}
     assert "hertz" not in profile.derived
     assert set(profile.derived) >= {"launch_s", "latency_cycles", "loads", *RATES}
 
 
 def test_a_machine_for_which_nothing_compiles() -> None:
-    device = probe(CORES)
+    device = detect_device(CORES)
     other = "riscv64-linux-gnu"
     target = json.dumps({"kind": "llvm", "mtriple": other, "mcpu": "generic-rv64"})
     with pytest.raises(CalibrationError, match="no kernel compiles and runs"):

@@ -10,14 +10,14 @@ import threading
 
 import pytest
 
-from compiler.measuring.cores import apart_from_pool
+from compiler.measuring.cores import off_pool_cores
 
 CORES = sorted(os.sched_getaffinity(0))
 # Prints the cores of all threads but those of libraries that were there before, the caller's first.
 SCRIPT = """
 import json, os, sys, threading
 import numpy as np, tvm
-from compiler.measuring.cores import apart_from_pool, bind_pool
+from compiler.measuring.cores import off_pool_cores, bind_thread_pool
 from tests.workloads import matmul
 
 def cores():
@@ -31,10 +31,10 @@ schedule = tvm.s_tir.Schedule(matmul(8, 8, 8))
 schedule.parallel(schedule.get_loops(block)[0])
 function = tvm.compile(schedule.mod, target="llvm")["main"]
 others = set(map(int, os.listdir("/proc/self/task")))
-bind_pool(threads)
+bind_thread_pool(threads)
 function(*(tvm.runtime.tensor(np.ones((8, 8), "float32")) for _ in range(3)))
 before = cores()
-with apart_from_pool():
+with off_pool_cores():
     timed = cores()
 print(json.dumps([before, timed, cores()]))
 """
@@ -74,6 +74,6 @@ def test_more_threads_than_cores_are_timed_where_they_may_run() -> None:
 
 def test_a_thread_that_is_alone_stays_where_it_may_run() -> None:
     before = os.sched_getaffinity(threading.get_native_id())
-    with pytest.raises(ValueError, match="while it ran"), apart_from_pool():
+    with pytest.raises(ValueError, match="while it ran"), off_pool_cores():
         raise ValueError("while it ran")
     assert os.sched_getaffinity(threading.get_native_id()) == before

@@ -9,9 +9,10 @@ import tvm
 from tvm import te, tirx
 
 from compiler.lowering.trace import lower
-from compiler.measuring.bench import Bench, BuiltKernel
+from compiler.measuring.builder import BuiltKernel, LocalBuilder
+from compiler.measuring.runner import LocalRunner
 from compiler.reading.subgraph import read_dag
-from compiler.target import probe
+from compiler.target import detect_device
 from compiler.workload import to_json
 from core.measurement import Outcome
 from search.dag import Dag
@@ -19,7 +20,8 @@ from tests.packing import with_constants
 from tests.unit.search.known_good import KNOWN_GOOD
 from tests.workloads import module
 
-DEVICE = probe()
+DEVICE = detect_device()
+BUILDER = LocalBuilder(DEVICE.target)
 
 Tensors = list[te.Tensor]
 
@@ -191,17 +193,17 @@ def _workload(graph: Dag) -> tvm.IRModule:
 
 
 @pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench(DEVICE.target)
+def runner() -> LocalRunner:
+    return LocalRunner(DEVICE.target)
 
 
 @pytest.mark.parametrize("name", KNOWN_GOOD)
-def test_a_good_program_computes_the_right_result(name: str, bench: Bench) -> None:
+def test_a_good_program_computes_the_right_result(name: str, runner: LocalRunner) -> None:
     known = KNOWN_GOOD[name]
     workload = _workload(known.graph)
     assert str(read_dag(workload)).splitlines() == str(known.graph).splitlines()
     text = to_json(workload)
-    built = bench.build(text, lower(workload, known.program, DEVICE))
+    built = BUILDER.build(text, lower(workload, known.program, DEVICE))
     assert isinstance(built, BuiltKernel), built
-    measured = bench.run(built, text, _constants(known.graph))
+    measured = runner.run(built, text, _constants(known.graph))
     assert measured.outcome is Outcome.OK, measured.error

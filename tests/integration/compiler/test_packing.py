@@ -23,10 +23,11 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase
 
 from compiler.constants import packing
 from compiler.importing.model import extract_tasks, fuse, read_onnx
-from compiler.measuring.bench import Bench, BuiltKernel
+from compiler.measuring.builder import BuiltKernel, LocalBuilder
+from compiler.measuring.runner import LocalRunner
 from compiler.packaging.artifact import ArtifactError, build_library, build_module
 from compiler.packaging.metaschedule import export_database, import_database
-from compiler.target import probe
+from compiler.target import detect_device
 from compiler.workload import from_json, to_json
 from core.measurement import Measurement, Outcome
 from tests.onnx_models import MODELS, Builder, residual
@@ -34,7 +35,8 @@ from tests.packing import pack, packed_everywhere, packed_twice, text, tile, wit
 from tests.workloads import matmul
 
 TARGET = '{"kind":"llvm","num-cores":2}'
-DEVICE = probe(cores=2)
+DEVICE = detect_device(cores=2)
+BUILDER = LocalBuilder(DEVICE.target)
 WIDTH = 8
 
 
@@ -186,8 +188,8 @@ def test_tvms_passes_find_the_exported_records_and_pack(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench(DEVICE.target)
+def runner() -> LocalRunner:
+    return LocalRunner(DEVICE.target)
 
 
 def _candidate(workload: tvm.IRModule) -> str:
@@ -199,20 +201,20 @@ def _candidate(workload: tvm.IRModule) -> str:
     return text(sch)
 
 
-def _measured(bench: Bench, workload: tvm.IRModule, trace: str) -> tuple[BuiltKernel, Measurement]:
-    built = bench.build(to_json(workload), trace)
+def _measured(runner: LocalRunner, workload: tvm.IRModule, trace: str) -> tuple[BuiltKernel, Measurement]:
+    built = BUILDER.build(to_json(workload), trace)
     assert isinstance(built, BuiltKernel), built
-    return built, bench.run(built, to_json(workload), (1,))
+    return built, runner.run(built, to_json(workload), (1,))
 
 
 @pytest.mark.parametrize("columns", [64, 50])
 def test_a_candidate_that_packs_is_measured_on_packed_constants(
-    bench: Bench, columns: int, monkeypatch: pytest.MonkeyPatch
+    runner: LocalRunner, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed: list[tuple[int, ...]] = []
     find = tvm.get_global_func
     monkeypatch.setattr(
-        "compiler.measuring.bench.tvm.get_global_func",
+        "compiler.measuring.runner.tvm.get_global_func",
         lambda name: (
             (lambda _first, *rest: flushed.extend(tuple(tensor.shape) for tensor in rest))
             if name == "cache_flush_cpu_non_first_arg"
@@ -220,39 +222,39 @@ def test_a_candidate_that_packs_is_measured_on_packed_constants(
         ),
     )
     workload = with_constants(matmul(8, columns, 32), [1])
-    built, measurement = _measured(bench, workload, _candidate(workload))
+    built, measurement = _measured(runner, workload, _candidate(workload))
     assert measurement.outcome is Outcome.OK, measurement.error
-    assert built.parts is not None
+    assert built.packed_constants is not None
     assert set(flushed) == {(4, 32, 16)}
 
 
-def test_candidates_that_pack_are_built_side_by_side(bench: Bench) -> None:
+def test_candidates_that_pack_are_built_side_by_side() -> None:
     workload = with_constants(matmul(8, 64, 32), [1])
     trace = _candidate(workload)
     with ThreadPoolExecutor(4) as pool:
-        built = list(pool.map(lambda _: bench.build(to_json(workload), trace), range(8)))
-    assert all(isinstance(one, BuiltKernel) and one.parts for one in built)
+        built = list(pool.map(lambda _: BUILDER.build(to_json(workload), trace), range(8)))
+    assert all(isinstance(one, BuiltKernel) and one.packed_constants for one in built)
 
 
-def test_a_candidate_that_packs_what_is_no_constant_packs_while_it_is_timed(bench: Bench) -> None:
+def test_a_candidate_that_packs_what_is_no_constant_packs_while_it_is_timed(runner: LocalRunner) -> None:
     workload = with_constants(matmul(8, 64, 32), [])
-    built, measurement = _measured(bench, workload, _candidate(workload))
+    built, measurement = _measured(runner, workload, _candidate(workload))
     assert measurement.outcome is Outcome.OK, measurement.error
-    assert built.parts is None
+    assert built.packed_constants is None
 
 
-def test_packing_that_can_not_be_split_off_is_a_build_error(bench: Bench) -> None:
+def test_packing_that_can_not_be_split_off_is_a_build_error() -> None:
     workload = with_constants(matmul(8, 64, 32), [1])
-    measurement = bench.build(to_json(workload), packed_twice(workload, "T_matmul", 1))
+    measurement = BUILDER.build(to_json(workload), packed_twice(workload, "T_matmul", 1))
     assert isinstance(measurement, Measurement)
     assert measurement.outcome is Outcome.BUILD_ERROR
 
 
-def test_wrongly_packed_constants_are_caught(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrongly_packed_constants_are_caught(runner: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = with_constants(matmul(8, 64, 32), [1])
-    built = bench.build(to_json(workload), _candidate(workload))
+    built = BUILDER.build(to_json(workload), _candidate(workload))
     assert isinstance(built, BuiltKernel)
     skipped = {"pack": lambda *arguments: None}
     monkeypatch.setattr("tvm.runtime.empty", lambda shape, *_: tvm.runtime.tensor(np.ones(shape, "float32")))
-    measurement = bench.run(dataclasses.replace(built, library=skipped), to_json(workload), constants=(1,))
+    measurement = runner.run(dataclasses.replace(built, library=skipped), to_json(workload), constants=(1,))
     assert measurement.outcome is Outcome.WRONG_RESULT

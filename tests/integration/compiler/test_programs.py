@@ -17,17 +17,19 @@ import tvm_ffi
 from tvm.s_tir import Schedule
 
 from compiler.lowering.trace import LoweringError, _plain, apply_trace, lower
-from compiler.measuring.bench import Bench, BuiltKernel
+from compiler.measuring.builder import BuiltKernel, LocalBuilder
+from compiler.measuring.runner import LocalRunner
 from compiler.reading.subgraph import read_dag
-from compiler.target import probe
+from compiler.target import detect_device
 from compiler.workload import from_json, to_json, workload_hash
 from core.measurement import Measurement, Outcome
 from search.programs.annotate import sample
 from search.programs.program import Population, Program
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.workloads import WORKLOADS
 
-DEVICE = probe()
+DEVICE = detect_device()
+BUILDER = LocalBuilder(DEVICE.target)
 
 
 def _programs(module: tvm.IRModule, per_sketch: int, seed: int) -> Iterator[Program]:
@@ -42,14 +44,14 @@ def _sampled(population: Population, count: int, rng: np.random.Generator) -> Po
 
 
 @cache
-def _bench() -> Bench:
-    return Bench(DEVICE.target)
+def _runner() -> LocalRunner:
+    return LocalRunner(DEVICE.target)
 
 
 def _measure(module: tvm.IRModule, trace: str) -> Measurement:
     text = to_json(module)
-    built = _bench().build(text, trace)
-    return _bench().run(built, text, ()) if isinstance(built, BuiltKernel) else built
+    built = BUILDER.build(text, trace)
+    return _runner().run(built, text, ()) if isinstance(built, BuiltKernel) else built
 
 
 def _check(name: str, programs: list[Program]) -> None:

@@ -20,20 +20,22 @@ import tvm
 
 from benchmarks.suite import OPERATORS
 from compiler.lowering.trace import LoweringError, lower
-from compiler.measuring.bench import Bench, BuiltKernel
+from compiler.measuring.builder import BuiltKernel, LocalBuilder
+from compiler.measuring.runner import LocalRunner
 from compiler.reading.subgraph import read_dag
-from compiler.target import probe
+from compiler.target import detect_device
 from compiler.workload import to_json
 from search.programs.annotate import sample
 from search.programs.program import Program
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.suite import Case, cases
 
 FEW, MANY = 12, 200
 DRAWN = 64  # of which one is taken
 SHOWN = 3  # failures that a message tells of
-DEVICE = probe()
-BENCH = Bench(DEVICE.target)
+DEVICE = detect_device()
+BUILDER = LocalBuilder(DEVICE.target)
+RUNNER = LocalRunner(DEVICE.target)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class _Workload:
             trace = lower(self.workload, program, DEVICE)
         except LoweringError as error:
             return f"lowering: {error}"
-        built = BENCH.build(to_json(self.workload), trace)
+        built = BUILDER.build(to_json(self.workload), trace)
         return built if isinstance(built, BuiltKernel) else f"building: {built.error}"
 
     def difference(self, built: BuiltKernel) -> str:

@@ -9,7 +9,7 @@ import tvm
 from tvm import te, topi
 from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
-from compiler.reading.subgraph import NotCovered, read_dag
+from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from tests.workloads import module
 
 
@@ -249,5 +249,5 @@ def _dynamic() -> tvm.IRModule:
     ],
 )
 def test_what_is_not_covered_says_why(make: Callable[[], tvm.IRModule], reason: str) -> None:
-    with pytest.raises(NotCovered, match=reason):
+    with pytest.raises(UnsupportedSubgraph, match=reason):
         read_dag(make())

@@ -19,15 +19,15 @@ from tvm import te, topi
 
 from compiler.lowering.trace import LoweringError, apply_trace, lower
 from compiler.reading.subgraph import read_dag
-from compiler.target import parse_target, probe
+from compiler.target import detect_device, parse_target
 from compiler.workload import to_json
 from core.device import Device
 from search.programs.annotate import sample
 from search.programs.program import Program
-from search.sketches.space import generate
+from search.rules.space import generate
 
 Array = NDArray[Any]
-DEVICE = probe()
+DEVICE = detect_device()
 FEW, MANY = 2, 12  # programs of a sketch
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in DEVICE.features, reason="this CPU has no such instruction"

@@ -14,13 +14,15 @@ from tvm import te, tirx, topi
 from tvm.s_tir import Schedule
 
 from compiler.codegen.vector_math import FUNCTIONS, expand_math
-from compiler.measuring.bench import Bench, BuiltKernel
-from compiler.target import probe
+from compiler.measuring.builder import BuiltKernel, LocalBuilder
+from compiler.measuring.runner import LocalRunner
+from compiler.target import detect_device
 from compiler.workload import to_json
 from core.measurement import Outcome
 from tests.workloads import layer_norm, module, softmax
 
-DEVICE = probe()
+DEVICE = detect_device()
+BUILDER = LocalBuilder(DEVICE.target)
 NATIVE = tvm.target.Target(json.loads(DEVICE.target))
 LENGTH = 512
 LIBM = re.compile(r"@(?:llvm\.)?(?:exp2?|log(?:2|10|1p)?|tanh|erf|pow)f?[.(]")
@@ -148,10 +150,10 @@ WORKLOADS = {
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_candidates_agree_with_the_reference(name: str) -> None:
-    """The bench's reference is TVM's own code, which calls libm."""
+    """The runner's reference is TVM's own code, which calls libm."""
     workload = to_json(WORKLOADS[name]())
-    bench = Bench(DEVICE.target)
-    built = bench.build(workload, "[[],[]]")
+    runner = LocalRunner(DEVICE.target)
+    built = BUILDER.build(workload, "[[],[]]")
     assert isinstance(built, BuiltKernel), built.error
     assert not LIBM.search(built.library.mod.inspect_source("ll"))
-    assert bench.run(built, workload, ()).outcome is Outcome.OK
+    assert runner.run(built, workload, ()).outcome is Outcome.OK

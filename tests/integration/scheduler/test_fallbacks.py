@@ -23,7 +23,7 @@ from compiler.importing.model import extract_tasks, fuse, read_onnx
 from compiler.lowering.trace import _plain
 from compiler.packaging.artifact import unpack
 from compiler.workload import from_json
-from core.job import JobState
+from core.job import Budget, JobState
 from core.measurement import Outcome
 from records.jobs import events, jobs, models, tasks
 from records.jobs.jobs import Job, JobRequest
@@ -174,7 +174,7 @@ def _submit(database: Database) -> None:
     with database.begin() as session:
         sha = blobs.put(session, residual())
         models.add(session, sha, "residual", NOW)
-        request = JobRequest(sha, "residual", {}, "native", trials=0, minutes=None, seed=0)
+        request = JobRequest(sha, "residual", {}, "native", Budget(0), seed=0)
         jobs.create(session, "job", request, None, NOW)
 
 

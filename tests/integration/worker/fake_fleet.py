@@ -9,13 +9,13 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from core.lease import Built, Candidate, Lease, LeaseId, Limits, ModuleRun
+from core.lease import Candidate, Lease, LeaseId, Limits, ModuleRun
+from core.measurement import Built
 from core.worker import Wanted, WorkerState
 from proto import fleet_pb2 as pb
-from proto.convert import answer_to_wire, report_from_wire
-from proto.convert_library import library_from_wire
+from proto.convert import answer_to_wire, library_from_wire, report_from_wire
 from proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
-from proto.messages import Answer, Library, Result, WorkerReport
+from proto.messages import Answer, LibraryUpload, Result, WorkerReport
 
 LIMITS = Limits(build_timeout_s=60.0, run_timeout_s=60.0, module_timeout_s=60.0, memory_bytes=1 << 28)
 
@@ -32,7 +32,7 @@ class FakeFleet(FleetServicer):
         self.workloads: dict[str, str] = {}
         self.fetched: list[str] = []
         self.blobs: dict[str, bytes] = {}
-        self.libraries: list[Library] = []
+        self.libraries: list[LibraryUpload] = []
         self.refusing = ""
         self.damaged = 0
         self.fence = False

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from core.lease import Built, LeaseId, Limits
-from core.measurement import Measurement
+from core.lease import LeaseId, Limits
+from core.measurement import Built, Measurement
 from core.worker import Role, WorkerState
 from tests.integration.worker.fake_fleet import FakeFleet
 from tests.integration.worker.test_agent import BRISK, in_state, with_fleet, working

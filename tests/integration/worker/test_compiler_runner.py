@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from compiler.target import probe
+from compiler.target import detect_device
 from compiler.workload import to_json
 from core.measurement import Measurement, Outcome
 from tests.workloads import matmul
 from worker.runner.compiler_runner import CompilerRunner
 from worker.runner.interface import BuildRequest, Exported
 
-TARGET = probe(1).target
+TARGET = detect_device(1).target
 # The trace that leaves a workload as it is.
 UNTOUCHED = "[[],[]]"
 
@@ -61,7 +61,7 @@ def test_nothing_is_compiled_while_candidates_run(
     runner: CompilerRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner.build({1: build_request(12), 2: build_request(20)}, lambda _: None, lambda _: None)
-    monkeypatch.delattr("compiler.measuring.bench.tvm.compile")
+    monkeypatch.delattr("compiler.measuring.builder.tvm.compile")
     assert [runner.run(number, None).outcome for number in (1, 2)] == [Outcome.OK, Outcome.OK]
 
 

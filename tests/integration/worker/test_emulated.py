@@ -19,7 +19,7 @@ from core.lease import Limits
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
 from search.policy import SearchTask, draw
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests import emulated
 from tests.workloads import matmul
 from worker.runner.executor import ChildConfig, Executor

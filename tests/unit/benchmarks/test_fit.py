@@ -15,7 +15,7 @@ from compiler.reading.subgraph import read_dag
 from search.cost.analytic import estimate
 from search.cost.machine import FITTED
 from search.programs.annotate import sample
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.unit.core.test_profile import PROFILE
 from tests.unit.search.dags import DEVICE
 

@@ -19,8 +19,8 @@ from compiler.packaging.artifact import (
     build_library,
     build_module,
     pack,
-    reference_of,
     unpack,
+    unpack_reference,
 )
 from tests.onnx_models import two_outputs
 
@@ -67,10 +67,10 @@ def test_equal_contents_pack_to_equal_bytes() -> None:
 def test_what_it_is_compared_with_travels_along_and_goes_no_further() -> None:
     packed = pack(b"library", MANIFEST, b"reference")
     assert unpack(packed) == (b"library", MANIFEST)
-    assert reference_of(packed) == b"reference"
-    assert reference_of(pack(*unpack(packed))) is None
+    assert unpack_reference(packed) == b"reference"
+    assert unpack_reference(pack(*unpack(packed))) is None
     with pytest.raises(ArtifactError, match="damaged"):
-        reference_of(packed[:600])
+        unpack_reference(packed[:600])
 
 
 def test_a_plain_tar_holds_the_two_files() -> None:

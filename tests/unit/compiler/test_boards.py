@@ -9,8 +9,8 @@ import pytest
 from tvm.target.codegen import target_has_features
 
 import compiler.target
-from compiler.boards import BOARDS, recognised
-from compiler.target import parse_target, probe
+from compiler.boards import BOARDS, find_board
+from compiler.target import detect_device, parse_target
 
 
 @pytest.mark.parametrize(
@@ -28,14 +28,14 @@ from compiler.target import parse_target, probe
     ],
 )
 def test_boards_are_recognised(model: str, name: str) -> None:
-    board = recognised(model)
+    board = find_board(model)
     assert board is not None
     assert board.name == name
 
 
 @pytest.mark.parametrize("model", ["", "Raspberry Pi Zero 2 W Rev 1.0", "A board of its own"])
 def test_other_boards_are_not(model: str) -> None:
-    assert recognised(model) is None
+    assert find_board(model) is None
 
 
 def test_a_board_is_what_its_maker_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def test_a_board_is_what_its_maker_says(monkeypatch: pytest.MonkeyPatch, tmp_pat
     model.write_bytes(b"Raspberry Pi 4 Model B Rev 1.5\x00")
     monkeypatch.setattr(compiler.target, "DEVICE_TREE", model)
     monkeypatch.setattr(compiler.target, "CACHES", tmp_path / "nowhere")
-    device = probe()
+    device = detect_device()
     assert (device.l1_bytes, device.l2_bytes, device.l3_bytes) == (32 << 10, 256 << 10, 1 << 20)
 
 

@@ -9,7 +9,8 @@ import tvm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compiler.importing.model import ExtractedTask, ModelError, extract_tasks, fuse, read_onnx, untuned
+from compiler.importing.model import ExtractedTask, extract_tasks, fuse, fuse_untuned, read_onnx
+from compiler.importing.spec import ModelError
 from compiler.workload import from_json, workload_hash
 from tests.onnx_models import Builder, attention, depthwise, residual, shared_convolution, two_outputs
 
@@ -79,7 +80,7 @@ def test_a_shared_convolution_keeps_its_weights() -> None:
 
 
 def test_untuned_is_tvms_own_form_of_the_model() -> None:
-    module = untuned(read_onnx(residual(), {}), TARGET)
+    module = fuse_untuned(read_onnx(residual(), {}), TARGET)
     names = [name.name_hint for name, func in module.functions_items() if isinstance(func, tvm.tirx.PrimFunc)]
     assert any(name.startswith("conv2d") for name in names)
     assert not any("transpose" in name and "conv2d" in name for name in names)

@@ -12,7 +12,7 @@ import tvm_ffi
 from numpy.typing import NDArray
 from tvm.s_tir import Schedule
 
-from compiler.constants.packing import Split, prepack, split
+from compiler.constants.packing import PackedWorkload, prepack, split_packing
 from compiler.lowering.trace import apply_trace
 from tests.packing import pack, packed_everywhere, packed_twice, text, tile, with_constants
 from tests.workloads import conv2d, matmul, residual
@@ -28,8 +28,8 @@ def _packed(mod: tvm.IRModule, constants: Sequence[int], width: int = 16) -> tvm
     return apply_trace(workload, trace)
 
 
-def _parts(scheduled: tvm.IRModule) -> Split:
-    parts = split(scheduled)
+def _parts(scheduled: tvm.IRModule) -> PackedWorkload:
+    parts = split_packing(scheduled)
     assert parts is not None
     return parts
 
@@ -83,18 +83,18 @@ def test_what_is_no_constant_is_packed_at_every_call(constants: list[int]) -> No
     workload = with_constants(matmul(8, 48, 24), constants)
     sch = Schedule(workload, debug_mask="none")
     pack(sch, sch.get_sblock("T_matmul"), workload["main"].params[1], 16)
-    assert split(sch.mod) is None
+    assert split_packing(sch.mod) is None
 
 
 def test_what_packs_nothing_is_not_split() -> None:
-    assert split(matmul(8, 48, 24)) is None
-    assert split(with_constants(matmul(8, 48, 24), [1])) is None
+    assert split_packing(matmul(8, 48, 24)) is None
+    assert split_packing(with_constants(matmul(8, 48, 24), [1])) is None
 
 
 def test_a_constant_that_is_packed_twice_is_refused() -> None:
     workload = with_constants(matmul(8, 48, 24), [1])
     with pytest.raises(Exception, match="preproc buffer is not found"):
-        split(apply_trace(workload, packed_twice(workload, "T_matmul", 1)))
+        split_packing(apply_trace(workload, packed_twice(workload, "T_matmul", 1)))
 
 
 @pytest.mark.parametrize("columns", [48, 50])

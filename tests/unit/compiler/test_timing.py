@@ -11,7 +11,7 @@ import pytest
 import tvm
 
 from compiler.measuring import timing
-from compiler.measuring.timing import MAX_CLOSE_REPEATS, MAX_REPEATS, MIN_REPEATS, Kernel
+from compiler.measuring.timing import MAX_CLOSE_REPEATS, MAX_REPEATS, MIN_REPEATS, TimedKernel
 
 BEST_S = 2e-3
 
@@ -45,7 +45,7 @@ class Machine:
 
     def measure(self, best_s: float | None) -> tuple[float, ...]:
         device = SimpleNamespace(sync=lambda: None)
-        kernel = Kernel(
+        kernel = TimedKernel(
             SimpleNamespace(mod=self), self.call, device, [tvm.runtime.empty((1,))] * 2, self.constants
         )
         return kernel.timed(kernel.call(), best_s)

@@ -15,12 +15,12 @@ from tvm import te, tirx
 
 from compiler.codegen import vector_math
 from compiler.codegen.vector_math import SMALLEST_NORMAL, expand_math
-from compiler.target import probe
+from compiler.target import detect_device
 from tests.unit.compiler.odd_rationals import fit
 from tests.workloads import module
 
 LENGTH = 4096
-NATIVE = tvm.target.Target(probe().target)
+NATIVE = tvm.target.Target(detect_device().target)
 # The same code without fused multiply-adds rounds differently.
 PLAIN = tvm.target.Target({"kind": "llvm"})
 

@@ -19,11 +19,11 @@ from pydantic_settings import BaseSettings
 from ruamel.yaml import YAML
 from typer.main import get_command
 
-from scheduler.settings import Settings as SchedulerSettings
+from scheduler.settings import SchedulerSettings
 from server.api.health import router as health
 from server.settings import ServerSettings
 from tunefarm.cli.app import app
-from worker.settings import Settings as WorkerSettings
+from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = ROOT / "docker-compose.yml"

@@ -10,14 +10,13 @@ from dataclasses import replace
 import pytest
 
 from core.device import Device, Gpu
-from core.lease import Built, Candidate, Lease, LeaseId, Limits, ModuleRun
-from core.measurement import Measurement, Outcome
+from core.lease import Candidate, Lease, LeaseId, Limits, ModuleRun
+from core.measurement import Built, Measurement, Outcome
 from core.worker import MAX_TROUBLE_CHARS, Role, Vitals, Wanted, WorkerState
 from proto import convert
 from proto import fleet_pb2 as pb
-from proto.convert import ProtocolMismatchError, WireError
-from proto.convert_library import library_from_wire, library_to_wire
-from proto.messages import Answer, Library, Result, WorkerReport
+from proto.convert import ProtocolMismatchError, WireError, library_from_wire, library_to_wire
+from proto.messages import Answer, LibraryUpload, Result, WorkerReport
 
 DEVICE = Device(
     name="a board",
@@ -423,7 +422,7 @@ def test_a_role_of_the_future_is_refused() -> None:
         convert.report_from_wire(wire_report(role=7))
 
 
-LIBRARY = Library("session", HELD, 3, b"code")
+LIBRARY = LibraryUpload("session", HELD, 3, b"code")
 
 
 def test_a_library_survives() -> None:
@@ -453,6 +452,6 @@ def test_a_library_that_is_damaged_or_belongs_to_nothing_is_refused(
 
 
 def test_a_library_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proto.convert_library.MAX_LIBRARY_BYTES", 3)
+    monkeypatch.setattr("proto.convert.MAX_LIBRARY_BYTES", 3)
     with pytest.raises(WireError, match="at most 3 bytes, not 4"):
         library_from_wire(library_to_wire(LIBRARY))

@@ -7,8 +7,9 @@ from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from core.access import Scope
 from records import access
-from records.access import COARSE_S, Act, Scope, Token, TokenNotFound
+from records.access import COARSE_S, Act, Token, TokenNotFound
 from records.storage.database import Database
 
 BOARD = Token("t1", "board", frozenset({Scope.WORKER, Scope.READ}), created_at=10.0, expires_at=500.0)

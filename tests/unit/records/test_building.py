@@ -13,13 +13,13 @@ from sqlalchemy.orm import Session
 
 from core.device import Device
 from core.job import Build
-from core.measurement import Measurement, Outcome
-from core.worker import Wanted, WorkerState
-from records.fleet import building, devices, leases
-from records.fleet.builders import Builder
-from records.fleet.building import Built
-from records.fleet.devices import LOST_AFTER_S, Vitals
-from records.fleet.leases import Lease, Reported, TrialResult
+from core.measurement import Built, Measurement, Outcome
+from core.worker import Vitals, Wanted, WorkerState
+from records.fleet import building, devices, leases, module_runs
+from records.fleet.building import Builder
+from records.fleet.devices import LOST_AFTER_S
+from records.fleet.leases import Reported, StoredLease
+from records.fleet.results import LeaseResult
 from records.jobs import events, fair_queue, jobs, trials
 from records.schedules import schedules
 from records.storage import blobs
@@ -42,15 +42,17 @@ def enrol(
     state: WorkerState = WorkerState.READY,
     now: float = 19.0,
 ) -> None:
-    devices.register(session, name, "session", None, state, now, Vitals(), builder)
+    devices.register(session, name, "session", None, state, now, Vitals(), builder=builder)
 
 
-def take(farm: Farm, lease_id: str, now: float = 20.0, limit: int = 8, name: str = "builder") -> Lease | None:
+def take(
+    farm: Farm, lease_id: str, now: float = 20.0, limit: int = 8, name: str = "builder"
+) -> StoredLease | None:
     """As the builder does."""
     return leases.take(farm.session, lease_id, name, "session", None, limit, now, 60.0)
 
 
-def leased(farm: Farm, lease_id: str, now: float = 20.0, limit: int = 8) -> Lease:
+def leased(farm: Farm, lease_id: str, now: float = 20.0, limit: int = 8) -> StoredLease:
     lease = take(farm, lease_id, now, limit)
     assert lease is not None
     return lease
@@ -59,7 +61,7 @@ def leased(farm: Farm, lease_id: str, now: float = 20.0, limit: int = 8) -> Leas
 def report(
     farm: Farm, lease_id: str, ends: Sequence[tuple[int, Measurement | Built]], now: float = 25.0
 ) -> Reported:
-    results = [TrialResult(end, trial_id) for trial_id, end in ends]
+    results = [LeaseResult(end, trial_id) for trial_id, end in ends]
     return leases.report(farm.session, lease_id, "session", results, now)
 
 
@@ -118,7 +120,10 @@ class TestWhoBuilds:
         ids = farm.issue("t1", "t2")
         enrol(session, builder)
         waiting = fair_queue.waiting(session, 20.0)
-        assert (waiting.classes, waiting.builds) == (set() if elsewhere else {device.key}, elsewhere)
+        assert (waiting.device_classes, waiting.has_unbuilt) == (
+            set() if elsewhere else {device.key},
+            elsewhere,
+        )
         built = take(farm, "built")
         assert (built is not None) == elsewhere
         own = farm.take("own")
@@ -132,7 +137,7 @@ class TestWhoBuilds:
         farm = make_job(session, "job", BOARD, build=build)
         farm.issue("t1")
         waits = build is Build.BUILDER
-        assert fair_queue.waiting(session, 20.0).classes == (set() if waits else {BOARD.key})
+        assert fair_queue.waiting(session, 20.0).device_classes == (set() if waits else {BOARD.key})
         assert (farm.take("own") is None) == waits
         assert building.has_builder(session, "job", 0.0) != waits
 
@@ -143,7 +148,7 @@ class TestWhoBuilds:
         farm.issue("t1")
         enrol(session, replace(X86, builds_for=("x86_64",)))
         assert take(farm, "built") is None
-        assert not fair_queue.waiting(session, 20.0).builds
+        assert not fair_queue.waiting(session, 20.0).has_unbuilt
         assert not building.has_builder(session, "job", 0.0)
 
     def test_devices_build_for_themselves_as_soon_as_no_builder_is_there(self, board: Farm) -> None:
@@ -151,18 +156,18 @@ class TestWhoBuilds:
         enrol(board.session)
         assert board.take("0", limit=1) is None
         assert board.take("1", limit=1, now=19.1 + LOST_AFTER_S) is not None
-        devices.want(board.session, "builder", Wanted.DRAIN)
+        devices.set_wanted(board.session, "builder", Wanted.DRAIN)
         assert board.take("2", limit=1) is not None
-        devices.want(board.session, "builder", Wanted.WORK)
+        devices.set_wanted(board.session, "builder", Wanted.WORK)
         for number, state in enumerate((WorkerState.DRAINING, WorkerState.PROBING), start=3):
-            devices.seen(board.session, "builder", "session", state, 19.0)
+            devices.heartbeat(board.session, "builder", "session", state, 19.0)
             assert board.take(str(number), limit=1) is not None
-        devices.seen(board.session, "builder", "session", WorkerState.BUSY, 19.0)
+        devices.heartbeat(board.session, "builder", "session", WorkerState.BUSY, 19.0)
         assert board.take("5", limit=1) is None
 
     def test_module_runs_are_the_devices_alone(self, board: Farm) -> None:
         sha = blobs.put(board.session, b"artifact")
-        leases.add_module_run(board.session, "job", "untuned", sha, now=10.0)
+        module_runs.add(board.session, "job", "untuned", sha, now=10.0)
         enrol(board.session)
         assert take(board, "built") is None
         lease = board.take("own")

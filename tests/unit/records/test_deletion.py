@@ -11,7 +11,7 @@ from sqlalchemy import func, inspect, select
 from sqlalchemy.orm import Session
 
 from core.job import JobState
-from records.fleet import leases
+from records.fleet import leases, module_runs
 from records.jobs import deletion, jobs, models, tasks
 from records.jobs.deletion import MODEL_GRACE_S, JobInUse, delete_job, drop_blobs, drop_models
 from records.schedules import schedules
@@ -43,7 +43,7 @@ def full(session: Session, job_id: str = "job") -> Farm:
     farm.report(f"lease of {job_id}", [first])
     sha = blobs.put(session, f"untuned {job_id}".encode())
     jobs.set_artifacts(session, job_id, untuned_sha=sha, tuned_sha=blobs.put(session, b"tuned"))
-    leases.add_module_run(session, job_id, "tuned", blobs.put(session, b"timed"), now=20.0)
+    module_runs.add(session, job_id, "tuned", blobs.put(session, b"timed"), now=20.0)
     return farm
 
 

@@ -13,8 +13,9 @@ from sqlalchemy.orm import Session
 
 from core.device import Device
 from core.worker import Wanted, WorkerState
-from records.fleet import devices, leases
-from records.fleet.leases import Lease, TrialResult
+from records.fleet import devices, leases, module_runs
+from records.fleet.leases import StoredLease
+from records.fleet.results import LeaseResult
 from records.jobs import fair_queue, trials
 from records.jobs.fair_queue import JobShare, Quota, order
 from records.storage import blobs
@@ -109,7 +110,7 @@ def another_class() -> Device:
     return replace(DEVICE, toolchain=f"toolchain {next(_NUMBERS)}")
 
 
-def take(session: Session, device: Device, limit: int = 8, worker: str = "worker") -> Lease | None:
+def take(session: Session, device: Device, limit: int = 8, worker: str = "worker") -> StoredLease | None:
     name = f"lease {next(_NUMBERS)}"
     return leases.take(session, name, worker, "session", device.key, limit, now=20.0, ttl_s=60.0)
 
@@ -176,12 +177,12 @@ class TestInTheDatabase:
         issue(mine, 2)
         assert serve(session, DEVICE, 1, 2) == {"mine": 2}
         assert take(session, DEVICE) is None
-        assert fair_queue.waiting(session, 20.0).classes == {theirs.device.key}
+        assert fair_queue.waiting(session, 20.0).device_classes == {theirs.device.key}
 
     def test_a_module_run_waits_for_its_jobs_turn(self, session: Session) -> None:
         plain, urgent = make_job(session, "plain"), make_job(session, "urgent", priority=1)
         issue(urgent, 2)
-        leases.add_module_run(session, plain.job_id, "untuned", blobs.put(session, b"artifact"), now=1.0)
+        module_runs.add(session, plain.job_id, "untuned", blobs.put(session, b"artifact"), now=1.0)
         first, second = take(session, DEVICE), take(session, DEVICE)
         assert first is not None
         assert second is not None
@@ -210,7 +211,7 @@ class TestInTheDatabase:
         with database.begin() as session:
             lease = take(session, DEVICE, 3, worker=name)
         assert lease is not None
-        results = [TrialResult(measured(1e-3), trial.id) for trial in lease.trials]
+        results = [LeaseResult(measured(1e-3), trial.id) for trial in lease.trials]
         with database.begin() as session:
             assert leases.report(session, lease.id, "session", results, now=30.0).closed
         return {lease.job_id: len(lease.trials)}
@@ -236,10 +237,10 @@ def plug_in(farm: Farm, boards: Sequence[Board]) -> None:
                 farm.session, f"of {board.name}", board.name, "session", farm.device.key, 1, 2.0, 60
             )
             assert lease is not None
-            report = TrialResult(measured(1e-3), lease.trials[0].id)
+            report = LeaseResult(measured(1e-3), lease.trials[0].id)
             leases.report(farm.session, lease.id, "session", [report], now=2.0 + board.trial_s)
-        devices.seen(farm.session, board.name, "session", board.state, board.seen_at)
-        devices.want(farm.session, board.name, board.wanted)
+        devices.heartbeat(farm.session, board.name, "session", board.state, board.seen_at)
+        devices.set_wanted(farm.session, board.name, board.wanted)
 
 
 class TestPortion:

@@ -5,8 +5,8 @@ import itertools
 import pytest
 from sqlalchemy.orm import Session
 
-from core.job import MAX_PRIORITY, MAX_TRIALS, JobState
-from records.fleet import devices, leases
+from core.job import MAX_PRIORITY, Budget, JobState
+from records.fleet import devices, leases, module_runs
 from records.jobs import events, jobs, models, trials
 from records.storage import blobs
 from tests.unit.records.farm import DEVICE, Farm, request
@@ -22,16 +22,6 @@ def states(session: Session, job_id: str) -> list[str]:
 
 
 class TestRequest:
-    @pytest.mark.parametrize("trials_", [-1, MAX_TRIALS + 1])
-    def test_trials_must_be_within_bounds(self, session: Session, trials_: int) -> None:
-        with pytest.raises(ValueError, match="trials must be between 0 and"):
-            request(session, trials=trials_)
-
-    @pytest.mark.parametrize("minutes", [0.0, -1.0, float("inf"), float("nan")])
-    def test_minutes_must_be_positive(self, session: Session, minutes: float) -> None:
-        with pytest.raises(ValueError, match="minutes must be positive"):
-            request(session, minutes=minutes)
-
     def test_a_seed_must_fit_a_column(self, session: Session) -> None:
         with pytest.raises(ValueError, match="seed"):
             request(session, seed=2**63)
@@ -54,7 +44,9 @@ class TestRequest:
 class TestCreate:
     def test_round_trip(self, session: Session) -> None:
         sharing = {"priority": -3, "weight": 0.25}
-        asked = request(session, shapes={"a": (1, 3), "b": ()}, minutes=2.5, seed=2**63 - 1, **sharing)
+        asked = request(
+            session, shapes={"a": (1, 3), "b": ()}, budget=Budget(12, 2.5), seed=2**63 - 1, **sharing
+        )
         created = jobs.create(session, "job", asked, None, now=5.0)
         assert created.request == asked
         assert (created.state, created.created_at, created.message) == (JobState.QUEUED, 5.0, "")
@@ -76,7 +68,7 @@ class TestCreate:
     def test_the_same_key_with_another_request(self, session: Session) -> None:
         create(session, "a", key="key")
         with pytest.raises(jobs.IdempotencyConflict, match="'key' belongs to another request"):
-            jobs.create(session, "b", request(session, trials=7), "key", now=1.0)
+            jobs.create(session, "b", request(session, budget=Budget(7)), "key", now=1.0)
 
     def test_an_unknown_model(self, session: Session) -> None:
         with pytest.raises(models.ModelNotFound):
@@ -170,10 +162,10 @@ class TestCancel:
         first, second = farm.issue("t1", "t2")
         sha = blobs.put(farm.session, b"artifact")
         farm.leased("lease", limit=1)
-        leases.add_module_run(farm.session, "job", "untuned", sha, now=10.0)
+        module_runs.add(farm.session, "job", "untuned", sha, now=10.0)
         assert jobs.cancel(farm.session, "job", now=21.0).state is JobState.CANCELLED
         assert [(trial.id, trial.state) for trial in farm.trials()] == [(first, "leased")]
-        assert leases.module_runs(farm.session, "job") == []
+        assert module_runs.of_job(farm.session, "job") == []
         assert farm.report("lease", [first]).accepted == 1
         assert second not in [trial.id for trial in farm.trials()]
 

@@ -150,6 +150,6 @@ class TestBest:
         assert _leased(farm, "lease", "t1").best_s == {}
 
 
-def _leased(farm: Farm, lease_id: str, trace: str) -> leases.Lease:
+def _leased(farm: Farm, lease_id: str, trace: str) -> leases.StoredLease:
     farm.issue(trace)
     return farm.leased(lease_id)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from core.measurement import Outcome
-from records.fleet import devices, leases
+from records.fleet import devices, leases, module_runs
 from records.fleet.leases import Reported
+from records.fleet.results import LeaseResult
 from records.jobs import jobs
 from records.schedules import schedules
 from tests.unit.records.farm import DEVICE, Farm, measured
@@ -50,7 +51,7 @@ class TestExpire:
         for number, now in enumerate((20.0, 100.0)):
             farm.leased(f"lease {number}", now=now)
             leases.expire(farm.session, now=now + 60.0)
-        [run] = leases.module_runs(farm.session, "job")
+        [run] = module_runs.of_job(farm.session, "job")
         assert (run.state, run.outcome, run.attempts) == ("done", Outcome.DEVICE_LOST, 2)
         assert farm.take("again", now=200.0) is None
 
@@ -63,9 +64,9 @@ class TestExpire:
         leases.expire(farm.session, now=141.0)
         more = farm.leased("more", now=142.0)
         assert [run.id for run in more.module_runs] == [good]
-        result = leases.TrialResult(measured(1e-2), module_run_id=good)
+        result = LeaseResult(measured(1e-2), module_run_id=good)
         assert leases.report(farm.session, "more", "session", [result], now=143.0).closed
-        ends = [run.outcome for run in leases.module_runs(farm.session, "job")]
+        ends = [run.outcome for run in module_runs.of_job(farm.session, "job")]
         assert ends == [Outcome.DEVICE_LOST, Outcome.OK]
 
 
@@ -101,7 +102,7 @@ class TestGiveBack:
         farm.add_run()
         farm.leased("lease", now=20.0)
         leases.give_back(farm.session, "worker", "session", now=21.0)
-        [run] = leases.module_runs(farm.session, "job")
+        [run] = module_runs.of_job(farm.session, "job")
         assert (run.state, run.attempts) == ("pending", 0)
 
     def test_a_finished_jobs_are_dropped(self, farm: Farm) -> None:

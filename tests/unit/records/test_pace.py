@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from records.fleet import devices, leases, pace
-from records.fleet.leases import TrialResult
+from records.fleet import devices, leases
+from records.fleet.leases import HeldLease
+from records.fleet.results import LeaseResult
 from tests.unit.records.farm import Farm, measured
 
 
@@ -31,7 +32,7 @@ class TestPace:
         farm.register()
         run_id = farm.add_run()
         farm.leased("lease", now=20.0)
-        result = TrialResult(measured(1e-2), module_run_id=run_id)
+        result = LeaseResult(measured(1e-2), module_run_id=run_id)
         assert leases.report(farm.session, "lease", "session", [result], now=30.0).closed
         assert devices.worker(farm.session, "worker").trial_s is None
 
@@ -41,19 +42,19 @@ class TestPace:
         farm.report("old", ids[:1], now=30.0)
         farm.leased("lease", limit=2, now=1000.0)
         farm.report("lease", ids[1:2], now=1010.0)
-        assert pace.trials_per_minute(farm.session, now=1030.0) == {"worker": 2.0}
+        assert leases.trials_per_minute(farm.session, now=1030.0) == {"worker": 2.0}
         farm.report("lease", ids[2:], now=1040.0)
-        assert pace.trials_per_minute(farm.session, now=1120.0) == {"worker": 1.0}
-        assert pace.trials_per_minute(farm.session, now=9000.0) == {}
+        assert leases.trials_per_minute(farm.session, now=1120.0) == {"worker": 1.0}
+        assert leases.trials_per_minute(farm.session, now=9000.0) == {}
 
     def test_what_is_held(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2")
         farm.leased("one", limit=1, now=20.0)
         farm.leased("two", limit=1, now=21.0)
-        assert pace.held(farm.session, now=22.0) == [
-            pace.Held("one", "worker", 20.0),
-            pace.Held("two", "worker", 21.0),
+        assert leases.held(farm.session, now=22.0) == [
+            HeldLease("one", "worker", 20.0),
+            HeldLease("two", "worker", 21.0),
         ]
         farm.report("one", ids[:1], now=23.0)
-        assert [lease.id for lease in pace.held(farm.session, now=24.0)] == ["two"]
-        assert pace.held(farm.session, now=81.0) == []
+        assert [lease.id for lease in leases.held(farm.session, now=24.0)] == ["two"]
+        assert leases.held(farm.session, now=81.0) == []

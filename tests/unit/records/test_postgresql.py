@@ -15,7 +15,7 @@ from sqlalchemy.exc import ProgrammingError
 
 from core.measurement import Measurement, Outcome
 from records.fleet import leases
-from records.fleet.leases import TrialResult
+from records.fleet.results import LeaseResult
 from records.jobs import jobs, tasks, trials
 from records.schedules import schedules
 from records.storage.database import Database, StorageError
@@ -224,12 +224,12 @@ class TestTwoJobsOfOneWorkload:
             lapsed = [pool.submit(self._expire, database) for _ in range(8)]
             assert {job for each in lapsed for job in each.result()} == {"one", "two"}
 
-    def _lease(self, database: Database, name: str) -> leases.Lease | None:
+    def _lease(self, database: Database, name: str) -> leases.StoredLease | None:
         with database.begin() as session:
             return leases.take(session, name, name, "s", DEVICE.key, 4, now=20.0, ttl_s=60.0)
 
-    def _report(self, database: Database, lease: leases.Lease) -> leases.Reported:
-        found = [TrialResult(measured(1e-3), trial.id) for trial in lease.trials]
+    def _report(self, database: Database, lease: leases.StoredLease) -> leases.Reported:
+        found = [LeaseResult(measured(1e-3), trial.id) for trial in lease.trials]
         with database.begin() as session:
             return leases.report(session, lease.id, "s", found, now=30.0)
 
@@ -242,10 +242,10 @@ def test_a_report_stores_many_results_in_the_order_given(farm: Farm) -> None:
     ids = farm.issue(*(f"t{number}" for number in range(8)))
     farm.leased("lease", limit=8)
     found = [
-        TrialResult(Measurement(Outcome.OK, run_secs=(1e-3 * (place + 1),)), trial_id)
+        LeaseResult(Measurement(Outcome.OK, run_secs=(1e-3 * (place + 1),)), trial_id)
         for place, trial_id in enumerate(reversed(ids))
     ]
-    strange = TrialResult(measured(1e-3), 2**64 - 1)
+    strange = LeaseResult(measured(1e-3), 2**64 - 1)
     reported = leases.report(farm.session, "lease", "session", [strange, *found, *found], now=30.0)
     assert (reported.accepted, reported.closed) == (8, True)
     assert [trial.run_secs for trial in reversed(farm.trials())] == [(1e-3 * (n + 1),) for n in range(8)]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from core.measurement import Measurement, Outcome
 from core.worker import WorkerState
 from records.fleet import devices, leases
-from records.fleet.leases import Reported, TrialResult
+from records.fleet.leases import Reported
+from records.fleet.results import LeaseResult
 from records.jobs import events, jobs, trials
 from records.schedules import schedules
 from tests.unit.records.farm import DEVICE, Farm, make_job, measured
@@ -82,7 +83,7 @@ class TestReport:
         ids = farm.issue("t1")
         farm.leased("lease", now=20.0)
         before = farm.snapshot()
-        results = [TrialResult(measured(1e-3), ids[0])]
+        results = [LeaseResult(measured(1e-3), ids[0])]
         assert leases.report(farm.session, lease_id, session_id, results, now) == Reported(0, None, False)
         assert farm.snapshot() == before
 
@@ -115,13 +116,13 @@ class TestReport:
         [trial_id] = farm.issue("t1")
         farm.leased("lease")
         crash = Measurement(Outcome.RUN_ERROR, error="\x00\ud800 Segmentation fault")
-        leases.report(farm.session, "lease", "session", [TrialResult(crash, trial_id)], now=30.0)
+        leases.report(farm.session, "lease", "session", [LeaseResult(crash, trial_id)], now=30.0)
         assert farm.trials()[0].error == "\ufffd? Segmentation fault"
 
     def test_a_result_is_of_one_thing(self) -> None:
         for ids in ((None, None), (1, 1)):
             with pytest.raises(ValueError, match="exactly one id"):
-                TrialResult(measured(1.0), *ids)
+                LeaseResult(measured(1.0), *ids)
 
     @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(order=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["one", "two"])), max_size=12))

@@ -12,14 +12,18 @@ import numpy as np
 import pytest
 from tvm import te, topi
 
-from compiler.importing.model import ExtractedTask, TensorSpec
-from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, reference_of, unpack
-from compiler.sandbox.models import Imported
+from compiler.importing.model import ExtractedTask
+from compiler.importing.spec import TensorSpec
+from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, unpack, unpack_reference
+from compiler.sandbox.models import ImportedModel
 from compiler.workload import to_json, workload_hash
+from core.job import Budget
 from core.measurement import Measurement, Outcome
-from core.worker import WorkerState
-from records.fleet import devices, leases
-from records.fleet.leases import Lease, ModuleRun, TrialResult
+from core.worker import Vitals, WorkerState
+from records.fleet import devices, leases, module_runs
+from records.fleet.leases import StoredLease
+from records.fleet.module_runs import StoredModuleRun
+from records.fleet.results import LeaseResult
 from records.jobs import jobs, models, tasks, trials
 from records.jobs.jobs import Job, JobRequest
 from records.jobs.trials import Trial
@@ -28,7 +32,7 @@ from records.schedules.schedules import Record
 from records.storage import blobs
 from records.storage.database import Database
 from scheduler.context import Context
-from scheduler.settings import Settings
+from scheduler.settings import SchedulerSettings
 from scheduler.steps.drive import drive, sweep
 from search.cost.model import CostModel
 from search.policy import Proposal, SearchTask
@@ -37,7 +41,9 @@ from search.programs.program import Program
 from tests import workloads
 from tests.devices import DEVICE
 
-SETTINGS = Settings(broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0)
+SETTINGS = SchedulerSettings(
+    broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0
+)
 UNTUNED, TUNED, HARMED = b"untuned library", b"tuned library", b"tuned library that fails"
 
 
@@ -77,17 +83,17 @@ class FakeCompiler:
             "models.import_model": self._import,
             "models.compile_untuned": lambda *asked: (self._import(*asked), UNTUNED),
             "models.compile_tuned": self._compile_tuned,
-            "artifacts.try_traces": self._try_traces,
+            "artifacts.check_traces": self._check_traces,
             "batch.propose": propose_at_random,
         }.items():
             monkeypatch.setattr(f"scheduler.{name}", fake)
 
-    def _import(self, data: bytes, shapes: Mapping[str, tuple[int, ...]], target: str) -> Imported:
+    def _import(self, data: bytes, shapes: Mapping[str, tuple[int, ...]], target: str) -> ImportedModel:
         self.imported += 1
         if self.import_error is not None:
             raise self.import_error
         spec = (TensorSpec("data", (1, 3), "float32"),)
-        return Imported(spec, spec, tuple(self.tasks))
+        return ImportedModel(spec, spec, tuple(self.tasks))
 
     def _compile_tuned(self, data: bytes, shapes: object, target: str, schedules: Mapping[str, str]) -> bytes:
         if self.build_error is not None:
@@ -97,7 +103,7 @@ class FakeCompiler:
         self.schedules.append(schedules)
         return HARMED if any(map(self.harmful, schedules.values())) else self.tuned
 
-    def _try_traces(self, pairs: Sequence[tuple[str, str]], target: str) -> list[str]:
+    def _check_traces(self, pairs: Sequence[tuple[str, str]], target: str) -> list[str]:
         return ["it crashed the compiler (SIGSEGV)" if self.uncompilable(trace) else "" for _, trace in pairs]
 
 
@@ -126,7 +132,7 @@ class Farm:
 
     database: Database
     now: float = 1000.0
-    settings: Settings = SETTINGS
+    settings: SchedulerSettings = SETTINGS
     wakes: deque[tuple[str, str]] = field(default_factory=deque)
     latency_s: Mapping[bytes, float] = field(default_factory=lambda: {UNTUNED: 0.5, TUNED: 0.01})
     broken: frozenset[bytes] = frozenset({HARMED})
@@ -145,18 +151,20 @@ class Farm:
         wake = lambda step, job_id: self.wakes.append((step, job_id))  # noqa: E731
         self.context = Context(self.settings, database or self.database, lambda: self.now, "here", wake)
 
-    def submit(self, job_id: str = "job", **changes: Any) -> str:
+    def submit(
+        self, job_id: str = "job", trials: int = 8, minutes: float | None = None, **changes: Any
+    ) -> str:
         with self.database.begin() as session:
             sha = blobs.put(session, b"a model")
             models.add(session, sha, "net", self.now)
-            plain = JobRequest(sha, "net", {}, "native", trials=8, minutes=None, seed=7)
+            plain = JobRequest(sha, "net", {}, "native", Budget(trials, minutes), seed=7)
             jobs.create(session, job_id, replace(plain, **changes), None, self.now)
         return job_id
 
     def plug_in(self, state: WorkerState = WorkerState.READY, trouble: str = "") -> None:
         """The worker calls; before it is ready for the first time, its device isn't known."""
         device = None if state is WorkerState.PROBING else DEVICE
-        vitals = devices.Vitals(trouble=trouble)
+        vitals = Vitals(trouble=trouble)
         with self.database.begin() as session:
             devices.register(session, "worker", "session", device, state, self.now, vitals)
 
@@ -184,36 +192,36 @@ class Farm:
         assert job.state.finished, f"{job.state}: {job.message}"
         return job
 
-    def work(self, limit: int = 64) -> Lease | None:
+    def work(self, limit: int = 64) -> StoredLease | None:
         """The device leases once and reports at once."""
         lease = self.lease(limit)
         if lease is not None:
             self.report(lease)
         return lease
 
-    def lease(self, limit: int = 64) -> Lease | None:
+    def lease(self, limit: int = 64) -> StoredLease | None:
         self.leased += 1
         with self.database.begin() as session:
             name = f"lease {self.leased}"
             args = (session, name, "worker", "session", DEVICE.key, limit)
-            devices.seen(session, "worker", "session", WorkerState.READY, self.now)
+            devices.heartbeat(session, "worker", "session", WorkerState.READY, self.now)
             return leases.take(*args, now=self.now, ttl_s=60.0)
 
-    def report(self, lease: Lease) -> None:
-        results = [TrialResult(measure(trial), trial_id=trial.id) for trial in lease.trials]
-        results += [TrialResult(self._time(run), module_run_id=run.id) for run in lease.module_runs]
+    def report(self, lease: StoredLease) -> None:
+        results = [LeaseResult(measure(trial), trial_id=trial.id) for trial in lease.trials]
+        results += [LeaseResult(self._time(run), module_run_id=run.id) for run in lease.module_runs]
         with self.database.begin() as session:
             leases.report(session, lease.id, "session", results, self.now)
         self.measured += [trial.id for trial in lease.trials]
         for step in ("plan", "publish"):
             self.wakes.append((step, lease.job_id))
 
-    def _time(self, run: ModuleRun) -> Measurement:
+    def _time(self, run: StoredModuleRun) -> Measurement:
         artifact = self.blob(run.artifact_sha)
         library, _ = unpack(artifact)
-        if self.uncomparable and reference_of(artifact) is not None:
+        if self.uncomparable and unpack_reference(artifact) is not None:
             return Measurement(Outcome.RUN_ERROR, error=f"{REFERENCE_FAILED}std::bad_alloc")
-        if reference_of(artifact) in self.broken:
+        if unpack_reference(artifact) in self.broken:
             return Measurement(Outcome.RUN_TIMEOUT, error="the run took longer than 120 s")
         if library in self.broken:
             return Measurement(Outcome.WRONG_RESULT, error="first line\nthe outputs differ")
@@ -240,9 +248,9 @@ class Farm:
             listed = tasks.for_job(session, job_id)
             return [trial for task in listed for trial in trials.for_task(session, task.id)]
 
-    def runs(self, job_id: str = "job") -> list[ModuleRun]:
+    def runs(self, job_id: str = "job") -> list[StoredModuleRun]:
         with self.database.begin() as session:
-            return leases.module_runs(session, job_id)
+            return module_runs.of_job(session, job_id)
 
     def records(self) -> list[Record]:
         with self.database.begin() as session:

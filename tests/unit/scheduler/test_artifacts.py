@@ -53,7 +53,7 @@ class Apart:
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> Apart:
     found = Apart()
-    monkeypatch.setattr(artifacts, "try_traces", found)
+    monkeypatch.setattr(artifacts, "check_traces", found)
     return found
 
 

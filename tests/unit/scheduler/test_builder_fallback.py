@@ -10,7 +10,7 @@ from sqlalchemy import update
 from core.job import Build, JobState
 from core.worker import WorkerState
 from records.fleet import devices, leases
-from records.fleet.builders import Builder
+from records.fleet.building import Builder
 from records.storage.tables import WorkerRow
 from scheduler.upkeep.builder_fallback import PATIENCE_S
 from tests.devices import DEVICE

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.measurement import Outcome
-from records.fleet.leases import ModuleRun
+from records.fleet.module_runs import StoredModuleRun
 from records.schedules.schedules import Record
 from scheduler.steps.fallbacks import MAX_ATTEMPTS, Attempt, History, Plan, Schedule, next_plan, schedule_of
 
@@ -137,7 +137,7 @@ def test_what_fails_together_and_works_apart_is_left_as_it_is() -> None:
 
 def test_a_lost_device_says_nothing_about_schedules() -> None:
     known = records(4)
-    run = ModuleRun(1, "job", "tuned", "sha", "done", 2, "lease", Outcome.DEVICE_LOST, (), "")
+    run = StoredModuleRun(1, "job", "tuned", "sha", "done", 2, "lease", Outcome.DEVICE_LOST, (), "")
     attempt = Attempt(frozenset(bests(known)), "device_lost", run)
     assert next_plan(known, History((attempt,), {}, stopped=True)) is None
     assert next_plan(known, History((replace(attempt, run=None),), {})) is not None

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from compiler.importing.model import ExtractedTask, ModelError
-from compiler.packaging.artifact import ArtifactError, reference_of
+from compiler.importing.model import ExtractedTask
+from compiler.importing.spec import ModelError
+from compiler.packaging.artifact import ArtifactError, unpack_reference
 from core.job import JobState
 from core.measurement import Measurement, Outcome
 from core.worker import Wanted, WorkerState
@@ -163,14 +164,14 @@ def test_a_device_that_people_hold_back_is_named(farm: Farm) -> None:
     farm.plug_in()
     farm.submit(target=DEVICE.key)
     with farm.database.begin() as session:
-        devices.want(session, "worker", Wanted.DRAIN)
+        devices.set_wanted(session, "worker", Wanted.DRAIN)
     farm.sweep()
     farm.context.wake("plan", "job")
     farm.drain()
     said = f"waiting for a device of class {DEVICE.key}: `tunefarm workers resume worker`"
     assert farm.job().message == said
     with farm.database.begin() as session:
-        devices.want(session, "worker", Wanted.WORK)
+        devices.set_wanted(session, "worker", Wanted.WORK)
     farm.tick()
     assert "waiting" not in farm.job().message
 
@@ -357,9 +358,9 @@ def test_the_tuned_model_comes_with_what_its_outputs_must_be(farm: Farm) -> None
     farm.plug_in()
     job = farm.finish()
     [tuned] = [run for run in farm.runs() if run.kind == "tuned"]
-    assert reference_of(farm.blob(tuned.artifact_sha)) == UNTUNED
+    assert unpack_reference(farm.blob(tuned.artifact_sha)) == UNTUNED
     assert farm.published()[0] == TUNED
-    assert reference_of(farm.blob(job.artifact_sha)) is None
+    assert unpack_reference(farm.blob(job.artifact_sha)) is None
 
 
 def test_a_model_that_runs_neither_way_fails(farm: Farm) -> None:

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from core.job import Build, JobState
-from core.worker import WorkerState
+from core.worker import Role, Vitals, WorkerState
 from records.fleet import devices
-from records.fleet.builders import Builder
+from records.fleet.building import Builder
 from tests.devices import DEVICE
 from tests.unit.scheduler.farm import Farm
 
@@ -92,7 +92,7 @@ def test_one_that_started_anew_and_cannot_measure_is_named_though_its_class_is_n
     for _ in range(2):
         farm.sweep()
     with farm.database.begin() as session:
-        vitals = devices.Vitals(trouble=WHY)
+        vitals = Vitals(trouble=WHY)
         devices.register(session, "worker", "anew", None, WorkerState.PROBING, farm.now, vitals)
     start = f"waiting for a device of class {DEVICE.key}: start a worker on it"
     assert message(farm) == f"{start}; worker worker can't measure: {WHY}"
@@ -100,7 +100,7 @@ def test_one_that_started_anew_and_cannot_measure_is_named_though_its_class_is_n
 
 def test_a_device_that_measures_makes_up_for_one_that_cannot(farm: Farm) -> None:
     with farm.database.begin() as session:
-        vitals = devices.Vitals(trouble=WHY)
+        vitals = Vitals(trouble=WHY)
         devices.register(session, "broken", "s", None, WorkerState.PROBING, farm.now, vitals)
     farm.plug_in()
     farm.submit()
@@ -111,12 +111,12 @@ def test_a_device_that_measures_makes_up_for_one_that_cannot(farm: Farm) -> None
 def test_a_builder_is_no_device_and_is_named_where_one_is_missing(farm: Farm) -> None:
     farm.submit(build=Build.BUILDER)
     with farm.database.begin() as session:
-        vitals = devices.Vitals(trouble="no linker: install one", builds=True)
-        devices.register(session, "builder", "s", None, WorkerState.PROBING, farm.now, vitals)
+        vitals = Vitals(trouble="no linker: install one")
+        devices.register(session, "builder", "s", None, WorkerState.PROBING, farm.now, vitals, Role.BUILD)
     assert message(farm) == "waiting for a device: start a worker"
     farm.plug_in()
     for _ in range(3):
         farm.tick()
     with farm.database.begin() as session:
-        devices.seen(session, "builder", "s", WorkerState.PROBING, farm.now)
+        devices.heartbeat(session, "builder", "s", WorkerState.PROBING, farm.now)
     assert message(farm) == f"{MISSING}; worker builder can't build: no linker: install one"

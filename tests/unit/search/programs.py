@@ -9,8 +9,8 @@ from core.device import Device
 from search.dag import Dag
 from search.programs.annotate import legal, sample
 from search.programs.program import Population, Program, gather
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from search.sketches.variables import Choice, Variable
 from tests.unit.search.dags import DAGS, DEVICE
 

@@ -11,8 +11,8 @@ from search.cost.analytic import estimate
 from search.cost.features import NUM_FEATURES, QUANTITIES, extract
 from search.cost.machine import FITTED
 from search.programs.program import Program, gather
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DAGS, DEVICE

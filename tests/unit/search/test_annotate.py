@@ -13,8 +13,8 @@ from search.programs.annotate import legal, sample, valid
 from search.programs.code_size import MAX_TILE_INSTRUCTIONS, MAX_UNROLLED_INSTRUCTIONS, VECTOR_BYTES
 from search.programs.compute_location import depth_of, is_inlined
 from search.programs.program import Population, Program, gather
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from search.sketches.stage import Placement
 from search.sketches.variables import MAX_INNERMOST
 from tests.unit.search import dags

@@ -8,8 +8,8 @@ from search.evolution.evolve import EvolutionConfig, evolve
 from search.programs.annotate import valid
 from search.programs.nest import Floats
 from search.programs.program import Population
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from search.sketches.variables import Split
 from tests.unit.search import dags
 from tests.unit.search.dags import DEVICE

@@ -13,11 +13,12 @@ from search.dag import Dag
 from search.evolution.mutate import cross, mutate
 from search.programs.nest import Nest
 from search.programs.program import Population, Program, gather
+from search.rules.space import generate
 from search.sketches.intrinsics import BY_NAME, INTRINSICS, Roles, extents, roles, stage_roles, usable
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
-from search.sketches.stage import Placement, Stage
+from search.sketches.stage import Placement
 from search.sketches.variables import Choice, Split
+from search.stages.cpu import Tiled
 from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DEVICE
 from tests.unit.search.programs import all_programs, drawn, program_of, sketch_of
@@ -277,7 +278,7 @@ def _alone(program: Program) -> Population:
 
 def test_an_intrinsic_that_does_not_fit_its_node_is_refused() -> None:
     graph = _matmul(j=40)
-    stage = Stage("matmul", Placement.TILED, "SSRSRS", intrinsic="dot_16x4_vnni")
+    stage = Tiled("matmul", "SSRSRS", intrinsic="dot_16x4_vnni")
     with pytest.raises(ValueError, match="dot_16x4_vnni does not compute matmul"):
         stage_roles(graph, stage)
     assert extents(graph, replace(stage, intrinsic="")) == {}

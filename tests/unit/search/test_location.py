@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from search.dag import Dag
-from search.sketches.space import generate
+from search.rules.space import generate
 from search.sketches.stage import Placement
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.cost.metrics import TOP, Metrics, Predictions, by_task, evaluate
+from search.cost.metrics import TOP, ModelMetrics, Predictions, by_task, evaluate
 
 seconds = st.floats(1e-6, 1.0)
 
@@ -23,13 +23,13 @@ def told(predicted: list[float], measured: list[float], task: list[int] | None =
     )
 
 
-def of(predicted: list[float], measured: list[float], task: list[int] | None = None) -> Metrics:
+def of(predicted: list[float], measured: list[float], task: list[int] | None = None) -> ModelMetrics:
     return evaluate(told(predicted, measured, task))
 
 
 def test_a_perfect_model() -> None:
     measured = [(n + 1) * 1e-3 for n in range(3 * TOP)]
-    assert of(measured, measured) == Metrics(3 * TOP, 1.0, 1.0, 1.0)
+    assert of(measured, measured) == ModelMetrics(3 * TOP, 1.0, 1.0, 1.0)
 
 
 def test_a_model_that_has_it_all_backwards() -> None:

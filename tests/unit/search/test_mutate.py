@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from search.evolution.mutate import cross, move_factor, mutate
 from search.programs.annotate import legal, valid
 from search.programs.program import Population
+from search.rules.space import generate
 from search.sketches.factors import factorizations
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from search.sketches.variables import Choice, Variable
 from tests.unit.search import dags
 from tests.unit.search.dags import DEVICE

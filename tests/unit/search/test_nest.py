@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from search.dag import Access, AxisKind, Buffer, BufferRole, Dag
 from search.programs.nest import Nest, footprint_bytes, region, vector_instructions
 from search.programs.program import Population, Program, gather
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from search.sketches.stage import Stage
 from tests.unit.search.builders import access, dag, node
 from tests.unit.search.dags import DEVICE, grouped, matmul, max_pool

@@ -18,7 +18,7 @@ from search.dag import Dag
 from search.evolution.evolve import EvolutionConfig
 from search.policy import Proposal, Sample, SearchConfig, SearchTask, propose, train
 from search.programs.program import Program, gather
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.unit.search import dags
 from tests.unit.search.dags import DAGS, DEVICE
 from tests.unit.search.programs import all_programs, drawn, seeds, sketch_of

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search.programs.program import Population, Program, from_json, gather
+from search.rules.space import generate
 from search.sketches.factors import covers
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from search.sketches.variables import Choice, Split
 from tests.unit.search import dags
 from tests.unit.search.dags import DEVICE

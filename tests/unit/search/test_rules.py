@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from search.dag import Dag, Index, Term
-from search.sketches.cpu_rules import RESULTS_PER_CORE
-from search.sketches.derive import Rule, State, Verdict
-from search.sketches.space import generate
-from search.sketches.stage import Placement, Rfactor, Stage
+from search.rules.cpu import RESULTS_PER_CORE
+from search.rules.derive import ConditionKind, Rule, State
+from search.rules.space import generate
+from search.sketches.stage import Placement, Rfactor
+from search.stages.cpu import LoopNest, Tiled
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DEVICE
@@ -131,36 +132,36 @@ def test_what_is_factored_may_also_be_left() -> None:
     assert _keys(dags.total()) == ["nest total rfactor inner", "nest total rfactor outer", "nest total"]
 
 
-def _is_matmul(verdict: Verdict) -> Rule:
-    def condition(state: State) -> Verdict:
-        return verdict if state.current.name == "matmul" else Verdict.SKIP
+def _is_matmul(verdict: ConditionKind) -> Rule:
+    def condition(state: State) -> ConditionKind:
+        return verdict if state.current.name == "matmul" else ConditionKind.SKIP
 
     def leave(state: State) -> list[State]:
-        return [state.put(Stage(state.current.name, Placement.NEST))]
+        return [state.put(LoopNest(state.current.name))]
 
     return Rule("LeaveAlone", condition, leave)
 
 
 def test_a_rule_of_ones_own_stops_the_built_in_ones() -> None:
-    found = generate(dags.matmul(), DEVICE, [_is_matmul(Verdict.APPLY_AND_STOP)])
+    found = generate(dags.matmul(), DEVICE, [_is_matmul(ConditionKind.APPLY_AND_SKIP_REST)])
     assert [sketch.key for sketch in found] == ["nest matmul"]
 
 
 def test_a_rule_that_only_applies_adds_its_sketches_to_the_others() -> None:
-    found = generate(dags.matmul(), DEVICE, [_is_matmul(Verdict.APPLY)])
+    found = generate(dags.matmul(), DEVICE, [_is_matmul(ConditionKind.APPLY)])
     assert [sketch.key for sketch in found] == ["nest matmul", *_keys(dags.matmul())]
 
 
 def test_a_rule_that_skips_changes_nothing() -> None:
-    found = generate(dags.softmax(), DEVICE, [_is_matmul(Verdict.APPLY_AND_STOP)])
+    found = generate(dags.softmax(), DEVICE, [_is_matmul(ConditionKind.APPLY_AND_SKIP_REST)])
     assert [sketch.key for sketch in found] == _keys(dags.softmax())
 
 
 def test_a_rule_may_depend_on_the_device() -> None:
-    def on_many_cores(state: State) -> Verdict:
-        return Verdict.APPLY_AND_STOP if state.device.cores > 8 else Verdict.SKIP
+    def on_many_cores(state: State) -> ConditionKind:
+        return ConditionKind.APPLY_AND_SKIP_REST if state.device.cores > 8 else ConditionKind.SKIP
 
-    rule = replace(_is_matmul(Verdict.APPLY), condition=on_many_cores)
+    rule = replace(_is_matmul(ConditionKind.APPLY), condition=on_many_cores)
     assert len(generate(dags.matmul(), DEVICE, [rule])) == 3
     assert len(generate(dags.matmul(), replace(DEVICE, cores=16), [rule])) == 1
 
@@ -168,11 +169,11 @@ def test_a_rule_may_depend_on_the_device() -> None:
 def test_a_rule_may_replace_a_stage_that_is_already_placed() -> None:
     """The producer's rule takes its inlined reader back."""
 
-    def is_add(state: State) -> Verdict:
-        return Verdict.APPLY_AND_STOP if state.current.name == "conv" else Verdict.SKIP
+    def is_add(state: State) -> ConditionKind:
+        return ConditionKind.APPLY_AND_SKIP_REST if state.current.name == "conv" else ConditionKind.SKIP
 
     def take_back(state: State) -> list[State]:
-        return [state.put(Stage("conv", Placement.TILED, "SSRSRS"), Stage("add", Placement.NEST))]
+        return [state.put(Tiled("conv", "SSRSRS"), LoopNest("add"))]
 
     (found,) = generate(dags.conv2d(), DEVICE, [Rule("TakeBack", is_add, take_back)])
     assert found.key == "nest pad; tile conv SSRSRS; nest add; nest relu"

@@ -15,8 +15,8 @@ from search.dag import AxisKind
 from search.evolution.mutate import mutate
 from search.programs.annotate import legal, sample, valid
 from search.programs.program import Program, gather
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from search.sketches.stage import Placement, Stage
 from tests.devices import GPU
 from tests.unit.search import dags

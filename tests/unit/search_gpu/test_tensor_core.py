@@ -10,8 +10,8 @@ from search.cost.analytic import estimate
 from search.dag import Dag
 from search.programs.annotate import sample
 from search.programs.tensor_tile import TensorTile
+from search.rules.space import generate
 from search.sketches.predicates import needs_tiling
-from search.sketches.space import generate
 from search.sketches.stage import Placement
 from search.sketches.tensor_core import product
 from tests.devices import GPU

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from core.exit_code import ExitCode
+from system.command import CommandError
 from tunefarm.client.artifact import unpack
-from tunefarm.errors import CommandError
 
 
 def archive(path: Path, **members: bytes | str) -> Path:

@@ -10,11 +10,12 @@ from pathlib import Path
 import httpx
 import pytest
 
+from core.access import Scope
 from core.job import JobState
 from system.tls import TlsError, TlsFiles
 from tests.unit.tunefarm.samples import job
 from tunefarm.client.client import ATTEMPTS, Client, ClientError, ProblemError, UnreachableError
-from tunefarm.client.values import JobEvent, JobRequest, Scope
+from tunefarm.client.values import JobEvent, JobRequest
 
 Answer = httpx.Response | Exception
 JOB = asdict(job()) | {"finished": False, "a field of tomorrow": 1}

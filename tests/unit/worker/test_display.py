@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from core.lease import Built, Candidate, Lease, LeaseId, Limits, ModuleRun
-from core.measurement import Measurement, Outcome
+from core.lease import Candidate, Lease, LeaseId, Limits, ModuleRun
+from core.measurement import Built, Measurement, Outcome
 from worker.agent.display import LeaseProgress, LogDisplay, display
 
 LEASE = Lease(

@@ -1,0 +1,1 @@
+"""The derivation rules of sketches, and the search space that they span."""

@@ -1,0 +1,96 @@
+"""The derivation of sketches by rules, from the last node to the first (paper section 4.1).
+
+A rule is a condition and an application; a caller's own rules are tried before the built-in ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from core.device import Device
+from search.dag import Dag, Node
+from search.sketches.predicates import elementwise_consumer
+from search.sketches.sketch import Sketch
+from search.sketches.stage import Placement, Stage
+
+
+class ConditionKind(Enum):
+    SKIP = "skip"
+    APPLY = "apply"
+    APPLY_AND_SKIP_REST = "apply and skip the rest"
+
+
+@dataclass(frozen=True)
+class State:
+    """A partial derivation: the nodes after `position` have their stages, the others have none."""
+
+    dag: Dag
+    device: Device
+    position: int
+    stages: tuple[Stage, ...] = ()
+
+    @property
+    def current(self) -> Node:
+        return self.dag.nodes[self.position]
+
+    @property
+    def is_output(self) -> bool:
+        return self.dag.is_output(self.current)
+
+    @property
+    def stage(self) -> dict[str, Stage]:
+        """By its node."""
+        return {stage.node: stage for stage in self.stages}
+
+    def inlined(self) -> frozenset[str]:
+        return frozenset(s.node for s in self.stages if s.placement is Placement.INLINE)
+
+    def epilogue(self) -> Node | None:
+        """The elementwise consumer that the current node's tile can compute, if it has exactly one."""
+        consumer = elementwise_consumer(self.dag, self.current, self.inlined())
+        taken = {stage.epilogue for stage in self.stages}
+        return consumer if consumer is not None and consumer.name not in taken else None
+
+    def put(self, *stages: Stage) -> State:
+        """The state after the current node: new stages in front, replaced ones in their place."""
+        new = {stage.node: stage for stage in stages}
+        kept = tuple(new.pop(stage.node, stage) for stage in self.stages)
+        return State(self.dag, self.device, self.position - 1, (*new.values(), *kept))
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`apply` gives the states that follow when `condition` says so."""
+
+    name: str
+    condition: Callable[[State], ConditionKind]
+    apply: Callable[[State], list[State]]
+
+
+def when(holds: bool, kind: ConditionKind = ConditionKind.APPLY_AND_SKIP_REST) -> ConditionKind:
+    return kind if holds else ConditionKind.SKIP
+
+
+def derive(dag: Dag, device: Device, rules: Sequence[Rule]) -> tuple[Sketch, ...]:
+    """All sketches of `dag`, the same ones in the same order on every call."""
+    open_states = [State(dag, device, len(dag.nodes) - 1)]
+    found: dict[str, Sketch] = {}
+    while open_states:
+        state = open_states.pop(0)
+        if state.position < 0:
+            sketch = Sketch(dag, state.stages, device.gpu)
+            found.setdefault(sketch.key, sketch)
+        else:
+            open_states.extend(_next(state, rules))
+    return tuple(found.values())
+
+
+def _next(state: State, rules: Sequence[Rule]) -> Iterator[State]:
+    for rule in rules:
+        kind = rule.condition(state)
+        if kind is not ConditionKind.SKIP:
+            yield from rule.apply(state)
+        if kind is ConditionKind.APPLY_AND_SKIP_REST:
+            return
