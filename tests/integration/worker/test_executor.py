@@ -228,7 +228,7 @@ def test_a_child_that_dies_in_its_check_is_told_of_in_one_line(tmp_path: Path, h
     async def work(executor: Executor) -> None:
         with pytest.raises(ChildStartError) as raised:
             await executor.start()
-        assert re.fullmatch(line, raised.value.end.line)
+        assert re.fullmatch(line, raised.value.failure.line)
 
     with_executor(work, TVM_FAULT_UNTIL=str(tmp_path / "never"), TVM_FAULT_HOW=how)
 
