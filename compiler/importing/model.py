@@ -8,13 +8,13 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
-from tvm.ir import Call, GenericConst, GlobalVar
+from tvm.ir import Call, GenericConst
 from tvm.relax import transform
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map
 
@@ -54,7 +54,9 @@ class ExtractedTask:
     """One workload of a model.
 
     `weight` is how often the model calls it, `constants` are the arguments that are constants of the model
-    (with others it is another workload), `functions` the fused module's functions that compute it.
+    (with others it is another workload), `functions` the fused module's functions that compute it. Of a
+    workload that may take another one's place, `variant` names the way in which it computes the same, and
+    `variant_of` is the other one's hash.
     """
 
     workload_hash: str
@@ -63,6 +65,8 @@ class ExtractedTask:
     weight: int
     constants: tuple[int, ...]
     functions: tuple[str, ...]
+    variant: str = ""
+    variant_of: str = ""
 
 
 def read_onnx(data: bytes, shapes: Mapping[str, Shape]) -> RelaxModel:
@@ -78,12 +82,14 @@ def read_onnx(data: bytes, shapes: Mapping[str, Shape]) -> RelaxModel:
     return RelaxModel(module, file.inputs, _outputs(file.output_names, module["main"].ret_ty))
 
 
-def fuse(
-    model: RelaxModel, target: str, rewrite: Callable[[tvm.IRModule], tvm.IRModule] | None = None
-) -> tvm.IRModule:
-    """The model as calls of fused PrimFuncs, the subgraphs that are tuned.
+def fuse(model: RelaxModel, target: str) -> tvm.IRModule:
+    """The model as calls of fused PrimFuncs, the subgraphs that are tuned. Raises ModelError when TVM can't
+    compile the model."""
+    return fuse_operators(convert_operators(model, target), target)
 
-    `rewrite` gets the operators in their final layouts, right before they become loops.
+
+def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
+    """The model's operators in the form in which they are tuned.
 
     Batch norms go into convolution weights, constants are folded, convolutions compute channels-last with
     layout transformations at the graph's edges only. Raises ModelError when TVM can't compile the model.
@@ -99,7 +105,13 @@ def fuse(
         fold_constants,
         lower_scalars,
         transform.FoldConstant(),
-        *filter(None, [rewrite]),
+    ]
+    return _apply(passes, model.module, target)
+
+
+def fuse_operators(operators: tvm.IRModule, target: str) -> tvm.IRModule:
+    """Operators as calls of fused PrimFuncs. Raises ModelError when TVM can't compile them."""
+    passes = [
         transform.LegalizeOps(),
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),
@@ -109,7 +121,7 @@ def fuse(
         # A workload says which of its operands are constants: those may be packed (constants.packing).
         transform.AttachAttrLayoutFreeBuffers(),
     ]
-    return _apply(passes, model.module, target)
+    return _apply(passes, operators, target)
 
 
 def fuse_untuned(model: RelaxModel, target: str) -> tvm.IRModule:

@@ -1,5 +1,5 @@
-"""Other ways to compute an operator of a model, beside the one that it was imported as: a level above sketches.
+"""Other ways to compute an operator than the one that a model was imported with: a level above sketches.
 
-A variant rewrites operators of the graph. Each subgraph that it changes becomes another workload with the same
-inputs and outputs, which is tuned beside the first; the faster of the two goes into the published model.
+A variant rewrites operators of the graph. Each subgraph that it changes becomes another workload with the
+same inputs and outputs. Both are tuned; the faster one goes into the published model.
 """

@@ -1,12 +1,12 @@
-"""Winograd's minimal filtering for 3x3 convolutions: fewer multiplications for more additions.
+"""Winograd's minimal filtering for 3x3 convolutions: fewer multiplications, more additions.
 
-Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015): F(m x m, 3 x 3) computes a tile of m x m
-outputs from a tile of a x a inputs, a = m + 2, with a * a multiplications instead of 9 * m * m:
+F(m x m, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015), computes a tile
+of m x m outputs from a tile of a x a inputs, a = m + 2, with a * a multiplications instead of 9 * m * m:
 
     Y = A^T [ (G g G^T) * (B^T d B) ] A        d: inputs, g: weights, Y: outputs, *: element by element
 
-The weights' transform is computed here, once, in double precision. Rounding grows with the tile: about 1e-6 of the
-outputs' size for F(2x2), 1e-5 for F(4x4).
+The weights are transformed here, once, in double precision. Rounding errors grow with the tile: about 1e-6 of
+the largest output for m = 2, 1e-5 for m = 4.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tvm
 from numpy.typing import NDArray
-from tvm import relax, te, topi
+from tvm import relax, te, tirx, topi
 from tvm.ir import Call, GenericConst
 from tvm.topi.utils import const_matrix
 
@@ -26,9 +26,9 @@ from compiler.constants.fold import rewrite_functions, static_shape
 KERNEL = 3
 # Below this many channels the transforms cost more than the products that they save.
 MIN_CHANNELS = 16
-# Of each tile size, where polynomials are evaluated: those with the least rounding error (Barabasz et al., 2018).
-POINTS = {2: (0.0, -1.0, 1.0), 4: (0.0, -1.0, 1.0, 0.5, -2.0), 6: (0.0, -1.0, 1.0, 0.5, -0.5, 2.0, -2.0)}
-# TVM's kind of operators whose result element-wise operators are fused to ("out element-wise fusable").
+# By tile size, the points at which polynomials are evaluated: those that round least (Barabasz et al., 2018).
+POINTS = {2: (0.0, -1.0, 1.0), 4: (0.0, -1.0, 1.0, 0.5, -2.0)}
+# What TVM calls "out element-wise fusable": element-wise operators are fused to the result.
 FUSES_ELEMENTWISE = 4
 
 
@@ -46,21 +46,23 @@ class Winograd:
 
     def __init__(self, tile: int) -> None:
         self.tile = tile
-        self.name = f"winograd_{tile}x{tile}"
+        self.name = f"winograd_{tile}"
 
-    def rewrite(self, module: tvm.IRModule) -> tvm.IRModule:
-        """Rewrite the convolutions that it applies to; their weights must be constants."""
-        mutator = _Rewriter(module, self.tile, self.name)
-        rewritten = rewrite_functions(module, mutator.visit_expr)
-        kernels = mutator.builder_.get()
-        for name, function in kernels.functions_items():
-            if name.name_hint not in {known.name_hint for known in rewritten.get_global_vars()}:
+    def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
+        """Rewrite the convolutions that it applies to; None when there is none."""
+        rewriter = _Rewriter(operators, self.tile, self.name)
+        rewritten = rewrite_functions(operators, rewriter.visit_expr)
+        if not rewriter.rewritten:
+            return None
+        for name, function in rewriter.builder_.get().functions_items():
+            if isinstance(function, tirx.PrimFunc):
                 rewritten[name] = function
         return rewritten
 
 
-def applies(call: Call) -> bool:
-    """Whether a call is a 3x3 convolution of stride 1 of 32-bit floats, channels last, with constant weights."""
+def applies(call: Call, tile: int) -> bool:
+    """Whether a call is a 3x3 convolution of stride 1 of 32-bit floats, channels last, with constant weights
+    and an image of at least two tiles in each direction."""
     if getattr(call.op, "name", "") != "relax.nn.conv2d" or not isinstance(call.args[1], GenericConst):
         return False
     attrs, weight, result = call.attrs, call.args[1].value, static_shape(call)
@@ -71,6 +73,7 @@ def applies(call: Call) -> bool:
         and tuple(weight.shape[:2]) == (KERNEL, KERNEL)
         and all(int(step) == 1 for step in (*attrs.strides, *attrs.dilation, attrs.groups))
         and min(weight.shape[2:]) >= MIN_CHANNELS
+        and min(result[1:3]) >= 2 * tile
         and {str(weight.dtype), str(call.ty.dtype)} == {"float32"}
     )
 
@@ -81,11 +84,13 @@ class _Rewriter(relax.PyExprMutator):
         super().__init__(module)
         self._tile = tile
         self._name = name
+        self.rewritten = 0
 
     def visit_call_(self, op: Call) -> relax.Expr:
         call = self.visit_expr_post_order(op)
-        if not applies(call):
+        if not applies(call, self._tile):
             return call
+        self.rewritten += 1
         data, weight = call.args
         transformed = relax.const(_transform_weights(weight.value.numpy(), matrices(self._tile)[2]))
         padding = [int(extent) for extent in call.attrs.padding]
@@ -116,10 +121,13 @@ def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile
     height, width = height + top + bottom - KERNEL + 1, width + left + right - KERNEL + 1
     rows, columns = -(-height // tile), -(-width // tile)
     inverse_matrix, data_matrix = (
-        const_matrix(matrix.astype(np.float32), name) for matrix, name in zip(matrices(tile), "AB", strict=False)
+        const_matrix(matrix.astype(np.float32), name)
+        for matrix, name in zip(matrices(tile), "AB", strict=False)
     )
     beyond = (rows * tile - height, columns * tile - width)
-    padded = topi.nn.pad(data, (0, top, left, 0), (0, bottom + beyond[0], right + beyond[1], 0), name="padded")
+    padded = topi.nn.pad(
+        data, (0, top, left, 0), (0, bottom + beyond[0], right + beyond[1], 0), name="padded"
+    )
     i, j = te.reduce_axis((0, edge), "i"), te.reduce_axis((0, edge), "j")
     transformed = te.compute(
         (edge, edge, batch, rows, columns, inputs),
@@ -135,7 +143,7 @@ def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile
         name="products",
     )
     e, v = te.reduce_axis((0, edge), "e"), te.reduce_axis((0, edge), "v")
-    inverse = te.compute(
+    outputs_by_tile = te.compute(
         (batch, rows, tile, columns, tile, outputs),
         lambda n, p, h, q, w, o: te.sum(
             products[e, v, n, p, q, o] * inverse_matrix[e, h] * inverse_matrix[v, w], axis=[e, v]
@@ -144,7 +152,7 @@ def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile
     )
     return te.compute(
         (batch, height, width, outputs),
-        lambda n, h, w, o: inverse[n, h // tile, h % tile, w // tile, w % tile, o],
+        lambda n, h, w, o: outputs_by_tile[n, h // tile, h % tile, w // tile, w % tile, o],
         name="convolution",
     )
 
@@ -156,7 +164,7 @@ def _transform_weights(weight: NDArray[Any], matrix: NDArray[np.float64]) -> NDA
 
 
 def matrices(tile: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """A, B and G of F(tile x tile, 3 x 3) by Cook and Toom: polynomials at the points of POINTS, and at infinity."""
+    """A, B and G of F(tile x tile, 3 x 3) by Cook and Toom: polynomials at POINTS and at infinity."""
     points = np.array(POINTS[tile])
     edge = tile + KERNEL - 1
     infinity = np.eye(edge)[-1:]
