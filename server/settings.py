@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from server.access.limits import OFF, parse_limit
+from system.network import is_loopback
 from system.tls import TlsFiles
 
 _NEEDS = {"tls_cert": "tls_key", "tls_key": "tls_cert", "tls_client_ca": "tls_cert"}
@@ -78,11 +78,3 @@ class ServerSettings(BaseSettings):
     def secret(self) -> str | None:
         """The bootstrap token in clear, None where none is set."""
         return None if self.token is None else self.token.get_secret_value()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host's name or address means this machine and no other."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import platform
 import socket
@@ -17,27 +16,30 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from core.instruction_sets import disabled_features
 from core.lease import Limits
+from system.network import is_loopback
 from system.tls import TlsFiles
 
 # More than most devices do in the 20 s that a lease is for: the service gives them fewer.
 SLOTS = 64
-# What is built stays in memory until it is measured.
-TOGETHER = 16
+# Built candidates stay in memory until they are measured.
+BUILD_TOGETHER = 16
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def _shared(name: str) -> Any:
-    """A setting for which the variable of the service's clients will do as well."""
+    """A setting that the environment variable of the service's clients sets too."""
     return Field(default=None, validation_alias=AliasChoices(f"TUNEFARM_WORKER_{name}", f"TUNEFARM_{name}"))
 
 
 class WorkerSettings(BaseSettings):
-    """Times are seconds, sizes bytes. A limit that is set holds on this device instead of the service's.
+    """Settings of one worker. Times are seconds, sizes bytes.
 
-    With `build` it measures nothing, and builds what other devices measure. `features` names the instruction
-    sets that it gives up, "-NAME,-NAME". `tls` asks for an encrypted connection, and so does each of its
-    files: `ca` are the authorities that may vouch for the service (public ones otherwise), `cert` and `key`
-    what the worker shows.
+    With `build` the worker measures nothing, and builds what other devices measure. `features` names the
+    instruction sets that it does without, as "-NAME,-NAME". A limit that is set (`build_timeout_s` to
+    `memory_bytes`) holds on this device instead of the service's.
+
+    `tls` asks for an encrypted connection, and so does each of its files: `ca` has the authorities that may
+    vouch for the service (public ones otherwise), `cert` and `key` are the worker's own.
     """
 
     model_config = SettingsConfigDict(
@@ -51,16 +53,16 @@ class WorkerSettings(BaseSettings):
     cert: Path | None = _shared("CERT")
     key: Path | None = _shared("KEY")
     name: str = Field(default_factory=lambda: host_name(), min_length=1, max_length=128)
-    # Touched whenever the service has answered, for whatever watches the process.
+    # Touched whenever the service has answered; a watchdog looks at its age.
     alive_file: Path | None = None
-    # The folder that keeps what calibration measured.
+    # The folder of the cache of calibrated profiles.
     profiles: Path = Field(default_factory=lambda: platformdirs.user_cache_path("tunefarm") / "profiles")
     threads: int = Field(default_factory=lambda: usable_cores(), ge=1, le=4096)
     features: str = ""
     slots: int = Field(default=SLOTS, ge=1, le=256)
     once: bool = False
     build: bool = False
-    # Whom measured code belongs to where the worker is root's.
+    # The user that candidates run as where the worker is root.
     child_user: str = Field(default="nobody", min_length=1)
     reconnect_max_s: float = Field(default=10.0, gt=0, le=600)
     start_timeout_s: float = Field(default=120.0, gt=0)
@@ -92,23 +94,19 @@ class WorkerSettings(BaseSettings):
 
     @property
     def without(self) -> tuple[str, ...]:
-        """The names of the instruction sets that are given up."""
+        """The instruction sets to do without."""
         return disabled_features(self.features, platform.machine())
 
     @property
     def tls_files(self) -> TlsFiles | None:
-        """None for a connection in clear. Raises TlsError."""
+        """The files of TLS; None for an unencrypted connection. Raises TlsError."""
         files = TlsFiles(self.cert, self.key, self.ca)
         return files if files or self.tls else None
 
     @property
     def local(self) -> bool:
         """Whether the service is on this machine, as far as its address tells."""
-        host = self.server.rpartition(":")[0].strip("[]")
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        return is_loopback(self.server.rpartition(":")[0].strip("[]"))
 
     @property
     def secret(self) -> str | None:
@@ -123,25 +121,18 @@ class WorkerSettings(BaseSettings):
 
 
 def host_name() -> str:
-    """This machine's name as far as it makes a worker's."""
-    return "".join(filter(_fits_a_name, socket.gethostname()))[:128] or "worker"
+    """Return this machine's name, without the characters that a worker's name can't have."""
+    kept = (char for char in socket.gethostname() if char.isprintable() and char != " ")
+    return "".join(kept)[:128] or "worker"
 
 
 def usable_cores() -> int:
-    """Real cores that this process may use: two hardware threads of one core are no two cores."""
+    """Return how many physical cores this process may use, by its CPU affinity and its container's quota."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     physical = psutil.cpu_count(logical=False) or allowed
-    return max(min(allowed, physical, _quota_cores(CGROUP_QUOTA) or allowed), 1)
-
-
-def _quota_cores(path: Path) -> int | None:
-    """How many cores' time a container gets, rounded down; None when it isn't limited."""
     try:
-        quota, period = path.read_text().split()
-        return max(int(quota) // int(period), 1)
-    except (OSError, ValueError, ZeroDivisionError):
-        return None
-
-
-def _fits_a_name(character: str) -> bool:
-    return character.isprintable() and character != " "
+        quota, period = CGROUP_QUOTA.read_text().split()
+        paid = int(quota) // int(period)
+    except (OSError, ValueError, ZeroDivisionError):  # no quota, "max" among them
+        paid = allowed
+    return max(min(allowed, physical, paid), 1)

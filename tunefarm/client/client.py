@@ -10,7 +10,6 @@ with Client("http://127.0.0.1:8760") as client:
 from __future__ import annotations
 
 import functools
-import ipaddress
 import logging
 import ssl
 import time
@@ -28,6 +27,7 @@ import tenacity
 from pydantic import TypeAdapter, ValidationError
 
 from core.access import Scope
+from system.network import is_loopback
 from system.tls import TlsFiles
 from tunefarm.client.values import (
     CostModelReport,
@@ -46,7 +46,6 @@ from tunefarm.client.values import (
 )
 
 Value = TypeVar("Value")
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 QUIET_S = 60.0  # the service sends a sign of life more often than this while a job is watched
 ATTEMPTS = 5
@@ -94,7 +93,7 @@ class Client:
         self.url = url.rstrip("/")
         self._sleep = sleep
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        remote = not _is_loopback(httpx.URL(self.url).host)
+        remote = not is_loopback(httpx.URL(self.url).host)
         if token and remote and self.url.startswith("http://"):
             _log.warning("the token crosses the network in clear to %s: use https:// if it can", self.url)
         self._http = httpx.Client(
@@ -313,13 +312,6 @@ def trust(tls: TlsFiles | None) -> ssl.SSLContext | bool:
     context = httpx.create_ssl_context() if tls.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     tls.load_into(context)
     return context
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host in LOOPBACK
 
 
 def _is_later(response: httpx.Response) -> bool:

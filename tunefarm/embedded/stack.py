@@ -14,8 +14,9 @@ from pathlib import Path
 
 import httpx
 
+from system.network import is_loopback
 from system.tls import TlsFiles
-from tunefarm.client.client import LOOPBACK, trust
+from tunefarm.client.client import trust
 from tunefarm.embedded.folder import DataFolder, RunningStack
 from tunefarm.embedded.supervision import PYTHON, SupervisedProcess, Supervisor, supervise
 from tunefarm.errors import StackError
@@ -54,7 +55,7 @@ class StackConfig:
     trust: TlsFiles = field(default_factory=TlsFiles)
 
     def __post_init__(self) -> None:
-        if self.host not in LOOPBACK and not self.token:
+        if not is_loopback(self.host) and not self.token:
             raise StackError(f"{self.host} can be reached from other machines: set a token with --token")
         if self.tls and self.trust.ca is None:
             raise StackError("the local worker has to know whom to trust: set TUNEFARM_CA to that authority")
@@ -89,7 +90,7 @@ def start(config: StackConfig) -> Iterator[Stack]:
     that does not come up. Raises TlsError.
     """
     if config.tls:
-        config.tls.checked()
+        config.tls.read()
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         raise StackError("no C compiler was found: install gcc, it links the tuned libraries")
     folder = DataFolder(config.data.expanduser().resolve())
