@@ -9,7 +9,7 @@ import pytest
 
 from core.exit_code import ExitCode
 from system.command import CommandError
-from tunefarm.cli.inputs import checked_minutes, checked_model, parsed_shapes, prepared_output
+from tunefarm.cli.options import checked_minutes, checked_model, parsed_shapes, prepared_output
 from tunefarm.errors import InputError
 
 
