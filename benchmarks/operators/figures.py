@@ -121,8 +121,8 @@ def _mean_time_to_match(
 ) -> list[Figure]:
     times = {result.operator: time_to_match(result, search(result), plan.trials) for result in results}
     name = f"MetaSchedule's seconds for {plan.trials} trials relative to ours until as fast{suffix}"
-    figures = mean_figure(name, {key: time and time.ratio for key, time in times.items()}, "x", aim)
-    own_ratios = {key: time and time.own_ratio for key, time in times.items()}
+    figures = mean_figure(name, {key: time.ratio if time else None for key, time in times.items()}, "x", aim)
+    own_ratios = {key: time.own_ratio if time else None for key, time in times.items()}
     figures += mean_figure(f"{name}, counting MetaSchedule's only until its best", own_ratios, "x")
     goals = [result.operator for result in results if result.theirs.after(plan.trials)]
     if goals:

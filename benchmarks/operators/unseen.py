@@ -82,7 +82,9 @@ def _means(device_class: str, results: Sequence[LayerResult], trials: int) -> li
         figures += mean_figure(name, ratios, "x", QUALITY if count == TRIALS else None)
     times = {result.layer: time_to_match(result, result.ours, trials) for result in results}
     name = f"{device_class}: MetaSchedule's seconds for {trials} trials relative to ours until as fast"
-    figures += mean_figure(name, {key: time and time.ratio for key, time in times.items()}, "x", SOONER)
+    figures += mean_figure(
+        name, {key: time.ratio if time else None for key, time in times.items()}, "x", SOONER
+    )
     never = [layer for layer, time in times.items() if time is None]
     name = f"{device_class}: layers of {len(results)} that never were as fast"
     figures.append(figure(name, len(never), "", peer=", ".join(never) or None))
