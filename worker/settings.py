@@ -111,8 +111,8 @@ class WorkerSettings(BaseSettings):
         """The token in clear."""
         return None if self.token is None else self.token.get_secret_value()
 
-    def overrule(self, limits: Limits) -> Limits:
-        """Return the limits with those replaced that are set for this device."""
+    def override_limits(self, limits: Limits) -> Limits:
+        """Return the limits that hold on this device."""
         names = ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes")
         own = {name: getattr(self, name) for name in names}
         return replace(limits, **{name: value for name, value in own.items() if value is not None})

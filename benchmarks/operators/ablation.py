@@ -16,12 +16,12 @@ from benchmarks.operators.variants import compare_variants
 from benchmarks.results.figures import Figure, figure, number
 from benchmarks.timing.finals import SearchResult, milestones_up_to
 from core.device import Device
-from search.cost.analytic import Estimate
 from search.dag import Dag
 from search.evolution.evolve import EvolutionConfig
 from search.policy import SearchConfig, SearchTask
 from search.programs.program import Population
 from search.sketches.sketch import Sketch
+from search.sketches.stage import Estimate
 from search.sketches.variables import Choice, Variable, read_kind
 
 EVERYTHING = "everything"
