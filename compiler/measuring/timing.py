@@ -63,10 +63,11 @@ class TimedKernel:
         gets. `first_s` is what an earlier first call took.
         """
         flush = tvm.get_global_func("cache_flush_cpu_non_first_arg")
+        constants = self.constants  # TVM keeps the function: it must not keep this kernel alive
 
         def flush_constants(*arguments: Any) -> None:
-            if self.constants:
-                flush(arguments[0], *(arguments[i] for i in self.constants))
+            if constants:
+                flush(arguments[0], *(arguments[i] for i in constants))
 
         # TVM's timer finds the function by its name.
         tvm_ffi.register_global_func(FLUSH, flush_constants, override=True)

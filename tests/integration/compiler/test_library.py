@@ -122,7 +122,7 @@ def test_for_another_machine_it_is_linked_and_refused_here(runner: LocalRunner) 
     target = json.loads(DEVICE.target) | {"mtriple": f"{OTHER}-linux-gnu", "mcpu": "generic"}
     target.pop("mattr", None)
     check_export(OTHER)
-    library = LocalRunner(json.dumps(target)).export(to_json(matmul(8, 8, 8)), UNTOUCHED)
+    library = LocalBuilder(json.dumps(target)).export(to_json(matmul(8, 8, 8)), UNTOUCHED)
     assert isinstance(library, KernelLibrary), library
     assert elf_machine(library.data) == OTHER
     refused = runner.load(library.pack())
