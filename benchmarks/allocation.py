@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from benchmarks.arguments import command_parser, positive
 from benchmarks.operators.run import OURS
-from benchmarks.results import searches
-from benchmarks.results.figures import Figure, figure
+from benchmarks.results.figures import Figure, FiguresError, figure
 from benchmarks.results.output import Output
-from benchmarks.results.searches import Search
+from benchmarks.results.searches import SEARCHES, Search
 from benchmarks.suite import OPERATORS
 from compiler.reading.subgraph import read_dag
 from scheduler.settings import SchedulerSettings
@@ -39,7 +38,7 @@ BUDGETS = (8, 16, 32, 64)
 ALLOCATOR, EQUAL = "the allocator", "equal shares"
 
 
-class Restless(TaskProgress):
+class NeverStalled(TaskProgress):
     """A task that is never set aside."""
 
     @property
@@ -56,7 +55,7 @@ def _allocated(tasks: Sequence[TaskProgress]) -> Sequence[int]:
 
 
 def _restless(tasks: Sequence[TaskProgress]) -> Sequence[int]:
-    return next_tasks([Restless(**vars(task)) for task in tasks], BATCH, PER_PICK)
+    return next_tasks([NeverStalled(**vars(task)) for task in tasks], BATCH, PER_PICK)
 
 
 def _equal(tasks: Sequence[TaskProgress]) -> Sequence[int]:
@@ -70,8 +69,13 @@ SHARES: Mapping[str, Share] = {ALLOCATOR: _allocated, "nothing set aside": _rest
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
-    output = Output("allocation", argv, args.json, usable_cores())
-    found = [search for search in searches.read(args.searches) if search.engine == OURS and search.points]
+    output = Output("benchmarks.allocation", argv, args.json, usable_cores())
+    try:
+        searches = SEARCHES.read_file(args.searches)
+    except FiguresError as error:
+        output.fail(error)
+        return 1
+    found = [search for search in searches if search.engine == OURS and search.points]
     if not found:
         output.fail(f"{args.searches} has no searches of ours")
         return 1
@@ -133,7 +137,7 @@ def _relative(name: str, budget: int, ratios: NDArray[np.float64], tasks: int) -
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("allocation", __doc__)
+    parser = command_parser("benchmarks.allocation", __doc__)
     parser.add_argument("searches", type=Path, metavar="SEARCHES", help="as benchmarks.operators keeps them")
     parser.add_argument("--networks", type=positive, default=NETWORKS, help=f"imagined [{NETWORKS}]")
     parser.add_argument("--seed", type=int, default=0, help="of how often operators occur [0]")

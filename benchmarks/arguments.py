@@ -28,9 +28,7 @@ def results_file(text: str) -> Path:
 
 def command_parser(name: str, description: str, quick: str | None = None) -> argparse.ArgumentParser:
     """Of any benchmark: the first line of its description, where figures go, and what is `quick` of it."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{name}", description=description.split("\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=description.split("\n\n")[0])
     parser.add_argument(
         "--json", type=results_file, required=True, metavar="FILE", help="where the figures go"
     )

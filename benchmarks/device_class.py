@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from benchmarks.results import machine
-from benchmarks.timing.contestants import own_process
+from benchmarks.timing.contestants import spawn_process
 from core.device import Device
 
 # What a worker calls what it must not use; it reads this where no flag says anything else.
@@ -46,7 +46,7 @@ class DeviceClass:
     def check(self, target: str) -> None:
         """Raises RuntimeError when code for `target` (TVM's, as JSON) may use what is given up."""
         if self.without:
-            with own_process() as process:
+            with spawn_process() as process:
                 used = sorted(process.submit(_features, target).result().intersection(self.without))
             if used:
                 raise RuntimeError(

@@ -24,11 +24,10 @@ import onnx
 import psutil
 
 from benchmarks.arguments import command_parser, positive
-from benchmarks.faults.rig import ROOT, Program, free_port
 from benchmarks.results import figures
 from benchmarks.results.figures import Figure, at_least, figure
 from benchmarks.results.output import Output
-from benchmarks.scale_workers import Meter
+from benchmarks.simulated_workers import CpuMeter
 from benchmarks.timing.interleaved import Timings
 from core.worker import WorkerState
 from examples.make_models import make
@@ -36,6 +35,7 @@ from records.fleet import devices
 from records.fleet.devices import WorkerInfo
 from records.jobs import jobs, trials
 from records.storage.database import Database
+from tests.faults.rig import ROOT, Program, free_port
 from tunefarm.client.client import Client, ClientError
 from tunefarm.client.values import JobRequest
 
@@ -71,7 +71,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Seen:
+class WindowStats:
     """The middle of a job: so many `trials` in so many `seconds`, in which server and scheduler used
     `service_cpu_s`. `failed` is the share of failures in all trials until then."""
 
@@ -82,7 +82,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Mark:
+class Checkpoint:
     """What was so at a moment."""
 
     done: int
@@ -90,7 +90,7 @@ class Mark:
     service_cpu_s: float
 
 
-class Farm:
+class LocalService:
     """A service with an empty database, and workers of one thread on cores of their own."""
 
     def __init__(self, folder: Path, cores: Sequence[int]) -> None:
@@ -131,7 +131,7 @@ class Farm:
         with Client(self._url) as client:
             self._job_id = client.submit(JobRequest(client.upload(model).sha256, trials_)).id
 
-    def middle(self, first: int, last: int) -> Seen:
+    def middle(self, first: int, last: int) -> WindowStats:
         """From the first so many trials on to the last. Raises LocalWorkersError."""
         begin = self._mark(first)
         self._check_cores()
@@ -142,7 +142,7 @@ class Farm:
                 raise LocalWorkersError(f"{worker.id} measured nothing")
         failed = sum(worker.failures for worker in known) / sum(worker.trials_done for worker in known)
         used_s = end.service_cpu_s - begin.service_cpu_s
-        return Seen(end.done - begin.done, end.at_s - begin.at_s, used_s, failed)
+        return WindowStats(end.done - begin.done, end.at_s - begin.at_s, used_s, failed)
 
     def close(self) -> None:
         for program in (*self._workers.values(), *reversed(self._service)):
@@ -154,11 +154,11 @@ class Farm:
         command = (*pinned, sys.executable, "-P", "-m", kind, *flags)
         return Program(command, self._environment, self._folder / f"{log or kind}.log")
 
-    def _mark(self, done: int) -> Mark:
+    def _mark(self, done: int) -> Checkpoint:
         """Once so many trials are done, which is seen as soon as they are."""
         self._until(lambda: self._done() >= done, f"there were no {done} results")
-        used_s = Meter({one.log.stem: _running(one).pid for one in self._service}).read()
-        return Mark(self._done(), time.monotonic(), used_s["server"] + used_s["scheduler"])
+        used_s = CpuMeter({one.log.stem: _running(one).pid for one in self._service}).read()
+        return Checkpoint(self._done(), time.monotonic(), used_s["server"] + used_s["scheduler"])
 
     def _done(self) -> int:
         """Raises LocalWorkersError when the job is over."""
@@ -188,9 +188,9 @@ class Farm:
         programs = [*self._service, *self._workers.values()]
         deadline = time.monotonic() + PATIENCE_S
         while not true():
-            ended = [one for one in programs if one.ended() is not None]
+            ended = [one for one in programs if one.exit_code() is not None]
             if ended or time.monotonic() > deadline:
-                words = [f"{one.log.name}: {one.words()[-1000:]}" for one in ended or programs]
+                words = [f"{one.log.name}: {one.output()[-1000:]}" for one in ended or programs]
                 raise LocalWorkersError("\n".join([otherwise, *words]))
             time.sleep(POLL_S)
 
@@ -198,7 +198,7 @@ class Farm:
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 when nothing could be measured, whatever the figures say otherwise."""
     args = _parser().parse_args(argv)
-    output = Output("local_workers", argv, args.json, CORES)
+    output = Output("benchmarks.local_workers", argv, args.json, CORES)
     try:
         found = measure(_plan(args), output.say)
     except (LocalWorkersError, ClientError) as error:
@@ -210,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(plan: Plan, say: Callable[[str], None]) -> list[Figure]:
     """The figures of one worker and of two, in turns. Raises LocalWorkersError, ClientError."""
-    seen: dict[int, list[Seen]] = {1: [], 2: []}
+    seen: dict[int, list[WindowStats]] = {1: [], 2: []}
     for run in range(1, plan.runs + 1):
         for workers, found in seen.items():
             say(f"run {run} of {plan.runs}, {_who(workers)} ...")
@@ -218,7 +218,7 @@ def measure(plan: Plan, say: Callable[[str], None]) -> list[Figure]:
     return figures_of(seen[1], seen[2])
 
 
-def figures_of(one: Sequence[Seen], two: Sequence[Seen]) -> list[Figure]:
+def figures_of(one: Sequence[WindowStats], two: Sequence[WindowStats]) -> list[Figure]:
     """Of as many runs with one worker as with two, each beside the other's of the same turn."""
     alone, both = _timings(one), _timings(two)
     gain = alone.ratio_to(both)
@@ -252,7 +252,7 @@ def own_cores() -> list[int]:
     return list(found.values())
 
 
-def _run(plan: Plan, workers: int) -> Seen:
+def _run(plan: Plan, workers: int) -> WindowStats:
     with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as name, _farm(Path(name), plan) as farm:
         model = Path(name) / "resnet18.onnx"
         onnx.save(make("resnet18", tiny=plan.tiny), model)
@@ -262,15 +262,15 @@ def _run(plan: Plan, workers: int) -> Seen:
 
 
 @contextlib.contextmanager
-def _farm(folder: Path, plan: Plan) -> Iterator[Farm]:
-    farm = Farm(folder, plan.cores)
+def _farm(folder: Path, plan: Plan) -> Iterator[LocalService]:
+    farm = LocalService(folder, plan.cores)
     try:
         yield farm
     finally:
         farm.close()
 
 
-def _timings(seen: Sequence[Seen]) -> Timings:
+def _timings(seen: Sequence[WindowStats]) -> Timings:
     return Timings(tuple(each.seconds / each.trials for each in seen))
 
 
@@ -313,7 +313,7 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 def _parser() -> argparse.ArgumentParser:
     quick = f"{QUICK_RUNS} runs with {QUICK_TRIALS} trials each, in less than ten minutes"
-    parser = command_parser("local_workers", __doc__, quick)
+    parser = command_parser("benchmarks.local_workers", __doc__, quick)
     parser.add_argument("--runs", type=positive, help=f"with one worker, and with two [{RUNS}]")
     parser.add_argument("--trials", type=positive, help=f"of every job [{TRIALS}]")
     parser.add_argument("--tiny", action="store_true", help="a small network of the same kind, to try it out")

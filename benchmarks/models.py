@@ -21,11 +21,11 @@ from rich.progress import track
 from scipy.stats import spearmanr
 
 from benchmarks.arguments import positive, suite_parser
-from benchmarks.engines.shipped import Predictor
+from benchmarks.engines.metaschedule_search import Predictor
 from benchmarks.results.figures import Figure, at_least, figure, number
 from benchmarks.results.output import Output
 from benchmarks.suite import OPERATORS
-from benchmarks.timing.judge import Candidate, Judge, seconds
+from benchmarks.timing.measurer import Candidate, ProgramMeasurer, seconds
 from compiler.lowering.trace import lower
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
@@ -50,7 +50,7 @@ WORDS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Records:
+class MeasuredPrograms:
     """Timed programs of one operator: `traces` are lowered `programs`, `secs` [programs] are inf where one
     failed."""
 
@@ -67,12 +67,12 @@ class Records:
 
 # Seconds of every program that is held out, predicted after the others were learned: of every operator
 # [programs], what is held out marked by another such array.
-Fit = Callable[[Mapping[str, Records], Mapping[str, NDArray[np.bool_]]], Mapping[str, Floats]]
+Fit = Callable[[Mapping[str, MeasuredPrograms], Mapping[str, NDArray[np.bool_]]], Mapping[str, Floats]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
-    output = Output("models", argv, args.json, args.threads)
+    output = Output("benchmarks.models", argv, args.json, args.threads)
     os.environ["TVM_NUM_THREADS"] = str(args.threads)
     device = detect_device(args.threads)
     names = args.operators or (QUICK if args.quick else list(OPERATORS))
@@ -85,19 +85,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measured(module: tvm.IRModule, device: Device, count: int, seed: int) -> Records:
+def measured(module: tvm.IRModule, device: Device, count: int, seed: int) -> MeasuredPrograms:
     """Up to `count` random programs as the search draws them, timed alike."""
     dag = read_dag(module)
     task = SearchTask(dag, generate(dag, device), device)
     programs = draw(task, count, np.random.default_rng(seed))
     traces = [lower(module, program, device) for program in programs]
     text = to_json(module)
-    timed = Judge(module, device).measure([Candidate(text, trace) for trace in traces])
+    timed = ProgramMeasurer(module, device).measure([Candidate(text, trace) for trace in traces])
     secs = np.array([seconds(one) for one in timed])
-    return Records(module, task, tuple(programs), tuple(traces), secs)
+    return MeasuredPrograms(module, task, tuple(programs), tuple(traces), secs)
 
 
-def predicted(known: Mapping[str, Records], fit: Fit, seed: int) -> dict[str, Floats]:
+def predicted(known: Mapping[str, MeasuredPrograms], fit: Fit, seed: int) -> dict[str, Floats]:
     """Of every operator [programs]: predicted seconds, each by a model that has not seen the program."""
     rng = np.random.default_rng(seed)
     first = {name: rng.permutation(len(records.secs)) % 2 == 0 for name, records in known.items()}
@@ -106,7 +106,7 @@ def predicted(known: Mapping[str, Records], fit: Fit, seed: int) -> dict[str, Fl
     return {name: np.where(half, told[0][name], told[1][name]) for name, half in first.items()}
 
 
-def _ours(known: Mapping[str, Records], held: Mapping[str, NDArray[np.bool_]]) -> dict[str, Floats]:
+def _ours(known: Mapping[str, MeasuredPrograms], held: Mapping[str, NDArray[np.bool_]]) -> dict[str, Floats]:
     samples = [
         (records.task, program, float(secs))
         for name, records in known.items()
@@ -117,11 +117,15 @@ def _ours(known: Mapping[str, Records], held: Mapping[str, NDArray[np.bool_]]) -
     return {name: _told(records, model) for name, records in known.items()}
 
 
-def _estimate(known: Mapping[str, Records], _held: Mapping[str, NDArray[np.bool_]]) -> dict[str, Floats]:
+def _estimate(
+    known: Mapping[str, MeasuredPrograms], _held: Mapping[str, NDArray[np.bool_]]
+) -> dict[str, Floats]:
     return {name: _told(records, CostModel()) for name, records in known.items()}
 
 
-def _theirs(known: Mapping[str, Records], held: Mapping[str, NDArray[np.bool_]]) -> dict[str, Floats]:
+def _theirs(
+    known: Mapping[str, MeasuredPrograms], held: Mapping[str, NDArray[np.bool_]]
+) -> dict[str, Floats]:
     predictor = Predictor()
     for name, records in known.items():
         seen = np.flatnonzero(~held[name])
@@ -136,7 +140,7 @@ def _theirs(known: Mapping[str, Records], held: Mapping[str, NDArray[np.bool_]])
 FITS: Mapping[str, Fit] = {OURS: _ours, THEIRS: _theirs, ESTIMATE: _estimate}
 
 
-def _told(records: Records, model: CostModel) -> Floats:
+def _told(records: MeasuredPrograms, model: CostModel) -> Floats:
     """[programs]: seconds, predicted for all programs of a sketch at once."""
     told = np.zeros(len(records.programs))
     keys = np.array([program.sketch.key for program in records.programs])
@@ -146,7 +150,9 @@ def _told(records: Records, model: CostModel) -> Floats:
     return told
 
 
-def figures_of(known: Mapping[str, Records], told: Mapping[str, Mapping[str, Floats]]) -> list[Figure]:
+def figures_of(
+    known: Mapping[str, MeasuredPrograms], told: Mapping[str, Mapping[str, Floats]]
+) -> list[Figure]:
     """What holds for all operators first, then the operators in their order."""
     return [
         *_compared("all operators", _predictions(known, told)),
@@ -162,7 +168,7 @@ def figures_of(known: Mapping[str, Records], told: Mapping[str, Mapping[str, Flo
 
 
 def _predictions(
-    known: Mapping[str, Records], told: Mapping[str, Mapping[str, Floats]]
+    known: Mapping[str, MeasuredPrograms], told: Mapping[str, Mapping[str, Floats]]
 ) -> dict[str, Predictions]:
     """By who made them, of these operators."""
     sizes = [len(records.secs) for records in known.values()]
@@ -195,7 +201,7 @@ def _metric(what: str, metric: str, judged: Mapping[str, ModelMetrics]) -> list[
     return [figure(f"{what}: {WORDS[metric]}, predicted unseen", ours, "", aim=at_least(theirs), peer=peer)]
 
 
-def _rank_correlation(name: str, records: Records, estimated_s: Floats) -> Figure:
+def _rank_correlation(name: str, records: MeasuredPrograms, estimated_s: Floats) -> Figure:
     """Spearman's, of the estimate with what was measured; what failed is left out."""
     ran = np.isfinite(records.secs)
     rho = float(spearmanr(estimated_s[ran], records.secs[ran]).statistic)
@@ -205,7 +211,7 @@ def _rank_correlation(name: str, records: Records, estimated_s: Floats) -> Figur
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = suite_parser("models", __doc__, QUICK)
+    parser = suite_parser("benchmarks.models", __doc__, QUICK)
     parser.add_argument(
         "--programs", type=positive, help=f"of each operator [{PROGRAMS}, quick {QUICK_PROGRAMS}]"
     )

@@ -28,7 +28,7 @@ from benchmarks.arguments import command_parser, positive
 from benchmarks.results import figures
 from benchmarks.results.figures import Figure, at_least, at_most, figure
 from benchmarks.results.output import Output
-from benchmarks.scale_workers import OURS, SPREAD, Seen, device_of, lease_s
+from benchmarks.simulated_workers import OURS, SPREAD, FleetStats, lease_s, simulated_device
 from core.job import Budget, JobState
 from records.fleet import devices
 from records.jobs import jobs, models, tasks, trials
@@ -100,7 +100,7 @@ class Service:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
-    output = Output("scale", argv, args.json, CORES)
+    output = Output("benchmarks.scale", argv, args.json, CORES)
     workers = args.workers or (QUICK_WORKERS if args.quick else WORKERS)
     try:
         found = measure(workers, args.seconds)
@@ -119,7 +119,7 @@ def measure(workers: int, seconds: float) -> list[Figure]:
         broker = started.enter_context(services.redis_server())
         pids = {"PostgreSQL": postgresql.pid, "Redis": broker.pid}
 
-        def under(name: str, load: Load) -> Seen:
+        def under(name: str, load: Load) -> FleetStats:
             database = f"scale_{name}"
             settle = functools.partial(postgresql.settle, database)
             backends = Backends(postgresql.create(database), broker.url, pids, settle)
@@ -136,7 +136,7 @@ def measure(workers: int, seconds: float) -> list[Figure]:
     return figures_of(workers, busy, alone, half, two)
 
 
-def seen_by(backends: Backends, load: Load, folder: Path) -> Seen:
+def seen_by(backends: Backends, load: Load, folder: Path) -> FleetStats:
     """What the workers saw. Raises ScaleError when more is stored than they were told."""
     with contextlib.ExitStack() as started:
         running = [started.enter_context(serving(backends, folder)) for _ in range(load.servers)]
@@ -154,7 +154,9 @@ def seen_by(backends: Backends, load: Load, folder: Path) -> Seen:
     return replace(seen, late=seen.acknowledged - done)
 
 
-def figures_of(workers: int, busy: Seen, alone: Seen, half: Seen, two: Seen) -> list[Figure]:
+def figures_of(
+    workers: int, busy: FleetStats, alone: FleetStats, half: FleetStats, two: FleetStats
+) -> list[Figure]:
     """Of all workers at the pace of devices, of one as fast as it can, of all at half of what is stored, and
     of all on two servers."""
     lease_ms = {rank: f"one worker: {figures.number(1e3 * _percentile(alone, rank))} ms" for rank in (50, 99)}
@@ -179,7 +181,7 @@ def figures_of(workers: int, busy: Seen, alone: Seen, half: Seen, two: Seen) -> 
     ]
 
 
-def _used(name: str, busy: Seen, alone: Seen) -> Figure:
+def _used(name: str, busy: FleetStats, alone: FleetStats) -> Figure:
     """How much of the machine one of those took that share it."""
     peer = f"one worker: {figures.number(alone.cpu_s[name] / alone.seconds)}"
     return figure(f"cores used: {name}", busy.cpu_s[name] / busy.seconds, "", peer=peer)
@@ -190,7 +192,7 @@ def fill(database: Database, classes: int, each: int) -> list[str]:
     made = []
     for number in range(classes):
         with database.begin() as session:
-            job_id, device, workload = f"job {number}", device_of(number), f"workload {number}"
+            job_id, device, workload = f"job {number}", simulated_device(number), f"workload {number}"
             sha = blobs.put(session, b"a model")
             models.add(session, sha, "model", 0.0)
             devices.put_class(session, device)
@@ -268,7 +270,7 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
     raise ScaleError(f"the server did not start: {log.read_text(errors='replace')[-500:]}")
 
 
-def _simulate(addresses: Sequence[str], load: Load, pids: Mapping[str, int]) -> Seen:
+def _simulate(addresses: Sequence[str], load: Load, pids: Mapping[str, int]) -> FleetStats:
     options = {
         "--workers": load.workers,
         "--classes": load.classes,
@@ -279,18 +281,18 @@ def _simulate(addresses: Sequence[str], load: Load, pids: Mapping[str, int]) -> 
     given = [*options.items(), *(("--server", address) for address in addresses)]
     given += [("--pid", f"{name}={pid}") for name, pid in pids.items()]
     words = [str(word) for pair in given for word in pair]
-    command = [sys.executable, "-m", "benchmarks.scale_workers", *words]
+    command = [sys.executable, "-m", "benchmarks.simulated_workers", *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise ScaleError("the simulated workers failed: what they wrote says why")
-    return Seen(**json.loads(done.stdout))
+    return FleetStats(**json.loads(done.stdout))
 
 
 def _say(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
-def _percentile(seen: Seen, rank: int) -> float:
+def _percentile(seen: FleetStats, rank: int) -> float:
     """Seconds. Raises ScaleError when there are too few leases to tell."""
     if len(seen.lease_s) < MIN_LEASES:
         raise ScaleError(f"only {len(seen.lease_s)} leases were answered: measure for longer")
@@ -298,7 +300,7 @@ def _percentile(seen: Seen, rank: int) -> float:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("scale", __doc__, f"{QUICK_WORKERS} workers instead of {WORKERS}")
+    parser = command_parser("benchmarks.scale", __doc__, f"{QUICK_WORKERS} workers instead of {WORKERS}")
     parser.add_argument("--workers", type=positive, help=f"[{WORKERS}]")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement [15]")
     return parser

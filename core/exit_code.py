@@ -25,5 +25,5 @@ class ExitCode(IntEnum):
     JOB_FAILED = 6, "the job failed"
     JOB_CANCELLED = 7, "the job was cancelled"
     LOCAL = 8, "a local obstacle: a folder, a port, a database, a missing tool, a process that stops"
-    REPLACED = 9, "another worker has taken this one's name"
+    FENCED = 9, "another worker has taken over this one's name"
     INTERRUPTED = 130, "interrupted"

@@ -12,7 +12,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class Outcome(StrEnum):
-    """How a trial ended. A trial that fails is still a lease that went well."""
+    """How a trial ended."""
 
     OK = "ok"
     BUILD_ERROR = "build_error"
@@ -25,13 +25,13 @@ class Outcome(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Outcome:
-        # A newer worker may report an outcome this code has never heard of: a failure, not a crash.
+        # A newer worker may report an outcome that this code doesn't know.
         return cls.UNKNOWN
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One candidate's result: wall-clock seconds of every repeat, or why there are none."""
+    """The result of running a candidate or a module: seconds of every repeat, or why there are none."""
 
     outcome: Outcome
     run_secs: tuple[float, ...] = ()
@@ -47,7 +47,7 @@ class Measurement:
 
     @property
     def latency_s(self) -> float:
-        """Median seconds of the repeats. Raises ValueError for a failed measurement."""
+        """The median of the repeats in seconds. Raises ValueError for a failed measurement."""
         if not self.run_secs:
             raise ValueError(f"no latency: the trial ended as {self.outcome}")
         return statistics.median(self.run_secs)
@@ -55,9 +55,10 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Built:
-    """The library that a builder made of a candidate: stored under its SHA-256, after `build_secs` seconds.
+    """The result of building a candidate: a library, stored under its SHA-256 `sha`.
 
-    It answers as a Measurement does that went well and has no repeats.
+    Its `outcome` and `run_secs` are those of a measurement that went well without repeats, so that most code
+    treats both alike.
     """
 
     sha: str

@@ -15,7 +15,7 @@ import psutil
 from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from core.instruction_sets import given_up
+from core.instruction_sets import disabled_features
 from core.lease import Limits
 from system.tls import TlsFiles
 
@@ -87,13 +87,13 @@ class WorkerSettings(BaseSettings):
     @field_validator("features")
     @classmethod
     def _are_given_up(cls, features: str) -> str:
-        given_up(features, platform.machine())
+        disabled_features(features, platform.machine())
         return features
 
     @property
     def without(self) -> tuple[str, ...]:
         """The names of the instruction sets that are given up."""
-        return given_up(self.features, platform.machine())
+        return disabled_features(self.features, platform.machine())
 
     @property
     def tls_files(self) -> TlsFiles | None:
@@ -115,8 +115,8 @@ class WorkerSettings(BaseSettings):
         """The token in clear."""
         return None if self.token is None else self.token.get_secret_value()
 
-    def overrule(self, limits: Limits) -> Limits:
-        """The limits that hold on this device."""
+    def override_limits(self, limits: Limits) -> Limits:
+        """Return the limits that hold on this device."""
         names = ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes")
         ours = {name: getattr(self, name) for name in names}
         return replace(limits, **{name: value for name, value in ours.items() if value is not None})

@@ -26,7 +26,7 @@ from benchmarks.fit.programs import Group, ProgramsError, line_of_device, read
 from benchmarks.layers import LAYERS
 from benchmarks.results.figures import Figure, figure
 from benchmarks.results.output import Output
-from benchmarks.timing.apart import apart, each
+from benchmarks.timing.isolation import measure_each, run_isolated
 from search.cost.machine import FITTED, ShapeFactors
 from worker.settings import usable_cores
 
@@ -36,7 +36,7 @@ LAYER_S = 8.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 when programs could not be measured or read."""
     args = _parser().parse_args(argv)
-    output = Output("fit", argv, args.json, args.threads)
+    output = Output("benchmarks.fit", argv, args.json, args.threads)
     failures = _measure(args, output) if args.measure else 0
     try:
         groups = read(args.programs)
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(args: argparse.Namespace, output: Output) -> int:
     """Adds to the file, layer by layer; how many layers could not be measured."""
     classes = [one.name for one in args.device_classes or [CLASSES["native"]]]
-    devices = {name: apart(name, args.threads, calibrated, name, args.threads) for name in classes}
+    devices = {name: run_isolated(name, args.threads, calibrated, name, args.threads) for name in classes}
     with args.programs.open("a") as file:
         for name, device in devices.items():
             print(line_of_device(name, device), file=file)
@@ -68,11 +68,13 @@ def _measure(args: argparse.Namespace, output: Output) -> int:
         def measure(both: str) -> None:
             device_class, layer = both.split(maxsplit=1)
             given = layer, device_class, devices[device_class], args.seed
-            for line in apart(layer, args.threads, measuring.run, *given):
+            for line in run_isolated(layer, args.threads, measuring.run, *given):
                 print(line, file=file, flush=True)
 
         layers = [*measuring.SUITE, *LAYERS]
-        return each([f"{name} {layer}" for name in classes for layer in layers], LAYER_S, measure, output)
+        return measure_each(
+            [f"{name} {layer}" for name in classes for layer in layers], LAYER_S, measure, output
+        )
 
 
 def _unseen(groups: Sequence[Group]) -> list[Group]:
@@ -108,7 +110,9 @@ def _means(what: str, found: Sequence[Agreement]) -> list[Figure]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("fit", __doc__, "only the fit to all programs, nothing left out in turn")
+    parser = command_parser(
+        "benchmarks.fit", __doc__, "only the fit to all programs, nothing left out in turn"
+    )
     parser.add_argument("programs", type=Path, metavar="PROGRAMS", help="the file of measured programs")
     parser.add_argument("--measure", action="store_true", help="measure programs and add them first")
     parser.add_argument(

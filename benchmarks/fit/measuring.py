@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from benchmarks.engines.ours import OurSpace
+from benchmarks.engines.tunefarm_search import TunefarmSearch
 from benchmarks.fit.programs import line_of_program
 from benchmarks.layers import LAYERS, Layer
 from benchmarks.suite import OPERATORS
-from benchmarks.timing.judge import Judge
+from benchmarks.timing.measurer import ProgramMeasurer
 from core.device import Device
 from search.programs.program import Program
 
@@ -28,13 +28,13 @@ def run(name: str, device_class: str, device: Device, seed: int) -> list[str]:
     environment. Raises UnsupportedSubgraph."""
     layer = {**SUITE, **LAYERS}[name]
     module, rng = layer.module(), np.random.default_rng(seed)
-    judge, space = Judge(module, device), OurSpace(module, device)
-    searched = space.tune(SEARCHED, judge.timed, rng)
+    measurer, space = ProgramMeasurer(module, device), TunefarmSearch(module, device)
+    searched = space.tune(SEARCHED, measurer.timed, rng)
     measured: list[tuple[Program, float]] = [(program, secs) for _, program, secs in searched.samples]
     drawn = space.uniform(RANDOM, rng)
     best_s = min((secs for _, secs in measured), default=math.inf)
     candidates = [space.candidate(program) for program in drawn]
-    measured += zip(drawn, judge.timed(candidates, best_s), strict=True)
+    measured += zip(drawn, measurer.timed(candidates, best_s), strict=True)
     return [
         line_of_program(name, layer.operator, layer.shape, layer.batch, device_class, program, secs)
         for program, secs in measured

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.timing.contestants import own_process
+from benchmarks.timing.contestants import spawn_process
 from tunefarm.client.metaschedule_files import RECORD_FILE, WORKLOAD_FILE
 
 
@@ -13,7 +13,7 @@ def build(model: Path, target: str, database: Path, library: Path) -> None:
 
     Raises ModelError or ArtifactError as the compiler does, RuntimeError when no record applies.
     """
-    with own_process() as process:
+    with spawn_process() as process:
         process.submit(_build, model, target, database, library).result()
 
 

@@ -6,15 +6,14 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.engines.metaschedule import TrialRate
-from benchmarks.networks.compiled import AFTER, AT_ONCE, Compiled
-from benchmarks.networks.network import Measured
+from benchmarks.engines.metaschedule_networks import TrialRate
+from benchmarks.networks.compiled import AFTER, AT_ONCE, CompiledNetwork
 from benchmarks.networks.peers import ONNXRUNTIME, Peer
-from benchmarks.networks.tuning import Tuning
-from benchmarks.networks.turns import EXPORTED, SEEDS, TUNED, UNTUNED
+from benchmarks.networks.plan import EXPORTED, SEEDS, TUNED, UNTUNED
+from benchmarks.networks.session import Tuning
+from benchmarks.networks.tuned import TunedNetwork
 from benchmarks.results.figures import Aim, Figure, at_least, at_most, figure, number
-from benchmarks.timing import agreement
-from benchmarks.timing.agreement import Deviation
+from benchmarks.timing.deviation import ABSOLUTE, RELATIVE, Deviation
 from benchmarks.timing.interleaved import Median, Timings
 
 
@@ -41,14 +40,14 @@ PUBLISHED_PERCENT = at_most(3)
 AT_ONCE_MEAN, AFTER_MEAN = at_most(1.5), at_most(1.25)
 
 
-def figures_of_tuned(networks: Sequence[Measured]) -> list[Figure]:
+def figures_of_tuned(networks: Sequence[TunedNetwork]) -> list[Figure]:
     """The figures of every network under its label, and those of all together."""
     found = [each for measured in networks for each in _tuned(measured)]
     pairs = [(measured.tuning, measured.timings[TUNED]) for measured in networks]
     return [*found, *_published_all(pairs)]
 
 
-def figures_of_compiled(networks: Sequence[Compiled]) -> list[Figure]:
+def figures_of_compiled(networks: Sequence[CompiledNetwork]) -> list[Figure]:
     """The same of networks that were compiled."""
     found = [each for compiled in networks for each in _compiled(compiled)]
     of_all = f"geometric mean of {len(networks)} networks"
@@ -75,7 +74,7 @@ def figures_of_compiled(networks: Sequence[Compiled]) -> list[Figure]:
     return [*found, *_published_all(pairs)]
 
 
-def _tuned(measured: Measured) -> Iterator[Figure]:
+def _tuned(measured: TunedNetwork) -> Iterator[Figure]:
     label, timings, aims = measured.label, measured.timings, AIMS.get(measured.label, Aims())
     gain = measured.untuned.ours.ratio_to(measured.untuned.theirs)
     slow = f"{UNTUNED}: {_ms(measured.untuned.ours)}"
@@ -99,7 +98,7 @@ def _tuned(measured: Measured) -> Iterator[Figure]:
     yield from _times(measured)
 
 
-def _compiled(compiled: Compiled) -> Iterator[Figure]:
+def _compiled(compiled: CompiledNetwork) -> Iterator[Figure]:
     label, timings = compiled.label, compiled.timings
     more = compiled.after.job.trials_done
     for name, what, tuning in (
@@ -156,14 +155,14 @@ def _published_all(pairs: Sequence[tuple[Tuning, Timings]]) -> Iterator[Figure]:
 
 def _agreement(label: str, deviation: Deviation) -> Iterator[Figure]:
     peer = f"{ONNXRUNTIME}, {len(SEEDS)} random inputs"
-    allowed = f"{peer}; allowed: {agreement.ABSOLUTE:g} + {agreement.RELATIVE:g} |theirs|"
+    allowed = f"{peer}; allowed: {ABSOLUTE:g} + {RELATIVE:g} |theirs|"
     name = f"{label}: deviation relative to what is allowed"
     yield figure(name, deviation.of_allowed, "x", aim=at_most(1), peer=allowed)
     yield figure(f"{label}: absolute deviation", deviation.absolute, "", peer=peer)
     yield figure(f"{label}: relative deviation", deviation.relative, "", peer=peer)
 
 
-def _search(measured: Measured, aims: Aims) -> Iterator[Figure]:
+def _search(measured: TunedNetwork, aims: Aims) -> Iterator[Figure]:
     """Trials a second, from the whole run to the search alone, and MetaSchedule's."""
     label, tuning, rate = measured.label, measured.tuning, measured.peer_rate
     peer = f"MetaSchedule: {number(rate.per_s_over(tuning.job.trials_done))} /s" if rate else None
@@ -188,7 +187,7 @@ def _basis(rate: TrialRate) -> str:
     return f"MetaSchedule as it would go on after {rate.trials} trials{failed} in {seconds}"
 
 
-def _times(measured: Measured) -> Iterator[Figure]:
+def _times(measured: TunedNetwork) -> Iterator[Figure]:
     label, tuning = measured.label, measured.tuning
     yield figure(f"{label}: trials", tuning.job.trials_done, "")
     yield figure(f"{label}: from start to finish", tuning.total_s, "s")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.device_class import DeviceClass
 from benchmarks.timing.contestants import ModelFile, OnnxFile, OpenVinoFile
-from benchmarks.timing.hidden import Hidden
+from benchmarks.timing.cpu_masking import MaskedOnnxRuntime
 
 ONNXRUNTIME, OPENVINO = "ONNX Runtime", "OpenVINO"
 
@@ -23,19 +23,19 @@ class Peer:
     file: ModelFile
 
 
-def peers_of(model: Path, device_class: DeviceClass, hidden: Hidden | None) -> list[Peer]:
-    """The peers that are installed; `hidden` is ONNX Runtime for a device class that gives something up."""
-    peers = [_onnxruntime(model, device_class, hidden)]
+def peers_of(model: Path, device_class: DeviceClass, masked: MaskedOnnxRuntime | None) -> list[Peer]:
+    """The peers that are installed; `masked` is ONNX Runtime for a device class that gives something up."""
+    peers = [_onnxruntime(model, device_class, masked)]
     if importlib.util.find_spec("openvino") is not None:
         peers.append(_openvino(model, device_class))
     return peers
 
 
-def _onnxruntime(model: Path, device_class: DeviceClass, hidden: Hidden | None) -> Peer:
+def _onnxruntime(model: Path, device_class: DeviceClass, masked: MaskedOnnxRuntime | None) -> Peer:
     words = f"{ONNXRUNTIME} {importlib.metadata.version('onnxruntime')}"
-    if hidden is not None:
+    if masked is not None:
         words += f" told that the processor has no {' and no '.join(device_class.without)}"
-    return Peer(ONNXRUNTIME, words, OnnxFile(model, hidden))
+    return Peer(ONNXRUNTIME, words, OnnxFile(model, masked))
 
 
 def _openvino(model: Path, device_class: DeviceClass) -> Peer:

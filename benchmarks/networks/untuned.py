@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.timing.contestants import own_process
+from benchmarks.timing.contestants import spawn_process
 
 
 def build(model: Path, target: str, library: Path) -> None:
     """Compiles an ONNX file in another process. Raises ModelError or ArtifactError as the compiler does."""
-    with own_process() as process:
+    with spawn_process() as process:
         process.submit(_build, model, target, library).result()
 
 

@@ -22,14 +22,13 @@ from benchmarks.layers import LAYERS
 from benchmarks.operators import ablation, libraries, settled, unseen
 from benchmarks.operators import run as operators_run
 from benchmarks.operators.figures import figures_of
-from benchmarks.operators.run import Found, Plan
-from benchmarks.results import searches
+from benchmarks.operators.run import OperatorResult, Plan
 from benchmarks.results.figures import Figure
 from benchmarks.results.output import Output
-from benchmarks.results.searches import Search
+from benchmarks.results.searches import SEARCHES, Search
 from benchmarks.suite import OPERATORS
-from benchmarks.timing.apart import apart, each
-from benchmarks.timing.finals import Side
+from benchmarks.timing.finals import SearchResult
+from benchmarks.timing.isolation import measure_each, run_isolated
 
 PAPER = tuple(OPERATORS)[:12]  # the suite without what transformers add
 # Without convolutions that Halide takes minutes to schedule.
@@ -44,8 +43,8 @@ class Alone:
     """What our search is compared with itself for: how an operator is measured, what follows from all, how
     many searches an operator takes, and of how many trials."""
 
-    run: Callable[..., Sequence[Side]]
-    figures_of: Callable[[Sequence[Side], int], list[Figure]]
+    run: Callable[..., Sequence[SearchResult]]
+    figures_of: Callable[[Sequence[SearchResult], int], list[Figure]]
     searches: int
     trials: int = TRIALS
     quick_trials: int = QUICK_TRIALS
@@ -58,7 +57,7 @@ SETTLED = Alone(settled.run, settled.figures_of, 1, trials=settled.SETTLED_OF, q
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 when an operator could not be measured, whatever the figures say otherwise."""
     args = _parser().parse_args(argv)
-    output = Output("operators", argv, args.json, args.threads)
+    output = Output("benchmarks.operators", argv, args.json, args.threads)
     if args.unseen:
         return _unseen(args, output)
     names = args.operators or (QUICK if args.quick else PAPER)
@@ -68,18 +67,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _compare(names: Sequence[str], plan: Plan, output: Output) -> int:
-    found: list[Found] = []
+    found: list[OperatorResult] = []
     for absent in libraries.missing():
         output.say(f"{absent} is not installed and not compared with")
 
     def measure(name: str) -> None:
-        found.append(apart(name, plan.threads, operators_run.run, name, plan))
+        found.append(run_isolated(name, plan.threads, operators_run.run, name, plan))
         for error in found[-1].errors:
             output.say(f"  {name}: {error}")
         curves = [search for one in found for search in one.searches]
         _keep(output, figures_of(found, plan), curves)
 
-    failures = each(names, expected_s(plan), measure, output)
+    failures = measure_each(names, expected_s(plan), measure, output)
     output.show(figures_of(found, plan))
     return int(failures > 0)
 
@@ -87,13 +86,15 @@ def _compare(names: Sequence[str], plan: Plan, output: Output) -> int:
 def _alone(what: Alone, names: Sequence[str], args: argparse.Namespace, output: Output) -> int:
     trials = args.trials or (what.quick_trials if args.quick else what.trials)
     rounds = _rounds(args)
-    found: list[Side] = []
+    found: list[SearchResult] = []
 
     def measure(name: str) -> None:
-        found.extend(apart(name, args.threads, what.run, name, trials, rounds, args.threads, args.seed))
+        found.extend(
+            run_isolated(name, args.threads, what.run, name, trials, rounds, args.threads, args.seed)
+        )
         _keep(output, what.figures_of(found, trials), [side.search for side in found])
 
-    failures = each(names, what.searches * trials * OUR_TRIAL_S, measure, output)
+    failures = measure_each(names, what.searches * trials * OUR_TRIAL_S, measure, output)
     output.show(what.figures_of(found, trials))
     return int(failures > 0)
 
@@ -103,18 +104,20 @@ def _unseen(args: argparse.Namespace, output: Output) -> int:
     trials = args.trials or unseen.TRIALS
     layers = args.layers or (tuple(LAYERS)[:: len(LAYERS) // 3] if args.quick else tuple(LAYERS))
     classes = [one.name for one in args.device_classes or [CLASSES["native"]]]
-    devices = {name: apart(name, args.threads, calibrated, name, args.threads) for name in classes}
-    found: list[unseen.Layer] = []
+    devices = {name: run_isolated(name, args.threads, calibrated, name, args.threads) for name in classes}
+    found: list[unseen.LayerResult] = []
 
     def measure(both: str) -> None:
         device_class, layer = both.split(maxsplit=1)
         given = layer, device_class, devices[device_class], trials, _rounds(args), args.seed
-        found.append(apart(layer, args.threads, unseen.run, *given))
+        found.append(run_isolated(layer, args.threads, unseen.run, *given))
         curves = [search for one in found for search in one.searches]
         _keep(output, unseen.figures_of(found, trials), curves)
 
     expected = trials * (THEIR_TRIAL_S + OUR_TRIAL_S) + FINALS_S / 4
-    failures = each([f"{name} {layer}" for name in classes for layer in layers], expected, measure, output)
+    failures = measure_each(
+        [f"{name} {layer}" for name in classes for layer in layers], expected, measure, output
+    )
     output.show(unseen.figures_of(found, trials))
     return int(failures > 0)
 
@@ -122,7 +125,7 @@ def _unseen(args: argparse.Namespace, output: Output) -> int:
 def _keep(output: Output, found: Sequence[Figure], curves: Sequence[Search]) -> None:
     """Anew after every operator."""
     output.write(found)
-    searches.write(curves, searches.beside(output.file))
+    SEARCHES.write(curves, output.file)
 
 
 def expected_s(plan: Plan) -> float:
@@ -145,7 +148,7 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = engines_parser("operators", __doc__, QUICK)
+    parser = engines_parser("benchmarks.operators", __doc__, QUICK)
     alone = parser.add_mutually_exclusive_group()
     alone.add_argument(
         "--ablation",

@@ -11,18 +11,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.engines.ours import Variant
-from benchmarks.operators.alone import judge_alone
+from benchmarks.engines.tunefarm_search import Variant
+from benchmarks.operators.variants import compare_variants
 from benchmarks.results.figures import Figure, figure, number
-from benchmarks.timing.finals import Side, up_to
+from benchmarks.timing.finals import SearchResult, milestones_up_to
 from core.device import Device
-from search.cost.analytic import Estimate
 from search.dag import Dag
 from search.evolution.evolve import EvolutionConfig
 from search.policy import SearchConfig, SearchTask
 from search.programs.program import Population
-from search.sketches.sketch import Sketch, read_kind
-from search.sketches.variables import Choice, Variable
+from search.sketches.sketch import Sketch
+from search.sketches.stage import Estimate
+from search.sketches.variables import Choice, Variable, read_kind
 
 EVERYTHING = "everything"
 AFTER = (16, 64)
@@ -75,15 +75,15 @@ VARIANTS: Mapping[str, Variant] = {
 
 def milestones(trials: int) -> tuple[int, ...]:
     """After so many of its trials a variant is compared with everything."""
-    return up_to(trials, AFTER)
+    return milestones_up_to(trials, AFTER)
 
 
-def run(operator: str, trials: int, rounds: int, threads: int, seed: int) -> tuple[Side, ...]:
-    """See `judge_alone`."""
-    return judge_alone(operator, VARIANTS, trials, milestones(trials), rounds, threads, seed)
+def run(operator: str, trials: int, rounds: int, threads: int, seed: int) -> tuple[SearchResult, ...]:
+    """See `compare_variants`."""
+    return compare_variants(operator, VARIANTS, trials, milestones(trials), rounds, threads, seed)
 
 
-def figures_of(found: Sequence[Side], trials: int) -> list[Figure]:
+def figures_of(found: Sequence[SearchResult], trials: int) -> list[Figure]:
     """What each variant's best costs against that of the whole search, after some trials and after all."""
     return [
         each
@@ -94,7 +94,7 @@ def figures_of(found: Sequence[Side], trials: int) -> list[Figure]:
     ]
 
 
-def _cost(found: Sequence[Side], variant: str, count: int) -> list[Figure]:
+def _cost(found: Sequence[SearchResult], variant: str, count: int) -> list[Figure]:
     """One figure; none where no operator has both."""
     judged = {(side.search.operator, side.search.engine): side.after(count) for side in found}
     ratios: dict[str, float] = {}

@@ -9,15 +9,15 @@ from typing import Protocol
 
 from benchmarks.operators.libraries import Compared
 from benchmarks.operators.means import mean
-from benchmarks.operators.run import Found, Plan
+from benchmarks.operators.run import OperatorResult, Plan
 from benchmarks.results.figures import Aim, Figure, at_least, at_most, figure, number
-from benchmarks.timing.finals import Side
+from benchmarks.timing.finals import SearchResult
 from benchmarks.timing.interleaved import Median, Timings
 
 QUALITY_AIMS: Mapping[int, Aim] = {8: at_least(1.5), 16: at_least(1.5), 64: at_least(1.05)}
 NEVER_BELOW_AFTER, NEVER_BELOW = 64, at_least(0.97)
 # Which search of ours is held against MetaSchedule's: in words, itself, what it should reach.
-SOONER: tuple[tuple[str, Callable[[Found], Side], Aim], ...] = (
+SOONER: tuple[tuple[str, Callable[[OperatorResult], SearchResult], Aim], ...] = (
     ("", lambda one: one.ours, at_least(10)),
     (", other shapes known", lambda one: one.warm, at_least(25)),
 )
@@ -29,14 +29,14 @@ class Searched(Protocol):
     """What both engines' searches of one workload found."""
 
     @property
-    def ours(self) -> Side: ...
+    def ours(self) -> SearchResult: ...
 
     @property
-    def theirs(self) -> Side: ...
+    def theirs(self) -> SearchResult: ...
 
 
 @dataclass(frozen=True)
-class Sooner:
+class TimeToMatch:
     """When a search was as fast as MetaSchedule at its end: `at_s` seconds and `trials` after its start.
 
     `ratio` says how many times as long MetaSchedule took for all of its trials, `own_ratio` until it had
@@ -49,19 +49,19 @@ class Sooner:
     own_ratio: float
 
 
-def figures_of(found: Sequence[Found], plan: Plan) -> list[Figure]:
+def figures_of(found: Sequence[OperatorResult], plan: Plan) -> list[Figure]:
     """What holds for all operators first, then the operators in their order."""
     return [*_overall(found, plan), *(each for one in found for each in _operator(one, plan))]
 
 
-def correction(side: Side) -> float | None:
+def correction(side: SearchResult) -> float | None:
     """By how much latencies in turns differ from those that a search measured, which the machine's mood at
     that time and the choice of the luckiest go into; None without finalists."""
     ratios = [each.timings.latency_s.value / each.searched_s for each in side.judged]
     return statistics.median(ratios) if ratios else None
 
 
-def sooner(one: Searched, side: Side, trials: int) -> Sooner | None:
+def time_to_match(one: Searched, side: SearchResult, trials: int) -> TimeToMatch | None:
     """None when the search never was as fast, or either side has no finalist to compare."""
     goal, factor = one.theirs.after(trials), correction(side)
     if goal is None or factor is None:
@@ -70,7 +70,9 @@ def sooner(one: Searched, side: Side, trials: int) -> Sooner | None:
     if point is None or not point.at_s:
         return None
     theirs = one.theirs.search
-    return Sooner(point.at_s, point.trials, theirs.seconds / point.at_s, theirs.points[-1].at_s / point.at_s)
+    return TimeToMatch(
+        point.at_s, point.trials, theirs.seconds / point.at_s, theirs.points[-1].at_s / point.at_s
+    )
 
 
 def quality(one: Searched, trials: int) -> Median | None:
@@ -79,13 +81,13 @@ def quality(one: Searched, trials: int) -> Median | None:
     return theirs.timings.ratio_to(ours.timings) if ours and theirs else None
 
 
-def rates(one: Found) -> tuple[float, float] | None:
+def rates(one: OperatorResult) -> tuple[float, float] | None:
     """Trials a second of ours and of MetaSchedule's."""
     ours, theirs = one.ours.search.trials_per_s, one.theirs.search.trials_per_s
     return (ours, theirs) if ours and theirs else None
 
 
-def _overall(found: Sequence[Found], plan: Plan) -> list[Figure]:
+def _overall(found: Sequence[OperatorResult], plan: Plan) -> list[Figure]:
     return [
         *(each for trials in plan.milestones for each in _overall_quality(found, trials)),
         *_overall_sooner(found, plan),
@@ -96,13 +98,17 @@ def _overall(found: Sequence[Found], plan: Plan) -> list[Figure]:
 
 
 def _mean(
-    found: Sequence[Found], name: str, of: Callable[[Found], float | None], unit: str, aim: Aim | None = None
+    found: Sequence[OperatorResult],
+    name: str,
+    of: Callable[[OperatorResult], float | None],
+    unit: str,
+    aim: Aim | None = None,
 ) -> list[Figure]:
     return mean(name, {one.operator: of(one) for one in found}, unit, aim)
 
 
-def _overall_quality(found: Sequence[Found], trials: int) -> list[Figure]:
-    def ratio(one: Found) -> float | None:
+def _overall_quality(found: Sequence[OperatorResult], trials: int) -> list[Figure]:
+    def ratio(one: OperatorResult) -> float | None:
         median = quality(one, trials)
         return median.value if median else None
 
@@ -118,20 +124,24 @@ def _overall_quality(found: Sequence[Found], trials: int) -> list[Figure]:
     return figures
 
 
-def _overall_sooner(found: Sequence[Found], plan: Plan) -> list[Figure]:
+def _overall_sooner(found: Sequence[OperatorResult], plan: Plan) -> list[Figure]:
     return [each for words, side, aim in SOONER for each in _one_sooner(found, plan, words, side, aim)]
 
 
 def _one_sooner(
-    found: Sequence[Found], plan: Plan, words: str, side: Callable[[Found], Side], aim: Aim
+    found: Sequence[OperatorResult],
+    plan: Plan,
+    words: str,
+    side: Callable[[OperatorResult], SearchResult],
+    aim: Aim,
 ) -> list[Figure]:
-    times = {one.operator: sooner(one, side(one), plan.trials) for one in found}
+    times = {one.operator: time_to_match(one, side(one), plan.trials) for one in found}
 
-    def ratio(one: Found) -> float | None:
+    def ratio(one: OperatorResult) -> float | None:
         time = times[one.operator]
         return time.ratio if time else None
 
-    def own_ratio(one: Found) -> float | None:
+    def own_ratio(one: OperatorResult) -> float | None:
         time = times[one.operator]
         return time.own_ratio if time else None
 
@@ -151,7 +161,7 @@ def _exceptions(what: str, operators: Sequence[str], of: int) -> list[Figure]:
     return [figure(f"operators of {of} that {what}", len(operators), "", aim=at_most(0), peer=named)]
 
 
-def _overall_spread(found: Sequence[Found]) -> list[Figure]:
+def _overall_spread(found: Sequence[OperatorResult]) -> list[Figure]:
     pairs = [pair for one in found for pair in one.precision]
     if not pairs:
         return []
@@ -163,16 +173,16 @@ def _overall_spread(found: Sequence[Found]) -> list[Figure]:
     return [figure(name, 100 * ours, "%", peer=f"MetaSchedule: {number(100 * theirs)} %")]
 
 
-def _rate_ratio(one: Found) -> float | None:
+def _rate_ratio(one: OperatorResult) -> float | None:
     both = rates(one)
     return both[0] / both[1] if both else None
 
 
-def _scored_per_s(one: Found) -> float | None:
+def _scored_per_s(one: OperatorResult) -> float | None:
     return one.scored.ours.per_s.value if one.scored else None
 
 
-def _operator(one: Found, plan: Plan) -> list[Figure]:
+def _operator(one: OperatorResult, plan: Plan) -> list[Figure]:
     return [
         *(each for trials in plan.milestones for each in _quality(one, trials)),
         *(each for words, side, _ in SOONER for each in _sooner(one, side(one), plan, words)),
@@ -183,7 +193,7 @@ def _operator(one: Found, plan: Plan) -> list[Figure]:
     ]
 
 
-def _quality(one: Found, trials: int) -> list[Figure]:
+def _quality(one: OperatorResult, trials: int) -> list[Figure]:
     ratio = quality(one, trials)
     ours, theirs = one.ours.after(trials), one.theirs.after(trials)
     if ratio is None or ours is None or theirs is None:
@@ -200,8 +210,8 @@ def _quality(one: Found, trials: int) -> list[Figure]:
     ]
 
 
-def _sooner(one: Found, side: Side, plan: Plan, words: str) -> list[Figure]:
-    time = sooner(one, side, plan.trials)
+def _sooner(one: OperatorResult, side: SearchResult, plan: Plan, words: str) -> list[Figure]:
+    time = time_to_match(one, side, plan.trials)
     if time is None:
         return []
     name = f"{one.operator}: MetaSchedule's seconds relative to ours until as fast{words}"
@@ -210,7 +220,7 @@ def _sooner(one: Found, side: Side, plan: Plan, words: str) -> list[Figure]:
     return [figure(name, time.ratio, "x", peer=f"{theirs}; {ours}")]
 
 
-def _rate(one: Found) -> list[Figure]:
+def _rate(one: OperatorResult) -> list[Figure]:
     both = rates(one)
     if both is None:
         return []
@@ -219,7 +229,7 @@ def _rate(one: Found) -> list[Figure]:
     return [figure(f"{one.operator}: trials a second", both[0], "/s", peer=peer)]
 
 
-def _precision(one: Found) -> list[Figure]:
+def _precision(one: OperatorResult) -> list[Figure]:
     name = f"{one.operator}: spread of measuring a program again"
     return [
         figure(
@@ -232,7 +242,7 @@ def _precision(one: Found) -> list[Figure]:
     ]
 
 
-def _scored(one: Found) -> list[Figure]:
+def _scored(one: OperatorResult) -> list[Figure]:
     if one.scored is None:
         return []
     ours, theirs = one.scored.ours.per_s, one.scored.theirs.per_s

@@ -13,8 +13,8 @@ import numpy as np
 
 from benchmarks.operators.halide_peers import HalideConv2d, HalideMatmul
 from benchmarks.suite import OPERATORS, Shape
-from benchmarks.timing.agreement import random_inputs
 from benchmarks.timing.contestants import Arrays, Bind, ModelFile, ProcessContestant
+from benchmarks.timing.deviation import random_inputs
 from benchmarks.timing.interleaved import Block, Contestant, Timings, measure
 
 # Read by the libraries when they are loaded.

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.engines import shipped
-from benchmarks.engines.ours import OurSpace, Searched
+from benchmarks.engines import metaschedule_search
+from benchmarks.engines.tunefarm_search import Searched, TunefarmSearch
 from benchmarks.operators import libraries
 from benchmarks.operators.libraries import Compared
 from benchmarks.results.searches import Search
@@ -19,16 +19,16 @@ from benchmarks.suite import OPERATORS, Shape
 from benchmarks.timing.finals import (
     ANY_BLOCK,
     REST_S,
-    Side,
+    SearchResult,
     Trials,
     best,
-    judge_all,
-    known,
-    up_to,
+    median_seconds,
+    milestones_up_to,
+    time_best_programs,
     verified,
 )
 from benchmarks.timing.interleaved import Block, Contestant, Counted, Pair, measure
-from benchmarks.timing.judge import Finalist, Judge, Trial
+from benchmarks.timing.measurer import Finalist, ProgramMeasurer, Trial
 from compiler.target import detect_device
 from search.policy import Sample
 
@@ -56,11 +56,11 @@ class Plan:
     @property
     def milestones(self) -> tuple[int, ...]:
         """The trials after which the best of a search is timed again."""
-        return up_to(self.trials, AFTER)
+        return milestones_up_to(self.trials, AFTER)
 
 
 @dataclass(frozen=True)
-class Found:
+class OperatorResult:
     """One operator. `warm` is our search once more, with what the operator's other shapes taught.
 
     `set_up_s` are the seconds that MetaSchedule took before it built anything. `precision` has the same
@@ -68,9 +68,9 @@ class Found:
     """
 
     operator: str
-    ours: Side
-    theirs: Side
-    warm: Side
+    ours: SearchResult
+    theirs: SearchResult
+    warm: SearchResult
     set_up_s: float
     precision: tuple[Pair, ...]
     scored: Pair | None
@@ -82,7 +82,7 @@ class Found:
         return self.ours.search, self.theirs.search, self.warm.search
 
 
-def run(operator: str, plan: Plan) -> Found:
+def run(operator: str, plan: Plan) -> OperatorResult:
     """Wants a process of its own, with TVM_NUM_THREADS in the environment.
 
     Raises UnsupportedSubgraph when our search has no form for the operator.
@@ -98,27 +98,31 @@ class _Run:
         self._chosen = OPERATORS[operator]
         self._device = detect_device(plan.threads)
         self._module = self._chosen.module(self._chosen.benchmark)
-        self._judge = Judge(self._module, self._device)
+        self._measurer = ProgramMeasurer(self._module, self._device)
         self._errors: list[str] = []
 
-    def found(self) -> Found:
+    def found(self) -> OperatorResult:
         trials = self._plan.trials
-        space = OurSpace(self._module, self._device)
-        ours = space.tune(trials, self._judge.timed, self._rng())
+        space = TunefarmSearch(self._module, self._device)
+        ours = space.tune(trials, self._measurer.timed, self._rng())
         self._say(_told(ours.trials))
         theirs = self._theirs()
         self._say(f"{len(theirs.trials)} trials of MetaSchedule in {theirs.seconds:.0f} s")
-        compared = self._compared(self._chosen.benchmark, self._judge, ours.trials)
+        compared = self._compared(self._chosen.benchmark, self._measurer, ours.trials)
         before, others = self._other_shapes()
-        warm = OurSpace(self._module, self._device).tune(trials, self._judge.timed, self._rng(), before)
+        warm = TunefarmSearch(self._module, self._device).tune(
+            trials, self._measurer.timed, self._rng(), before
+        )
         self._say(f"{_told(warm.trials)}, other shapes known")
         tried = {OURS: ours.trials, THEIRS: theirs.trials, WARM: warm.trials}
         milestones = {name: Trials(each, self._plan.milestones) for name, each in tried.items()}
-        sides = judge_all(self._judge, self._operator, milestones, self._plan.rounds, self._errors)
+        sides = time_best_programs(
+            self._measurer, self._operator, milestones, self._plan.rounds, self._errors
+        )
         self._say("the best of all timed in turns")
         precision = self._precision(ours.trials, theirs.trials)
         self._say("the best measured by both engines")
-        return Found(
+        return OperatorResult(
             self._operator,
             sides[OURS],
             sides[THEIRS],
@@ -130,9 +134,11 @@ class _Run:
             tuple(dict.fromkeys(self._errors)),
         )
 
-    def _theirs(self) -> shipped.Tuned:
+    def _theirs(self) -> metaschedule_search.SearchRun:
         with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
-            tuned = shipped.tune(self._module, self._device, self._plan.trials, self._plan.seed, Path(folder))
+            tuned = metaschedule_search.tune(
+                self._module, self._device, self._plan.trials, self._plan.seed, Path(folder)
+            )
         if tuned.error:
             self._errors.append(f"MetaSchedule ended early: {tuned.error}")
         return tuned
@@ -145,19 +151,19 @@ class _Run:
             if shape == self._chosen.benchmark:
                 continue
             module = self._chosen.module(shape)
-            judge = Judge(module, self._device)
+            measurer = ProgramMeasurer(module, self._device)
             trials = self._plan.shape_trials(self._operator)
-            searched = OurSpace(module, self._device).tune(trials, judge.timed, self._rng())
+            searched = TunefarmSearch(module, self._device).tune(trials, measurer.timed, self._rng())
             self._say(f"{_told(searched.trials)} of {_words(shape)}")
             samples += searched.samples
             if self._operator in libraries.EVERY_SHAPE:
-                compared.append(self._compared(shape, judge, searched.trials))
+                compared.append(self._compared(shape, measurer, searched.trials))
         return samples, compared
 
-    def _compared(self, shape: Shape, judge: Judge, trials: Sequence[Trial]) -> Compared | None:
+    def _compared(self, shape: Shape, measurer: ProgramMeasurer, trials: Sequence[Trial]) -> Compared | None:
         if self._operator not in libraries.PEERS:
             return None
-        finalists = verified(judge, best(trials), self._errors)
+        finalists = verified(measurer, best(trials), self._errors)
         if not finalists:
             return None
         (ours,) = finalists.values()
@@ -167,26 +173,28 @@ class _Run:
 
     def _precision(self, ours: Sequence[Trial], theirs: Sequence[Trial]) -> tuple[Pair, ...]:
         """The best program of each engine, timed alternately by both benches; ours knows what is best."""
-        found = verified(self._judge, [*best(ours), *best(theirs)], self._errors)
-        secs = known([*ours, *theirs])
+        found = verified(self._measurer, [*best(ours), *best(theirs)], self._errors)
+        secs = median_seconds([*ours, *theirs])
         finalists = [replace(finalist, best_s=secs[candidate]) for candidate, finalist in found.items()]
         with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
-            timer = shipped.Timer(self._module, Path(folder))
+            timer = metaschedule_search.Timer(self._module, Path(folder))
             try:
                 return tuple(self._timed_by_both(finalist, timer) for finalist in finalists)
             except RuntimeError as error:  # everything else that was found is still worth knowing
                 self._errors.append(f"MetaSchedule's runner: {error}")
                 return ()
 
-    def _timed_by_both(self, finalist: Finalist, timer: shipped.Timer) -> Pair:
+    def _timed_by_both(self, finalist: Finalist, timer: metaschedule_search.Timer) -> Pair:
         contestants: dict[str, Contestant] = {"ours": finalist, "theirs": timer.timing(finalist.built)}
         return Pair(**measure(contestants, self._plan.rounds, ANY_BLOCK, rest_s=REST_S))
 
-    def _scored(self, space: OurSpace, ours: Searched, theirs: shipped.Tuned) -> Pair | None:
+    def _scored(
+        self, space: TunefarmSearch, ours: Searched, theirs: metaschedule_search.SearchRun
+    ) -> Pair | None:
         if not (ours.trials and theirs.measured):
             return None
         population = space.population(SCORED_AT_ONCE, self._rng())
-        scorer = shipped.Scorer(self._module, self._device, theirs.measured)
+        scorer = metaschedule_search.Scorer(self._module, self._device, theirs.measured)
         contestants = {
             "ours": Counted(lambda: space.score(population, ours.model)),
             "theirs": Counted(scorer.score),

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.engines import shipped
-from benchmarks.engines.ours import OurSpace
+from benchmarks.engines import metaschedule_search
+from benchmarks.engines.tunefarm_search import TunefarmSearch
 from benchmarks.layers import LAYERS
-from benchmarks.operators.figures import quality, sooner
+from benchmarks.operators.figures import quality, time_to_match
 from benchmarks.operators.means import mean
 from benchmarks.operators.run import OURS, THEIRS
 from benchmarks.results.figures import Aim, Figure, at_least, figure, number
 from benchmarks.results.searches import Search
-from benchmarks.timing.finals import Side, Trials, judge_all, up_to
-from benchmarks.timing.judge import Judge
+from benchmarks.timing.finals import SearchResult, Trials, milestones_up_to, time_best_programs
+from benchmarks.timing.measurer import ProgramMeasurer
 from core.device import Device
 
 AFTER = (1, 8, 16)
@@ -30,39 +30,39 @@ SOONER = at_least(20)
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerResult:
     """A layer on a device class, as both engines' searches left it."""
 
     operator: str
     device_class: str
-    ours: Side
-    theirs: Side
+    ours: SearchResult
+    theirs: SearchResult
 
     @property
     def searches(self) -> tuple[Search, Search]:
         return self.ours.search, self.theirs.search
 
 
-def run(name: str, device_class: str, device: Device, trials: int, rounds: int, seed: int) -> Layer:
+def run(name: str, device_class: str, device: Device, trials: int, rounds: int, seed: int) -> LayerResult:
     """Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph."""
     module = LAYERS[name].module()
-    judge = Judge(module, device)
-    ours = OurSpace(module, device).tune(trials, judge.timed, np.random.default_rng(seed))
+    measurer = ProgramMeasurer(module, device)
+    ours = TunefarmSearch(module, device).tune(trials, measurer.timed, np.random.default_rng(seed))
     errors: list[str] = []
     with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
-        theirs = shipped.tune(module, device, trials, seed, Path(folder))
+        theirs = metaschedule_search.tune(module, device, trials, seed, Path(folder))
     if theirs.error:
         errors.append(f"MetaSchedule ended early: {theirs.error}")
-    milestones = up_to(trials, AFTER)
+    milestones = milestones_up_to(trials, AFTER)
     tried = {OURS: Trials(ours.trials, milestones), THEIRS: Trials(theirs.trials, milestones)}
     label = f"{name} on {device_class}"
-    sides = judge_all(judge, label, tried, rounds, errors)
+    sides = time_best_programs(measurer, label, tried, rounds, errors)
     for error in errors:
         print(f"  {label}: {error}", flush=True)
-    return Layer(name, device_class, sides[OURS], sides[THEIRS])
+    return LayerResult(name, device_class, sides[OURS], sides[THEIRS])
 
 
-def figures_of(found: Sequence[Layer], trials: int) -> list[Figure]:
+def figures_of(found: Sequence[LayerResult], trials: int) -> list[Figure]:
     """The means over each device class first, then every layer."""
     classes = dict.fromkeys(layer.device_class for layer in found)
     of_class = {name: [layer for layer in found if layer.device_class == name] for name in classes}
@@ -72,9 +72,12 @@ def figures_of(found: Sequence[Layer], trials: int) -> list[Figure]:
     ]
 
 
-def _overall(device_class: str, layers: Sequence[Layer], trials: int) -> list[Figure]:
-    ratios = {count: {one.operator: quality(one, count) for one in layers} for count in up_to(trials, AFTER)}
-    times = {one.operator: sooner(one, one.ours, trials) for one in layers}
+def _overall(device_class: str, layers: Sequence[LayerResult], trials: int) -> list[Figure]:
+    ratios = {
+        count: {one.operator: quality(one, count) for one in layers}
+        for count in milestones_up_to(trials, AFTER)
+    }
+    times = {one.operator: time_to_match(one, one.ours, trials) for one in layers}
     never = [name for name, time in times.items() if time is None]
     return [
         *(
@@ -102,9 +105,9 @@ def _overall(device_class: str, layers: Sequence[Layer], trials: int) -> list[Fi
     ]
 
 
-def _layer(layer: Layer, trials: int) -> list[Figure]:
+def _layer(layer: LayerResult, trials: int) -> list[Figure]:
     figures = []
-    for count in up_to(trials, AFTER):
+    for count in milestones_up_to(trials, AFTER):
         ratio = quality(layer, count)
         ours, theirs = layer.ours.after(count), layer.theirs.after(count)
         if ratio is None or ours is None or theirs is None:

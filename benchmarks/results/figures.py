@@ -44,7 +44,10 @@ class Figure:
 
 @dataclass(frozen=True)
 class Results:
-    """A benchmark's run: its figures, and where, when and how they were measured."""
+    """A benchmark's run: its figures, and where, when, how and at which commit they were measured.
+
+    `commit` is empty where that isn't known.
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
@@ -52,6 +55,7 @@ class Results:
     machine: str
     date: str
     command: str
+    commit: str = ""
 
     def write(self, path: Path) -> None:
         """Raises OSError. A file that is there keeps its contents until the new ones are complete."""

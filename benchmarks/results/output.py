@@ -21,7 +21,7 @@ class Output:
 
     def __init__(
         self,
-        benchmark: str,
+        name: str,
         argv: Sequence[str] | None,
         file: Path,
         threads: int,
@@ -31,14 +31,15 @@ class Output:
         `main` was given, None for the process's own; `without` are the instruction sets given up."""
         self.console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
         self.file = file
-        self._name = f"benchmarks.{benchmark}"
+        self._name = name
         self._command = shlex.join(["python", "-m", self._name, *(sys.argv[1:] if argv is None else argv)])
         self._date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._where = machine.describe(threads, without)
+        self._commit = machine.commit()
 
     def write(self, found: Sequence[Figure]) -> None:
         """Raises OSError."""
-        Results(tuple(found), self._where, self._date, self._command).write(self.file)
+        Results(tuple(found), self._where, self._date, self._command, self._commit).write(self.file)
 
     def show(self, found: Sequence[Figure]) -> None:
         self.console.print(figures.table(found))

@@ -7,14 +7,14 @@ import statistics
 from collections.abc import Sequence
 
 from benchmarks.results.figures import Figure, at_least, at_most, figure, number
-from benchmarks.space.run import Found, Plan, Rates
+from benchmarks.space.run import OperatorResult, Plan, Rates
 from benchmarks.timing.interleaved import Pair, Timings
 
 # Vectorized exponentials and reductions should make these twice as fast.
 TWICE = ("softmax", "layer_norm", "GELU", "attention")
 
 
-def figures_of(found: Sequence[Found], plan: Plan) -> list[Figure]:
+def figures_of(found: Sequence[OperatorResult], plan: Plan) -> list[Figure]:
     """The geometric mean first, then the operators in their order."""
     return [*_overall(found, plan), *(each for one in found for each in _operator(one, plan))]
 
@@ -25,7 +25,7 @@ def density(secs: Sequence[float]) -> float:
     return statistics.median(secs) / best if math.isfinite(best) else math.inf
 
 
-def _overall(found: Sequence[Found], plan: Plan) -> list[Figure]:
+def _overall(found: Sequence[OperatorResult], plan: Plan) -> list[Figure]:
     pairs = [(density(one.ours_s), density(one.theirs_s)) for one in found]
     both = [pair for pair in pairs if all(map(math.isfinite, pair))]
     if not both:
@@ -40,7 +40,7 @@ def _overall(found: Sequence[Found], plan: Plan) -> list[Figure]:
     ]
 
 
-def _operator(found: Found, plan: Plan) -> list[Figure]:
+def _operator(found: OperatorResult, plan: Plan) -> list[Figure]:
     name, programs = found.operator, plan.programs
     figures = [
         *_density(found, plan),
@@ -54,7 +54,7 @@ def _operator(found: Found, plan: Plan) -> list[Figure]:
     return figures + (_rates(name, found.rates) if found.rates else [])
 
 
-def _density(found: Found, plan: Plan) -> list[Figure]:
+def _density(found: OperatorResult, plan: Plan) -> list[Figure]:
     ours, theirs = density(found.ours_s), density(found.theirs_s)
     failed, theirs_failed = (sum(map(math.isinf, side)) for side in (found.ours_s, found.theirs_s))
     figures = []

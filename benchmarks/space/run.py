@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.engines.ours import OurSpace
-from benchmarks.engines.theirs import TheirSpace
-from benchmarks.results.drawn import Drawn
+from benchmarks.engines.metaschedule_space import MetaScheduleSpace
+from benchmarks.engines.tunefarm_search import TunefarmSearch
+from benchmarks.results.random_programs import RandomPrograms
 from benchmarks.suite import OPERATORS
 from benchmarks.timing.interleaved import Block, Counted, Pair, Timings, measure
-from benchmarks.timing.judge import Finalist, Judge, Timed, fastest, seconds
+from benchmarks.timing.measurer import Finalist, ProgramMeasurer, TimedCandidates, fastest, seconds
 from compiler.measuring.builder import BuiltKernel
 from compiler.target import detect_device
 
@@ -48,7 +48,7 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Found:
+class OperatorResult:
     """One operator. Seconds of random programs are infinite for those that failed to build or to agree.
 
     `errors` says why ours failed, each reason once. Of each engine the best is timed again in turns; None
@@ -63,13 +63,13 @@ class Found:
     ceiling: Pair | None
     rates: Rates | None
 
-    def drawn(self) -> Drawn:
+    def drawn(self) -> RandomPrograms:
         """What is drawn of it."""
         ours, theirs = (tuple(sorted(filter(math.isfinite, side))) for side in (self.ours_s, self.theirs_s))
-        return Drawn(self.operator, ours, theirs)
+        return RandomPrograms(self.operator, ours, theirs)
 
 
-def run(operator: str, plan: Plan) -> Found:
+def run(operator: str, plan: Plan) -> OperatorResult:
     """Wants a process of its own, with TVM_NUM_THREADS in the environment.
 
     Raises UnsupportedSubgraph or EmptySpace when our search has no programs for the operator.
@@ -85,14 +85,14 @@ class _Run:
         device = detect_device(plan.threads)
         chosen = OPERATORS[operator]
         module = chosen.module(chosen.benchmark)
-        self._ours = OurSpace(module, device)
-        self._theirs = TheirSpace(module, device, plan.seed)
-        self._judge = Judge(module, device)
+        self._ours = TunefarmSearch(module, device)
+        self._theirs = MetaScheduleSpace(module, device, plan.seed)
+        self._measurer = ProgramMeasurer(module, device)
 
-    def found(self) -> Found:
+    def found(self) -> OperatorResult:
         ours, theirs, errors = self._random()
         ours_tuned, theirs_tuned = self._tuned()
-        return Found(
+        return OperatorResult(
             self._operator,
             tuple(secs for _, secs in ours),
             tuple(secs for _, secs in theirs),
@@ -102,13 +102,13 @@ class _Run:
             self._rates() if self._operator in RATED else None,
         )
 
-    def _random(self) -> tuple[Timed, Timed, tuple[str, ...]]:
+    def _random(self) -> tuple[TimedCandidates, TimedCandidates, tuple[str, ...]]:
         """Both engines' random programs, timed alternately."""
         programs = self._ours.random(self._plan.programs, self._rng)
         ours = [self._ours.candidate(program) for program in programs]
         theirs = self._theirs.random(self._plan.programs)
         mixed = [candidate for pair in zip(ours, theirs, strict=True) for candidate in pair]
-        measured = self._judge.measure(mixed)
+        measured = self._measurer.measure(mixed)
         errors = dict.fromkeys(f"{one.outcome}: {one.error}" for one in measured[::2] if one.error)
         secs = [seconds(one) for one in measured]
         return (
@@ -117,17 +117,17 @@ class _Run:
             tuple(errors),
         )
 
-    def _tuned(self) -> tuple[Timed, Timed]:
-        searched = self._ours.tune(self._plan.trials, self._judge.timed, self._rng)
+    def _tuned(self) -> tuple[TimedCandidates, TimedCandidates]:
+        searched = self._ours.tune(self._plan.trials, self._measurer.timed, self._rng)
         ours = [(trial.candidate, trial.secs) for trial in searched.trials]
         with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
-            return ours, self._theirs.tune(self._plan.trials, self._judge, Path(folder))
+            return ours, self._theirs.tune(self._plan.trials, self._measurer, Path(folder))
 
-    def _final(self, ours: Timed, theirs: Timed) -> Pair | None:
+    def _final(self, ours: TimedCandidates, theirs: TimedCandidates) -> Pair | None:
         finalists = {
-            f"{side} {number}": Finalist(self._judge, built)
+            f"{side} {number}": Finalist(self._measurer, built)
             for side, timed in (("ours", ours), ("theirs", theirs))
-            for number, built in enumerate(self._judge.build(fastest(timed, self._plan.finalists)))
+            for number, built in enumerate(self._measurer.build(fastest(timed, self._plan.finalists)))
             if isinstance(built, BuiltKernel)
         }
         timings = measure(finalists, self._plan.rounds, FINAL_BLOCK, rest_s=0.02) if finalists else {}

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.timing.hidden import Hidden
+from benchmarks.timing.cpu_masking import MaskedOnnxRuntime
 from benchmarks.timing.interleaved import Block, time_calls
 
 Arrays = Sequence[NDArray[Any]]
@@ -54,23 +54,23 @@ class TvmLibrary:
 class OnnxFile:
     """An ONNX file for ONNX Runtime's CPU provider, all its optimizations on.
 
-    With `hidden` it doesn't see all of the processor's instruction sets.
+    With `masked` it doesn't see all of the processor's instruction sets.
     """
 
     path: Path
-    hidden: Hidden | None = None
+    masked: MaskedOnnxRuntime | None = None
 
     def load(self, threads: int) -> Bind:
-        if self.hidden is not None:
-            self.hidden.prepare()
+        if self.masked is not None:
+            self.masked.prepare()
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         session = onnxruntime.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
-        if self.hidden is not None:
-            self.hidden.check()
+        if self.masked is not None:
+            self.masked.check()
         names = [one.name for one in session.get_inputs()]
 
         def bind(inputs: Arrays) -> Callable[[], Any]:
@@ -121,7 +121,7 @@ class ProcessContestant:
 
     def __init__(self, model: ModelFile, threads: int, inputs: Arrays) -> None:
         """`inputs` are what it is timed with."""
-        self._executor = own_process()
+        self._executor = spawn_process()
         try:
             self._executor.submit(_load, model, threads, inputs).result()
         except BaseException:
@@ -145,7 +145,7 @@ class ProcessContestant:
         return self._executor.submit(_outputs, inputs).result()
 
 
-def own_process() -> ProcessPoolExecutor:
+def spawn_process() -> ProcessPoolExecutor:
     """One fresh process, which has loaded nothing yet."""
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 

@@ -14,7 +14,7 @@ from compiler.lowering.gpu import lower_gpu
 from compiler.lowering.tensor_intrinsics import register_used
 from compiler.reading.subgraph import named_buffers
 from core.device import Device
-from core.trace import check
+from core.trace import parse_trace
 from search.programs.program import Program
 
 
@@ -49,7 +49,7 @@ def replay(module: tvm.IRModule, trace: str) -> Schedule:
     """
     schedule = Schedule(module, debug_mask="none")
     try:
-        steps = check(trace)
+        steps = parse_trace(trace)
         register_used(steps)
         Trace.apply_json_to_schedule(steps, schedule)
     except Exception as error:

@@ -11,7 +11,7 @@ from sqlalchemy import Double, Select, bindparam, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from core.measurement import Outcome
-from core.trace import TraceRefused, check
+from core.trace import TraceRefused, parse_trace
 from records.fleet import devices
 from records.jobs import tasks
 from records.storage.statements import (
@@ -184,7 +184,7 @@ def require_schedules(records: Sequence[Record]) -> None:
     """Raises NoSchedule for a record whose trace says more than how loops run."""
     for record in records:
         try:
-            check(record.trace)
+            parse_trace(record.trace)
         except TraceRefused as error:
             raise NoSchedule(str(error)) from error
 

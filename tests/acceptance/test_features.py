@@ -12,7 +12,7 @@ import onnx
 import pytest
 
 from compiler.target import detect_device
-from core.instruction_sets import CLASSES
+from core.instruction_sets import EMULATED_CLASSES
 from examples.make_models import make
 from tests.processes import service, worker
 
@@ -36,7 +36,7 @@ def test_one_machine_is_three_device_classes(tmp_path: Path) -> None:
     onnx.save(make("resnet18", tiny=True), tmp_path / "tiny.onnx")
     classes = set()
     with service(tmp_path) as farm:
-        for name, without in CLASSES.items():
+        for name, without in EMULATED_CLASSES.items():
             features = ["--features", ",".join(f"-{one}" for one in without)] if without else []
             with worker(farm, name, "--threads", "2", *features):
                 found = farm.shown(name)["device_class"]

@@ -10,14 +10,8 @@ import onnx
 import pytest
 
 from benchmarks.networks import untuned
-from benchmarks.timing.agreement import compare, random_inputs
-from benchmarks.timing.contestants import (
-    OnnxFile,
-    OpenVinoFile,
-    ProcessContestant,
-    TvmLibrary,
-    own_process,
-)
+from benchmarks.timing.contestants import OnnxFile, OpenVinoFile, ProcessContestant, TvmLibrary, spawn_process
+from benchmarks.timing.deviation import compare_outputs, random_inputs
 from benchmarks.timing.interleaved import Block, measure
 from compiler.importing.spec import ModelError
 from compiler.packaging.artifact import ArtifactError
@@ -37,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _target() -> str:
     """Asked in another process: TVM reads how many threads it has only once."""
-    with own_process() as process:
+    with spawn_process() as process:
         return process.submit(detect_device).result().target
 
 
@@ -50,7 +44,7 @@ def test_an_untuned_build_takes_turns_and_agrees_with_onnxruntime(model: Path, t
     ):
         timings = measure({"ours": ours, "theirs": theirs}, 2, SHORT, rest_s=0.0)
         assert all(0 < secs < 10 for each in timings.values() for secs in each.blocks)
-        assert compare(ours, theirs, INPUTS).of_allowed < 1
+        assert compare_outputs(ours, theirs, INPUTS).of_allowed < 1
         first, second = (theirs.outputs(each)[0] for each in INPUTS)
         assert first.shape == (1, 10)
         assert not np.allclose(first, second)
@@ -63,8 +57,8 @@ def test_openvino_agrees_with_onnxruntime(model: Path) -> None:
         ProcessContestant(OpenVinoFile(model, "AVX2"), 2, INPUTS[0]) as less,
         ProcessContestant(OnnxFile(model), 2, INPUTS[0]) as theirs,
     ):
-        assert compare(ours, theirs, INPUTS).of_allowed < 1
-        assert compare(less, theirs, INPUTS).of_allowed < 1
+        assert compare_outputs(ours, theirs, INPUTS).of_allowed < 1
+        assert compare_outputs(less, theirs, INPUTS).of_allowed < 1
         assert all(secs > 0 for secs in ours.time_block(SHORT))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import models
-from benchmarks.models import ESTIMATE, FITS, OURS, THEIRS, Records, figures_of, measured, predicted
+from benchmarks.models import ESTIMATE, FITS, OURS, THEIRS, MeasuredPrograms, figures_of, measured, predicted
 from benchmarks.suite import OPERATORS
 from compiler.target import detect_device
 
@@ -19,12 +19,12 @@ SMALL = (64, 64, 64)
 
 
 @pytest.fixture(scope="module")
-def known() -> dict[str, Records]:
+def known() -> dict[str, MeasuredPrograms]:
     return {"GMM": measured(OPERATORS["GMM"].module(SMALL), detect_device(2), 40, 0)}
 
 
 @pytest.mark.slow
-def test_every_model_predicts_what_it_was_not_shown(known: dict[str, Records]) -> None:
+def test_every_model_predicts_what_it_was_not_shown(known: dict[str, MeasuredPrograms]) -> None:
     for who, fit in FITS.items():
         told = predicted(known, fit, 0)["GMM"]
         assert told.shape == known["GMM"].secs.shape, who
@@ -33,7 +33,7 @@ def test_every_model_predicts_what_it_was_not_shown(known: dict[str, Records]) -
 
 
 @pytest.mark.slow
-def test_what_is_held_out_stays_unknown(known: dict[str, Records]) -> None:
+def test_what_is_held_out_stays_unknown(known: dict[str, MeasuredPrograms]) -> None:
     """A program whose latency was never told can't have taught anything."""
     held = {"GMM": np.arange(len(known["GMM"].secs)) % 2 == 0}
     secs = known["GMM"].secs
@@ -43,7 +43,7 @@ def test_what_is_held_out_stays_unknown(known: dict[str, Records]) -> None:
 
 
 @pytest.mark.slow
-def test_failures_are_learned_from(known: dict[str, Records]) -> None:
+def test_failures_are_learned_from(known: dict[str, MeasuredPrograms]) -> None:
     failing = replace(known["GMM"], secs=np.where(np.arange(40) == 7, math.inf, known["GMM"].secs))
     told = {who: predicted({"GMM": failing}, fit, 0) for who, fit in FITS.items()}
     names = [each.name for each in figures_of({"GMM": failing}, told)]

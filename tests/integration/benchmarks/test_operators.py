@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.engines import shipped
-from benchmarks.engines.ours import OurSpace
-from benchmarks.operators import ablation, alone, settled
+from benchmarks.engines import metaschedule_search
+from benchmarks.engines.tunefarm_search import TunefarmSearch
+from benchmarks.operators import ablation, settled, variants
 from benchmarks.operators import figures as operators_figures
 from benchmarks.operators import run as operators_run
 from benchmarks.operators.ablation import VARIANTS, NoEstimate
 from benchmarks.operators.run import OURS, THEIRS, WARM, Plan
 from benchmarks.suite import OPERATORS
 from benchmarks.timing.interleaved import Block
-from benchmarks.timing.judge import Candidate, Judge
+from benchmarks.timing.measurer import Candidate, ProgramMeasurer
 from compiler.measuring.builder import BuiltKernel
 from compiler.target import detect_device
 from search.policy import SearchTask
@@ -57,24 +57,24 @@ def test_the_limited_space_has_one_sketch_whose_operands_are_read_as_they_lie() 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_searches(name: str) -> None:
-    judge = Judge(CASE.module(), DEVICE)
-    space = OurSpace(CASE.module(), DEVICE, VARIANTS[name])
-    found = space.tune(20, judge.timed, np.random.default_rng(0))
+    measurer = ProgramMeasurer(CASE.module(), DEVICE)
+    space = TunefarmSearch(CASE.module(), DEVICE, VARIANTS[name])
+    found = space.tune(20, measurer.timed, np.random.default_rng(0))
     assert len(found.trials) == 20
     assert all(0 < trial.secs < 1 for trial in found.trials)
 
 
 def test_our_programs_can_be_timed_by_metaschedule_too(tmp_path: Path) -> None:
-    judge = Judge(CASE.module(), DEVICE)
-    (built,) = judge.build([Candidate.scheduled(CASE.module())])
+    measurer = ProgramMeasurer(CASE.module(), DEVICE)
+    (built,) = measurer.build([Candidate.scheduled(CASE.module())])
     assert isinstance(built, BuiltKernel)
-    (secs,) = shipped.Timer(CASE.module(), tmp_path).timing(built).time_block(Block())
+    (secs,) = metaschedule_search.Timer(CASE.module(), tmp_path).timing(built).time_block(Block())
     assert 0 < secs < 1
 
 
 def test_our_search_is_held_against_itself_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(OPERATORS["GMM"], shapes=SMALL, benchmark=SMALL[0])
-    monkeypatch.setattr(alone, "OPERATORS", {"GMM": small})
+    monkeypatch.setattr(variants, "OPERATORS", {"GMM": small})
     (side,) = settled.run("GMM", trials=20, rounds=2, threads=DEVICE.cores, seed=0)
     assert [each.trials for each in side.judged] == [16, 20]
     names = [each.name for each in settled.figures_of([side], 20)]

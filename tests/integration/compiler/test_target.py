@@ -18,7 +18,7 @@ import compiler.target
 from compiler.codegen.steps import compile_scheduled
 from compiler.target import detect_device, parse_target
 from core.device import Device
-from core.instruction_sets import CLASSES, FeatureError, instruction_sets
+from core.instruction_sets import EMULATED_CLASSES, FeatureError, instruction_sets
 from search.sketches.intrinsics import INTRINSICS
 from tests.machines import AVX2, AVX512, MACHINES, SSE, ZEN4
 from tests.workloads import module
@@ -104,9 +104,9 @@ def test_an_arm_machine_is_asked_by_its_bits(name: str, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("without", "left", "vector_bytes", "mattr"),
     [
-        (CLASSES["avx512"], f"{AVX2} {AVX512}", 64, []),
-        (CLASSES["avx2"], AVX2, 32, ["-avx512f"]),
-        (CLASSES["sse4.2"], SSE, 16, ["-avx"]),
+        (EMULATED_CLASSES["avx512"], f"{AVX2} {AVX512}", 64, []),
+        (EMULATED_CLASSES["avx2"], AVX2, 32, ["-avx512f"]),
+        (EMULATED_CLASSES["sse4.2"], SSE, 16, ["-avx"]),
         (("avx512_vnni",), AVX512, 64, ["-avx512vnni"]),
         (("avx512vnni",), AVX512, 64, ["-avx512vnni"]),
         (("avx2",), "avx fma f16c", 16, ["-avx2"]),
@@ -140,7 +140,7 @@ def test_without_avx512_there_is_neither_its_dot_product_nor_its_registers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ZEN4.stand_in(monkeypatch, tmp_path)
-    devices = {name: detect_device(2, without) for name, without in CLASSES.items()}
+    devices = {name: detect_device(2, without) for name, without in EMULATED_CLASSES.items()}
     assert {name: device.speeds.registers for name, device in devices.items()} == {
         "avx512": 32,
         "avx2": 16,

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.timing.finals import Trials, best, judge_all
-from benchmarks.timing.judge import Candidate, Trial
+from benchmarks.timing.finals import Trials, best, time_best_programs
+from benchmarks.timing.measurer import Candidate, Trial
 from core.measurement import Measurement, Outcome
 
 A, B, WRONG, UNBUILT = (Candidate(name, None) for name in ("a", "b", "wrong", "unbuilt"))
@@ -40,14 +40,14 @@ def _trials(*timed: tuple[Candidate | None, float]) -> list[Trial]:
     return [Trial(candidate, secs, float(at)) for at, (candidate, secs) in enumerate(timed, start=1)]
 
 
-def _judge(**searches: Trials) -> tuple[Any, FakeJudge, list[str]]:
-    judge, errors = FakeJudge(), []
-    return judge_all(judge, "GMM", searches, 3, errors), judge, errors  # type: ignore[arg-type]
+def _measurer(**searches: Trials) -> tuple[Any, FakeJudge, list[str]]:
+    measurer, errors = FakeJudge(), []
+    return time_best_programs(measurer, "GMM", searches, 3, errors), measurer, errors  # type: ignore[arg-type]
 
 
 def test_the_best_after_every_milestone_is_timed_in_turns() -> None:
     tried = Trials(_trials((None, math.inf), (A, 3e-3), (B, 2e-3)), (1, 2, 3, 9))
-    sides, _, errors = _judge(ours=tried)
+    sides, _, errors = _measurer(ours=tried)
     judged = sides["ours"].judged
     assert [(one.trials, one.searched_s) for one in judged] == [(2, 3e-3), (3, 2e-3), (9, 2e-3)]
     assert [one.timings.blocks for one in judged] == [(2e-3,) * 3, (1e-3,) * 3, (1e-3,) * 3]
@@ -59,7 +59,7 @@ def test_the_best_after_every_milestone_is_timed_in_turns() -> None:
 def test_what_was_measured_again_counts_by_the_median() -> None:
     """The first was lucky; its second measurement takes it from the lead."""
     tried = Trials(_trials((A, 1e-3), (B, 2e-3), (A, 4e-3)), (2, 3))
-    sides, _, _ = _judge(ours=tried)
+    sides, _, _ = _measurer(ours=tried)
     assert [one.timings.blocks[0] for one in sides["ours"].judged] == [SECONDS["a"], SECONDS["b"]]
     assert [one.searched_s for one in sides["ours"].judged] == [2.5e-3, 2e-3]
     assert [point.latency_s for point in sides["ours"].search.points] == [1e-3, 2e-3]
@@ -67,20 +67,20 @@ def test_what_was_measured_again_counts_by_the_median() -> None:
 
 def test_what_several_found_is_timed_once_a_turn() -> None:
     tried = Trials(_trials((A, 3e-3)), (1,))
-    sides, judge, _ = _judge(ours=tried, theirs=tried)
+    sides, measurer, _ = _measurer(ours=tried, theirs=tried)
     assert sides["ours"].judged == sides["theirs"].judged
-    assert judge.ran["a"] == 4  # to verify it, and in three turns
+    assert measurer.ran["a"] == 4  # to verify it, and in three turns
 
 
 def test_wrong_and_broken_programs_are_nobody_s_best() -> None:
     theirs = Trials(_trials((UNBUILT, 5e-3), (WRONG, 1e-3), (A, 4e-3)), (1, 3))
-    sides, _, errors = _judge(ours=Trials(_trials((B, 1e-3)), (1,)), theirs=theirs)
+    sides, _, errors = _measurer(ours=Trials(_trials((B, 1e-3)), (1,)), theirs=theirs)
     assert sides["theirs"].judged == ()
     assert len(sides["ours"].judged) == 1
     assert errors == ["a finalist: build_error: no", "a finalist: wrong_result: values differ"]
 
 
 def test_nobody_in_the_finals_is_no_failure() -> None:
-    sides, _, errors = _judge(ours=Trials(_trials((A, math.inf)), (1,)), theirs=Trials([], (1,)))
+    sides, _, errors = _measurer(ours=Trials(_trials((A, math.inf)), (1,)), theirs=Trials([], (1,)))
     assert (sides["ours"].judged, sides["theirs"].judged, errors) == ((), (), [])
     assert best([]) == []

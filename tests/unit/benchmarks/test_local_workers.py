@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks import local_workers
-from benchmarks.local_workers import Plan, Seen, figures_of, own_cores
+from benchmarks.local_workers import Plan, WindowStats, figures_of, own_cores
 
 
-def seen(per_s: float, cores: float = 0.1, failed: float = 0.02) -> Seen:
-    return Seen(trials=100, seconds=100 / per_s, service_cpu_s=cores * 100 / per_s, failed=failed)
+def seen(per_s: float, cores: float = 0.1, failed: float = 0.02) -> WindowStats:
+    return WindowStats(trials=100, seconds=100 / per_s, service_cpu_s=cores * 100 / per_s, failed=failed)
 
 
 def test_every_turn_is_compared_by_itself() -> None:

@@ -9,13 +9,13 @@ import pytest
 
 from benchmarks.networks.compiled import AFTER, AT_ONCE
 from benchmarks.networks.figures import figures_of_compiled, figures_of_tuned
-from benchmarks.networks.network import Measured
 from benchmarks.networks.peers import OPENVINO
-from benchmarks.networks.tuning import Recorder, Tuning
-from benchmarks.networks.turns import TUNED
+from benchmarks.networks.plan import TUNED
+from benchmarks.networks.session import Recorder, Tuning
+from benchmarks.networks.tuned import TunedNetwork
 from benchmarks.results.curves import Point
 from benchmarks.results.figures import Figure
-from benchmarks.timing.agreement import Deviation
+from benchmarks.timing.deviation import Deviation
 from benchmarks.timing.interleaved import Timings
 from core.job import JobState
 from tests.unit.benchmarks.measured import COMPILED, JOB, MEASURED, PEERS, TUNING
@@ -32,7 +32,7 @@ def _named(found: Sequence[Figure]) -> dict[str, Figure]:
     return by_name
 
 
-def _by_name(measured: Measured) -> dict[str, Figure]:
+def _by_name(measured: TunedNetwork) -> dict[str, Figure]:
     """Without the network's label."""
     found = _named(figures_of_tuned([measured]))
     return {name.removeprefix(f"{measured.label}: "): figure for name, figure in found.items()}

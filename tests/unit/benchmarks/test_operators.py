@@ -13,17 +13,17 @@ import pytest
 from benchmarks.operators import __main__ as operators
 from benchmarks.operators import ablation, settled
 from benchmarks.operators import run as operators_run
-from benchmarks.operators.figures import correction, figures_of, quality, sooner
+from benchmarks.operators.figures import correction, figures_of, quality, time_to_match
 from benchmarks.operators.libraries import Compared
-from benchmarks.operators.run import OURS, THEIRS, WARM, Found, Plan
-from benchmarks.results import figures, searches
+from benchmarks.operators.run import OURS, THEIRS, WARM, OperatorResult, Plan
+from benchmarks.results import figures
 from benchmarks.results.figures import Figure
 from benchmarks.results.output import Output
-from benchmarks.results.searches import Search
-from benchmarks.timing import apart
-from benchmarks.timing.apart import Failed
-from benchmarks.timing.finals import Judged, Side
+from benchmarks.results.searches import SEARCHES, Search
+from benchmarks.timing import isolation
+from benchmarks.timing.finals import Milestone, SearchResult
 from benchmarks.timing.interleaved import Pair, Timings
+from benchmarks.timing.isolation import MeasurementFailed
 
 AS_FAST = "MetaSchedule's seconds for 64 trials relative to ours until as fast"
 PLAN = Plan(trials=64, threads=2)
@@ -33,17 +33,19 @@ def _timings(secs: float) -> Timings:
     return Timings((secs, secs, secs))
 
 
-def _side(engine: str, timed: list[tuple[float, float]], judged: dict[int, tuple[float, float]]) -> Side:
+def _side(
+    engine: str, timed: list[tuple[float, float]], judged: dict[int, tuple[float, float]]
+) -> SearchResult:
     """`judged` has (searched, in turns) seconds by trials."""
-    found = tuple(Judged(n, searched, _timings(turns)) for n, (searched, turns) in judged.items())
-    return Side(Search.of("GMM", engine, timed), found)
+    found = tuple(Milestone(n, searched, _timings(turns)) for n, (searched, turns) in judged.items())
+    return SearchResult(Search.of("GMM", engine, timed), found)
 
 
 # In turns everything of ours takes a tenth longer than its search measured.
 SEARCHED = [(1.0, 4e-3), (2.0, 2e-3), (3.0, 1e-3)]
 OUR_JUDGED = {8: (4e-3, 4.4e-3), 16: (2e-3, 2.2e-3), 64: (1e-3, 1.1e-3)}
 NOTHING = [(1.0, math.inf), (4.0, math.inf)]
-FOUND = Found(
+FOUND = OperatorResult(
     operator="GMM",
     ours=_side(OURS, SEARCHED, OUR_JUDGED),
     theirs=_side(
@@ -77,7 +79,7 @@ def _overall(found: list[Figure], part: str) -> Figure:
 def test_as_fast_is_judged_by_turns() -> None:
     """Theirs takes 2.2 ms in turns, which is what ours has when its search says 2 ms."""
     assert correction(FOUND.ours) == pytest.approx(1.1)
-    found = sooner(FOUND, FOUND.ours, 64)
+    found = time_to_match(FOUND, FOUND.ours, 64)
     assert found is not None
     assert (found.at_s, found.trials) == (2.0, 2)
     assert (found.ratio, found.own_ratio) == (30.0, 25.0)
@@ -86,15 +88,15 @@ def test_as_fast_is_judged_by_turns() -> None:
 def test_slower_in_turns_is_later() -> None:
     """Were 2 ms in the search 2.4 ms in turns, only the next program would be as fast as 2.2 ms."""
     judged = tuple(replace(each, timings=_timings(1.2 * each.searched_s)) for each in FOUND.ours.judged)
-    found = sooner(FOUND, replace(FOUND.ours, judged=judged), 64)
+    found = time_to_match(FOUND, replace(FOUND.ours, judged=judged), 64)
     assert found is not None
     assert found.at_s == 3.0
 
 
 def test_a_search_that_never_is_as_fast_has_no_time() -> None:
-    goal = (*FOUND.theirs.judged[:2], Judged(64, 5e-4, _timings(5e-4)))
+    goal = (*FOUND.theirs.judged[:2], Milestone(64, 5e-4, _timings(5e-4)))
     hard = replace(FOUND, theirs=replace(FOUND.theirs, judged=goal))
-    assert sooner(hard, hard.ours, 64) is None
+    assert time_to_match(hard, hard.ours, 64) is None
     found = figures_of([hard, replace(FOUND, operator="C2D")], PLAN)
     mean = _named_exactly(found, f"geometric mean of 1 operators: {AS_FAST}")
     assert mean.value == pytest.approx(30.0)
@@ -156,7 +158,7 @@ def test_when_ours_fails_everything_it_is_said_and_not_averaged_away() -> None:
 
 def test_when_theirs_fails_everything_there_is_nothing_to_reach() -> None:
     lost = replace(FOUND, operator="C2D", theirs=_side(THEIRS, NOTHING, {}), scored=None, precision=())
-    assert sooner(lost, lost.ours, 64) is None
+    assert time_to_match(lost, lost.ours, 64) is None
     found = figures_of([lost], PLAN)
     assert not [each for each in found if "as fast" in each.name or "latency relative" in each.name]
     assert _overall(found, "trials a second relative").value == pytest.approx(1.0 / (2 / 4.0))
@@ -165,7 +167,7 @@ def test_when_theirs_fails_everything_there_is_nothing_to_reach() -> None:
 
 
 def test_nothing_found_by_anybody_is_no_figure() -> None:
-    empty = Side(Search.of("GMM", OURS, []), ())
+    empty = SearchResult(Search.of("GMM", OURS, []), ())
     lost = replace(
         FOUND, ours=empty, theirs=empty, warm=empty, scored=None, precision=(), libraries=(), errors=("why",)
     )
@@ -206,14 +208,16 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Plan]]:
     """Operators are not measured but noted; C3D can't be."""
     seen: list[tuple[str, Plan]] = []
 
-    def note(name: str, threads: int, run: Callable[..., Found], given: str, plan: Plan) -> Found:
+    def note(
+        name: str, threads: int, run: Callable[..., OperatorResult], given: str, plan: Plan
+    ) -> OperatorResult:
         assert (run, given, threads) == (operators_run.run, name, plan.threads)
         seen.append((name, plan))
         if name == "C3D":
-            raise Failed("a candidate of C3D ended the process that timed it")
+            raise MeasurementFailed("a candidate of C3D ended the process that timed it")
         return replace(FOUND, operator=name, errors=("a finalist: wrong",) if name == "C1D" else ())
 
-    monkeypatch.setattr(operators, "apart", note)
+    monkeypatch.setattr(operators, "run_isolated", note)
     return seen
 
 
@@ -225,7 +229,7 @@ def test_quick_measures_three_operators(
     assert measured == [(name, Plan(64, 2, rounds=5)) for name in ("GMM", "C1D", "DEP")]
     results = figures.read(file)
     assert results.command == f"python -m benchmarks.operators --quick --threads 2 --json {file}"
-    kept = searches.read(searches.beside(file))
+    kept = SEARCHES.read(file)
     assert len(kept) == 9
     assert {search.engine for search in kept} == {OURS, THEIRS, WARM}
     assert "C1D (2 of 3, about 1 min left)" in capsys.readouterr().out
@@ -255,9 +259,9 @@ def test_when_nothing_can_be_measured_nothing_is_written(
 
 
 def test_the_time_left_comes_from_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    output = Output("operators", [], Path("none.json"), 1)
+    output = Output("benchmarks.operators", [], Path("none.json"), 1)
     ticks = iter((0.0, 600.0, 600.0))
-    assert apart.each(["GMM", "C2D"], 120.0, lambda _: None, output, lambda: next(ticks)) == 0
+    assert isolation.measure_each(["GMM", "C2D"], 120.0, lambda _: None, output, lambda: next(ticks)) == 0
     assert capsys.readouterr().out.splitlines() == [
         "GMM (1 of 2, about 4 min left)",
         "C2D (2 of 2, about 10 min left)",
@@ -302,13 +306,13 @@ def test_what_breaks_is_a_failure_of_its_operator(
         def submit(self, *_: object) -> None:
             raise error
 
-    monkeypatch.setattr(apart, "own_process", Breaking)
+    monkeypatch.setattr(isolation, "own_process", Breaking)
     monkeypatch.setenv("TVM_NUM_THREADS", "1")
-    with pytest.raises(Failed, match=told):
-        apart.apart("GMM", 2, operators_run.run, "GMM", PLAN)
+    with pytest.raises(MeasurementFailed, match=told):
+        isolation.run_isolated("GMM", 2, operators_run.run, "GMM", PLAN)
 
 
-def _variants(operator: str) -> tuple[Side, ...]:
+def _variants(operator: str) -> tuple[SearchResult, ...]:
     """Without evolution it takes twice as long in the end; the limited space has nothing."""
     late = {16: (2e-3, 3e-3), 64: (1e-3, 2e-3)}
     found = (
@@ -320,15 +324,15 @@ def _variants(operator: str) -> tuple[Side, ...]:
 
 
 def test_an_ablation_compares_ours_with_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def note(name: str, threads: int, run: Callable[..., object], *given: object) -> tuple[Side, ...]:
+    def note(name: str, threads: int, run: Callable[..., object], *given: object) -> tuple[SearchResult, ...]:
         assert (run, given) == (ablation.run, (name, 64, 5, 2, 7))
         return _variants(name)
 
-    monkeypatch.setattr(operators, "apart", note)
+    monkeypatch.setattr(operators, "run_isolated", note)
     file = tmp_path / "ablation.json"
     flags = ["--ablation", "--quick", "--threads", "2", "--seed", "7", "--json", str(file)]
     assert operators.main(flags) == 0
-    kept = searches.read(searches.beside(file))
+    kept = SEARCHES.read(file)
     assert kept == tuple(side.search for name in ("GMM", "C1D", "DEP") for side in _variants(name))
     found = figures.read(file).figures
     assert [each.value for each in found] == pytest.approx([1.5, 2.0])
@@ -364,14 +368,14 @@ def test_an_operator_without_a_program_is_named_and_in_no_mean() -> None:
 
 
 def test_settled_goes_on_for_a_thousand_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def note(name: str, threads: int, run: Callable[..., object], *given: object) -> tuple[Side, ...]:
+    def note(name: str, threads: int, run: Callable[..., object], *given: object) -> tuple[SearchResult, ...]:
         assert (run, given) == (settled.run, (name, 1000, 10, 2, 0))
         return (replace(LONGER, search=replace(LONGER.search, operator=name)),)
 
-    monkeypatch.setattr(operators, "apart", note)
+    monkeypatch.setattr(operators, "run_isolated", note)
     file = tmp_path / "settled.json"
     assert operators.main(["--settled", "--threads", "2", "--json", str(file)]) == 0
-    assert [search.operator for search in searches.read(searches.beside(file))] == list(operators.PAPER)
+    assert [search.operator for search in SEARCHES.read(file)] == list(operators.PAPER)
     names = [each.name for each in figures.read(file).figures]
     assert (
         names[1] == "geometric mean of 12 operators: our latency after 64 trials relative to ours after 1000"

@@ -9,11 +9,11 @@ import pytest
 
 from compiler.measuring import calibration
 from compiler.measuring.calibration import calibrate, complete_profile
-from core.profile import Profile, assumed
+from core.profile import Profile, assumed_profile
 from tests.integration.worker.fault_runner import DEVICE
 
 ALL = {f.name for f in fields(Profile)} - {"derived"}
-BASE = assumed(DEVICE.machine, DEVICE.features, DEVICE.cores)
+BASE = assumed_profile(DEVICE.machine, DEVICE.features, DEVICE.cores)
 RATES = {"l1_rate": 100.0, "l2_rate": 40.0, "l3_rate": 20.0, "memory_rate": 5.0}
 
 

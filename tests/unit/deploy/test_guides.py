@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from core.exit_code import ExitCode
-from tunefarm.cli.app import app
-from tunefarm.cli.exits import run
+from tunefarm.cli.app import app, run
 from worker import main as worker_main
 from worker.settings import WorkerSettings
 

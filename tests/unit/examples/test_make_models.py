@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.timing.agreement import random_inputs
+from benchmarks.timing.deviation import random_inputs
 from examples import make_models
 
 CLASSIFIERS = sorted({*make_models.NETWORKS} - {*make_models.NO_IMAGE})

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from worker.main import _agent_config
+from worker.main import agent_config
 from worker.settings import SLOTS, TOGETHER, WorkerSettings
 
 
 @pytest.mark.parametrize(("slots", "together"), [(SLOTS, TOGETHER), (4, 4)])
 def test_no_more_is_built_at_once_than_fits_in_memory(slots: int, together: int) -> None:
-    config = _agent_config(WorkerSettings(server="farm:1", slots=slots))
+    config = agent_config(WorkerSettings(server="farm:1", slots=slots))
     assert (config.slots, config.build_together) == (slots, together)

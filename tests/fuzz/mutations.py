@@ -1,0 +1,159 @@
+"""Messages made wrong: bytes turned over, cut and spliced, fields of protobuf messages bent."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from random import Random
+
+from tests.fuzz import wire
+from tests.fuzz.wire import BYTES, FIXED64, VARINT, Field
+
+# One is enough for most: what is broken in several places is refused for the first.
+CHANGED = (1, 1, 1, 2, 4)
+# Longer ones only take longer.
+MAX_BYTES = 256 << 10
+NUMBERS = (
+    *(0, 1, 127, 128, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53, 2**63 - 1, 2**63),
+    *(-1, -2, -(2**31), -(2**63)),
+)
+FLOATS = (
+    *(float("nan"), float("inf"), float("-inf"), 0.0, -0.0, -1.0),
+    *(5e-324, 1e-12, 1e-3, 1.0, 29.5, 1e6, 1.7e308),
+)
+
+Change = Callable[[bytes, bytes, Random], bytes]
+Bend = Callable[[Field, Random], bytes]
+
+
+def mutated(data: bytes, other: bytes, rng: Random) -> bytes:
+    """`data` after one to four changes of kinds drawn at random; pieces of `other` may come in."""
+    for _ in range(rng.choice(CHANGED)):
+        data = rng.choice(CHANGES)(data, other, rng)[:MAX_BYTES]
+    return data
+
+
+def _flip(data: bytes, _other: bytes, rng: Random) -> bytes:
+    turned = bytearray(data or b"\0")
+    for _ in range(rng.randint(1, 8)):
+        turned[rng.randrange(len(turned))] ^= 1 << rng.randrange(8)
+    return bytes(turned)
+
+
+def _overwrite(data: bytes, _other: bytes, rng: Random) -> bytes:
+    at, length = _place(data, rng)
+    return data[:at] + rng.randbytes(length) + data[at + length :]
+
+
+def _insert(data: bytes, _other: bytes, rng: Random) -> bytes:
+    at, _ = _place(data, rng)
+    return data[:at] + rng.randbytes(rng.randint(1, 16)) + data[at:]
+
+
+def _cut(data: bytes, _other: bytes, rng: Random) -> bytes:
+    at, length = _place(data, rng)
+    return data[:at] + data[at + length :] if rng.random() < 0.5 else data[:at]
+
+
+def _repeat(data: bytes, _other: bytes, rng: Random) -> bytes:
+    at, length = _place(data, rng)
+    return data[:at] + data[at : at + length] * rng.choice((2, 3, 50)) + data[at + length :]
+
+
+def _splice(data: bytes, other: bytes, rng: Random) -> bytes:
+    return data[: _place(data, rng)[0]] + other[_place(other, rng)[0] :]
+
+
+def _place(data: bytes, rng: Random) -> tuple[int, int]:
+    """Where something begins, and how long it is."""
+    at = rng.randint(0, len(data))
+    return at, rng.randint(0, min(len(data) - at, 32))
+
+
+def _bend(data: bytes, other: bytes, rng: Random) -> bytes:
+    """Another field, at any depth; a message that is none has bits turned over."""
+    fields = wire.read(data)
+    if not fields:
+        return _flip(data, other, rng)
+    at = rng.randrange(len(fields))
+    chosen = fields[at]
+    if chosen.kind == BYTES and wire.read(chosen.value) and rng.random() < 0.7:
+        bent = Field(chosen.number, BYTES, _bend(chosen.value, other, rng)).encoded()
+    else:
+        bent = rng.choice(BENDS)(chosen, rng)
+    return wire.written(fields[:at]) + bent + wire.written(fields[at + 1 :])
+
+
+def _leave_out(_field: Field, _rng: Random) -> bytes:
+    return b""
+
+
+def _say_often(field: Field, rng: Random) -> bytes:
+    encoded = field.encoded()
+    return encoded * min(rng.choice((2, 3, 50, 1001)), MAX_BYTES // len(encoded) + 1)
+
+
+def _renumber(field: Field, rng: Random) -> bytes:
+    number = rng.choice((0, 1, 2, field.number + 1, 15, 16, 19_000, 2**29 - 1))
+    return Field(number, field.kind, field.value).encoded()
+
+
+def _retype(field: Field, rng: Random) -> bytes:
+    return wire.tag(field.number, rng.randrange(8)) + field.value
+
+
+def _say_a_number(field: Field, rng: Random) -> bytes:
+    return Field(field.number, VARINT, wire.varint(rng.choice(NUMBERS))).encoded()
+
+
+def _never_end_a_number(field: Field, _rng: Random) -> bytes:
+    return Field(field.number, VARINT, b"\xff" * 11).encoded()
+
+
+def _lie_about_the_length(field: Field, rng: Random) -> bytes:
+    length = rng.choice((0, len(field.value) + 1, 2**20, 2**31 - 1, 2**31, 2**63, 2**64 - 1))
+    return wire.tag(field.number, BYTES) + wire.varint(length) + field.value
+
+
+def _say_a_float(field: Field, rng: Random) -> bytes:
+    return Field(field.number, FIXED64, struct.pack("<d", rng.choice(FLOATS))).encoded()
+
+
+def _say_floats(field: Field, rng: Random) -> bytes:
+    packed = b"".join(struct.pack("<d", rng.choice(FLOATS)) for _ in range(rng.choice((1, 3, 20_000))))
+    return Field(field.number, BYTES, packed).encoded()
+
+
+def _say_what_is_no_text(field: Field, rng: Random) -> bytes:
+    text = rng.choice((b"\xff\xfe", b"\xc0\x80", b"\xed\xa0\x80", b"\0", b"\xf0\x9f\x92", b"a\0b"))
+    return Field(field.number, BYTES, text).encoded()
+
+
+def _say_much(field: Field, rng: Random) -> bytes:
+    return Field(field.number, BYTES, rng.choice((b"x", b"\xe2\x82\xac", b"[")) * 20_000).encoded()
+
+
+def _nest(field: Field, rng: Random) -> bytes:
+    value = field.value[:64]
+    for _ in range(rng.choice((2, 50, 120, 1000))):
+        value = Field(field.number, BYTES, value).encoded()
+    return value
+
+
+# Bent fields are what gets furthest, so they are drawn more often.
+CHANGES: tuple[Change, ...] = (_flip, _overwrite, _insert, _cut, _repeat, _splice, *(_bend,) * 6)
+BENDS: tuple[Bend, ...] = (
+    _leave_out,
+    _say_often,
+    _renumber,
+    _retype,
+    _say_a_number,
+    _say_a_number,
+    _never_end_a_number,
+    _lie_about_the_length,
+    _say_a_float,
+    _say_floats,
+    _say_what_is_no_text,
+    _say_much,
+    _nest,
+)
