@@ -1,4 +1,4 @@
-"""The server's settings, read once: flags over environment (`TUNEFARM_*`) over the values here."""
+"""The server's settings: flags over environment (`TUNEFARM_*`) over the defaults here."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ServerSettings(BaseSettings):
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """Only this machine can reach the server."""
         return is_loopback(self.host)
 
     @property

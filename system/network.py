@@ -6,7 +6,7 @@ import ipaddress
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host's name or address means this machine and no other."""
+    """Tell whether a host's name or address means this machine and can't be reached from others."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

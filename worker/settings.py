@@ -1,4 +1,4 @@
-"""The worker's settings, read once: flags over environment (`TUNEFARM_WORKER_*`) over the values here."""
+"""The worker's settings: flags over environment (`TUNEFARM_WORKER_*`) over the defaults here."""
 
 from __future__ import annotations
 
@@ -19,27 +19,25 @@ from core.lease import Limits
 from system.network import is_loopback
 from system.tls import TlsFiles
 
-# More than most devices do in the 20 s that a lease is for: the service gives them fewer.
+# More than most devices measure in the 20 s that a lease lasts: the service leases them fewer.
 SLOTS = 64
 # Built candidates stay in memory until they are measured.
-BUILD_TOGETHER = 16
+MAX_BUILT_TOGETHER = 16
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def _shared(name: str) -> Any:
-    """A setting that the environment variable of the service's clients sets too."""
+    """Declare a setting that may also come from the variable that the service's clients read."""
     return Field(default=None, validation_alias=AliasChoices(f"TUNEFARM_WORKER_{name}", f"TUNEFARM_{name}"))
 
 
 class WorkerSettings(BaseSettings):
-    """Settings of one worker. Times are seconds, sizes bytes.
+    """Settings of one worker process. Times are seconds, sizes bytes.
 
-    With `build` the worker measures nothing, and builds what other devices measure. `features` names the
-    instruction sets that it does without, as "-NAME,-NAME". A limit that is set (`build_timeout_s` to
-    `memory_bytes`) holds on this device instead of the service's.
-
-    `tls` asks for an encrypted connection, and so does each of its files: `ca` has the authorities that may
-    vouch for the service (public ones otherwise), `cert` and `key` are the worker's own.
+    With `build`, the worker measures nothing and builds what other devices measure. `features` names the
+    instruction sets that it gives up, "-NAME,-NAME". `tls` asks for an encrypted connection, and so does each
+    of its files: an authority in `ca` must vouch for the service's certificate (public ones by default), `cert`
+    and `key` are the worker's own. A limit (`..._timeout_s`, `memory_bytes`) overrides the service's.
     """
 
     model_config = SettingsConfigDict(
@@ -53,16 +51,16 @@ class WorkerSettings(BaseSettings):
     cert: Path | None = _shared("CERT")
     key: Path | None = _shared("KEY")
     name: str = Field(default_factory=lambda: host_name(), min_length=1, max_length=128)
-    # Touched whenever the service has answered; a watchdog looks at its age.
+    # Touched at every answer of the service, for health checks.
     alive_file: Path | None = None
-    # The folder of the cache of calibrated profiles.
+    # The folder of calibrated profiles.
     profiles: Path = Field(default_factory=lambda: platformdirs.user_cache_path("tunefarm") / "profiles")
     threads: int = Field(default_factory=lambda: usable_cores(), ge=1, le=4096)
     features: str = ""
     slots: int = Field(default=SLOTS, ge=1, le=256)
     once: bool = False
     build: bool = False
-    # The user that candidates run as where the worker is root.
+    # The user that runs measured code when the worker runs as root.
     child_user: str = Field(default="nobody", min_length=1)
     reconnect_max_s: float = Field(default=10.0, gt=0, le=600)
     start_timeout_s: float = Field(default=120.0, gt=0)
@@ -88,24 +86,24 @@ class WorkerSettings(BaseSettings):
 
     @field_validator("features")
     @classmethod
-    def _are_given_up(cls, features: str) -> str:
+    def _are_instruction_sets(cls, features: str) -> str:
         disabled_features(features, platform.machine())
         return features
 
     @property
     def without(self) -> tuple[str, ...]:
-        """The instruction sets to do without."""
+        """Names of the instruction sets that are given up."""
         return disabled_features(self.features, platform.machine())
 
     @property
     def tls_files(self) -> TlsFiles | None:
-        """The files of TLS; None for an unencrypted connection. Raises TlsError."""
+        """The files of TLS; None for a connection in clear. Raises TlsError."""
         files = TlsFiles(self.cert, self.key, self.ca)
         return files if files or self.tls else None
 
     @property
     def local(self) -> bool:
-        """Whether the service is on this machine, as far as its address tells."""
+        """The service's address is one of this machine."""
         return is_loopback(self.server.rpartition(":")[0].strip("[]"))
 
     @property
@@ -116,23 +114,27 @@ class WorkerSettings(BaseSettings):
     def override_limits(self, limits: Limits) -> Limits:
         """Return the limits that hold on this device."""
         names = ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes")
-        ours = {name: getattr(self, name) for name in names}
-        return replace(limits, **{name: value for name, value in ours.items() if value is not None})
+        own = {name: getattr(self, name) for name in names}
+        return replace(limits, **{name: value for name, value in own.items() if value is not None})
 
 
 def host_name() -> str:
-    """Return this machine's name, without the characters that a worker's name can't have."""
-    kept = (char for char in socket.gethostname() if char.isprintable() and char != " ")
-    return "".join(kept)[:128] or "worker"
+    """Return this machine's name without the characters that a worker's name can't have."""
+    name = "".join(one for one in socket.gethostname() if one.isprintable() and one != " ")
+    return name[:128] or "worker"
 
 
 def usable_cores() -> int:
-    """Return how many physical cores this process may use, by its CPU affinity and its container's quota."""
+    """Return the number of physical cores that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     physical = psutil.cpu_count(logical=False) or allowed
+    return max(min(allowed, physical, _quota_cores(CGROUP_QUOTA) or allowed), 1)
+
+
+def _quota_cores(path: Path) -> int | None:
+    """Return the cores in a container's CPU quota, rounded down; None without a quota."""
     try:
-        quota, period = CGROUP_QUOTA.read_text().split()
-        paid = int(quota) // int(period)
-    except (OSError, ValueError, ZeroDivisionError):  # no quota, "max" among them
-        paid = allowed
-    return max(min(allowed, physical, paid), 1)
+        quota, period = path.read_text().split()
+        return max(int(quota) // int(period), 1)
+    except (OSError, ValueError, ZeroDivisionError):
+        return None
