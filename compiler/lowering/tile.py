@@ -11,7 +11,7 @@ from compiler.lowering.packing_map import PackingMap
 from compiler.lowering.primitives import Primitives, by_level, power_of_two
 from search.dag import Node
 from search.programs.program import Program
-from search.sketches.intrinsics import extents
+from search.sketches.intrinsics import intrinsic_extents
 from search.sketches.predicates import is_arranged
 from search.sketches.stage import Stage
 from search.sketches.variables import Choice, read_kind
@@ -72,7 +72,7 @@ class Tiles:
     def _split(self, stage: Stage, block: Any) -> list[list[Any]]:
         """The loops of every tile level, the outermost of them fused; an intrinsic's own are inside them."""
         node = self._node(stage)
-        reach = extents(self.program.sketch.dag, stage)
+        reach = intrinsic_extents(self.program.sketch.dag, stage)
         parts, inner = [], {}
         for axis, loop in enumerate(self.schedule.get_loops(block)):
             factors = self.program.factors(node.name, axis)

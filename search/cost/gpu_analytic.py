@@ -115,7 +115,7 @@ def _fetch_instructions(population: Population, tile: GpuTile) -> Floats:
     for read in tile.nest.node.reads:
         lanes = population.sketch.choice(tile.nest.node.name, fetch_kind(read.buffer))
         if lanes is not None:
-            width = population.options(tile.nest.node.name, lanes.kind)
+            width = population.chosen(tile.nest.node.name, lanes.kind)
             total = total + tile.blocks * tile.fetches * np.ceil(tile.elements(read) / width)
     return total
 
@@ -157,9 +157,9 @@ def thread_seconds(population: Population, stage: Stage, machine: Machine) -> Fl
     node = population.sketch.dag.node[stage.node]
     axes = node.looped_spatial
     has_lanes = (node.name, "lanes") in population.sketch.columns
-    lanes = population.options(node.name, "lanes") if has_lanes else np.ones(len(population), dtype=np.int64)
+    lanes = population.chosen(node.name, "lanes") if has_lanes else np.ones(len(population), dtype=np.int64)
     count = np.ceil(extent_of(node, axes) / lanes)
-    threads = population.options(node.name, "threads")
+    threads = population.chosen(node.name, "threads")
     blocks = np.ceil(count / threads)
     resident = np.clip(RESIDENT_THREADS // threads, 1, RESIDENT_BLOCKS)
     rounds = np.ceil(blocks / (resident * machine.cores))
@@ -188,7 +188,7 @@ def row_seconds(population: Population, stage: Stage, machine: Machine) -> Float
     """Every block computes some rows, its threads side by side along them."""
     dag = population.sketch.dag
     node = dag.node[stage.node]
-    threads, rows = (population.options(stage.node, kind) for kind in ("threads", "rows"))
+    threads, rows = (population.chosen(stage.node, kind) for kind in ("threads", "rows"))
     blocks = np.ceil(extent_of(node, stage.rows) / rows)
     resident = np.clip(RESIDENT_THREADS // (threads * rows), 1, RESIDENT_BLOCKS)
     rounds = np.ceil(blocks / (resident * machine.cores))

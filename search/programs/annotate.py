@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from search.programs.compute_location import depth_of, is_inlined
+from search.programs.compute_location import is_inlined, location_depth
 from search.programs.program import Population
 from search.sketches.sketch import Sketch
 from search.sketches.variables import Split
@@ -68,7 +68,7 @@ def _settled(population: Population) -> Population:
         if variable is None:
             continue
         inlined = is_inlined(population, stage.node)
-        moved = inlined | (depth_of(population, stage.node) > 0)
+        moved = inlined | (location_depth(population, stage.node) > 0)
         for kind, rows in (("parallel", moved), ("unroll", moved), ("vector", inlined)):
             if (stage.node, kind) in sketch.columns:
                 values[rows, sketch.columns[stage.node, kind]] = 0

@@ -54,15 +54,15 @@ class Roles:
     columns: str
 
 
-def usable(dag: Dag, node: Node, device: Device) -> Intrinsic | None:
+def best_intrinsic(dag: Dag, node: Node, device: Device) -> Intrinsic | None:
     """The best intrinsic that the device has and the node matches."""
     for intrinsic in INTRINSICS:
-        if set(intrinsic.features) <= set(device.features) and roles(dag, node, intrinsic):
+        if set(intrinsic.features) <= set(device.features) and match_roles(dag, node, intrinsic):
             return intrinsic
     return None
 
 
-def roles(dag: Dag, node: Node, intrinsic: Intrinsic) -> Roles | None:
+def match_roles(dag: Dag, node: Node, intrinsic: Intrinsic) -> Roles | None:
     """How `node` is a sum of the intrinsic's products; None where it is not, or its extents don't divide."""
     lane = node.vector_axis
     is_dot = node.reducer == "sum" and len(node.reads) == 2 and node.flops == 2
@@ -80,7 +80,7 @@ def roles(dag: Dag, node: Node, intrinsic: Intrinsic) -> Roles | None:
     return None
 
 
-def extents(dag: Dag, stage: Stage) -> Mapping[int, int]:
+def intrinsic_extents(dag: Dag, stage: Stage) -> Mapping[int, int]:
     """How far a tiled stage's intrinsic reaches along its two axes, lanes first, by the axes' positions;
     empty without an intrinsic. Raises ValueError when it doesn't match its node."""
     if not stage.intrinsic:
@@ -92,7 +92,7 @@ def extents(dag: Dag, stage: Stage) -> Mapping[int, int]:
 
 def stage_roles(dag: Dag, stage: Stage) -> Roles:
     """Raises ValueError when the stage's intrinsic doesn't match its node."""
-    found = roles(dag, dag.node[stage.node], BY_NAME[stage.intrinsic])
+    found = match_roles(dag, dag.node[stage.node], BY_NAME[stage.intrinsic])
     if found is None:
         raise ValueError(f"{stage.intrinsic} does not compute {stage.node}")
     return found

@@ -20,7 +20,7 @@ def readers(dag: Dag, stages: Stages, node: Node) -> tuple[Node, ...]:
     return tuple(reader for reader in dag.nodes if reader.name in found)
 
 
-def host(dag: Dag, stages: Stages, node: Node) -> Node | None:
+def host_of(dag: Dag, stages: Stages, node: Node) -> Node | None:
     """The node inside whose loops a nest may be computed: its only reader if that is tiled, or the nest in
     which all of its readers are or may be computed."""
     stage = stages.get(node.name)
@@ -33,19 +33,19 @@ def host(dag: Dag, stages: Stages, node: Node) -> Node | None:
     return dag.node[name] if len(hosts) == 1 and (name := hosts.pop()) else None
 
 
-def depths(dag: Dag, stages: Stages, node: Node) -> tuple[int, ...]:
+def possible_depths(dag: Dag, stages: Stages, node: Node) -> tuple[int, ...]:
     """The numbers of its host's loops inside which `node` may be computed, ascending; empty without a host.
 
     In a tiled host they end with its outermost reduction level. In a nest they are outer axes that the node
     shares, so that nothing is computed twice.
     """
-    found = host(dag, stages, node)
+    found = host_of(dag, stages, node)
     if found is None:
         return ()
     structure = stages[found.name].structure
     if structure:
         return tuple(range(1, structure.index("R") + int(structure.count("R") > 1) + 1))
-    shared = set(aligned(dag, found, node).values())
+    shared = set(aligned_axes(dag, found, node).values())
     possible = []
     for depth, axis in enumerate(found.axes, start=1):
         is_outer = axis.kind is AxisKind.SPATIAL and depth - 1 != found.vector_axis
@@ -72,18 +72,18 @@ def _nest_of(dag: Dag, stages: Stages, node: Node) -> str | None:
     """The nest that a reader is or may be part of; none where partial results, which stand apart, read."""
     if stages[node.name].placement is not Placement.NEST or stages[node.name].rfactor.stands_apart:
         return None
-    outer = host(dag, stages, node)
+    outer = host_of(dag, stages, node)
     if outer is None:
         return node.name
     return outer.name if stages[outer.name].placement is Placement.NEST else None
 
 
-def aligned(dag: Dag, outer: Node, node: Node) -> dict[int, int]:
+def aligned_axes(dag: Dag, outer: Node, node: Node) -> dict[int, int]:
     """Which axis of `outer` each axis of `node` moves with, in all reads of it, through other nodes too."""
     if node is outer:
         return {axis: axis for axis in node.spatial}
     maps = [
-        _through(node, write, read, aligned(dag, outer, consumer))
+        _through(node, write, read, aligned_axes(dag, outer, consumer))
         for consumer in dag.consumers(node)
         for write in node.writes
         for read in consumer.reads

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from core.device import Gpu
 from search.dag import Dag, Node
-from search.sketches.location import host
+from search.sketches.location import host_of
 from search.sketches.stage import Placement, Stage
 from search.sketches.variables import Choice, Variable
 
@@ -68,7 +68,7 @@ class Sketch:
     @cached_property
     def hosts(self) -> dict[str, Node]:
         """The node inside whose loops each nest that may move can be computed."""
-        found = {stage.node: host(self.dag, self.stage, self.dag.node[stage.node]) for stage in self.nests}
+        found = {stage.node: host_of(self.dag, self.stage, self.dag.node[stage.node]) for stage in self.nests}
         return {name: outer for name, outer in found.items() if outer is not None}
 
     @cached_property

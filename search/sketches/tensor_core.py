@@ -22,7 +22,7 @@ MIN_EXTENTS = {"i": 16, "j": 16, "k": 8}
 
 
 @dataclass(frozen=True)
-class Product:
+class MatrixProduct:
     """`parts` has a letter for each axis of the node; `first` and `second` are positions of its reads."""
 
     parts: str
@@ -33,7 +33,7 @@ class Product:
     second_by_rows: bool
 
 
-def product(dag: Dag, node: Node, gpu: Gpu) -> Product | None:
+def match_product(dag: Dag, node: Node, gpu: Gpu) -> MatrixProduct | None:
     """How tensor cores can compute a node; None where they can't."""
     is_dot = node.reducer == "sum" and len(node.reads) == 2 and node.flops == 2
     if not is_dot or node.has_branch or node.extra_writes:
@@ -53,7 +53,7 @@ def product(dag: Dag, node: Node, gpu: Gpu) -> Product | None:
     too_small = any(extent_of(node, axes_of(parts, part)) < least for part, least in MIN_EXTENTS.items())
     if "?" in parts or too_small:
         return None
-    return Product(parts, first, second, operand, sums, not _sums_rows(node, node.reads[second]))
+    return MatrixProduct(parts, first, second, operand, sums, not _sums_rows(node, node.reads[second]))
 
 
 def _part(node: Node, axis: int, first: Access, second: Access) -> str:

@@ -11,13 +11,13 @@ from search.cost.analytic_nest import nest_terms, unrolled_seconds
 from search.cost.analytic_tile import tile_terms
 from search.cost.machine import Machine
 from search.dag import AxisKind, Dag, Node, extent_of
-from search.programs.code_size import nest_is_small, tile_is_small
+from search.programs.code_size import nest_compiles_quickly, tile_compiles_quickly
 from search.programs.compute_location import encloses_readers
 from search.programs.nest import Nest
 from search.programs.program import Population
 from search.sketches.factors import GOOD_VECTORS, Tail, divisors
-from search.sketches.intrinsics import extents, stage_roles
-from search.sketches.location import can_inline, depths, readers
+from search.sketches.intrinsics import intrinsic_extents, stage_roles
+from search.sketches.location import can_inline, possible_depths, readers
 from search.sketches.predicates import is_arranged, is_permutation
 from search.sketches.sketch import Sketch
 from search.sketches.stage import Estimate, Placement, Rfactor, Stage
@@ -41,7 +41,7 @@ class Tiled(Stage):
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         dag, node = sketch.dag, sketch.dag.node[self.node]
-        reach = extents(dag, self)
+        reach = intrinsic_extents(dag, self)
         for position, axis in enumerate(node.axes):
             count = axis.extent // reach.get(position, 1)
             if count > 1:
@@ -56,7 +56,7 @@ class Tiled(Stage):
                 yield Choice(read_kind(buffer), node.name, ways)
 
     def is_valid(self, population: Population) -> NDArray[np.bool_]:
-        return tile_is_small(population, Nest.of(population, self))
+        return tile_compiles_quickly(population, Nest.of(population, self))
 
     def estimate(self, population: Population, machine: Machine) -> Estimate:
         terms = tile_terms(population, self, machine)
@@ -110,7 +110,7 @@ class LoopNest(Stage):
 
     def variables(self, sketch: Sketch) -> Iterator[Variable]:
         dag, node = sketch.dag, sketch.dag.node[self.node]
-        inside = depths(dag, sketch.stage, node)
+        inside = possible_depths(dag, sketch.stage, node)
         feeds_intrinsic = any(sketch.stage[one.name].intrinsic for one in readers(dag, sketch.stage, node))
         inline = ("inline",) if can_inline(dag, node) and not feeds_intrinsic else ()
         if inside or inline:
@@ -132,7 +132,7 @@ class LoopNest(Stage):
             yield Choice("unroll", node.name, UNROLL_STEPS)
 
     def is_valid(self, population: Population) -> NDArray[np.bool_]:
-        return encloses_readers(population, self) & nest_is_small(population, self)
+        return encloses_readers(population, self) & nest_compiles_quickly(population, self)
 
     def estimate(self, population: Population, machine: Machine) -> Estimate:
         terms = nest_terms(population, self, machine)

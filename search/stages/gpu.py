@@ -63,14 +63,14 @@ class GpuTiled(Stage):
         keep &= tile.shared_bytes <= gpu.shared_bytes
         keep &= tile.accumulators <= MAX_ACCUMULATORS
         for read in node.reads:
-            lanes = population.options(self.node, fetch_kind(read.buffer))
+            lanes = population.chosen(self.node, fetch_kind(read.buffer))
             # Vectors over the end of a row would be loaded one by one.
             keep &= tile.keeps_its_shape(read) & (tile.run(read) % lanes == 0)
         # Registers are given out to whole warps.
         warps = -(-tile.threads // gpu.warp_size)
         keep &= warps * gpu.warp_size * tile.registers <= gpu.registers
         steps = tile.nest.inside[FETCH + 1].prod(axis=0)
-        unrolled = np.minimum(steps, population.options(self.node, "unroll")) * tile.vthreads
+        unrolled = np.minimum(steps, population.chosen(self.node, "unroll")) * tile.vthreads
         return np.asarray(keep & (unrolled <= MAX_UNROLLED))
 
     def estimate(self, population: Population, machine: Machine) -> Estimate:
@@ -152,7 +152,7 @@ class RowKernel(Stage):
         yield Choice("rows", node.name, tuple(rows for rows in ROWS if rows <= extent_of(node, self.rows)))
 
     def is_valid(self, population: Population) -> NDArray[np.bool_]:
-        threads = population.options(self.node, "threads") * population.options(self.node, "rows")
+        threads = population.chosen(self.node, "threads") * population.chosen(self.node, "rows")
         return np.asarray(threads <= _gpu_of(population).max_threads)
 
     def estimate(self, population: Population, machine: Machine) -> Estimate:

@@ -35,7 +35,7 @@ def test_a_name_of_any_length_is_not_found(service: Service, name: str) -> None:
 
 
 @pytest.mark.parametrize("seconds", ["NaN", "Infinity", "-Infinity"])
-def test_a_token_never_lives_for_what_is_no_number(service: Service, seconds: str) -> None:
+def test_a_tokens_lifetime_is_a_number(service: Service, seconds: str) -> None:
     """NaN is not more than a century, and a token that ends then never ends."""
     body = f'{{"name": "x", "scopes": ["read"], "expires_after_s": {seconds}}}'
     answer = service.http.post("/v1/tokens", content=body, headers={"Content-Type": "application/json"})
