@@ -67,13 +67,14 @@ class TaskHistory:
                 seconds = before.seconds
             program = space.program(trial.trace, trial.program)
             found[trial.trace] = MeasuredTrace(trial.trace, trial.program, program, seconds, trial.repeat)
+        traces = [record.trace for record in earlier] + [trial.trace for trial in done]
         waiting = [trial for trial in trials if trial.state != "done"]
         programs = [space.program(trial.trace, trial.program) for trial in waiting]
         return cls(
             measured=tuple(found.values()),
             open_traces=tuple(trial.trace for trial in waiting),
             open_programs=frozenset(program for program in programs if program is not None),
-            latencies=tuple(found[each.trace].seconds for each in (*earlier, *done)),
+            latencies=tuple(found[trace].seconds for trace in traces),
         )
 
     @property
