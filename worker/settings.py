@@ -115,8 +115,8 @@ class WorkerSettings(BaseSettings):
         """The token in clear."""
         return None if self.token is None else self.token.get_secret_value()
 
-    def overrule(self, limits: Limits) -> Limits:
-        """The limits that hold on this device."""
+    def override_limits(self, limits: Limits) -> Limits:
+        """Return the limits that hold on this device."""
         names = ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes")
         ours = {name: getattr(self, name) for name in names}
         return replace(limits, **{name: value for name, value in ours.items() if value is not None})
