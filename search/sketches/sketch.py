@@ -1,8 +1,7 @@
 """Sketches: the structure of a program, everything but its numbers (paper section 4.1).
 
-A sketch says of every node whether it is inlined, tiled over several levels, fused into the tile of its
-producer, or left as a loop nest. What stays open are integer variables. A program is a sketch with values
-for its variables.
+A sketch has a stage for every node (inlined, tiled over several levels, fused into the tile of its producer,
+a loop nest, ...) and leaves integer variables open. A program is a sketch with values for its variables.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from search.sketches.variables import Choice, Variable
 
 @dataclass(frozen=True)
 class Sketch:
-    """A structure for every node of `dag`, in the dag's order, and the variables it leaves open. `gpu` is
-    what the device allows that it is for; None for CPUs."""
+    """A stage for every node of `dag`, in the dag's order; `gpu` has the device's limits, None for CPUs."""
 
     dag: Dag
     stages: tuple[Stage, ...]
@@ -28,7 +26,7 @@ class Sketch:
 
     @cached_property
     def key(self) -> str:
-        """Names the sketch among the sketches of its dag; stable between processes."""
+        """Names the sketch among those of its dag; the same in every process."""
         return "; ".join(str(stage) for stage in self.stages)
 
     @cached_property
@@ -48,12 +46,12 @@ class Sketch:
 
     @cached_property
     def variable(self) -> dict[tuple[str, str | int], Variable]:
-        """By its key: (node, axis) of a split, (node, kind) of a choice."""
+        """The variables by key: (node, axis) of a split, (node, kind) of a choice."""
         return {variable.key: variable for variable in self.variables}
 
     @cached_property
     def columns(self) -> dict[tuple[str, str | int], slice]:
-        """Where a variable's values stand in a program's vector, by its key."""
+        """The slice of a program's vector that holds a variable's values, by the variable's key."""
         found: dict[tuple[str, str | int], slice] = {}
         start = 0
         for variable in self.variables:
@@ -67,9 +65,9 @@ class Sketch:
 
     @cached_property
     def hosts(self) -> dict[str, Node]:
-        """The node inside whose loops each nest that may move can be computed."""
+        """By nest, the node inside whose loops it can be computed; nests without such a node are left out."""
         found = {stage.node: host_of(self.dag, self.stage, self.dag.node[stage.node]) for stage in self.nests}
-        return {name: outer for name, outer in found.items() if outer is not None}
+        return {name: host for name, host in found.items() if host is not None}
 
     @cached_property
     def nests(self) -> tuple[Stage, ...]:
