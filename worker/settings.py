@@ -36,8 +36,8 @@ class WorkerSettings(BaseSettings):
 
     With `build`, the worker measures nothing and builds what other devices measure. `features` names the
     instruction sets that it gives up, "-NAME,-NAME". `tls` asks for an encrypted connection, and so does each
-    of its files: an authority in `ca` must vouch for the service's certificate (public ones by default), `cert`
-    and `key` are the worker's own. A limit (`..._timeout_s`, `memory_bytes`) overrides the service's.
+    of its files: an authority in `ca` must vouch for the service's certificate (a public one by default);
+    `cert` and `key` are the worker's own. A limit (`..._timeout_s`, `memory_bytes`) overrides the service's.
     """
 
     model_config = SettingsConfigDict(
