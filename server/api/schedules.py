@@ -14,9 +14,10 @@ from pydantic import ValidationError
 from sqlalchemy.orm import Session
 
 from core.measurement import Outcome
+from core.trace import TraceRefused, parse_trace
 from records.jobs import jobs, tasks
 from records.schedules import schedules
-from records.schedules.schedules import NoSchedule, Record
+from records.schedules.schedules import Record
 from server.api.problems import Problem, problems
 from server.api.schemas import (
     ExportBody,
@@ -154,8 +155,9 @@ def _import(context: ServerContext, text: bytes, target: str) -> ImportedBody:
         key = device_class(session, target)
         records = [_record(one, key, now) for one in body.records]
         try:
-            schedules.require_schedules(records)
-        except NoSchedule as error:
+            for record in body.records:
+                parse_trace(record.trace)
+        except TraceRefused as error:
             raise Problem(422, "trace-refused", f"Nothing was imported: {error}.") from error
         for workload in body.workloads:
             tasks.put_workload(session, workload.hash, workload.module_json)

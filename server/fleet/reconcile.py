@@ -115,7 +115,7 @@ def _store_results(session: Session, report: WorkerReport, now: float) -> tuple[
         ]
         reported = leases.report(session, lease_id, report.session_id, news, now)
         closed |= reported.closed
-        if reported.job_id is not None and (reported.closed or reported.many):
+        if reported.job_id is not None and (reported.closed or reported.worth_planning):
             timed = any(result.module_run_id is not None for result in results)
             wakes.append(("publish" if timed else "plan", reported.job_id))
     return wakes, closed
