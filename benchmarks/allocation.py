@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from benchmarks.arguments import command_parser, positive
 from benchmarks.operators.run import OURS
-from benchmarks.results import searches
-from benchmarks.results.figures import Figure, figure
+from benchmarks.results.figures import Figure, FiguresError, figure
 from benchmarks.results.output import Output
-from benchmarks.results.searches import Search
+from benchmarks.results.searches import SEARCHES, Search
 from benchmarks.suite import OPERATORS
 from compiler.reading.subgraph import read_dag
 from scheduler.settings import SchedulerSettings
@@ -71,7 +70,12 @@ SHARES: Mapping[str, Share] = {ALLOCATOR: _allocated, "nothing set aside": _rest
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     output = Output("benchmarks.allocation", argv, args.json, usable_cores())
-    found = [search for search in searches.read(args.searches) if search.engine == OURS and search.points]
+    try:
+        searches = SEARCHES.read_file(args.searches)
+    except FiguresError as error:
+        output.fail(error)
+        return 1
+    found = [search for search in searches if search.engine == OURS and search.points]
     if not found:
         output.fail(f"{args.searches} has no searches of ours")
         return 1

@@ -1,4 +1,4 @@
-"""The scheduler's settings: environment variables `TUNEFARM_*`, read once per process."""
+"""The scheduler's settings: environment variables `TUNEFARM_*` over the defaults here."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class SchedulerSettings(BaseSettings):
-    """Everything the scheduler's process needs. Times are seconds.
+    """Settings of one scheduler process. Times are seconds.
 
-    `broker` says where wake-ups go: a folder (no server needed) or a URL such as `redis://host:6379/0`.
-
-    `plan_ahead` is the number of batches kept waiting while one is measured. It is 0 where the planner
-    shares the worker's cores: planning then would disturb what is being timed.
-
-    `alive_file` is touched after every step, for whatever watches the process.
-
-    `scheduler_name` claims jobs, so that after a crash the same scheduler goes on at once. Without one,
-    schedulers take the first free of HOST-1, HOST-2..., see `scheduler.identity`.
+    `broker` is where Celery's messages go: a folder (no server needed) or a URL such as
+    `redis://host:6379/0`. `plan_ahead` batches wait while one is measured; 0 where the scheduler shares the
+    worker's cores, because planning would disturb what is being timed. `alive_file` is touched after every
+    step, for health checks. Jobs are claimed under `scheduler_name`, so that after a crash the scheduler of
+    the same name goes on with them at once; by default it is the first free of HOST-1, HOST-2..., see
+    `scheduler.identity`.
     """
 
     model_config = SettingsConfigDict(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.device import Device
-from search.cost.analytic import Estimate, estimate
+from search.cost.analytic import estimate
 from search.cost.features import extract
 from search.cost.model import CostModel, Examples
 from search.dag import Dag
@@ -19,6 +19,7 @@ from search.programs.annotate import sample
 from search.programs.nest import Floats, Nest
 from search.programs.program import Population, Program, gather
 from search.sketches.sketch import Sketch
+from search.sketches.stage import Estimate
 
 RANDOM_SHARE = 0.05
 RANDOM_DRAWS = 64

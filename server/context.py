@@ -14,16 +14,17 @@ from fastapi import Depends, Request
 from records.storage.database import Database
 from server.access.audit import AuditLog
 from server.access.authentication import Authenticator
-from server.api.metrics import Metrics
+from server.metrics import Metrics
 from server.settings import ServerSettings
 
 
 @dataclass(frozen=True)
 class ServerContext:
-    """`now` gives epoch seconds, `new_id` an id never given before, `new_secret` 43 characters that nobody
-    can guess; `stopping` ends long answers.
+    """Settings, database and services of one server process.
 
-    `wake` asks the scheduler to run a step of a job soon; it is called after the transaction.
+    `wake` asks the scheduler to run a step of a job soon; it is called after the transaction. `now` returns
+    epoch seconds, `new_id` an id never returned before, `new_secret` 43 characters that nobody can guess.
+    Handlers that wait return when `stopping` is set.
     """
 
     settings: ServerSettings
@@ -44,8 +45,8 @@ class ServerContext:
         return AuditLog(self.database, self.now, self.settings.audit_days * 86400)
 
 
-def _of(request: Request) -> ServerContext:
+def _context_of(request: Request) -> ServerContext:
     return cast(ServerContext, request.app.state.context)
 
 
-ContextDep = Annotated[ServerContext, Depends(_of)]
+ContextDep = Annotated[ServerContext, Depends(_context_of)]

@@ -40,12 +40,13 @@ from system.settings import SettingsError, read_settings
 _log = logging.getLogger("server")
 
 _STOP_GRACE_S = 3
-# A call waits for the database some fifteen times, and each time until the thread that computes lets it go
-# on. With Python's 5 ms, 1,000 workers had their leases after 71 ms (median) and not 24, p99 374 and not 150.
-_SWITCH_S = 0.0005
-# For what uses the database. A transaction waits for PostgreSQL about as long as it computes, and one thread
-# computes at a time: with more of them, each would only hold its locks for longer.
-_THREADS = 8
+# A call waits for the database some fifteen times, and each time until the thread that computes gives up the
+# interpreter's lock. With Python's interval of 5 ms, 1,000 workers had their leases after 71 ms (median) and
+# not 24, p99 374 and not 150.
+_SWITCH_INTERVAL_S = 0.0005
+# Threads that use the database. A transaction waits for PostgreSQL about as long as it computes, and one
+# thread computes at a time: with more threads, each would only hold its locks for longer.
+_DATABASE_THREADS = 8
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
@@ -94,7 +95,7 @@ def main(arguments: Sequence[str]) -> int:
 async def serve(context: ServerContext, http: socket.socket) -> None:
     """Serve HTTP on the socket, and workers on the settings' gRPC port, until `context.stopping` is set.
 
-    Raises RuntimeError when the gRPC port can't be had, TlsError.
+    Raises RuntimeError when the gRPC port can't be bound, TlsError.
     """
     settings, tls = context.settings, context.settings.tls
     # asyncio does this only for sockets that name their protocol; without it an answer takes 40 ms longer.
@@ -115,7 +116,7 @@ async def serve(context: ServerContext, http: socket.socket) -> None:
     )
     serving = asyncio.create_task(http_server.serve(sockets=[http]))
     stopping = asyncio.create_task(context.stopping.wait())
-    auditing = asyncio.create_task(context.audit.tend(context.stopping))
+    auditing = asyncio.create_task(context.audit.flush_regularly(context.stopping))
     encryption = " (TLS, clients need a certificate)" if tls.ca else " (TLS)" if tls else ""
     host, port = settings.host, http.getsockname()[1]
     _log.info("serving HTTP on %s:%s and workers on %s:%s%s", host, port, host, grpc_port, encryption)
@@ -144,10 +145,10 @@ async def _run(settings: ServerSettings) -> None:
     _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):  # a system may say more than it grants
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
-    sys.setswitchinterval(_SWITCH_S)
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "records"))
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_DATABASE_THREADS, "records"))
     with _listen(settings.host, settings.port, "TUNEFARM_PORT") as http:
-        # gRPC says only in a log of its own why it can't have a port.
+        # Tried here because gRPC says only in a log of its own why it can't have a port.
         _listen(settings.host, settings.grpc_port, "TUNEFARM_GRPC_PORT").close()
         database = Database(settings.database_url)
         try:
@@ -159,7 +160,7 @@ async def _run(settings: ServerSettings) -> None:
             except OSError as error:
                 raise CommandError(f"the broker can't be used: {error}", ExitCode.LOCAL) from error
             context = ServerContext(settings, database, waker, time.time, lambda: uuid.uuid4().hex)
-            # What is there by now stays: looking through it for garbage takes as long as several calls.
+            # The objects made so far stay: garbage collections that visit them take as long as calls.
             gc.freeze()
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, context.stopping.set)

@@ -1,1 +1,1 @@
-"""Things that every process needs from the operating system and its environment: settings, TLS, parents."""
+"""Things that every process needs from its surroundings: settings, commands, TLS, the kernel."""

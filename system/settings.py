@@ -33,7 +33,7 @@ def read_settings(kind: type[S], flags: Mapping[str, object], file: Path | None 
 
 
 def _problem(part: Mapping[str, Any], prefix: str, flags: Mapping[str, object], file: Path | None) -> str:
-    message = part["msg"].removeprefix("Value error, ")
+    message: str = part["msg"].removeprefix("Value error, ")
     if not part["loc"]:
         return message  # about settings that don't go together; its input holds secrets
     name = str(part["loc"][0]).lower().removeprefix(prefix.lower())

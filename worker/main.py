@@ -26,8 +26,8 @@ from worker.agent.profile_cache import ProfileCache
 from worker.agent.service import FleetClient, WorkerRefused, open_channel
 from worker.runner.executor import ChildConfig, Executor
 from worker.sandbox import isolation
-from worker.sandbox.file_transfer import linkers_cache
-from worker.settings import TOGETHER, WorkerSettings
+from worker.sandbox.file_transfer import linker_cache
+from worker.settings import MAX_BUILT_TOGETHER, WorkerSettings
 
 _log = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
     )
     async with contextlib.AsyncExitStack() as stack:
         if settings.build and ZIG_CACHE not in environment:
-            environment[ZIG_CACHE] = str(stack.enter_context(linkers_cache(settings.child_user)))
+            environment[ZIG_CACHE] = str(stack.enter_context(linker_cache(settings.child_user)))
         channel = await stack.enter_async_context(
             open_channel(settings.server, settings.reconnect_max_s, tls)
         )
@@ -125,14 +125,14 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
             touch_alive_file,
             ProfileCache(settings.profiles),
         )
-        shown.does(f"connecting to {settings.server} as {settings.name}")
+        shown.show(f"connecting to {settings.server} as {settings.name}")
         running = asyncio.create_task(agent.run())
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, running.cancel)
         try:
             await running
         except asyncio.CancelledError:
-            shown.does("stopping: gives back what it holds")
+            shown.show("stopping: gives back what it holds")
         await agent.farewell()
 
 
@@ -140,8 +140,8 @@ def agent_config(settings: WorkerSettings) -> AgentConfig:
     """Return the part of the settings that the agent needs."""
     return AgentConfig(
         settings.slots,
-        build_together=min(settings.slots, TOGETHER),
+        build_together=min(settings.slots, MAX_BUILT_TOGETHER),
         once=settings.once,
         role=Role.BUILD if settings.build else Role.MEASURE,
-        overrule=settings.overrule,
+        override_limits=settings.override_limits,
     )

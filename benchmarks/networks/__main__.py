@@ -23,7 +23,7 @@ from benchmarks.networks.compiled import CompiledNetwork
 from benchmarks.networks.figures import figures_of_compiled, figures_of_tuned
 from benchmarks.networks.plan import Plan
 from benchmarks.networks.tuned import TunedNetwork, TuningPlan
-from benchmarks.results import curves
+from benchmarks.results.curves import CURVES
 from benchmarks.results.output import Output
 from benchmarks.timing.cpu_masking import MaskedOnnxRuntime, mask_onnxruntime
 from benchmarks.timing.interleaved import Block
@@ -63,7 +63,7 @@ def _tune(args: argparse.Namespace, masked: MaskedOnnxRuntime | None, output: Ou
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
             done.append(tuned.run(_tuning_plan(name, args, masked), Path(folder), output.console))
         output.write(figures_of_tuned(done))
-        curves.write([measured.curve() for measured in done], curves.beside(args.json))
+        CURVES.write([network.curve() for network in done], args.json)
     output.show(figures_of_tuned(done))
 
 

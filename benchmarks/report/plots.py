@@ -21,7 +21,7 @@ from benchmarks.results.searches import Search
 PANELS_A_ROW = 4
 
 
-def draw(curve: Curve) -> bytes:
+def draw_curve(curve: Curve) -> bytes:
     """The network's latency against seconds and against trials, with its peers' as lines."""
     with _style():
         figure = Figure(figsize=(8, 3.2), layout="constrained")
@@ -35,11 +35,11 @@ def draw(curve: Curve) -> bytes:
         return _svg(figure)
 
 
-def draw_drawn(drawn: Sequence[RandomPrograms]) -> bytes:
+def draw_random_programs(programs: Sequence[RandomPrograms]) -> bytes:
     """A panel an operator: the latencies of both engines' random programs over the fastest one's."""
     with _style():
-        figure, panels = _panels(len(drawn))
-        for axes, each in zip(panels, drawn, strict=True):
+        figure, panels = _panels(len(programs))
+        for axes, each in zip(panels, programs, strict=True):
             _ranked(axes, each)
         panels[0].legend(loc="upper left", fontsize=8)
         figure.supxlabel("share of the random programs")

@@ -1,10 +1,12 @@
-"""Which machine and which versions figures were measured on. Names nobody's host."""
+"""Describe the machine, the versions and the commit that figures were measured with; no host name is in
+it."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,6 +33,15 @@ def describe(threads: int, without: Sequence[str] = ()) -> str:
         f"{memory_gib:.0f} GiB; {platform.system()} {platform.machine()}, "
         f"Python {platform.python_version()}; {', '.join(_versions())}; load before {os.getloadavg()[0]:.1f}"
     )
+
+
+def commit() -> str:
+    """Return the short id of the checkout's commit, "-dirty" appended after changes; empty without git."""
+    command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*")
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def flags() -> frozenset[str]:

@@ -35,10 +35,11 @@ class Output:
         self._command = shlex.join(["python", "-m", self._name, *(sys.argv[1:] if argv is None else argv)])
         self._date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._where = machine.describe(threads, without)
+        self._commit = machine.commit()
 
     def write(self, found: Sequence[Figure]) -> None:
         """Raises OSError."""
-        Results(tuple(found), self._where, self._date, self._command).write(self.file)
+        Results(tuple(found), self._where, self._date, self._command, self._commit).write(self.file)
 
     def show(self, found: Sequence[Figure]) -> None:
         self.console.print(figures.table(found))

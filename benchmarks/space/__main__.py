@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 
 from benchmarks.arguments import engines_parser, positive
-from benchmarks.results import random_programs
 from benchmarks.results.output import Output
+from benchmarks.results.random_programs import RANDOM_PROGRAMS
 from benchmarks.space import run as space_run
 from benchmarks.space.figures import figures_of
 from benchmarks.space.run import OperatorResult, Plan
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for error in found[-1].errors:
             output.say(f"  failed: {error}")
         output.write(figures_of(found, plan))
-        random_programs.write([one.drawn() for one in found], random_programs.beside(args.json))
+        RANDOM_PROGRAMS.write([one.drawn() for one in found], args.json)
 
     names = args.operators or (QUICK if args.quick else list(OPERATORS))
     failures = measure_each(names, 2 * (plan.programs + plan.trials) * PROGRAM_S, measure, output)

@@ -11,7 +11,6 @@ from tvm.tirx import IterVar
 from compiler.lowering.gpu_tile import unroll_up_to
 from search.dag import Node
 from search.programs.program import Program
-from search.sketches.gpu_variables import threaded
 from search.sketches.stage import Placement, Stage
 
 
@@ -28,7 +27,7 @@ class GpuKernels:
         node, block = self._node(stage), self.schedule.get_sblock(stage.node)
         loops = self.schedule.get_loops(block)
         last = self._results(stage, block) if node.reduction else []
-        spread = [loops[axis] for axis in threaded(node)]
+        spread = [loops[axis] for axis in node.looped_spatial]
         constant = [loops[axis] for axis in node.constant_axes]
         summed = [loops[axis] for axis in node.reduction if axis not in node.constant_axes]
         spread = spread or [self.schedule.add_unit_loop(loops[0] if loops else block)]

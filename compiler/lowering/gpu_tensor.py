@@ -18,9 +18,9 @@ from compiler.lowering.gpu_tile import unroll_up_to
 from compiler.lowering.tensor_intrinsics import register
 from core.device import Gpu
 from search.programs.program import Program
-from search.sketches.gpu_variables import shared_kind
 from search.sketches.stage import Stage
-from search.sketches.tensor_core import BANKS, SIDE, SKEW, Product, product
+from search.sketches.tensor_core import BANKS, SIDE, SKEW, MatrixProduct, match_product
+from search.sketches.variables import fetch_kind
 
 SHORT = {"float16": "f16", "float32": "f32", "int8": "s8", "int32": "s32"}
 
@@ -83,9 +83,9 @@ class GpuTensors:
         self.schedule.tensorize(self.schedule.get_loops(inner)[-3], group["compute"])
         self._copy_out(stage, copy)
 
-    def _product(self, stage: Stage) -> Product:
+    def _product(self, stage: Stage) -> MatrixProduct:
         sketch = self.program.sketch
-        found = product(sketch.dag, sketch.dag.node[stage.node], self.gpu)
+        found = match_product(sketch.dag, sketch.dag.node[stage.node], self.gpu)
         assert found is not None
         return found
 
@@ -120,12 +120,12 @@ class GpuTensors:
         if any(extent % size for extent, size in zip(extents, wanted, strict=True)):
             self.schedule.pad_einsum(block, wanted)
 
-    def _fetch(self, stage: Stage, fetch: Any, k0: Any, name: str, found: Product) -> None:
+    def _fetch(self, stage: Stage, fetch: Any, k0: Any, name: str, found: MatrixProduct) -> None:
         self.schedule.compute_at(fetch, k0, preserve_unit_loops=True)
         self.schedule.storage_align(fetch, 0, -2, BANKS, SKEW[found.operand])
         loops = self.schedule.get_loops(fetch)[-2:]
         warps = self._chosen(stage, "warps i") * self._chosen(stage, "warps j")
-        lanes = self._chosen(stage, shared_kind(name))
+        lanes = self._chosen(stage, fetch_kind(name))
         _, warp, thread, vector = self.schedule.split(
             self.schedule.fuse(*loops), [None, warps, self.gpu.warp_size, lanes]
         )
@@ -167,7 +167,7 @@ class GpuTensors:
         self.schedule.tensorize(ii, intrinsic)
 
 
-def _instructions(found: Product) -> Mapping[str, str]:
+def _instructions(found: MatrixProduct) -> Mapping[str, str]:
     """TVM's names of the instructions, known to TVM from now on."""
     operand, sums = SHORT[found.operand], SHORT[found.sums]
     transposed = "" if found.second_by_rows else "_trans"

@@ -15,8 +15,8 @@ from tvm.s_tir import Schedule
 from compiler.lowering.primitives import by_level
 from search.programs.gpu_nest import BLOCK, FETCH, THREAD
 from search.programs.program import Program
-from search.sketches.gpu_variables import shared_kind
 from search.sketches.stage import Stage
+from search.sketches.variables import fetch_kind
 
 BINDINGS = ("blockIdx.x", "vthread.x", "threadIdx.x")
 
@@ -33,7 +33,7 @@ class GpuTiles:
     def fetch(self, stage: Stage) -> None:
         """Copies of the operands in shared memory, still nests of their own."""
         self.copies[stage.node] = [
-            (self._copy(stage.node, name), int(self.program.choice(stage.node, shared_kind(name))))
+            (self._copy(stage.node, name), int(self.program.choice(stage.node, fetch_kind(name))))
             for name in stage.shared
         ]
 

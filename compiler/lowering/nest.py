@@ -9,8 +9,8 @@ from typing import Any
 from compiler.lowering.primitives import Primitives, power_of_two
 from search.dag import Node
 from search.programs.program import Program
-from search.sketches.sketch import vector_loops
 from search.sketches.stage import Placement, Rfactor, Stage
+from search.sketches.variables import vector_loops
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 
 from search.dag import AxisKind
 from search.programs.program import Program
-from search.sketches.intrinsics import extents
+from search.sketches.intrinsics import intrinsic_extents
 from search.sketches.stage import Stage
 
 
@@ -37,7 +37,7 @@ class PackingMap:
         axis_of = {dim: index.terms[0].axis for dim, index in enumerate(read.indices) if index.terms}
         dims = sorted(axis_of, key=lambda dim: (axis_of[dim] == node.vector_axis, axis_of[dim]))
         factors = {dim: program.factors(node.name, axis) for dim, axis in axis_of.items()}
-        reach = extents(program.sketch.dag, stage)
+        reach = intrinsic_extents(program.sketch.dag, stage)
         size = {dim: reach.get(axis, 1) for dim, axis in axis_of.items()}
         parts = []
         seen = {AxisKind.SPATIAL: 0, AxisKind.REDUCTION: 0}

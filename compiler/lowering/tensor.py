@@ -10,10 +10,9 @@ from compiler.lowering.primitives import Primitives
 from compiler.lowering.tensor_intrinsics import register
 from compiler.lowering.tile import Tiles
 from search.programs.program import Program
-from search.sketches.intrinsics import Roles, extents, stage_roles
-from search.sketches.sketch import read_kind
+from search.sketches.intrinsics import Roles, intrinsic_extents, stage_roles
 from search.sketches.stage import Stage
-from search.sketches.variables import Choice
+from search.sketches.variables import Choice, read_kind
 
 
 class TensorTiles(Tiles):
@@ -77,7 +76,7 @@ class TensorTiles(Tiles):
         loops = self.schedule.get_loops(copy)[-len(read.indices) :]
         axes = [index.terms[0].axis if index.terms else -1 for index in read.indices]
         by_axis = dict(zip(axes, loops, strict=True))
-        reach = extents(self.program.sketch.dag, stage)
+        reach = intrinsic_extents(self.program.sketch.dag, stage)
         inner = []
         for axis, size in reach.items():
             by_axis[axis], part = self.schedule.split(by_axis[axis], [None, size])

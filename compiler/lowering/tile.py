@@ -6,16 +6,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compiler.constants.packing import MARK
+from compiler.constants.packing import PACKING_ANNOTATION
 from compiler.lowering.packing_map import PackingMap
 from compiler.lowering.primitives import Primitives, by_level, power_of_two
 from search.dag import Node
 from search.programs.program import Program
-from search.sketches.intrinsics import extents
+from search.sketches.intrinsics import intrinsic_extents
 from search.sketches.predicates import is_arranged
-from search.sketches.sketch import read_kind
 from search.sketches.stage import Stage
-from search.sketches.variables import Choice
+from search.sketches.variables import Choice, read_kind
 
 
 class Tiles:
@@ -73,7 +72,7 @@ class Tiles:
     def _split(self, stage: Stage, block: Any) -> list[list[Any]]:
         """The loops of every tile level, the outermost of them fused; an intrinsic's own are inside them."""
         node = self._node(stage)
-        reach = extents(self.program.sketch.dag, stage)
+        reach = intrinsic_extents(self.program.sketch.dag, stage)
         parts, inner = [], {}
         for axis, loop in enumerate(self.schedule.get_loops(block)):
             factors = self.program.factors(node.name, axis)
@@ -108,7 +107,7 @@ class Tiles:
             padding = zero if packing.is_padded else None
             self.schedule.transform_layout(block, ("read", index), packing.place, pad_value=padding)
         if way == "packed":
-            self.schedule.annotate(copy, MARK, True)
+            self.schedule.annotate(copy, PACKING_ANNOTATION, True)
         elif way == "0":
             self.schedule.parallel(self.schedule.get_loops(copy)[0])
         return (copy, int(way)) if way not in ("packed", "0") else None

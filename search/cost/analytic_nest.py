@@ -15,7 +15,13 @@ import numpy as np
 
 from search.cost.machine import Machine, balance_of
 from search.dag import AxisKind, Node, extent_of
-from search.programs.compute_location import depth_of, gathers_of, is_inlined, vector_extent, vector_of
+from search.programs.compute_location import (
+    count_gathers,
+    is_inlined,
+    location_depth,
+    vector_extent,
+    vector_lanes,
+)
 from search.programs.nest import Floats, Nest, region, vector_instructions
 from search.programs.program import Population
 from search.sketches.stage import Placement, Stage
@@ -31,9 +37,11 @@ def nest_terms(population: Population, stage: Stage, machine: Machine) -> dict[s
         seconds = _nest_seconds(population, stage, machine)
     return {
         "s": seconds,
-        "vector": vector_of(population, stage).astype(np.float64),
+        "vector": vector_lanes(population, stage).astype(np.float64),
         "chunks": _own_chunks(population, population.sketch.dag.node[stage.node]),
-        "depth": np.where(is_inlined(population, stage.node), 0.0, 1.0 + depth_of(population, stage.node)),
+        "depth": np.where(
+            is_inlined(population, stage.node), 0.0, 1.0 + location_depth(population, stage.node)
+        ),
     }
 
 
@@ -67,7 +75,7 @@ def _nest_seconds(population: Population, stage: Stage, machine: Machine) -> Flo
     own_s = cycles / machine.hertz / machine.cores / balance_of(chunks, machine.cores)
     memory_s = np.where(inlined, 0.0, _memory_seconds(population, stage, machine))
     longest = np.maximum(own_s, memory_s)
-    is_launched = ~inlined & (depth_of(population, stage.node) == 0) & (chunks > 1)
+    is_launched = ~inlined & (location_depth(population, stage.node) == 0) & (chunks > 1)
     return np.asarray(
         longest
         + machine.factors.overlap * (own_s + memory_s - longest)
@@ -80,8 +88,8 @@ def _compute_cycles(population: Population, stage: Stage, machine: Machine) -> F
     dag = population.sketch.dag
     node = dag.node[stage.node]
     lanes = machine.device.lanes(dag.buffer[node.write.buffer].item_bytes)
-    used, extent = vector_of(population, stage), vector_extent(population, stage)
-    gathers = gathers_of(population, stage)
+    used, extent = vector_lanes(population, stage), vector_extent(population, stage)
+    gathers = count_gathers(population, stage)
     if not node.reduction:
         # The compiler makes vectors of plain loops by itself.
         used = np.where((used == 1) & (gathers == 0), np.minimum(lanes, extent), used)
@@ -101,7 +109,7 @@ def _row_cycles(population: Population, stage: Stage, machine: Machine) -> Float
     node = population.sketch.dag.node[stage.node]
     if not stage.rfactor:
         return np.zeros(len(population))
-    lanes = population.options(stage.node, "lanes")
+    lanes = population.chosen(stage.node, "lanes")
     return np.asarray(extent_of(node, node.spatial) * lanes * machine.factors.row_cycles)
 
 
@@ -116,7 +124,7 @@ def _inlined_cycles(population: Population, node: Node, machine: Machine) -> Flo
         stage = sketch.stage[reader.name]
         if stage.placement is not Placement.NEST:  # tiles count it among their loads
             continue
-        is_vector = (vector_of(population, stage) > 1) | (not reader.reduction)
+        is_vector = (vector_lanes(population, stage) > 1) | (not reader.reduction)
         parallel = np.where(is_vector, lanes, 1)
         cycles = cycles + reader.iterations * max(node.flops, 1.0) / issue / parallel
     return cycles
@@ -128,7 +136,7 @@ def _chunks(population: Population, stage: Stage, machine: Machine) -> Floats:
     outer = sketch.hosts.get(stage.node, sketch.dag.node[stage.node])
     own = _own_chunks(population, sketch.dag.node[stage.node])
     hosted = _own_chunks(population, outer)
-    elsewhere = (depth_of(population, stage.node) > 0) | is_inlined(population, stage.node)
+    elsewhere = (location_depth(population, stage.node) > 0) | is_inlined(population, stage.node)
     return np.where(elsewhere, hosted, own)
 
 
@@ -137,14 +145,14 @@ def _own_chunks(population: Population, node: Node) -> Floats:
         return np.ones(len(population))
     extents = [node.axes[axis].extent for axis in node.spatial]
     products = np.cumprod([1, *extents])
-    return products[population.options(node.name, "parallel")].astype(np.float64)
+    return products[population.chosen(node.name, "parallel")].astype(np.float64)
 
 
 def _memory_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
     """Every operand read and the result written once, from the cache that holds what was just computed."""
     sketch = population.sketch
     node = sketch.dag.node[stage.node]
-    shared = np.maximum(depth_of(population, stage.node), 0)
+    shared = np.maximum(location_depth(population, stage.node), 0)
     outer = sketch.hosts.get(stage.node, node)
     extents = np.cumprod([1, *(axis.extent for axis in outer.axes if axis.kind is AxisKind.SPATIAL)])
     pieces = extents[np.minimum(shared, len(extents) - 1)]
@@ -169,7 +177,7 @@ def _moved_seconds(population: Population, stage: Stage, outer: Node, machine: M
     rate = (
         machine.l2_rate if buffer.num_bytes * 2 < machine.device.l2_bytes * machine.cores else machine.l3_rate
     )
-    used = vector_of(population, stage)
+    used = vector_lanes(population, stage)
     # The compiler makes vectors of plain loops by itself.
     parallel = np.where(used == 1, lanes, np.minimum(used, lanes))
     branches = machine.factors.branch_cycles * node.has_branch

@@ -7,9 +7,9 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from search.cost.analytic import Estimate
 from search.dag import Dag
 from search.programs.nest import Floats
+from search.sketches.stage import Estimate
 
 # So many nests of a subgraph are described, those that do the most work.
 NESTS = 4

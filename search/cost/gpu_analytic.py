@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from core.device import Device, Gpu
-from search.cost.machine import balance_of
+from core.device import Gpu
+from search.cost.machine import Machine, balance_of
 from search.dag import Access, Node, extent_of
 from search.programs.gpu_nest import FETCH, VTHREAD, GpuTile
 from search.programs.nest import Floats, region
 from search.programs.program import Population
 from search.programs.tensor_tile import TensorTile
 from search.sketches.factors import Ints
-from search.sketches.gpu_variables import shared_kind, threaded
-from search.sketches.stage import Placement, Stage
+from search.sketches.stage import Stage
+from search.sketches.variables import fetch_kind
 
 CYCLES_PER_S = 1.4e9
 LAUNCH_S = 3e-6
@@ -40,37 +40,15 @@ COMBINE_CYCLES = 100.0
 OVERLAP = 0.76
 
 
-def gpu_terms(population: Population, device: Device) -> tuple[Floats, dict[str, Floats]]:
-    """Estimated seconds [programs], and the quantities of the largest tiled kernel."""
-    sketch = population.sketch
-    gpu = sketch.gpu
+def tiled_terms(population: Population, stage: Stage, machine: Machine) -> dict[str, Floats]:
+    """Return the quantities of a tiled kernel, each [programs]; `node_s` is its seconds."""
+    gpu = population.sketch.gpu
     assert gpu is not None
-    seconds = np.zeros(len(population))
-    quantities: dict[str, Floats] = {}
-    most = -1.0
-    for stage in sketch.stages:
-        node = sketch.dag.node[stage.node]
-        if stage.placement is Placement.TILED:
-            terms = _tile_terms(population, stage, device, gpu)
-            seconds = seconds + terms["node_s"]
-            work = node.flops * node.iterations
-            quantities, most = (terms, work) if work > most else (quantities, most)
-        elif stage.placement is Placement.TENSOR:
-            seconds = seconds + _tensor_seconds(population, stage, device)
-        elif stage.placement is Placement.THREADS:
-            seconds = seconds + _thread_seconds(population, node, device)
-        elif stage.placement is Placement.ROWS:
-            seconds = seconds + _row_seconds(population, stage, device)
-    quantities["moved_s"] = seconds - quantities.get("node_s", 0.0)
-    return seconds, quantities
-
-
-def _tile_terms(population: Population, stage: Stage, device: Device, gpu: Gpu) -> dict[str, Floats]:
     tile = GpuTile.of(population, stage)
     blocks = tile.blocks.astype(np.float64)
-    resident = np.minimum(_resident(tile, gpu), np.ceil(blocks / device.cores))
+    resident = np.minimum(_resident(tile, gpu), np.ceil(blocks / machine.cores))
     warps = np.ceil(tile.threads / gpu.warp_size)
-    busy = balance_of(blocks / resident, device.cores)
+    busy = balance_of(blocks / resident, machine.cores)
     in_flight = resident * warps * np.minimum(tile.accumulators, 4) / IN_FLIGHT
     issue = np.minimum(in_flight, 1.0) * tile.threads / (warps * gpu.warp_size)
     steps = tile.nest.inside[0].prod(axis=0, dtype=np.float64)
@@ -84,7 +62,7 @@ def _tile_terms(population: Population, stage: Stage, device: Device, gpu: Gpu) 
         "memory": np.minimum(moved, unique) / MEMORY_BYTES,
         "wait": blocks * tile.fetches * LOAD_CYCLES / resident,
     }
-    every = np.stack(list(cycles.values())) / CYCLES_PER_S / device.cores / busy
+    every = np.stack(list(cycles.values())) / CYCLES_PER_S / machine.cores / busy
     longest = every.max(axis=0)
     return {
         "node_s": longest + OVERLAP * (every.sum(axis=0) - longest) / len(every) + LAUNCH_S,
@@ -135,9 +113,9 @@ def _fetch_instructions(population: Population, tile: GpuTile) -> Floats:
     """Loads from global memory, with which operands are fetched."""
     total = np.zeros(len(population))
     for read in tile.nest.node.reads:
-        lanes = population.sketch.choice(tile.nest.node.name, shared_kind(read.buffer))
+        lanes = population.sketch.choice(tile.nest.node.name, fetch_kind(read.buffer))
         if lanes is not None:
-            width = population.options(tile.nest.node.name, lanes.kind)
+            width = population.chosen(tile.nest.node.name, lanes.kind)
             total = total + tile.blocks * tile.fetches * np.ceil(tile.elements(read) / width)
     return total
 
@@ -157,37 +135,38 @@ def _bytes(tile: GpuTile, access: Access) -> int:
     return tile.dag.buffer[access.buffer].num_bytes
 
 
-def _tensor_seconds(population: Population, stage: Stage, device: Device) -> Floats:
+def tensor_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
     """A tile on tensor cores: its instructions, its traffic, its waiting."""
     tile = TensorTile.of(population, stage)
     item = population.sketch.dag.buffer[tile.node.reads[0].buffer].item_bytes
     blocks, fetches = tile.blocks.astype(np.float64), tile.count("k")
     resident = np.clip(RESIDENT_SHARED_BYTES // tile.shared_bytes, 1, RESIDENT_BLOCKS)
-    resident = np.minimum(resident, np.ceil(blocks / device.cores))
-    busy = balance_of(blocks / resident, device.cores)
+    resident = np.minimum(resident, np.ceil(blocks / machine.cores))
+    busy = balance_of(blocks / resident, machine.cores)
     issue = np.minimum(resident * tile.warps / TENSOR_WARPS, 1.0)
     steps = blocks * fetches * tile.tile("i") * tile.tile("j") * tile.tile("k")
     moved = blocks * fetches * (tile.tile("i") + tile.tile("j")) * tile.tile("k") * item
     wait = blocks * fetches * LOAD_CYCLES / resident
-    every = np.stack([steps / TENSOR_LANES / issue, moved / L2_BYTES, wait]) / CYCLES_PER_S / device.cores
+    every = np.stack([steps / TENSOR_LANES / issue, moved / L2_BYTES, wait]) / CYCLES_PER_S / machine.cores
     longest = every.max(axis=0)
     return np.asarray((longest + OVERLAP * (every.sum(axis=0) - longest) / len(every)) / busy + LAUNCH_S)
 
 
-def _thread_seconds(population: Population, node: Node, device: Device) -> Floats:
+def thread_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
     """Every thread computes a few results by itself."""
-    axes = threaded(node)
+    node = population.sketch.dag.node[stage.node]
+    axes = node.looped_spatial
     has_lanes = (node.name, "lanes") in population.sketch.columns
-    lanes = population.options(node.name, "lanes") if has_lanes else np.ones(len(population), dtype=np.int64)
+    lanes = population.chosen(node.name, "lanes") if has_lanes else np.ones(len(population), dtype=np.int64)
     count = np.ceil(extent_of(node, axes) / lanes)
-    threads = population.options(node.name, "threads")
+    threads = population.chosen(node.name, "threads")
     blocks = np.ceil(count / threads)
     resident = np.clip(RESIDENT_THREADS // threads, 1, RESIDENT_BLOCKS)
-    rounds = np.ceil(blocks / (resident * device.cores))
+    rounds = np.ceil(blocks / (resident * machine.cores))
     steps = extent_of(node, node.reduction) * max(extent_of(node, node.constant_axes), 1)
     wait = rounds * LOAD_CYCLES * (1 + steps / 4)
-    work = node.iterations * max(node.flops, 1.0) / FMA_LANES / device.cores
-    memory = _traffic(population, node, axes[-1] if axes else None) / MEMORY_BYTES / device.cores
+    work = node.iterations * max(node.flops, 1.0) / FMA_LANES / machine.cores
+    memory = _traffic(population, node, axes[-1] if axes else None) / MEMORY_BYTES / machine.cores
     return np.asarray(
         np.maximum.reduce([wait, np.full_like(wait, max(work, memory))]) / CYCLES_PER_S + LAUNCH_S
     )
@@ -205,14 +184,14 @@ def _traffic(population: Population, node: Node, neighbours: int | None) -> floa
     return total
 
 
-def _row_seconds(population: Population, stage: Stage, device: Device) -> Floats:
+def row_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
     """Every block computes some rows, its threads side by side along them."""
     dag = population.sketch.dag
     node = dag.node[stage.node]
-    threads, rows = (population.options(stage.node, kind) for kind in ("threads", "rows"))
+    threads, rows = (population.chosen(stage.node, kind) for kind in ("threads", "rows"))
     blocks = np.ceil(extent_of(node, stage.rows) / rows)
     resident = np.clip(RESIDENT_THREADS // (threads * rows), 1, RESIDENT_BLOCKS)
-    rounds = np.ceil(blocks / (resident * device.cores))
+    rounds = np.ceil(blocks / (resident * machine.cores))
     members = [node, *(dag.node[s.node] for s in population.sketch.stages if s.host == stage.node)]
     wait, traffic = np.zeros(len(population)), 0.0
     for member in members:
@@ -220,5 +199,5 @@ def _row_seconds(population: Population, stage: Stage, device: Device) -> Floats
         along: Ints = -(-extent_of(member, member.reduction or beside) // threads)
         wait = wait + LOAD_CYCLES * (1 + along / 4) + COMBINE_CYCLES
         traffic += _traffic(population, member, len(member.axes) - 1 if member.axes else None)
-    memory = traffic / MEMORY_BYTES / device.cores / balance_of(blocks / resident, device.cores)
+    memory = traffic / MEMORY_BYTES / machine.cores / balance_of(blocks / resident, machine.cores)
     return np.asarray(np.maximum(rounds * wait, memory) / CYCLES_PER_S + LAUNCH_S)

@@ -12,9 +12,9 @@ import numpy as np
 import xgboost
 from numpy.typing import NDArray
 
-from search.cost.analytic import Estimate
 from search.cost.features import FEATURES_VERSION
 from search.programs.nest import Floats
+from search.sketches.stage import Estimate
 
 # The digest of a profile that wasn't measured.
 ASSUMED = "assumed"

@@ -17,7 +17,7 @@ from search.dag import Access, Dag
 from search.programs.nest import Floats, Nest, footprint_bytes, region, touched_elements
 from search.programs.program import Population
 from search.sketches.factors import Ints
-from search.sketches.sketch import read_kind
+from search.sketches.variables import read_kind
 
 
 def traffic_terms(population: Population, nest: Nest, machine: Machine) -> dict[str, Floats]:

@@ -59,10 +59,10 @@ def _fitted(program: Program, sketch: Sketch) -> Program:
     for variable in sketch.variables:
         before = known.get(_place(sketch, variable))
         if isinstance(variable, Split):
-            wanted = program.of(before) if isinstance(before, Split) else (1,) * variable.parts
+            wanted = program.values_of(before) if isinstance(before, Split) else (1,) * variable.parts
             values += nearest_factors(wanted, variable)
         else:
-            option = before.options[program.of(before)[0]] if isinstance(before, Choice) else None
+            option = before.options[program.values_of(before)[0]] if isinstance(before, Choice) else None
             values.append(_nearest_option(option, variable))
     return Program(sketch, tuple(values))
 

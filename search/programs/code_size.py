@@ -6,14 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.dag import Node
-from search.programs.compute_location import depth_of, gathers_of, is_inlined, vector_of
+from search.programs.compute_location import count_gathers, is_inlined, location_depth, vector_lanes
 from search.programs.nest import Floats, Nest, vector_instructions
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.predicates import is_arranged, lies_apart
-from search.sketches.sketch import read_kind
 from search.sketches.stage import Stage
-from search.sketches.variables import MAX_INNERMOST
+from search.sketches.variables import MAX_INNERMOST, read_kind
 
 # Unrolled bodies of more instructions only spill, and take the compiler seconds.
 MAX_TILE_INSTRUCTIONS = 64
@@ -26,7 +25,7 @@ GATHER_INSTRUCTIONS = 2
 FUNCTION_INSTRUCTIONS = 16
 
 
-def tile_is_small(population: Population, nest: Nest) -> NDArray[np.bool_]:
+def tile_compiles_quickly(population: Population, nest: Nest) -> NDArray[np.bool_]:
     """[programs]: whether the unrolled register tile compiles quickly."""
     rows, elements, width = _rows(nest)
     item = population.sketch.dag.buffer[nest.node.write.buffer].item_bytes
@@ -37,25 +36,25 @@ def tile_is_small(population: Population, nest: Nest) -> NDArray[np.bool_]:
     return np.asarray(fits & (unrolled <= MAX_UNROLLED_INSTRUCTIONS))
 
 
-def nest_is_small(population: Population, stage: Stage) -> NDArray[np.bool_]:
+def nest_compiles_quickly(population: Population, stage: Stage) -> NDArray[np.bool_]:
     """[programs]: whether a nest in vectors, unrolled as its loops or its host's are, compiles quickly."""
     sketch = population.sketch
     node = sketch.dag.node[stage.node]
-    lanes = vector_of(population, stage)
-    work = GATHER_INSTRUCTIONS * gathers_of(population, stage) * lanes + -(-lanes // 16) * max(
+    lanes = vector_lanes(population, stage)
+    work = GATHER_INSTRUCTIONS * count_gathers(population, stage) * lanes + -(-lanes // 16) * max(
         node.flops, 1.0
     )
     unrolled = _unroll_of(population, stage.node)
     if stage.node in sketch.hosts:
         hosted = _unroll_of(population, sketch.hosts[stage.node].name)
-        unrolled = np.where(depth_of(population, stage.node) > 0, hosted, unrolled)
+        unrolled = np.where(location_depth(population, stage.node) > 0, hosted, unrolled)
     return np.asarray(is_inlined(population, stage.node) | (work * unrolled <= MAX_NEST_INSTRUCTIONS))
 
 
 def _unroll_of(population: Population, node: str) -> Ints:
     if (node, "unroll") not in population.sketch.columns:
         return np.ones(len(population), dtype=np.int64)
-    return np.maximum(population.options(node, "unroll"), 1)
+    return np.maximum(population.chosen(node, "unroll"), 1)
 
 
 def unrolled_steps(population: Population, nest: Nest) -> Ints:
@@ -73,7 +72,7 @@ def _rows(nest: Nest) -> tuple[Ints, Ints, Ints]:
 
 def _covered(population: Population, nest: Nest, rows: Ints) -> Ints:
     """The unroll limit counts vector rows."""
-    return population.options(nest.node.name, "unroll") // rows
+    return population.chosen(nest.node.name, "unroll") // rows
 
 
 def _computed_within(population: Population, node: Node) -> Ints:

@@ -11,11 +11,11 @@ from search.dag import extent_of
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.predicates import runs_apart
-from search.sketches.sketch import vector_loops
 from search.sketches.stage import Rfactor, Stage
+from search.sketches.variables import vector_loops
 
 
-def depth_of(population: Population, node: str) -> Ints:
+def location_depth(population: Population, node: str) -> Ints:
     """[programs]: the number of its host's loops inside which a nest is computed; 0 for a nest of its own and
     for an inlined one."""
     variable = population.sketch.choice(node, "location")
@@ -37,7 +37,7 @@ def encloses_readers(population: Population, stage: Stage) -> NDArray[np.bool_]:
     """[programs]: whether a nest is computed outside of all loops that one of its readers is outside of."""
     sketch = population.sketch
     outer = sketch.hosts.get(stage.node)
-    depth = depth_of(population, stage.node)
+    depth = location_depth(population, stage.node)
     if outer is None:
         return np.ones(len(depth), dtype=bool)
     deepest = _readers_depth(population, stage.node, outer.name)
@@ -51,30 +51,30 @@ def _readers_depth(population: Population, node: str, outer: str) -> Ints:
     for consumer in dag.consumers(dag.node[node]):
         if consumer.name == outer:
             continue
-        own = depth_of(population, consumer.name)
+        own = location_depth(population, consumer.name)
         onward = _readers_depth(population, consumer.name, outer)
         passes = is_inlined(population, consumer.name) | (consumer.name not in population.sketch.nest_names)
         least = np.minimum(least, np.where(passes, onward, own))
     return least
 
 
-def vector_of(population: Population, stage: Stage) -> Ints:
+def vector_lanes(population: Population, stage: Stage) -> Ints:
     """[programs]: elements that the innermost loop computes together."""
     kind = "lanes" if stage.rfactor.fills_vectors else "vector"
     if (stage.node, kind) not in population.sketch.columns:
         return np.ones(len(population), dtype=np.int64)
-    return np.minimum(population.options(stage.node, kind), vector_extent(population, stage))
+    return np.minimum(population.chosen(stage.node, kind), vector_extent(population, stage))
 
 
 def vector_extent(population: Population, stage: Stage) -> Ints:
     """[programs]: iterations of the loop that vectors are split off from."""
     if stage.rfactor is Rfactor.INNER:
-        return population.options(stage.node, "lanes")
+        return population.chosen(stage.node, "lanes")
     node = population.sketch.dag.node[stage.node]
     return _by_loops(population, stage, [extent_of(node, axes) for axes in _vector_axes(population, stage)])
 
 
-def gathers_of(population: Population, stage: Stage) -> Ints:
+def count_gathers(population: Population, stage: Stage) -> Ints:
     """[programs]: accesses of which neighbouring lanes lie apart."""
     dag = population.sketch.dag
     node = dag.node[stage.node]

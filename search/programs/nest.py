@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from search.dag import Access, AxisKind, Buffer, Node
 from search.programs.program import Population
 from search.sketches.factors import Ints
-from search.sketches.intrinsics import extents as intrinsic_extents
+from search.sketches.intrinsics import intrinsic_extents
 from search.sketches.stage import Stage
 
 Floats = NDArray[np.float64]

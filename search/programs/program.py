@@ -26,9 +26,9 @@ class Program:
         if len(self.values) != self.sketch.num_columns:
             raise ValueError(f"the sketch has {self.sketch.num_columns} columns, not {len(self.values)}")
         for variable in self.sketch.variables:
-            variable.check(self.of(variable))
+            variable.check(self.values_of(variable))
 
-    def of(self, variable: Variable) -> tuple[int, ...]:
+    def values_of(self, variable: Variable) -> tuple[int, ...]:
         return self.values[self.sketch.columns[variable.key]]
 
     def factors(self, node: str, axis: int) -> tuple[int, ...]:
@@ -43,7 +43,7 @@ class Program:
         """The chosen option; raises KeyError when the sketch leaves no such choice open."""
         variable = self.sketch.variable[node, kind]
         assert isinstance(variable, Choice)
-        return variable.options[self.of(variable)[0]]
+        return variable.options[self.values_of(variable)[0]]
 
     def location(self, node: str) -> str:
         """Where a nest is computed: "inline", "root", or a number of its host's loops."""
@@ -100,7 +100,7 @@ class Population:
         """[programs]: positions in the options of a choice."""
         return self.values[:, self.sketch.columns[node, kind].start]
 
-    def options(self, node: str, kind: str) -> Ints:
+    def chosen(self, node: str, kind: str) -> Ints:
         """[programs]: the chosen numbers of a choice between numbers."""
         variable = self.sketch.variable[node, kind]
         assert isinstance(variable, Choice)
@@ -146,7 +146,7 @@ def _describe(program: Program, stage: Stage) -> list[str]:
             lines.append(f"  {letter}{levels[kind]} {_level(program, stage, kind, levels[kind])}".rstrip())
             levels[kind] += 1
     chosen = [v for v in program.sketch.variables if isinstance(v, Choice) and v.node == stage.node]
-    lines += [f"  {v.kind} {v.options[program.of(v)[0]]}" for v in chosen]
+    lines += [f"  {v.kind} {v.options[program.values_of(v)[0]]}" for v in chosen]
     return lines
 
 

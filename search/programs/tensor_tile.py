@@ -10,7 +10,7 @@ from search.dag import Node, extent_of
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.stage import Stage
-from search.sketches.tensor_core import BANKS, SIDE, SKEW, Product, axes_of, product
+from search.sketches.tensor_core import BANKS, SIDE, SKEW, MatrixProduct, axes_of, match_product
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,13 @@ class TensorTile:
 
     population: Population
     stage: Stage
-    product: Product
+    product: MatrixProduct
 
     @classmethod
     def of(cls, population: Population, stage: Stage) -> TensorTile:
         gpu = population.sketch.gpu
         assert gpu is not None
-        found = product(population.sketch.dag, population.sketch.dag.node[stage.node], gpu)
+        found = match_product(population.sketch.dag, population.sketch.dag.node[stage.node], gpu)
         assert found is not None
         return cls(population, stage, found)
 
@@ -37,7 +37,7 @@ class TensorTile:
         return extent_of(self.node, axes_of(self.product.parts, part))
 
     def chosen(self, kind: str) -> Ints:
-        return self.population.options(self.stage.node, kind)
+        return self.population.chosen(self.stage.node, kind)
 
     def tile(self, part: str) -> Ints:
         """How much of a part a block covers between two fetches."""

@@ -1,11 +1,8 @@
-"""The derivation of sketches by rules, from the last node to the first (paper section 4.1).
-
-A rule is a condition and an application; a caller's own rules are tried before the built-in ones.
-"""
+"""The derivation of sketches by rules, from the last node to the first (paper section 4.1)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -17,6 +14,8 @@ from search.sketches.stage import Placement, Stage
 
 
 class ConditionKind(Enum):
+    """Whether a rule applies to a state, and whether the rules after it are still tried."""
+
     SKIP = "skip"
     APPLY = "apply"
     APPLY_AND_SKIP_REST = "apply and skip the rest"
@@ -24,7 +23,7 @@ class ConditionKind(Enum):
 
 @dataclass(frozen=True)
 class State:
-    """A partial derivation: the nodes after `position` have their stages, the others have none."""
+    """A partial derivation: the nodes after `position` have stages, the others have none yet."""
 
     dag: Dag
     device: Device
@@ -41,20 +40,19 @@ class State:
 
     @property
     def stage(self) -> dict[str, Stage]:
-        """By its node."""
+        """The stages by the names of their nodes."""
         return {stage.node: stage for stage in self.stages}
 
-    def inlined(self) -> frozenset[str]:
-        return frozenset(s.node for s in self.stages if s.placement is Placement.INLINE)
-
     def epilogue(self) -> Node | None:
-        """The elementwise consumer that the current node's tile can compute, if it has exactly one."""
-        consumer = elementwise_consumer(self.dag, self.current, self.inlined())
+        """Return the elementwise consumer that the current node's tile can compute; None without one, and
+        where another tile computes it."""
+        inlined = frozenset(stage.node for stage in self.stages if stage.placement is Placement.INLINE)
+        consumer = elementwise_consumer(self.dag, self.current, inlined)
         taken = {stage.epilogue for stage in self.stages}
         return consumer if consumer is not None and consumer.name not in taken else None
 
     def put(self, *stages: Stage) -> State:
-        """The state after the current node: new stages in front, replaced ones in their place."""
+        """Return the state after the current node. Stages of later nodes replace those they have."""
         new = {stage.node: stage for stage in stages}
         kept = tuple(new.pop(stage.node, stage) for stage in self.stages)
         return State(self.dag, self.device, self.position - 1, (*new.values(), *kept))
@@ -62,7 +60,7 @@ class State:
 
 @dataclass(frozen=True)
 class Rule:
-    """`apply` gives the states that follow when `condition` says so."""
+    """`apply` returns the states that follow where `condition` holds."""
 
     name: str
     condition: Callable[[State], ConditionKind]
@@ -74,7 +72,7 @@ def when(holds: bool, kind: ConditionKind = ConditionKind.APPLY_AND_SKIP_REST) -
 
 
 def derive(dag: Dag, device: Device, rules: Sequence[Rule]) -> tuple[Sketch, ...]:
-    """All sketches of `dag`, the same ones in the same order on every call."""
+    """Return all sketches of `dag`, the same ones in the same order on every call."""
     open_states = [State(dag, device, len(dag.nodes) - 1)]
     found: dict[str, Sketch] = {}
     while open_states:
@@ -82,15 +80,11 @@ def derive(dag: Dag, device: Device, rules: Sequence[Rule]) -> tuple[Sketch, ...
         if state.position < 0:
             sketch = Sketch(dag, state.stages, device.gpu)
             found.setdefault(sketch.key, sketch)
-        else:
-            open_states.extend(_next(state, rules))
+            continue
+        for rule in rules:
+            kind = rule.condition(state)
+            if kind is not ConditionKind.SKIP:
+                open_states.extend(rule.apply(state))
+            if kind is ConditionKind.APPLY_AND_SKIP_REST:
+                break
     return tuple(found.values())
-
-
-def _next(state: State, rules: Sequence[Rule]) -> Iterator[State]:
-    for rule in rules:
-        kind = rule.condition(state)
-        if kind is not ConditionKind.SKIP:
-            yield from rule.apply(state)
-        if kind is ConditionKind.APPLY_AND_SKIP_REST:
-            return

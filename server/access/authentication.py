@@ -1,13 +1,16 @@
-"""Who calls, and whether they may: tokens looked up in the database, calls counted."""
+"""Authentication of callers: tokens looked up in the database, calls counted against rate limits."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
+
+from cachetools import TTLCache
 
 from core.access import Scope
 from records import access
@@ -16,8 +19,9 @@ from records.storage.database import Database
 from server.access.limits import RateLimiter, network_of
 from server.settings import ServerSettings
 
-# So long a token that was revoked by another server process may still work here.
+# For this long a token that was revoked by another server process may still work here.
 CACHE_S = 5.0
+_CACHED_TOKENS = 10_000
 NOBODY = "nobody"
 TOKEN_PREFIX = "tf_"
 _SECRET = re.compile(TOKEN_PREFIX + "[A-Za-z0-9_-]{43}")
@@ -39,8 +43,11 @@ BOOTSTRAP = Caller("bootstrap", frozenset({Scope.ADMIN}))
 
 
 class AccessDenied(Exception):
-    """A call that is not allowed. `status` is HTTP's, `kind` the problem's; the message is the cause without
-    a full stop, `remedy` the next step; `retry_after_s` says when trying again makes sense."""
+    """A call that is not allowed.
+
+    `status` is HTTP's, `kind` the problem's. The message is the cause without a full stop, `remedy` the next
+    step. With `retry_after_s` the same call may be allowed after that many seconds.
+    """
 
     def __init__(
         self, status: int, kind: str, cause: str, remedy: str, *, who: str = NOBODY, retry_after_s: int = 0
@@ -51,7 +58,7 @@ class AccessDenied(Exception):
 
 
 class Authenticator:
-    """What stands between a call and its handler. `now` gives epoch seconds."""
+    """Authenticates callers and counts calls. Belongs to the event loop. `now` returns epoch seconds."""
 
     def __init__(self, settings: ServerSettings, database: Database, now: Callable[[], float]) -> None:
         self._open = settings.open
@@ -60,70 +67,64 @@ class Authenticator:
         self._now = now
         self._calls = RateLimiter(settings.rate_limit)
         self._failures = RateLimiter(settings.failure_limit)
-        self._known: dict[str, tuple[Token, float]] = {}
+        # By digest. The clock of the system may be set back, which must not keep a revoked token alive.
+        self._tokens: TTLCache[str, Token] = TTLCache(_CACHED_TOKENS, CACHE_S, timer=time.monotonic)
 
-    async def identify(self, authorization: str | None, address: str) -> Caller:
-        """Whose token an Authorization value carries. Raises Refused, StorageError.
+    async def authenticate(self, authorization: str | None, address: str) -> Caller:
+        """Return the caller whose token an Authorization header carries. Raises AccessDenied, StorageError.
 
-        Who tried wrong ones too often has to wait, except with a token that was in use just now.
+        An address that sent too many wrong tokens has to wait, except with a token used just now.
         """
         if self._open:
             return LOOPBACK
-        secret = _bearer(authorization)
-        if self._is_bootstrap(secret):
+        scheme, _, secret = (authorization or "").partition(" ")
+        secret = secret.strip() if scheme.lower() == "bearer" else ""
+        given = secret.encode("utf-8", "replace")
+        if given and self._bootstrap and hmac.compare_digest(given, self._bootstrap.encode()):
             return BOOTSTRAP
-        place = network_of(address)
-        token = self._remembered(secret)
+        network, sha = network_of(address), token_digest(secret)
+        token = self._tokens.get(sha)
         if token is None:
-            _refuse_for(await self._failures.reached(place), "too many wrong tokens came from this address")
-            token = await self._look_up(secret)
+            wait_s = await self._failures.test(network)
+            if wait_s is not None:
+                raise _too_many("too many wrong tokens came from this address", wait_s)
+            if _SECRET.fullmatch(secret):
+                token = await asyncio.to_thread(self._look_up, sha)
+            if token is not None:
+                self._tokens[sha] = token
         try:
-            return self._judged(secret, token)
+            return self._valid_caller(secret, token)
         except AccessDenied:
-            await self._failures.hit(place)
+            await self._failures.hit(network)
             raise
 
-    async def count(self, caller: Caller | None, address: str) -> None:
-        """Counts a call of a token, or of an address where there is none. Raises Refused."""
+    async def count_call(self, caller: Caller | None, address: str) -> None:
+        """Count a call of a token, or of an address where there is none. Raises AccessDenied."""
         if self._open:
             return
-        place = network_of(address)
-        # Many share the bootstrap token.
-        client = f"{caller.who} {place}" if caller is BOOTSTRAP else caller.who if caller else place
-        who = caller.who if caller else NOBODY
-        _refuse_for(await self._calls.hit(client), "too many requests came from this client", who)
+        network = network_of(address)
+        if caller is None:
+            client, who = network, NOBODY
+        else:
+            # The bootstrap token is shared by many.
+            client, who = f"{caller.who} {network}" if caller is BOOTSTRAP else caller.who, caller.who
+        wait_s = await self._calls.hit(client)
+        if wait_s is not None:
+            raise _too_many("too many requests came from this client", wait_s, who)
 
     def forget(self, token_id: str) -> None:
         """Look this token up again when it is used next."""
-        for secret, (token, _) in list(self._known.items()):
+        for sha, token in list(self._tokens.items()):
             if token.id == token_id:
-                self._known.pop(secret, None)
+                self._tokens.pop(sha, None)
 
-    def _is_bootstrap(self, secret: str | None) -> bool:
-        if secret is None or self._bootstrap is None:
-            return False
-        return hmac.compare_digest(secret.encode("utf-8", "replace"), self._bootstrap.encode())
-
-    def _remembered(self, secret: str | None) -> Token | None:
-        token, at = self._known.get(token_digest(secret or ""), (None, 0.0))
-        # A clock that was set back must not keep a revoked token alive.
-        return token if abs(self._now() - at) < CACHE_S else None
-
-    async def _look_up(self, secret: str | None) -> Token | None:
-        if secret is None or not _SECRET.fullmatch(secret):
-            return None
-        sha, now = token_digest(secret), self._now()
-        token = await asyncio.to_thread(self._used, sha, now)
-        if token is not None:
-            self._known[sha] = token, now
-        return token
-
-    def _used(self, sha: str, now: float) -> Token | None:
+    def _look_up(self, sha: str) -> Token | None:
         with self._database.begin() as session:
-            return access.use_token(session, sha, now)
+            return access.use_token(session, sha, self._now())
 
-    def _judged(self, secret: str | None, token: Token | None) -> Caller:
-        if secret is None:
+    def _valid_caller(self, secret: str, token: Token | None) -> Caller:
+        """Return the caller of a valid token. Raises AccessDenied."""
+        if not secret:
             remedy = "send the header 'Authorization: Bearer TOKEN'"
             raise AccessDenied(401, "token-needed", "this service needs a token", remedy)
         if token is None:
@@ -138,7 +139,7 @@ class Authenticator:
 
 
 def require_scope(caller: Caller, needed: Scope) -> None:
-    """Raises Refused unless the caller has the scope."""
+    """Raise AccessDenied unless the caller has the scope."""
     if not caller.may(needed):
         cause = f"this token lacks the scope {needed}"
         remedy = f"ask an administrator for one with it (`tunefarm token create --scope {needed}`)"
@@ -146,16 +147,10 @@ def require_scope(caller: Caller, needed: Scope) -> None:
 
 
 def token_digest(secret: str) -> str:
-    """What is stored of a secret. Its 256 random bits can't be guessed, so a fast digest is enough."""
+    """Return the digest that is stored of a secret: its 256 random bits make a slow one unnecessary."""
     return sha256(secret.encode("utf-8", "replace")).hexdigest()
 
 
-def _bearer(authorization: str | None) -> str | None:
-    scheme, _, secret = (authorization or "").partition(" ")
-    return (secret.strip() or None) if scheme.lower() == "bearer" else None
-
-
-def _refuse_for(wait_s: int | None, cause: str, who: str = NOBODY) -> None:
-    if wait_s is not None:
-        remedy = f"try again in {wait_s} s"
-        raise AccessDenied(429, "too-many-requests", cause, remedy, who=who, retry_after_s=wait_s)
+def _too_many(cause: str, wait_s: int, who: str = NOBODY) -> AccessDenied:
+    remedy = f"try again in {wait_s} s"
+    return AccessDenied(429, "too-many-requests", cause, remedy, who=who, retry_after_s=wait_s)

@@ -1,4 +1,4 @@
-"""What stands before every call of a worker: the token and its scope."""
+"""The gRPC interceptor that checks the token and scope of every call of a worker."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CODES = {
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
-    """Lets calls through whose token has the scope for them; nothing of the others is parsed."""
+    """Lets a call through when its token has the scope for it; the messages of others are not parsed."""
 
     def __init__(self, authenticator: Authenticator, audit: AuditLog) -> None:
         self._authenticator = authenticator
@@ -38,16 +38,16 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         if handler is None or handler.request_streaming:
             return None
         metadata = dict(handler_call_details.invocation_metadata or ())
-        given = str(metadata.get("authorization", ""))
+        authorization = str(metadata.get("authorization", ""))
         method = str(handler_call_details.method)
 
         async def unary(data: bytes, context: Any) -> Any:
-            await self._admit(method, given, context)
-            return await handler.unary_unary(await _parsed(handler, data, context), context)
+            await self._check_access(method, authorization, context)
+            return await handler.unary_unary(await _parse(handler, data, context), context)
 
         async def stream(data: bytes, context: Any) -> AsyncIterator[Any]:
-            await self._admit(method, given, context)
-            async for answer in handler.unary_stream(await _parsed(handler, data, context), context):
+            await self._check_access(method, authorization, context)
+            async for answer in handler.unary_stream(await _parse(handler, data, context), context):
                 yield answer
 
         serializer = handler.response_serializer
@@ -55,30 +55,30 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
             return grpc.unary_stream_rpc_method_handler(stream, response_serializer=serializer)
         return grpc.unary_unary_rpc_method_handler(unary, response_serializer=serializer)
 
-    async def _admit(self, method: str, authorization: str, context: Any) -> None:
-        """Ends the call when it isn't allowed."""
+    async def _check_access(self, method: str, authorization: str, context: Any) -> None:
+        """End the call with a status when it isn't allowed; write it to the audit log in any case."""
         address = peer_address(context.peer())
         name = method.rpartition(".")[2]
         try:
-            caller = await self._authenticator.identify(authorization, address)
+            caller = await self._authenticator.authenticate(authorization, address)
             require_scope(caller, procedure_scope(method))
-        except AccessDenied as refused:
-            code = _CODES[refused.status]
-            self._audit.refused(Act(refused.who, name, "", f"{code.name} {refused.kind}", address))
-            await context.abort(code, str(refused))
+        except AccessDenied as denied:
+            code = _CODES[denied.status]
+            self._audit.count_refused(Act(denied.who, name, "", f"{code.name} {denied.kind}", address))
+            await context.abort(code, str(denied))
         except StorageError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"the service can't use its storage: {error}")
         else:
-            await self._audit.routine(Act(caller.who, name, "", "OK", address))
+            await self._audit.write_daily(Act(caller.who, name, "", "OK", address))
 
 
 def peer_address(peer: str) -> str:
-    """The address in what gRPC calls a peer: "ipv4:10.0.0.7:4711", "ipv6:%5B::1%5D:4711"."""
+    """Return the address in what gRPC calls a peer: "ipv4:10.0.0.7:4711", "ipv6:%5B::1%5D:4711"."""
     _, _, place = unquote(peer).partition(":")
     return place.rpartition(":")[0].strip("[]") or "unknown"
 
 
-async def _parsed(handler: Any, data: bytes, context: Any) -> Any:
+async def _parse(handler: Any, data: bytes, context: Any) -> Any:
     try:
         return handler.request_deserializer(data)
     except DecodeError as error:

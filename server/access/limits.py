@@ -1,4 +1,4 @@
-"""How many calls a client may make, counted in this process's memory by the library `limits`."""
+"""Rate limits for clients, counted in this process's memory by the library `limits`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OFF = "off"
 
 
 def parse_limit(text: str) -> RateLimitItem | None:
-    """What "600/minute" or "10 per second" means; None for "off" or nothing. Raises ValueError."""
+    """Parse a limit such as "600/minute" or "10 per second"; None for "off" or "". Raises ValueError."""
     if text in ("", OFF):
         return None
     try:
@@ -31,13 +31,13 @@ class RateLimiter:
         self._windows = FixedWindowRateLimiter(MemoryStorage())
 
     async def hit(self, client: str) -> int | None:
-        """Counts a call; seconds to wait when it is one too many, otherwise None."""
+        """Count a call. Return the seconds to wait when it is one too many, otherwise None."""
         if self._item is None or await self._windows.hit(self._item, client):
             return None
         return await self._wait_s(self._item, client)
 
-    async def reached(self, client: str) -> int | None:
-        """Without counting: seconds to wait when no further call is allowed now, otherwise None."""
+    async def test(self, client: str) -> int | None:
+        """Return the seconds to wait when no further call is allowed now, otherwise None. Counts nothing."""
         if self._item is None or await self._windows.test(self._item, client):
             return None
         return await self._wait_s(self._item, client)
@@ -48,12 +48,14 @@ class RateLimiter:
 
 
 def network_of(address: str) -> str:
-    """What an address counts as: whoever has one IPv6 address has the 2**64 of its network too."""
+    """Return what an address is counted as: an IPv4 address itself, an IPv6 address its /64 network.
+
+    Whoever has one IPv6 address usually has the 2**64 of its network.
+    """
     try:
-        parsed_address = ipaddress.ip_address(address.partition("%")[0])
+        parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:
         return address
-    if parsed_address.version == 4:
-        return str(parsed_address)
-    mapped = parsed_address.ipv4_mapped
-    return str(mapped or ipaddress.ip_network((int(parsed_address) >> 64 << 64, 64)))
+    if parsed.version == 4:
+        return str(parsed)
+    return str(parsed.ipv4_mapped or ipaddress.ip_network((int(parsed) >> 64 << 64, 64)))

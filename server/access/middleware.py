@@ -1,4 +1,4 @@
-"""What stands before every HTTP request: the token, its scope, the rate, and the size of the body."""
+"""ASGI middleware that checks every HTTP request's token, scope, rate and size of body."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from server.access.audit import AuditLog
 from server.access.authentication import LOOPBACK, AccessDenied, Authenticator, Caller, require_scope
 from server.access.scopes import OPEN_PATHS, Operation, operation_of
 from server.api.problems import Problem, storage_problem
-from server.settings import is_loopback
+from system.network import is_loopback
 
 
 class AccessMiddleware:
-    """ASGI middleware: lets a request through when its token has the scope for it, and keeps the audit log.
+    """Lets a request through when its token has the scope for it, and keeps the audit log.
 
-    A handler may name what it changed in `request.state.audited`. Anything but HTTP is not answered.
+    A handler may name the object that it changed in `request.state.audited`. Only HTTP is answered.
     """
 
     def __init__(self, app: ASGIApp, authenticator: Authenticator, audit: AuditLog) -> None:
@@ -31,52 +31,46 @@ class AccessMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            await self._guarded(scope, receive, send)
-
-    async def _guarded(self, scope: Scope, receive: Receive, send: Send) -> None:
-        need = operation_of(scope["method"], scope["path"])
+        if scope["type"] != "http":
+            return
+        operation, address = operation_of(scope["method"], scope["path"]), client_address(scope)
         try:
-            caller = await self._admit(scope, need)
-        except AccessDenied as refused:
-            act = Act(refused.who, need.route, "", f"{refused.status} {refused.kind}", client_address(scope))
-            self._audit.refused(act)
-            await problem_of(refused).response()(scope, receive, send)
+            caller = await self._check_access(scope, operation, address)
+        except AccessDenied as denied:
+            outcome = f"{denied.status} {denied.kind}"
+            self._audit.count_refused(Act(denied.who, operation.route, "", outcome, address))
+            await problem_of(denied).response()(scope, receive, send)
+            return
         except StorageError as error:
             await storage_problem(error).response()(scope, receive, send)
-        else:
-            audited = self._audited(scope, need, caller, send) if caller and need.changes else send
-            await self._app(scope, receive, audited)
+            return
 
-    async def _admit(self, scope: Scope, need: Operation) -> Caller | None:
-        """None for a probe, which nobody has to be anybody for. Raises Refused, StorageError."""
-        address = client_address(scope)
-        if scope["path"] in OPEN_PATHS:
-            await self._authenticator.count(None, address)
-            return None
-        headers = Headers(scope=scope)
-        caller = await self._authenticator.identify(headers.get("authorization"), address)
-        if caller is LOOPBACK:
-            _require_local(headers)
-        await self._authenticator.count(caller, address)
-        require_scope(caller, need.scope)
-        return caller
-
-    def _audited(self, scope: Scope, need: Operation, caller: Caller, send: Send) -> Send:
-        """Writes the line before the answer begins: who has the answer finds the line."""
-
-        async def noted(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                subject = str(scope.get("state", {}).get("audited", need.subject))
+        async def audit_and_send(message: Message) -> None:
+            # The line is written before the answer begins: a client that has the answer finds the line.
+            if message["type"] == "http.response.start" and caller is not None and operation.is_write:
+                subject = str(scope.get("state", {}).get("audited", operation.subject))
                 status = str(message["status"])
-                await self._audit.write(Act(caller.who, need.route, subject, status, client_address(scope)))
+                await self._audit.write(Act(caller.who, operation.route, subject, status, address))
             await send(message)
 
-        return noted
+        await self._app(scope, receive, audit_and_send)
+
+    async def _check_access(self, scope: Scope, operation: Operation, address: str) -> Caller | None:
+        """Return the caller, None for a probe. Raises AccessDenied, StorageError."""
+        if scope["path"] in OPEN_PATHS:
+            await self._authenticator.count_call(None, address)
+            return None
+        headers = Headers(scope=scope)
+        caller = await self._authenticator.authenticate(headers.get("authorization"), address)
+        if caller is LOOPBACK:
+            _require_local(headers)
+        await self._authenticator.count_call(caller, address)
+        require_scope(caller, operation.scope)
+        return caller
 
 
 class BodySizeMiddleware:
-    """ASGI middleware: refuses bodies longer than `max_bytes(path)`, announced or not."""
+    """Refuses bodies longer than `max_bytes(path)`, announced or not."""
 
     def __init__(self, app: ASGIApp, max_bytes: Callable[[str], int]) -> None:
         self._app = app
@@ -87,32 +81,35 @@ class BodySizeMiddleware:
             await self._app(scope, receive, send)
             return
         most = self._max_bytes(scope["path"])
+        too_large = Problem(
+            413, "body-too-large", f"The request's body is larger than the {most} bytes allowed here."
+        )
         announced = Headers(scope=scope).get("content-length", "0")
         if not announced.isdecimal() or int(announced[:20]) > most:
-            await _too_large(most).response()(scope, receive, send)
+            await too_large.response()(scope, receive, send)
             return
-        read = 0
+        received = 0
 
-        async def counted() -> Message:
-            nonlocal read
+        async def receive_counted() -> Message:
+            nonlocal received
             message = await receive()
-            read += len(message.get("body", b""))
-            if read > most:
-                raise _too_large(most)
+            received += len(message.get("body", b""))
+            if received > most:
+                raise too_large
             return message
 
-        await self._app(scope, counted, send)
+        await self._app(scope, receive_counted, send)
 
 
-def problem_of(refused: AccessDenied) -> Problem:
-    """The problem document of a refusal, with the headers that belong to its status."""
-    cause = str(refused)
-    detail = f"{cause[:1].upper()}{cause[1:]}: {refused.remedy}."
-    if refused.status == 429:
-        headers = {"Retry-After": str(refused.retry_after_s)}
+def problem_of(denied: AccessDenied) -> Problem:
+    """Return the problem document of a refusal, with the headers that belong to its status."""
+    cause = str(denied)
+    detail = f"{cause[:1].upper()}{cause[1:]}: {denied.remedy}."
+    if denied.status == 429:
+        headers = {"Retry-After": str(denied.retry_after_s)}
     else:
-        headers = {"WWW-Authenticate": _CHALLENGES.get(refused.kind, "Bearer")}
-    return Problem(refused.status, refused.kind, detail, headers=headers)
+        headers = {"WWW-Authenticate": _CHALLENGES.get(denied.kind, "Bearer")}
+    return Problem(denied.status, denied.kind, detail, headers=headers)
 
 
 _CHALLENGES = {
@@ -122,28 +119,20 @@ _CHALLENGES = {
 }
 
 
-def _require_local(headers: Headers) -> None:
-    """A web page from elsewhere makes its visitor's browser call this machine. Raises Refused."""
-    origin = headers.get("origin")
-    called_as = [f"//{headers.get('host', '')}", *([] if origin is None else [origin])]
-    if not all(map(_is_local, called_as)):
-        cause = "without a token this service answers only programs on its own machine"
-        remedy = "call it as 127.0.0.1 or localhost, or set TUNEFARM_TOKEN"
-        raise AccessDenied(403, "not-from-here", cause, remedy)
-
-
-def _is_local(url: str) -> bool:
-    try:
-        return is_loopback(urlsplit(url).hostname or "")
-    except ValueError:
-        return False
-
-
 def client_address(scope: Scope) -> str:
-    """The client's, as uvicorn (or the proxy on this machine that it trusts) says."""
+    """Return the client's address, as uvicorn (or a proxy on this machine, which it trusts) tells it."""
     client = scope.get("client")
     return str(client[0]) if client else "unknown"
 
 
-def _too_large(most: int) -> Problem:
-    return Problem(413, "body-too-large", f"The request's body is larger than the {most} bytes allowed here.")
+def _require_local(headers: Headers) -> None:
+    """Raise AccessDenied for a request that a web page from elsewhere made its visitor's browser send."""
+    try:
+        called_as = [f"//{headers.get('host', '')}", headers.get("origin", "//localhost")]
+        is_local = all(is_loopback(urlsplit(url).hostname or "") for url in called_as)
+    except ValueError:
+        is_local = False
+    if not is_local:
+        cause = "without a token this service answers only programs on its own machine"
+        remedy = "call it as 127.0.0.1 or localhost, or set TUNEFARM_TOKEN"
+        raise AccessDenied(403, "not-from-here", cause, remedy)

@@ -1,4 +1,4 @@
-"""`/v1/tokens` and `/v1/audit`: who may do what, and who did what."""
+"""`/v1/tokens` and `/v1/audit`: tokens with their scopes, and the log of what callers did."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from core.access import Scope
 from records import access
 from records.access import AuditLine, Token
 from server.access.authentication import TOKEN_PREFIX, token_digest
+from server.api.fields import Name
 from server.api.problems import problems
-from server.api.schemas import Name
 from server.context import ContextDep
 
 router = APIRouter(prefix="/v1", tags=["access"])
 
 _CENTURY_S = 36525 * 86400.0
-# Without the last, NaN would pass: it is not more than anything.
+# NaN passes every comparison, so it is refused by name.
 Lifetime = Annotated[float, Field(gt=0, le=_CENTURY_S, allow_inf_nan=False)]
 
 
 class TokenRequestBody(BaseModel):
-    """`expires_after_s` null: until it is revoked."""
+    """A token to make. With `expires_after_s` null it is valid until it is revoked."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -47,20 +47,21 @@ class TokenBody(BaseModel):
 
 
 class NewTokenBody(TokenBody):
-    """`token` is the secret. It is told this once: only its digest is stored."""
+    """A new token. `token` is its secret, which is shown only here: the service stores a digest of it."""
 
     token: str
 
 
 class TokensBody(BaseModel):
-    """Newest first."""
+    """Tokens, newest first."""
 
     items: list[TokenBody]
 
 
 class AuditLineBody(BaseModel):
-    """`who` is a token's id, "bootstrap", "loopback" or "nobody". A line stands for as many `times` as the
-    same was refused in a minute; calls of workers that are allowed have a line a day."""
+    """Something that a caller did or was refused, `times` times. `who` is a token's id, "bootstrap",
+    "loopback" or "nobody". Equal refusals are counted in one line a minute, allowed calls of one worker token
+    in one line a day."""
 
     id: str
     at: float
@@ -77,7 +78,7 @@ class AuditLineBody(BaseModel):
 
 
 class AuditBody(BaseModel):
-    """Newest first. `next` is the `before` of the next page, null on the last one."""
+    """Audit lines, newest first. `next` is the `before` of the next page, null on the last one."""
 
     items: list[AuditLineBody]
     next: str | None
@@ -85,7 +86,7 @@ class AuditBody(BaseModel):
 
 @router.post("/tokens", status_code=201, responses=problems(400))
 def create_token(body: TokenRequestBody, request: Request, context: ContextDep) -> NewTokenBody:
-    """Makes a token. This answer is the only place where its secret ever stands."""
+    """Make a token. No other answer ever shows its secret."""
     now = context.now()
     expires_at = None if body.expires_after_s is None else now + body.expires_after_s
     token = Token(context.new_id(), body.name, frozenset(body.scopes), now, expires_at)
@@ -98,19 +99,24 @@ def create_token(body: TokenRequestBody, request: Request, context: ContextDep) 
 
 @router.get("/tokens")
 def list_tokens(context: ContextDep) -> TokensBody:
-    """Every token ever made, without its secret."""
+    """Return every token ever made, without its secret."""
     with context.database.begin() as session:
-        known = access.tokens(session)
-    return TokensBody(items=[TokenBody.model_validate(_fields(token, context.now())) for token in known])
+        found = access.tokens(session)
+    return TokensBody(items=[TokenBody.model_validate(_fields(token, context.now())) for token in found])
 
 
 @router.delete("/tokens/{token_id}", responses=problems(404))
-def revoke_token(token_id: str, context: ContextDep) -> TokenBody:
-    """Revokes a token, for good. Other server processes notice within five seconds."""
-    with context.database.begin() as session:
-        token = access.revoke_token(session, token_id, context.now())
+async def revoke_token(token_id: str, context: ContextDep) -> TokenBody:
+    """Revoke a token for good. Other server processes notice within five seconds."""
+    now = context.now()
+
+    def revoke() -> Token:
+        with context.database.begin() as session:
+            return access.revoke_token(session, token_id, now)
+
+    token = await asyncio.to_thread(revoke)
     context.authenticator.forget(token_id)
-    return TokenBody.model_validate(_fields(token, context.now()))
+    return TokenBody.model_validate(_fields(token, now))
 
 
 @router.get("/audit")
@@ -119,7 +125,7 @@ async def show_audit(
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     before: Annotated[int | None, Query(ge=1, lt=2**63, description="the `next` of the page before")] = None,
 ) -> AuditBody:
-    """What was changed and what was refused, newest first."""
+    """Return what was changed and what was refused, newest first."""
     await context.audit.flush()
     found = await asyncio.to_thread(context.audit.page, limit + 1, before)
     page = found[:limit]

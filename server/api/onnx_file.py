@@ -1,4 +1,4 @@
-"""A cheap look at an uploaded file: is it the outline of an ONNX model? Parsing it is the scheduler's work.
+"""A cheap check of uploaded files: does one have the outline of an ONNX model? The scheduler parses it later.
 
 An ONNX file is one protobuf message: a sequence of fields, each a tag and a value. Reading the tags
 and skipping the values finds text, archives, truncated uploads and other formats within microseconds.
@@ -15,7 +15,7 @@ _MAX_FIELDS = 100_000
 
 
 def rejection_reason(file: IO[bytes]) -> str | None:
-    """Why the file can't be an ONNX model, None when it may be one."""
+    """Return why the file can't be an ONNX model, None when it may be one."""
     size = file.seek(0, os.SEEK_END)
     if size == 0:
         return "The body is empty: send the ONNX file as the request's body."
@@ -34,7 +34,7 @@ class _MalformedError(ValueError):
 
 
 def _fields(file: IO[bytes], size: int) -> set[int]:
-    """The numbers of the message's fields."""
+    """Return the numbers of the message's fields. Raises _MalformedError."""
     found: set[int] = set()
     for _ in range(_MAX_FIELDS):
         if file.tell() == size:

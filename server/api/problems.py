@@ -26,6 +26,19 @@ from records.storage.database import StorageError
 _log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_MISSING: dict[type[Exception], str] = {
+    JobNotFound: "job",
+    ModelNotFound: "model",
+    BlobNotFound: "file",
+    WorkloadNotFound: "workload",
+    TokenNotFound: "token",
+    WorkerNotFound: "worker",
+}
+_EXPLAINED = {
+    404: "There is nothing at this address: see /openapi.json for those that exist.",
+    405: "This address doesn't take this method: see the Allow header.",
+}
 
 
 class ProblemBody(BaseModel):
@@ -40,21 +53,22 @@ class ProblemBody(BaseModel):
 
 
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What the OpenAPI document says of a route that answers so with a problem document."""
+    """Return the OpenAPI descriptions of a route that answers these statuses with a problem document."""
     content = {MEDIA_TYPE: {"schema": {"$ref": f"#/components/schemas/{ProblemBody.__name__}"}}}
     return {
         status: {"description": http.HTTPStatus(status).phrase, "content": content} for status in statuses
     }
 
 
-# Of any route: the body is too large, parameters make no sense, too many requests, a mistake of the service.
+# Any route: the body is too large, parameters make no sense, too many requests, a bug of the service.
 EVERYWHERE = problems(413, 422, 429, 500)
-# Of any but the probes: the token is missing, wrong or without the scope, the storage is away or full.
+# Any route but the probes: the token is missing, wrong or lacks the scope, the storage is away or full.
 GUARDED = problems(401, 403, 503, 507)
 
 
 class Problem(HTTPException):
-    """Raised anywhere in a request: `detail` is one sentence naming the cause and the next step."""
+    """An error that ends a request. `detail` is one sentence with the cause and the next step; `extra` are
+    further members of the document."""
 
     def __init__(
         self,
@@ -70,7 +84,7 @@ class Problem(HTTPException):
         self.extra = extra
 
     def response(self) -> JSONResponse:
-        """The problem document."""
+        """Return the problem document."""
         body = {
             "type": f"urn:tunefarm:problem:{self.kind}",
             "title": self.kind.replace("-", " ").capitalize(),
@@ -82,7 +96,7 @@ class Problem(HTTPException):
 
 
 def install(app: FastAPI) -> None:
-    """Makes every error of the application a problem document."""
+    """Make every error of the application a problem document."""
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_invalid)
     app.add_exception_handler(StorageError, _on_storage)
@@ -93,25 +107,12 @@ def install(app: FastAPI) -> None:
     app.add_middleware(InternalErrorMiddleware)
 
 
-_MISSING: dict[type[Exception], str] = {
-    JobNotFound: "job",
-    ModelNotFound: "model",
-    BlobNotFound: "file",
-    WorkloadNotFound: "workload",
-    TokenNotFound: "token",
-    WorkerNotFound: "worker",
-}
-
-
 def storage_problem(error: StorageError | OSError) -> Problem:
-    """What a failing storage means to the client."""
+    """Return the problem that a failure of the storage is to the client."""
     full = error.full if isinstance(error, StorageError) else error.errno in _NO_SPACE
     if full:
         return Problem(507, "storage-full", f"The service's disk is full, nothing was stored: {error}.")
     return Problem(503, "storage-unavailable", f"The service can't use its storage: {error}.")
-
-
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 async def _on_http(_request: Request, error: Exception) -> JSONResponse:
@@ -124,20 +125,14 @@ async def _on_http(_request: Request, error: Exception) -> JSONResponse:
     return Problem(error.status_code, kind, detail, headers=error.headers).response()
 
 
-_EXPLAINED = {
-    404: "There is nothing at this address: see /openapi.json for those that exist.",
-    405: "This address doesn't take this method: see the Allow header.",
-}
-
-
 async def _on_invalid(_request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
-    problems = [_invalid_part(part) for part in error.errors()[:20]]
-    detail = "; ".join(part["detail"] for part in problems)
-    return Problem(422, "invalid-request", detail, errors=problems).response()
+    errors = [_invalid_field(part) for part in error.errors()[:20]]
+    detail = "; ".join(part["detail"] for part in errors)
+    return Problem(422, "invalid-request", detail, errors=errors).response()
 
 
-def _invalid_part(part: Mapping[str, Any]) -> dict[str, str]:
+def _invalid_field(part: Mapping[str, Any]) -> dict[str, str]:
     place: Sequence[str | int] = part["loc"]
     where = ".".join(str(step) for step in place[1:])
     message = str(part["msg"])
@@ -150,11 +145,8 @@ def _invalid_part(part: Mapping[str, Any]) -> dict[str, str]:
 
 async def _on_missing(_request: Request, error: Exception) -> JSONResponse:
     what = next(name for kind, name in _MISSING.items() if isinstance(error, kind))
-    return Problem(404, f"{what}-not-found", f"{_sentence(str(error))}.").response()
-
-
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
+    text = str(error)
+    return Problem(404, f"{what}-not-found", f"{text[:1].upper()}{text[1:]}.").response()
 
 
 async def _on_conflict(_request: Request, _error: Exception) -> JSONResponse:
@@ -171,7 +163,7 @@ async def _on_storage(_request: Request, error: Exception) -> JSONResponse:
 
 
 class InternalErrorMiddleware:
-    """ASGI middleware: what nobody foresaw is logged and answered, and the connection lives on."""
+    """ASGI middleware that logs an unexpected exception and answers 500, so that the connection lives on."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -179,13 +171,13 @@ class InternalErrorMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         begun = False
 
-        async def noted(message: Message) -> None:
+        async def note_and_send(message: Message) -> None:
             nonlocal begun
             begun = True
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, note_and_send)
         except Exception:
             if begun:
                 raise

@@ -1,4 +1,4 @@
-"""Looks for work on behalf of all workers that wait: one look at the database, however many they are."""
+"""Polls the database for work on behalf of all workers that wait: one query, however many they are."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from core.lease import Lease
 from records.fleet import devices
 from records.jobs import fair_queue
 from records.storage.database import Database
-from server.api.events import pause
+from server.waiting import sleep_unless_stopping
 
 POLL_S = 0.1
-# No device class is called so.
+# Takes the place of a device class; no class has this key.
 _BUILDERS = "builders"
 
 
 @dataclass(frozen=True)
 class AvailableWork:
-    """What a look has found: the device classes with work, whether there is any for builders, and the workers
-    that should not wait for any.
+    """What one poll found: the device classes with work, whether there is work for builders, and the ids of
+    the workers that should not wait for any.
 
-    A class is taken out when somebody found its work gone, so that not everybody who waits tries.
+    A class is removed once a worker found its work gone, so that not every waiting worker tries.
     """
 
     classes: set[str]
@@ -32,48 +32,52 @@ class AvailableWork:
 
 
 class WorkPoller:
-    """Shared by the calls that one server holds back."""
+    """Shared by all calls that one server holds back. Belongs to the event loop."""
 
     def __init__(self, database: Database, stopping: asyncio.Event, now: Callable[[], float]) -> None:
         self._database = database
         self._stopping = stopping
         self._now = now
-        self._looking: asyncio.Task[AvailableWork] | None = None
-        # A lock is there as long as somebody waits for it.
-        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._polling: asyncio.Task[AvailableWork] | None = None
+        # A lock lives as long as somebody waits for it.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def next(self) -> AvailableWork:
-        """The next look, at once when the server stops. Raises StorageError."""
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look())
-        # One who gives up waiting must not end the look for the others.
-        return await asyncio.shield(self._looking)
+    async def next_poll(self) -> AvailableWork:
+        """Return what the next poll finds. It comes at once when the server stops. Raises StorageError."""
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll())
+        # Shielded: a call that is cancelled must not end the poll for the others.
+        return await asyncio.shield(self._polling)
 
-    async def take_to_build(self, look: AvailableWork, take: Callable[[], Lease | None]) -> Lease | None:
-        """Has `take` try, in a thread, unless there is nothing to build; one builder at a time.
+    async def take_build(self, work: AvailableWork, take: Callable[[], Lease | None]) -> Lease | None:
+        """Return what `take`, run in a thread, returns for a builder; None when there is nothing to build.
 
-        What one builder finds no work in, another may: they link for different machines.
+        One builder tries at a time. When it finds nothing the next one still tries: builders link for
+        different machines.
         """
-        async with self._turn(_BUILDERS):
-            return await asyncio.to_thread(take) if look.builds else None
+        async with self._lock(_BUILDERS):
+            return await asyncio.to_thread(take) if work.builds else None
 
     async def take(
-        self, look: AvailableWork, device_class: str, take: Callable[[], Lease | None]
+        self, work: AvailableWork, device_class: str, take: Callable[[], Lease | None]
     ) -> Lease | None:
-        """Has `take` try, in a thread, unless the class has no work; one at a time of each class."""
-        async with self._turn(device_class):
-            if device_class not in look.classes:
+        """Return what `take`, run in a thread, returns for a device of the class; None when it has no work.
+
+        One worker of each class tries at a time. After one that finds nothing no other tries.
+        """
+        async with self._lock(device_class):
+            if device_class not in work.classes:
                 return None
-            found = await asyncio.to_thread(take)
-            if found is None:
-                look.classes.discard(device_class)
-            return found
+            lease = await asyncio.to_thread(take)
+            if lease is None:
+                work.classes.discard(device_class)
+            return lease
 
-    def _turn(self, name: str) -> asyncio.Lock:
-        return self._turns.setdefault(name, asyncio.Lock())
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
 
-    async def _look(self) -> AvailableWork:
-        await pause(self._stopping, POLL_S)
+    async def _poll(self) -> AvailableWork:
+        await sleep_unless_stopping(self._stopping, POLL_S)
         return await asyncio.to_thread(self._find)
 
     def _find(self) -> AvailableWork:

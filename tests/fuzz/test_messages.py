@@ -1,4 +1,4 @@
-"""Messages that make no sense, to real processes: always a proper answer, nothing ends, nothing grows."""
+"""Real processes answer invalid messages properly, don't crash and don't grow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture
 def failures(tmp_path: Path) -> Failures:
-    """Its messages are kept where pytest keeps temporary files."""
+    """Failures whose messages are kept in pytest's temporary folder."""
     return Failures(print, tmp_path)
 
 
@@ -38,7 +38,7 @@ def importer() -> Iterator[Importer]:
         yield started
 
 
-def test_workers_that_make_no_sense(service: Service, failures: Failures) -> None:
+def test_the_service_survives_invalid_worker_messages(service: Service, failures: Failures) -> None:
     growth = Growth()
     sender = fleet.Sender(service, failures, growth)
     sender.send(CALLS, Random(1))
@@ -50,7 +50,7 @@ def test_workers_that_make_no_sense(service: Service, failures: Failures) -> Non
     assert fleet.is_served(service, 2)
 
 
-def test_uploads_that_are_no_models(service: Service, failures: Failures) -> None:
+def test_the_service_survives_uploads_that_are_no_models(service: Service, failures: Failures) -> None:
     growth = Growth()
     uploader = uploads.Uploader(service, failures, growth)
     uploader.send(UPLOADS, Random(2))
@@ -60,7 +60,7 @@ def test_uploads_that_are_no_models(service: Service, failures: Failures) -> Non
     assert fleet.is_served(service, 3)
 
 
-def test_models_that_make_no_sense(importer: Importer, failures: Failures) -> None:
+def test_the_importer_survives_invalid_models(importer: Importer, failures: Failures) -> None:
     endings = imports.send(importer, IMPORTS, Random(3), failures)
     assert failures.kinds == {}
     assert set(endings) == {"imported", "refused"}

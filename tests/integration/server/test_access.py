@@ -1,4 +1,4 @@
-"""Who may do what: every route and every procedure, with tokens of every kind."""
+"""Access control: every route and every procedure, with tokens of every kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNDOCUMENTED = ("GET", "/openapi.json")
 
 
 def routes() -> list[tuple[str, str]]:
-    """Method and path of everything that the application answers."""
+    """Return method and path of every operation of the application."""
     settings = ServerSettings(database_url="sqlite://", broker="none")
     context = ServerContext(settings, Database("sqlite://"), lambda *_: None, time.time, lambda: "id")
     paths = create_app(context).openapi()["paths"]
@@ -55,7 +55,7 @@ def bearer(secret: str) -> dict[str, str]:
 
 
 def made(service: Service, *scopes: Scope, name: str = "test", secret: str = BOOTSTRAP) -> dict[str, str]:
-    """What the service answers when it makes a token."""
+    """Have the service make a token; return its answer."""
     body = {"name": name, "scopes": list(scopes)}
     answer = service.http.post("/v1/tokens", json=body, headers=bearer(secret))
     assert answer.status_code == 201, answer.text
@@ -64,7 +64,7 @@ def made(service: Service, *scopes: Scope, name: str = "test", secret: str = BOO
 
 
 def stored(service: Service, name: str, **changes: object) -> str:
-    """The secret of a token that is put straight into the database."""
+    """Store a token in the database; return its secret."""
     secret = TOKEN_PREFIX + name.ljust(43, "_")
     token = Token(f"id of {name}", name, frozenset(Scope), 1.0)
     with service.database.begin() as session:
@@ -80,7 +80,7 @@ def audit(service: Service, **query: object) -> list[dict[str, object]]:
 
 
 def kind(answer: httpx.Response, status: int) -> str:
-    """The kind of the problem that an answer has to be."""
+    """Return the kind of problem of an answer that must be one."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     return str(answer.json()["type"]).removeprefix("urn:tunefarm:problem:")
@@ -105,7 +105,7 @@ def test_no_route_answers_without_credentials(guarded: Service, method: str, pat
 
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
-def test_every_route_wants_its_scope_and_is_content_with_it(guarded: Service, method: str, path: str) -> None:
+def test_every_route_needs_its_scope_and_no_other(guarded: Service, method: str, path: str) -> None:
     needed = operation_of(method, path).scope
     others = [scope for scope in Scope if scope not in (needed, Scope.ADMIN)]
     refused = guarded.http.request(method, filled(path), headers=bearer(made(guarded, *others)["token"]))
@@ -117,7 +117,7 @@ def test_every_route_wants_its_scope_and_is_content_with_it(guarded: Service, me
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PATCH", "BREW"])
-def test_what_is_no_route_needs_an_administrator(guarded: Service, method: str) -> None:
+def test_an_unknown_route_needs_an_administrator(guarded: Service, method: str) -> None:
     others = bearer(made(guarded, Scope.READ, Scope.SUBMIT, Scope.WORKER)["token"])
     assert kind(guarded.http.request(method, "/v2/new", headers=others), 403) == "scope-missing"
     answer = guarded.http.request(method, "/v2/new", headers=bearer(BOOTSTRAP))
@@ -125,7 +125,7 @@ def test_what_is_no_route_needs_an_administrator(guarded: Service, method: str) 
 
 
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))
-def test_probes_are_for_everybody(guarded: Service, path: str) -> None:
+def test_probes_are_open_to_everybody(guarded: Service, path: str) -> None:
     assert guarded.http.get(path).json() == {"status": "ok"}
 
 
@@ -154,7 +154,7 @@ def test_a_token_is_shown_once(guarded: Service) -> None:
         {"owner": "me"},
     ],
 )
-def test_a_senseless_token_is_not_made(guarded: Service, wrong: dict[str, object]) -> None:
+def test_an_invalid_token_is_not_made(guarded: Service, wrong: dict[str, object]) -> None:
     body = {"name": "x", "scopes": ["read"]} | wrong
     answer = guarded.http.post("/v1/tokens", json=body, headers=bearer(BOOTSTRAP))
     assert kind(answer, 422) == "invalid-request"
@@ -179,14 +179,15 @@ def test_a_revoked_token_is_refused_at_once(guarded: Service) -> None:
 
 
 def test_a_token_that_another_process_revoked_is_refused_soon(
-    guarded: Service, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.access.authentication.CACHE_S", 0.2)
-    token = made(guarded, Scope.READ)
-    assert guarded.http.get("/v1/jobs", headers=bearer(token["token"])).is_success
-    with guarded.database.begin() as session:
+    service = start(token=BOOTSTRAP)
+    token = made(service, Scope.READ)
+    assert service.http.get("/v1/jobs", headers=bearer(token["token"])).is_success
+    with service.database.begin() as session:
         access.revoke_token(session, token["id"], time.time())
-    wait_until(lambda: guarded.http.get("/v1/jobs", headers=bearer(token["token"])).status_code == 401)
+    wait_until(lambda: service.http.get("/v1/jobs", headers=bearer(token["token"])).status_code == 401)
 
 
 def test_an_unknown_token_cannot_be_revoked(guarded: Service) -> None:
@@ -239,7 +240,7 @@ def test_a_revoked_worker_is_refused(guarded: Service) -> None:
     assert (code, details) == (grpc.StatusCode.UNAUTHENTICATED, "this token was revoked")
 
 
-def test_a_worker_with_its_scope_is_heard(guarded: Service) -> None:
+def test_a_worker_with_its_scope_is_let_through(guarded: Service) -> None:
     codes = [refusal(call)[0] for call in calls(guarded, made(guarded, Scope.WORKER)["token"])]
     assert codes[1:] == [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.NOT_FOUND]
     assert codes[0] in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)
@@ -256,7 +257,7 @@ def test_a_message_that_cannot_be_parsed_is_refused(guarded: Service) -> None:
             assert refusal(lambda raw=raw, metadata=metadata: raw(b"\xff" * 9, metadata=metadata))[0] is code
 
 
-def test_changes_are_audited_with_who_what_and_where(guarded: Service) -> None:
+def test_changes_are_audited_with_caller_action_and_address(guarded: Service) -> None:
     token = made(guarded, Scope.SUBMIT)
     headers = bearer(token["token"])
     sha = guarded.http.post("/v1/models", content=onnx_model(), headers=headers).json()["sha256"]
@@ -317,7 +318,7 @@ def test_the_audit_log_is_read_by_page(start: Start) -> None:
     assert seen == ids[::-1]
 
 
-def test_this_machine_alone_needs_no_token(service: Service, worker: Worker) -> None:
+def test_a_loopback_server_needs_no_token(service: Service, worker: Worker) -> None:
     worker.call()
     service.submit()
     assert service.http.get("/v1/tokens", headers=bearer("whatever")).is_success
@@ -335,7 +336,9 @@ def test_this_machine_alone_needs_no_token(service: Service, worker: Worker) -> 
         {"Host": "127.0.0.1.evil.example"},
     ],
 )
-def test_a_web_page_cannot_call_by_its_visitors_browser(service: Service, headers: dict[str, str]) -> None:
+def test_a_web_page_cannot_call_through_its_visitors_browser(
+    service: Service, headers: dict[str, str]
+) -> None:
     answer = service.http.post("/v1/models", content=onnx_model(), headers=headers)
     assert kind(answer, 403) == "not-from-here"
     assert service.http.get("/v1/jobs", headers={"Host": "localhost:1", "Origin": service.url}).is_success

@@ -1,4 +1,4 @@
-"""Builders at a real server: what one builds, a device of another class measures; over real gRPC."""
+"""Builders at a real server over gRPC: a device of another class measures what they build."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_builder_is_shown_as_one(service: Service, builder: Worker) -> None:
     assert service.http.get("/v1/device-classes").json()["items"] == []
 
 
-def test_what_one_builds_another_measures(service: Service, builder: Worker, board: Worker) -> None:
+def test_a_device_measures_what_a_builder_built(service: Service, builder: Worker, board: Worker) -> None:
     builder.call(slots=0)
     board.call(slots=0)
     job_id = tuning_job(service, board, count=2)
@@ -130,7 +130,7 @@ def test_a_library_of_another_machine_is_refused(
     assert (trial.state, trial.outcome) == ("done", Outcome.UNKNOWN)
 
 
-def test_libraries_are_kept_only_for_who_holds_the_lease(
+def test_libraries_are_kept_only_for_the_holder_of_the_lease(
     service: Service, builder: Worker, board: Worker
 ) -> None:
     builder.call(slots=0)

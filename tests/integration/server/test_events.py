@@ -57,7 +57,7 @@ def test_a_watcher_resumes_after_the_last_event_it_saw(service: Service) -> None
     assert seen[-1].json()["state"] == "done"
 
 
-def test_nothing_more_is_no_content(service: Service) -> None:
+def test_a_finished_job_without_more_events_is_no_content(service: Service) -> None:
     job_id = service.submit()
     advance(service, job_id, JobState.DONE)
     last = list(watch(service, job_id))[-1].id
@@ -66,7 +66,7 @@ def test_nothing_more_is_no_content(service: Service) -> None:
 
 
 @pytest.mark.parametrize("given", ["abc", "-1", str(2**70)])
-def test_a_senseless_last_event_id_is_refused(service: Service, given: str) -> None:
+def test_an_invalid_last_event_id_is_refused(service: Service, given: str) -> None:
     job_id = service.submit()
     answer = service.http.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": given})
     assert answer.status_code == 422

@@ -1,4 +1,4 @@
-"""The workers' side: sessions, leases, results, files; over real gRPC."""
+"""The gRPC service for workers: sessions, leases, results and files."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from records.jobs.trials import NewTrial
 from records.schedules import schedules
 from records.storage import blobs
 from records.storage.database import StorageError
-from server.fleet.sessions import LEAST_S
+from server.fleet.sessions import MIN_INTERVAL_S
 
-from .conftest import DEVICE, Service, Worker, on_both_databases, wait_until
+from .conftest import DEVICE, Service, Start, Worker, on_both_databases, wait_until
 
 pytestmark = on_both_databases
 
@@ -36,7 +36,7 @@ FAILED = Measurement(Outcome.BUILD_ERROR, error="no such intrinsic")
 
 
 def tuning_job(service: Service, worker: Worker, count: int = 3) -> str:
-    """A job in the middle of its tuning, with trials that wait for the worker's device class."""
+    """Store a job that is being tuned, with trials that wait for the worker's device class."""
     job_id = service.submit()
     with service.database.begin() as session:
         devices.put_class(session, worker.device)
@@ -184,14 +184,16 @@ def test_a_worker_of_many_calls_seldom_and_keeps_its_lease_for_longer(
 
 
 def test_a_worker_that_the_server_has_forgotten_works_on(
-    service: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.fleet.sessions.FORGET_S", 0.0)
+    service = start()
+    worker = Worker(service.fleet)
     job_id = tuning_job(service, worker)
     lease = leased(worker)
     Worker(service.fleet, id="other").call(WorkerState.PROBING)
     kept = worker.call(WorkerState.BUSY, held=lease.id, results=results(lease)[:1])
-    assert (kept.keeps, kept.acknowledged, kept.call_again_after_s) == (lease.id, (1,), LEAST_S)
+    assert (kept.keeps, kept.acknowledged, kept.call_again_after_s) == (lease.id, (1,), MIN_INTERVAL_S)
     assert worker.call(results=results(lease)[1:]).acknowledged == (2, 3)
     assert done(service, job_id) == 3
 
@@ -328,7 +330,7 @@ def request() -> pb.SynchronizeRequest:
     )
 
 
-def test_senseless_calls_are_refused_and_change_nothing(service: Service) -> None:
+def test_invalid_calls_are_refused_and_change_nothing(service: Service) -> None:
     for protocol in (1, 9):
         code, details = refused(service, pb.SynchronizeRequest(protocol=protocol))
         assert code is grpc.StatusCode.FAILED_PRECONDITION
@@ -345,7 +347,7 @@ def test_senseless_calls_are_refused_and_change_nothing(service: Service) -> Non
     assert service.http.get("/v1/workers").json()["items"] == []
 
 
-def test_a_measurement_that_makes_no_sense_costs_only_itself(service: Service, worker: Worker) -> None:
+def test_an_invalid_measurement_costs_only_itself(service: Service, worker: Worker) -> None:
     job_id = tuning_job(service, worker)
     sent = results(leased(worker))
     message = request()

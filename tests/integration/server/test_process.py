@@ -39,7 +39,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def run(environment: dict[str, str]) -> Iterator[Run]:
-    """Starts server processes; what is left of them is killed at the end."""
+    """Start server processes; those still running are killed at the end."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*flags: str, **changes: str) -> subprocess.Popen[str]:
@@ -57,7 +57,7 @@ def run(environment: dict[str, str]) -> Iterator[Run]:
 
 
 def refusal(process: subprocess.Popen[str], code: ExitCode) -> str:
-    """The one line of a server that didn't start."""
+    """Return the one line of a server that must not start."""
     _, errors = process.communicate(timeout=30)
     assert process.returncode == code, errors
     (line,) = errors.splitlines()
@@ -74,7 +74,7 @@ def answers(environment: dict[str, str]) -> bool:
 
 
 @pytest.mark.slow
-def test_it_serves_and_stops_at_once_when_told(run: Run, environment: dict[str, str]) -> None:
+def test_a_server_stops_at_once_when_told(run: Run, environment: dict[str, str]) -> None:
     process = run()
     wait_until(lambda: answers(environment), 30)
     url = f"http://127.0.0.1:{environment['TUNEFARM_PORT']}"
@@ -139,7 +139,7 @@ def test_wrong_settings_are_named(run: Run, variable: str, value: str) -> None:
         ({"TUNEFARM_TLS_CERT": "/gone.pem"}, "TUNEFARM_TLS_KEY"),
     ],
 )
-def test_files_for_tls_that_cannot_be_used_are_named(run: Run, changes: dict[str, str], says: str) -> None:
+def test_unusable_tls_files_are_named(run: Run, changes: dict[str, str], says: str) -> None:
     assert says in refusal(run(**changes), ExitCode.USAGE)
 
 

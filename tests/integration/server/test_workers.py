@@ -1,4 +1,4 @@
-"""What people see of workers over HTTP, and what they have them do; the workers call over real gRPC."""
+"""Workers as people see and steer them over HTTP, while they call over gRPC."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_worker_is_shown_with_all_it_says_of_itself(service: Service, worker: 
     assert 0.0 <= seen["last_seen_ago_s"] < 60.0  # type: ignore[operator]
 
 
-def test_its_failures_are_shown_by_kind(service: Service, worker: Worker) -> None:
+def test_a_workers_failures_are_shown_by_kind(service: Service, worker: Worker) -> None:
     tuning_job(service, worker, count=4)
     lease = leased(worker)
     ends = (OK, *(Measurement(outcome) for outcome in (Outcome.RUN_TIMEOUT, Outcome.RUN_TIMEOUT)))
@@ -233,7 +233,7 @@ def test_a_worker_that_cannot_measure_says_why(
     assert "tunefarm_workers_in_trouble 0.0" in service.http.get("/metrics").text
 
 
-def test_one_in_trouble_that_is_gone_is_not_counted(service: Service, worker: Worker) -> None:
+def test_a_worker_in_trouble_that_is_gone_is_not_counted(service: Service, worker: Worker) -> None:
     vitals = replace(VITALS, trouble="its check took longer than 120 s")
     worker.call(WorkerState.PROBING, vitals=vitals)
     worker.call(WorkerState.OFFLINE, vitals=vitals)
@@ -259,7 +259,7 @@ def test_priority_and_weight_are_kept_with_the_job(service: Service) -> None:
     assert (plain["priority"], plain["weight"]) == (0, 1.0)
 
 
-def test_who_builds_is_kept_with_the_job(service: Service) -> None:
+def test_the_choice_of_builder_is_kept_with_the_job(service: Service) -> None:
     jobs = [service.submit(), service.submit(build="builder")]
     kept = [service.http.get(f"/v1/jobs/{job_id}").json()["build"] for job_id in jobs]
     assert kept == ["auto", "builder"]
@@ -268,7 +268,7 @@ def test_who_builds_is_kept_with_the_job(service: Service) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"weight": 0}, {"weight": 1e9}, {"weight": "2"}, {"priority": 1.5}])
-def test_impossible_shares_are_refused(service: Service, wrong: dict[str, object]) -> None:
+def test_invalid_weights_and_priorities_are_refused(service: Service, wrong: dict[str, object]) -> None:
     body = {"model": service.upload(), "trials": 10} | wrong
     assert service.http.post("/v1/jobs", json=body).status_code == 422
 

@@ -140,8 +140,8 @@ async def _measure(request: dict[str, Any]) -> dict[str, Any]:
     try:
         device = await executor.start()
         for trace in request["traces"]:
-            subject = BuildRequest("", request["module_json"], trace, ())
-            errors.append((await executor.measure(subject, Limits(**LIMITS))).error)
+            candidate = BuildRequest("", request["module_json"], trace, ())
+            errors.append((await executor.measure(candidate, Limits(**LIMITS))).error)
     finally:
         await executor.close()
     return {"gaps": executor.gaps, "triple": device.triple, "errors": errors}

@@ -170,7 +170,7 @@ def test_candidates_are_held_against_the_best_that_is_known_of_their_workload() 
 def test_the_limits_of_the_lease_hold_unless_this_device_has_its_own() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("run hang", limits=Limits(run_timeout_s=0.2))
-        config = AgentConfig(2, 0.05, overrule=lambda limits: Limits(build_timeout_s=0.3))
+        config = AgentConfig(2, 0.05, override_limits=lambda limits: Limits(build_timeout_s=0.3))
         async with working(fleet):
             await fleet.until(lambda: fleet.outcomes() == ["run_timeout"])
         fleet.offer("build hang")

@@ -62,7 +62,7 @@ def test_a_library_that_the_service_refuses_is_a_failure_that_says_so() -> None:
     with_fleet(work)
 
 
-@pytest.mark.parametrize(("manners", "build"), [(BUILDER, False), (BRISK, True)])
+@pytest.mark.parametrize(("config", "build"), [(BUILDER, False), (BRISK, True)])
 def test_a_service_that_knows_no_builders_is_left(config: object, build: bool) -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok", build=build)

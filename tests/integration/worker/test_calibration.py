@@ -78,7 +78,7 @@ def test_people_have_it_calibrate_again_after_its_lease(tmp_path: Path, notes: P
         assert hertz(fleet) == [1e9, 1e9 + 1]
         assert WorkerState.PROBING in states(fleet)[1:]
         assert fleet.outcomes() == ["ok"] * 3
-        found = ProfileCache(tmp_path / "profiles").find(DEVICE)
+        found = ProfileCache(tmp_path / "profiles").get(DEVICE)
         assert found is not None
         assert found.hertz == 1e9 + 1
 
@@ -97,7 +97,7 @@ def test_a_child_that_dies_leaves_the_device_without_a_profile(
             await fleet.until(lambda: len(fleet.stored) == 1 and in_state(fleet, WorkerState.READY))
         assert hertz(fleet) == []
         assert not fleet.calibrate, "what can't be measured isn't asked for again and again"
-        assert kept.find(DEVICE) is None
+        assert kept.get(DEVICE) is None
 
     with caplog.at_level(logging.ERROR, logger="worker"):
         with_fleet(work)

@@ -26,8 +26,8 @@ from tests.integration.worker.executors import (
     gone,
     with_executor,
 )
-from worker.agent.failed_checks import ChildStartError
 from worker.runner.executor import PACKAGES, Executor
+from worker.runner.start_failure import ChildStartError
 
 
 def test_a_child_that_behaves_is_kept() -> None:
@@ -228,7 +228,7 @@ def test_a_child_that_dies_in_its_check_is_told_of_in_one_line(tmp_path: Path, h
     async def work(executor: Executor) -> None:
         with pytest.raises(ChildStartError) as raised:
             await executor.start()
-        assert re.fullmatch(line, raised.value.end.line)
+        assert re.fullmatch(line, raised.value.failure.line)
 
     with_executor(work, TVM_FAULT_UNTIL=str(tmp_path / "never"), TVM_FAULT_HOW=how)
 

@@ -10,9 +10,9 @@ import pytest
 
 from core.measurement import Measurement, Outcome
 from tests.integration.worker.executors import GENEROUS, HASTY_BUILD_ALONG, build_request, gone, with_executor
-from worker.agent.failed_checks import ChildStartError
 from worker.runner.executor import Executor
 from worker.runner.interface import BuildRequest, Exported
+from worker.runner.start_failure import ChildStartError
 
 
 def to_export(trace: str) -> BuildRequest:

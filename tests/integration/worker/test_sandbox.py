@@ -153,7 +153,7 @@ async def status_of(environment: dict[str, str], user: str | None) -> tuple[tupl
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_a_user_who_does_not_exist_is_named() -> None:
-    from worker.agent.failed_checks import ChildStartError
+    from worker.runner.start_failure import ChildStartError
 
     with pytest.raises(ChildStartError, match=r"no user 'nobody-here'.*TUNEFARM_WORKER_CHILD_USER"):
         asyncio.run(status_of(subprocess_environment(), "nobody-here"))

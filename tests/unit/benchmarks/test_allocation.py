@@ -10,9 +10,8 @@ import pytest
 from benchmarks import allocation
 from benchmarks.allocation import ALLOCATOR, BUDGETS, EQUAL, SHARES, figures_of, replay, task_of
 from benchmarks.operators.run import OURS, THEIRS
-from benchmarks.results import searches
 from benchmarks.results.curves import Point
-from benchmarks.results.searches import Search
+from benchmarks.results.searches import SEARCHES, Search
 from search.allocate import TaskProgress
 
 TRIALS = 256
@@ -74,11 +73,20 @@ def test_the_command_replays_what_was_kept(tmp_path: Path) -> None:
     found = [
         Search(name, engine, points, TRIALS, 30.0) for name in ("GMM", "C2D") for engine in (OURS, THEIRS)
     ]
-    searches.write(found, kept)
+    SEARCHES.write(found, tmp_path / "operators.json")
     assert allocation.main([str(kept), "--networks", "2", "--json", str(file)]) == 0
     assert "network of 2 tasks" in json.loads(file.read_text())["figures"][0]["name"]
 
 
-def test_a_file_without_searches_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert allocation.main([str(tmp_path / "none.jsonl"), "--json", str(tmp_path / "x.json")]) == 1
+    assert "none.jsonl can't be read" in capsys.readouterr().err
+
+
+def test_a_file_without_searches_of_ours_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    SEARCHES.write([Search("GMM", THEIRS, (Point(0.5, 2, 3e-3),), 5, 0.9)], tmp_path / "operators.json")
+    searches = SEARCHES.path(tmp_path / "operators.json")
+    assert allocation.main([str(searches), "--json", str(tmp_path / "x.json")]) == 1
     assert "has no searches of ours" in capsys.readouterr().err

@@ -15,7 +15,8 @@ from benchmarks.networks import __main__ as networks
 from benchmarks.networks.compiled import CompiledNetwork
 from benchmarks.networks.plan import Plan
 from benchmarks.networks.tuned import TunedNetwork, TuningPlan
-from benchmarks.results import curves, figures, machine
+from benchmarks.results import figures, machine
+from benchmarks.results.curves import CURVES
 from benchmarks.timing.cpu_masking import MaskedOnnxRuntime
 from tests.unit.benchmarks.measured import COMPILED, MEASURED
 from tunefarm.errors import StackError
@@ -66,7 +67,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
 
 
 def test_the_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is a package with a command, or a module that ends as one; simulated workers are no benchmark."""
+    """A benchmark is a package with `__main__.py` or a module with a command; simulated workers are a part
+    of one."""
     folder = Path(listing.__file__).parent
     packages = {file.parent.name for file in folder.glob("*/__main__.py")}
     modules = {
@@ -77,7 +79,7 @@ def test_the_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> N
     listed = {
         line.split()[2].partition(".")[2] for line in text.splitlines() if line.startswith("python -m ")
     }
-    assert (packages | modules) - {"scale_workers"} <= listed
+    assert (packages | modules) - {"simulated_workers"} <= listed
 
 
 def test_quick_measures_two_networks_within_limits(tmp_path: Path, plans: list[TuningPlan]) -> None:
@@ -93,7 +95,7 @@ def test_quick_measures_two_networks_within_limits(tmp_path: Path, plans: list[T
     )
     assert "2 threads" in results.machine
     assert "given up" not in results.machine
-    assert [curve.network for curve in curves.read(curves.beside(file))] == ["resnet18", "mobilenet_v2"]
+    assert [curve.network for curve in CURVES.read(file)] == ["resnet18", "mobilenet_v2"]
 
 
 def test_the_full_benchmark_measures_three_networks(tmp_path: Path, plans: list[TuningPlan]) -> None:
@@ -113,7 +115,7 @@ def test_six_networks_are_compiled(tmp_path: Path, compiled: list[Plan]) -> None
     found = {figure.name: figure for figure in figures.read(file).figures}
     mean = found["geometric mean of 6 networks: latency without trials relative to ONNX Runtime"]
     assert mean.peer == ", ".join(names)
-    assert not curves.beside(file).exists()
+    assert not CURVES.path(file).exists()
 
 
 @pytest.mark.parametrize(

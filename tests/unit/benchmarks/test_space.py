@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.results import figures, random_programs
+from benchmarks.results import figures
 from benchmarks.results.figures import Figure
+from benchmarks.results.random_programs import RANDOM_PROGRAMS
 from benchmarks.space import __main__ as space
 from benchmarks.space import run as space_run
 from benchmarks.space.figures import density, figures_of
@@ -134,7 +135,7 @@ def test_quick_measures_three_operators(tmp_path: Path, measured: list[tuple[str
     results = figures.read(file)
     assert results.command == f"python -m benchmarks.space --quick --threads 2 --json {file}"
     assert results.figures[0].name.startswith("geometric mean of 3 operators")
-    assert [each.operator for each in random_programs.read(random_programs.beside(file))] == [
+    assert [each.operator for each in RANDOM_PROGRAMS.read(file)] == [
         "GMM",
         "C2D",
         "softmax",

@@ -11,7 +11,7 @@ from hypothesis import given
 
 from search.programs.annotate import legal, sample, valid
 from search.programs.code_size import MAX_TILE_INSTRUCTIONS, MAX_UNROLLED_INSTRUCTIONS, VECTOR_BYTES
-from search.programs.compute_location import depth_of, is_inlined
+from search.programs.compute_location import is_inlined, location_depth
 from search.programs.program import Population, Program, gather
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
@@ -168,7 +168,7 @@ def test_values_that_do_not_matter_make_no_other_program(sketch: Sketch, seed: i
     first = drawn(sketch, seed)
     second = Population(sketch, first.values.copy())
     for stage in sketch.nests:
-        moved = is_inlined(first, stage.node) | (depth_of(first, stage.node) > 0)
+        moved = is_inlined(first, stage.node) | (location_depth(first, stage.node) > 0)
         for kind in ("parallel", "unroll"):
             variable = sketch.choice(stage.node, kind)
             if variable is not None:

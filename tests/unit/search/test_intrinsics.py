@@ -14,10 +14,19 @@ from search.evolution.mutate import cross, mutate
 from search.programs.nest import Nest
 from search.programs.program import Population, Program, gather
 from search.rules.space import generate
-from search.sketches.intrinsics import BY_NAME, INTRINSICS, Roles, extents, roles, stage_roles, usable
+from search.sketches.intrinsics import (
+    BY_NAME,
+    INTRINSICS,
+    Roles,
+    best_intrinsic,
+    intrinsic_extents,
+    match_roles,
+    stage_roles,
+)
 from search.sketches.sketch import Sketch
-from search.sketches.stage import Placement, Stage
+from search.sketches.stage import Placement
 from search.sketches.variables import Choice, Split
+from search.stages.cpu import Tiled
 from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DEVICE
 from tests.unit.search.programs import all_programs, drawn, program_of, sketch_of
@@ -69,7 +78,7 @@ def _conv(constants: tuple[str, ...] = ("weight",)) -> Dag:
 
 
 def _matched(graph: Dag) -> Roles | None:
-    return roles(graph, graph.nodes[-1], VNNI)
+    return match_roles(graph, graph.nodes[-1], VNNI)
 
 
 def _tensorized(graph: Dag, device: Device = SERVER) -> list[Sketch]:
@@ -84,7 +93,7 @@ def test_a_product_of_bytes_is_a_sum_of_dot_products() -> None:
 def test_the_operands_may_come_in_any_order() -> None:
     graph = _matmul()
     product = replace(graph.nodes[0], reads=graph.nodes[0].reads[::-1])
-    assert roles(replace(graph, nodes=(product,)), product, VNNI) == Roles(1, 2, "a", "b")
+    assert match_roles(replace(graph, nodes=(product,)), product, VNNI) == Roles(1, 2, "a", "b")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +162,7 @@ def test_a_device_uses_the_best_instruction_that_it_has(
     device: Device, types: tuple[str, ...], expected: str | None
 ) -> None:
     graph = _matmul(dtypes=dict(zip(("a", "b", "matmul"), types, strict=True)))
-    found = usable(graph, graph.nodes[0], device)
+    found = best_intrinsic(graph, graph.nodes[0], device)
     assert (found.name if found else None) == expected
 
 
@@ -277,7 +286,7 @@ def _alone(program: Program) -> Population:
 
 def test_an_intrinsic_that_does_not_fit_its_node_is_refused() -> None:
     graph = _matmul(j=40)
-    stage = Stage("matmul", Placement.TILED, "SSRSRS", intrinsic="dot_16x4_vnni")
+    stage = Tiled("matmul", "SSRSRS", intrinsic="dot_16x4_vnni")
     with pytest.raises(ValueError, match="dot_16x4_vnni does not compute matmul"):
         stage_roles(graph, stage)
-    assert extents(graph, replace(stage, intrinsic="")) == {}
+    assert intrinsic_extents(graph, replace(stage, intrinsic="")) == {}

@@ -25,7 +25,7 @@ def test_random_programs_can_be_the_good_one(name: str) -> None:
     program = KNOWN_GOOD[name].program
     for variable in program.sketch.variables:
         if isinstance(variable, Split):
-            assert program.of(variable) in {tuple(row) for row in variable.table.tolist()}, variable
+            assert program.values_of(variable) in {tuple(row) for row in variable.table.tolist()}, variable
 
 
 @names

@@ -83,7 +83,7 @@ from search.programs.annotate import sample
 from search.cost.model import CostModel
 from search.evolution.mutate import cross
 from search.policy import SearchTask, propose
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.unit.search.dags import DEVICE, softmax
 task = SearchTask(softmax(), generate(softmax(), DEVICE), DEVICE)
 pool = sample(task.sketches[0], 64, np.random.default_rng(0))

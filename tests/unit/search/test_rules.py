@@ -10,7 +10,8 @@ from search.dag import Dag, Index, Term
 from search.rules.cpu import RESULTS_PER_CORE
 from search.rules.derive import ConditionKind, Rule, State
 from search.rules.space import generate
-from search.sketches.stage import Placement, Rfactor, Stage
+from search.sketches.stage import Placement, Rfactor
+from search.stages.cpu import LoopNest, Tiled
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DEVICE
@@ -136,7 +137,7 @@ def _is_matmul(verdict: ConditionKind) -> Rule:
         return verdict if state.current.name == "matmul" else ConditionKind.SKIP
 
     def leave(state: State) -> list[State]:
-        return [state.put(Stage(state.current.name, Placement.NEST))]
+        return [state.put(LoopNest(state.current.name))]
 
     return Rule("LeaveAlone", condition, leave)
 
@@ -172,7 +173,7 @@ def test_a_rule_may_replace_a_stage_that_is_already_placed() -> None:
         return ConditionKind.APPLY_AND_SKIP_REST if state.current.name == "conv" else ConditionKind.SKIP
 
     def take_back(state: State) -> list[State]:
-        return [state.put(Stage("conv", Placement.TILED, "SSRSRS"), Stage("add", Placement.NEST))]
+        return [state.put(Tiled("conv", "SSRSRS"), LoopNest("add"))]
 
     (found,) = generate(dags.conv2d(), DEVICE, [Rule("TakeBack", is_add, take_back)])
     assert found.key == "nest pad; tile conv SSRSRS; nest add; nest relu"

@@ -9,8 +9,8 @@ import pytest
 from search.dag import Node
 from search.rules.space import generate
 from search.sketches.factors import Tail
-from search.sketches.sketch import VECTOR_LANES, Sketch, vector_loops
-from search.sketches.variables import Choice, Split
+from search.sketches.sketch import Sketch
+from search.sketches.variables import VECTOR_LANES, Choice, Split, vector_loops
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DAGS, DEVICE

@@ -78,7 +78,7 @@ def test_programs_of_the_same_workload_stay_as_they_are(name: str, device: Devic
 
 
 def _is_tabled(program: Program, variable: object) -> bool:
-    return not isinstance(variable, Split) or list(program.of(variable)) in variable.table.tolist()
+    return not isinstance(variable, Split) or list(program.values_of(variable)) in variable.table.tolist()
 
 
 @settings(max_examples=30)

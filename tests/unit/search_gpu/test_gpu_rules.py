@@ -6,7 +6,8 @@ from core.device import Device
 from search.dag import Dag
 from search.rules.derive import Rule, when
 from search.rules.space import generate
-from search.sketches.stage import Placement, Stage
+from search.sketches.stage import Placement
+from search.stages.gpu import ThreadKernel
 from tests.devices import DEVICE, GPU
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
@@ -100,7 +101,7 @@ def test_a_callers_rules_come_first() -> None:
     leave = Rule(
         "Leave",
         lambda state: when(True),
-        lambda state: [state.put(Stage(state.current.name, Placement.THREADS))],
+        lambda state: [state.put(ThreadKernel(state.current.name))],
     )
     (sketch,) = generate(dags.matmul(), GPU, (leave,))
     assert sketch.key == "threads matmul"

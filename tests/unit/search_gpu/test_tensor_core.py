@@ -13,7 +13,7 @@ from search.programs.tensor_tile import TensorTile
 from search.rules.space import generate
 from search.sketches.predicates import needs_tiling
 from search.sketches.stage import Placement
-from search.sketches.tensor_core import product
+from search.sketches.tensor_core import match_product
 from tests.devices import GPU
 from tests.unit.search import dags
 
@@ -26,7 +26,7 @@ def typed(graph: Dag, operand: str = "float16", sums: str = "float32") -> Dag:
 
 
 def parts(graph: Dag, name: str) -> str | None:
-    found = product(graph, graph.node[name], Gpu())
+    found = match_product(graph, graph.node[name], Gpu())
     return found and found.parts
 
 
@@ -48,7 +48,7 @@ def test_axes_fall_into_the_parts_of_a_matrix_product() -> None:
 )
 def test_types_need_a_compute_capability(operand: str, sums: str, capability: int, has: bool) -> None:
     graph = typed(dags.matmul(), operand, sums)
-    assert (product(graph, graph.node["matmul"], Gpu(capability=capability)) is not None) is has
+    assert (match_product(graph, graph.node["matmul"], Gpu(capability=capability)) is not None) is has
 
 
 def test_small_parts_would_be_padding() -> None:

@@ -1,4 +1,4 @@
-"""The cheap look at an uploaded file tells ONNX models from other things."""
+"""The cheap check of uploaded files tells ONNX models from other formats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_model_passes() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])
-def test_a_cut_model_is_told(cut: int) -> None:
+def test_a_truncated_model_is_rejected(cut: int) -> None:
     assert "not an ONNX file" in (rejection_reason(io.BytesIO(model()[:-cut])) or "")
 
 
@@ -43,5 +43,5 @@ def test_a_cut_model_is_told(cut: int) -> None:
         (b"\x08\x01" * 200_000, "not an ONNX file"),
     ],
 )
-def test_other_things_are_told(data: bytes, why: str) -> None:
+def test_other_formats_are_rejected(data: bytes, why: str) -> None:
     assert why in (rejection_reason(io.BytesIO(data)) or "")

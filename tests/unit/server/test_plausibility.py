@@ -1,4 +1,4 @@
-"""What is believed of workers."""
+"""Implausible results and profiles are rejected, and no others."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ def result(*run_secs: float) -> Result:
 
 
 @pytest.mark.parametrize("run_secs", [(SHORTEST_S,), (6e-9, 5e-8), (1e-3, 1e-3), (LONGEST_S,)])
-def test_what_a_machine_can_do_is_believed(run_secs: tuple[float, ...]) -> None:
+def test_times_that_a_machine_can_have_are_kept(run_secs: tuple[float, ...]) -> None:
     assert reject_implausible(result(*run_secs)) == result(*run_secs)
 
 
-def test_a_failure_is_believed() -> None:
+def test_a_failure_is_kept() -> None:
     failed = Result(1, LeaseId("lease", 1), Measurement(Outcome.RUN_ERROR, error="no"), module_run_id=7)
     assert reject_implausible(failed) == failed
 
 
 @pytest.mark.parametrize(
-    ("run_secs", "senseless"),
+    ("run_secs", "implausible"),
     [((1e-12,), "1e-12"), ((1e-3, 1e-10, 1e-3), "1e-10"), ((1.7e308, 1.7e308), "1.7e+308")],
 )
-def test_what_no_machine_can_do_is_a_failure_that_says_so(
-    run_secs: tuple[float, ...], senseless: str
+def test_times_that_no_machine_has_are_a_failure_that_says_so(
+    run_secs: tuple[float, ...], implausible: str
 ) -> None:
-    refused = reject_implausible(result(*run_secs))
-    assert (refused.number, refused.trial_id) == (1, 7)
-    assert refused.measurement.outcome is Outcome.UNKNOWN
-    assert refused.measurement.run_secs == ()
-    assert f"no call takes {senseless} s" in refused.measurement.error
+    rejected = reject_implausible(result(*run_secs))
+    assert (rejected.number, rejected.trial_id) == (1, 7)
+    assert rejected.measurement.outcome is Outcome.UNKNOWN
+    assert rejected.measurement.run_secs == ()
+    assert f"no call takes {implausible} s" in rejected.measurement.error
 
 
 def report(**speeds: object) -> WorkerReport:
@@ -48,7 +48,7 @@ def report(**speeds: object) -> WorkerReport:
 
 
 @pytest.mark.parametrize("emulated", [{}, {"hertz": 1e7, "latency_cycles": 900.0, "memory_rate": 0.05}])
-def test_a_profile_that_a_machine_may_have_is_believed(emulated: dict[str, float]) -> None:
+def test_a_profile_that_a_machine_can_have_is_kept(emulated: dict[str, float]) -> None:
     device = reject_implausible_profile(report(**emulated)).device
     assert device is not None
     assert device.profile is not None
@@ -64,12 +64,12 @@ def test_a_profile_that_a_machine_may_have_is_believed(emulated: dict[str, float
         ({"registers": 10**6}, "registers of 1e+06"),
     ],
 )
-def test_a_profile_that_no_machine_has_is_refused(
+def test_a_profile_that_no_machine_has_is_rejected(
     speeds: dict[str, object], why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    refused = reject_implausible_profile(report(**speeds)).device
-    assert refused is not None
-    assert refused.profile is None
-    (said,) = [record.message for record in caplog.records]
-    assert "worker board" in said
-    assert why in said
+    rejected = reject_implausible_profile(report(**speeds)).device
+    assert rejected is not None
+    assert rejected.profile is None
+    (line,) = [record.message for record in caplog.records]
+    assert "worker board" in line
+    assert why in line

@@ -1,4 +1,4 @@
-"""What settings are allowed."""
+"""Valid and invalid settings of the server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_token_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "http"])
-def test_impossible_ports_are_refused(port: str) -> None:
+def test_invalid_ports_are_refused(port: str) -> None:
     with pytest.raises(ValidationError, match="port"):
         ServerSettings(**NEEDED, port=port)
 
@@ -60,7 +60,7 @@ def test_a_token_in_the_settings_closes_loopback_too(host: str, token: str | Non
         ({"audit_days": 0}, "audit_days"),
     ],
 )
-def test_half_of_tls_and_senseless_limits_are_refused(given: dict[str, object], says: str) -> None:
+def test_half_of_tls_and_invalid_limits_are_refused(given: dict[str, object], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         ServerSettings(**NEEDED, **given)
 

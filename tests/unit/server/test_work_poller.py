@@ -1,4 +1,4 @@
-"""Waiting for work: one look for all who wait, then one after the other until nothing is left."""
+"""Waiting for work: one poll for all who wait, then one try after the other until nothing is left."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ LEASE = Lease(LeaseId("lease", 1), "{}", Limits(), 30.0, (Candidate(1, "w", "[]"
 class CountingDatabase(Database):
     """Counts transactions, and fails while it is told to."""
 
-    looks = 0
+    polls = 0
     failing = False
 
     @contextmanager
     def begin(self) -> Iterator[Session]:
-        self.looks += 1
+        self.polls += 1
         if self.failing:
             raise StorageError("the disk is full")
         with super().begin() as session:
@@ -40,22 +40,22 @@ def database(tmp_path: Path) -> Iterator[CountingDatabase]:
     made.close()
 
 
-def test_all_who_wait_share_a_look(database: CountingDatabase) -> None:
+def test_all_who_wait_share_a_poll(database: CountingDatabase) -> None:
     async def run() -> None:
-        watch = WorkPoller(database, asyncio.Event(), lambda: 0.0)
-        looks = await asyncio.gather(*(watch.next() for _ in range(100)))
-        assert len({id(look) for look in looks}) == 1
-        assert looks[0] == AvailableWork(set(), False, frozenset())
-        assert await watch.next() is not looks[0]
+        poller = WorkPoller(database, asyncio.Event(), lambda: 0.0)
+        found = await asyncio.gather(*(poller.next_poll() for _ in range(100)))
+        assert len({id(work) for work in found}) == 1
+        assert found[0] == AvailableWork(set(), False, frozenset())
+        assert await poller.next_poll() is not found[0]
 
     asyncio.run(run())
-    assert database.looks == 2
+    assert database.polls == 2
 
 
-def test_one_who_gives_up_does_not_end_it_for_the_others(database: CountingDatabase) -> None:
+def test_a_cancelled_call_does_not_end_the_poll_for_the_others(database: CountingDatabase) -> None:
     async def run() -> None:
-        watch = WorkPoller(database, asyncio.Event(), lambda: 0.0)
-        first, second = asyncio.create_task(watch.next()), asyncio.create_task(watch.next())
+        poller = WorkPoller(database, asyncio.Event(), lambda: 0.0)
+        first, second = asyncio.create_task(poller.next_poll()), asyncio.create_task(poller.next_poll())
         await asyncio.sleep(0)
         first.cancel()
         assert await second == AvailableWork(set(), False, frozenset())
@@ -63,21 +63,21 @@ def test_one_who_gives_up_does_not_end_it_for_the_others(database: CountingDatab
     asyncio.run(run())
 
 
-def test_a_storage_that_fails_is_everybodys_error_and_the_next_look_is_another(
+def test_a_failing_storage_is_everybodys_error_and_the_next_poll_is_another(
     database: CountingDatabase,
 ) -> None:
     async def run() -> None:
-        watch = WorkPoller(database, asyncio.Event(), lambda: 0.0)
+        poller = WorkPoller(database, asyncio.Event(), lambda: 0.0)
         database.failing = True
-        ends = await asyncio.gather(*(watch.next() for _ in range(3)), return_exceptions=True)
+        ends = await asyncio.gather(*(poller.next_poll() for _ in range(3)), return_exceptions=True)
         assert [type(end) for end in ends] == [StorageError] * 3
         database.failing = False
-        assert await watch.next() == AvailableWork(set(), False, frozenset())
+        assert await poller.next_poll() == AvailableWork(set(), False, frozenset())
 
     asyncio.run(run())
 
 
-def test_nobody_tries_once_somebody_found_nothing_left(database: CountingDatabase) -> None:
+def test_nobody_tries_after_one_that_found_nothing(database: CountingDatabase) -> None:
     left, tries = [LEASE, LEASE], []
 
     def take() -> Lease | None:
@@ -85,24 +85,22 @@ def test_nobody_tries_once_somebody_found_nothing_left(database: CountingDatabas
         return left.pop() if left else None
 
     async def run() -> None:
-        watch, look = (
-            WorkPoller(database, asyncio.Event(), lambda: 0.0),
-            AvailableWork({"a", "b"}, False, frozenset()),
-        )
-        found = await asyncio.gather(*(watch.take(look, "a", take) for _ in range(50)))
+        poller = WorkPoller(database, asyncio.Event(), lambda: 0.0)
+        work = AvailableWork({"a", "b"}, False, frozenset())
+        found = await asyncio.gather(*(poller.take(work, "a", take) for _ in range(50)))
         assert found == [LEASE, LEASE] + [None] * 48
-        assert look.classes == {"b"}
-        assert len(watch._turns) == 0, "nobody waits for one any more"
+        assert work.classes == {"b"}
+        assert len(poller._locks) == 0, "nobody waits for one any more"
 
     asyncio.run(run())
     assert tries == [2, 1, 0]
 
 
-def test_a_server_that_stops_looks_at_once(database: CountingDatabase) -> None:
+def test_a_stopping_server_polls_at_once(database: CountingDatabase) -> None:
     async def run() -> None:
         stopping = asyncio.Event()
         stopping.set()
-        await WorkPoller(database, stopping, lambda: 0.0).next()
+        await WorkPoller(database, stopping, lambda: 0.0).next_poll()
 
     asyncio.run(run())
-    assert database.looks == 1
+    assert database.polls == 1

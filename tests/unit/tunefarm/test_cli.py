@@ -14,8 +14,7 @@ import pytest
 from core.exit_code import ExitCode
 from core.job import JobState
 from tests.unit.tunefarm.fake_service import FakeService, serving
-from tunefarm.cli.app import app
-from tunefarm.cli.exits import run
+from tunefarm.cli.app import app, run
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,7 @@ import pytest
 
 from core.exit_code import ExitCode
 from tests.unit.tunefarm.fake_service import WORKER, FakeService, serving
-from tunefarm.cli.app import app
-from tunefarm.cli.exits import run
+from tunefarm.cli.app import app, run
 
 WHOLE = WORKER | {
     "id": "pi",

@@ -66,9 +66,9 @@ def test_a_log_gets_a_line_for_every_change_and_none_for_a_candidate(
     monkeypatch.setattr(sys, "stderr", written)
     with own_logging(), display(Console(file=written, force_terminal=False)) as shown:
         assert isinstance(shown, LogDisplay)
-        shown.does("probing")
-        shown.measured(LeaseProgress(LEASE))
-        shown.does("ready [red]as pi4")
+        shown.show("probing")
+        shown.show_progress(LeaseProgress(LEASE))
+        shown.show("ready [red]as pi4")
     lines = written.getvalue().splitlines()
     assert [line.split(" INFO ")[1] for line in lines] == ["probing", "ready [red]as pi4"]
 
@@ -78,9 +78,9 @@ def test_a_terminal_keeps_a_line_that_tells_how_far_the_lease_is() -> None:
     console = Console(file=written, force_terminal=True, width=100, color_system=None)
     with own_logging(), display(console) as shown:
         work = LeaseProgress(LEASE)
-        shown.does(str(work))
+        shown.show(str(work))
         work.note(FAST)
-        shown.measured(work)
+        shown.show_progress(work)
     text = written.getvalue()
     assert "1 of 3 candidates measured, best so far 1.5 ms · 1 in all" in text
     assert text.count("0 of 3 candidates measured") == 2, "in the log, and as the last line"

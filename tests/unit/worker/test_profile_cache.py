@@ -13,34 +13,34 @@ PROFILE = replace(DEVICE.speeds, hertz=4.2e9, derived=("registers",))
 
 
 def test_what_was_kept_is_found_by_another_process(tmp_path: Path) -> None:
-    ProfileCache(tmp_path / "new").keep(DEVICE, PROFILE)
-    assert ProfileCache(tmp_path / "new").find(DEVICE) == PROFILE
-    assert ProfileCache(tmp_path / "new").find(replace(DEVICE, cores=4)) is None
-    assert ProfileCache(tmp_path).find(DEVICE) is None
+    ProfileCache(tmp_path / "new").put(DEVICE, PROFILE)
+    assert ProfileCache(tmp_path / "new").get(DEVICE) == PROFILE
+    assert ProfileCache(tmp_path / "new").get(replace(DEVICE, cores=4)) is None
+    assert ProfileCache(tmp_path).get(DEVICE) is None
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b"\xff", b"null", b"[" * 60_000])
 def test_a_damaged_file_is_as_none(tmp_path: Path, damage: bytes) -> None:
-    ProfileCache(tmp_path).keep(DEVICE, PROFILE)
+    ProfileCache(tmp_path).put(DEVICE, PROFILE)
     (file,) = tmp_path.iterdir()
     file.write_bytes(damage)
-    assert ProfileCache(tmp_path).find(DEVICE) is None
-    ProfileCache(tmp_path).keep(DEVICE, PROFILE)
-    assert ProfileCache(tmp_path).find(DEVICE) == PROFILE
+    assert ProfileCache(tmp_path).get(DEVICE) is None
+    ProfileCache(tmp_path).put(DEVICE, PROFILE)
+    assert ProfileCache(tmp_path).get(DEVICE) == PROFILE
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_another_version_of_the_calibration_measures_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ProfileCache(tmp_path).keep(DEVICE, PROFILE)
+    ProfileCache(tmp_path).put(DEVICE, PROFILE)
     monkeypatch.setattr(profile_cache, "VERSION", profile_cache.VERSION + 1)
-    assert ProfileCache(tmp_path).find(DEVICE) is None
+    assert ProfileCache(tmp_path).get(DEVICE) is None
 
 
 def test_where_nothing_can_be_written_memory_has_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     kept = ProfileCache(tmp_path / "file")
-    kept.keep(DEVICE, PROFILE)
-    assert kept.find(DEVICE) == PROFILE
-    assert ProfileCache(tmp_path / "file").find(DEVICE) is None
+    kept.put(DEVICE, PROFILE)
+    assert kept.get(DEVICE) == PROFILE
+    assert ProfileCache(tmp_path / "file").get(DEVICE) is None

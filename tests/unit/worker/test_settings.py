@@ -107,7 +107,7 @@ def test_the_host_name_is_made_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_the_limits_that_are_set_overrule() -> None:
     given = Limits(build_timeout_s=1.0, run_timeout_s=2.0, module_timeout_s=3.0, memory_bytes=4)
     ours = WorkerSettings(server="farm:1", run_timeout_s=20.0, memory_bytes=5)
-    assert ours.overrule(given) == Limits(1.0, 20.0, 3.0, 5)
+    assert ours.override_limits(given) == Limits(1.0, 20.0, 3.0, 5)
 
 
 @pytest.mark.parametrize(
