@@ -58,7 +58,7 @@ class AccessDenied(Exception):
 
 
 class Authenticator:
-    """Tells who calls, and counts calls. Belongs to the event loop. `now` returns epoch seconds."""
+    """Authenticates callers and counts calls. Belongs to the event loop. `now` returns epoch seconds."""
 
     def __init__(self, settings: ServerSettings, database: Database, now: Callable[[], float]) -> None:
         self._open = settings.open

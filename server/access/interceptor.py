@@ -56,7 +56,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         return grpc.unary_unary_rpc_method_handler(unary, response_serializer=serializer)
 
     async def _check_access(self, method: str, authorization: str, context: Any) -> None:
-        """End the call with a status when it isn't allowed; put it on the audit log in any case."""
+        """End the call with a status when it isn't allowed; write it to the audit log in any case."""
         address = peer_address(context.peer())
         name = method.rpartition(".")[2]
         try:

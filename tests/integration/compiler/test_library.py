@@ -1,11 +1,13 @@
-"""Candidates compiled here, linked, packed, loaded again and measured; or linked for another machine."""
+"""Candidates are compiled here, linked, packed, loaded again and measured; or linked for another machine."""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import platform
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -36,7 +38,7 @@ def runner() -> LocalRunner:
 
 
 @pytest.fixture(scope="module")
-def exported(runner: LocalRunner) -> KernelLibrary:
+def exported() -> KernelLibrary:
     library = BUILDER.export(to_json(matmul(8, 8, 8)), UNTOUCHED)
     assert isinstance(library, KernelLibrary), library
     return library
@@ -70,6 +72,20 @@ def test_what_it_packs_is_packed_before_it_is_timed(runner: LocalRunner) -> None
     assert isinstance(built, BuiltKernel), built
     measurement = runner.run(built, to_json(workload), (1,))
     assert measurement.outcome is Outcome.OK, measurement.error
+
+
+def test_a_library_is_unloaded_with_the_candidate(runner: LocalRunner, exported: KernelLibrary) -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count(f"/{LIBRARY}")
+
+    before = mapped()
+    built = runner.load(exported.pack())
+    assert isinstance(built, BuiltKernel), built
+    assert runner.run(built, to_json(matmul(8, 8, 8)), ()).outcome is Outcome.OK
+    assert mapped() > before
+    del built
+    gc.collect()
+    assert mapped() == before
 
 
 def test_several_are_loaded_side_by_side(runner: LocalRunner) -> None:
@@ -106,7 +122,7 @@ def test_for_another_machine_it_is_linked_and_refused_here(runner: LocalRunner) 
     target = json.loads(DEVICE.target) | {"mtriple": f"{OTHER}-linux-gnu", "mcpu": "generic"}
     target.pop("mattr", None)
     check_export(OTHER)
-    library = LocalRunner(json.dumps(target)).export(to_json(matmul(8, 8, 8)), UNTOUCHED)
+    library = LocalBuilder(json.dumps(target)).export(to_json(matmul(8, 8, 8)), UNTOUCHED)
     assert isinstance(library, KernelLibrary), library
     assert elf_machine(library.data) == OTHER
     refused = runner.load(library.pack())
@@ -153,4 +169,4 @@ def test_what_can_not_be_loaded_is_a_build_error(runner: LocalRunner, data: byte
     refused = runner.load(archive.pack([(LIBRARY, data), (MANIFEST, MANIFEST_TEXT)]))
     assert isinstance(refused, Measurement)
     assert refused.outcome is Outcome.BUILD_ERROR
-    assert "no machine that is known" in refused.error
+    assert "an unknown machine" in refused.error

@@ -119,12 +119,12 @@ def test_a_child_does_not_outlive_its_parent(when: str, tmp_path: Path) -> None:
     (tmp_path / "sandboxed_sleeper.py").write_text(SLEEPER.format(when=when))
     path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     with subprocess.Popen([sys.executable, "-c", PARENT], env=os.environ | path) as parent:
-        child = child_of(parent.pid, "sandboxed_sleeper")
+        process = child_of(parent.pid, "sandboxed_sleeper")
         while when == "after" and not (tmp_path / "begun").exists():
-            assert child.is_running()
+            assert process.is_running()
             time.sleep(0.01)
         parent.kill()
-    assert psutil.wait_procs([child], timeout=30) == ([child], [])
+    assert psutil.wait_procs([process], timeout=30) == ([process], [])
     assert (tmp_path / "begun").exists() == (when == "after")
 
 

@@ -98,7 +98,7 @@ def test_an_arm_machine_is_asked_by_its_bits(name: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(compiler.target.platform, "machine", lambda: "aarch64")
     library = SimpleNamespace(getauxval=lambda kind: bits[kind])
     monkeypatch.setattr(compiler.target.ctypes, "CDLL", lambda _: library)
-    assert [known for known, there in compiler.target._host().items() if there] == [name]
+    assert [known for known, there in compiler.target._host_features().items() if there] == [name]
 
 
 @pytest.mark.parametrize(

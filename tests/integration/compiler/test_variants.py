@@ -103,17 +103,15 @@ def test_the_model_with_some_kernels_chosen_computes_the_same(
 ) -> None:
     others = [task for task in variants.tasks() if task.variant]
     by_variant = {task.variant: task for task in others}
-    first, last = by_variant["winograd_2"], by_variant["winograd_4"]
+    first = by_variant["winograd_2"]
     chosen = {first.workload_hash, next(t.workload_hash for t in others if t.variant_of != first.variant_of)}
     model = variants.choose(chosen)
     names = {task.name for task in extract_tasks(model)}
     assert {task.name for task in others if task.workload_hash in chosen} <= names
     assert len(extract_tasks(model)) == len(extract_tasks(variants.fused))
-    inputs = [
-        np.random.default_rng(0).standard_normal(spec.shape).astype(spec.dtype) for spec in resnet.inputs
-    ]
+    image = resnet.inputs[0]
+    inputs = [np.random.default_rng(0).standard_normal(image.shape).astype(image.dtype)]
     np.testing.assert_allclose(_run(model, inputs), _run(variants.fused, inputs), rtol=1e-3, atol=1e-5)
-    assert last.variant == "winograd_4"
 
 
 def test_nothing_chosen_is_the_model_itself(variants: VariantModel) -> None:

@@ -1,4 +1,4 @@
-"""Who may do what: every route and every procedure, with tokens of every kind."""
+"""Access control: every route and every procedure, with tokens of every kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNDOCUMENTED = ("GET", "/openapi.json")
 
 
 def routes() -> list[tuple[str, str]]:
-    """Method and path of everything that the application answers."""
+    """Return method and path of every operation of the application."""
     settings = ServerSettings(database_url="sqlite://", broker="none")
     context = ServerContext(settings, Database("sqlite://"), lambda *_: None, time.time, lambda: "id")
     paths = create_app(context).openapi()["paths"]
@@ -55,7 +55,7 @@ def bearer(secret: str) -> dict[str, str]:
 
 
 def made(service: Service, *scopes: Scope, name: str = "test", secret: str = BOOTSTRAP) -> dict[str, str]:
-    """What the service answers when it makes a token."""
+    """Have the service make a token; return its answer."""
     body = {"name": name, "scopes": list(scopes)}
     answer = service.http.post("/v1/tokens", json=body, headers=bearer(secret))
     assert answer.status_code == 201, answer.text
@@ -64,7 +64,7 @@ def made(service: Service, *scopes: Scope, name: str = "test", secret: str = BOO
 
 
 def stored(service: Service, name: str, **changes: object) -> str:
-    """The secret of a token that is put straight into the database."""
+    """Store a token in the database; return its secret."""
     secret = TOKEN_PREFIX + name.ljust(43, "_")
     token = Token(f"id of {name}", name, frozenset(Scope), 1.0)
     with service.database.begin() as session:
@@ -80,7 +80,7 @@ def audit(service: Service, **query: object) -> list[dict[str, object]]:
 
 
 def kind(answer: httpx.Response, status: int) -> str:
-    """The kind of the problem that an answer has to be."""
+    """Return the kind of problem of an answer that must be one."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     return str(answer.json()["type"]).removeprefix("urn:tunefarm:problem:")

@@ -1,4 +1,4 @@
-"""What becomes of a profile when only a part of it was measured."""
+"""Fields of a profile that weren't measured follow from others or are assumed."""
 
 from __future__ import annotations
 
