@@ -27,7 +27,8 @@ class TaskProgress:
     """A task as the allocator sees it.
 
     `history` is the best latency in seconds after each finished trial, inf until one works; `issued`
-    counts all trials handed out; tasks with equal `tag` are similar enough to learn speed from.
+    counts all trials handed out; tasks with equal `tag` are similar enough to learn speed from. `rival_s` is
+    the best latency of another task that can take this one's place; only what undercuts it is a gain.
     """
 
     weight: int
@@ -36,6 +37,7 @@ class TaskProgress:
     issued: int
     exhausted: bool
     tag: str
+    rival_s: float = math.inf
 
     def __post_init__(self) -> None:
         if self.weight < 1 or self.issued < len(self.history):
@@ -102,7 +104,8 @@ def gain_per_trial(tasks: Sequence[TaskProgress], index: int, issued: int) -> fl
 
     |df/dt| of the paper for f1 = sum of weight * latency: the slope so far and an optimistic guess, mixed
     by alpha. The guess is the larger of best / trials and what is missing to beta times less than the
-    speed of similar tasks; a task that stays behind them for long is judged on its own.
+    speed of similar tasks; a task that stays behind them for long is judged on its own. A task that is slower
+    than its rival saves what it gains beyond catching up, if anything.
     """
     task = tasks[index]
     before = task.history[max(0, len(task.history) - 1 - WINDOW)]
@@ -110,7 +113,8 @@ def gain_per_trial(tasks: Sequence[TaskProgress], index: int, issued: int) -> fl
     hoped = task.best_s / issued
     if issued < PATIENCE:
         hoped = max(hoped, task.best_s - _reachable_s(tasks, index))
-    return task.weight * (ALPHA * slope + (1 - ALPHA) * hoped)
+    behind = max(task.best_s - task.rival_s, 0.0)
+    return task.weight * max(ALPHA * slope + (1 - ALPHA) * hoped - behind, 0.0)
 
 
 def _reachable_s(tasks: Sequence[TaskProgress], index: int) -> float:

@@ -68,6 +68,11 @@ class ExtractedTask:
     variant: str = ""
     variant_of: str = ""
 
+    @property
+    def place(self) -> str:
+        """The workload of the model that it computes."""
+        return self.variant_of or self.workload_hash
+
 
 def read_onnx(data: bytes, shapes: Mapping[str, Shape]) -> RelaxModel:
     """Import the bytes of a .onnx file; `shapes` gives dynamic inputs their shape, by input name.
