@@ -79,6 +79,8 @@ def next_tasks(tasks: Sequence[TaskProgress], trials: int, trials_per_pick: int)
 def _open(tasks: Sequence[TaskProgress]) -> list[int]:
     """The indices of the tasks that may get trials."""
     left = [i for i, task in enumerate(tasks) if not task.exhausted]
+    # A task that can't be expected to undercut its rival gets what no other task has a use for.
+    left = [i for i in left if not math.isfinite(tasks[i].rival_s) or _may_gain(tasks, i)] or left
     moving = [i for i in left if not tasks[i].is_stalled]
     if not moving:
         return left
@@ -86,6 +88,12 @@ def _open(tasks: Sequence[TaskProgress]) -> list[int]:
     # One that makes up most of the network's time must not starve because trifles still improve.
     hoped = math.inf if is_untried else most / STALLED_WORTH
     return [i for i in left if i in moving or gain_per_trial(tasks, i, tasks[i].issued) > hoped]
+
+
+def _may_gain(tasks: Sequence[TaskProgress], index: int) -> bool:
+    """Whether a task has no result yet or is expected to save time."""
+    task = tasks[index]
+    return math.isinf(task.best_s) or gain_per_trial(tasks, index, task.issued) > 0.0
 
 
 def _priority(tasks: Sequence[TaskProgress], index: int, issued: int) -> tuple[bool, float]:
