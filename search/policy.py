@@ -165,7 +165,8 @@ def propose(
 def _merge(
     ranked: Sequence[tuple[Population, Floats]], excluded: Collection[Program], depth: int = 256
 ) -> Iterator[tuple[Proposal, object]]:
-    """Yield the best `depth` programs of every sketch and their innermost tiles, predicted fastest first."""
+    """Yield the best `depth` new programs of every sketch and their innermost tiles, predicted fastest
+    first."""
     heads = [
         population.take(np.arange(min(len(population), depth + len(excluded)))) for population, _ in ranked
     ]
