@@ -203,7 +203,7 @@ async def _start_grpc(context: ServerContext) -> tuple[grpc.aio.Server, int]:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     address = f"{host}:{settings.grpc_port}"
     if tls:
-        texts = tls.checked()
+        texts = tls.read()
         assert texts.key is not None, "a server's TlsFiles have a certificate"
         assert texts.cert is not None
         credentials = grpc.ssl_server_credentials(

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from core.access import Scope
 from records import access
-from records.access import COARSE_S, Act, Token, TokenNotFound
+from records.access import LAST_USED_PRECISION_S, Act, Token, TokenNotFound
 from records.storage.database import Database
 
 BOARD = Token("t1", "board", frozenset({Scope.WORKER, Scope.READ}), created_at=10.0, expires_at=500.0)
@@ -55,10 +55,10 @@ class TestTokens:
     def test_use_is_noted_coarsely(self, session: Session) -> None:
         access.add_token(session, BOARD, SHA)
         noted = []
-        for now in (100.0, 100.0 + COARSE_S / 2, 100.0 + COARSE_S):
+        for now in (100.0, 100.0 + LAST_USED_PRECISION_S / 2, 100.0 + LAST_USED_PRECISION_S):
             access.use_token(session, SHA, now)
             noted.append(access.tokens(session)[0].last_used_at)
-        assert noted == [100.0, 100.0, 100.0 + COARSE_S]
+        assert noted == [100.0, 100.0, 100.0 + LAST_USED_PRECISION_S]
 
     def test_it_expires_at_its_time(self) -> None:
         assert [BOARD.expired(now) for now in (499.9, 500.0, 501.0)] == [False, True, True]

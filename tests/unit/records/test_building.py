@@ -260,9 +260,9 @@ class TestBuilding:
         board.issue(*(f"t{number}" for number in range(8)))
         lease = leased(board, "built")
         assert len(lease.trials) == 4, "half of them, because there are two builders"
-        assert fair_queue.portion(board.session, "worker", BOARD.key, 20.0).part == 1.0
-        [turn] = fair_queue.turns_to_build(board.session, "another")
-        assert turn.begins == 0.0, "a job pays for what is measured"
+        assert fair_queue.quota(board.session, "worker", BOARD.key, 20.0).fraction == 1.0
+        [entry] = fair_queue.entries_to_build(board.session, "another")
+        assert entry.start_tag == 0.0, "a job pays for what is measured"
 
     def test_how_fast_it_builds_is_known_afterwards(self, board: Farm) -> None:
         ids = board.issue("t1", "t2")

@@ -1,14 +1,16 @@
-"""Leases that lapse, and those that are given back."""
+"""Leases that expire or are given back, and what jobs are told of lost devices."""
 
 from __future__ import annotations
 
 import pytest
 
 from core.measurement import Outcome
+from core.worker import WorkerState
 from records.fleet import devices, leases, module_runs
-from records.fleet.leases import Reported
+from records.fleet.leases import DEVICE_LOST, Reported
 from records.fleet.results import LeaseResult
-from records.jobs import jobs
+from records.jobs import events, jobs
+from records.jobs.events import Event
 from records.schedules import schedules
 from tests.unit.records.farm import DEVICE, Farm, measured
 
@@ -120,3 +122,36 @@ class TestGiveBack:
         assert [(trial.state, trial.attempts) for trial in farm.trials()] == [("pending", 0)]
         with pytest.raises(devices.WorkerNotFound, match="'x'"):
             leases.evict(farm.session, "x", now=21.0)
+
+
+def loss_events(farm: Farm) -> list[Event]:
+    return [event for event in events.since(farm.session, farm.job_id, 0, 100) if event.kind == DEVICE_LOST]
+
+
+def test_a_lost_device_is_named_with_what_it_held(farm: Farm) -> None:
+    first, *_ = farm.issue("a", "b", "c")
+    farm.leased("lease")
+    farm.report("lease", [first])
+    leases.expire(farm.session, now=100.0)
+    (event,) = loss_events(farm)
+    assert event.data["worker"] == "worker"
+    assert event.data["held"] == 2
+    assert jobs.get(farm.session, farm.job_id).message == event.data["message"]
+    assert "the worker worker was lost" in event.data["message"]
+
+
+def test_a_device_that_had_reported_everything_is_not_missed(farm: Farm) -> None:
+    issued = farm.issue("a", "b")
+    farm.leased("lease")
+    farm.report("lease", issued)
+    leases.expire(farm.session, now=100.0)
+    assert loss_events(farm) == []
+
+
+def test_work_that_is_given_back_is_no_loss(farm: Farm) -> None:
+    device, state = farm.device, WorkerState.READY
+    devices.register(farm.session, "worker", "session", device, state, 10.0)
+    farm.issue("a", "b")
+    farm.leased("lease")
+    leases.give_back(farm.session, "worker", "session", now=30.0)
+    assert loss_events(farm) == []
