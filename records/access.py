@@ -90,6 +90,12 @@ def use_token(session: Session, sha: str, now: float) -> Token | None:
     return _token(row)
 
 
+def valid_digests(session: Session, now: float) -> frozenset[str]:
+    """Return the SHA-256 digests of all tokens that are neither revoked nor expired."""
+    unexpired = or_(TokenRow.expires_at.is_(None), TokenRow.expires_at > now)
+    return frozenset(session.scalars(select(TokenRow.sha).where(TokenRow.revoked_at.is_(None), unexpired)))
+
+
 def tokens(session: Session) -> list[Token]:
     """Return all tokens, newest first."""
     newest = select(TokenRow).order_by(TokenRow.created_at.desc(), TokenRow.id.desc())
