@@ -1,4 +1,4 @@
-"""Our search without one of its parts at a time, to see what each of them gains."""
+"""Compare our search with itself without one part at a time, to see what each part gains."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AFTER = (16, 64)
 
 
 class NoEstimate(SearchTask):
-    """Every program is estimated to take one second; the learned model still sees all quantities."""
+    """A task whose estimate is one second for every program; the learned model still sees all features."""
 
     def describe(self, population: Population) -> tuple[NDArray[np.float32], Estimate]:
         features, guess = super().describe(population)
@@ -37,25 +37,25 @@ class NoEstimate(SearchTask):
 
 
 class DirectReads(Sketch):
-    """A sketch whose tiled nodes read every operand as it lies."""
+    """A sketch whose tiled nodes read every operand in place, without copies."""
 
     @cached_property
     def variables(self) -> tuple[Variable, ...]:
-        return tuple(variable for variable in super().variables if not _is_reading(variable))
+        return tuple(
+            variable
+            for variable in super().variables
+            if not (isinstance(variable, Choice) and variable.kind.startswith(read_kind("")))
+        )
 
 
 def first_sketch(dag: Dag, sketches: tuple[Sketch, ...], device: Device) -> SearchTask:
-    """One structure, without copies and packed operands: about what a template leaves open."""
+    """Keep the first sketch, without copies and packed operands: about what a template leaves open."""
     only = sketches[0]
     return SearchTask(dag, (DirectReads(only.dag, only.stages, only.gpu),), device)
 
 
-def _is_reading(variable: Variable) -> bool:
-    return isinstance(variable, Choice) and variable.kind.startswith(read_kind(""))
-
-
-def _evolving(change: Callable[[EvolutionConfig], EvolutionConfig]) -> SearchConfig:
-    """Changed alike before and after anything was learned."""
+def _with_evolution(change: Callable[[EvolutionConfig], EvolutionConfig]) -> SearchConfig:
+    """Change evolution both before and after anything was learned."""
     usual = SearchConfig()
     return replace(usual, evolution=change(usual.evolution), blind=change(usual.blind))
 
@@ -64,8 +64,8 @@ VARIANTS: Mapping[str, Variant] = {
     EVERYTHING: Variant(),
     "no analytic model": Variant(task=NoEstimate),
     "no learned model": Variant(learns=False),
-    "no evolution": Variant(config=_evolving(lambda usual: replace(usual, generations=0))),
-    "no crossover": Variant(config=_evolving(lambda usual: replace(usual, crossover=0.0))),
+    "no evolution": Variant(config=_with_evolution(lambda usual: replace(usual, generations=0))),
+    "no crossover": Variant(config=_with_evolution(lambda usual: replace(usual, crossover=0.0))),
     "limited space": Variant(task=first_sketch),
     "no diversity": Variant(config=SearchConfig(same_tile=1.0)),
     "nothing left out": Variant(config=SearchConfig(hopeless=math.inf)),
@@ -73,44 +73,38 @@ VARIANTS: Mapping[str, Variant] = {
 }
 
 
-def milestones(trials: int) -> tuple[int, ...]:
-    """After so many of its trials a variant is compared with everything."""
-    return milestones_up_to(trials, AFTER)
-
-
 def run(operator: str, trials: int, rounds: int, threads: int, seed: int) -> tuple[SearchResult, ...]:
-    """See `compare_variants`."""
-    return compare_variants(operator, VARIANTS, trials, milestones(trials), rounds, threads, seed)
+    """Search with every variant; see `compare_variants`."""
+    after = milestones_up_to(trials, AFTER)
+    return compare_variants(operator, VARIANTS, trials, after, rounds, threads, seed)
 
 
-def figures_of(found: Sequence[SearchResult], trials: int) -> list[Figure]:
-    """What each variant's best costs against that of the whole search, after some trials and after all."""
-    return [
-        each
-        for variant in VARIANTS
-        if variant != EVERYTHING
-        for count in milestones(trials)
-        for each in _cost(found, variant, count)
-    ]
+def figures_of(results: Sequence[SearchResult], trials: int) -> list[Figure]:
+    """Return each variant's latency over the whole search's, after some trials and after all.
+
+    A variant has no figure where no operator has both.
+    """
+    figures = []
+    for variant in VARIANTS:
+        if variant != EVERYTHING:
+            for count in milestones_up_to(trials, AFTER):
+                ratios = _ratios(results, variant, count)
+                if ratios:
+                    worst = max(ratios, key=lambda operator: ratios[operator])
+                    what = f"latency after {count} trials relative to that of {EVERYTHING}"
+                    name = f"geometric mean of {len(ratios)} operators: {variant}: {what}"
+                    peer = f"most: {number(ratios[worst])} on {worst}"
+                    mean = statistics.geometric_mean(ratios.values())
+                    figures.append(figure(name, mean, "x", peer=peer))
+    return figures
 
 
-def _cost(found: Sequence[SearchResult], variant: str, count: int) -> list[Figure]:
-    """One figure; none where no operator has both."""
-    judged = {(side.search.operator, side.search.engine): side.after(count) for side in found}
+def _ratios(results: Sequence[SearchResult], variant: str, count: int) -> dict[str, float]:
+    """Return the variant's latency over the whole search's after `count` trials, by operator."""
+    milestones = {(each.curve.operator, each.curve.engine): each.after(count) for each in results}
     ratios: dict[str, float] = {}
-    for operator in dict.fromkeys(side.search.operator for side in found):
-        without, whole = judged.get((operator, variant)), judged.get((operator, EVERYTHING))
+    for operator in dict.fromkeys(result.curve.operator for result in results):
+        without, whole = milestones.get((operator, variant)), milestones.get((operator, EVERYTHING))
         if without is not None and whole is not None:
             ratios[operator] = without.timings.ratio_to(whole.timings).value
-    if not ratios:
-        return []
-    worst = max(ratios, key=lambda operator: ratios[operator])
-    name = f"{variant}: latency after {count} trials relative to that of {EVERYTHING}"
-    return [
-        figure(
-            f"geometric mean of {len(ratios)} operators: {name}",
-            statistics.geometric_mean(ratios.values()),
-            "x",
-            peer=f"most: {number(ratios[worst])} on {worst}",
-        )
-    ]
+    return ratios

@@ -1,4 +1,4 @@
-"""Searches of ours by themselves, compared with each other: nothing of MetaSchedule's."""
+"""Search one operator with several variants of our search, and compare their best programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def compare_variants(
     threads: int,
     seed: int,
 ) -> tuple[SearchResult, ...]:
-    """Every variant's search from the same seed, and its best after every milestone, all in turns.
+    """Search with every variant from the same seed; time the best after every milestone in turns.
 
     Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph.
     """
@@ -31,12 +31,12 @@ def compare_variants(
     measurer = ProgramMeasurer(module, device)
     tried: dict[str, Trials] = {}
     for name, variant in variants.items():
-        space = TunefarmSearch(module, device, variant)
-        searched = space.tune(trials, measurer.timed, np.random.default_rng(seed))
+        search = TunefarmSearch(module, device, variant)
+        searched = search.tune(trials, measurer.timed, np.random.default_rng(seed))
         tried[name] = Trials(searched.trials, milestones)
         print(f"  {operator}: {name}", flush=True)
     errors: list[str] = []
-    sides = time_best_programs(measurer, operator, tried, rounds, errors)
+    results = time_best_programs(measurer, operator, tried, rounds, errors)
     for error in errors:
         print(f"  {operator}: {error}", flush=True)
-    return tuple(sides.values())
+    return tuple(results.values())

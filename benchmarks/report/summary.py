@@ -62,6 +62,7 @@ HEADLINES: Mapping[str, tuple[str, ...]] = {
 
 def tables(files: Mapping[str, Results]) -> dict[str, str]:
     """Return the Markdown of each section of the document, made from the results by file name."""
+    files = dict(sorted(files.items()))
     return {
         "layers": layers(files.values()),
         "compiled": compiled(files.values()),
@@ -199,7 +200,7 @@ def runs(files: Mapping[str, Results]) -> str:
             device_class(results),
             f"`{_flags(results)}`",
         ]
-        for file, results in sorted(files.items())
+        for file, results in files.items()
     ]
     return table(["run", "date", "commit", "instruction sets", "`python -m benchmarks.`..."], rows)
 

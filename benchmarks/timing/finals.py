@@ -1,4 +1,4 @@
-"""The best programs of several searches of one operator, timed in turns, so that they can be compared."""
+"""Time the best programs of several searches of one operator in turns, so that they can be compared."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from benchmarks.timing.interleaved import Block, Timings, measure
 from benchmarks.timing.measurer import Candidate, Finalist, ProgramMeasurer, Trial, fastest
 from core.measurement import Measurement, Outcome
 
-ANY_BLOCK = Block()  # finalists repeat as often as the bench finds right
+ANY_BLOCK = Block()  # the runner decides how often a finalist is repeated
 REST_S = 0.02
 
 
 @dataclass(frozen=True)
 class Milestone:
-    """The best of a search after so many trials: as the search timed it, and timed in turns."""
+    """The best program of a search after `trials`: seconds as the search timed it, and timed in turns."""
 
     trials: int
     searched_s: float
@@ -28,34 +28,38 @@ class Milestone:
 
 @dataclass(frozen=True)
 class SearchResult:
-    """One search, and its best after every milestone at which it had one."""
+    """The curve of one search, and each milestone at which it had a program that works."""
 
-    search: Search
-    judged: tuple[Milestone, ...]
+    curve: Search
+    milestones: tuple[Milestone, ...]
 
     def after(self, trials: int) -> Milestone | None:
-        return next((each for each in self.judged if each.trials == trials), None)
+        return next((each for each in self.milestones if each.trials == trials), None)
 
 
 @dataclass(frozen=True)
 class Trials:
-    """What a search tried, and after how many trials its best is judged."""
+    """All trials of a search in order, and after how many of them its best is timed again."""
 
     tried: Sequence[Trial]
     milestones: Sequence[int]
 
 
 def milestones_up_to(trials: int, counts: Sequence[int]) -> tuple[int, ...]:
-    """The milestones of a search: the counts that come before its end, and its end."""
+    """Return the counts below `trials`, and `trials`."""
     return tuple(sorted({count for count in counts if count < trials} | {trials}))
 
 
 def time_best_programs(
-    measurer: ProgramMeasurer, operator: str, searches: Mapping[str, Trials], rounds: int, errors: list[str]
+    measurer: ProgramMeasurer,
+    operator: str,
+    searches: Mapping[str, Trials],
+    rounds: int,
+    errors: list[str],
 ) -> dict[str, SearchResult]:
-    """The best of every search after every milestone, all in turns; a program that several found once.
+    """Time the best program of every search after every milestone in turns, each program once.
 
-    `errors` is told of those that fail or whose results are wrong: they are nobody's best.
+    Programs that fail or whose results are wrong have no milestone; why is appended to `errors`.
     """
     chosen = {
         (name, count): best(trials.tried[:count])
@@ -66,23 +70,28 @@ def time_best_programs(
     numbers = {candidate: str(number) for number, candidate in enumerate(finalists)}
     contestants = {numbers[candidate]: finalist for candidate, finalist in finalists.items()}
     timings = measure(contestants, rounds, ANY_BLOCK, rest_s=REST_S) if contestants else {}
-    judged: dict[str, list[Milestone]] = {name: [] for name in searches}
+    milestones: dict[str, list[Milestone]] = {name: [] for name in searches}
     for (name, count), found in chosen.items():
-        judged[name] += [
+        milestones[name] += [
             Milestone(count, median_seconds(searches[name].tried)[one], timings[numbers[one]])
             for one in found
             if one in numbers
         ]
-    return {
-        name: SearchResult(Search.of(operator, name, _best_known(trials.tried)), tuple(judged[name]))
-        for name, trials in searches.items()
-    }
+    results = {}
+    for name, trials in searches.items():
+        best_known = [
+            (trial.at_s, min(median_seconds(trials.tried[:count]).values(), default=math.inf))
+            for count, trial in enumerate(trials.tried, start=1)
+        ]
+        results[name] = SearchResult(Search.of(operator, name, best_known), tuple(milestones[name]))
+    return results
 
 
 def verified(
     measurer: ProgramMeasurer, candidates: Sequence[Candidate], errors: list[str]
 ) -> dict[Candidate, Finalist]:
-    """Those that build and whose results are right, each once; `errors` is told of the others."""
+    """Return the candidates that build and whose results are right, each once; append the others to
+    `errors`."""
     wanted = list(dict.fromkeys(candidates))
     found = {}
     for candidate, built in zip(wanted, measurer.build(wanted), strict=True):
@@ -95,22 +104,14 @@ def verified(
 
 
 def best(trials: Sequence[Trial]) -> list[Candidate]:
-    """One, or none where all failed."""
+    """Return the fastest candidate, in a list that is empty when all failed."""
     return fastest(list(median_seconds(trials).items()), 1)
 
 
 def median_seconds(trials: Sequence[Trial]) -> dict[Candidate, float]:
-    """The median of all that was measured of each candidate, in seconds, inf for a failure."""
-    seen: defaultdict[Candidate, list[float]] = defaultdict(list)
+    """Return the median of all measurements of each candidate in seconds, inf for a failure."""
+    measured: defaultdict[Candidate, list[float]] = defaultdict(list)
     for trial in trials:
         if trial.candidate is not None:
-            seen[trial.candidate].append(trial.secs)
-    return {candidate: statistics.median(secs) for candidate, secs in seen.items()}
-
-
-def _best_known(trials: Sequence[Trial]) -> list[tuple[float, float]]:
-    """When each trial was known, and how fast the best of all so far was then held to be."""
-    return [
-        (trial.at_s, min(median_seconds(trials[:count]).values(), default=math.inf))
-        for count, trial in enumerate(trials, start=1)
-    ]
+            measured[trial.candidate].append(trial.secs)
+    return {candidate: statistics.median(secs) for candidate, secs in measured.items()}

@@ -80,7 +80,7 @@ class AuditLog:
         self._refused[act if fits else _OTHERS] += times
 
     def _store(self, acts: Mapping[Act, int], *, prune: bool = False) -> bool:
-        """Append one line for each act, which was seen so often. Return whether that worked."""
+        """Append one line for each act, with how often it was seen. Return whether that worked."""
         now = self._now()
         try:
             with self._database.begin() as session:

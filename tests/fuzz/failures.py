@@ -1,4 +1,4 @@
-"""What was answered wrongly, kept so that it can be sent again."""
+"""Messages with wrong answers, kept so that they can be sent again."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# One kind of mistake can be met thousands of times.
+# One kind of failure can occur thousands of times.
 KEPT_OF_A_KIND = 5
 
 
 @dataclass
 class Failures:
-    """Counts by kind. The first few messages of each are written to `folder`, if there is one."""
+    """Failures counted by kind. The first few messages of each are written to `folder`, if there is one."""
 
     say: Callable[[str], None]
     folder: Path | None = None
     kinds: Counter[str] = field(default_factory=Counter)
 
     def note(self, kind: str, data: bytes) -> None:
-        """A message that was answered so."""
+        """Note a message whose answer was a failure of this kind."""
         self.kinds[kind] += 1
         if self.kinds[kind] > KEPT_OF_A_KIND:
             return
@@ -31,5 +31,5 @@ class Failures:
             (self.folder / name).write_bytes(data)
 
     def count(self, start: str) -> int:
-        """Of the kinds that begin so."""
+        """Return the number of failures whose kind begins with `start`."""
         return sum(count for kind, count in self.kinds.items() if kind.startswith(start))

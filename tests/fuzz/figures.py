@@ -1,4 +1,4 @@
-"""What became of all messages, as figures."""
+"""The figures of a fuzzing run."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from benchmarks.results.figures import Figure, at_least, at_most, figure
 from tests.fuzz import fleet, imports, uploads
 from tests.fuzz.service import Growth
 
-# An object that is kept for each message takes as much; what allocators do to a process is less.
+# One object kept for each message takes that much; the noise of allocators is less.
 MAX_GROWTH_KIB = 256.0
-# Connections to the database come and go, of three files each. A file kept for each thousandth is more.
+# Database connections come and go, with three files each. A leak of a file a thousand messages is more.
 MAX_NEW_FILES = 64
-# Of the importing process, besides TVM: as much as its limit allows for a small file.
+# For the importing process, besides TVM: the limit that it gets for a small file.
 MAX_IMPORT_MIB = 1024.0
 MIB = 1 << 20
 
 
 @dataclass
 class FuzzResult:
-    """How many messages of each kind were `asked` for, how they were answered, what was `wrong`, by kind, how
-    the server's memory grew; how many well-behaved workers were `served` afterwards, of so many `tried`."""
+    """The outcome of a fuzzing run.
+
+    By kind of message: `asked` is how many were to be sent, `answers` counts the answers, `growth` is the
+    server's. `failures` are counted by kind of failure. `served` of the `tried` valid workers got work after
+    each kind.
+    """
 
     asked: Mapping[str, int]
     answers: dict[str, Counter[str]] = field(default_factory=dict)
@@ -39,7 +43,7 @@ class FuzzResult:
 
 
 def figures_of(found: FuzzResult) -> list[Figure]:
-    """All messages first, then kind by kind."""
+    """Return the figures of all messages first, then of each kind."""
     asked = sum(found.asked.values())
     return [
         figure("messages sent", found.sent, "", aim=at_least(asked)),

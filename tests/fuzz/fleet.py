@@ -1,4 +1,4 @@
-"""Raw bytes to every method of the Fleet service, with and without credentials."""
+"""Sends raw bytes to every method of the Fleet service, with and without credentials."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from tests.fuzz.service import Growth, Service
 KIND = "gRPC"
 AT_ONCE = 16
 SAMPLES = 40
-# Calls that were given up a moment ago may still be given some of the trials.
+# Calls that were cancelled a moment ago may still get some of the trials.
 SPARE = 64
-# No answer takes so long, unless the message asks the server to hold it back: those calls are given up soon.
+# No answer takes this long, unless the message asks to wait for work: such calls are cancelled soon.
 TIMEOUT_S, WAITING_TIMEOUT_S = 60.0, 0.05
 Code = grpc.StatusCode
-# What fleet.proto names. UNAVAILABLE and RESOURCE_EXHAUSTED are for what doesn't happen here.
+# The statuses that fleet.proto names, without UNAVAILABLE and RESOURCE_EXHAUSTED, which can't occur here.
 ANSWERS = frozenset({Code.OK, Code.INVALID_ARGUMENT, Code.FAILED_PRECONDITION, Code.NOT_FOUND})
 EXPECTED: Mapping[str, frozenset[grpc.StatusCode]] = {
     "worker": ANSWERS,
@@ -36,7 +36,7 @@ EXPECTED: Mapping[str, frozenset[grpc.StatusCode]] = {
     "wrong": frozenset({Code.UNAUTHENTICATED}),
     "nobody": frozenset({Code.UNAUTHENTICATED}),
 }
-# Nearly all come from somebody whose messages are read.
+# Most calls have a token with which their message is parsed.
 SENDERS = {"worker": 94, "reader": 2, "wrong": 2, "nobody": 2}
 
 
@@ -55,7 +55,7 @@ class Sender:
         }
 
     def send(self, count: int, rng: Random) -> None:
-        """So many, fewer when the server ends."""
+        """Send `count` calls, fewer when the server ends."""
         asyncio.run(self._send(count, rng))
 
     async def _send(self, count: int, rng: Random) -> None:
@@ -93,9 +93,9 @@ class Sender:
 
 
 def is_served(service: Service, batch: int) -> bool:
-    """Whether a worker that keeps to the protocol leases a trial, reports it and has that acknowledged.
+    """Return whether a valid worker can lease a trial, report it and have that acknowledged.
 
-    Every call has a `batch` of its own.
+    Each call needs a `batch` of its own.
     """
     service.offer(0, batch, SPARE)
     metadata = (("authorization", f"Bearer {service.worker}"),)
@@ -123,13 +123,13 @@ def _report(batch: int, **more: Any) -> pb.SynchronizeRequest:
 
 
 def _stub(channel: grpc.aio.Channel, method: str) -> Any:
-    """It takes and gives bytes."""
+    """Return a stub that sends and returns bytes."""
     path = f"/{SERVICE}/{method}"
     return channel.unary_stream(path) if METHODS[method].server_streaming else channel.unary_unary(path)
 
 
 async def _sent(stub: Any, call: Call, **how: Any) -> tuple[grpc.StatusCode, bytes]:
-    """The status, and the bytes of an answer that is one message."""
+    """Send a call. Return its status, and the bytes of an answer that is one message."""
     try:
         if METHODS[call.method].server_streaming:
             async for _ in stub(call.data, **how):

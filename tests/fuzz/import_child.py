@@ -1,9 +1,9 @@
-"""Imports the files that come in, one after the other, as the scheduler's child does with a stranger's model.
+"""Imports ONNX files from standard input one by one, as the scheduler's child imports a user's model.
 
     python -m tests.fuzz.import_child
 
-A request is a length, whether to fuse the model too, and the file. An answer is a line of JSON: how it ended
-(`imported`, `refused` with our own error, or `untyped`), in what words, and the most memory taken so far.
+A request has the file's length, whether to fuse the model too, and the file. An answer is a line of JSON: how
+the import ended (`imported`, `refused` with our own error, or `untyped`), its message, and the peak memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TARGET = '{"kind":"llvm","num-cores":2}'
 
 
 def main() -> int:
-    # TVM prints to standard output; the answers keep it for themselves.
+    # TVM prints to standard output, which is for answers: its prints go to standard error.
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _request(source: BinaryIO) -> tuple[bytes, bool] | None:
-    """The next one, None when there is no more."""
+    """Return the next request, None at the end of the input."""
     header = source.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
@@ -66,7 +66,7 @@ def _line(how: str, words: str) -> bytes:
 
 
 def _peak_bytes() -> int:
-    """The most memory that this process has had at once. Not of `getrusage`, which counts what started it."""
+    """Return the peak memory of this process. `getrusage` would count its parent before `exec` too."""
     lines = STATUS.read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 

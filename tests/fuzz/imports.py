@@ -1,4 +1,4 @@
-"""Files that are hardly models, given to the importer in a process of its own."""
+"""Gives invalid models to the ONNX importer, which runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tests.faults.rig import ROOT
 from tests.fuzz.failures import Failures
 from tests.fuzz.import_child import HEADER
 from tests.fuzz.models import files
-from tunefarm.embedded.supervision import TETHER
+from tunefarm.embedded.supervision import DIE_WITH_PARENT
 
 KIND = "import"
-# These only guard: an import takes milliseconds, loading TVM seconds.
+# For hangs only: an import takes milliseconds, loading TVM seconds.
 TIMEOUT_S, START_TIMEOUT_S = 120.0, 120.0
-# What TVM keeps of each model must not add up.
+# TVM keeps some memory of each model, which must not add up.
 FILES_OF_A_CHILD = 1000
 # Fusing takes ten times as long as reading.
 FUSED_EVERY = 8
@@ -33,7 +33,7 @@ FUSED_EVERY = 8
 
 @dataclass(frozen=True)
 class Ending:
-    """How an import ended (imported, refused, untyped ERROR, crashed SIGNAL, hung), and the words to it."""
+    """How an import ended (imported, refused, untyped ERROR, crashed SIGNAL, hung), with its message."""
 
     how: str
     words: str = ""
@@ -41,11 +41,11 @@ class Ending:
 
 
 class ImporterError(Exception):
-    """The importing process can't be used; one sentence for people."""
+    """The importing process can't be started; the message is one sentence for people."""
 
 
 class Importer:
-    """The importing process, which is replaced when it dies or has imported much."""
+    """The importing process, which is replaced when it dies and after FILES_OF_A_CHILD files."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -54,7 +54,7 @@ class Importer:
         self.most_taken_bytes = 0
 
     def attempt(self, data: bytes, *, fuses: bool) -> Ending:
-        """Raises ImporterError when the process doesn't start."""
+        """Import one file. Raises ImporterError when the process doesn't start."""
         if self._process is None or self._imported >= FILES_OF_A_CHILD:
             self._start()
         assert self._process is not None, "it was started"
@@ -75,7 +75,7 @@ class Importer:
     def _start(self) -> None:
         self.stop()
         self._process = subprocess.Popen(
-            [*TETHER, sys.executable, "-P", "-m", "tests.fuzz.import_child"],
+            [*DIE_WITH_PARENT, sys.executable, "-P", "-m", "tests.fuzz.import_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -123,7 +123,7 @@ def importing() -> Iterator[Importer]:
 
 
 def send(importer: Importer, count: int, rng: Random, failures: Failures) -> Counter[str]:
-    """Imports so many files; how many ended in which way. Raises ImporterError."""
+    """Import `count` files. Return how many ended in each way. Raises ImporterError."""
     endings: Counter[str] = Counter()
     source = files(rng)
     for number in range(count):

@@ -1,4 +1,4 @@
-"""ONNX files: small models with something wrong in their graph, and such with changed bytes."""
+"""Generates invalid ONNX files: small models with defects in their graph, and ones with changed bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SEEDS: tuple[bytes, ...] = tuple(make() for make in MODELS.values())
 
 
 def files(rng: Random) -> Iterator[bytes]:
-    """Without end: half of them models with defects, half with changed bytes."""
+    """Yield files without end: half are models with defects, half have changed bytes."""
     while True:
         data = rng.choice(_SEEDS)
         if rng.random() < 0.5:
@@ -34,7 +34,7 @@ def files(rng: Random) -> Iterator[bytes]:
 
 
 def defective(data: bytes, rng: Random) -> bytes:
-    """The model after one to three changes of its graph."""
+    """Return the model after one to three changes of its graph."""
     model = onnx.load_from_string(data)
     for _ in range(rng.choice(COUNTS)):
         rng.choice(DEFECTS)(model, rng)
@@ -43,7 +43,7 @@ def defective(data: bytes, rng: Random) -> bytes:
 
 @functools.cache
 def operators() -> tuple[str, ...]:
-    """Every operator of ONNX, and what is none."""
+    """Return the names of every operator of ONNX, and of some that don't exist."""
     known = {schema.name for schema in onnx.defs.get_all_schemas_with_history()}
     return (*sorted(known), "NoSuchOperator", "", "Fused")
 
@@ -61,7 +61,7 @@ def _weight(model: Model, rng: Random) -> TensorProto:
 
 
 def _name(model: Model, rng: Random) -> str:
-    """Of something in the graph, or of nothing."""
+    """Return the name of something in the graph, or of nothing."""
     names = [name for node in model.graph.node for name in (*node.input, *node.output)]
     return rng.choice([*names, *NAMES])
 
@@ -151,7 +151,7 @@ def _weight_elsewhere(model: Model, rng: Random) -> None:
 
 
 def _weight_of_little_else(model: Model, rng: Random) -> None:
-    """Enough dimensions for all the memory there is, without any data."""
+    """Give a weight dimensions beyond all memory, and no data."""
     weight = _weight(model, rng)
     weight.ClearField("raw_data")
     del weight.dims[:]
@@ -159,7 +159,7 @@ def _weight_of_little_else(model: Model, rng: Random) -> None:
 
 
 def _another_number(model: Model, rng: Random) -> None:
-    """Of an attribute."""
+    """Give an attribute another number."""
     attributes = [attribute for node in model.graph.node for attribute in node.attribute]
     if not attributes:
         _node(model, rng).attribute.append(helper.make_attribute("axis", rng.choice(AXES)))
@@ -191,7 +191,7 @@ def _input_of_another_shape(model: Model, rng: Random) -> None:
 
 
 def _another_value(model: Model, rng: Random) -> None:
-    """An input or an output more, or one less."""
+    """Add or remove an input or an output."""
     values = rng.choice((model.graph.input, model.graph.output))
     if values and rng.random() < 0.4:
         values.pop()
@@ -208,7 +208,7 @@ def _another_version(model: Model, rng: Random) -> None:
 
 
 def _bomb(model: Model, rng: Random) -> None:
-    """Little to read, much to compute: its result is an output."""
+    """Add a computation that is short to write and long to compute, with its result as an output."""
     count = rng.choice((10, 2**20, 2**27, 2**30, 2**33, 2**62, -5))
     many = numpy_helper.from_array(np.array([count], np.int64), "many")
     ends = [numpy_helper.from_array(np.array(number, np.int64), f"end{number}") for number in (0, 1)]
@@ -227,7 +227,7 @@ def _bomb(model: Model, rng: Random) -> None:
 
 
 def _functions(model: Model, rng: Random) -> None:
-    """That call each other twice, or in a circle."""
+    """Add functions that call each other twice, or in a circle."""
     depth, circle = rng.choice((1, 3, 10, 40)), rng.random() < 0.3
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
     for level in range(depth):
@@ -244,7 +244,7 @@ def _functions(model: Model, rng: Random) -> None:
 
 
 def _branches(model: Model, rng: Random) -> None:
-    """Graphs in the attributes of nodes in the graphs of attributes."""
+    """Nest graphs in the attributes of nodes."""
     graph = helper.make_graph([helper.make_node("Relu", [_name(model, rng)], ["deep"])], "g", [], [])
     for _ in range(rng.choice((1, 5, 30))):
         node = helper.make_node("If", [_name(model, rng)], ["deep"], then_branch=graph, else_branch=graph)

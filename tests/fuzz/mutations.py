@@ -1,4 +1,4 @@
-"""Messages made wrong: bytes turned over, cut and spliced, fields of protobuf messages bent."""
+"""Mutates messages: flips, cuts and splices bytes, and changes single fields of protobuf messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 from tests.fuzz import wire
 from tests.fuzz.wire import BYTES, FIXED64, VARINT, Field
 
-# One is enough for most: what is broken in several places is refused for the first.
+# Mostly one: a message broken in several places is refused for the first.
 CHANGED = (1, 1, 1, 2, 4)
 # Longer ones only take longer.
 MAX_BYTES = 256 << 10
@@ -27,7 +27,7 @@ Bend = Callable[[Field, Random], bytes]
 
 
 def mutated(data: bytes, other: bytes, rng: Random) -> bytes:
-    """`data` after one to four changes of kinds drawn at random; pieces of `other` may come in."""
+    """Return `data` after one to four random changes, some of which insert parts of `other`."""
     for _ in range(rng.choice(CHANGED)):
         data = rng.choice(CHANGES)(data, other, rng)[:MAX_BYTES]
     return data
@@ -65,13 +65,13 @@ def _splice(data: bytes, other: bytes, rng: Random) -> bytes:
 
 
 def _place(data: bytes, rng: Random) -> tuple[int, int]:
-    """Where something begins, and how long it is."""
+    """Return a random place in the data, and a length."""
     at = rng.randint(0, len(data))
     return at, rng.randint(0, min(len(data) - at, 32))
 
 
 def _bend(data: bytes, other: bytes, rng: Random) -> bytes:
-    """Another field, at any depth; a message that is none has bits turned over."""
+    """Change one field, at any depth. Data that is no message has bits flipped."""
     fields = wire.read(data)
     if not fields:
         return _flip(data, other, rng)
@@ -140,7 +140,7 @@ def _nest(field: Field, rng: Random) -> bytes:
     return value
 
 
-# Bent fields are what gets furthest, so they are drawn more often.
+# Messages with one bent field get furthest, so they are drawn more often.
 CHANGES: tuple[Change, ...] = (_flip, _overwrite, _insert, _cut, _repeat, _splice, *(_bend,) * 6)
 BENDS: tuple[Bend, ...] = (
     _leave_out,

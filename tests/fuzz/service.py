@@ -1,4 +1,4 @@
-"""A real server process, with work to lease, whose memory and open files are watched."""
+"""Runs a real server process with work to lease, and samples its memory and open files."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ HOST = "127.0.0.1"
 CLASSES = 4
 TRIALS = 1000
 WORKLOAD = "workload"
-# What a process takes while it fills its caches is no leak.
+# Share of the messages in which a process fills its caches, which is no leak.
 WARM_UP = 0.25
 
 
 class ServiceError(Exception):
-    """The server can't be used; one sentence for people."""
+    """The server can't be started; the message is one sentence for people."""
 
 
 @dataclass
 class Growth:
-    """Memory and open files of the server, after so many messages each."""
+    """Samples of the server's memory and open files, each with the number of messages sent before."""
 
     messages: list[int] = field(default_factory=list)
     memory_bytes: list[int] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Growth:
 
     @property
     def bytes_per_message(self) -> float:
-        """By the straight line that fits best, without the warm-up; 0 with too few samples."""
+        """The slope of the line that fits the samples after the warm-up best; 0 with too few samples."""
         warm = self._warm()
         if len(warm) < 3:
             return 0.0
@@ -66,7 +66,7 @@ class Growth:
 
     @property
     def new_files(self) -> int:
-        """How many more are open at the end than after the warm-up."""
+        """How many more files are open at the end than after the warm-up."""
         warm = self._warm()
         return self.files[-1] - self.files[warm[0]] if warm else 0
 
@@ -76,7 +76,7 @@ class Growth:
 
 @dataclass
 class Service:
-    """`worker` and `reader` are tokens: one for everything, one that may only read."""
+    """A running server. `worker` is a token for everything, `reader` one with the scope read."""
 
     program: Program
     database: Database
@@ -95,14 +95,14 @@ class Service:
         return self.program.exit_code() is not None
 
     def sample(self, growth: Growth, messages: int) -> None:
-        """Nothing, when the process is gone."""
+        """Add a sample, unless the process is gone."""
         assert self.program.process is not None, "it was started"
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.program.process.pid)
             growth.note(messages, process.memory_info().rss, process.num_fds())
 
     def fill(self) -> None:
-        """A job in the middle of its tuning for each device class, with trials."""
+        """Store a job that is being tuned, with trials, for each device class."""
         with self.database.begin() as session:
             secret_sha, now = token_digest(self.reader), time.time()
             access.add_token(session, Token("reader", "reader", frozenset({Scope.READ}), now), secret_sha)
@@ -126,7 +126,7 @@ class Service:
             tasks.add_tasks(session, job_id, [spec])
 
     def offer(self, number: int, batch: int, count: int) -> None:
-        """More trials for the devices of this number; every batch has others."""
+        """Store more trials for the devices of this number; each batch has other ones."""
         with self.database.begin() as session:
             (task,) = tasks.for_job(session, _job_id(number))
             new = [NewTrial(task.id, WORKLOAD, {"n": n}, f"[{batch},{n}]", 1e-3) for n in range(count)]
@@ -135,7 +135,7 @@ class Service:
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[Service]:
-    """A server over SQLite whose data is in the folder. Raises ServiceError."""
+    """Run a server on SQLite with its data in the folder. Raises ServiceError."""
     ports = free_port(HOST), free_port(HOST)
     url, token = f"sqlite:///{folder}/tunefarm.db", secrets.token_urlsafe()
     program = Program(

@@ -1,4 +1,4 @@
-"""Fuzzing: what is drawn, how answers are judged, what is concluded."""
+"""The parts of the fuzzer: its generators, its judgement of answers, its figures."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_fields_are_read_as_protobuf_writes_them() -> None:
 
 
 @pytest.mark.parametrize("data", [b"\x00", b"\xff" * 12, b"\x0a\x05abc", b"\x09\x01", b"\x0b", b"\x08"])
-def test_what_is_no_message_has_no_fields(data: bytes) -> None:
+def test_data_that_is_no_message_has_no_fields(data: bytes) -> None:
     assert wire.read(data) == []
 
 
@@ -90,7 +90,7 @@ def _parses(call: Call) -> bool:
     return True
 
 
-def test_a_lease_that_was_given_is_reported_on() -> None:
+def test_results_are_sent_for_a_lease_that_was_given() -> None:
     now = known()
     lease = pb.Lease(id=pb.LeaseId(id="lease-7", attempt=1), candidates=[pb.Candidate(trial_id=42)])
     request = pb.SynchronizeRequest(worker_id="w", session_id="s")
@@ -112,7 +112,7 @@ def test_a_lease_that_was_given_is_reported_on() -> None:
         (pb.SynchronizeRequest(wait_s=float("nan")), False),
     ],
 )
-def test_a_call_that_asks_to_wait_is_known(message: pb.SynchronizeRequest, waits: bool) -> None:
+def test_calls_that_ask_to_wait_are_told_from_others(message: pb.SynchronizeRequest, waits: bool) -> None:
     assert Call(SYNCHRONIZE, message.SerializeToString()).waits is waits
     assert not Call(SYNCHRONIZE, b"\xff").waits
 
@@ -156,7 +156,7 @@ def test_answers_to_uploads_are_judged(answer: httpx.Response, fault: str) -> No
     assert uploads.fault_of(answer, DATA) == fault
 
 
-def test_what_was_answered_wrongly_is_counted_and_some_of_it_kept(tmp_path: Path) -> None:
+def test_failures_are_counted_and_some_messages_kept(tmp_path: Path) -> None:
     said: list[str] = []
     failures = Failures(said.append, tmp_path)
     for number in range(KEPT_OF_A_KIND + 3):
@@ -166,7 +166,7 @@ def test_what_was_answered_wrongly_is_counted_and_some_of_it_kept(tmp_path: Path
     assert len(said) == len(list(tmp_path.iterdir())) == KEPT_OF_A_KIND + 1
 
 
-def test_growth_is_that_after_the_warm_up() -> None:
+def test_growth_is_measured_after_the_warm_up() -> None:
     growth = Growth()
     for number in range(101):
         grown = 50_000_000 if number >= 20 else number * 2_500_000
@@ -196,7 +196,7 @@ def missed(figures: list[Figure]) -> list[str]:
     return [each.name for each in figures if each.reached is False]
 
 
-def test_when_all_went_well_all_aims_are_reached() -> None:
+def test_a_run_without_failures_reaches_all_aims() -> None:
     figures = figures_of(found())
     assert missed(figures) == []
     assert (figures[0].value, figures[1].peer) == (20, "OK 6, NOT_FOUND 4")
@@ -222,6 +222,6 @@ def test_when_all_went_well_all_aims_are_reached() -> None:
         ({"growth": {fleet.KIND: Growth([0, 50, 100], [1, 1, 1], [9, 9, 90])}}, "open files"),
     ],
 )
-def test_everything_that_went_wrong_misses_an_aim(changes: dict[str, object], name: str) -> None:
+def test_every_kind_of_failure_misses_an_aim(changes: dict[str, object], name: str) -> None:
     (one,) = missed(figures_of(found(**changes)))
     assert name in one

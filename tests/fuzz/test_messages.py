@@ -1,4 +1,4 @@
-"""Messages that make no sense, to real processes: always a proper answer, nothing ends, nothing grows."""
+"""Real processes answer invalid messages properly, don't crash and don't grow."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.fixture
 def failures(tmp_path: Path) -> Failures:
-    """Its messages are kept where pytest keeps temporary files."""
+    """Failures whose messages are kept in pytest's temporary folder."""
     return Failures(print, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: whatever schemathesis makes of it is answered as the document says."""
+"""The OpenAPI document is true: requests that schemathesis makes up from it are answered as it says."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ CHECKS = (
 )
 SECRET = "the bootstrap token"
 JOB, WORKER, TOKEN, WORKLOAD = "job-1", "board", "token-1", "abc"
-# h11 refuses them before there is a request.
+# h11 refuses these characters before there is a request.
 CONTROLS = "".join(map(chr, (*range(32), 127)))
 
 
@@ -59,7 +59,7 @@ def document() -> dict[str, Any]:
 
 
 def schema(examples: int, phases: tuple[str, ...], **more: Any) -> schemathesis.BaseSchema:
-    """The document, and how many requests are made of each operation in it."""
+    """Return the document's schema, configured to make `examples` requests of each operation."""
     config = {
         "seed": 1,
         "checks": {"enabled": False} | {name: {"enabled": True} for name in CHECKS},
@@ -76,7 +76,7 @@ def schema(examples: int, phases: tuple[str, ...], **more: Any) -> schemathesis.
 
 @dataclass(frozen=True)
 class Site:
-    """A running server, and a client's connection to it. `model` is stored there, if it is not empty."""
+    """A running server with a client's session; `model` is the digest of a model stored there, or ""."""
 
     url: str
     session: requests.Session
@@ -100,7 +100,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory, session: requests.Session) -
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory, session: requests.Session) -> Iterator[Site]:
-    """There is a finished job."""
+    """A server with a finished job."""
     service, stop = launch(tmp_path_factory.mktemp("full"))
     yield Site(service.url, session, filled(service))
     session.close()
@@ -109,7 +109,7 @@ def full(tmp_path_factory: pytest.TempPathFactory, session: requests.Session) ->
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, session: requests.Session) -> Iterator[Site]:
-    """It takes a token."""
+    """A server that needs a token."""
     unlimited = {"rate_limit": "off", "failure_limit": "off"}
     service, stop = launch(tmp_path_factory.mktemp("guarded"), token=SECRET, **unlimited)
     yield Site(service.url, session)
@@ -118,7 +118,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, session: requests.Session)
 
 
 def filled(service: Service) -> str:
-    """A job that has gone all its way, and one of everything else; the model's digest."""
+    """Store a finished job, and one of everything else. Return the model's digest."""
     worker = Worker(service.fleet, id=WORKER)
     worker.call(WorkerState.PROBING)
     worker.call()
@@ -147,7 +147,7 @@ def filled(service: Service) -> str:
 
 
 def send(case: schemathesis.Case, site: Site, **headers: str) -> int:
-    """The status of an answer that is what the document says; what is no success is a problem."""
+    """Send a request and check its answer against the document. Return the status."""
     answer = case.call_and_validate(base_url=site.url, session=site.session, headers=headers)
     if answer.status_code >= 400:
         body = answer.json()
@@ -159,7 +159,7 @@ def send(case: schemathesis.Case, site: Site, **headers: str) -> int:
 
 PATHS = document()["paths"]
 OPERATIONS = [f"{method.upper()} {path}" for path, methods in PATHS.items() for method in methods]
-# The job is deleted when all else was asked about it.
+# The job is deleted last.
 OPERATIONS.sort(key=lambda operation: operation.startswith("DELETE"))
 IDS = {"job_id": JOB, "worker_id": WORKER, "token_id": TOKEN, "workload": WORKLOAD}
 ANY = schema(20, ("examples", "coverage", "fuzzing"))
@@ -171,9 +171,9 @@ of_every_operation = pytest.mark.parametrize("label", OPERATIONS)
 def request_all(
     of: schemathesis.BaseSchema, label: str, request: Callable[[schemathesis.Case], None]
 ) -> None:
-    """Everything that schemathesis makes up for one operation.
+    """Call `request` with every case that schemathesis makes up for one operation.
 
-    By its own decorator, requests would be made up while tests are collected, which takes twenty seconds.
+    Its own decorator would make up the cases while tests are collected, which takes twenty seconds.
     """
 
     def test(case: schemathesis.Case) -> None:

@@ -1,4 +1,4 @@
-"""Files that are hardly models, uploaded to the server."""
+"""Uploads invalid models to the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ AT_ONCE = 8
 SAMPLES = 40
 TIMEOUT_S = 60.0
 PROBLEM = "application/problem+json"
-# A server may close a connection that was idle for seconds just when the next request is on its way.
+# A server may close an idle connection just when the next request is on its way.
 ONE_REQUEST_EACH = httpx.Limits(max_keepalive_connections=0)
 
 
@@ -33,7 +33,7 @@ class Uploader:
         self.answers: Counter[str] = Counter()
 
     def send(self, count: int, rng: Random) -> None:
-        """So many, fewer when the server ends."""
+        """Upload `count` files, fewer when the server ends."""
         asyncio.run(self._send(count, rng))
 
     async def _send(self, count: int, rng: Random) -> None:
@@ -71,7 +71,7 @@ class Uploader:
 
 
 def fault_of(answer: httpx.Response, data: bytes) -> str:
-    """What is wrong with the answer to an upload, empty when nothing is."""
+    """Return what is wrong with the answer to an upload; "" when it is right."""
     status = answer.status_code
     try:
         body = answer.json()

@@ -1,4 +1,4 @@
-"""protobuf's wire format, as far as it takes to write it wrongly."""
+"""Protobuf's wire format, as far as is needed to write it wrongly."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Field:
 
 
 def varint(number: int) -> bytes:
-    """Of the number's lowest 64 bits."""
+    """Encode the number's lowest 64 bits."""
     rest, encoded = number & (1 << 64) - 1, bytearray()
     while rest > 0x7F:
         encoded.append(rest & 0x7F | 0x80)
@@ -41,7 +41,7 @@ def written(fields: Iterable[Field]) -> bytes:
 
 
 def read(data: bytes) -> list[Field]:
-    """The fields of a message; none when the bytes are no message."""
+    """Return the fields of a message; none when the bytes are no message."""
     found, at = [], 0
     while at < len(data):
         head, at = _varint(data, at)
@@ -55,7 +55,7 @@ def read(data: bytes) -> list[Field]:
 
 
 def _extent(data: bytes, at: int, kind: int) -> tuple[int, int]:
-    """Where the value that is at `at` begins and ends; beyond the data when it doesn't end there."""
+    """Return where the value at `at` begins and ends; its end is beyond the data when it is cut short."""
     if kind == VARINT:
         return at, _varint(data, at)[1]
     if kind == BYTES:
@@ -65,7 +65,7 @@ def _extent(data: bytes, at: int, kind: int) -> tuple[int, int]:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """The number at `at`, and where it ends; beyond the data when it doesn't end there."""
+    """Return the number at `at` and where it ends, beyond the data when it is cut short."""
     number = 0
     for shift, byte in enumerate(data[at : at + 10]):
         number |= (byte & 0x7F) << 7 * shift

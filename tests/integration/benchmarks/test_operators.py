@@ -75,9 +75,9 @@ def test_our_programs_can_be_timed_by_metaschedule_too(tmp_path: Path) -> None:
 def test_our_search_is_held_against_itself_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(OPERATORS["GMM"], shapes=SMALL, benchmark=SMALL[0])
     monkeypatch.setattr(variants, "OPERATORS", {"GMM": small})
-    (side,) = settled.run("GMM", trials=20, rounds=2, threads=DEVICE.cores, seed=0)
-    assert [each.trials for each in side.judged] == [16, 20]
-    names = [each.name for each in settled.figures_of([side], 20)]
+    (result,) = settled.run("GMM", trials=20, rounds=2, threads=DEVICE.cores, seed=0)
+    assert [each.trials for each in result.milestones] == [16, 20]
+    names = [each.name for each in settled.figures_of([result], 20)]
     name = "our latency after 16 trials relative to ours after 20"
     assert names == [f"geometric mean of 1 operators: {name}", f"GMM: {name}"]
 
@@ -91,10 +91,10 @@ def test_one_operator_from_search_to_figures(tmp_path: Path, monkeypatch: pytest
     assert found.errors == ()
     assert [search.engine for search in found.searches] == [OURS, THEIRS, WARM]
     assert [search.trials for search in found.searches] == [10, 10, 10]
-    assert [each.trials for each in found.ours.judged] == [8, 10]
-    assert [each.trials for each in found.theirs.judged] == [8, 10]
-    stamps = [point.at_s for point in found.theirs.search.points]
-    assert 0 < found.set_up_s < stamps[0] <= stamps[-1] <= found.theirs.search.seconds
+    assert [each.trials for each in found.ours.milestones] == [8, 10]
+    assert [each.trials for each in found.theirs.milestones] == [8, 10]
+    stamps = [point.at_s for point in found.theirs.curve.points]
+    assert 0 < found.set_up_s < stamps[0] <= stamps[-1] <= found.theirs.curve.seconds
     assert len(found.precision) == 2
     assert found.scored is not None
     assert [compared.shape for compared in found.libraries] == list(SMALL)

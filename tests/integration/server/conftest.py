@@ -1,4 +1,4 @@
-"""A real server: uvicorn and grpc on free ports over a real database; only the scheduler is not there."""
+"""A real server: uvicorn and gRPC on free ports and a real database, without a scheduler."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from server.main import serve
 from server.settings import ServerSettings
 from system.tls import TlsFiles
 from tests.services import Emptied, free_port
-from tunefarm.client.client import trust as client_trust
+from tunefarm.client.client import tls_verification
 
 DEVICE = Device(
     name="test board",
@@ -117,7 +117,7 @@ class Worker:
 Start = Callable[..., Service]
 
 
-# For modules whose tests run on both; the others use SQLite.
+# Runs the tests of a module on both databases; the others use SQLite.
 on_both_databases = pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 
 
@@ -132,7 +132,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def start(tmp_path: Path, database_url: str) -> Iterator[Start]:
-    """Starts servers with other settings than the usual."""
+    """Start servers with settings other than the usual."""
     stops: list[Callable[[], None]] = []
 
     def start_one(**changes: object) -> Service:
@@ -158,7 +158,7 @@ def worker(service: Service) -> Worker:
 def launch(
     folder: Path, trust: TlsFiles | None = None, **changes: object
 ) -> tuple[Service, Callable[[], None]]:
-    """A server whose data is in `folder`, and what stops it. With `trust` it is spoken to over TLS."""
+    """Start a server with its data in `folder`; return it and a function that stops it. `trust` means TLS."""
     listening = socket.create_server(("127.0.0.1", 0))
     usual = {
         "database_url": f"sqlite:///{folder}/tunefarm.db",
@@ -181,11 +181,11 @@ def launch(
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     url = f"{'https' if trust else 'http'}://127.0.0.1:{listening.getsockname()[1]}"
-    client = httpx.Client(base_url=url, trust_env=False, timeout=20, verify=client_trust(trust))
+    client = httpx.Client(base_url=url, trust_env=False, timeout=20, verify=tls_verification(trust))
     channel = channel_to(settings.grpc_port, trust)
 
     def stop() -> None:
-        # First: a server that says goodbye over TLS waits for the answer.
+        # Closed first: a server that shuts TLS down waits for the client.
         client.close()
         channel.close()
         loops[0].call_soon_threadsafe(context.stopping.set)
@@ -201,13 +201,13 @@ def launch(
 def channel_to(port: int, trust: TlsFiles | None = None) -> grpc.Channel:
     if trust is None:
         return grpc.insecure_channel(f"127.0.0.1:{port}")
-    texts = trust.checked()
+    texts = trust.read()
     credentials = grpc.ssl_channel_credentials(texts.ca, texts.key, texts.cert)
     return grpc.secure_channel(f"127.0.0.1:{port}", credentials)
 
 
-def wait_until(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     deadline = time.monotonic() + timeout_s
-    while not true():
+    while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""Who may do what: every route and every procedure, with tokens of every kind."""
+"""Access control: every route and every procedure, with tokens of every kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNDOCUMENTED = ("GET", "/openapi.json")
 
 
 def routes() -> list[tuple[str, str]]:
-    """Method and path of everything that the application answers."""
+    """Return method and path of every operation of the application."""
     settings = ServerSettings(database_url="sqlite://", broker="none")
     context = ServerContext(settings, Database("sqlite://"), lambda *_: None, time.time, lambda: "id")
     paths = create_app(context).openapi()["paths"]
@@ -55,7 +55,7 @@ def bearer(secret: str) -> dict[str, str]:
 
 
 def made(service: Service, *scopes: Scope, name: str = "test", secret: str = BOOTSTRAP) -> dict[str, str]:
-    """What the service answers when it makes a token."""
+    """Have the service make a token; return its answer."""
     body = {"name": name, "scopes": list(scopes)}
     answer = service.http.post("/v1/tokens", json=body, headers=bearer(secret))
     assert answer.status_code == 201, answer.text
@@ -64,7 +64,7 @@ def made(service: Service, *scopes: Scope, name: str = "test", secret: str = BOO
 
 
 def stored(service: Service, name: str, **changes: object) -> str:
-    """The secret of a token that is put straight into the database."""
+    """Store a token in the database; return its secret."""
     secret = TOKEN_PREFIX + name.ljust(43, "_")
     token = Token(f"id of {name}", name, frozenset(Scope), 1.0)
     with service.database.begin() as session:
@@ -80,7 +80,7 @@ def audit(service: Service, **query: object) -> list[dict[str, object]]:
 
 
 def kind(answer: httpx.Response, status: int) -> str:
-    """The kind of the problem that an answer has to be."""
+    """Return the kind of problem of an answer that must be one."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     return str(answer.json()["type"]).removeprefix("urn:tunefarm:problem:")
@@ -355,16 +355,25 @@ def test_too_many_requests_of_one_client_have_to_wait(start: Start) -> None:
     assert service.http.get("/healthz").is_success
 
 
-def test_wrong_tokens_are_limited_and_lock_nobody_out_who_is_in(start: Start) -> None:
+def test_wrong_tokens_are_limited_and_lock_no_valid_token_out(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.access.authentication.CACHE_S", 0.2)
     service = start(token=BOOTSTRAP, failure_limit="3/minute")
     used, unused = stored(service, "used"), stored(service, "unused")
+    expired = stored(service, "expired", expires_at=2.0)
     assert service.http.get("/v1/jobs", headers=bearer(used)).is_success
     answers = [service.http.get("/v1/jobs", headers=bearer(TOKEN_PREFIX + "x" * 43)) for _ in range(4)]
     assert [answer.status_code for answer in answers] == [401, 401, 401, 429]
-    for secret in (used, BOOTSTRAP):
+    time.sleep(0.3)  # the token used before is cached no longer
+    for secret in (used, unused, BOOTSTRAP):
         assert service.http.get("/v1/jobs", headers=bearer(secret)).is_success
-    assert kind(service.http.get("/v1/jobs", headers=bearer(unused)), 429) == "too-many-requests"
+        assert refusal(calls(service, secret)[1])[0] is grpc.StatusCode.NOT_FOUND
+    for secret in (expired, "wrong"):
+        assert kind(service.http.get("/v1/jobs", headers=bearer(secret)), 429) == "too-many-requests"
     assert refusal(calls(service, "wrong")[0])[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+    made_later = stored(service, "made-later")
+    wait_until(lambda: service.http.get("/v1/jobs", headers=bearer(made_later)).is_success)
 
 
 def test_secrets_stand_in_no_file_and_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Builders at a real server: what one builds, a device of another class measures; over real gRPC."""
+"""Builders at a real server over gRPC: a device of another class measures what they build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cost models over HTTP: what is stored of them, told for people and programs."""
+"""Cost models over HTTP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bad input of every kind: always a problem document, nothing stored, the service goes on."""
+"""Invalid input of every kind gets a problem document, stores nothing and does the service no harm."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .conftest import Service, Start, launch, onnx_model
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One server for them all: that it takes the next request is a part of what is tested."""
+    """One server for all tests: each also shows that the requests before did no harm."""
     service, stop = launch(tmp_path_factory.mktemp("service"))
     yield service
     stop()
 
 
 def problem(answer: httpx.Response, status: int) -> dict[str, object]:
-    """The problem document of an answer that has to be one."""
+    """Return the problem document of an answer that must be one."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     body: dict[str, object] = answer.json()
@@ -168,7 +168,7 @@ def test_an_invalid_content_length_does_no_harm(service: Service, length: str) -
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A server with a token, that bears any number of wrong ones."""
+    """A server with a token and without a limit on wrong ones."""
     service, stop = launch(tmp_path_factory.mktemp("guarded"), token="s3cret", failure_limit="off")
     yield service
     stop()

@@ -1,4 +1,4 @@
-"""The workers' side: sessions, leases, results, files; over real gRPC."""
+"""The gRPC service for workers: sessions, leases, results and files."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FAILED = Measurement(Outcome.BUILD_ERROR, error="no such intrinsic")
 
 
 def tuning_job(service: Service, worker: Worker, count: int = 3) -> str:
-    """A job in the middle of its tuning, with trials that wait for the worker's device class."""
+    """Store a job that is being tuned, with trials that wait for the worker's device class."""
     job_id = service.submit()
     with service.database.begin() as session:
         devices.put_class(session, worker.device)

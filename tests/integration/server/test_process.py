@@ -39,7 +39,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def run(environment: dict[str, str]) -> Iterator[Run]:
-    """Starts server processes; what is left of them is killed at the end."""
+    """Start server processes; those still running are killed at the end."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*flags: str, **changes: str) -> subprocess.Popen[str]:
@@ -57,7 +57,7 @@ def run(environment: dict[str, str]) -> Iterator[Run]:
 
 
 def refusal(process: subprocess.Popen[str], code: ExitCode) -> str:
-    """The one line of a server that didn't start."""
+    """Return the one line of a server that must not start."""
     _, errors = process.communicate(timeout=30)
     assert process.returncode == code, errors
     (line,) = errors.splitlines()

@@ -1,4 +1,4 @@
-"""Schedules over HTTP: best ones, export, import."""
+"""Schedules over HTTP: best ones, export and import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .conftest import Service, Start, Worker
 
 
 def trace_of(number: int) -> str:
-    """A trace unlike those of other numbers, which does nothing."""
+    """Return a trace that does nothing and differs from those of other numbers."""
     return json.dumps([[["EnterPostproc", [], [], []]] * number, []], separators=(",", ":"))
 
 

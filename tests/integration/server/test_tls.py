@@ -28,7 +28,7 @@ TOKEN = "a token for TLS"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority with a certificate for the server and one for clients, and somebody else's the same."""
+    """Certificates for a server and for clients, from our authority and from another."""
     folder = tmp_path_factory.mktemp("certificates")
     for owner in ("ours", "theirs"):
         authority = trustme.CA()
@@ -59,7 +59,7 @@ def tls(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
 
 @pytest.fixture(scope="module")
 def mutual(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A server that wants to see a certificate of our authority."""
+    """A server that demands a certificate of our authority."""
     pair = {"tls_cert": folder / "ours-server.pem", "tls_key": folder / "ours-server.key"}
     where, own = tmp_path_factory.mktemp("mutual"), client_files(folder, "ours")
     service, stop = launch(where, own, token=TOKEN, tls_client_ca=folder / "ours.ca", **pair)
@@ -68,7 +68,7 @@ def mutual(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def workload_code(port: int, trust: TlsFiles | None, token: str = TOKEN) -> grpc.StatusCode:
-    """The status of asking for a workload that is not there."""
+    """Ask for a workload that doesn't exist; return the status."""
     metadata = (("authorization", f"Bearer {token}"),)
     with channel_to(port, trust) as channel, pytest.raises(grpc.RpcError) as refused:
         FleetStub(channel).GetWorkload(pb.WorkloadRequest(workload_hash="x"), metadata=metadata, timeout=10)

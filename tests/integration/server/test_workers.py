@@ -1,4 +1,4 @@
-"""What people see of workers over HTTP, and what they have them do; the workers call over real gRPC."""
+"""Workers as people see and steer them over HTTP, while they call over gRPC."""
 
 from __future__ import annotations
 

@@ -67,7 +67,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
 
 
 def test_the_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is a package with a command, or a module that ends as one; simulated workers are no benchmark."""
+    """A benchmark is a package with `__main__.py` or a module with a command; simulated workers are a part
+    of one."""
     folder = Path(listing.__file__).parent
     packages = {file.parent.name for file in folder.glob("*/__main__.py")}
     modules = {
@@ -78,7 +79,7 @@ def test_the_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> N
     listed = {
         line.split()[2].partition(".")[2] for line in text.splitlines() if line.startswith("python -m ")
     }
-    assert (packages | modules) - {"scale_workers"} <= listed
+    assert (packages | modules) - {"simulated_workers"} <= listed
 
 
 def test_quick_measures_two_networks_within_limits(tmp_path: Path, plans: list[TuningPlan]) -> None:

@@ -176,12 +176,12 @@ def test_networks_are_sorted_by_class_and_have_a_mean() -> None:
 
 def test_missed_aims_of_one_figure_share_a_row() -> None:
     late = [figure(f"{name}: latency", 2.0, "x", aim=at_most(1)) for name in ("GMM", "C2D")]
-    whole = figure("published: a latency, median", 9.0, "%", aim=at_most(3))
+    whole = figure("published latency, median of all: resnet18", 9.0, "%", aim=at_most(3))
     repeated = figure("lowest of these: latency", 2.0, "x", aim=at_most(1))
     files = {"networks": results(*late, whole, repeated, figure("kept", 1.0, "x", aim=at_most(1)))}
     assert rows(summary.missed(files)) == [
         ["networks", "latency", "at most 1", "GMM 2, C2D 2"],
-        ["networks", "published: a latency, median", "at most 3", "9 %"],
+        ["networks", "published latency, median of all: resnet18", "at most 3", "9 %"],
     ]
 
 

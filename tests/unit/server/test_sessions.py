@@ -1,4 +1,4 @@
-"""Sessions are remembered as long as their workers call, and many of them call seldom."""
+"""Sessions are cached while their workers call, and the more workers, the less often each calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What settings are allowed."""
+"""Valid and invalid settings of the server."""
 
 from __future__ import annotations
 

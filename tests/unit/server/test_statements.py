@@ -1,4 +1,4 @@
-"""What one call asks of the database decides how many workers a server takes: so it is bounded."""
+"""The number of SQL statements of a call is bounded: it decides how many workers a server can take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from server.fleet.reconcile import reconcile
 from tests.unit.records.farm import DEVICE, make_job, measured
 
 READY = WorkerReport("worker", "session", False, WorkerState.READY, DEVICE, slots=16)
-# Of a call that reports a whole lease and takes the next one, and of one that is only a sign of life.
+# Statements of a call that reports a whole lease and takes the next one, and of a heartbeat.
 MOST, HEARTBEAT = 15, 2
 
 
@@ -40,7 +40,7 @@ def session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Session]
 
 @contextmanager
 def counted(session: Session) -> Iterator[list[str]]:
-    """The statements that are executed meanwhile."""
+    """Collect the statements that are executed meanwhile."""
     seen: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
