@@ -9,8 +9,8 @@ from dataclasses import dataclass
 ALPHA = 0.2
 BETA = 2.0
 WINDOW = 3
-# After so many trials, a task that lags behind similar ones is judged on its own, and a task of which nothing
-# has worked comes after all others.
+# The number of trials after which a task that lags behind similar ones is judged on its own, and a task of
+# which nothing has worked comes after all others.
 PATIENCE = 32
 # The largest share of the slots that one task gets while others are open.
 MAX_SHARE = 0.25

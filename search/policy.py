@@ -57,7 +57,7 @@ class Proposal:
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """How a batch is picked.
+    """The rules by which a batch is picked.
 
     `same_tile` is the largest share of a batch that has one innermost tile. Only the `sketches` predicted to
     be the fastest evolve; their populations together are at most `populations` times that of one sketch. With

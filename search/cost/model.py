@@ -32,7 +32,7 @@ PARAMETERS = {
     "seed": 0,
     "nthread": 1,
 }
-# A failed trial counts as so many times the best of its task, and so ranks behind every one that ran.
+# A failed trial counts as this times the best of its task, and so ranks behind every one that ran.
 FAILURE_FACTOR = 20.0
 
 

@@ -32,12 +32,13 @@ from search.programs.nest import Floats, Nest, touched_elements, vector_instruct
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.intrinsics import BY_NAME
-from search.sketches.predicates import is_permutation, lies_apart
+from search.sketches.predicates import is_permutation, is_strided
 from search.sketches.stage import Placement
 
-# Structures with so many levels, such as SSRSRS, have two reduction levels and a spatial one between them.
+# Structures with at least this many levels, such as SSRSRS, have two reduction levels with a spatial one
+# between.
 MERGING_DEPTH = 6
-# The compiler unrolls reductions of up to so many steps by itself.
+# The compiler unrolls reductions of up to this many steps by itself.
 FLAT_STEPS = 4
 
 
@@ -228,7 +229,7 @@ def _slots_of_load(
     slots = (producer.flops / issue + branches) * machine.loads
     one = np.ones_like(gathers)
     for read in producer.reads:
-        loads = gathers if lies_apart(read, producer.vector_axis) else one
+        loads = gathers if is_strided(read, producer.vector_axis) else one
         slots = slots + loads * _slots_of_load(population, read.buffer, conditions, one, machine)
     stage = sketch.stage[producer.name]
     inlined = (stage.placement is Placement.INLINE) | is_inlined(population, producer.name)

@@ -10,7 +10,7 @@ from search.programs.compute_location import count_gathers, is_inlined, location
 from search.programs.nest import Floats, Nest, vector_instructions
 from search.programs.program import Population
 from search.sketches.factors import Ints
-from search.sketches.predicates import is_arranged, lies_apart
+from search.sketches.predicates import is_arranged, is_strided
 from search.sketches.stage import Stage
 from search.sketches.variables import MAX_INNERMOST, read_kind
 
@@ -92,7 +92,7 @@ def _gathers_a_step(population: Population, nest: Nest) -> Floats:
     dag, node = population.sketch.dag, nest.node
     total = np.zeros(len(population))
     for read in node.reads:
-        if not lies_apart(read, node.vector_axis) or nest.stage.intrinsic:
+        if not is_strided(read, node.vector_axis) or nest.stage.intrinsic:
             continue
         lanes = GATHER_INSTRUCTIONS * nest.tile[sorted(read.axes)].prod(axis=0, dtype=np.float64)
         variable = population.sketch.choice(node.name, read_kind(read.buffer))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from search.dag import extent_of
 from search.programs.program import Population
 from search.sketches.factors import Ints
-from search.sketches.predicates import runs_apart
+from search.sketches.predicates import is_strided_when_fused
 from search.sketches.stage import Rfactor, Stage
 from search.sketches.variables import vector_loops
 
@@ -82,7 +82,10 @@ def count_gathers(population: Population, stage: Stage) -> Ints:
     return _by_loops(
         population,
         stage,
-        [sum(runs_apart(dag, node, a, axes) for a in accesses) for axes in _vector_axes(population, stage)],
+        [
+            sum(is_strided_when_fused(dag, node, a, axes) for a in accesses)
+            for axes in _vector_axes(population, stage)
+        ],
     )
 
 
