@@ -1,7 +1,8 @@
-"""Common boards and servers with Arm cores: what their system doesn't tell, or tells only where they are.
+"""Common boards and servers with Arm cores: properties that Linux on them doesn't report, and properties for
+code that is generated on another machine.
 
-Makers' data sheets give the caches. A second level that all cores share counts as the third here, and a
-core's part of it as the second.
+The cache sizes are from the makers' data sheets. A second level that all cores share counts as the third
+here, and a core's share of it as the second.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from core.device import Device
 
 TRIPLE = "aarch64-linux-gnu"
 KIB, MIB = 1 << 10, 1 << 20
-# Vectors are NEON's everywhere: TVM's have lengths that are known when they are compiled, SVE's have not.
+# NEON's vectors, also where there is SVE: the lengths of TVM's vectors are fixed at compile time.
 VECTOR_BYTES = 16
 
 
 @dataclass(frozen=True)
 class Board:
-    """`models` are what the device tree calls it, or begins with; sizes are bytes, caches as in Device."""
+    """`models` are the first words of the device tree's `model`. Sizes are bytes, caches as in Device."""
 
     name: str
     models: tuple[str, ...]
@@ -30,7 +31,7 @@ class Board:
     features: tuple[str, ...] = ("asimd",)
 
     def device(self, toolchain: str, target: str) -> Device:
-        """The board as a device, for code that is made where it isn't."""
+        """Describe the board as a device, to generate code for it on another machine."""
         return Device(
             name=self.name,
             triple=TRIPLE,
@@ -99,6 +100,8 @@ BOARDS = {board.name: board for board in _BOARDS}
 
 
 def find_board(model: str) -> Board | None:
-    """The board that a device tree's `model` names, if it is one of these."""
-    matches = ((len(start), board) for board in _BOARDS for start in board.models if model.startswith(start))
+    """Return the board with this `model` in its device tree; None for other models."""
+    matches = (
+        (len(prefix), board) for board in _BOARDS for prefix in board.models if model.startswith(prefix)
+    )
     return max(matches, key=lambda match: match[0], default=(0, None))[1]

@@ -19,7 +19,7 @@ from celery.exceptions import SecurityWarning
 from core.exit_code import ExitCode
 from records.storage.database import Database, StorageError
 from scheduler.app import Waker, make_app, send
-from scheduler.identity import identity
+from scheduler.identity import unique_name
 from scheduler.settings import SchedulerSettings
 from system.command import CommandError, run_command
 from system.settings import SettingsError, read_settings
@@ -45,7 +45,7 @@ def scheduler() -> int:
         raise CommandError(str(error), ExitCode.LOCAL) from error
     with ExitStack() as stack:
         stack.callback(database.close)
-        name = settings.scheduler_name or stack.enter_context(identity(database.name))
+        name = settings.scheduler_name or stack.enter_context(unique_name(database.name))
         return _work(celery, settings, database, name)
 
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] = ()) -> int:
 
 def _work(celery: Celery, settings: SchedulerSettings, database: Database, name: str) -> int:
     """Run a Celery worker until it is stopped. Return its exit code."""
-    # Loads TVM, which takes seconds: the first step finds it ready, a wrong setting does not cost them.
+    # These load TVM, which takes seconds: after the settings were checked, before the first step.
     from scheduler.context import Context
     from scheduler.steps.celery_tasks import register
 
@@ -84,7 +84,10 @@ def _work(celery: Celery, settings: SchedulerSettings, database: Database, name:
 
 
 def _request_sweeps(celery: Celery, interval_s: float) -> None:
-    """Send a message for a sweep at every interval, for ever."""
+    """Send a message for a sweep at every interval, for ever.
+
+    Celery's beat would do the same, but logs a stack trace for every message that it can't send.
+    """
     is_away = False
     while True:
         try:

@@ -1,14 +1,14 @@
-"""The server's settings, read once: flags over environment (`TUNEFARM_*`) over the values here."""
+"""The server's settings: flags over environment (`TUNEFARM_*`) over the defaults here."""
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from server.access.limits import OFF, parse_limit
+from system.network import is_loopback
 from system.tls import TlsFiles
 
 _NEEDS = {"tls_cert": "tls_key", "tls_key": "tls_cert", "tls_client_ca": "tls_cert"}
@@ -71,18 +71,10 @@ class ServerSettings(BaseSettings):
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """Only this machine can reach the server."""
         return is_loopback(self.host)
 
     @property
     def secret(self) -> str | None:
         """The bootstrap token in clear, None where none is set."""
         return None if self.token is None else self.token.get_secret_value()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host's name or address means this machine and no other."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

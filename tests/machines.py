@@ -37,7 +37,7 @@ class Machine:
         patch.setattr(compiler.target.platform, "machine", lambda: self.architecture)
         has = self.llvm.split()
         names = [one.name for one in instruction_sets(self.architecture)]
-        patch.setattr(compiler.target, "_host", lambda: {name: name in has for name in names})
+        patch.setattr(compiler.target, "_host_features", lambda: {name: name in has for name in names})
         known = tvm.get_global_func
         patch.setattr(
             tvm,

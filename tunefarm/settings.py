@@ -1,4 +1,4 @@
-"""The command's settings: flags over environment (`TUNEFARM_*`) over a TOML file over the values here."""
+"""The command's settings: flags over environment (`TUNEFARM_*`) over a TOML file over the defaults here."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from system.tls import TlsFiles
 
 
 def config_file() -> Path:
-    """The TOML file that is read when it exists: `TUNEFARM_CONFIG`, or the user's own."""
+    """Return the path of the TOML file, which need not exist: `TUNEFARM_CONFIG`, or the user's own."""
     default = platformdirs.user_config_path("tunefarm") / "config.toml"
     return Path(os.environ.get("TUNEFARM_CONFIG") or default)
 
 
 class CommandSettings(BaseSettings):
-    """Where the service is, or how to start one. Ports of 0 take any free one.
+    """Where the service is, or how to start one. A port of 0 takes any free one.
 
     `ca`, `cert` and `key` are for connections to a service, `tls_*` for one that is started here.
     """
@@ -61,12 +61,12 @@ class CommandSettings(BaseSettings):
 
     @property
     def tls(self) -> TlsFiles:
-        """For connections to a service. Raises TlsError."""
+        """The files of TLS for connections to a service. Raises TlsError."""
         return TlsFiles(self.cert, self.key, self.ca)
 
     @property
     def server_tls(self) -> TlsFiles:
-        """For a service that is started here. Raises TlsError."""
+        """The files of TLS for a service that is started here. Raises TlsError."""
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @property

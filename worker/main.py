@@ -27,7 +27,7 @@ from worker.agent.service import FleetClient, WorkerRefused, open_channel
 from worker.runner.executor import ChildConfig, Executor
 from worker.sandbox import isolation
 from worker.sandbox.file_transfer import linker_cache
-from worker.settings import TOGETHER, WorkerSettings
+from worker.settings import MAX_BUILT_TOGETHER, WorkerSettings
 
 _log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ def agent_config(settings: WorkerSettings) -> AgentConfig:
     """Return the part of the settings that the agent needs."""
     return AgentConfig(
         settings.slots,
-        build_together=min(settings.slots, TOGETHER),
+        build_together=min(settings.slots, MAX_BUILT_TOGETHER),
         once=settings.once,
         role=Role.BUILD if settings.build else Role.MEASURE,
         override_limits=settings.override_limits,

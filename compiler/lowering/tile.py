@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compiler.constants.packing import MARK
+from compiler.constants.packing import PACKING_ANNOTATION
 from compiler.lowering.packing_map import PackingMap
 from compiler.lowering.primitives import Primitives, by_level, power_of_two
 from search.dag import Node
@@ -107,7 +107,7 @@ class Tiles:
             padding = zero if packing.is_padded else None
             self.schedule.transform_layout(block, ("read", index), packing.place, pad_value=padding)
         if way == "packed":
-            self.schedule.annotate(copy, MARK, True)
+            self.schedule.annotate(copy, PACKING_ANNOTATION, True)
         elif way == "0":
             self.schedule.parallel(self.schedule.get_loops(copy)[0])
         return (copy, int(way)) if way not in ("packed", "0") else None

@@ -16,13 +16,13 @@ from search.dag import Buffer, BufferRole, Dag, Node
 
 __all__ = ["UnsupportedSubgraph", "read_dag"]
 
-# Matrices of constants up to this size are folded into the code (winograd's have 12 to 64 elements).
+# Matrices of constants up to this size become part of the code (winograd's have 12 to 64 elements).
 MAX_CONSTANT_ELEMENTS = 256
 
 
 def read_dag(module: tvm.IRModule) -> Dag:
-    """The computation of the workload's `main`; a node's axes are the loops that a schedule finds around its
-    block. Raises UnsupportedSubgraph naming the first thing it can't express."""
+    """Read the computation of the workload's `main`; a node's axes are the loops that a schedule finds around
+    its block. Raises UnsupportedSubgraph, which names the first thing that the search can't express."""
     func = module["main"]
     root = _root(func)
     names = _names([*func.params, *root.alloc_buffers])
@@ -34,11 +34,16 @@ def read_dag(module: tvm.IRModule) -> Dag:
     except ValueError as error:
         raise UnsupportedSubgraph(str(error)) from error
     _check_bindings(module, nodes)
-    return _with_constant_axes(dag)
+    constants = {
+        node.write.buffer
+        for node in nodes
+        if not node.reads and node.iterations <= MAX_CONSTANT_ELEMENTS and not node.is_expensive
+    }
+    return replace(dag, nodes=tuple(_with_constant_axes(node, constants) for node in nodes))
 
 
 def _root(func: Any) -> SBlock:
-    """The block around all others."""
+    """Return the block around all others."""
     body = getattr(func, "body", None)
     if not isinstance(body, SBlockRealize):
         raise UnsupportedSubgraph("the function is not made of blocks")
@@ -50,18 +55,19 @@ def _root(func: Any) -> SBlock:
 
 
 def named_buffers(func: Any) -> Mapping[str, Any]:
-    """The function's buffers by the names that they have in its dag."""
+    """Return the function's buffers by the names that they have in its dag."""
     root = _root(func)
     return {name: buffer for buffer, name in _names([*func.params, *root.alloc_buffers]).items()}
 
 
 def _names(variables: Sequence[Any]) -> Mapping[Any, str]:
-    """A name for every buffer, different ones for different buffers (TIR allows namesakes)."""
+    """Return a different name for every buffer: in TIR several may have the same."""
     return dict(zip(variables, distinct([variable.name for variable in variables]), strict=True))
 
 
 def _nests(statement: Any, loops: tuple[Any, ...]) -> Iterator[tuple[SBlockRealize, tuple[Any, ...]]]:
-    """The blocks in program order, each with the loops around it, which are its alone."""
+    """Yield the blocks in program order, each with the loops around it. Blocks that share a loop raise
+    UnsupportedSubgraph."""
     match statement:
         case tirx.SeqStmt() if not loops:
             for part in statement:
@@ -97,7 +103,7 @@ def _blocks(statement: Any) -> str:
 
 
 def _buffers(func: Any, names: Mapping[Any, str], written: set[str]) -> Iterator[Buffer]:
-    """Inputs, intermediate results, outputs."""
+    """Yield inputs, intermediate results and outputs, in this order."""
     layout_free = {int(number) for number in (func.attrs or {}).get("layout_free_buffers", ())}
     inputs = {p: number in layout_free for number, p in enumerate(func.params) if names[p] not in written}
     for variable, constant in inputs.items():
@@ -117,7 +123,7 @@ def _buffer(variable: Any, names: Mapping[Any, str], role: BufferRole, constant:
 
 
 def _check_bindings(module: tvm.IRModule, nodes: Sequence[Node]) -> None:
-    """Only blocks whose bindings TVM takes for affine can have their loops reordered."""
+    """Refuse blocks whose loops TVM can't reorder, because it doesn't recognize their bindings as affine."""
     try:
         schedule = Schedule(module, debug_mask="none")
     except Exception as error:  # TVM raises whatever class its C++ side names
@@ -132,17 +138,8 @@ def _check_bindings(module: tvm.IRModule, nodes: Sequence[Node]) -> None:
             )
 
 
-def _with_constant_axes(dag: Dag) -> Dag:
-    """The graph whose reductions know their axes over small matrices that are computed from nothing."""
-    constants = {
-        node.write.buffer
-        for node in dag.nodes
-        if not node.reads and node.iterations <= MAX_CONSTANT_ELEMENTS and not node.is_expensive
-    }
-    return replace(dag, nodes=tuple(_unrolling(node, constants) for node in dag.nodes))
-
-
-def _unrolling(node: Node, constants: set[str]) -> Node:
+def _with_constant_axes(node: Node, constants: set[str]) -> Node:
+    """Mark the axes of a reduction over small constant matrices: their loops are unrolled."""
     if not node.reduction:
         return node
     axes = {axis for read in node.reads if read.buffer in constants for axis in read.axes}

@@ -14,7 +14,7 @@ from server.access.audit import AuditLog
 from server.access.authentication import LOOPBACK, AccessDenied, Authenticator, Caller, require_scope
 from server.access.scopes import OPEN_PATHS, Operation, operation_of
 from server.api.problems import Problem, storage_problem
-from server.settings import is_loopback
+from system.network import is_loopback
 
 
 class AccessMiddleware:

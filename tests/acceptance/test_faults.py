@@ -30,7 +30,7 @@ def family(of: int, module: str) -> list[psutil.Process]:
             words = process.cmdline()
         except psutil.NoSuchProcess:
             continue
-        if module in words and "tunefarm.embedded.tether" not in words:
+        if module in words and "tunefarm.embedded.die_with_parent" not in words:
             found.append(process)
     return found
 

@@ -18,7 +18,7 @@ import httpx
 
 from records.storage.database import Database
 from tests.faults.process import CLOCK_VARIABLE
-from tunefarm.embedded.supervision import TETHER
+from tunefarm.embedded.supervision import DIE_WITH_PARENT
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE_S = 60.0
@@ -43,7 +43,7 @@ class Program:
     def start(self) -> None:
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [*TETHER, *self.command],
+                [*DIE_WITH_PARENT, *self.command],
                 env=dict(self.environment),
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,

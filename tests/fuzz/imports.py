@@ -20,7 +20,7 @@ from tests.faults.rig import ROOT
 from tests.fuzz.failures import Failures
 from tests.fuzz.import_child import HEADER
 from tests.fuzz.models import files
-from tunefarm.embedded.supervision import TETHER
+from tunefarm.embedded.supervision import DIE_WITH_PARENT
 
 KIND = "import"
 # For hangs only: an import takes milliseconds, loading TVM seconds.
@@ -75,7 +75,7 @@ class Importer:
     def _start(self) -> None:
         self.stop()
         self._process = subprocess.Popen(
-            [*TETHER, sys.executable, "-P", "-m", "tests.fuzz.import_child"],
+            [*DIE_WITH_PARENT, sys.executable, "-P", "-m", "tests.fuzz.import_child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import scheduler.models
 from compiler.measuring.builder import LocalBuilder
 from compiler.measuring.runner import LocalRunner
 from compiler.packaging.artifact import Manifest, unpack
+from compiler.sandbox import models as sandbox
 from compiler.target import detect_device
 from core.job import Budget, JobState
 from core.measurement import Measurement
@@ -29,7 +29,8 @@ from records.storage import blobs
 from records.storage.database import Database
 from scheduler.context import Context
 from scheduler.settings import SchedulerSettings
-from scheduler.steps.drive import drive, sweep
+from scheduler.steps.drive import drive
+from scheduler.upkeep.sweep import Sweeper
 from tests.children import kill_the_child
 
 SETTINGS = SchedulerSettings(
@@ -124,13 +125,13 @@ def test_a_real_model_is_tuned_and_published(database: Database) -> None:
 def test_a_model_that_computes_something_else_than_untuned_is_not_published(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = scheduler.models.compile_tuned
+    real = sandbox.compile_tuned
 
     def compile_another(_data: bytes, _shapes: object, target: str, _schedules: object) -> bytes:
         """As if kernels that are right by themselves were put together wrongly."""
         return real(small_network(seed=1), {}, target, {})
 
-    monkeypatch.setattr(scheduler.models, "compile_tuned", compile_another)
+    monkeypatch.setattr(sandbox, "compile_tuned", compile_another)
     _submit(database)
     job = _finish(database, Device(database))
     assert job.state is JobState.DONE
@@ -176,8 +177,9 @@ def _context(database: Database, wakes: list[tuple[str, str]]) -> Context:
 def _finish(database: Database, device: Device) -> Job:
     wakes: list[tuple[str, str]] = []
     context = _context(database, wakes)
+    sweeper = Sweeper(context)
     for turn in range(40):
-        sweep(context)
+        sweeper.sweep()
         while wakes:
             drive(context, *wakes.pop(0))
         device.work(f"lease {turn}")

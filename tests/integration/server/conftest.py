@@ -30,7 +30,7 @@ from server.main import serve
 from server.settings import ServerSettings
 from system.tls import TlsFiles
 from tests.services import Emptied, free_port
-from tunefarm.client.client import trust as client_trust
+from tunefarm.client.client import tls_verification
 
 DEVICE = Device(
     name="test board",
@@ -181,7 +181,7 @@ def launch(
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     url = f"{'https' if trust else 'http'}://127.0.0.1:{listening.getsockname()[1]}"
-    client = httpx.Client(base_url=url, trust_env=False, timeout=20, verify=client_trust(trust))
+    client = httpx.Client(base_url=url, trust_env=False, timeout=20, verify=tls_verification(trust))
     channel = channel_to(settings.grpc_port, trust)
 
     def stop() -> None:
@@ -201,7 +201,7 @@ def launch(
 def channel_to(port: int, trust: TlsFiles | None = None) -> grpc.Channel:
     if trust is None:
         return grpc.insecure_channel(f"127.0.0.1:{port}")
-    texts = trust.checked()
+    texts = trust.read()
     credentials = grpc.ssl_channel_credentials(texts.ca, texts.key, texts.cert)
     return grpc.secure_channel(f"127.0.0.1:{port}", credentials)
 

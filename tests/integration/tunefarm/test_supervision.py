@@ -67,7 +67,7 @@ def test_a_killed_program_is_started_again_and_all_stop_together(folder: DataFol
 
 
 @pytest.mark.slow
-def test_a_program_that_keeps_failing_is_given_up_with_its_last_words(
+def test_a_program_that_keeps_failing_is_given_up_with_its_last_line(
     folder: DataFolder, scratch: Path
 ) -> None:
     broken = (sys.executable, "-c", "raise SystemExit('100% out of luck')")
@@ -75,8 +75,8 @@ def test_a_program_that_keeps_failing_is_given_up_with_its_last_words(
         folder, scratch, SupervisedProcess("good", SLEEPER, 5, 1), SupervisedProcess("bad", broken, 5, 1)
     ) as supervisor:
         until(lambda: supervisor.given_up() == "bad")
-        assert supervisor.last_words("bad") == "100% out of luck"
-        assert supervisor.last_words("nobody") == ""
+        assert supervisor.last_line("bad") == "100% out of luck"
+        assert supervisor.last_line("nobody") == ""
 
 
 KILLED_LATER = """
@@ -96,7 +96,7 @@ with folder.locked() as lock, supervise([program], scratch, folder.logs, os.envi
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the tether is Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux knows it")
 @pytest.mark.parametrize("victim", ["command", "supervisor"])
 def test_nothing_is_left_behind_when_something_is_killed(
     folder: DataFolder, scratch: Path, victim: str

@@ -15,6 +15,7 @@ from tvm import te, topi
 from compiler.importing.model import ExtractedTask
 from compiler.importing.spec import TensorSpec
 from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, unpack, unpack_reference
+from compiler.sandbox import models as sandbox
 from compiler.sandbox.models import ImportedModel
 from compiler.workload import to_json, workload_hash
 from core.job import Budget
@@ -32,8 +33,11 @@ from records.schedules.schedules import Record
 from records.storage import blobs
 from records.storage.database import Database
 from scheduler.context import Context
+from scheduler.planning import batch
 from scheduler.settings import SchedulerSettings
-from scheduler.steps.drive import drive, sweep
+from scheduler.steps import artifacts
+from scheduler.steps.drive import drive
+from scheduler.upkeep.sweep import Sweeper
 from search.cost.model import CostModel
 from search.policy import Proposal, SearchTask
 from search.programs.annotate import sample
@@ -79,14 +83,11 @@ class FakeCompiler:
     schedules: list[Mapping[str, str]] = field(default_factory=list)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name, fake in {
-            "models.import_model": self._import,
-            "models.compile_untuned": lambda *asked: (self._import(*asked), UNTUNED),
-            "models.compile_tuned": self._compile_tuned,
-            "artifacts.check_traces": self._check_traces,
-            "batch.propose": propose_at_random,
-        }.items():
-            monkeypatch.setattr(f"scheduler.{name}", fake)
+        monkeypatch.setattr(sandbox, "import_model", self._import)
+        monkeypatch.setattr(sandbox, "compile_untuned", lambda *asked: (self._import(*asked), UNTUNED))
+        monkeypatch.setattr(sandbox, "compile_tuned", self._compile_tuned)
+        monkeypatch.setattr(artifacts, "check_traces", self._check_traces)
+        monkeypatch.setattr(batch, "propose", propose_at_random)
 
     def _import(self, data: bytes, shapes: Mapping[str, tuple[int, ...]], target: str) -> ImportedModel:
         self.imported += 1
@@ -116,7 +117,7 @@ def propose_at_random(
     exclude: Collection[Program] = (),
     seeds: Sequence[Program] = (),
 ) -> list[Proposal]:
-    """What search.policy.propose promises, without the evolution."""
+    """Propose as search.policy.propose does, without the evolution."""
     known = {program for program, _ in measured} | set(exclude)
     found: list[Proposal] = []
     for sketch in task.sketches:
@@ -150,6 +151,7 @@ class Farm:
         self.settings = self.settings.model_copy(update=settings)
         wake = lambda step, job_id: self.wakes.append((step, job_id))  # noqa: E731
         self.context = Context(self.settings, database or self.database, lambda: self.now, "here", wake)
+        self._sweeper = Sweeper(self.context)
 
     def submit(
         self, job_id: str = "job", trials: int = 8, minutes: float | None = None, **changes: Any
@@ -175,7 +177,7 @@ class Farm:
         self.now += 5
 
     def sweep(self) -> None:
-        sweep(self.context)
+        self._sweeper.sweep()
         self.drain()
 
     def drain(self) -> None:

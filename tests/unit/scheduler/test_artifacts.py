@@ -1,4 +1,4 @@
-"""Which schedules go into a model, and whose are tried apart before."""
+"""Schedules that can't be compiled are left out of a model; risky ones are tried in a child process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from compiler.packaging.artifact import TaskEntry
 from core.measurement import Outcome
 from records.schedules.schedules import Record
 from scheduler.steps import artifacts
-from scheduler.steps.artifacts import MAX_IMPORTED, choose, culprits, replaced
-from scheduler.steps.fallbacks import History, Plan, schedule_of
+from scheduler.steps.artifacts import MAX_IMPORTED, describe_replaced, find_uncompilable, select_applicable
+from scheduler.steps.selection import AssemblyHistory, Selection, schedule_id
 from tests.unit.compiler.test_artifact import MANIFEST
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL
 
@@ -57,10 +57,10 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> Apart:
     return found
 
 
-def chosen(*records: Record, history: History | None = None) -> Mapping[str, Record]:
-    plan = choose([MATMUL, CONV], records, DEVICE.target, history or History())
-    assert plan is not None
-    return plan.chosen
+def chosen(*records: Record, history: AssemblyHistory | None = None) -> Mapping[str, Record]:
+    selected = select_applicable([MATMUL, CONV], records, DEVICE.target, history or AssemblyHistory())
+    assert selected is not None
+    return selected.chosen
 
 
 def test_the_first_of_each_task_is_chosen(apart: Apart) -> None:
@@ -105,28 +105,30 @@ def test_of_many_imported_ones_only_a_few_are_tried(apart: Apart) -> None:
 def test_after_one_that_did_not_compile_the_next_of_its_subgraph_are_tried_apart(apart: Apart) -> None:
     first, second, third = (record(MATMUL, 1e-3 * at, trace=UNSCHEDULED + " " * at) for at in (1, 2, 3))
     apart.faulty = frozenset({second.trace})
-    history = History(refused={schedule_of(first): "LLVM ERROR"})
+    history = AssemblyHistory(refused={schedule_id(first): "LLVM ERROR"})
     assert chosen(first, second, third, record(CONV, 1e-3), history=history)[MATMUL.workload_hash] == third
     assert apart.tried == [[second.trace], [third.trace]]
 
 
-def test_culprits_are_those_that_do_not_compile_alone(apart: Apart) -> None:
+def test_uncompilable_are_those_that_do_not_compile_alone(apart: Apart) -> None:
     good, bad = record(MATMUL, 1e-3), record(CONV, 1e-3, trace=f"{UNSCHEDULED} ")
     apart.faulty = frozenset({bad.trace})
-    plan = Plan({each.workload_hash: each for each in (good, bad)}, {})
-    assert culprits([MATMUL, CONV], plan, DEVICE.target) == {schedule_of(bad): "it crashed the compiler"}
+    selected = Selection({each.workload_hash: each for each in (good, bad)}, {})
+    assert find_uncompilable([MATMUL, CONV], selected, DEVICE.target) == {
+        schedule_id(bad): "it crashed the compiler"
+    }
 
 
 def test_what_runs_another_schedule_is_named_with_its_reason() -> None:
     names = [TaskEntry(str(at), f"conv{at}", 1, reason=f"reason {at}") for at in range(5)]
-    assert replaced(replace(MANIFEST, tasks=(TaskEntry("9", "dense", 1), names[1]))) == (
+    assert describe_replaced(replace(MANIFEST, tasks=(TaskEntry("9", "dense", 1), names[1]))) == (
         "1 of 2 subgraphs runs the fallback schedule: conv1: reason 1"
     )
     slower = replace(names[0], trace="[[],[]]")
-    assert replaced(replace(MANIFEST, tasks=(slower, names[1]))) == (
+    assert describe_replaced(replace(MANIFEST, tasks=(slower, names[1]))) == (
         "2 of 2 subgraphs run the fallback schedule or a slower schedule: conv0: reason 0; conv1: reason 1"
     )
-    assert replaced(replace(MANIFEST, tasks=tuple(names))).endswith(
+    assert describe_replaced(replace(MANIFEST, tasks=tuple(names))).endswith(
         "conv2: reason 2; and 2 more, see the manifest"
     )
-    assert replaced(MANIFEST) == ""
+    assert describe_replaced(MANIFEST) == ""

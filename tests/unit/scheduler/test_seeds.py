@@ -1,4 +1,4 @@
-"""What was good for similar workloads is where the search of a new one begins."""
+"""The search of a new workload begins with the best programs of similar ones."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from records.jobs import jobs
-from scheduler.planning import batch, similar
-from scheduler.planning.job_snapshot import read
-from scheduler.planning.similar import nearest, seeds
+from scheduler.planning import batch, seeds
+from scheduler.planning.job_snapshot import read_snapshot
+from scheduler.planning.seeds import find_seeds, nearest
 from search.programs.program import Program
 from tests import workloads
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, FakeCompiler, Farm, extracted, propose_at_random
@@ -29,19 +29,21 @@ def begin(farm: Farm, compiler: FakeCompiler, *tasks: Any) -> None:
 
 
 def seeds_of(farm: Farm, *tasks: Any) -> dict[str, tuple[Program, ...]]:
+    context = farm.context
+    listed = farm.tasks("next")
     with farm.database.begin() as session:
-        situation = read(session, jobs.get(session, "next"), farm.context.memory)
-    spaces = farm.context.spaces.load(farm.database, [task.workload_hash for task in tasks], DEVICE)
-    return seeds(farm.context, situation, spaces)
+        snapshot = read_snapshot(session, jobs.get(session, "next"), listed, context.record_cache)
+    task_spaces = context.spaces.load([task.workload_hash for task in tasks], DEVICE)
+    return find_seeds(farm.database, context.spaces, snapshot, task_spaces)
 
 
 def test_a_new_workload_begins_with_the_best_of_its_kind(farm: Farm, compiler: FakeCompiler) -> None:
     begin(farm, compiler, LARGER)
     farm.drain()
     [found] = seeds_of(farm, LARGER).values()
-    assert 0 < len(found) <= similar.PROGRAMS
-    [space] = farm.context.spaces.load(farm.database, [LARGER.workload_hash], DEVICE).values()
-    assert all(program.sketch in space.search.sketches for program in found)
+    assert 0 < len(found) <= seeds.PROGRAMS_PER_WORKLOAD
+    [space] = farm.context.spaces.load([LARGER.workload_hash], DEVICE).values()
+    assert all(program.sketch in space.search_task.sketches for program in found)
     assert seeds_of(farm, LARGER)[LARGER.workload_hash] is found
 
 
@@ -66,7 +68,7 @@ def test_a_workload_that_is_known_well_needs_none(
 ) -> None:
     begin(farm, compiler, LARGER, MATMUL)
     farm.drain()
-    monkeypatch.setattr(similar, "ENOUGH", 1)
+    monkeypatch.setattr(seeds, "ENOUGH_RECORDS", 1)
     assert seeds_of(farm, LARGER, MATMUL).keys() == {LARGER.workload_hash}
 
 

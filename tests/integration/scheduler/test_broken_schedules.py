@@ -33,8 +33,9 @@ from records.storage import blobs
 from records.storage.database import Database
 from records.storage.tables import RecordRow
 from scheduler.context import Context
-from scheduler.steps import fallbacks
-from scheduler.steps.drive import drive, sweep
+from scheduler.steps import selection
+from scheduler.steps.drive import drive
+from scheduler.upkeep.sweep import Sweeper
 from tests.integration.scheduler import test_real_compiler
 from tests.integration.scheduler.test_real_compiler import NOW, SETTINGS, Device
 from tests.onnx_models import residual
@@ -94,8 +95,9 @@ def test_a_schedule_that_breaks_the_model_is_left_out_alone(
     _submit(database)
     wakes: list[tuple[str, str]] = []
     context = Context(SETTINGS, database, lambda: NOW, "here", lambda *wake: wakes.append(wake))
+    sweeper = Sweeper(context)
     for _ in range(60):
-        sweep(context)
+        sweeper.sweep()
         while wakes:
             drive(context, *wakes.pop(0))
         device.work(uuid4().hex)
@@ -121,7 +123,7 @@ def test_the_search_goes_on_where_a_killed_scheduler_was(
     _know(database, device, {CLASSIFIER: rounds_to_integers})
     _submit(database)
     with _scheduler(database, tmp_path):
-        work_until(lambda: _attempts(database) == 2)
+        work_until(lambda: _assemblies(database) == 2)
     assert not _job(database).state.finished
     with _scheduler(database, tmp_path):
         work_until(lambda: _job(database).state.finished)
@@ -183,9 +185,9 @@ def _job(database: Database) -> Job:
         return jobs.get(session, "job")
 
 
-def _attempts(database: Database) -> int:
+def _assemblies(database: Database) -> int:
     with database.begin() as session:
-        return [event.kind for event in events.since(session, "job", 0, 1000)].count(fallbacks.ASSEMBLED)
+        return [event.kind for event in events.since(session, "job", 0, 1000)].count(selection.ASSEMBLED)
 
 
 @contextmanager
