@@ -1,7 +1,6 @@
 """Simulated workers, all in one process: they lease, wait instead of measuring, and report.
 
-    python -m benchmarks.simulated_workers --server HOST:PORT --workers 1000 --classes 50 \
-        --seconds 9 --trial-s 1
+    python -m benchmarks.simulated_workers --server HOST:PORT --workers 99 --classes 5 --seconds 9 --trial-s 1
 
 Writes their statistics to standard output as JSON, and progress to standard error.
 """
