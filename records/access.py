@@ -1,4 +1,4 @@
-"""Tokens and the audit log. Of a token's secret, only a digest is stored."""
+"""Tokens, whose secrets are stored only as digests, and the audit log."""
 
 from __future__ import annotations
 

@@ -121,8 +121,8 @@ class Database:
         self._engine.dispose()
 
     def _refuse_newer(self, connection: Connection) -> None:
-        known = {script.revision for script in _scripts().walk_revisions()}
-        if not _revisions(connection) <= known:
+        own_revisions = {script.revision for script in _scripts().walk_revisions()}
+        if not _revisions(connection) <= own_revisions:
             raise StorageError(
                 f"the database {self.name} is of a newer tunefarm: upgrade this one or use another database"
             )
