@@ -36,7 +36,7 @@ class WorkerSettings(BaseSettings):
 
     With `build`, the worker measures nothing and builds what other devices measure. `features` names the
     instruction sets that it gives up, "-NAME,-NAME". `tls` asks for an encrypted connection, and so does each
-    of its files: the service's certificate must be one of the authorities in `ca` (public ones by default),
+    of its files: an authority in `ca` must vouch for the service's certificate (a public one by default);
     `cert` and `key` are the worker's own. A limit (`..._timeout_s`, `memory_bytes`) overrides the service's.
     """
 

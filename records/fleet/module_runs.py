@@ -20,8 +20,11 @@ from records.storage.tables import ModuleRunRow
 
 @dataclass(frozen=True)
 class StoredModuleRun:
-    """One end-to-end timing of a job's compiled model, the blob `artifact_sha`. `lease_id` is the lease that
-    holds it, or in which it was done."""
+    """An end-to-end timing of a job's compiled model, the blob `artifact_sha`.
+
+    `lease_id` names the lease that holds it, or in which it was done. `attempts` counts the devices that were
+    lost while they held it.
+    """
 
     id: int
     job_id: str
@@ -40,7 +43,7 @@ class StoredModuleRun:
 
 
 def add(session: Session, job_id: str, kind: ModuleKind, artifact_sha: str, now: float) -> int:
-    """Ask for an end-to-end timing; its id, the same for the same job, kind and artifact.
+    """Add a module run to a job unless it has the same one; return the id.
 
     Raises BlobNotFound, JobNotFound.
     """
@@ -54,13 +57,13 @@ def add(session: Session, job_id: str, kind: ModuleKind, artifact_sha: str, now:
 
 
 def of_job(session: Session, job_id: str) -> list[StoredModuleRun]:
-    """Oldest first."""
+    """Return a job's module runs, oldest first."""
     runs = select(ModuleRunRow).where(ModuleRunRow.job_id == job_id).order_by(ModuleRunRow.id)
     return [module_run_of(row) for row in session.scalars(runs)]
 
 
 def time_again(session: Session, run_ids: Sequence[int]) -> None:
-    """Have module runs that are done timed once more, together."""
+    """Let module runs that are done be timed once more, together."""
     done = update(ModuleRunRow).where(ModuleRunRow.id.in_(run_ids), ModuleRunRow.state == "done")
     session.execute(done.values(state="pending", lease_id=None, outcome=None, run_secs=None, error=""))
 

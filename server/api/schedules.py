@@ -14,9 +14,10 @@ from fastapi.responses import StreamingResponse
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from core.measurement import Outcome
+from core.trace import TraceRefused, parse_trace
 from records.jobs import jobs, tasks
 from records.schedules import schedules
-from records.schedules.schedules import NoSchedule, Record
+from records.schedules.schedules import Record
 from server.api.fields import Name, RequestBody
 from server.api.problems import Problem, problems
 from server.api.targets import NATIVE, device_class
@@ -236,8 +237,9 @@ def _import(context: ServerContext, text: bytes, target: str) -> ImportedBody:
             for exported in body.records
         ]
         try:
-            schedules.require_schedules(records)
-        except NoSchedule as error:
+            for record in body.records:
+                parse_trace(record.trace)
+        except TraceRefused as error:
             raise Problem(422, "trace-refused", f"Nothing was imported: {error}.") from error
         for workload in body.workloads:
             tasks.put_workload(session, workload.hash, workload.module_json)

@@ -132,7 +132,7 @@ def _store_results(session: Session, report: WorkerReport, now: float) -> tuple[
         ]
         reported = leases.report(session, lease_id, report.session_id, plausible, now)
         closed |= reported.closed
-        if reported.job_id is not None and (reported.closed or reported.many):
+        if reported.job_id is not None and (reported.closed or reported.worth_planning):
             is_timing = any(result.module_run_id is not None for result in results)
             wakes.append(("publish" if is_timing else "plan", reported.job_id))
     return wakes, closed

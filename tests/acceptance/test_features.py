@@ -70,3 +70,4 @@ def test_an_embedded_stack_says_what_cannot_be_given_up(
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 8
     assert "this machine has no xop to give up: leave it out" in done.stderr
+    assert not list(tmp_path.rglob("*.log")), "no process was started"

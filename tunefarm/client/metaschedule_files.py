@@ -1,4 +1,4 @@
-"""Schedules between a service and the two files of a MetaSchedule database. Needs TVM."""
+"""Writes and reads schedules as the two files of a MetaSchedule database. Needs TVM."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ RECORD_FILE = "database_tuning_record.json"
 
 @dataclass(frozen=True)
 class ExportCounts:
-    """How much an export wrote."""
+    """The number of workloads and records that an export wrote."""
 
     workloads: int
     records: int
 
 
 def write(database: ScheduleDatabase, folder: Path) -> ExportCounts:
-    """Writes both files.
+    """Write both files into a folder.
 
     Raises CommandError without TVM, for a folder that can't be written and for damaged records.
     """
-    format_ = _metaschedule()
+    metaschedule = _metaschedule()
     modules = {workload.hash: workload.module_json for workload in database.workloads}
     records = [
-        format_.ImportedRecord(
+        metaschedule.ImportedRecord(
             one.workload, modules.get(one.workload, ""), one.trace, one.run_secs, one.target
         )
         for one in database.records
     ]
     try:
-        workload_text, record_text = format_.export_database(records, modules)
+        workload_text, record_text = metaschedule.export_database(records, modules)
         (folder / WORKLOAD_FILE).write_text(workload_text)
         (folder / RECORD_FILE).write_text(record_text)
     except (KeyError, ValueError) as error:
@@ -48,35 +48,33 @@ def write(database: ScheduleDatabase, folder: Path) -> ExportCounts:
 
 
 def read(folder: Path) -> ScheduleDatabase:
-    """Reads both files.
+    """Read both files.
 
     Raises InputError naming the file and line that can't be used, CommandError without TVM.
     """
-    texts = [_text(folder / name) for name in (WORKLOAD_FILE, RECORD_FILE)]
-    format_ = _metaschedule()
+    texts = []
+    for path in (folder / WORKLOAD_FILE, folder / RECORD_FILE):
+        hint = "name the folder of a MetaSchedule database"
+        try:
+            texts.append(path.read_text())
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is no text: {hint}") from error
+        except OSError as error:
+            raise InputError(f"{path} can't be read ({error.strerror}): {hint}") from error
+    metaschedule = _metaschedule()
     try:
-        found = list(format_.import_database(*texts))
-    except format_.DatabaseFormatError as error:
+        records = list(metaschedule.import_database(*texts))
+    except metaschedule.DatabaseFormatError as error:
         raise InputError(f"{folder} is no MetaSchedule database: {error}") from error
-    workloads = {record.workload_hash: record.module_json for record in found}
+    modules = {record.workload_hash: record.module_json for record in records}
     return ScheduleDatabase(
-        tuple(ExportedWorkload(name, module_json) for name, module_json in workloads.items()),
-        tuple(ExportedRecord(one.workload_hash, one.trace, one.run_secs, one.target) for one in found),
+        tuple(ExportedWorkload(name, module_json) for name, module_json in modules.items()),
+        tuple(ExportedRecord(one.workload_hash, one.trace, one.run_secs, one.target) for one in records),
     )
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is no text: name the folder of a MetaSchedule database") from error
-    except OSError as error:
-        raise InputError(
-            f"{path} can't be read ({error.strerror}): name the folder of a MetaSchedule database"
-        ) from error
-
-
 def _metaschedule() -> ModuleType:
+    """Import the module that loads TVM."""
     try:
         from compiler.packaging import metaschedule
     except ImportError as error:

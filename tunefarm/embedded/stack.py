@@ -104,7 +104,7 @@ def start(config: StackConfig) -> Iterator[Stack]:
     writable, a port in use, a process that does not come up. Raises TlsError.
     """
     if config.tls:
-        config.tls.checked()
+        config.tls.read()
     if not any(map(shutil.which, ("cc", "gcc", "clang"))):
         raise StackError("no C compiler was found: install gcc, it links the tuned libraries")
     _check_features(config)

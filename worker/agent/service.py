@@ -70,7 +70,7 @@ def open_channel(address: str, reconnect_max_s: float, tls: TlsFiles | None = No
     ]
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
-    texts = tls.checked()
+    texts = tls.read()
     credentials = grpc.ssl_channel_credentials(texts.ca, texts.key, texts.cert)
     return grpc.aio.secure_channel(address, credentials, options=options)
 

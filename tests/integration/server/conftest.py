@@ -201,7 +201,7 @@ def launch(
 def channel_to(port: int, trust: TlsFiles | None = None) -> grpc.Channel:
     if trust is None:
         return grpc.insecure_channel(f"127.0.0.1:{port}")
-    texts = trust.checked()
+    texts = trust.read()
     credentials = grpc.ssl_channel_credentials(texts.ca, texts.key, texts.cert)
     return grpc.secure_channel(f"127.0.0.1:{port}", credentials)
 

@@ -33,7 +33,7 @@ def file(empty_file: Path, tmp_path: Path) -> Path:
 
 
 class TestTransactions:
-    def test_what_succeeds_is_there_for_the_next(self, database: Database) -> None:
+    def test_a_committed_row_is_there_for_the_next_transaction(self, database: Database) -> None:
         with database.begin() as session:
             sha = blobs.put(session, b"data")
         with database.begin() as session:
@@ -114,7 +114,7 @@ class TestMigration:
             assert trials.add(session, "job", 0, [new], now=2.0) == [5]
         database.close()
 
-    def test_is_safe_to_repeat(self, database: Database) -> None:
+    def test_a_migration_is_safe_to_repeat(self, database: Database) -> None:
         with database.begin() as session:
             sha = blobs.put(session, b"data")
         database.migrate()

@@ -1,4 +1,4 @@
-"""What becomes of a worker's results."""
+"""Reports of results, and their effects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.records.farm import DEVICE, Farm, make_job, measured
 
 
 class TestReport:
-    def test_stores_results_and_records_and_closes(self, farm: Farm) -> None:
+    def test_a_report_stores_results_and_records_and_closes_the_lease(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2")
         farm.leased("lease")
         assert farm.report("lease", ids[:1], secs=1e-3) == Reported(1, "job", closed=False)
@@ -41,21 +41,21 @@ class TestReport:
             Outcome.BUILD_ERROR,
         }
 
-    def test_appends_progress(self, farm: Farm) -> None:
+    def test_a_report_appends_a_progress_event(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2", "t3")
         farm.leased("lease", limit=2)
         farm.report("lease", ids[:2])
         last = events.since(farm.session, "job", 0, 100)[-1]
         assert (last.kind, last.data) == ("progress", {"trials_done": 2, "trials_issued": 3})
 
-    def test_so_many_results_are_worth_a_look(self, farm: Farm) -> None:
+    def test_every_32_results_of_a_lease_are_worth_planning(self, farm: Farm) -> None:
         ids = farm.issue(*(f"t{number}" for number in range(80)))
         devices.register(farm.session, "worker", "session", DEVICE, WorkerState.READY, 1.0)
         assert len(farm.leased("first").trials) == 8
-        assert not farm.report("first", ids[:8], now=20.8).many, "it is closed"
+        assert not farm.report("first", ids[:8], now=20.8).worth_planning, "it is closed"
         assert len(farm.leased("lease", limit=70, now=21.0).trials) == 70
-        looks = [farm.report("lease", [trial_id], now=22.0).many for trial_id in ids[8:78]]
-        assert [number for number, look in enumerate(looks, 1) if look] == [32, 64]
+        worth = [farm.report("lease", [trial_id], now=22.0).worth_planning for trial_id in ids[8:78]]
+        assert [number for number, one in enumerate(worth, 1) if one] == [32, 64]
 
     def test_a_duplicate_changes_nothing(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2")
