@@ -171,13 +171,12 @@ def _compile_next(
     # The tuned model must give the untuned one's outputs, unless that one is known not to run.
     reference = None if history.uncompared or _untuned_fails(runs) else _untuned_library(context, job)
     artifact = tuned_artifact(job, device, imported, selected, library, reference, context.now())
-    peers = {} if runs else _peers(context, job, library)
+    artifacts = {} if runs else _peers(context, job, library)
     with context.database.begin() as session:
-        sha = blobs.put(session, artifact)
-        if _request_timings(
-            session, job, {**peers, "tuned": sha}, "timing the compiled model", context.now()
-        ):
-            selection.store_timed(session, job.id, selected, sha, reference is not None, context.now())
+        now, sha = context.now(), blobs.put(session, artifact)
+        artifacts["tuned"] = sha
+        if _request_timings(session, job, artifacts, "timing the compiled model", now):
+            selection.store_timed(session, job.id, selected, sha, reference is not None, now)
     return True
 
 
