@@ -42,7 +42,7 @@ def test_a_child_that_behaves_is_kept() -> None:
     with_executor(work)
 
 
-def test_the_bench_is_told_the_best_latency_known() -> None:
+def test_the_runner_is_told_the_best_latency_known() -> None:
     async def work(executor: Executor) -> None:
         for best_s in (None, 0.25):
             assert (await executor.measure(build_request("best"), GENEROUS, (), best_s)).error == str(best_s)
@@ -96,7 +96,7 @@ def test_prints_and_reads_of_a_candidate_stay_out_of_the_protocol() -> None:
     with_executor(work)
 
 
-def test_the_words_of_one_candidate_are_not_held_against_the_next() -> None:
+def test_an_error_quotes_what_its_own_candidate_wrote_only() -> None:
     async def work(executor: Executor) -> None:
         await executor.measure(build_request("print"), GENEROUS)
         measurement = await executor.measure(build_request("run exit"), GENEROUS)
@@ -242,7 +242,7 @@ def test_a_child_that_never_gets_ready_is_given_up() -> None:
     with_executor(work, runner="MuteRunner", start_timeout_s=0.2)
 
 
-def test_a_bench_that_does_not_exist_is_named() -> None:
+def test_a_runner_that_does_not_exist_is_named() -> None:
     async def work(executor: Executor) -> None:
         with pytest.raises(ChildStartError, match="NoSuchRunner"):
             await executor.start()
