@@ -42,7 +42,7 @@ def test_the_folder_stays_taken_while_a_child_holds_the_lock(tmp_path: Path) -> 
         pass
 
 
-def test_a_note_left_by_a_killed_stack_is_not_believed(tmp_path: Path) -> None:
+def test_the_file_that_a_killed_stack_left_is_ignored(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     with folder.locked():
         pass
