@@ -91,8 +91,8 @@ class Database:
             Session(self._engine, expire_on_commit=False, execution_options=options) as session,
             session.begin(),
         ):
+            connection = session.connection()  # so that a database that is away is noticed at once
             if not self._is_current:
-                connection = session.connection()
                 self._refuse_newer(connection)
                 if _revisions(connection) != set(_scripts().get_heads()):
                     raise StorageError(
