@@ -189,10 +189,11 @@ class Executor:
         self._has_run = False
         if child is not None:
             await child.kill()
+        # In a thread: deleting a child's files may take seconds, in which the agent must go on calling.
         if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
         if transfer is not None:
-            transfer.close()
+            await asyncio.to_thread(transfer.close)
 
     # Starting a child
 
