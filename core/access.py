@@ -1,4 +1,4 @@
-"""Access: what a token allows."""
+"""The scopes of tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Scope(StrEnum):
-    """What a token allows. ADMIN allows everything."""
+    """A permission that a token gives. ADMIN gives all of them."""
 
     SUBMIT = "submit"
     READ = "read"

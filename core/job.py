@@ -31,8 +31,11 @@ UNFINISHED = frozenset(state for state in JobState if not state.finished)
 
 
 class Build(StrEnum):
-    """Who compiles a job's candidates: AUTO leaves the choice to the service, DEVICE means the devices that
-    measure them, BUILDER means workers that only build."""
+    """The choice of machines that compile a job's candidates.
+
+    With DEVICE, the devices that measure them do, with BUILDER, workers that only build. AUTO leaves the
+    choice to the service.
+    """
 
     AUTO = "auto"
     DEVICE = "device"
@@ -41,7 +44,7 @@ class Build(StrEnum):
 
 @dataclass(frozen=True)
 class Budget:
-    """What a job may spend: `trials` and wall-clock `minutes` (None: no limit), whichever is spent first.
+    """The limits of a job: `trials`, and wall-clock `minutes` unless they are None. Either may end it.
 
     Without `trials`, the job compiles with the schedules that are known, and measures one first guess for
     each subgraph that has none.

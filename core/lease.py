@@ -33,7 +33,7 @@ class LeaseId:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one candidate, or one turn of a module run, may take before it counts as failed."""
+    """The time and memory beyond which a candidate, or one turn of a module run, counts as failed."""
 
     build_timeout_s: float = 30.0
     run_timeout_s: float = 20.0

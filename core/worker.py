@@ -9,7 +9,7 @@ MAX_TROUBLE_CHARS = 500
 
 
 class WorkerState(StrEnum):
-    """What a worker does at the moment. Only a READY one is given work."""
+    """A worker's current activity. Only a READY worker gets work."""
 
     PROBING = "probing"
     READY = "ready"
@@ -26,7 +26,7 @@ class Role(StrEnum):
 
 
 class Wanted(StrEnum):
-    """What people want a worker to do."""
+    """The instruction that people have given to a worker."""
 
     WORK = "work"
     DRAIN = "drain"

@@ -96,7 +96,7 @@ class WorkerReport:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a worker is to do now.
+    """The service's instruction to a worker.
 
     `keeps` names the held lease when the worker is to go on with it; `lease` is a new one. With neither, the
     worker is to hold nothing. `fenced` means that another session has taken over or, together with EVICTED,

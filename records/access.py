@@ -1,4 +1,4 @@
-"""Tokens and the audit log. Of a token's secret, only a digest is stored."""
+"""Tokens, whose secrets are stored only as digests, and the audit log."""
 
 from __future__ import annotations
 
@@ -88,6 +88,12 @@ def use_token(session: Session, sha: str, now: float) -> Token | None:
     used = update(TokenRow).where(TokenRow.id == row.id, TokenRow.revoked_at.is_(None), long_ago)
     session.execute(used.values(last_used_at=now))
     return _token(row)
+
+
+def valid_digests(session: Session, now: float) -> frozenset[str]:
+    """Return the SHA-256 digests of all tokens that are neither revoked nor expired."""
+    unexpired = or_(TokenRow.expires_at.is_(None), TokenRow.expires_at > now)
+    return frozenset(session.scalars(select(TokenRow.sha).where(TokenRow.revoked_at.is_(None), unexpired)))
 
 
 def tokens(session: Session) -> list[Token]:

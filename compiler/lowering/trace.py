@@ -9,8 +9,8 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 
-from compiler.lowering.cpu import lower_cpu
-from compiler.lowering.gpu import lower_gpu
+from compiler.lowering.cpu.program import lower_cpu
+from compiler.lowering.gpu.program import lower_gpu
 from compiler.lowering.tensor_intrinsics import register_used
 from compiler.reading.subgraph import named_buffers
 from core.device import Device

@@ -25,7 +25,7 @@ LOST_AFTER_S = 40.0
 
 
 class Instructions(NamedTuple):
-    """What people want a worker to do, and whether they want it to calibrate its device again."""
+    """The instruction that people have given to a worker, and whether it is to calibrate its device again."""
 
     wanted: Wanted = Wanted.WORK
     calibrate: bool = False
@@ -71,17 +71,17 @@ class WorkerInfo:
     calibrate: bool = False
 
     def is_lost(self, now: float) -> bool:
-        """Whether the worker has called too long ago to be there, without having said that it leaves."""
+        """Return whether the worker has been silent for too long, without having said that it leaves."""
         return not self.has_left and now - self.last_seen_at > LOST_AFTER_S
 
     @property
     def has_left(self) -> bool:
-        """Whether the worker said that it leaves."""
+        """True once the worker has said that it leaves."""
         return self.state is WorkerState.OFFLINE
 
     @property
     def unable(self) -> str:
-        """What the worker can't do and why, to be read after its name; empty when it can work."""
+        """A sentence to follow the worker's name, with what it can't do and why; empty when it can work."""
         return f"can't {self.role}: {self.vitals.trouble}" if self.vitals.trouble else ""
 
 
@@ -154,9 +154,9 @@ def register(
 
     The leases of the older session expire now. Registering a session again updates the device, the state, the
     time, and the vitals with the role (None keeps both). A worker that builds has a `builder` in place of a
-    device. `calibrated`: the device was calibrated just now, so its class gets the new profile and people's
-    wish for one is fulfilled. Raises SessionFenced when a newer session has taken this one's place, or the
-    worker is evicted.
+    device. `calibrated`: the device was calibrated just now, so its class gets the new profile, and the
+    worker needs to calibrate no more. Raises SessionFenced when a newer session has taken this one's place,
+    or the worker is evicted.
     """
     fenced = select(FencedSessionRow.fenced_at).filter_by(worker_id=worker_id, session_id=session_id)
     if session.scalar(fenced) is not None:
@@ -195,7 +195,7 @@ def heartbeat(
     vitals: Vitals | None = None,
     role: Role = Role.MEASURE,
 ) -> Instructions | None:
-    """Note that a worker called; return what people want of it. `vitals` None keeps them and the role.
+    """Note that a worker called; return its instructions. `vitals` None keeps the vitals and the role.
 
     Returns None, and changes nothing, when this is not the worker's session or the worker is evicted.
     """
@@ -217,9 +217,9 @@ def _update_heartbeat(with_vitals: bool) -> ReturningUpdate[str, bool]:
     values: dict[str, Any] = {"state": bindparam("new_state"), "last_seen_at": bindparam("now")}
     if with_vitals:
         values["vitals"] = bindparam("new_vitals")
-    ours = update(worker).where(worker.c.id == bindparam("worker"), worker.c.wanted != Wanted.EVICTED)
-    noted = ours.where(worker.c.session_id == bindparam("its_session")).values(values)
-    return noted.returning(worker.c.wanted, worker.c.calibrate)
+    this_one = update(worker).where(worker.c.id == bindparam("worker"), worker.c.wanted != Wanted.EVICTED)
+    of_session = this_one.where(worker.c.session_id == bindparam("its_session")).values(values)
+    return of_session.returning(worker.c.wanted, worker.c.calibrate)
 
 
 def workers(session: Session) -> list[WorkerInfo]:
@@ -236,7 +236,7 @@ def worker(session: Session, worker_id: str) -> WorkerInfo:
 
 
 def set_wanted(session: Session, worker_id: str, wanted: Wanted) -> None:
-    """Store what people want a worker to do from now on. Raises WorkerNotFound."""
+    """Store an instruction of people to a worker. Raises WorkerNotFound."""
     values: dict[str, str] = {"wanted": wanted}
     if wanted is Wanted.EVICTED:
         values["state"] = WorkerState.DRAINING  # an evicted worker may never report it itself
@@ -251,14 +251,14 @@ def request_calibration(session: Session, worker_id: str) -> None:
 
 
 def instructions(session: Session, worker_id: str) -> Instructions:
-    """Return what people want of a worker; to work, if it is unknown."""
+    """Return the instructions of a worker; those to work if it is unknown."""
     row = select(WorkerRow.wanted, WorkerRow.calibrate).where(WorkerRow.id == worker_id)
     found = session.execute(row).first()
     return Instructions() if found is None else Instructions(Wanted(found[0]), found[1])
 
 
 def wanted(session: Session, worker_id: str) -> Wanted:
-    """Return what people want a worker to do; WORK for an unknown one."""
+    """Return the instruction that people have given to a worker; WORK for an unknown one."""
     return instructions(session, worker_id).wanted
 
 
@@ -287,9 +287,9 @@ def _fence(session: Session, worker_id: str, session_id: str, now: float) -> Non
     """Keep a session from ever registering again; its leases expire now."""
     fenced = {"worker_id": worker_id, "session_id": session_id, "fenced_at": now}
     insert_missing(session, FencedSessionRow, fenced, key=["worker_id", "session_id"])
-    theirs = (LeaseRow.worker_id == worker_id, LeaseRow.session_id == session_id)
-    running = (LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
-    session.execute(update(LeaseRow).where(*theirs, *running).values(expires_at=now))
+    own = (LeaseRow.worker_id == worker_id, LeaseRow.session_id == session_id)
+    live = (LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
+    session.execute(update(LeaseRow).where(*own, *live).values(expires_at=now))
 
 
 def _vitals_json(vitals: Vitals, role: Role) -> dict[str, Any]:
@@ -298,7 +298,7 @@ def _vitals_json(vitals: Vitals, role: Role) -> dict[str, Any]:
 
 
 def _workers(session: Session, *where: ColumnElement[bool]) -> list[WorkerInfo]:
-    builders = building.by_worker(session)
+    builders = building.builders_by_worker(session)
     rows = session.execute(
         select(WorkerRow, DeviceClassRow.name, DeviceClassRow.cores)
         .outerjoin(DeviceClassRow, DeviceClassRow.key == WorkerRow.device_class)

@@ -42,8 +42,8 @@ _INSERT_LEASE = insert(table_of(LeaseRow))
 
 @dataclass(frozen=True)
 class StoredLease:
-    """What one worker's session has to do by `expires_at`: trials of one job, to be measured or only built if
-    `build` is set; or module runs of one job, to be timed in turns.
+    """The work that one worker's session has leased until `expires_at`: trials of one job, to be measured, or
+    only built if `build` is set; or module runs of one job, to be timed in turns.
 
     `trials` and `module_runs` are those not reported yet. `attempt` is 1 unless a device was lost that held
     the work before. By workload, `constants` are the indices of the arguments that are weights of the model,
@@ -74,10 +74,10 @@ class HeldLease:
 
 @dataclass(frozen=True)
 class Reported:
-    """How many results of a report were new, their job (None: the lease is stale), and whether they closed
-    it.
+    """The effect of a report: the number of results that were new, and whether they closed the lease.
 
-    `worth_planning`: the lease goes on, and enough of its results are in for the scheduler to plan.
+    `job_id` is None if the lease is stale. `worth_planning`: the lease goes on, and enough of its results are
+    in for the scheduler to plan the next round.
     """
 
     accepted: int

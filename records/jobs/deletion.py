@@ -62,9 +62,9 @@ def drop_models(session: Session, now: float, limit: int) -> int:
     found = select(ModelRow.sha).where(*unused).order_by(ModelRow.sha).limit(limit)
     # Once they are locked, no job of them can be made; one may have been made just before.
     locked = session.scalars(found.with_for_update(skip_locked=True)).all()
-    still = session.scalars(select(ModelRow.sha).where(ModelRow.sha.in_(locked), *unused)).all()
-    session.execute(delete(ModelRow).where(ModelRow.sha.in_(still)))
-    return len(still)
+    shas = session.scalars(select(ModelRow.sha).where(ModelRow.sha.in_(locked), *unused)).all()
+    session.execute(delete(ModelRow).where(ModelRow.sha.in_(shas)))
+    return len(shas)
 
 
 def drop_blobs(session: Session, limit: int) -> int:
@@ -74,10 +74,10 @@ def drop_blobs(session: Session, limit: int) -> int:
     """
     found = select(BlobRow.sha).where(_unused()).order_by(BlobRow.sha).limit(limit)
     locked = session.scalars(found.with_for_update(skip_locked=True)).all()
-    still = session.scalars(select(BlobRow.sha).where(BlobRow.sha.in_(locked), _unused())).all()
-    session.execute(delete(ChunkRow).where(ChunkRow.sha.in_(still)))
-    session.execute(delete(BlobRow).where(BlobRow.sha.in_(still)))
-    return len(still)
+    shas = session.scalars(select(BlobRow.sha).where(BlobRow.sha.in_(locked), _unused())).all()
+    session.execute(delete(ChunkRow).where(ChunkRow.sha.in_(shas)))
+    session.execute(delete(BlobRow).where(BlobRow.sha.in_(shas)))
+    return len(shas)
 
 
 def _unused() -> ColumnElement[bool]:

@@ -96,7 +96,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Quota:
-    """What one worker gets of a job's trials: a fraction of the unfinished ones, up to a maximum."""
+    """One worker's part of a job's trials: a fraction of the unfinished ones, up to a maximum."""
 
     max_trials: int
     fraction: float
@@ -144,7 +144,7 @@ def entries_to_build(session: Session, worker_id: str) -> list[QueueEntry]:
 
 
 def waiting(session: Session, now: float) -> Waiting:
-    """Return what waits in all jobs for devices and for builders."""
+    """Return the work of all jobs that waits for devices or builders."""
     rows = session.execute(_select_waiting(), {"seen_after": now - LOST_AFTER_S}).all()
     return Waiting({row.device_class for row in rows if row.waits}, any(row.unbuilt for row in rows))
 
@@ -162,7 +162,7 @@ def charge(session: Session, entry: QueueEntry, trials: int) -> None:
 
 
 def quota(session: Session, worker_id: str, device_class: str | None, now: float) -> Quota:
-    """Return what this worker gets of a job's trials, so that all workers of its class finish together.
+    """Return this worker's part of a job's trials, chosen so that all workers of its class finish together.
 
     A builder, which has no device class, shares with the other builders. A worker whose speed isn't known yet
     counts as fast as the others are on average.
@@ -170,17 +170,15 @@ def quota(session: Session, worker_id: str, device_class: str | None, now: float
     values: dict[str, Any] = {"worker": worker_id, "seen_after": now - LOST_AFTER_S}
     if device_class is not None:
         values["device_class"] = device_class
-    own_trial_s, others, known, known_speed = session.execute(
-        _select_speeds(device_class is None), values
-    ).one()
-    speed = float(known_speed or 0.0)
-    own = [] if own_trial_s is None else [1.0 / own_trial_s]
-    total = speed + sum(own)
-    average = total / (known + len(own)) if total else 1.0
-    own_speed = own[0] if own else average
-    class_speed = own_speed + speed + (others - known) * average
+    row = session.execute(_select_speeds(device_class is None), values).one()
+    own_trial_s, others, others_known, others_speed = row
+    speed = float(others_speed or 0.0)
+    own_speed = None if own_trial_s is None else 1.0 / own_trial_s
+    known = others_known + (own_speed is not None)
+    average = (speed + (own_speed or 0.0)) / known if known else 1.0
+    class_speed = (own_speed or average) + speed + (others - others_known) * average
     max_trials = FIRST_LEASE if own_trial_s is None else max(int(LEASE_S / own_trial_s), 1)
-    return Quota(max_trials, own_speed / class_speed)
+    return Quota(max_trials, (own_speed or average) / class_speed)
 
 
 # Building these statements takes longer than running them, so each is built once.

@@ -31,7 +31,7 @@ class IdempotencyConflict(Exception):
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a user asks for; clients send it as `tunefarm.client.values.JobRequest`.
+    """A request for a job, as stored; clients send it as `tunefarm.client.values.JobRequest`.
 
     Of the jobs that share a device class, those of higher `priority` go first; of equal priority, each gets
     trials in proportion to its `weight`. `build` says who compiles the candidates. An `exact` job wants no
@@ -191,7 +191,7 @@ def advance(
 
 
 def cancel(session: Session, job_id: str, now: float) -> Job:
-    """Cancel a job unless it is finished; leases of its trials go on and end. Raises JobNotFound."""
+    """Cancel a job unless it is finished; leases of its trials run to their end. Raises JobNotFound."""
     advance(session, job_id, UNFINISHED, JobState.CANCELLED, now, message="cancelled")
     return get(session, job_id)
 

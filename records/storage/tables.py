@@ -85,7 +85,7 @@ class DeviceClassRow(Base):
     name: Mapped[str] = mapped_column(index=True)
     device: Mapped[str]
     target: Mapped[str]
-    # Of the libraries that builders make for it; null where they can't.
+    # The machine that builders link for; null where they can't build for the class.
     machine: Mapped[str | None]
     cores: Mapped[int]
     toolchain: Mapped[str]
@@ -103,7 +103,7 @@ class WorkerRow(Base):
     trials_done: Mapped[int] = mapped_column(default=0)
     failures: Mapped[int] = mapped_column(default=0)
     failures_by_kind: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    # What people want the worker to do.
+    # The instruction of people: work, drain or evicted.
     wanted: Mapped[str] = mapped_column(default="work")
     vitals: Mapped[dict[str, Any] | None]
     # Recent average of seconds per trial.
@@ -164,7 +164,7 @@ class JobRow(Base):
     held_until: Mapped[float | None]
     priority: Mapped[int] = mapped_column(default=0)
     weight: Mapped[float] = mapped_column(default=1.0)
-    # auto, device or builder: who builds its candidates.
+    # Where its candidates are built: auto, device or builder.
     build: Mapped[str] = mapped_column(default="auto")
     exact: Mapped[bool] = mapped_column(default=False)
     # The numbers of its trials and of those that are done: counting them takes longer the more there are.
@@ -256,7 +256,7 @@ class TrialRow(Base):
     error: Mapped[str]
     created_at: Mapped[float]
     finished_at: Mapped[float | None]
-    # Of the library that a builder made, which is deleted once the trial is done.
+    # Names the library that a builder made, which is deleted once the trial is done.
     library_sha: Mapped[str | None]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 from urllib.parse import unquote
@@ -16,6 +18,8 @@ from server.access.audit import AuditLog
 from server.access.authentication import AccessDenied, Authenticator, require_scope
 from server.access.scopes import procedure_scope
 
+# Their messages may be tens of megabytes.
+MAX_UPLOADS = 16
 # grpc's own types for these differ between its releases.
 _Continuation = Callable[[Any], Awaitable[Any]]
 
@@ -27,11 +31,16 @@ _CODES = {
 
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
-    """Lets a call through when its token has the scope for it; the messages of others are not parsed."""
+    """Lets a call through when its token has the scope for it; the messages of others are never received.
+
+    Calls are handled as if clients streamed their requests, because gRPC would otherwise receive the message
+    before it calls the handler. At most MAX_UPLOADS libraries are received at a time; others wait their turn.
+    """
 
     def __init__(self, authenticator: Authenticator, audit: AuditLog) -> None:
         self._authenticator = authenticator
         self._audit = audit
+        self._uploads = asyncio.Semaphore(MAX_UPLOADS)
 
     async def intercept_service(self, continuation: _Continuation, handler_call_details: Any) -> Any:
         handler = await continuation(handler_call_details)
@@ -40,20 +49,22 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         metadata = dict(handler_call_details.invocation_metadata or ())
         authorization = str(metadata.get("authorization", ""))
         method = str(handler_call_details.method)
+        turn = self._uploads if method.endswith("/PutLibrary") else contextlib.nullcontext()
 
-        async def unary(data: bytes, context: Any) -> Any:
+        async def unary(_requests: Any, context: Any) -> Any:
             await self._check_access(method, authorization, context)
-            return await handler.unary_unary(await _parse(handler, data, context), context)
+            async with turn:
+                return await handler.unary_unary(await _receive(handler, context), context)
 
-        async def stream(data: bytes, context: Any) -> AsyncIterator[Any]:
+        async def stream(_requests: Any, context: Any) -> AsyncIterator[Any]:
             await self._check_access(method, authorization, context)
-            async for answer in handler.unary_stream(await _parse(handler, data, context), context):
+            async for answer in handler.unary_stream(await _receive(handler, context), context):
                 yield answer
 
         serializer = handler.response_serializer
         if handler.response_streaming:
-            return grpc.unary_stream_rpc_method_handler(stream, response_serializer=serializer)
-        return grpc.unary_unary_rpc_method_handler(unary, response_serializer=serializer)
+            return grpc.stream_stream_rpc_method_handler(stream, response_serializer=serializer)
+        return grpc.stream_unary_rpc_method_handler(unary, response_serializer=serializer)
 
     async def _check_access(self, method: str, authorization: str, context: Any) -> None:
         """End the call with a status when it isn't allowed; write it to the audit log in any case."""
@@ -78,7 +89,11 @@ def peer_address(peer: str) -> str:
     return place.rpartition(":")[0].strip("[]") or "unknown"
 
 
-async def _parse(handler: Any, data: bytes, context: Any) -> Any:
+async def _receive(handler: Any, context: Any) -> Any:
+    """Receive and parse the call's message, or end the call with a status."""
+    data = await context.read()
+    if data is grpc.aio.EOF:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no message")
     try:
         return handler.request_deserializer(data)
     except DecodeError as error:

@@ -37,7 +37,7 @@ class _Stored:
 
 
 def _proposed(task: ExtractedTask) -> str | None:
-    """The first schedule that the search would try."""
+    """Return the first schedule that the search would try."""
     module = from_json(task.module_json)
     try:
         dag = read_dag(module)
@@ -85,7 +85,7 @@ def test_every_function_with_a_record_is_scheduled(
     assert all("transpose" in name for name in same)
 
 
-def test_functions_that_are_scheduled_are_no_tasks(
+def test_scheduled_functions_are_not_tasks(
     fused: tvm.IRModule, traces: dict[str, str], tmp_path: Path
 ) -> None:
     left = {task.workload_hash for task in extract_tasks(_applied(fused, traces, tmp_path))}

@@ -1,4 +1,4 @@
-"""This machine is calibrated, as it is and as less than it is. What must hold on any machine, holds."""
+"""This machine is calibrated, with all of its instruction sets and with fewer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def lesser(device: Device, mcpu: str, vector_bytes: int, *features: str) -> Devi
 
 
 def elements(profile: Profile, device: Device) -> float:
-    """Of float32, multiplied and added in a cycle."""
+    """Return the float32 elements that are multiplied and added per cycle."""
     return profile.issue("float32") * device.vector_bytes / 4
 
 
@@ -71,7 +71,7 @@ def test_wider_vectors_compute_no_less() -> None:
 
 
 class Leaping:
-    """A clock that is far ahead once it has leapt."""
+    """A clock that can leap ahead."""
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
@@ -80,7 +80,7 @@ class Leaping:
         return time.perf_counter() + self.ahead_s
 
 
-def test_nothing_is_begun_when_the_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_measurement_begins_after_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Leaping()
 
     def leap(self: object) -> Iterator[None]:
@@ -94,7 +94,7 @@ def test_nothing_is_begun_when_the_time_is_spent(monkeypatch: pytest.MonkeyPatch
     assert set(profile.derived) >= {"launch_s", "latency_cycles", "loads", *RATES}
 
 
-def test_a_machine_for_which_nothing_compiles() -> None:
+def test_a_target_that_nothing_compiles_for_is_an_error() -> None:
     device = detect_device(CORES)
     other = "riscv64-linux-gnu"
     target = json.dumps({"kind": "llvm", "mtriple": other, "mcpu": "generic-rv64"})

@@ -1,4 +1,4 @@
-"""Where the threads of a kernel run: on real cores, in processes of their own, because TVM's pool stays."""
+"""Threads of a kernel run on the right cores; in processes of their own, because TVM's pool lives on."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ print(json.dumps([before, timed, cores()]))
 
 
 def _cores(allowed: list[int], threads: int) -> list[list[list[int]]]:
-    """The cores of the threads of a pool, the caller's first: before, while and after something is timed."""
+    """Return the cores of a pool's threads, the caller's first: before, during and after a timing."""
     environment = {**os.environ, "TVM_NUM_THREADS": str(threads)}
     command = [sys.executable, "-c", SCRIPT, json.dumps(allowed)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -72,7 +72,7 @@ def test_more_threads_than_cores_are_timed_where_they_may_run() -> None:
         assert set().union(*found) == set(CORES[:1])
 
 
-def test_a_thread_that_is_alone_stays_where_it_may_run() -> None:
+def test_without_a_pool_a_thread_keeps_its_cores() -> None:
     before = os.sched_getaffinity(threading.get_native_id())
     with pytest.raises(ValueError, match="while it ran"), off_pool_cores():
         raise ValueError("while it ran")

@@ -1,4 +1,4 @@
-"""The programs that are known to be good compile and compute the right results."""
+"""Programs that are known to be fast compile and compute the right results."""
 
 from __future__ import annotations
 

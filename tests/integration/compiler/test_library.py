@@ -44,7 +44,9 @@ def exported() -> KernelLibrary:
     return library
 
 
-def test_what_is_exported_is_loaded_verified_and_timed(runner: LocalRunner, exported: KernelLibrary) -> None:
+def test_an_exported_candidate_is_loaded_verified_and_timed(
+    runner: LocalRunner, exported: KernelLibrary
+) -> None:
     built = runner.load(exported.pack())
     assert isinstance(built, BuiltKernel), built
     assert built.build_secs == exported.build_secs > 0.0
@@ -53,14 +55,14 @@ def test_what_is_exported_is_loaded_verified_and_timed(runner: LocalRunner, expo
     assert measurement.build_secs == exported.build_secs
 
 
-def test_outputs_are_verified_as_those_of_any_candidate(runner: LocalRunner, exported: KernelLibrary) -> None:
+def test_outputs_of_a_loaded_candidate_are_verified(runner: LocalRunner, exported: KernelLibrary) -> None:
     built = runner.load(exported.pack())
     assert isinstance(built, BuiltKernel)
     other = to_json(matmul(8, 8, 16))
     assert runner.run(built, other, ()).outcome in (Outcome.RUN_ERROR, Outcome.WRONG_RESULT)
 
 
-def test_what_it_packs_is_packed_before_it_is_timed(runner: LocalRunner) -> None:
+def test_a_loaded_candidate_packs_before_it_is_timed(runner: LocalRunner) -> None:
     workload = with_constants(matmul(8, 32, 16), (1,))
     trace = packed_everywhere(workload, 8)
     assert trace is not None
@@ -135,7 +137,7 @@ def test_packing_changes_nothing(exported: KernelLibrary) -> None:
         assert KernelLibrary.unpack(library.pack()) == library
 
 
-def test_the_library_stands_where_its_header_is_looked_for(exported: KernelLibrary) -> None:
+def test_the_library_is_the_first_file(exported: KernelLibrary) -> None:
     assert exported.pack()[512:].startswith(exported.data)
 
 
@@ -158,14 +160,14 @@ MANIFEST_TEXT = b'{"parts":null,"build_secs":0.1}'
         archive.pack([(LIBRARY, b"x"), (MANIFEST, b"[" * 100_000)]),
     ],
 )
-def test_what_is_no_packed_library_is_refused(runner: LocalRunner, packed: bytes) -> None:
+def test_other_bytes_are_refused(runner: LocalRunner, packed: bytes) -> None:
     with pytest.raises(LibraryError):
         KernelLibrary.unpack(packed)
     assert isinstance(runner.load(packed), Measurement)
 
 
 @pytest.mark.parametrize("data", [b"no library", b"\x7fELF\x02\x01" + bytes(64)])
-def test_what_can_not_be_loaded_is_a_build_error(runner: LocalRunner, data: bytes) -> None:
+def test_a_library_that_can_not_be_loaded_is_a_build_error(runner: LocalRunner, data: bytes) -> None:
     refused = runner.load(archive.pack([(LIBRARY, data), (MANIFEST, MANIFEST_TEXT)]))
     assert isinstance(refused, Measurement)
     assert refused.outcome is Outcome.BUILD_ERROR

@@ -1,4 +1,4 @@
-"""Models whose schedules pack: their libraries hold packed weights, and TVM's own passes find the records."""
+"""Models whose schedules pack: libraries contain packed weights, and TVM's passes find the records."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ WIDTH = 8
 
 
 def _packing(fused: tvm.IRModule, width: int = WIDTH) -> dict[str, str]:
-    """For every workload with constants a trace that packs them."""
+    """Return a trace that packs the constants, for every workload with constants."""
     traces = {
         t.workload_hash: packed_everywhere(from_json(t.module_json), width) for t in extract_tasks(fused)
     }
@@ -57,7 +57,7 @@ def _run(library: bytes, inputs: Mapping[str, NDArray[Any]], folder: Path) -> li
 
 
 def _check(data: bytes, library: bytes, folder: Path) -> None:
-    """The library gives what ONNX Runtime gives."""
+    """Check that the library computes what ONNX Runtime does."""
     rng = np.random.default_rng(2)
     specs = read_onnx(data, {}).inputs
     inputs = {spec.name: rng.standard_normal(spec.shape).astype(spec.dtype) for spec in specs}
@@ -67,7 +67,7 @@ def _check(data: bytes, library: bytes, folder: Path) -> None:
 
 
 def _constants(mod: tvm.IRModule) -> list[tuple[int, ...]]:
-    """The shapes of the different constants that a module's `main` holds."""
+    """Return the shapes of the different constants in a module's `main`."""
     found: dict[GenericConst, tuple[int, ...]] = {}
     relax.analysis.post_order_visit(
         mod["main"],
@@ -77,7 +77,7 @@ def _constants(mod: tvm.IRModule) -> list[tuple[int, ...]]:
 
 
 def _shared(widths: int) -> bytes:
-    """One weight that two or more products use: of 4 rows, 5 rows..."""
+    """Return a model in which products of 4, 5, ... rows share one weight."""
     builder = Builder()
     weight = builder.weight(64, 96)
     names = [f"input{i}" for i in range(widths)]
@@ -98,7 +98,7 @@ def test_a_model_with_packed_weights_computes_the_same(name: str, tmp_path: Path
 
 
 def _scheduled(fused: tvm.IRModule, schedules: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module as `build_module` compiles it."""
+    """Return the module that `build_module` compiles."""
     seen: list[tvm.IRModule] = []
     monkeypatch.setattr(
         "compiler.packaging.artifact.build_library", lambda mod, target: seen.append(mod) or b""
@@ -136,7 +136,7 @@ def test_a_weight_that_is_packed_in_two_ways_is_stored_twice(
     assert _constants(_scheduled(fused, schedules, monkeypatch)) == [(6, 64, 16), (12, 64, 8)]
 
 
-def test_a_weight_that_is_also_read_plainly_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_that_is_also_read_unpacked_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = _shared(2)
     fused = fuse(read_onnx(data, {}), TARGET)
     schedules = dict(list(_packing(fused).items())[:1])
@@ -144,7 +144,7 @@ def test_a_weight_that_is_also_read_plainly_stays(tmp_path: Path, monkeypatch: p
     assert _constants(_scheduled(fused, schedules, monkeypatch)) == [(12, 64, 8), (64, 96)]
 
 
-def test_weights_are_packed_for_a_device_that_is_not_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_packed_here_for_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     fused = fuse(read_onnx(residual(), {}), TARGET)
     target = '{"kind":"llvm","mtriple":"aarch64-linux-gnu"}'
     monkeypatch.setattr("compiler.packaging.artifact.build_library", lambda mod, target: b"")
@@ -193,7 +193,7 @@ def runner() -> LocalRunner:
 
 
 def _candidate(workload: tvm.IRModule) -> str:
-    """Packed in vectors of 16, tiled to fit."""
+    """Return a trace that packs in vectors of 16 and tiles accordingly."""
     sch = Schedule(workload, debug_mask="none")
     block = sch.get_sblock("T_matmul")
     pack(sch, block, workload["main"].params[1], 16)
@@ -236,7 +236,7 @@ def test_candidates_that_pack_are_built_side_by_side() -> None:
     assert all(isinstance(one, BuiltKernel) and one.packed_constants for one in built)
 
 
-def test_a_candidate_that_packs_what_is_no_constant_packs_while_it_is_timed(runner: LocalRunner) -> None:
+def test_an_argument_that_is_not_constant_is_packed_while_it_is_timed(runner: LocalRunner) -> None:
     workload = with_constants(matmul(8, 64, 32), [])
     built, measurement = _measured(runner, workload, _candidate(workload))
     assert measurement.outcome is Outcome.OK, measurement.error

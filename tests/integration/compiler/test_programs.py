@@ -1,4 +1,4 @@
-"""Programs of every workload's every sketch become schedules that compute what the workload says."""
+"""Programs of all sketches of all workloads become schedules that compute the right result."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_vectors_of_copies_follow_the_device() -> None:
 
 
 def _vectors_of_copy(module: tvm.IRModule) -> list[int]:
-    """Extents of the vectorized loops around the block that copies the result out of its cache."""
+    """Return the extents of the vectorized loops around the block that copies the result out of its cache."""
     found: list[int] = []
 
     def collect(loop: tvm.tirx.For) -> None:
@@ -155,13 +155,13 @@ def _vectors_of_copy(module: tvm.IRModule) -> list[int]:
 @pytest.mark.parametrize(
     "trace", ["", "no trace", "[]", "{}", "null", '[["SplitThatNobodyKnows", [], [], []]]']
 )
-def test_what_is_no_trace_is_refused(trace: str) -> None:
+def test_a_text_that_is_not_a_trace_is_refused(trace: str) -> None:
     with pytest.raises(LoweringError):
         apply_trace(WORKLOADS["matmul"](), trace)
 
 
 def test_a_trace_that_carries_code_is_refused() -> None:
-    """TVM replays it like any other, and would link what the pragma holds into the library."""
+    """TVM would replay it like any other, and link the code in the pragma into the library."""
     workload = WORKLOADS["matmul"]()
     schedule = Schedule(workload)
     block = next(iter(schedule.get_child_blocks(schedule.get_sblock("root"))))

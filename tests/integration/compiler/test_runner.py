@@ -1,4 +1,4 @@
-"""What a worker's child does with candidates, good and bad, on this machine."""
+"""Good and bad candidates are verified and timed on this machine."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def _measure(
     constants: tuple[int, ...] = (),
     best_s: float | None = None,
 ) -> Measurement:
-    """Runs one workload's code as if it were a candidate for another."""
+    """Run the code of one workload as if it were a candidate for another."""
     built = BUILDER.build(to_json(candidate), UNSCHEDULED)
     assert isinstance(built, BuiltKernel)
     return runner.run(built, to_json(workload), constants, best_s)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_the_workload_itself_is_right(runner: LocalRunner, name: str) -> None:
+def test_an_unscheduled_workload_is_right(runner: LocalRunner, name: str) -> None:
     workload = WORKLOADS[name]()
     measurement = _measure(runner, workload, workload)
     assert measurement.outcome is Outcome.OK, measurement.error
@@ -133,7 +133,7 @@ def test_a_kernel_that_adds_to_what_was_there_is_caught(runner: LocalRunner) -> 
         ("int32", 2, Outcome.WRONG_RESULT),
     ],
 )
-def test_results_may_differ_by_roundings_only(
+def test_results_may_differ_by_rounding_errors_only(
     runner: LocalRunner, dtype: str, factor: float, outcome: Outcome
 ) -> None:
     workload = _elementwise(lambda x: x * te.const(1, dtype), dtype)
@@ -142,12 +142,12 @@ def test_results_may_differ_by_roundings_only(
 
 
 def _overflowing(x: Any) -> Any:
-    """Infinite for one half of the inputs, zero for the other."""
+    """Return infinity for one half of the inputs and zero for the other."""
     return te.exp(x * 1e4)
 
 
 @pytest.mark.parametrize("compute", [te.sqrt, te.log, _overflowing])
-def test_workloads_that_give_no_numbers_for_some_inputs_can_be_measured(
+def test_workloads_that_compute_infinity_or_nan_can_be_measured(
     runner: LocalRunner, compute: Callable[[Any], Any]
 ) -> None:
     workload = _elementwise(compute)
@@ -155,7 +155,7 @@ def test_workloads_that_give_no_numbers_for_some_inputs_can_be_measured(
 
 
 @pytest.mark.parametrize("compute", [te.sqrt, te.log, _overflowing])
-def test_numbers_beside_what_is_none_are_still_compared(
+def test_finite_values_beside_infinity_and_nan_are_compared(
     runner: LocalRunner, compute: Callable[[Any], Any]
 ) -> None:
     other = _elementwise(lambda x: compute(x) + 5.0)
@@ -194,7 +194,7 @@ def test_constants_are_flushed_before_every_repeat(
     assert flushed == ([shapes] * (len(measurement.run_secs) + 1) if constants else [])
 
 
-def test_a_slow_kernel_is_timed_briefly_and_verified_all_the_same(runner: LocalRunner) -> None:
+def test_a_slow_kernel_is_timed_briefly_but_verified(runner: LocalRunner) -> None:
     workload = _elementwise(lambda x: x * 3.0)
     slow = _measure(runner, workload, workload, best_s=1e-12)
     assert (slow.outcome, len(slow.run_secs)) == (Outcome.OK, MIN_REPEATS)
@@ -202,7 +202,7 @@ def test_a_slow_kernel_is_timed_briefly_and_verified_all_the_same(runner: LocalR
     assert wrong.outcome is Outcome.WRONG_RESULT
 
 
-def test_a_kernel_that_destroys_its_input_fails_no_other(runner: LocalRunner) -> None:
+def test_a_kernel_that_destroys_its_input_affects_no_other(runner: LocalRunner) -> None:
     @T.prim_func(s_tir=True)
     def main(data: T.Buffer((64,), "float32"), result: T.Buffer((64,), "float32")):
         for i in range(64):
@@ -295,10 +295,10 @@ def test_a_compiled_model_is_timed_end_to_end(runner: LocalRunner) -> None:
         (0.001, 100 + 300, MAX_TURN_REPEATS),
     ],
 )
-def test_a_turn_is_as_long_as_it_must_be(
+def test_a_model_is_called_for_as_long_as_needed(
     runner: LocalRunner, monkeypatch: pytest.MonkeyPatch, call_s: float, calls: int, repeats: int
 ) -> None:
-    """On a machine whose calls all take so long."""
+    """All calls on this machine take `call_s`."""
     made = 0
 
     def call(*_inputs: object) -> None:
@@ -349,14 +349,14 @@ def test_a_damaged_artifact_is_a_run_error(runner: LocalRunner, make: Callable[[
     assert measurement.error
 
 
-def test_a_model_that_computes_what_it_does_untuned_is_timed(runner: LocalRunner) -> None:
+def test_a_model_that_agrees_with_its_reference_is_timed(runner: LocalRunner) -> None:
     measurement = runner.measure_module(
         _artifact(reference=_untuned(read_onnx(residual(), {}))), compare=True
     )
     assert measurement.outcome is Outcome.OK, measurement.error
 
 
-def test_a_model_that_computes_something_else_is_not_timed(runner: LocalRunner) -> None:
+def test_a_model_that_differs_from_its_reference_is_not_timed(runner: LocalRunner) -> None:
     measurement = runner.measure_module(_artifact(reference=_untuned(_with_other_weights())), compare=True)
     assert (measurement.outcome, measurement.run_secs) == (Outcome.WRONG_RESULT, ())
     assert measurement.error.startswith(
@@ -364,12 +364,12 @@ def test_a_model_that_computes_something_else_is_not_timed(runner: LocalRunner) 
     )
 
 
-def test_a_model_is_not_compared_when_it_need_not_be(runner: LocalRunner) -> None:
+def test_a_model_is_compared_only_on_request(runner: LocalRunner) -> None:
     measurement = runner.measure_module(_artifact(reference=b"no library"), compare=False)
     assert measurement.outcome is Outcome.OK, measurement.error
 
 
-def test_several_outputs_are_compared_each(runner: LocalRunner) -> None:
+def test_each_of_several_outputs_is_compared(runner: LocalRunner) -> None:
     model = read_onnx(two_outputs(), {})
     manifest = dataclasses.replace(unpack(_artifact())[1], inputs=model.inputs, outputs=model.outputs)
     measurement = runner.measure_module(pack(_library(model), manifest, _untuned(model)), compare=True)

@@ -28,7 +28,7 @@ TARGET = '{"kind":"llvm","num-cores":2}'
 IMPORTED = b'{"inputs": [], "outputs": [], "tasks": []}'
 
 
-def test_a_model_comes_through_as_it_is() -> None:
+def test_a_model_is_imported_as_in_this_process() -> None:
     shapes = {"input": (2, 3, 8, 8)}
     imported = import_model(residual(batch="n"), shapes, TARGET)
     model = read_onnx(residual(batch="n"), shapes)
@@ -36,7 +36,7 @@ def test_a_model_comes_through_as_it_is() -> None:
     assert imported.tasks == tuple(extract_tasks(fuse(model, TARGET)))
 
 
-def test_both_libraries_come_through() -> None:
+def test_both_libraries_are_compiled() -> None:
     imported, untuned = compile_untuned(residual(), {}, TARGET)
     tuned = compile_tuned(residual(), {}, TARGET, {})
     assert imported == import_model(residual(), {}, TARGET)
@@ -45,31 +45,31 @@ def test_both_libraries_come_through() -> None:
     assert tuned != untuned
 
 
-def test_what_the_import_says_comes_through() -> None:
+def test_an_import_error_is_raised() -> None:
     with pytest.raises(ModelError, match="--shape input="):
         import_model(residual(batch="n"), {}, TARGET)
 
 
-def test_what_the_compilation_says_comes_through() -> None:
+def test_a_compilation_error_is_raised() -> None:
     workload = import_model(residual(), {}, TARGET).tasks[0].workload_hash
     with pytest.raises(ArtifactError, match="doesn't apply"):
         compile_tuned(residual(), {}, TARGET, {workload: "no trace"})
 
 
-def test_an_import_that_takes_too_long_is_ended() -> None:
+def test_an_import_that_takes_too_long_is_killed() -> None:
     start = time.monotonic()
     with pytest.raises(ModelError, match=r"importing the model takes longer than 0\.2 s"):
         import_model(residual(), {}, TARGET, CompileLimits(import_s=0.2))
     assert time.monotonic() - start < 5
 
 
-def test_an_import_that_takes_too_much_memory_is_ended() -> None:
+def test_an_import_that_takes_too_much_memory_fails() -> None:
     with pytest.raises(ModelError, match=r"^importing the model |too much memory|bad_alloc"):
         import_model(residual(), {}, TARGET, CompileLimits(memory_bytes=200 << 20))
 
 
-def test_where_the_machine_lacks_memory_the_message_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed, as the kernel does when memory runs out."""
+def test_the_message_says_that_the_machine_has_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child is killed, as Linux does when memory runs out."""
     monkeypatch.setattr(models, "physical_memory_bytes", lambda: 512 << 20)
     killer = threading.Thread(target=kill_the_child)
     killer.start()

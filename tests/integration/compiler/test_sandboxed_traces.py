@@ -30,7 +30,7 @@ for _, trace in json.load(sys.stdin)["pairs"]:
 """
 
 
-def test_good_ones_pass_and_the_others_have_a_reason() -> None:
+def test_good_traces_pass_and_others_have_a_reason() -> None:
     workload = to_json(matmul(8, 8, 8))
     traces = [UNSCHEDULED, "no trace", MISSING_BLOCK, UNSCHEDULED]
     good, wrong, missing, again = check_traces([(workload, trace) for trace in traces], TARGET)
@@ -39,12 +39,12 @@ def test_good_ones_pass_and_the_others_have_a_reason() -> None:
     assert missing
 
 
-def test_nothing_to_try_starts_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_traces_no_child_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(child.sys, "executable", "/no/such/python")
     assert check_traces([], TARGET) == []
 
 
-def test_a_child_that_gets_too_little_memory_passes_nothing() -> None:
+def test_no_trace_passes_with_too_little_memory() -> None:
     [problem] = check_traces(
         [(to_json(matmul(8, 8, 8)), UNSCHEDULED)], TARGET, ReplayLimits(memory_bytes=200 << 20)
     )
@@ -70,13 +70,13 @@ def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("exit", "it ended the compiler (exit status 3)"),
     ],
 )
-def test_one_that_takes_the_child_down_costs_no_other(fault: str, problem: str) -> None:
+def test_a_trace_that_kills_the_child_fails_no_other(fault: str, problem: str) -> None:
     pairs = [("", trace) for trace in ("good", fault, "good", fault, "good")]
     assert check_traces(pairs, TARGET) == ["", problem, "", problem, ""]
 
 
 @pytest.mark.usefixtures("actor")
-def test_one_that_never_ends_is_ended() -> None:
+def test_a_trace_that_never_ends_is_killed() -> None:
     began = time.monotonic()
     limits = ReplayLimits(start_s=2.0, each_s=0.1)
     assert check_traces([("", "good"), ("", "hang"), ("", "good")], TARGET, limits) == [

@@ -1,4 +1,4 @@
-"""Random graphs of operators: each is read faithfully, or refused in a sentence."""
+"""Random graphs of operators are read faithfully or refused with a reason."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _composed(shape: Sequence[int], names: Sequence[str]) -> list[te.Tensor]:
 
 @settings(max_examples=80)
 @given(st.lists(st.integers(1, 6), max_size=3), st.lists(st.sampled_from(sorted(STEPS)), max_size=6))
-def test_whatever_is_composed_is_read_or_refused(shape: list[int], names: list[str]) -> None:
+def test_every_graph_is_read_or_refused(shape: list[int], names: list[str]) -> None:
     workload = module(_composed(shape, names))
     with contextlib.suppress(UnsupportedSubgraph):
         graph = read_dag(workload)
@@ -106,7 +106,7 @@ def _check_axes(graph: Dag, schedule: Schedule) -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from(sorted(set(STEPS) - {"cumulative"})), max_size=6))
-def test_all_but_library_routines_is_covered(names: list[str]) -> None:
+def test_all_operators_but_library_routines_are_supported(names: list[str]) -> None:
     assert read_dag(module(_composed((4, 6), names))).nodes
 
 
@@ -141,9 +141,7 @@ PRIMITIVES = ("split", "fuse", "reorder", "decompose", "factor", "cache", "paral
     st.lists(st.sampled_from(PRIMITIVES), max_size=4),
     st.integers(0, 2**32 - 1),
 )
-def test_functions_that_someone_scheduled_already_are_read_or_refused(
-    name: str, primitives: list[str], seed: int
-) -> None:
+def test_scheduled_functions_are_read_or_refused(name: str, primitives: list[str], seed: int) -> None:
     rng = Random(seed)
     schedule = Schedule(WORKLOADS[name](), debug_mask="none")
     blocks = [node.name for node in read_dag(schedule.mod).nodes]

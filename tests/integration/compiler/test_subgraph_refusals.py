@@ -1,4 +1,4 @@
-"""Functions that the search has no form for, and the sentence that says so."""
+"""Unsupported functions are refused with a reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine is, and what other machines would say of themselves."""
+"""This machine and others are detected as devices."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_the_target_is_json_that_says_how_many_cores() -> None:
     assert facts["mtriple"].endswith("-linux-gnu")
 
 
-def test_probing_twice_gives_the_same_class() -> None:
+def test_detecting_twice_gives_the_same_class() -> None:
     assert detect_device(cores=2).key == detect_device(cores=2).key
     assert detect_device(cores=2).key != detect_device(cores=1).key
 
 
-def test_what_is_switched_on_and_off_are_names_that_llvm_knows() -> None:
+def test_llvm_knows_all_features_in_mattr() -> None:
     known = {str(name) for name in tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()}
     if "avx512f" in known:  # LLVM names what this kind of processor might have, not only what it has
         assert {one.name for one in instruction_sets("x86_64")} <= known
@@ -55,7 +55,7 @@ def test_what_is_switched_on_and_off_are_names_that_llvm_knows() -> None:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_a_device_is_what_its_machine_executes(
+def test_a_devices_features_are_those_that_its_machine_executes(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     machine = MACHINES[name]
@@ -71,7 +71,7 @@ def test_a_device_is_what_its_machine_executes(
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_llvm_counts_on_nothing_that_the_machine_lacks(
+def test_a_target_has_no_feature_that_the_machine_lacks(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     machine = MACHINES[name]
@@ -90,8 +90,10 @@ def test_a_container_has_the_cores_that_it_may_use(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["neon", "dotprod", "i8mm", "sve", "sve2"])
-def test_an_arm_machine_is_asked_by_its_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's bits are in a process wherever it runs; /proc/cpuinfo may be another machine's."""
+def test_an_arm_machines_features_are_read_from_its_hwcap_bits(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits are this machine's also in an emulator, where /proc/cpuinfo is another machine's."""
     numbers = {"neon": (16, 1), "dotprod": (16, 20), "sve": (16, 22), "sve2": (26, 1), "i8mm": (26, 13)}
     kind, bit = numbers[name]
     bits = {16: 0, 26: 0} | {kind: 1 << bit}
@@ -115,7 +117,7 @@ def test_an_arm_machine_is_asked_by_its_bits(name: str, monkeypatch: pytest.Monk
         (("sse4_2",), "sse4.1 ssse3", 16, ["-sse4.2"]),
     ],
 )
-def test_what_is_given_up_takes_along_what_needs_it(
+def test_giving_up_a_feature_gives_up_those_that_need_it(
     without: tuple[str, ...],
     left: str,
     vector_bytes: int,
@@ -170,7 +172,7 @@ def test_an_arm_device_gives_up_its_dot_product(monkeypatch: pytest.MonkeyPatch,
         ("amx_tile", "this machine has no amx_tile to give up"),
     ],
 )
-def test_only_what_is_there_can_be_given_up(
+def test_only_a_present_feature_can_be_given_up(
     name: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     MACHINES["haswell"].stand_in(monkeypatch, tmp_path)
@@ -198,7 +200,7 @@ def test_generated_code_uses_the_devices_registers(
     assert max(re.findall(r"[xyz]mm", assembly)) == widest
 
 
-def test_caches_are_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_caches_are_those_that_linux_reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _caches(
         monkeypatch,
         tmp_path,
@@ -213,14 +215,14 @@ def test_caches_are_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert (device.l1_bytes, device.l2_bytes, device.l3_bytes) == (48 << 10, 2 << 20, 105 << 20)
 
 
-def test_a_board_that_tells_nothing_has_small_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_caches_are_small_where_linux_reports_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _caches(monkeypatch, tmp_path, [("Unified", "2", "unknown"), ("Data", "1", "")])
     device = detect_device()
     assert (device.l1_bytes, device.l2_bytes, device.l3_bytes) == (32 << 10, 512 << 10, 2 << 20)
 
 
 def _caches(monkeypatch: pytest.MonkeyPatch, folder: Path, caches: list[tuple[str, ...]]) -> None:
-    """A system that tells of these: (type, level, size)."""
+    """Have Linux report these caches: (type, level, size)."""
     for number, facts in enumerate(caches):
         cache = folder / f"index{number}"
         cache.mkdir()
@@ -229,9 +231,7 @@ def _caches(monkeypatch: pytest.MonkeyPatch, folder: Path, caches: list[tuple[st
     monkeypatch.setattr(compiler.target, "CACHES", folder)
 
 
-def test_a_machine_without_these_files_is_probed_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_machine_without_these_files_is_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     known = detect_device()
     monkeypatch.setattr(compiler.target, "CPU_INFO", tmp_path / "nowhere")
     monkeypatch.setattr(compiler.target, "CACHES", tmp_path / "nowhere")
@@ -242,6 +242,6 @@ def test_a_machine_without_these_files_is_probed_all_the_same(
 @pytest.mark.parametrize(
     "text", ["", "llvm", "{}", "[]", "null", '{"kind":"abacus"}', '{"kind":"llvm","legs":4}']
 )
-def test_what_is_no_target_is_refused(text: str) -> None:
+def test_an_unknown_target_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a target that TVM knows"):
         parse_target(text)

@@ -355,16 +355,25 @@ def test_too_many_requests_of_one_client_have_to_wait(start: Start) -> None:
     assert service.http.get("/healthz").is_success
 
 
-def test_wrong_tokens_are_limited_and_lock_nobody_out_who_is_in(start: Start) -> None:
+def test_wrong_tokens_are_limited_and_lock_no_valid_token_out(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.access.authentication.CACHE_S", 0.2)
     service = start(token=BOOTSTRAP, failure_limit="3/minute")
     used, unused = stored(service, "used"), stored(service, "unused")
+    expired = stored(service, "expired", expires_at=2.0)
     assert service.http.get("/v1/jobs", headers=bearer(used)).is_success
     answers = [service.http.get("/v1/jobs", headers=bearer(TOKEN_PREFIX + "x" * 43)) for _ in range(4)]
     assert [answer.status_code for answer in answers] == [401, 401, 401, 429]
-    for secret in (used, BOOTSTRAP):
+    time.sleep(0.3)  # the token used before is cached no longer
+    for secret in (used, unused, BOOTSTRAP):
         assert service.http.get("/v1/jobs", headers=bearer(secret)).is_success
-    assert kind(service.http.get("/v1/jobs", headers=bearer(unused)), 429) == "too-many-requests"
+        assert refusal(calls(service, secret)[1])[0] is grpc.StatusCode.NOT_FOUND
+    for secret in (expired, "wrong"):
+        assert kind(service.http.get("/v1/jobs", headers=bearer(secret)), 429) == "too-many-requests"
     assert refusal(calls(service, "wrong")[0])[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+    made_later = stored(service, "made-later")
+    wait_until(lambda: service.http.get("/v1/jobs", headers=bearer(made_later)).is_success)
 
 
 def test_secrets_stand_in_no_file_and_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Fits odd functions by x p(x²) / q(x²), for tanh and erf in compiler/codegen/vector_math.py."""
+"""Fit odd functions by x p(x²) / q(x²), for tanh and erf in compiler/codegen/vector_math.py."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ POINTS, ROUNDS = 600, 40
 
 
 def fit(function: Callable[[Array], Array], limit: float, degrees: tuple[int, int]) -> tuple[Array, Array]:
-    """p and q, highest power first and q(0) = 1, whose largest relative error on [0, limit] is nearly least.
+    """Return p and q, highest power first and q(0) = 1, whose largest relative error on [0, limit] is small.
 
-    Linear least squares of (p - f q) / (f q'), where q' is the round before's q. Lawson's weights, multiplied
-    by the error in every round, level the errors.
+    Each round solves linear least squares of (p - f q) / (f q'), where q' is q of the round before. Lawson's
+    weights are multiplied by the error in every round, which levels the errors.
     """
     x = limit * (1 - np.cos(np.pi * (np.arange(POINTS) + 0.5) / POINTS)) / 2
     quotient = function(x) / x
@@ -38,5 +38,5 @@ def fit(function: Callable[[Array], Array], limit: float, degrees: tuple[int, in
 
 
 def _powers(series: Array, limit: float) -> Array:
-    """A Chebyshev series over [0, limit²] as coefficients of powers."""
+    """Convert a Chebyshev series over [0, limit²] to coefficients of powers."""
     return Polynomial(chebyshev.cheb2poly(series))(Polynomial([-1.0, 2 / limit**2])).coef

@@ -64,7 +64,7 @@ def test_equal_contents_pack_to_equal_bytes() -> None:
     assert pack(b"library", MANIFEST) == pack(b"library", dataclasses.replace(MANIFEST))
 
 
-def test_what_it_is_compared_with_travels_along_and_goes_no_further() -> None:
+def test_a_reference_is_packed_beside_the_library() -> None:
     packed = pack(b"library", MANIFEST, b"reference")
     assert unpack(packed) == (b"library", MANIFEST)
     assert unpack_reference(packed) == b"reference"
@@ -95,7 +95,7 @@ GOOD = (tarfile.TarInfo("manifest.json"), MANIFEST.to_json().encode())
         (_tar([(tarfile.TarInfo("manifest.json"), b"\xff"), (tarfile.TarInfo("model.so"), b"x")]), "damaged"),
     ],
 )
-def test_what_is_no_artifact_is_refused(data: bytes, message: str) -> None:
+def test_other_bytes_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(ArtifactError, match=message):
         unpack(data)
 

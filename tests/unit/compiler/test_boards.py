@@ -1,4 +1,4 @@
-"""Boards: recognised by what their device tree says, and code for every one of them."""
+"""Boards are recognised by their device tree, and LLVM generates code for all of them."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def test_other_boards_are_not(model: str) -> None:
     assert find_board(model) is None
 
 
-def test_a_board_is_what_its_maker_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The kernel of a Raspberry Pi 4 names no caches."""
+def test_a_board_has_the_caches_of_its_data_sheet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Linux on a Raspberry Pi 4 reports no caches."""
     model = tmp_path / "model"
     model.write_bytes(b"Raspberry Pi 4 Model B Rev 1.5\x00")
     monkeypatch.setattr(compiler.target, "DEVICE_TREE", model)

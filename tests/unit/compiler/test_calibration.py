@@ -21,7 +21,7 @@ def test_without_time_everything_is_assumed() -> None:
     assert calibrate(DEVICE, budget_s=0.0) == replace(BASE, derived=tuple(sorted(ALL)))
 
 
-def test_what_was_measured_is_not_named_as_derived() -> None:
+def test_measured_fields_are_not_derived() -> None:
     found = {"hertz": 3.3e9, "multiply_adds": {"float32": 1.9, "int8": 0.3}, **RATES}
     profile = complete_profile(found, DEVICE)
     assert set(profile.derived) == ALL - set(found)
@@ -65,7 +65,7 @@ def test_a_target_that_tvm_does_not_know() -> None:
         calibrate(replace(DEVICE, target='{"kind":"abacus"}'))
 
 
-def test_a_machine_without_room_for_more_than_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_for_a_working_set_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     measuring = calibration._Calibration(DEVICE, clock=lambda: 0.0)
     monkeypatch.setattr(calibration, "free_bytes", lambda: 4 * DEVICE.l3_bytes)
     with pytest.raises(MemoryError, match="too few beside a cache of 16"):
@@ -84,7 +84,7 @@ def test_a_machine_without_room_for_more_than_its_cache(monkeypatch: pytest.Monk
         (None, None, 0),
     ],
 )
-def test_what_is_free_is_no_more_than_a_container_may_have(
+def test_free_memory_is_limited_by_the_container(
     info: str | None, limit: str | None, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in (("MEMORY_INFO", info), ("MEMORY_LIMIT", limit)):

@@ -1,4 +1,4 @@
-"""Linking: what is chosen, what libraries say they are for, what goes wrong."""
+"""Linkers are chosen by machine, libraries name their machine, and failures say what to do."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def test_libraries_for_another_machine(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra 'cross' is not installed")
-def test_nobody_else_chooses_where_the_linker_keeps_its_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_linkers_cache_belongs_to_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linking.shutil, "which", lambda name: None)
     monkeypatch.setattr(linking.tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv("ZIG_GLOBAL_CACHE_DIR", raising=False)
@@ -76,5 +74,5 @@ def test_a_linker_that_fails_is_quoted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", b"MZ" + bytes(64), b"\x7fELF\x02\x01" + bytes(64)])
-def test_what_is_no_library_is_for_no_machine(data: bytes) -> None:
+def test_other_files_are_for_no_machine(data: bytes) -> None:
     assert elf_machine(data) is None

@@ -71,6 +71,6 @@ def test_no_name_stands_for_two_words(machine: str) -> None:
     assert len({one.name for one in known}) == len(known)
 
 
-def test_what_intrinsics_need_has_a_name() -> None:
+def test_instruction_sets_of_intrinsics_have_names() -> None:
     words = {one.word for machine in ("x86_64", "aarch64") for one in instruction_sets(machine)}
     assert {word for intrinsic in INTRINSICS for word in intrinsic.features} <= words

@@ -49,7 +49,7 @@ def index_map(nodes: list[Any]) -> str:
         index_map(NODES),
     ],
 )
-def test_what_schedules_need_passes(text: str) -> None:
+def test_traces_of_schedules_are_accepted(text: str) -> None:
     assert parse_trace(text) == json.loads(text)
 
 

@@ -1,4 +1,4 @@
-"""A small farm to fill a database with."""
+"""Jobs, devices and results to fill a database with."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Farm:
         devices.register(self.session, "worker", "session", self.device, WorkerState.READY, 19.0)
 
     def snapshot(self) -> object:
-        """Everything that a report may change."""
+        """Return everything that a report may change."""
         return (
             self.trials(),
             module_runs.of_job(self.session, self.job_id),
@@ -73,7 +73,7 @@ class Farm:
 
 
 def measured(secs: float | None) -> Measurement:
-    """A success of `secs` seconds, or a failure when they are None."""
+    """Return a success of `secs` seconds, or a failure if they are None."""
     if secs is None:
         return Measurement(Outcome.BUILD_ERROR, error="no such intrinsic")
     return Measurement(Outcome.OK, run_secs=(secs, 2 * secs, 3 * secs), build_secs=0.1)
@@ -100,7 +100,7 @@ def make_job(
 
 
 def put_measured(session: Session, *records: schedules.Record) -> None:
-    """Stores records as trials of a finished job become ones, one after the other."""
+    """Store records by way of finished trials, one after the other."""
     for each in records:
         job_id = f"of {each.device_class}"
         if session.get(JobRow, job_id) is None:
@@ -143,7 +143,7 @@ def task_spec(job_id: str, workload_hash: str = "w1") -> tasks.TaskSpec:
 
 
 def all_at_once(acts: Sequence[Callable[[], object]]) -> None:
-    """Each in a thread of its own; raises what one of them raised, when all have ended."""
+    """Run each in a thread of its own; when all have ended, raise the error of the first that raised one."""
     with ThreadPoolExecutor(len(acts)) as pool:
         started = [pool.submit(act) for act in acts]
     for each in started:

@@ -60,7 +60,7 @@ class TestTokens:
             noted.append(access.tokens(session)[0].last_used_at)
         assert noted == [100.0, 100.0, 100.0 + LAST_USED_PRECISION_S]
 
-    def test_it_expires_at_its_time(self) -> None:
+    def test_a_token_expires_at_its_time(self) -> None:
         assert [BOARD.expired(now) for now in (499.9, 500.0, 501.0)] == [False, True, True]
         assert not replace(BOARD, expires_at=None).expired(1e12)
 
@@ -91,7 +91,7 @@ class TestAudit:
         access.append_audit(session, {PUSH: 1}, 3.0)
         assert access.audit(session, 1)[0].id > newest
 
-    def test_what_strangers_write_is_stored_as_it_can_be(self, session: Session) -> None:
+    def test_characters_that_no_database_holds_are_replaced(self, session: Session) -> None:
         access.append_audit(session, {replace(REFUSED, subject="nul \x00 half \ud800"): 1}, 1.0)
         assert access.audit(session, 1)[0].act.subject == "nul \ufffd half ?"
 

@@ -46,7 +46,7 @@ def board(session: Session) -> Farm:
     return make_job(session, "job", BOARD)
 
 
-class TestWhoWaits:
+class TestWaitingJobs:
     def test_a_job_with_something_to_build_while_a_builder_is_there(self, board: Farm) -> None:
         assert builder_fallback.waiting_jobs(board.session, 20.0) == []
         board.issue("t1")
@@ -59,7 +59,7 @@ class TestWhoWaits:
             "it holds it"
         )
 
-    def test_whatever_is_built_makes_a_difference(self, board: Farm) -> None:
+    def test_every_trial_built_or_done_changes_the_counts(self, board: Farm) -> None:
         first, second = board.issue("t1", "t2")
         enrol(board.session)
         lease = take(board.session)
@@ -72,7 +72,7 @@ class TestWhoWaits:
         build(board.session, lease, second)
         assert builder_fallback.waiting_jobs(board.session, 20.0) == [], "all that there is is built"
 
-    def test_what_builders_do_for_others_does_too(self, board: Farm) -> None:
+    def test_work_for_other_jobs_counts_while_candidates_are_pending(self, board: Farm) -> None:
         """They have much to do, but hold nothing up."""
         board.issue("t1")
         enrol(board.session)
@@ -88,7 +88,7 @@ class TestWhoWaits:
             "now they hold it"
         )
 
-    def test_what_others_build_who_can_not_build_for_it_does_not(self, board: Farm) -> None:
+    def test_work_of_builders_that_do_not_suit_the_job_does_not_count(self, board: Farm) -> None:
         board.issue("t1")
         enrol(board.session)
         strange = replace(X86, toolchain="another")
@@ -98,13 +98,13 @@ class TestWhoWaits:
         assert builder_fallback.waiting_jobs(board.session, 20.0) == [WaitingJob("job", 0, 0, 0)]
 
     @pytest.mark.parametrize("build", [Build.DEVICE, Build.BUILDER])
-    def test_not_one_that_says_who_builds(self, session: Session, build: Build) -> None:
+    def test_a_job_that_chose_who_builds_is_none_of_them(self, session: Session, build: Build) -> None:
         make_job(session, "job", BOARD, build=build).issue("t1")
         enrol(session)
         assert builder_fallback.waiting_jobs(session, 20.0) == []
 
 
-class TestRelief:
+class TestFallback:
     def test_the_devices_build_what_the_builders_held_as_well(self, board: Farm) -> None:
         ids = board.issue("t1", "t2")
         enrol(board.session)
@@ -120,7 +120,7 @@ class TestRelief:
         assert [trial.id for trial in board.leased("own", now=31.0).trials] == ids
         assert builder_fallback.end_builder_leases(board.session, now=32.0) == []
 
-    def test_those_who_wait_are_told(self, board: Farm) -> None:
+    def test_the_fallback_is_an_event_and_the_jobs_message(self, board: Farm) -> None:
         builder_fallback.build_on_devices(board.session, "job", 180.4, now=30.0)
         message = "builders built nothing for 180 s: this job's devices build for themselves"
         last = events.since(board.session, "job", 0, 100)[-1]
@@ -141,7 +141,7 @@ class TestRelief:
         builder_fallback.build_on_devices(board.session, "job", 180.0, now=30.0)
         assert jobs.get(board.session, "job").request.build is Build.AUTO
 
-    def test_the_same_request_is_still_the_same(self, session: Session) -> None:
+    def test_a_repeated_request_still_finds_the_job(self, session: Session) -> None:
         asked = request(session)
         jobs.create(session, "job", asked, "key", now=1.0)
         builder_fallback.build_on_devices(session, "job", 180.0, now=30.0)

@@ -113,7 +113,7 @@ class TestWhoBuilds:
             (Build.BUILDER, DEVICE, SMALL, True),
         ],
     )
-    def test_with_a_builder_there(
+    def test_builders_or_devices_build_while_a_builder_is_there(
         self, session: Session, build: Build, device: Device, builder: Builder, elsewhere: bool
     ) -> None:
         farm = make_job(session, "job", device, build=build)
@@ -133,7 +133,9 @@ class TestWhoBuilds:
         assert (lease.build, [trial.id for trial in lease.trials]) == (elsewhere, ids)
 
     @pytest.mark.parametrize("build", list(Build))
-    def test_without_one(self, session: Session, build: Build) -> None:
+    def test_devices_build_unless_the_job_wants_builders_and_none_is_there(
+        self, session: Session, build: Build
+    ) -> None:
         farm = make_job(session, "job", BOARD, build=build)
         farm.issue("t1")
         waits = build is Build.BUILDER
@@ -205,7 +207,7 @@ class TestBuilding:
         board.report("measured", ids[:1])
         assert building.library(board.session, SHA) == LIBRARY
 
-    def test_what_fails_to_build_is_done(self, board: Farm) -> None:
+    def test_a_trial_that_fails_to_build_is_done(self, board: Farm) -> None:
         [trial_id] = board.issue("t1")
         enrol(board.session)
         leased(board, "built")
@@ -253,7 +255,7 @@ class TestBuilding:
         assert report(board, "own", [(trial_id, Built(SHA, 0.25))]).closed
         assert board.trials()[0].outcome is Outcome.UNKNOWN
 
-    def test_it_is_told_apart_from_the_devices(self, board: Farm) -> None:
+    def test_builders_share_with_builders_and_charge_nothing(self, board: Farm) -> None:
         devices.register(board.session, "worker", "session", BOARD, WorkerState.READY, 19.0)
         enrol(board.session)
         enrol(board.session, name="another")
@@ -336,7 +338,7 @@ def test_device_classes_from_before_can_be_built_for(tmp_path: Path) -> None:
 
 
 class TestLostBuilders:
-    def test_what_it_held_is_built_again_or_by_the_devices(self, board: Farm) -> None:
+    def test_trials_of_a_lost_builder_are_built_again_by_anyone(self, board: Farm) -> None:
         ids = board.issue("t1", "t2")
         enrol(board.session)
         leased(board, "built", now=20.0)
@@ -347,7 +349,7 @@ class TestLostBuilders:
         assert last[0].data["message"] == said
         assert [trial.id for trial in board.leased("own", now=81.0).trials] == ids[:1]
 
-    def test_who_was_built_in_the_end_is_not_blamed(self, board: Farm) -> None:
+    def test_a_trial_that_was_built_in_the_end_has_no_attempts(self, board: Farm) -> None:
         [trial_id] = board.issue("t1")
         enrol(board.session)
         leased(board, "built", now=20.0)
@@ -369,7 +371,7 @@ class TestLostBuilders:
         [trial] = board.trials()
         assert (trial.state, trial.outcome) == ("done", Outcome.DEVICE_LOST)
 
-    def test_what_it_had_stored_already_is_measured(self, board: Farm) -> None:
+    def test_a_library_stored_before_the_loss_is_measured(self, board: Farm) -> None:
         ids = board.issue("t1", "t2")
         enrol(board.session)
         leased(board, "built", now=20.0)

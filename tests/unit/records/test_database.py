@@ -33,7 +33,7 @@ def file(empty_file: Path, tmp_path: Path) -> Path:
 
 
 class TestTransactions:
-    def test_what_succeeds_is_there_for_the_next(self, database: Database) -> None:
+    def test_a_committed_row_is_there_for_the_next_transaction(self, database: Database) -> None:
         with database.begin() as session:
             sha = blobs.put(session, b"data")
         with database.begin() as session:
@@ -114,7 +114,7 @@ class TestMigration:
             assert trials.add(session, "job", 0, [new], now=2.0) == [5]
         database.close()
 
-    def test_is_safe_to_repeat(self, database: Database) -> None:
+    def test_a_migration_is_safe_to_repeat(self, database: Database) -> None:
         with database.begin() as session:
             sha = blobs.put(session, b"data")
         database.migrate()
@@ -178,6 +178,13 @@ class TestStorageError:
             pytest.raises(StorageError, match="keeps it locked"),
             sqlite(file, busy_timeout_s=0.05).begin(),
         ):
+            pytest.fail("the transaction began")
+
+    def test_an_empty_transaction_on_a_locked_database(self, file: Path) -> None:
+        database = sqlite(file, busy_timeout_s=0.05)
+        with database.begin():
+            pass
+        with sqlite(file).begin(), pytest.raises(StorageError, match="keeps it locked"), database.begin():
             pytest.fail("the transaction began")
 
     def test_a_file_that_is_no_database(self, file: Path) -> None:

@@ -48,7 +48,7 @@ def full(session: Session, job_id: str = "job") -> Farm:
 
 
 class TestJobs:
-    def test_what_is_a_jobs_own_goes_and_the_rest_stays(self, session: Session) -> None:
+    def test_a_jobs_own_rows_go_and_the_rest_stays(self, session: Session) -> None:
         full(session)
         finish(session)
         before = rows(session)
@@ -79,9 +79,7 @@ class TestJobs:
         assert jobs.get(session, "other").state is JobState.TUNING
 
     @pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.FAILED])
-    def test_what_a_device_still_measures_for_it_is_of_no_use(
-        self, session: Session, state: JobState
-    ) -> None:
+    def test_a_lease_of_a_deleted_job_is_stale(self, session: Session, state: JobState) -> None:
         farm = full(session)
         finish(session, state=state)
         delete_job(session, "job", now=50.0)
@@ -107,7 +105,7 @@ class TestJobs:
 
 
 class TestFiles:
-    def test_what_a_job_refers_to_stays_until_it_is_deleted(self, session: Session) -> None:
+    def test_blobs_of_a_job_stay_until_it_is_deleted(self, session: Session) -> None:
         full(session)
         assert (drop_models(session, LATER, 10), drop_blobs(session, 10)) == (0, 0)
         finish(session)

@@ -61,7 +61,7 @@ class TestProfiles:
         devices.put_class(session, replace(DEVICE, profile=self.FAST), calibrated=True)
         assert self.profile(session) == self.FAST
 
-    def test_whatever_asks_for_a_class_gets_its_profile(self, session: Session) -> None:
+    def test_every_lookup_of_a_class_returns_its_profile(self, session: Session) -> None:
         device = replace(DEVICE, profile=self.FAST)
         register(session, "a", "s", device)
         found = [devices.resolve_class(session, name) for name in (DEVICE.key, DEVICE.name, "native")]
@@ -151,7 +151,7 @@ class TestWorkers:
         devices.heartbeat(session, "a", "s", WorkerState.BUSY, 3.0, Vitals(load=0.5))
         assert devices.worker(session, "a").vitals == Vitals(load=0.5)
 
-    def test_what_an_older_service_stored_of_it_is_read(self, session: Session) -> None:
+    def test_vitals_of_an_older_service_are_read(self, session: Session) -> None:
         register(session, "a", "s", None, WorkerState.PROBING, now=1.0)
         old = {"tunefarm_version": "0.1", "load": 0.5, "uncontained": ""}
         session.execute(update(WorkerRow).values(vitals=old))
@@ -241,7 +241,7 @@ class TestFencing:
 
 
 class TestWanted:
-    def test_is_kept_until_people_want_something_else(self, session: Session) -> None:
+    def test_an_instruction_is_kept_until_the_next_one(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
         assert devices.wanted(session, "a") is Wanted.WORK
         assert devices.may_take(session, "a", "s")

@@ -77,7 +77,7 @@ class TestOrder:
         assert levels == sorted(priorities, reverse=True)
 
     @given(weights=st.lists(WEIGHTS, min_size=2, max_size=4), leases_before=st.integers(1, 300))
-    def test_a_job_without_work_holds_nobody_back_and_saves_nothing_up(
+    def test_a_job_without_work_delays_no_other_and_saves_nothing_up(
         self, weights: list[float], leases_before: int
     ) -> None:
         idle, *others = [share(number, weight) for number, weight in enumerate(weights)]
@@ -97,11 +97,11 @@ class TestOrder:
         queue.shares.append(share(9))
         assert "job 9" in [queue.serve(16) for _ in range(len(weights) + 1)]
 
-    def test_of_equals_the_oldest_comes_first(self) -> None:
+    def test_the_oldest_of_equal_jobs_comes_first(self) -> None:
         twins = [replace(share(1), job_id="b"), replace(share(1), job_id="a"), share(0)]
         assert [entry.job_id for entry in order(twins)] == ["job 0", "a", "b"]
 
-    def test_nobody_waits(self) -> None:
+    def test_no_job_waits(self) -> None:
         assert order([share(0, waits=False)]) == []
 
 
@@ -263,7 +263,7 @@ class TestQuota:
             ([Board("me", 1.0), Board("drained", 1.0, wanted=Wanted.DRAIN)], 20, 1.0),
         ],
     )
-    def test_is_what_a_device_does_while_the_others_do_theirs(
+    def test_the_quota_lets_all_workers_of_a_class_finish_together(
         self, farm: Farm, boards: list[Board], max_trials: int, fraction: float
     ) -> None:
         plug_in(farm, boards)
@@ -275,7 +275,7 @@ class TestQuota:
         fraction=st.floats(1e-6, 1.0),
         unfinished=st.integers(1, 10_000),
     )
-    def test_is_never_nothing_and_never_more_than_there_is(
+    def test_the_quota_is_at_least_one_trial_and_at_most_all(
         self, max_trials: int, fraction: float, unfinished: int
     ) -> None:
         assert 1 <= Quota(max_trials, fraction).trials(unfinished) <= min(max_trials, unfinished)

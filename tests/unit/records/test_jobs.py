@@ -65,7 +65,7 @@ class TestCreate:
         assert create(session, "b", now=9.0, key="key") == jobs.get(session, "a")
         assert [job.id for job in jobs.unfinished(session)] == ["a"]
 
-    def test_the_same_key_with_another_request(self, session: Session) -> None:
+    def test_the_same_key_with_another_request_conflicts(self, session: Session) -> None:
         create(session, "a", key="key")
         with pytest.raises(jobs.IdempotencyConflict, match="'key' belongs to another request"):
             jobs.create(session, "b", request(session, budget=Budget(7)), "key", now=1.0)
@@ -107,7 +107,7 @@ class TestClaim:
         assert jobs.claim(session, "job", "two", now=11.0, ttl_s=10.0)
         assert not jobs.claim(session, "job", "one", now=12.0, ttl_s=10.0)
 
-    def test_its_holder_renews_it(self, session: Session) -> None:
+    def test_the_holder_renews_a_claim(self, session: Session) -> None:
         create(session, "job")
         jobs.claim(session, "job", "one", now=1.0, ttl_s=10.0)
         assert jobs.claim(session, "job", "one", now=9.0, ttl_s=10.0)
@@ -169,7 +169,7 @@ class TestCancel:
         assert farm.report("lease", [first]).accepted == 1
         assert second not in [trial.id for trial in farm.trials()]
 
-    def test_what_lapses_is_not_leased_again(self, farm: Farm) -> None:
+    def test_work_of_a_cancelled_job_is_not_leased_again(self, farm: Farm) -> None:
         farm.issue("t1")
         farm.leased("lease")
         jobs.cancel(farm.session, "job", now=21.0)

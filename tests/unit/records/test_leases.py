@@ -75,7 +75,7 @@ class TestTake:
 
 
 class TestCurrent:
-    def test_what_it_still_has_to_do(self, farm: Farm) -> None:
+    def test_the_current_lease_has_the_unreported_work(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2")
         lease = farm.leased("lease")
         assert leases.current(farm.session, "worker", "session", now=21.0) == lease
@@ -86,7 +86,7 @@ class TestCurrent:
         farm.report("lease", ids[1:])
         assert leases.current(farm.session, "worker", "session", now=31.0) is None
 
-    def test_is_of_the_session_and_its_time(self, farm: Farm) -> None:
+    def test_the_current_lease_is_the_sessions_and_not_expired(self, farm: Farm) -> None:
         farm.issue("t1")
         farm.leased("lease", now=20.0)
         assert leases.current(farm.session, "worker", "another", now=21.0) is None
@@ -95,14 +95,14 @@ class TestCurrent:
 
 
 class TestRenew:
-    def test_moves_the_end(self, farm: Farm) -> None:
+    def test_renewing_moves_the_end(self, farm: Farm) -> None:
         farm.issue("t1")
         farm.leased("lease", now=20.0)
         assert leases.renew(farm.session, "lease", "session", now=79.0, ttl_s=60.0)
         assert leases.expire(farm.session, now=138.0) == []
         assert leases.expire(farm.session, now=139.0) == ["job"]
 
-    def test_not_of_a_stale_lease(self, farm: Farm) -> None:
+    def test_a_stale_lease_is_not_renewed(self, farm: Farm) -> None:
         ids = farm.issue("t1")
         farm.leased("lease", now=20.0)
         assert not leases.renew(farm.session, "lease", "another", now=21.0, ttl_s=60.0)
@@ -122,11 +122,11 @@ def test_constants_are_those_of_the_workloads_in_the_lease(farm: Farm) -> None:
 
 
 class TestBest:
-    def test_none_is_known_at_first(self, farm: Farm) -> None:
+    def test_no_best_is_known_at_first(self, farm: Farm) -> None:
         farm.issue("t1")
         assert farm.leased("lease").best_s == {}
 
-    def test_is_the_fastest_trial_of_the_workload(self, farm: Farm) -> None:
+    def test_the_best_is_the_fastest_trial_of_the_workload(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2", "t3", "t4")
         farm.leased("first", limit=3)
         farm.report("first", ids[:1], secs=2e-3)
@@ -137,13 +137,13 @@ class TestBest:
         assert held is not None
         assert held.best_s == {"w1": 2e-3}
 
-    def test_is_of_the_device_class(self, farm: Farm) -> None:
+    def test_the_best_is_that_of_the_device_class(self, farm: Farm) -> None:
         other = make_job(farm.session, "other", replace(DEVICE, cores=8))
         other.report("theirs", [trial.id for trial in _leased(other, "theirs", "t1").trials])
         assert _leased(farm, "mine", "t1").best_s == {}
         assert _leased(other, "again", "t2").best_s == {"w1": 2e-3}
 
-    def test_what_was_measured_elsewhere_does_not_count(self, farm: Farm) -> None:
+    def test_an_imported_record_is_not_the_best(self, farm: Farm) -> None:
         target = farm.device.target
         fast = schedules.Record(
             "w1", farm.device.key, "t9", None, 1e-9, (1e-9,), Outcome.OK, target, "import", 1.0

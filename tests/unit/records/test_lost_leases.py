@@ -16,7 +16,7 @@ from tests.unit.records.farm import DEVICE, Farm, measured
 
 
 class TestExpire:
-    def test_what_was_not_reported_is_pending_again(self, farm: Farm) -> None:
+    def test_unreported_work_is_pending_again(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2")
         farm.leased("lease", now=20.0)
         farm.report("lease", ids[:1])
@@ -48,7 +48,7 @@ class TestExpire:
         assert [trial.id for trial in farm.leased("more", now=142.0).trials] == ids[1:]
         assert farm.report("more", ids[1:], now=143.0).closed
 
-    def test_so_is_a_module_run(self, farm: Farm) -> None:
+    def test_a_module_run_that_lost_two_devices_is_quarantined(self, farm: Farm) -> None:
         farm.add_run()
         for number, now in enumerate((20.0, 100.0)):
             farm.leased(f"lease {number}", now=now)
@@ -73,7 +73,7 @@ class TestExpire:
 
 
 class TestGiveBack:
-    def test_is_pending_again_at_once_and_nobodys_fault(self, farm: Farm) -> None:
+    def test_work_is_pending_again_at_once_without_an_attempt(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2", "t3")
         farm.leased("lease", now=20.0)
         farm.report("lease", ids[:1])
@@ -84,7 +84,7 @@ class TestGiveBack:
         again = farm.leased("again", now=32.0)
         assert ([trial.id for trial in again.trials], again.attempt) == (ids[1:], 1)
 
-    def test_its_late_results_change_nothing(self, farm: Farm) -> None:
+    def test_late_results_change_nothing(self, farm: Farm) -> None:
         ids = farm.issue("t1")
         farm.leased("lease", now=20.0)
         leases.give_back(farm.session, "worker", "session", now=21.0)
@@ -93,21 +93,21 @@ class TestGiveBack:
         assert not leases.renew(farm.session, "lease", "session", now=22.0, ttl_s=60.0)
         assert farm.snapshot() == before
 
-    def test_is_of_the_session_only(self, farm: Farm) -> None:
+    def test_another_session_gives_nothing_back(self, farm: Farm) -> None:
         farm.issue("t1")
         farm.leased("lease", now=20.0)
         assert leases.give_back(farm.session, "worker", "another", now=21.0) == []
         assert leases.give_back(farm.session, "other", "session", now=21.0) == []
         assert [trial.state for trial in farm.trials()] == ["leased"]
 
-    def test_so_is_a_module_run(self, farm: Farm) -> None:
+    def test_a_module_run_is_pending_again_without_an_attempt(self, farm: Farm) -> None:
         farm.add_run()
         farm.leased("lease", now=20.0)
         leases.give_back(farm.session, "worker", "session", now=21.0)
         [run] = module_runs.of_job(farm.session, "job")
         assert (run.state, run.attempts) == ("pending", 0)
 
-    def test_a_finished_jobs_are_dropped(self, farm: Farm) -> None:
+    def test_work_of_a_finished_job_is_dropped(self, farm: Farm) -> None:
         farm.issue("t1")
         farm.leased("lease", now=20.0)
         jobs.cancel(farm.session, "job", now=21.0)

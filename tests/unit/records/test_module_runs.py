@@ -50,7 +50,7 @@ class TestModuleRuns:
         reported = [leases.report(farm.session, "lease", "session", [one], now=30.0) for one in results]
         assert [one.closed for one in reported] == [False, True]
 
-    def test_what_was_timed_apart_is_timed_again_together(self, farm: Farm) -> None:
+    def test_runs_that_were_timed_apart_are_timed_again_together(self, farm: Farm) -> None:
         for number, kind in enumerate(KINDS):
             run_id = farm.add_run(kind)
             farm.leased(f"lease {number}")

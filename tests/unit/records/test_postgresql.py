@@ -63,7 +63,7 @@ def test_no_statement_is_compiled(pg: Database) -> None:
         assert session.scalar(text("SHOW jit")) == "off"
 
 
-def test_what_is_done_is_not_read_on_the_way_to_what_waits(pg: Database) -> None:
+def test_finding_pending_trials_reads_no_done_ones(pg: Database) -> None:
     with pg.begin() as session:
         farm = make_job(session, "job")
         ids = farm.issue(*(f"t{number}" for number in range(2000)))
@@ -118,7 +118,7 @@ class TestStorageError:
             assert PASSWORD not in sentence
             assert "p4ss" not in sentence
 
-    def test_what_is_no_postgresql_is_refused(self) -> None:
+    def test_a_server_that_is_no_postgresql_is_refused(self) -> None:
         assert "sqlite and postgresql" in str(failure(lambda: Database("mysql+pymysql://host/db")))
 
     def test_a_connection_that_is_lost_is_named_and_replaced(self, pg: Database, server: Postgresql) -> None:

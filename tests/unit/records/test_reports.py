@@ -1,4 +1,4 @@
-"""What becomes of a worker's results."""
+"""Reports of results, and their effects."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.records.farm import DEVICE, Farm, make_job, measured
 
 
 class TestReport:
-    def test_stores_results_and_records_and_closes(self, farm: Farm) -> None:
+    def test_a_report_stores_results_and_records_and_closes_the_lease(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2")
         farm.leased("lease")
         assert farm.report("lease", ids[:1], secs=1e-3) == Reported(1, "job", closed=False)
@@ -41,7 +41,7 @@ class TestReport:
             Outcome.BUILD_ERROR,
         }
 
-    def test_appends_progress(self, farm: Farm) -> None:
+    def test_a_report_appends_a_progress_event(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2", "t3")
         farm.leased("lease", limit=2)
         farm.report("lease", ids[:2])

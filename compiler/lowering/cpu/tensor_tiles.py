@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compiler.lowering.packing_map import PackingMap
+from compiler.lowering.cpu.packing_map import PackingMap
+from compiler.lowering.cpu.tiles import Tiles
 from compiler.lowering.primitives import Primitives
 from compiler.lowering.tensor_intrinsics import register
-from compiler.lowering.tile import Tiles
 from search.programs.program import Program
 from search.sketches.intrinsics import Roles, intrinsic_extents, stage_roles
 from search.sketches.stage import Stage

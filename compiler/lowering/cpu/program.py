@@ -7,9 +7,9 @@ from typing import Any
 
 from tvm.s_tir import Schedule
 
-from compiler.lowering.nest import Nests
+from compiler.lowering.cpu.nests import Nests
+from compiler.lowering.cpu.tensor_tiles import TensorTiles
 from compiler.lowering.primitives import Primitives
-from compiler.lowering.tensor import TensorTiles
 from core.device import Device
 from search.programs.program import Program
 from search.sketches.stage import Placement

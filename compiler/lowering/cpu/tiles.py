@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compiler.constants.packing import PACKING_ANNOTATION
-from compiler.lowering.packing_map import PackingMap
+from compiler.lowering.cpu.packing_map import PackingMap
 from compiler.lowering.primitives import Primitives, by_level, power_of_two
 from search.dag import Node
 from search.programs.program import Program

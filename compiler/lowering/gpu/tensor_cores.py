@@ -14,7 +14,7 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.tirx import IterVar
 
-from compiler.lowering.gpu_tile import unroll_up_to
+from compiler.lowering.gpu.tiles import unroll_up_to
 from compiler.lowering.tensor_intrinsics import register
 from core.device import Gpu
 from search.programs.program import Program

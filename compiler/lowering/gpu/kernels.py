@@ -8,7 +8,7 @@ from typing import Any
 from tvm.s_tir import Schedule
 from tvm.tirx import IterVar
 
-from compiler.lowering.gpu_tile import unroll_up_to
+from compiler.lowering.gpu.tiles import unroll_up_to
 from search.dag import Node
 from search.programs.program import Program
 from search.sketches.stage import Placement, Stage

@@ -7,9 +7,9 @@ from typing import Any
 
 from tvm.s_tir import Schedule
 
-from compiler.lowering.gpu_kernels import GpuKernels
-from compiler.lowering.gpu_tensor import GpuTensors
-from compiler.lowering.gpu_tile import GpuTiles
+from compiler.lowering.gpu.kernels import GpuKernels
+from compiler.lowering.gpu.tensor_cores import GpuTensors
+from compiler.lowering.gpu.tiles import GpuTiles
 from core.device import Gpu
 from search.programs.program import Program
 from search.sketches.stage import Placement
