@@ -101,6 +101,11 @@ class Database:
                 self._is_current = True
             yield session
 
+    def ping(self) -> None:
+        """Read one row, to see that the database can be used. Raises StorageError."""
+        with self.begin() as session:
+            session.execute(text("SELECT version_num FROM alembic_version")).first()
+
     def migrate(self) -> None:
         """Bring the schema up to date; any number of processes may do so at once. Raises StorageError."""
         config = _alembic()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,6 +42,28 @@ def test_a_child_that_behaves_is_kept() -> None:
         assert await child_of_next(executor) == first
 
     with_executor(work)
+
+
+def test_files_are_removed_while_the_event_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[Path] = []
+    really_remove = shutil.rmtree
+
+    async def work(executor: Executor) -> None:
+        await executor.start()
+        loop = asyncio.get_running_loop()
+
+        def rmtree(path: Path, ignore_errors: bool) -> None:
+            turned = threading.Event()
+            loop.call_soon_threadsafe(turned.set)
+            assert turned.wait(10), "the event loop stands still"
+            removed.append(path)
+            really_remove(path, ignore_errors)
+
+        monkeypatch.setattr("shutil.rmtree", rmtree)
+        await executor.close()
+
+    with_executor(work)
+    assert len(removed) == 2
 
 
 def test_the_runner_is_told_the_best_latency_known() -> None:
