@@ -100,7 +100,8 @@ class _Subgraph:
 def _next_state(session: Session, job: Job, subgraphs: Sequence[_Subgraph]) -> tuple[JobState, str]:
     """Return the state that follows, and its message."""
     own = [subgraph for subgraph in subgraphs if not subgraph.task.variant]
-    variants = f", and {len(subgraphs) - len(own)} variants" if len(subgraphs) > len(own) else ""
+    num_variants = len(subgraphs) - len(own)
+    variants = f", and {num_variants} variant{'s'[: num_variants > 1]}" if num_variants else ""
     if job.request.budget.trials:
         num_covered = sum(subgraph.dag is not None for subgraph in own)
         return JobState.TUNING, f"searching {num_covered} of {len(own)} subgraphs{variants}"
