@@ -118,7 +118,7 @@ class Primitives:
 
 
 def unroll_up_to(schedule: Schedule, loop: Any, steps: int) -> None:
-    """Let the compiler unroll the loops inside `loop` if that makes at most so many steps."""
+    """Let TVM unroll the loops inside `loop` if that makes at most `steps` steps."""
     if steps:
         schedule.annotate(loop, "pragma_auto_unroll_max_step", steps)
         schedule.annotate(loop, "pragma_unroll_explicit", 1)

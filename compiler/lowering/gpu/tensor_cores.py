@@ -17,7 +17,7 @@ from search.sketches.stage import Stage
 from search.sketches.tensor_core import BANKS, SIDE, SKEW, MatrixProduct, match_product
 from search.sketches.variables import fetch_kind
 
-# As the names of TVM's intrinsics abbreviate them.
+# Types as they are abbreviated in the names of TVM's intrinsics.
 SHORT = {"float16": "f16", "float32": "f32", "int8": "s8", "int32": "s32"}
 
 
