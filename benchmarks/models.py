@@ -1,9 +1,10 @@
-"""How well latencies of programs are predicted by models that have not seen them: by ours, and by TVM's.
+"""Compare cost models, ours and TVM's, on programs that they have not seen.
 
     python -m benchmarks.models --quick --json FILE
 
-Random programs of every operator are timed once. Both engines' models are trained on the same half of them,
-all operators together, and predict the other half; then the halves change places.
+Random programs of every operator are timed once. Our cost model and TVM's XGBModel over its
+PerStoreFeature are trained on the same half of them, all operators together, and predict the other half;
+then the halves change places. The analytic estimate alone is the third.
 """
 
 from __future__ import annotations
@@ -51,8 +52,7 @@ WORDS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class MeasuredPrograms:
-    """Timed programs of one operator: `traces` are lowered `programs`, `secs` [programs] are inf where one
-    failed."""
+    """Programs of one operator, their traces, and their seconds [programs], inf for a failure."""
 
     module: tvm.IRModule
     task: SearchTask
@@ -65,8 +65,9 @@ class MeasuredPrograms:
         return float(self.secs.min())
 
 
-# Seconds of every program that is held out, predicted after the others were learned: of every operator
-# [programs], what is held out marked by another such array.
+# Trains on the programs that the second argument doesn't mark as held out, and predicts the seconds of all
+# programs
+# [programs], by operator.
 Fit = Callable[[Mapping[str, MeasuredPrograms], Mapping[str, NDArray[np.bool_]]], Mapping[str, Floats]]
 
 
@@ -81,12 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         name: measured(OPERATORS[name].module(OPERATORS[name].benchmark), device, count, args.seed)
         for name in track(names, description="timing", disable=not sys.stderr.isatty())
     }
-    output.finish(figures_of(known, {who: predicted(known, fit, args.seed) for who, fit in FITS.items()}))
+    output.finish(
+        figures_of(known, {who: predict_held_out(known, fit, args.seed) for who, fit in FITS.items()})
+    )
     return 0
 
 
 def measured(module: tvm.IRModule, device: Device, count: int, seed: int) -> MeasuredPrograms:
-    """Up to `count` random programs as the search draws them, timed alike."""
+    """Draw up to `count` random programs as the search does, and time them."""
     dag = read_dag(module)
     task = SearchTask(dag, generate(dag, device), device)
     programs = draw(task, count, np.random.default_rng(seed))
@@ -97,13 +100,13 @@ def measured(module: tvm.IRModule, device: Device, count: int, seed: int) -> Mea
     return MeasuredPrograms(module, task, tuple(programs), tuple(traces), secs)
 
 
-def predicted(known: Mapping[str, MeasuredPrograms], fit: Fit, seed: int) -> dict[str, Floats]:
-    """Of every operator [programs]: predicted seconds, each by a model that has not seen the program."""
+def predict_held_out(known: Mapping[str, MeasuredPrograms], fit: Fit, seed: int) -> dict[str, Floats]:
+    """Return predicted seconds [programs] by operator, each by a model that has not seen the program."""
     rng = np.random.default_rng(seed)
     first = {name: rng.permutation(len(records.secs)) % 2 == 0 for name, records in known.items()}
     second = {name: ~half for name, half in first.items()}
-    told = [fit(known, half) for half in (first, second)]
-    return {name: np.where(half, told[0][name], told[1][name]) for name, half in first.items()}
+    folds = [fit(known, half) for half in (first, second)]
+    return {name: np.where(half, folds[0][name], folds[1][name]) for name, half in first.items()}
 
 
 def _ours(known: Mapping[str, MeasuredPrograms], held: Mapping[str, NDArray[np.bool_]]) -> dict[str, Floats]:
@@ -114,13 +117,13 @@ def _ours(known: Mapping[str, MeasuredPrograms], held: Mapping[str, NDArray[np.b
         if not is_held
     ]
     model = train(samples)
-    return {name: _told(records, model) for name, records in known.items()}
+    return {name: _predict(records, model) for name, records in known.items()}
 
 
 def _estimate(
     known: Mapping[str, MeasuredPrograms], _held: Mapping[str, NDArray[np.bool_]]
 ) -> dict[str, Floats]:
-    return {name: _told(records, CostModel()) for name, records in known.items()}
+    return {name: _predict(records, CostModel()) for name, records in known.items()}
 
 
 def _theirs(
@@ -140,8 +143,8 @@ def _theirs(
 FITS: Mapping[str, Fit] = {OURS: _ours, THEIRS: _theirs, ESTIMATE: _estimate}
 
 
-def _told(records: MeasuredPrograms, model: CostModel) -> Floats:
-    """[programs]: seconds, predicted for all programs of a sketch at once."""
+def _predict(records: MeasuredPrograms, model: CostModel) -> Floats:
+    """Predict seconds [programs], all programs of a sketch at once."""
     told = np.zeros(len(records.programs))
     keys = np.array([program.sketch.key for program in records.programs])
     for key in dict.fromkeys(keys):
@@ -153,7 +156,7 @@ def _told(records: MeasuredPrograms, model: CostModel) -> Floats:
 def figures_of(
     known: Mapping[str, MeasuredPrograms], told: Mapping[str, Mapping[str, Floats]]
 ) -> list[Figure]:
-    """What holds for all operators first, then the operators in their order."""
+    """Return the figures of all operators together first, then those of each operator."""
     return [
         *_compared("all operators", _predictions(known, told)),
         *(
@@ -170,7 +173,7 @@ def figures_of(
 def _predictions(
     known: Mapping[str, MeasuredPrograms], told: Mapping[str, Mapping[str, Floats]]
 ) -> dict[str, Predictions]:
-    """By who made them, of these operators."""
+    """Return each model's predictions of these operators."""
     sizes = [len(records.secs) for records in known.values()]
     measured_s = np.concatenate([records.secs for records in known.values()])
     best_s = np.repeat([records.best_s for records in known.values()], sizes)
@@ -182,7 +185,7 @@ def _predictions(
 
 
 def _compared(what: str, predictions: Mapping[str, Predictions]) -> list[Figure]:
-    """Ours against theirs in every metric that both have."""
+    """Compare our model with TVM's in every metric that both have."""
     judged = {who: metrics.evaluate(each) for who, each in predictions.items()}
     return [
         each
@@ -202,7 +205,7 @@ def _metric(what: str, metric: str, judged: Mapping[str, ModelMetrics]) -> list[
 
 
 def _rank_correlation(name: str, records: MeasuredPrograms, estimated_s: Floats) -> Figure:
-    """Spearman's, of the estimate with what was measured; what failed is left out."""
+    """Return Spearman's correlation of estimated and measured seconds, without failures."""
     ran = np.isfinite(records.secs)
     rho = float(spearmanr(estimated_s[ran], records.secs[ran]).statistic)
     return figure(

@@ -1,8 +1,8 @@
-"""Workers without devices, all in this process: they lease, wait as if they measured, and report.
+"""Simulated workers, all in one process: they lease, wait instead of measuring, and report.
 
-    python -m benchmarks.scale_workers --server HOST:PORT --workers 1000 --classes 50 --seconds 9 --trial-s 1
+    python -m benchmarks.simulated_workers --server HOST:PORT --workers 99 --classes 5 --seconds 9 --trial-s 1
 
-Writes what they saw to standard output, as JSON, and how far they are to standard error.
+Writes their statistics to standard output as JSON, and progress to standard error.
 """
 
 from __future__ import annotations
@@ -32,26 +32,28 @@ from records.jobs.fair_queue import LEASE_S
 from worker.settings import SLOTS
 
 WAIT_S = 5.0
-# Devices don't begin together but over so many leases. First ones are small: for a while more calls come.
+# Workers start at random within this many leases: devices don't start together.
 SPREAD = 2
-# Until every worker has had a lease. A service that takes longer can't be measured so.
+# The limit until every worker has had a lease.
 BEGIN_LIMIT_S = 180.0
 OURS = "simulated workers"
 _CALL_TIMEOUT_S = 60.0
-# Every worker has a connection of its own, as on machines of their own.
+# Every worker has a connection of its own, as on a machine of its own.
 _OWN_CONNECTION = [("grpc.use_local_subchannel_pool", 1)]
 
 
 class TooSlow(Exception):
-    """Not every worker got work; one sentence for people."""
+    """Not every worker got a lease in time; the message is one sentence."""
 
 
 @dataclass
 class FleetStats:
-    """By all workers together, within `seconds`: how many results were acknowledged, and how long calls took
-    that were answered with a lease; by process, the seconds of CPU that it used. `acknowledged` counts
-    results before and after too; so many of these were `late`: their lease had lapsed, so they were
-    dropped."""
+    """Statistics of all workers together.
+
+    Within `seconds`, `stored` results were acknowledged, calls answered with a lease took `lease_s`, and
+    processes used `cpu_s` of CPU by name. `acknowledged` counts results before and after, too; `late` ones
+    of these were dropped because their lease had lapsed.
+    """
 
     seconds: float
     stored: int = 0
@@ -66,8 +68,7 @@ class FleetStats:
 
 
 class CountingWindow:
-    """Counting begins when every one of the workers has had a lease, and `warm_up_s` later; then it lasts for
-    so many seconds."""
+    """The time in which results count: from `warm_up_s` after every worker has had a lease, for `seconds`."""
 
     def __init__(self, workers: int, seconds: float, warm_up_s: float = 0.0) -> None:
         self.missing = workers
@@ -88,13 +89,13 @@ class CountingWindow:
 
 
 class CpuMeter:
-    """The CPU that processes use, by name: each with those that it started, and this one."""
+    """Reads the CPU time of processes with their children by name, and of this process as OURS."""
 
     def __init__(self, pids: Mapping[str, int]) -> None:
         self._pids = pids
 
     def read(self) -> dict[str, float]:
-        """Seconds so far."""
+        """Return seconds of CPU so far."""
         others = {name: _cpu_s(psutil.Process(pid)) for name, pid in self._pids.items()}
         return others | {OURS: time.process_time()}
 
@@ -109,7 +110,7 @@ def _cpu_s(process: psutil.Process) -> float:
 
 
 def simulated_device(number: int) -> Device:
-    """A device of the class of this number."""
+    """Return a device of the device class with this number."""
     return Device(
         name=f"simulated {number}",
         triple="x86_64-linux-gnu",
@@ -126,7 +127,7 @@ def simulated_device(number: int) -> Device:
 
 
 class SimulatedWorker:
-    """One worker's side of the protocol."""
+    """A worker's side of the protocol."""
 
     def __init__(self, address: str, number: int, device: Device, trial_s: float) -> None:
         self._stub = FleetStub(grpc.aio.insecure_channel(address, options=_OWN_CONNECTION))  # type: ignore[arg-type]
@@ -143,7 +144,7 @@ class SimulatedWorker:
         await self._call(starting=True)
 
     async def work(self, clock: CountingWindow, seen: FleetStats) -> None:
-        """Until the time is up; what was leased then is still reported."""
+        """Lease, wait and report until the window is over; then report what is still leased."""
         now = asyncio.get_running_loop().time
         await asyncio.sleep(random.uniform(0.0, SPREAD * lease_s(self._trial_s)))
         results: Sequence[pb.Result] = []
@@ -161,7 +162,8 @@ class SimulatedWorker:
     async def _measure(
         self, answer: pb.SynchronizeResponse, clock: CountingWindow, seen: FleetStats
     ) -> Sequence[pb.Result]:
-        """Waits as long as measuring takes, reports whenever it is told to; what is left to report then."""
+        """Wait as long as measuring would take, report when the server asks for it; return the results
+        left to report."""
         now = asyncio.get_running_loop().time
         lease, results, sent, began = answer.lease.id, results_for(answer.lease), 0, now()
         ends = began + self._trial_s * len(results)
@@ -204,12 +206,12 @@ def _note(
 
 
 def lease_s(trial_s: float) -> float:
-    """How long a lease takes on a device of this speed."""
+    """Return the seconds that a lease takes on a device of this speed."""
     return min(LEASE_S, SLOTS * trial_s)
 
 
 def results_for(lease: pb.Lease) -> list[pb.Result]:
-    """A result for each candidate."""
+    """Return a result for each candidate of the lease."""
     went_well = pb.Measurement(outcome="OUTCOME_OK", run_secs=[1e-3, 1.1e-3, 1.2e-3], build_secs=0.05)
     return [
         pb.Result(number=number, lease=lease.id, trial_id=candidate.trial_id, measurement=went_well)
@@ -225,9 +227,10 @@ async def run(
     clock: CountingWindow,
     meter: CpuMeter,
 ) -> FleetStats:
-    """What so many workers saw, evenly spread over so many classes and over the servers. Raises TooSlow."""
+    """Run `workers`, evenly spread over `classes` and over the servers; return their statistics. Raises
+    TooSlow."""
     fleet = [
-        # Not by the number itself: each server should have workers of every class.
+        # Divided by `classes`, so that each server has workers of every class.
         SimulatedWorker(
             addresses[number // classes % len(addresses)], number, simulated_device(number % classes), trial_s
         )
@@ -242,7 +245,7 @@ async def run(
 
 
 async def _watch(clock: CountingWindow, seen: FleetStats, meter: CpuMeter) -> None:
-    """Notes the CPU that is used while counting lasts. Raises TooSlow."""
+    """Record the CPU time used within the window. Raises TooSlow."""
     now = asyncio.get_running_loop().time
     limit = now() + BEGIN_LIMIT_S
     while not clock.counts(now()):
@@ -277,7 +280,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale_workers")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.simulated_workers")
     parser.add_argument("--server", required=True, action="append", dest="servers", metavar="HOST:PORT")
     parser.add_argument("--workers", type=positive, required=True)
     parser.add_argument("--classes", type=positive, required=True)
@@ -285,7 +288,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warm-up-s", type=float, required=True)
     parser.add_argument("--trial-s", type=float, required=True)
     parser.add_argument(
-        "--pid", action="append", dest="pids", default=[], metavar="NAME=PID", help="whose CPU is measured"
+        "--pid",
+        action="append",
+        dest="pids",
+        default=[],
+        metavar="NAME=PID",
+        help="a process whose CPU time is recorded",
     )
     return parser
 

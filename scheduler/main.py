@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import typer
 from celery import Celery, signals
 from celery.exceptions import SecurityWarning
 
@@ -21,15 +20,12 @@ from records.storage.database import Database, StorageError
 from scheduler.app import Waker, make_app, send
 from scheduler.identity import unique_name
 from scheduler.settings import SchedulerSettings
-from system.command import CommandError, run_command
+from system.command import CommandError, run_function
 from system.settings import SettingsError, read_settings
 
 log = logging.getLogger(__name__)
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-
-@app.command(context_settings={"help_option_names": ["--help", "-h"]})
 def scheduler() -> int:
     """Run the steps of jobs. Settings are environment variables, TUNEFARM_BROKER and
     TUNEFARM_DATABASE_URL at least.
@@ -53,7 +49,7 @@ def main(arguments: Sequence[str] = ()) -> int:
     """Run until SIGTERM, then finish the current step. Return the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("scheduler").setLevel(logging.INFO)
-    return run_command(app, "tunefarm scheduler", arguments)
+    return run_function(scheduler, "tunefarm scheduler", arguments)
 
 
 def _work(celery: Celery, settings: SchedulerSettings, database: Database, name: str) -> int:

@@ -34,7 +34,7 @@ from server.app import create_app
 from server.context import ServerContext
 from server.fleet.service import FleetService
 from server.settings import ServerSettings
-from system.command import CommandError, run_command
+from system.command import CommandError, run_function
 from system.settings import SettingsError, read_settings
 
 _log = logging.getLogger("server")
@@ -51,10 +51,7 @@ _SWITCH_INTERVAL_S = 0.0005
 # thread computes at a time: with more threads, each would only hold its locks for longer.
 _DATABASE_THREADS = 8
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-
-@app.command(context_settings={"help_option_names": ["--help", "-h"]})
 def server(
     context: typer.Context,
     host: Annotated[
@@ -92,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT. Return the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("alembic").setLevel(logging.WARNING)
-    return run_command(app, "tunefarm server", arguments)
+    return run_function(server, "tunefarm server", arguments)
 
 
 async def serve(context: ServerContext, http: socket.socket) -> None:

@@ -1,9 +1,9 @@
-"""Runs a Typer app: each failure becomes one line on standard error and an exit code."""
+"""Runs commands made with Typer: each failure becomes one line on standard error and an exit code."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import typer
 from typer.main import get_command
@@ -18,6 +18,13 @@ class CommandError(Exception):
     def __init__(self, message: str, code: ExitCode) -> None:
         super().__init__(message)
         self.code = code
+
+
+def run_function(function: Callable[..., object], name: str, arguments: Sequence[str]) -> int:
+    """Run a function as a command of one process, its parameters as Typer's options. Return the exit code."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(context_settings={"help_option_names": ["--help", "-h"]})(function)
+    return run_command(app, name, arguments)
 
 
 def run_command(app: typer.Typer, name: str, arguments: Sequence[str]) -> int:

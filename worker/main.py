@@ -17,7 +17,7 @@ from rich.console import Console
 
 from core.exit_code import ExitCode
 from core.worker import Role
-from system.command import CommandError, run_command
+from system.command import CommandError, run_function
 from system.settings import read_settings
 from worker.agent.agent import Agent, AgentConfig, Fenced
 from worker.agent.display import Display, display
@@ -34,10 +34,7 @@ _log = logging.getLogger(__name__)
 # The environment variable that names the folder of zig's cache.
 ZIG_CACHE = "ZIG_GLOBAL_CACHE_DIR"
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-
-@app.command(context_settings={"help_option_names": ["--help", "-h"]})
 def worker(
     context: typer.Context,
     server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The service's gRPC port.")] = None,
@@ -86,7 +83,7 @@ def worker(
 
 def main(arguments: Sequence[str]) -> int:
     """Work until SIGTERM or SIGINT. Return the exit code."""
-    return run_command(app, "tunefarm worker", arguments)
+    return run_function(worker, "tunefarm worker", arguments)
 
 
 async def _work(settings: WorkerSettings, shown: Display) -> None:

@@ -1,6 +1,7 @@
-"""How fast MetaSchedule makes trials, with its defaults, on the subgraphs that tunefarm tunes too.
+"""Measure MetaSchedule's trials a second on a network, with its defaults, on the subgraphs that tunefarm
+tunes.
 
-Run as a program it tunes; `trial_rate` runs it in a process group that can be ended at any moment.
+As a program, this module tunes; `trial_rate` runs it in a process group that can be killed at any time.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from pathlib import Path
 STARTED = "started"
 WORKLOADS = "database_workload.json"
 RECORDS = "database_tuning_record.json"
-FAILED_S = 1e9  # a candidate that failed is recorded as one that took longer than this
-# Its own 30 s may pass while its builders import what they need, 15 s of work, on a machine with few cores.
+FAILED_S = 1e9  # MetaSchedule records failed candidates with at least this time
+# Its own limit of 30 s may pass while its builders import TVM, which takes 15 s of CPU, on few cores.
 BUILD_LIMIT_S = 120.0
 
 
 class PeerFailed(Exception):
-    """MetaSchedule ended by itself without measuring anything; the message is its last line."""
+    """MetaSchedule failed before it measured anything; the message is its last line of output."""
 
 
 @dataclass(frozen=True)
 class TrialRate:
-    """`trials`, of which some `failed`, took `seconds` from the call of TVM's tuner to its last record.
+    """`trials`, of which `failed` failed, in `seconds` from the call of TVM's tuner to its last record.
 
-    The first `set_up_s` of these went by before the first task was picked, however many trials followed.
+    The first `set_up_s` passed before the first task was picked; they don't depend on the number of trials.
     """
 
     trials: int
@@ -44,16 +45,16 @@ class TrialRate:
         return self.trials / self.seconds
 
     def per_s_over(self, trials: int) -> float:
-        """What `per_s` would be if it went on like this for so many trials."""
+        """Extrapolate `per_s` to a run of `trials`, with the set-up paid once."""
         return trials / (self.set_up_s + trials * (self.seconds - self.set_up_s) / self.trials)
 
 
 def trial_rate(
     model: Path, target: str, *, threads: int, trials: int, limit_s: float, folder: Path
 ) -> TrialRate | None:
-    """Tunes until `trials` are done or `limit_s` is over; None when it measured nothing in that time.
+    """Tune until `trials` are done or `limit_s` is over; return None when nothing was measured.
 
-    `folder` is empty; MetaSchedule's database and logs stay there. Raises PeerFailed.
+    MetaSchedule's database and logs stay in the empty `folder`. Raises PeerFailed.
     """
     command = (sys.executable, "-m", __name__, str(model), str(folder), target, str(trials))
     environment = os.environ | {"TVM_NUM_THREADS": str(threads)}
@@ -76,7 +77,7 @@ def trial_rate(
 
 
 def read_rate(folder: Path) -> TrialRate | None:
-    """What a run left in its folder: its records are appended a batch at a time."""
+    """Read the rate from the files in a run's folder; MetaSchedule appends records after each batch."""
     started, workloads, records = (folder / name for name in (STARTED, WORKLOADS, RECORDS))
     if not records.exists() or records.stat().st_size == 0:
         return None

@@ -1,4 +1,4 @@
-"""MetaSchedule as its users run it on one workload: its own search, builder, runner and cost model."""
+"""MetaSchedule as its users run it on one workload: with its own builder, runner and cost model."""
 
 from __future__ import annotations
 
@@ -33,18 +33,21 @@ from compiler.measuring.builder import BuiltKernel
 from compiler.target import parse_target
 from core.device import Device
 
-# So many programs its model predicts at once when it is timed, which is as many as it measures at once.
+# How many programs its cost model predicts at once when it is timed: its batch size.
 SCORED_AT_ONCE = 64
-# Its model may predict less than nothing.
+# Its model may predict negative scores.
 LOWEST_SCORE = 1e-3
-# A module scheduled by it, and what it found when it ran that.
+# A scheduled module, and its runner's result.
 Measured = tuple[MeasureCandidate, RunnerResult]
 
 
 @dataclass(frozen=True)
 class SearchRun:
-    """Its trials in the order of its records, timed by itself. `seconds` passed from the call of its tuner
-    until its last record, `set_up_s` of these before it built anything. `error` says why it ended early."""
+    """Trials in the order of its records, with its own timings.
+
+    `seconds` passed from the call of its tuner until its last record, `set_up_s` of these before its first
+    build. `error` says why it ended early.
+    """
 
     trials: tuple[Trial, ...]
     measured: tuple[Measured, ...]
@@ -54,12 +57,12 @@ class SearchRun:
 
 
 def tune(module: tvm.IRModule, device: Device, trials: int, seed: int, folder: Path) -> SearchRun:
-    """All of its defaults, but a longer time limit for builds, and as many cores as the device has.
+    """Run its tuner with defaults, a longer time limit for builds, and as many cores as the device has.
 
-    Its database and logs stay in `folder`. The environment's TVM_NUM_THREADS holds for its runner too.
+    Its database and logs stay in `folder`. Its runner obeys TVM_NUM_THREADS in the environment, too.
     """
     quiet()
-    notes = _Notes()
+    timeline = _Timeline()
     error = ""
     try:
         tune_tir(
@@ -67,25 +70,25 @@ def tune(module: tvm.IRModule, device: Device, trials: int, seed: int, folder: P
             parse_target(device.target),
             str(folder),
             trials,
-            builder=_noting_builder(notes, device.cores),
-            runner=_noting_runner(notes),
-            measure_callbacks=[_noting_callback(notes), *MeasureCallback.create("default")],
+            builder=_recording_builder(timeline, device.cores),
+            runner=_recording_runner(timeline),
+            measure_callbacks=[_recording_callback(timeline), *MeasureCallback.create("default")],
             num_tuning_cores=device.cores,
-            seed=seed + 1,  # not 0, which it takes for a wish to be surprised
+            seed=seed + 1,  # it takes 0 for a random seed
         )
     except Exception as failure:  # TVM raises whatever class its C++ side names
         error = str(failure)[-500:]
-    return notes.tuned(error)
+    return timeline.tuned(error)
 
 
-class _Notes:
-    """When what happened while MetaSchedule tunes, in seconds since this was made."""
+class _Timeline:
+    """Records the time of each event while MetaSchedule tunes, in seconds since its creation."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._start_s = clock()
         self._set_up_s: float | None = None
-        self._ran_at: list[float] = []  # of the present batch
+        self._ran_at: list[float] = []  # in the current batch
         self._measured: list[Measured] = []
         self._at: list[float] = []
         self._seconds = 0.0
@@ -98,7 +101,7 @@ class _Notes:
         self._ran_at.append(self._now())
 
     def batch(self, measured: Sequence[Measured], built: Sequence[bool]) -> None:
-        """What wasn't built never ran: it is known as soon as what came before it."""
+        """Record a batch; a candidate that failed to build gets the time of the one before it."""
         stamps = iter(self._ran_at)
         at_s = self._at[-1] if self._at else self._set_up_s or 0.0
         for is_built in built:
@@ -120,24 +123,24 @@ class _Notes:
 
 
 def _seconds(result: RunnerResult) -> float:
-    """The mean, by which it ranks; infinite for what failed."""
+    """Return the mean, by which MetaSchedule ranks; inf for a failure."""
     return math.inf if result.error_msg else statistics.fmean(map(float, result.run_secs))
 
 
-def _noting_builder(notes: _Notes, cores: int) -> PyBuilder:
+def _recording_builder(timeline: _Timeline, cores: int) -> PyBuilder:
     local = LocalBuilder(max_workers=cores, timeout_sec=BUILD_LIMIT_S)
 
     @derived_object
     class Builder(PyBuilder):
         def build(self, build_inputs: list[BuilderInput]) -> list[BuilderResult]:
-            notes.building()
+            timeline.building()
             return local.build(build_inputs)
 
     return Builder()
 
 
-def _noting_runner(notes: _Notes) -> PyRunner:
-    """Gives LocalRunner one program at a time, which is how it runs many, to see when each is done."""
+def _recording_runner(timeline: _Timeline) -> PyRunner:
+    """Return a runner that gives LocalRunner one program at a time, to record when each is done."""
     local = LocalRunner()
 
     @derived_object
@@ -146,13 +149,13 @@ def _noting_runner(notes: _Notes) -> PyRunner:
             futures: list[RunnerFuture] = []
             for one in runner_inputs:
                 futures += local.run([one])
-                notes.ran()
+                timeline.ran()
             return futures
 
     return Runner()
 
 
-def _noting_callback(notes: _Notes) -> PyMeasureCallback:
+def _recording_callback(timeline: _Timeline) -> PyMeasureCallback:
     @derived_object
     class Callback(PyMeasureCallback):
         def apply(
@@ -164,13 +167,13 @@ def _noting_callback(notes: _Notes) -> PyMeasureCallback:
             runner_results: list[RunnerResult],
         ) -> None:
             measured = list(zip(measure_candidates, runner_results, strict=True))
-            notes.batch(measured, [not one.error_msg for one in builder_results])
+            timeline.batch(measured, [not one.error_msg for one in builder_results])
 
     return Callback()
 
 
 class Scorer:
-    """Its cost model, trained on what it measured, with its features, on one core."""
+    """Its cost model with its features, trained on its measurements, on one core."""
 
     def __init__(self, module: tvm.IRModule, device: Device, measured: Sequence[Measured]) -> None:
         self._candidates = [candidate for candidate, _ in measured]
@@ -179,14 +182,14 @@ class Scorer:
         self._model.update(self._context, self._candidates, [result for _, result in measured])
 
     def score(self) -> int:
-        """Predicts some of what it was trained on; how many."""
+        """Predict some of the programs that it was trained on; return how many."""
         some = self._candidates[:SCORED_AT_ONCE]
         self._model.predict(self._context, some)
         return len(some)
 
 
 class Predictor:
-    """Its features and its cost model, with its defaults, for programs of ours."""
+    """Its features and its cost model with defaults, for programs of ours."""
 
     def __init__(self) -> None:
         quiet()
@@ -195,19 +198,19 @@ class Predictor:
     def learn(
         self, module: tvm.IRModule, device: Device, traces: Sequence[str], secs: Sequence[float]
     ) -> None:
-        """More programs of a workload with their seconds, inf for one that failed."""
+        """Train on more programs of a workload with their seconds, inf for a failure."""
         results = [
             RunnerResult([one], None) if math.isfinite(one) else RunnerResult(None, "failed") for one in secs
         ]
-        self._model.update(*_described(module, device, traces), results)
+        self._model.update(*_candidates(module, device, traces), results)
 
     def score(self, module: tvm.IRModule, device: Device, traces: Sequence[str]) -> NDArray[np.float64]:
-        """[programs]: predicted throughput, 1 for the fastest that it was told of."""
-        scores = self._model.predict(*_described(module, device, traces))
+        """Return predicted throughputs [programs], relative to the fastest program of the training data."""
+        scores = self._model.predict(*_candidates(module, device, traces))
         return np.maximum(scores, LOWEST_SCORE)
 
 
-def _described(
+def _candidates(
     module: tvm.IRModule, device: Device, traces: Sequence[str]
 ) -> tuple[TuneContext, list[MeasureCandidate]]:
     context = TuneContext(module, target=parse_target(device.target))
@@ -215,17 +218,16 @@ def _described(
 
 
 class Timer:
-    """Times programs that take the workload's arguments as its tuner does: by its runner, in a process of its
-    own, with its own repeats."""
+    """Times programs as its tuner does: with its runner, in a process of its own, with its own repeats."""
 
     def __init__(self, module: tvm.IRModule, folder: Path) -> None:
-        """Built programs go into `folder`."""
+        """Built programs are written into `folder`."""
         self._arguments = ArgInfo.from_prim_func(module["main"])
         self._runner = LocalRunner()
         self._folder = folder
 
     def timing(self, built: BuiltKernel) -> MetaScheduleTiming:
-        """A contestant; what is built packs no arguments."""
+        """Return a contestant for a built kernel, whose arguments must not be packed."""
         path = Path(tempfile.mkdtemp(dir=self._folder)) / "program.tar"
         built.library.mod.export_library(str(path), fcompile=tar)
         return MetaScheduleTiming(self._runner, RunnerInput(str(path), "cpu", self._arguments))
@@ -237,7 +239,7 @@ class MetaScheduleTiming:
     given: RunnerInput
 
     def time_block(self, _block: Block) -> Sequence[float]:
-        """One measurement of its own. Raises RuntimeError when it fails."""
+        """Return one measurement of its runner. Raises RuntimeError when it fails."""
         result = self.runner.run([self.given])[0].result()
         if result.error_msg:
             raise RuntimeError(result.error_msg)

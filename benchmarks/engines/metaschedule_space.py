@@ -1,4 +1,4 @@
-"""MetaSchedule's space of one workload: its own rules, postprocessors and search, measured by our bench."""
+"""MetaSchedule's space of one workload: its rules, postprocessors and search, measured by our runner."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from compiler.target import parse_target
 from core.device import Device
 from core.measurement import Measurement, Outcome
 
-# Its strategy is never told of results, so this is no budget but a number it doesn't reach.
+# More trials than are ever drawn: the strategy gets no results, so it never ends by itself.
 ENDLESS = 1 << 30
 SAMPLED_AT_ONCE = 64
 
@@ -37,20 +37,20 @@ class MetaScheduleSpace:
             target=parse_target(device.target),
             space_generator="post-order-apply",
             search_strategy="replay-trace",
-            rand_state=seed + 1,  # not 0, which it takes for a wish to be surprised
+            rand_state=seed + 1,  # it takes 0 for a random seed
             num_threads=1,
         )
         self._context.pre_tuning(ENDLESS, SAMPLED_AT_ONCE)
 
     def sample(self) -> list[tvm.IRModule]:
-        """Up to 64 of its design spaces' traces with random decisions, postprocessed.
+        """Return up to 64 traces of its design spaces with random decisions, postprocessed.
 
-        What a postprocessor refuses is drawn again, as its own search does.
+        Traces that a postprocessor refuses are drawn again, as in its own search.
         """
         return [one.sch.mod for one in self._context.generate_measure_candidates() or ()]
 
     def random(self, count: int) -> list[Candidate]:
-        """`count` of what `sample` gives. Raises RuntimeError when it finds nothing valid."""
+        """Return `count` random programs. Raises RuntimeError when it finds no valid one."""
         modules: list[tvm.IRModule] = []
         while len(modules) < count:
             found = self.sample()
@@ -60,9 +60,10 @@ class MetaScheduleSpace:
         return [Candidate.scheduled(module) for module in modules[:count]]
 
     def tune(self, trials: int, measurer: ProgramMeasurer, folder: Path) -> list[tuple[Candidate, float]]:
-        """Its evolutionary search under its cost model; everything measured, in its order.
+        """Run its evolutionary search with its cost model; return all candidates with their seconds, in
+        order.
 
-        It leaves its database and logs in `folder`.
+        Its database and logs stay in `folder`.
         """
         measuring = _Measuring(measurer)
         quiet()
@@ -73,7 +74,7 @@ class MetaScheduleSpace:
             trials,
             builder=_builder(measuring),
             runner=_runner(measuring),
-            # All of its defaults but the one that removes the files that were built: there are none.
+            # Its defaults without the callback that removes built files: there are none.
             measure_callbacks=[AddToDatabase(), UpdateCostModel()],
             num_tuning_cores=self._device.cores,
             seed=self._seed + 1,
@@ -82,8 +83,8 @@ class MetaScheduleSpace:
 
 
 def quiet() -> None:
-    """Before a tuning: no table after every round, and none of the log handlers that an earlier tuning left
-    behind, which would make its own set-up of them fail."""
+    """Silence its tables, and remove the log handlers of an earlier tuning, with which its set-up would
+    fail."""
     logging.disable(logging.INFO)
     logger = logging.getLogger("tvm.s_tir.meta_schedule")
     for handler in list(logger.handlers):
@@ -92,7 +93,7 @@ def quiet() -> None:
 
 
 class _Measuring:
-    """What MetaSchedule wants built and run, done by our bench in this process."""
+    """Builds and runs MetaSchedule's candidates with our measurer in this process."""
 
     def __init__(self, measurer: ProgramMeasurer) -> None:
         self.found: list[tuple[Candidate, float]] = []
@@ -107,7 +108,7 @@ class _Measuring:
         ]
 
     def _keep(self, candidate: Candidate, built: BuiltKernel | Measurement) -> BuilderResult:
-        """A name instead of a path, under which `run` finds what was built."""
+        """Return a name instead of a path, by which `run` finds the built candidate."""
         if isinstance(built, Measurement):
             self.found.append((candidate, seconds(built)))
             return BuilderResult(None, built.error)

@@ -1,4 +1,4 @@
-"""Our space of one workload: what benchmarks ask of `search` and `compiler`, and nothing else of them."""
+"""Our search of one workload, with as much of `search` and `compiler` as benchmarks need."""
 
 from __future__ import annotations
 
@@ -26,24 +26,28 @@ from search.remeasurement import MeasuredProgram, remeasurement_count, select_fo
 from search.rules.space import generate
 from search.sketches.sketch import Sketch
 
-# The estimate is good at once and few measurements correct most of it: rounds begin small, and grow.
+# Few measurements correct most of the estimate's errors, so rounds begin small and grow.
 SMALLEST_ROUND, LARGEST_ROUND = 8, 32
-# So many programs of every similar workload are fitted to the one that is searched.
+# How many programs of each similar workload are fitted to the searched one.
 SEEDS = 4
 
-# Seconds of every program in their order, each as soon as it is known; inf where it failed. The best seconds
-# so far say how precisely.
+# Times programs when the second argument is the best time so far: yields the seconds of each in order as soon
+# as
+# they are known, inf for a failure.
 Measure = Callable[[Sequence[Candidate | None], float], Iterable[float]]
 
 
 class EmptySpace(Exception):
-    """A workload has no valid programs; the message names it."""
+    """The search found no valid program of a workload; the message names it."""
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to search: which task is made of a workload's sketches, how batches are picked, whether the
-    learned model is trained or the estimate stays as it is, and whether the fastest are measured again."""
+    """A variant of the search.
+
+    `task` makes the search task from a workload's sketches, `config` says how batches are picked. The learned
+    model is trained if it `learns`, and the fastest programs are measured again if it `measures_again`.
+    """
 
     task: Callable[[Dag, tuple[Sketch, ...], Device], SearchTask] = SearchTask
     config: SearchConfig | None = None
@@ -53,20 +57,20 @@ class Variant:
 
 @dataclass
 class MeasuredCandidate:
-    """A program lowered (None when TVM refused it), and the seconds of each time it was measured."""
+    """A lowered program, None when TVM refused it, and the seconds of each measurement."""
 
     candidate: Candidate | None
     secs: list[float] = field(default_factory=list)
 
     @property
     def seconds(self) -> float:
-        """Their median, infinite for a program that failed or was not measured yet."""
+        """Their median, inf for a program that failed or was not measured yet."""
         return statistics.median(self.secs) if self.secs else math.inf
 
 
 @dataclass(frozen=True)
 class Searched:
-    """A finished search: its trials, what each program taught, and the model trained on that in the end."""
+    """A finished search: its trials, the samples of all programs, and the model trained on them."""
 
     trials: tuple[Trial, ...]
     samples: tuple[Sample, ...]
@@ -77,7 +81,7 @@ class TunefarmSearch:
     """The sketches of one workload on one device."""
 
     def __init__(self, module: tvm.IRModule, device: Device, variant: Variant | None = None) -> None:
-        """Raises UnsupportedSubgraph when the search has no form for the workload."""
+        """Raises UnsupportedSubgraph when the search can't represent the workload."""
         start_s = time.perf_counter()
         dag = read_dag(module)
         self._module = module
@@ -87,30 +91,30 @@ class TunefarmSearch:
         self._set_up_s = time.perf_counter() - start_s
 
     def random(self, count: int, rng: np.random.Generator) -> list[Program]:
-        """As the search draws them when it knows nothing but the estimate. Raises EmptySpace."""
+        """Draw programs as the search does before it has measurements. Raises EmptySpace."""
         programs = draw(self._task, count, rng)
         if not programs:
             raise EmptySpace(self._task.dag.name)
         return programs
 
     def uniform(self, count: int, rng: np.random.Generator) -> list[Program]:
-        """Drawn without any estimate, each from a random sketch."""
+        """Draw programs uniformly, each from a random sketch."""
         drawn = [sample(sketch, 8 * count, rng) for sketch in self._task.sketches]
         some = [population for population in drawn if len(population)]
         chosen = [some[rng.integers(len(some))] for _ in range(count)] if some else []
         return [population.program(int(rng.integers(len(population)))) for population in chosen]
 
     def sample_all(self, count: int, rng: np.random.Generator) -> int:
-        """Draws `count` programs of every sketch; how many valid ones there were."""
+        """Draw `count` programs of every sketch; return how many were valid."""
         return sum(len(sample(sketch, count, rng)) for sketch in self._task.sketches)
 
     def population(self, count: int, rng: np.random.Generator) -> Population:
-        """Up to `count` different programs of the sketch that has the most of them."""
+        """Draw `count` programs of every sketch; return the valid ones of the sketch that has the most."""
         drawn = [sample(sketch, count, rng) for sketch in self._task.sketches]
         return max(drawn, key=len)
 
     def score(self, population: Population, model: CostModel) -> int:
-        """Predicts all of them; how many there were."""
+        """Predict all programs; return how many there were."""
         return len(self._task.predict(population, model))
 
     def lower(self, program: Program) -> Candidate:
@@ -118,7 +122,7 @@ class TunefarmSearch:
         return Candidate(self._text, lower(self._module, program, self._task.device))
 
     def candidate(self, program: Program) -> Candidate | None:
-        """The program lowered; None when TVM refuses it."""
+        """Return the lowered program, None when TVM refuses it."""
         try:
             return self.lower(program)
         except LoweringError:
@@ -127,11 +131,11 @@ class TunefarmSearch:
     def tune(
         self, trials: int, measure: Measure, rng: np.random.Generator, before: Sequence[Sample] = ()
     ) -> Searched:
-        """Searches as a job does, a round at a time: nothing else runs while candidates are timed.
+        """Search as a job does, round by round; nothing else runs while candidates are timed.
 
-        `before` are measurements of other workloads: the model knows them from the start, and evolution
-        begins with the best of them, fitted to this workload. Reading the workload and deriving its sketches
-        counts into the trials' seconds.
+        The model is trained on `before`, measurements of other workloads, from the start, and evolution
+        begins with the best of them, fitted to this workload. The trials' seconds include reading the
+        workload and deriving its sketches.
         """
         start_s = time.perf_counter() - self._set_up_s
         found: list[Trial] = []
@@ -186,7 +190,7 @@ class TunefarmSearch:
 
 
 def _best_of_each(samples: Sequence[Sample]) -> list[Program]:
-    """The fastest few programs of every task."""
+    """Return the SEEDS fastest programs of every task."""
     of_task: dict[int, list[tuple[float, Program]]] = {}
     for task, program, secs in samples:
         if math.isfinite(secs):
@@ -196,5 +200,5 @@ def _best_of_each(samples: Sequence[Sample]) -> list[Program]:
 
 
 def round_size(done: int) -> int:
-    """How many trials come next after so many."""
+    """Return the size of the round after `done` trials."""
     return min(max(done, SMALLEST_ROUND), LARGEST_ROUND)

@@ -1,4 +1,4 @@
-"""Measures what a fit learns from: the best that a short search finds of a layer, and random programs."""
+"""Measure programs for a fit: those of a short search of each layer, and random ones."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from benchmarks.timing.measurer import ProgramMeasurer
 from core.device import Device
 from search.programs.program import Program
 
-# Of each layer on each device class: found by a search, which a fit to random programs alone would go on to
-# overrate; and drawn uniformly.
+# Programs of each layer on each device class. A fit to random programs alone overrates those that searches
+# find.
 SEARCHED, RANDOM = 28, 10
 SUITE: Mapping[str, Layer] = {
     name: Layer(name, name, operator.benchmark) for name, operator in OPERATORS.items() if name != "attention"
@@ -24,8 +24,10 @@ SUITE: Mapping[str, Layer] = {
 
 
 def run(name: str, device_class: str, device: Device, seed: int) -> list[str]:
-    """Lines for the file of measured programs. Wants a process of its own, with TVM_NUM_THREADS in the
-    environment. Raises UnsupportedSubgraph."""
+    """Return lines for the file of measured programs.
+
+    Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph.
+    """
     layer = {**SUITE, **LAYERS}[name]
     module, rng = layer.module(), np.random.default_rng(seed)
     measurer, space = ProgramMeasurer(module, device), TunefarmSearch(module, device)

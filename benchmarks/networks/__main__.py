@@ -1,10 +1,12 @@
-"""Tunes or compiles whole networks and measures them in turns with ONNX Runtime and OpenVINO.
+"""Tune or compile whole networks and measure them in turns with ONNX Runtime and OpenVINO.
 
     python -m benchmarks.networks --quick --json FILE
     python -m benchmarks.networks --compile --device-class avx2 --json FILE
 
-Without --quick, MetaSchedule tunes too. The figures go to FILE, the curves of the latencies while tuning to a
-file beside it. Numbers mean something only when nothing else runs on the machine.
+A network is tuned on an embedded stack with an empty data folder. Seconds run from before the stack starts
+until the module is unpacked; latencies are measured afterwards, with the stack stopped. Without --quick,
+MetaSchedule tunes the same subgraphs with its defaults, for its trials a second. The figures go to FILE,
+the curves of the latencies while tuning to a file beside it. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -35,22 +37,25 @@ from worker.settings import usable_cores
 QUICK = ("resnet18", "mobilenet_v2")
 FULL = ("resnet18", "mobilenet_v2", "resnet50")
 COMPILED = ("resnet18", "mobilenet_v2", "resnet50", "efficientnet_b0", "vit_b16", "bert_base")
-# Of each network: keeps --quick within ten minutes on a machine that is far slower than hoped.
+# The limit for each network that keeps --quick within ten minutes on a slow machine.
 QUICK_MINUTES = 2.5
 PREFIX = "tunefarm-benchmark-"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 1 when a network could not be measured, whatever the figures say otherwise."""
+    """Return the exit code: 1 when a network could not be measured, whatever the figures say otherwise."""
     args = _parser().parse_args(argv)
     output = Output("benchmarks.networks", argv, args.json, args.threads, args.device_class.without)
     try:
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
             masked = None
             if args.device_class.without:
-                output.say("telling a copy of ONNX Runtime what the processor doesn't have")
+                output.say("masking instruction sets in a copy of ONNX Runtime")
                 masked = mask_onnxruntime(args.device_class.without, Path(folder))
-            (_compile if args.compile else _tune)(args, masked, output)
+            if args.compile:
+                _compile(args, masked, output)
+            else:
+                _tune(args, masked, output)
     except (CommandError, ClientError, OSError, RuntimeError) as error:
         output.fail(error)
         return 1
@@ -61,7 +66,14 @@ def _tune(args: argparse.Namespace, masked: MaskedOnnxRuntime | None, output: Ou
     done: list[TunedNetwork] = []
     for name in args.networks or (QUICK if args.quick else FULL):
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
-            done.append(tuned.run(_tuning_plan(name, args, masked), Path(folder), output.console))
+            plan = TuningPlan(
+                **vars(_plan(name, args, masked)),
+                trials=args.trials,
+                minutes=QUICK_MINUTES if args.quick else None,
+                peer_trials=args.peer_trials or (0 if args.quick else 128),
+                peer_limit_s=600.0,
+            )
+            done.append(tuned.run(plan, Path(folder), output.console))
         output.write(figures_of_tuned(done))
         CURVES.write([network.curve() for network in done], args.json)
     output.show(figures_of_tuned(done))
@@ -85,16 +97,6 @@ def _plan(name: str, args: argparse.Namespace, masked: MaskedOnnxRuntime | None)
         block=Block(),
         device_class=args.device_class,
         masked=masked,
-    )
-
-
-def _tuning_plan(name: str, args: argparse.Namespace, masked: MaskedOnnxRuntime | None) -> TuningPlan:
-    return TuningPlan(
-        **vars(_plan(name, args, masked)),
-        trials=args.trials,
-        minutes=QUICK_MINUTES if args.quick else None,
-        peer_trials=args.peer_trials or (0 if args.quick else 128),
-        peer_limit_s=600.0,
     )
 
 

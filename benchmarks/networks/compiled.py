@@ -1,4 +1,4 @@
-"""One network as `tunefarm compile` makes it, then after a trial for each of its subgraphs, and its peers."""
+"""Compile one network without trials, then with one for each subgraph, and measure it against its peers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ AT_ONCE, AFTER = "tunefarm compile", "tunefarm with a trial for each subgraph"
 
 @dataclass(frozen=True)
 class CompiledNetwork:
-    """`at_once` without trials, `after` with one for each subgraph, on the same stack; everyone's turns."""
+    """A network compiled `at_once`, without trials, and `after` one trial for each subgraph; timings in
+    turns."""
 
     label: str
     at_once: Tuning
@@ -31,9 +32,9 @@ class CompiledNetwork:
 
 
 def run(plan: Plan, folder: Path, console: Console) -> CompiledNetwork:
-    """Compiles one network in an empty `folder`, so that it profits from no other network's records.
+    """Compile and measure a network in an empty `folder`, without records of other networks.
 
-    Raises CommandError or ClientError as `tune` does, and RuntimeError when the device class wasn't kept.
+    Raises CommandError or ClientError as `Session.tune` does, RuntimeError when the device class wasn't kept.
     """
     model = plan.write(folder)
     with session(folder / "data", plan.threads, plan.device_class, console) as stack:

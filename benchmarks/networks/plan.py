@@ -1,4 +1,4 @@
-"""What a network is measured as, and how everyone who runs it takes turns."""
+"""How a network is measured: its model, the inputs, and contestants that take turns."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ SEEDS = range(5)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A network, and the turns: everyone has as many `threads`, and the instructions of `device_class`.
+    """A network, and the turns of its contestants, each with `threads` threads and the instructions of
+    `device_class`.
 
-    `masked` is the ONNX Runtime of a device class that gives something up.
+    `masked` is ONNX Runtime for a device class that gives features up.
     """
 
     network: str
@@ -45,14 +46,14 @@ class Plan:
         return f"{self.network}-tiny" if self.tiny else self.network
 
     def write(self, folder: Path) -> Path:
-        """The network as an ONNX file."""
+        """Write the network as an ONNX file into `folder`; return the file."""
         model = folder / f"{self.label}.onnx"
         onnx.save(make_models.make(self.network, tiny=self.tiny), model)
         return model
 
 
 def inputs_of(manifest: Manifest) -> list[list[NDArray[Any]]]:
-    """A few sets of random inputs; the first is what everyone is timed with."""
+    """Return one set of random inputs for each of SEEDS; contestants are timed with the first."""
     specs = [(one.shape, one.dtype) for one in manifest.inputs]
     return [random_inputs(specs, seed) for seed in SEEDS]
 
@@ -61,7 +62,7 @@ def inputs_of(manifest: Manifest) -> list[list[NDArray[Any]]]:
 def contestants(
     files: Mapping[str, ModelFile], inputs: list[list[NDArray[Any]]], plan: Plan
 ) -> Iterator[dict[str, ProcessContestant]]:
-    """Everyone in a process of its own, ready to be timed."""
+    """Yield every contestant loaded in a process of its own."""
     with ExitStack() as processes:
         yield {
             name: processes.enter_context(ProcessContestant(file, plan.threads, inputs[0]))

@@ -1,4 +1,4 @@
-"""Tunes models the way a user does: on an embedded stack with an empty data folder, timed from outside."""
+"""Tune models the way a user does, on an embedded stack with an empty data folder, timed from outside."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class Input:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What an artifact's manifest says of how it was built, what it takes, and how long each model that might
-    have been published took."""
+    """The part of an artifact's manifest that benchmarks read: target, inputs, and the measured seconds of
+    each candidate for publication."""
 
     target: str
     inputs: tuple[Input, ...]
@@ -43,14 +43,14 @@ class Manifest:
 
     @property
     def latency_s(self) -> float | None:
-        """Of the model that it belongs to: the fastest. None when nothing was timed."""
+        """The median of the fastest candidate, which is the published one; None when nothing was timed."""
         timed = filter(None, (self.untuned_secs, self.tuned_secs, self.published_secs))
         return min(map(statistics.median, timed), default=None)
 
 
 @dataclass
 class Recorder:
-    """A display that keeps what it is shown, and shows it on another one."""
+    """A display that records every picture and passes it on to another display."""
 
     shown_on: JobDisplay
     pictures: list[JobProgress] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Recorder:
         self.pictures.append(picture)
 
     def points(self, start_s: float) -> tuple[Point, ...]:
-        """The curve so far, a point for every change; `start_s` is when the job was submitted."""
+        """Return the tuning curve, one point for every change; `start_s` is when the job was submitted."""
         points: list[Point] = []
         for picture in self.pictures:
             latency_s = network_s(picture.tasks)
@@ -72,17 +72,18 @@ class Recorder:
         return tuple(points)
 
     def search_s(self) -> float | None:
-        """Seconds from the first to the last picture of the job being tuned, about one second wrong."""
+        """Return the seconds from the first to the last picture in state TUNING, accurate to about a
+        second."""
         seen = [picture.at_s for picture in self.pictures if picture.job.state is JobState.TUNING]
         return seen[-1] - seen[0] if len(seen) > 1 else None
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """A finished job of a model of so many `subgraphs`; its artifact lies in `folder`.
+    """A finished job of a model with `subgraphs` subgraphs; `folder` has the unpacked artifact.
 
-    `job_s` runs from the upload of the model until the artifact is unpacked, `start_s` is what the stack's
-    start took before; `search_s` what the job spent on trials, the first and the last build left out.
+    `start_s` is the time until the stack ran, `job_s` from the upload of the model until the artifact was
+    unpacked, `search_s` the part of it spent on trials, without the first and the last build.
     """
 
     job: Job
@@ -104,12 +105,12 @@ class Tuning:
 
     @property
     def trials_per_s(self) -> float:
-        """From start to finish, the stack's start included."""
+        """Trials over all seconds, the stack's start included."""
         return self.job.trials_done / self.total_s
 
     @property
     def trials_per_s_started(self) -> float:
-        """From the upload of the model to its artifact, on a stack that runs already."""
+        """Trials over the seconds from upload to artifact, on a running stack."""
         return self.job.trials_done / self.job_s
 
     @property
@@ -119,7 +120,7 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Session:
-    """A running stack with a data folder of its own, which took `start_s` to start."""
+    """A running stack with a data folder of its own; it took `start_s` to start."""
 
     client: Client
     check: Callable[[], None]
@@ -128,9 +129,10 @@ class Session:
     clock: Callable[[], float]
 
     def tune(self, model: Path, trials: int, folder: Path, *, minutes: float | None = None) -> Tuning:
-        """Tunes an ONNX file into `folder`; without trials it is what `tunefarm compile` does.
+        """Tune an ONNX file and unpack its artifact into `folder`; with 0 trials, do what `tunefarm
+        compile` does.
 
-        Raises CommandError when the stack breaks down or the job fails, ClientError as the client does.
+        Raises CommandError when the stack or the job fails, ClientError as the client does.
         """
         folder.mkdir(exist_ok=True)
         recorder = Recorder(PlainJobDisplay(self.console))
@@ -164,7 +166,7 @@ def session(
     console: Console,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[Session]:
-    """Starts a stack over the empty folder `data`. Raises CommandError when it doesn't come up."""
+    """Start a stack over the empty folder `data`. Raises CommandError when it doesn't start."""
     before_s = clock()
     config = stack.StackConfig(data, threads=threads)
     with (

@@ -1,4 +1,4 @@
-"""One network, tuned and then measured against its peers in the same run."""
+"""Tune one network, then measure it against its peers."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from rich.console import Console
 
 from benchmarks.engines import metaschedule_networks
 from benchmarks.engines.metaschedule_networks import PeerFailed, TrialRate
-from benchmarks.networks import exported, untuned
 from benchmarks.networks.peers import ONNXRUNTIME, Peer, peers_of
 from benchmarks.networks.plan import EXPORTED, TUNED, UNTUNED, Plan, contestants, inputs_of
 from benchmarks.networks.session import Tuning, session
+from benchmarks.networks.tvm_builds import build_untuned, build_with_database
 from benchmarks.results.curves import Curve
 from benchmarks.timing.contestants import TvmLibrary
 from benchmarks.timing.deviation import Deviation, compare_outputs
 from benchmarks.timing.interleaved import Pair, Timings, measure
 from tunefarm.client import metaschedule_files
 
-# TVM's untuned build takes so long that it doesn't take part in every round.
+# TVM's untuned build is too slow to take part in every round.
 SLOW_ROUNDS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuningPlan(Plan):
-    """How a network is tuned. `minutes` and `peer_limit_s` end what takes too long; MetaSchedule gets no turn
-    without `peer_trials`."""
+    """How a network is tuned. `minutes` limits our job, `peer_limit_s` MetaSchedule's tuning, which is
+    left out when `peer_trials` is 0."""
 
     trials: int
     minutes: float | None
@@ -37,10 +37,10 @@ class TuningPlan(Plan):
 
 @dataclass(frozen=True)
 class TunedNetwork:
-    """Everything that was found out about one network.
+    """All measurements of one network.
 
-    `untuned` are TVM's untuned build and the tuned one in turns of their own. `peer_rate` is None if
-    MetaSchedule got nowhere, or no turn.
+    `untuned` has TVM's untuned build and the tuned one in turns of their own. `peer_rate` is None when
+    MetaSchedule measured nothing or was left out.
     """
 
     label: str
@@ -57,8 +57,10 @@ class TunedNetwork:
 
 
 def run(plan: TuningPlan, folder: Path, console: Console) -> TunedNetwork:
-    """Measures one network in an empty `folder`. Raises CommandError or ClientError as `tune` does, and
-    RuntimeError when the device class wasn't kept."""
+    """Tune and measure a network in an empty `folder`.
+
+    Raises CommandError or ClientError as `Session.tune` does, RuntimeError when the device class wasn't kept.
+    """
     model = plan.write(folder)
     with session(folder / "data", plan.threads, plan.device_class, console) as stack:
         tuning = stack.tune(model, plan.trials, folder / "tuned", minutes=plan.minutes)
@@ -66,8 +68,8 @@ def run(plan: TuningPlan, folder: Path, console: Console) -> TunedNetwork:
     target = tuning.manifest.target
     plan.device_class.check(target)
     console.print(f"{plan.label}: building it untuned")
-    untuned.build(model, target, folder / "untuned.so")
-    exported.build(model, target, folder, folder / "exported.so")
+    build_untuned(model, target, folder / "untuned.so")
+    build_with_database(model, target, folder, folder / "exported.so")
     peers = peers_of(model, plan.device_class, plan.masked)
     inputs = inputs_of(tuning.manifest)
     console.print(f"{plan.label}: {plan.rounds} rounds of interleaved blocks")
@@ -87,7 +89,7 @@ def run(plan: TuningPlan, folder: Path, console: Console) -> TunedNetwork:
 def _peer_rate(
     model: Path, target: str, plan: TuningPlan, folder: Path, console: Console
 ) -> TrialRate | None:
-    """What there is to know without MetaSchedule is still worth knowing, so its failures are only told."""
+    """Tune with MetaSchedule; print a failure and return None, since the other figures don't depend on it."""
     console.print(f"{plan.label}: {plan.peer_trials} trials of MetaSchedule")
     work = folder / "metaschedule"
     work.mkdir()

@@ -14,7 +14,7 @@ import psutil
 
 PACKAGES = ("apache-tvm", "onnxruntime", "openvino", "xgboost-cpu", "numpy")
 CPU_INFO = Path("/proc/cpuinfo")
-# The flags of the kernel that decide how fast a network can be.
+# Flags of /proc/cpuinfo that decide how fast a network can be.
 VECTORS = (
     *("sse4_2", "avx", "avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16"),
     *("amx_tile", "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
@@ -22,8 +22,8 @@ VECTORS = (
 
 
 def describe(threads: int, without: Sequence[str] = ()) -> str:
-    """One line: processor, the instruction sets that it shows and those that were given up (`without`),
-    threads used, memory, system, versions and the load before the benchmark."""
+    """Describe in one line: processor, instruction sets shown and given up (`without`), threads used, memory,
+    system, versions and the load before the benchmark."""
     memory_gib = psutil.virtual_memory().total / 2**30
     shown = flags()
     vectors = ", ".join(flag for flag in VECTORS if flag in shown) or "no vector instructions that are known"
@@ -45,7 +45,7 @@ def commit() -> str:
 
 
 def flags() -> frozenset[str]:
-    """What the kernel says that the processor can do; empty where it says nothing."""
+    """Return the processor's flags in /proc/cpuinfo, none where it has none."""
     fields = _cpu_info()
     return frozenset((fields.get("flags") or fields.get("Features") or "").split())
 
@@ -55,7 +55,7 @@ def _processor() -> str:
 
 
 def _cpu_info() -> dict[str, str]:
-    """Of the first processor."""
+    """Return the fields of the first processor."""
     fields: dict[str, str] = {}
     if CPU_INFO.exists():
         for line in CPU_INFO.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""What was found of both engines' spaces, as figures."""
+"""Figures of both engines' spaces of programs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from benchmarks.results.figures import Figure, at_least, at_most, figure, number
 from benchmarks.space.run import OperatorResult, Plan, Rates
 from benchmarks.timing.interleaved import Pair, Timings
 
-# Vectorized exponentials and reductions should make these twice as fast.
+# Operators that vectorized exponentials and reductions should make twice as fast.
 TWICE = ("softmax", "layer_norm", "GELU", "attention")
 
 
 def figures_of(found: Sequence[OperatorResult], plan: Plan) -> list[Figure]:
-    """The geometric mean first, then the operators in their order."""
+    """Return the geometric mean first, then the figures of each operator."""
     return [*_overall(found, plan), *(each for one in found for each in _operator(one, plan))]
 
 
 def density(secs: Sequence[float]) -> float:
-    """Median over best; infinite when half of the programs failed."""
+    """Return the median over the best; inf when half of the programs failed."""
     best = min(secs)
     return statistics.median(secs) / best if math.isfinite(best) else math.inf
 

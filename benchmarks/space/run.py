@@ -1,4 +1,4 @@
-"""Both engines' spaces of one operator: random programs, the best after a search, the rate of sampling."""
+"""Measure both engines' spaces of one operator: random programs, the best after a search, sampling rates."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from benchmarks.timing.measurer import Finalist, ProgramMeasurer, TimedCandidate
 from compiler.measuring.builder import BuiltKernel
 from compiler.target import detect_device
 
-# Where valid programs a second are measured too.
+# Operators whose sampling rates are measured.
 RATED = ("GMM", "C2D")
 SAMPLED_OF_A_SKETCH = 2048
 RATE_BLOCK = Block(warm_up_s=0.1, min_s=0.5, min_calls=1)
-FINAL_BLOCK = Block()  # finalists repeat as often as the bench finds right
+FINAL_BLOCK = Block()  # the runner decides how often a finalist is repeated
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`programs` are drawn at random of each engine, `trials` searched for, the fastest `finalists` of each
-    timed again in `rounds` turns; everything runs on `threads` cores."""
+    """Each engine draws `programs` at random and searches with `trials`; its fastest `finalists` are timed
+    again in `rounds` turns. Everything runs on `threads` cores."""
 
     programs: int
     trials: int
@@ -40,7 +40,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds a valid program in every turn on one core: ours in arrays, ours as traces, MetaSchedule's."""
+    """Seconds of one valid program in every turn on one core: ours as arrays, ours lowered,
+    MetaSchedule's."""
 
     ours: Timings
     lowered: Timings
@@ -49,10 +50,11 @@ class Rates:
 
 @dataclass(frozen=True)
 class OperatorResult:
-    """One operator. Seconds of random programs are infinite for those that failed to build or to agree.
+    """The measurements of one operator.
 
-    `errors` says why ours failed, each reason once. Of each engine the best is timed again in turns; None
-    when an engine has nobody to send.
+    `ours_s` and `theirs_s` are seconds of random programs, inf for a failure; `errors` has each reason for
+    a failure of ours once. `random` and `ceiling` have the best programs of both engines in turns, without
+    and with a search; None when an engine has none.
     """
 
     operator: str
@@ -63,8 +65,8 @@ class OperatorResult:
     ceiling: Pair | None
     rates: Rates | None
 
-    def drawn(self) -> RandomPrograms:
-        """What is drawn of it."""
+    def random_programs(self) -> RandomPrograms:
+        """Return the seconds of random programs that ran, fastest first."""
         ours, theirs = (tuple(sorted(filter(math.isfinite, side))) for side in (self.ours_s, self.theirs_s))
         return RandomPrograms(self.operator, ours, theirs)
 
@@ -72,9 +74,10 @@ class OperatorResult:
 def run(operator: str, plan: Plan) -> OperatorResult:
     """Wants a process of its own, with TVM_NUM_THREADS in the environment.
 
-    Raises UnsupportedSubgraph or EmptySpace when our search has no programs for the operator.
+    Raises UnsupportedSubgraph when our search can't represent the operator, EmptySpace when it finds no
+    program.
     """
-    return _Run(operator, plan).found()
+    return _Run(operator, plan).result()
 
 
 class _Run:
@@ -89,7 +92,7 @@ class _Run:
         self._theirs = MetaScheduleSpace(module, device, plan.seed)
         self._measurer = ProgramMeasurer(module, device)
 
-    def found(self) -> OperatorResult:
+    def result(self) -> OperatorResult:
         ours, theirs, errors = self._random()
         ours_tuned, theirs_tuned = self._tuned()
         return OperatorResult(
@@ -103,7 +106,7 @@ class _Run:
         )
 
     def _random(self) -> tuple[TimedCandidates, TimedCandidates, tuple[str, ...]]:
-        """Both engines' random programs, timed alternately."""
+        """Time both engines' random programs alternately."""
         programs = self._ours.random(self._plan.programs, self._rng)
         ours = [self._ours.candidate(program) for program in programs]
         theirs = self._theirs.random(self._plan.programs)

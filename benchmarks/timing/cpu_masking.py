@@ -1,8 +1,7 @@
-"""ONNX Runtime on a processor that seems to have fewer instruction sets than it has.
+"""Mask instruction sets of the processor for ONNX Runtime.
 
-Its kernels are chosen by what the CPUID instruction says, and nothing else: it has no switch. So a copy of it
-is made in which CPUID is replaced by bytes that are no instruction; the kernel of the system calls us instead
-(cpuid.c), and we answer for the processor.
+It chooses kernels by the CPUID instruction and has no switch. In a copy of the package, CPUID is replaced
+by an invalid instruction; the handler of SIGILL in cpuid.c answers instead of the processor.
 """
 
 from __future__ import annotations
@@ -17,51 +16,52 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-CPUID, MARK = b"\x0f\xa2", b"\x06\xa2"  # what cpuid.c looks for
+CPUID, MARK = b"\x0f\xa2", b"\x06\xa2"  # the invalid instruction that cpuid.c handles
 SOURCE = Path(__file__).with_name("cpuid.c")
-# Of objdump: size, address and place in the file of a section.
+# A line of objdump's section headers: size, address and file offset of the section.
 SECTION = re.compile(r"\s*\d+ \S+\s+([0-9a-f]+)\s+([0-9a-f]+)\s+[0-9a-f]+\s+([0-9a-f]+)")
-# What of LLVM's features can be hidden: with everything that builds on it.
-HIDES_AVX: dict[tuple[str, ...], bool] = {("avx512f",): False, ("avx",): True}
+# LLVM's features given up -> whether AVX is masked too, not only AVX-512.
+MASKS_AVX: dict[tuple[str, ...], bool] = {("avx512f",): False, ("avx",): True}
 
 
 @dataclass(frozen=True)
 class MaskedOnnxRuntime:
-    """A copy of the package `onnxruntime` in `folder`, and the library that answers it."""
+    """A copy of the package `onnxruntime` in `folder`, and the shared library of its CPUID handler."""
 
     folder: Path
-    answers: Path
-    hides_avx: bool
+    handler: Path
+    masks_avx: bool
 
     def prepare(self) -> None:
-        """For a process that has not imported the package yet: it gets the copy."""
+        """Make this process import the copy. Raises RuntimeError when it has imported the package already."""
         if "onnxruntime" in sys.modules:
             raise RuntimeError("ONNX Runtime is loaded already, and knows its processor")
-        if ctypes.CDLL(str(self.answers)).tunefarm_hide(int(self.hides_avx)):
+        if ctypes.CDLL(str(self.handler)).tunefarm_hide(int(self.masks_avx)):
             raise RuntimeError("the process can't answer for the processor: no handler of SIGILL")
         sys.path.insert(0, str(self.folder))
 
     def check(self) -> None:
-        """Raises RuntimeError when the package asked the processor itself: then nothing was hidden."""
-        if not ctypes.CDLL(str(self.answers)).tunefarm_cpuid_asked():
+        """Raises RuntimeError when the package never reached the handler, so that nothing was masked."""
+        if not ctypes.CDLL(str(self.handler)).tunefarm_cpuid_asked():
             raise RuntimeError("ONNX Runtime didn't ask us what the processor can do: nothing is hidden")
 
 
 def mask_onnxruntime(features: Sequence[str], folder: Path) -> MaskedOnnxRuntime:
-    """Makes the copy, about 70 MB. Raises RuntimeError where that can't be done."""
-    hides_avx = HIDES_AVX.get(tuple(features))
+    """Copy the package (about 70 MB) into `folder` and mask `features`. Raises RuntimeError where that
+    fails."""
+    masks_avx = MASKS_AVX.get(tuple(features))
     spec = importlib.util.find_spec("onnxruntime")
-    if hides_avx is None or spec is None or spec.origin is None:
+    if masks_avx is None or spec is None or spec.origin is None:
         raise RuntimeError(f"ONNX Runtime can't be told that the processor has no {', '.join(features)}")
     package = folder / "hidden" / "onnxruntime"
     shutil.copytree(Path(spec.origin).parent, package)
     for library in package.glob("capi/onnxruntime_pybind11_state*.so"):
         replace_cpuid(library)
-    return MaskedOnnxRuntime(package.parent, compile_cpuid_handler(folder / "hidden"), hides_avx)
+    return MaskedOnnxRuntime(package.parent, compile_cpuid_handler(folder / "hidden"), masks_avx)
 
 
 def compile_cpuid_handler(folder: Path) -> Path:
-    """What answers for the processor, as a shared library. Raises RuntimeError without a C compiler."""
+    """Compile cpuid.c to a shared library in `folder`. Raises RuntimeError without a C compiler."""
     library = folder / "cpuid.so"
     try:
         subprocess.run(("cc", "-shared", "-fPIC", "-O1", "-o", library, SOURCE), check=True)
@@ -71,9 +71,10 @@ def compile_cpuid_handler(folder: Path) -> Path:
 
 
 def replace_cpuid(library: Path) -> None:
-    """Marks each CPUID of a shared library. Bytes alone don't tell: they may be a part of something else.
+    """Replace each CPUID instruction of a shared library by MARK.
 
-    Raises RuntimeError where there is none.
+    They are found by disassembling, since the same bytes occur within other instructions. Raises RuntimeError
+    when there is none.
     """
     listing = _lines("objdump", "--disassemble", "--no-show-raw-insn", str(library))
     addresses = [int(line.partition(":")[0], 16) for line in listing if line.rstrip().endswith("\tcpuid")]
@@ -93,7 +94,7 @@ def replace_cpuid(library: Path) -> None:
 
 
 def _lines(*command: str) -> Iterator[str]:
-    """What a command says, a line at a time: a library's instructions are half a gigabyte of text."""
+    """Yield a command's output line by line: a library's disassembly is half a gigabyte."""
     try:
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None

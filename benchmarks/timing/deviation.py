@@ -1,4 +1,4 @@
-"""How far one model's outputs are from another's."""
+"""Deviations between the outputs of two models."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ RELATIVE = 1e-3
 
 @dataclass(frozen=True)
 class Deviation:
-    """`of_allowed` is the greatest |a - b| / (ABSOLUTE + RELATIVE |b|): numpy's allclose holds up to 1.
+    """The greatest deviations of outputs a from reference outputs b.
 
-    `absolute` is the greatest |a - b|; `relative` the greatest |a - b| / |b| where b is far enough from 0
-    that RELATIVE is what counts.
+    `of_allowed` is the maximum of |a - b| / (ABSOLUTE + RELATIVE |b|): numpy's allclose holds up to 1.
+    `absolute` is the maximum of |a - b|, `relative` that of |a - b| / max(|b|, ABSOLUTE / RELATIVE).
     """
 
     of_allowed: float
@@ -29,7 +29,8 @@ class Deviation:
 
 
 def random_inputs(specs: Sequence[tuple[tuple[int, ...], str]], seed: int) -> list[NDArray[Any]]:
-    """Inputs by (shape, dtype): normal floats; integers are 0 or 1, in range wherever they are indices."""
+    """Return an input for each (shape, dtype): normal floats, and integers 0 or 1, which are valid as
+    indices."""
     rng = np.random.default_rng(seed)
     return [
         rng.standard_normal(shape).astype(dtype)
@@ -40,7 +41,8 @@ def random_inputs(specs: Sequence[tuple[tuple[int, ...], str]], seed: int) -> li
 
 
 def deviation(actual: Arrays, expected: Arrays) -> Deviation:
-    """The greatest over all outputs. Raises ValueError when shapes differ or a value is no number."""
+    """Return the greatest deviation over all outputs. Raises ValueError when shapes differ or a value is
+    not finite."""
     parts = [_deviation(a, b) for a, b in zip(actual, expected, strict=True)]
     return _greatest(parts)
 
@@ -48,7 +50,7 @@ def deviation(actual: Arrays, expected: Arrays) -> Deviation:
 def compare_outputs(
     subject: ProcessContestant, reference: ProcessContestant, inputs: Sequence[Arrays]
 ) -> Deviation:
-    """The greatest deviation over several sets of inputs."""
+    """Return the greatest deviation over several sets of inputs."""
     return _greatest([deviation(subject.outputs(each), reference.outputs(each)) for each in inputs])
 
 

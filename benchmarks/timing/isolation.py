@@ -1,4 +1,4 @@
-"""Operators measured one after the other, each in a process of its own."""
+"""Measure operators one after the other, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class MeasurementFailed(Exception):
 
 
 def run_isolated(name: str, threads: int, run: Callable[..., Result], *given: object) -> Result:
-    """Calls `run` in a new process: a candidate that crashes costs one operator only. Raises Failed."""
+    """Call `run` in a new process, so that a crash costs one operator only. Raises MeasurementFailed."""
     os.environ["TVM_NUM_THREADS"] = str(threads)
     try:
         with spawn_process() as process:
             return process.submit(run, *given).result()
     except UnsupportedSubgraph as error:
-        raise MeasurementFailed(f"our search does not cover {name}: {error}") from error
+        raise MeasurementFailed(f"our search does not support {name}: {error}") from error
     except EmptySpace as error:
         raise MeasurementFailed(f"our search finds no valid program of {name}: {error}") from error
     except BrokenProcessPool as error:
@@ -43,7 +43,7 @@ def measure_each(
     output: Output,
     clock: Callable[[], float] = time.monotonic,
 ) -> int:
-    """Measures every operator, saying how long is left; how many could not be measured."""
+    """Measure every operator and say how long is left; return how many could not be measured."""
     failures = 0
     start_s = clock()
     for done, name in enumerate(names):

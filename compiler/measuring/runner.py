@@ -115,6 +115,7 @@ class LocalRunner:
             # for both.
             reference = unpack_reference(artifact) if compare else None
             expected = [] if reference is None else self._reference_outputs(reference, inputs)
+            del reference
             machine = self._load_machine(unpack(artifact)[0])
             if expected and (wrong := compare_outputs(expected, _arrays(machine["main"](*inputs)))):
                 error = f"not what the untuned model computes: {wrong}"

@@ -32,8 +32,7 @@ MIN_CORES_RATIO = 2
 
 @dataclass(frozen=True)
 class Builder:
-    """A worker's ability to build: the machines it builds for (`x86_64`, `aarch64`), its own machine and
-    cores.
+    """The machines that a worker builds for, such as `x86_64` and `aarch64`, and its own machine and cores.
 
     It builds only for devices of its own toolchain, because another one makes other code of the same
     schedule.
@@ -56,8 +55,8 @@ def enrol(session: Session, worker_id: str, builder: Builder | None) -> None:
     session.execute(insert(BuilderRow), rows)
 
 
-def by_worker(session: Session) -> dict[str, Builder]:
-    """Return every enrolled builder by the id of its worker, whether it is there or not."""
+def builders_by_worker(session: Session) -> dict[str, Builder]:
+    """Return every enrolled builder by the id of its worker, even those that aren't there."""
     rows_of: defaultdict[str, list[BuilderRow]] = defaultdict(list)
     for row in session.scalars(select(BuilderRow).order_by(BuilderRow.own.desc(), BuilderRow.machine)):
         rows_of[row.worker_id].append(row)
@@ -73,8 +72,7 @@ def by_worker(session: Session) -> dict[str, Builder]:
 
 
 def is_built_elsewhere() -> ColumnElement[bool]:
-    """A condition on JobRow and its DeviceClassRow: devices lease only candidates that builders have
-    built."""
+    """A condition on JobRow and its DeviceClassRow: devices lease only what builders have built."""
     return or_(JobRow.build == Build.BUILDER, has_suitable_builder())
 
 
@@ -92,8 +90,7 @@ def has_suitable_builder() -> ColumnElement[bool]:
 
 
 def suits_worker() -> ColumnElement[bool]:
-    """A condition on JobRow and its DeviceClassRow: the builder `worker`, a parameter, is to build for the
-    job."""
+    """A condition on JobRow and its DeviceClassRow: the builder `worker`, a parameter, is to build for it."""
     this_one = suitable_builders().where(WorkerRow.id == bindparam("worker"))
     return and_(JobRow.build != Build.DEVICE, this_one.exists())
 

@@ -76,7 +76,7 @@ class WorkerInfo:
 
     @property
     def has_left(self) -> bool:
-        """Whether the worker said that it leaves."""
+        """True once the worker has said that it leaves."""
         return self.state is WorkerState.OFFLINE
 
     @property
@@ -298,7 +298,7 @@ def _vitals_json(vitals: Vitals, role: Role) -> dict[str, Any]:
 
 
 def _workers(session: Session, *where: ColumnElement[bool]) -> list[WorkerInfo]:
-    builders = building.by_worker(session)
+    builders = building.builders_by_worker(session)
     rows = session.execute(
         select(WorkerRow, DeviceClassRow.name, DeviceClassRow.cores)
         .outerjoin(DeviceClassRow, DeviceClassRow.key == WorkerRow.device_class)

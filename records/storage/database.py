@@ -91,8 +91,8 @@ class Database:
             Session(self._engine, expire_on_commit=False, execution_options=options) as session,
             session.begin(),
         ):
+            connection = session.connection()  # so that a database that is away is noticed at once
             if not self._is_current:
-                connection = session.connection()
                 self._refuse_newer(connection)
                 if _revisions(connection) != set(_scripts().get_heads()):
                     raise StorageError(
@@ -100,6 +100,11 @@ class Database:
                     )
                 self._is_current = True
             yield session
+
+    def ping(self) -> None:
+        """Read one row, to see that the database can be used. Raises StorageError."""
+        with self.begin() as session:
+            session.execute(text("SELECT version_num FROM alembic_version")).first()
 
     def migrate(self) -> None:
         """Bring the schema up to date; any number of processes may do so at once. Raises StorageError."""

@@ -1,8 +1,8 @@
 """The records of workloads, cached: a round reads only the new ones, however many there are.
 
 New records are told by their ids, because clocks may be set back. A transaction that ends late adds records
-with lower ids than those read already; so the records of the last `OVERLAP_S` seconds are read again. Those
-seconds are a monotonic clock's.
+with lower ids than those read already, so the records of the last `OVERLAP_S` seconds are read again; these
+seconds are counted by a monotonic clock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from sqlalchemy.orm import Session
 from records.schedules import schedules
 from records.schedules.schedules import Record
 
-# Traces take a few kilobytes each, and a workload may have a thousand.
+# Traces take a few kilobytes each, and a workload may have a thousand. A job with more workloads has some of
+# them read whole in every round.
 MAX_WORKLOADS = 128
 # Transactions that store records hardly ever take longer. A record that is missed may be measured again.
 OVERLAP_S = 20.0

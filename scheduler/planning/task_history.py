@@ -22,7 +22,7 @@ from search.remeasurement import MeasuredProgram, select_for_remeasurement
 class MeasuredTrace:
     """A trace and the median seconds of all its measurements, inf where it failed.
 
-    `program_json` is what is stored of its program; `program` is None where that doesn't fit our space. This
+    `program_json` is its program as stored; `program` is None where that isn't a program of the space. The
     job has remeasured the trace `repeat` times.
     """
 
@@ -39,7 +39,7 @@ class TaskHistory:
 
     measured       every measured trace, once
     open_traces    the traces that wait for a device or are being measured
-    open_programs  their programs, of those that fit our space
+    open_programs  their programs, where these are programs of the space
     latencies      seconds of every measurement, oldest first; inf for a failure
     """
 
@@ -79,7 +79,7 @@ class TaskHistory:
 
     @property
     def measured_programs(self) -> list[tuple[Program, float]]:
-        """The measured programs of our space, with their seconds."""
+        """The measured programs of the space, with their seconds."""
         return [(one.program, one.seconds) for one in self.measured if one.program is not None]
 
     @property

@@ -1,4 +1,7 @@
-"""The Celery tasks, one for each step of a job and one for the sweep."""
+"""The Celery tasks: one for each step of a job, and one for the sweep.
+
+They are closures, not `shared_task`s of a module, because all of them work with the context of their process.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from scheduler.upkeep.sweep import Sweeper
 
 
 def register(app: Celery, context: Context) -> None:
-    """Register the tasks with the application of this process, whose steps share the context."""
+    """Register the tasks with the application. Other processes send them by name."""
     sweeper = Sweeper(context)
 
     @app.task(name="scheduler.intake", shared=False)

@@ -54,13 +54,12 @@ def _begin(context: Context, job: Job) -> Device | None:
     now = context.now()
     with context.database.begin() as session:
         if job.device_class is not None:
-            device = devices.get_class(session, job.device_class)
+            device: Device | None = devices.get_class(session, job.device_class)
         else:
-            found = devices.resolve_class(session, job.request.target)
-            if found is None:
-                waiting.note_no_device(session, job, now)
-                return None
-            device = found
+            device = devices.resolve_class(session, job.request.target)
+        if device is None:
+            waiting.note_no_device(session, job, now)
+            return None
         jobs.set_device_class(session, job.id, device.key)
         jobs.advance(session, job.id, {JobState.QUEUED}, JobState.IMPORTING, now)
         is_due = attempts.begin(session, job, "importing the model", now, context.settings.max_failures)

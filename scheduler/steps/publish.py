@@ -72,7 +72,7 @@ def run(context: Context, job: Job) -> None:
     if not runs:
         peers = _peers(context, job)
         with context.database.begin() as session:
-            _time(session, job, peers, f"{not_compiled}: timing the untuned one", context.now())
+            _request_timings(session, job, peers, f"{not_compiled}: timing the untuned one", context.now())
     elif not _timed_together(runs):
         with context.database.begin() as session:
             module_runs.time_again(session, [run.id for run in runs if not run.failed])
@@ -171,15 +171,18 @@ def _compile_next(
     # The tuned model must give the untuned one's outputs, unless that one is known not to run.
     reference = None if history.uncompared or _untuned_fails(runs) else _untuned_library(context, job)
     artifact = tuned_artifact(job, device, imported, selected, library, reference, context.now())
-    peers = {} if runs else _peers(context, job, library)
+    artifacts = {} if runs else _peers(context, job, library)
     with context.database.begin() as session:
-        sha = blobs.put(session, artifact)
-        if _time(session, job, {**peers, "tuned": sha}, "timing the compiled model", context.now()):
-            selection.store_timed(session, job.id, selected, sha, reference is not None, context.now())
+        now, sha = context.now(), blobs.put(session, artifact)
+        artifacts["tuned"] = sha
+        if _request_timings(session, job, artifacts, "timing the compiled model", now):
+            selection.store_timed(session, job.id, selected, sha, reference is not None, now)
     return True
 
 
-def _time(session: Session, job: Job, artifacts: Mapping[ModuleKind, str], message: str, now: float) -> bool:
+def _request_timings(
+    session: Session, job: Job, artifacts: Mapping[ModuleKind, str], message: str, now: float
+) -> bool:
     """Ask for the timings of artifacts; False if the job has moved on meanwhile."""
     if jobs.get(session, job.id).state is not JobState.PUBLISHING:
         return False

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 CLOCK_VARIABLE = "TUNEFARM_TEST_CLOCK"
 BUSY_TIMEOUT_S = 2.0
-RUNNER = "tests.faults.runner:FaultyBench"
+RUNNER = "tests.faults.runner:FaultyRunner"
 
 
 def stepped_time() -> float:

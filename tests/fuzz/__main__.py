@@ -80,10 +80,8 @@ def _rng(seed: int, kind: str) -> Random:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("tests.fuzz", __doc__, f"a {QUICK_SHARE}th of the messages")
-    parser.add_argument("--seed", type=int, default=0, help="of all that is drawn [0]")
-    parser.add_argument(
-        "--keep", type=Path, metavar="FOLDER", help="where messages go that are answered wrongly"
-    )
+    parser.add_argument("--seed", type=int, default=0, help="of all messages [0]")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep messages that are answered wrongly")
     return parser
 
 

@@ -41,7 +41,7 @@ SENDERS = {"worker": 94, "reader": 2, "wrong": 2, "nobody": 2}
 
 
 class Sender:
-    """Sends calls, many at once, and judges the answers."""
+    """Sends AT_ONCE calls at a time and judges the answers."""
 
     def __init__(self, service: Service, failures: Failures, growth: Growth) -> None:
         self._service = service
@@ -76,7 +76,7 @@ class Sender:
         for call, sender in source:
             may_wait = sender == "worker" and call.waits
             timeout_s = WAITING_TIMEOUT_S if may_wait else TIMEOUT_S
-            code, answer = await _sent(
+            code, answer = await _call(
                 stubs[call.method], call, metadata=self._metadata.get(sender, ()), timeout=timeout_s
             )
             self._judge(call, sender, code, may_wait)
@@ -128,7 +128,7 @@ def _stub(channel: grpc.aio.Channel, method: str) -> Any:
     return channel.unary_stream(path) if METHODS[method].server_streaming else channel.unary_unary(path)
 
 
-async def _sent(stub: Any, call: Call, **how: Any) -> tuple[grpc.StatusCode, bytes]:
+async def _call(stub: Any, call: Call, **how: Any) -> tuple[grpc.StatusCode, bytes]:
     """Send a call. Return its status, and the bytes of an answer that is one message."""
     try:
         if METHODS[call.method].server_streaming:

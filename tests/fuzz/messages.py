@@ -157,7 +157,7 @@ def _results(held: HeldLease, rng: Random) -> Iterator[pb.Result]:
 
 
 def vary(message: Message, rng: Random, share: float) -> None:
-    """Give each field of the message, and of those within it, another value with this probability."""
+    """Change each field of the message, at any depth, with probability `share`."""
     for each in message.DESCRIPTOR.fields:
         if rng.random() < share:
             _set(message, each, rng)

@@ -66,17 +66,17 @@ def _name(model: Model, rng: Random) -> str:
     return rng.choice([*names, *NAMES])
 
 
-def _another_operator(model: Model, rng: Random) -> None:
+def _change_operator(model: Model, rng: Random) -> None:
     _node(model, rng).op_type = rng.choice(operators())
 
 
-def _another_domain(model: Model, rng: Random) -> None:
+def _change_domain(model: Model, rng: Random) -> None:
     node = _node(model, rng)
     node.domain = rng.choice(("com.microsoft", "ai.onnx.ml", "ai.onnx", "own"))
     model.opset_import.append(helper.make_opsetid(node.domain, rng.choice((1, 17, 2**40))))
 
 
-def _another_input(model: Model, rng: Random) -> None:
+def _change_input(model: Model, rng: Random) -> None:
     node = _node(model, rng)
     if node.input and rng.random() < 0.7:
         node.input[rng.randrange(len(node.input))] = _name(model, rng)
@@ -84,12 +84,12 @@ def _another_input(model: Model, rng: Random) -> None:
         node.input.append(_name(model, rng))
 
 
-def _fewer_inputs(model: Model, rng: Random) -> None:
+def _remove_inputs(model: Model, rng: Random) -> None:
     node = _node(model, rng)
     del node.input[rng.randint(0, len(node.input)) :]
 
 
-def _another_output(model: Model, rng: Random) -> None:
+def _change_output(model: Model, rng: Random) -> None:
     node = _node(model, rng)
     if node.output:
         node.output[rng.randrange(len(node.output))] = _name(model, rng)
@@ -97,30 +97,30 @@ def _another_output(model: Model, rng: Random) -> None:
         node.output.append(_name(model, rng))
 
 
-def _reads_itself(model: Model, rng: Random) -> None:
+def _read_own_output(model: Model, rng: Random) -> None:
     node = _node(model, rng)
     if node.input and node.output:
         node.input[0] = node.output[0]
 
 
-def _without_a_node(model: Model, rng: Random) -> None:
+def _remove_node(model: Model, rng: Random) -> None:
     if model.graph.node:
         del model.graph.node[rng.randrange(len(model.graph.node))]
 
 
-def _nodes_in_another_order(model: Model, rng: Random) -> None:
+def _shuffle_nodes(model: Model, rng: Random) -> None:
     nodes = [onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
     rng.shuffle(nodes)
     del model.graph.node[:]
     model.graph.node.extend(nodes)
 
 
-def _without_a_weight(model: Model, rng: Random) -> None:
+def _remove_weight(model: Model, rng: Random) -> None:
     if model.graph.initializer:
         del model.graph.initializer[rng.randrange(len(model.graph.initializer))]
 
 
-def _weight_of_another_shape(model: Model, rng: Random) -> None:
+def _change_weight_shape(model: Model, rng: Random) -> None:
     weight = _weight(model, rng)
     if weight.dims and rng.random() < 0.7:
         weight.dims[rng.randrange(len(weight.dims))] = rng.choice(EXTENTS)
@@ -128,29 +128,29 @@ def _weight_of_another_shape(model: Model, rng: Random) -> None:
         weight.dims.append(rng.choice(EXTENTS))
 
 
-def _weight_of_another_type(model: Model, rng: Random) -> None:
+def _change_weight_type(model: Model, rng: Random) -> None:
     _weight(model, rng).data_type = rng.choice((*range(30), -1, 2**31 - 1))
 
 
-def _weight_of_another_length(model: Model, rng: Random) -> None:
+def _change_weight_length(model: Model, rng: Random) -> None:
     weight = _weight(model, rng)
     weight.raw_data = weight.raw_data[: rng.randint(0, len(weight.raw_data))] or b"\0" * rng.randint(1, 9)
 
 
-def _weight_that_is_no_number(model: Model, rng: Random) -> None:
+def _fill_weight(model: Model, rng: Random) -> None:
     weight = _weight(model, rng)
     with np.errstate(over="ignore"):
         weight.raw_data = np.full(len(weight.raw_data) // 4, rng.choice(FLOATS)).astype(np.float32).tobytes()
 
 
-def _weight_elsewhere(model: Model, rng: Random) -> None:
+def _store_weight_elsewhere(model: Model, rng: Random) -> None:
     weight = _weight(model, rng)
     weight.data_location = TensorProto.EXTERNAL
     weight.external_data.add(key="location", value=rng.choice(("weights", "../../etc/passwd", "/etc/passwd")))
     weight.external_data.add(key="length", value=str(rng.choice(NUMBERS)))
 
 
-def _weight_of_little_else(model: Model, rng: Random) -> None:
+def _empty_weight_of_many_dimensions(model: Model, rng: Random) -> None:
     """Give a weight dimensions beyond all memory, and no data."""
     weight = _weight(model, rng)
     weight.ClearField("raw_data")
@@ -158,7 +158,7 @@ def _weight_of_little_else(model: Model, rng: Random) -> None:
     weight.dims.extend([rng.choice((0, 1, 2**10, 2**20, 2**40)) for _ in range(rng.choice((1, 3, 100)))])
 
 
-def _another_number(model: Model, rng: Random) -> None:
+def _change_attribute(model: Model, rng: Random) -> None:
     """Give an attribute another number."""
     attributes = [attribute for node in model.graph.node for attribute in node.attribute]
     if not attributes:
@@ -173,13 +173,13 @@ def _another_number(model: Model, rng: Random) -> None:
         attribute.type = rng.choice((AttributeProto.FLOAT, AttributeProto.INTS, AttributeProto.GRAPH))
 
 
-def _another_attribute(model: Model, rng: Random) -> None:
+def _add_attribute(model: Model, rng: Random) -> None:
     name = rng.choice(("axis", "axes", "perm", "kernel_shape", "pads", "strides", "group", "to", "dilations"))
     value = rng.choice((rng.choice(AXES), [rng.choice(AXES) for _ in range(rng.randint(1, 9))], 0.5, "text"))
     _node(model, rng).attribute.append(helper.make_attribute(name, value))
 
 
-def _input_of_another_shape(model: Model, rng: Random) -> None:
+def _change_value_type(model: Model, rng: Random) -> None:
     value = rng.choice([*model.graph.input, *model.graph.output] or [model.graph.input.add()])
     dims = value.type.tensor_type.shape.dim
     if dims and rng.random() < 0.7:
@@ -190,7 +190,7 @@ def _input_of_another_shape(model: Model, rng: Random) -> None:
         value.type.tensor_type.elem_type = rng.choice((*range(30), -1))
 
 
-def _another_value(model: Model, rng: Random) -> None:
+def _add_or_remove_value(model: Model, rng: Random) -> None:
     """Add or remove an input or an output."""
     values = rng.choice((model.graph.input, model.graph.output))
     if values and rng.random() < 0.4:
@@ -200,14 +200,14 @@ def _another_value(model: Model, rng: Random) -> None:
         values.append(helper.make_tensor_value_info(_name(model, rng), rng.choice((1, 7, 8, 9)), shape))
 
 
-def _another_version(model: Model, rng: Random) -> None:
+def _change_version(model: Model, rng: Random) -> None:
     if rng.random() < 0.3:
         model.ir_version = rng.choice((0, 1, 3, 8, 13, 9999, -1))
     elif model.opset_import:
         model.opset_import[0].version = rng.choice((-1, 0, 1, 6, 9, 13, 21, 25, 2**31, 2**62))
 
 
-def _bomb(model: Model, rng: Random) -> None:
+def _add_large_computation(model: Model, rng: Random) -> None:
     """Add a computation that is short to write and long to compute, with its result as an output."""
     count = rng.choice((10, 2**20, 2**27, 2**30, 2**33, 2**62, -5))
     many = numpy_helper.from_array(np.array([count], np.int64), "many")
@@ -226,7 +226,7 @@ def _bomb(model: Model, rng: Random) -> None:
     model.graph.output.append(helper.make_tensor_value_info("bomb", TensorProto.FLOAT, [count]))
 
 
-def _functions(model: Model, rng: Random) -> None:
+def _add_nested_functions(model: Model, rng: Random) -> None:
     """Add functions that call each other twice, or in a circle."""
     depth, circle = rng.choice((1, 3, 10, 40)), rng.random() < 0.3
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
@@ -243,7 +243,7 @@ def _functions(model: Model, rng: Random) -> None:
     model.graph.node.append(helper.make_node(f"f{depth - 1}", [_name(model, rng)], ["called"], domain="own"))
 
 
-def _branches(model: Model, rng: Random) -> None:
+def _nest_branches(model: Model, rng: Random) -> None:
     """Nest graphs in the attributes of nodes."""
     graph = helper.make_graph([helper.make_node("Relu", [_name(model, rng)], ["deep"])], "g", [], [])
     for _ in range(rng.choice((1, 5, 30))):
@@ -254,33 +254,33 @@ def _branches(model: Model, rng: Random) -> None:
     model.graph.node.extend(graph.node)
 
 
-def _sparse(model: Model, rng: Random) -> None:
+def _add_sparse_weight(model: Model, rng: Random) -> None:
     model.graph.sparse_initializer.add().dims.append(rng.choice(EXTENTS))
 
 
 DEFECTS: tuple[Defect, ...] = (
-    _another_operator,
-    _another_domain,
-    _another_input,
-    _fewer_inputs,
-    _another_output,
-    _reads_itself,
-    _without_a_node,
-    _nodes_in_another_order,
-    _without_a_weight,
-    _weight_of_another_shape,
-    _weight_of_another_type,
-    _weight_of_another_length,
-    _weight_that_is_no_number,
-    _weight_elsewhere,
-    _weight_of_little_else,
-    _another_number,
-    _another_attribute,
-    _input_of_another_shape,
-    _another_value,
-    _another_version,
-    _bomb,
-    _functions,
-    _branches,
-    _sparse,
+    _change_operator,
+    _change_domain,
+    _change_input,
+    _remove_inputs,
+    _change_output,
+    _read_own_output,
+    _remove_node,
+    _shuffle_nodes,
+    _remove_weight,
+    _change_weight_shape,
+    _change_weight_type,
+    _change_weight_length,
+    _fill_weight,
+    _store_weight_elsewhere,
+    _empty_weight_of_many_dimensions,
+    _change_attribute,
+    _add_attribute,
+    _change_value_type,
+    _add_or_remove_value,
+    _change_version,
+    _add_large_computation,
+    _add_nested_functions,
+    _nest_branches,
+    _add_sparse_weight,
 )

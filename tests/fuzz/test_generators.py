@@ -21,7 +21,7 @@ from tests.fuzz.failures import KEPT_OF_A_KIND, Failures
 from tests.fuzz.figures import FuzzResult, figures_of
 from tests.fuzz.messages import METHODS, SYNCHRONIZE, Call, ServiceState, calls, valid
 from tests.fuzz.models import DEFECTS, Defect, files
-from tests.fuzz.mutations import BENDS, CHANGES, MAX_BYTES, Bend, Change, mutated
+from tests.fuzz.mutations import CHANGES, FIELD_CHANGES, MAX_BYTES, Change, FieldChange, mutated
 from tests.fuzz.service import Growth
 from tests.fuzz.wire import Field
 from tests.onnx_models import MODELS
@@ -61,11 +61,11 @@ def test_every_change_can_be_made_of_any_bytes(change: Change, data: bytes) -> N
     assert changed != {data} or not data
 
 
-@pytest.mark.parametrize("bend", dict.fromkeys(BENDS), ids=lambda bend: bend.__name__)
-def test_every_field_can_be_bent(bend: Bend) -> None:
+@pytest.mark.parametrize("change", dict.fromkeys(FIELD_CHANGES), ids=lambda change: change.__name__)
+def test_every_field_can_be_changed(change: FieldChange) -> None:
     rng = Random(3)
     for field in [Field(1, wire.VARINT, b"\x05"), Field(9, wire.BYTES, b"text"), Field(10, 1, bytes(8))]:
-        assert any(bend(field, rng) != field.encoded() for _ in range(20))
+        assert any(change(field, rng) != field.encoded() for _ in range(20))
 
 
 def test_changes_are_drawn_from_the_seed_and_bounded() -> None:

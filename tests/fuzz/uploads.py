@@ -24,7 +24,7 @@ ONE_REQUEST_EACH = httpx.Limits(max_keepalive_connections=0)
 
 
 class Uploader:
-    """Uploads files, many at once, and judges the answers."""
+    """Uploads AT_ONCE files at a time and judges the answers."""
 
     def __init__(self, service: Service, failures: Failures, growth: Growth) -> None:
         self._service = service

@@ -1,4 +1,4 @@
-"""The `tunefarm` command: what it is made of, and how its failures end."""
+"""The `tunefarm` command: all its subcommands, and the exit codes of their failures."""
 
 from __future__ import annotations
 
@@ -28,10 +28,14 @@ app = typer.Typer(
 app.command()(tune.tune)
 app.command("compile")(tune.compile_)
 app.command()(processes.up)
-for run_process in (processes.server, processes.scheduler, processes.worker):
-    app.command(context_settings=processes.PASS_ON)(run_process)
-for command in (jobs.jobs, jobs.watch, jobs.cancel, jobs.delete, cost_models.model):
-    app.command()(command)
+app.command(context_settings=processes.PASS_ON)(processes.server)
+app.command(context_settings=processes.PASS_ON)(processes.scheduler)
+app.command(context_settings=processes.PASS_ON)(processes.worker)
+app.command()(jobs.jobs)
+app.command()(jobs.watch)
+app.command()(jobs.cancel)
+app.command()(jobs.delete)
+app.command()(cost_models.model)
 app.command()(schedules.best)
 app.command()(schedules.export)
 app.command("import")(schedules.import_)

@@ -141,10 +141,10 @@ def print_json(value: Any) -> None:
 
 
 def print_plain(line: str) -> None:
-    """Print text that may hold names of people's things: nothing in it is markup."""
+    """Print text as it is, without markup, highlighting or line breaks of rich's."""
     stdout().print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def say(line: str) -> None:
-    """Tell the person at the terminal something; standard output is for results."""
+    """Print a line on standard error; standard output is for results."""
     print(line, file=sys.stderr)

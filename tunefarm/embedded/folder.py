@@ -50,10 +50,17 @@ class DataFolder:
         return self.path / "running.json"
 
     def prepare(self) -> None:
-        """Make the folder. Raises StackError when it can't be made or written."""
+        """Make the folder, which only its owner may read. Raises StackError when it can't be made or written.
+
+        A folder that was there before and isn't a data folder yet keeps its mode.
+        """
         try:
+            is_ours = not self.path.exists() or (self.path / "lock").exists()
             for folder in (self.path, self.logs, self.broker):
                 folder.mkdir(parents=True, exist_ok=True)
+                # mkdir's own mode is subject to the umask. Who isn't the owner leaves the mode as it is.
+                if folder.stat().st_uid == os.geteuid() and (is_ours or folder != self.path):
+                    folder.chmod(0o700)
             probe = self.path / ".writable"
             probe.write_bytes(b"1")
             probe.unlink()

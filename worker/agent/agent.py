@@ -21,7 +21,7 @@ from worker.agent.display import Display, LeaseProgress, LogDisplay
 from worker.agent.failed_checks import FailedChecks
 from worker.agent.outbox import Outbox
 from worker.agent.profile_cache import ProfileCache
-from worker.agent.service import FleetClient, NotFound, WorkerRefused
+from worker.agent.service import FleetClient, NotStored, WorkerRefused
 from worker.runner.executor import Executor
 from worker.runner.interface import BuildRequest, Exported
 from worker.runner.interleaved import time_interleaved
@@ -47,7 +47,7 @@ class Fenced(Exception):
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """How the agent behaves. Times are seconds.
+    """Configuration of an agent. Times are seconds.
 
     slots               candidates to ask for in one lease
     wait_s              how long the service may hold a call of an idle worker
@@ -343,7 +343,7 @@ class Agent:
                 if candidate.library_sha is not None:
                     library = str(folder / str(candidate.trial_id))
                     await self._fleet.fetch_blob(candidate.library_sha, Path(library))
-            except (NotFound, OSError) as error:
+            except (NotStored, OSError) as error:
                 missing = Measurement(Outcome.UNKNOWN, error=f"it could not be fetched: {error}")
                 self._add_result(held, candidate.trial_id, missing)
             else:
@@ -398,7 +398,7 @@ class Agent:
             async def first(run: ModuleRun, before: Sequence[Measurement]) -> Measurement:
                 try:
                     await self._fleet.fetch_blob(run.artifact_sha, path(run))
-                except (NotFound, OSError) as error:
+                except (NotStored, OSError) as error:
                     return Measurement(Outcome.UNKNOWN, error=f"the module could not be fetched: {error}")
                 # An untuned module that failed by itself would fail again in a comparison.
                 outcomes = {one.kind: measured.outcome for one, measured in zip(runs, before, strict=False)}

@@ -50,7 +50,7 @@ class WorkerRefused(Exception):
     """The service refuses to work with this worker; the message says why and what to do."""
 
 
-class NotFound(Exception):
+class NotStored(Exception):
     """The service doesn't have a file or workload that its lease names."""
 
 
@@ -108,7 +108,7 @@ class FleetClient:
             raise WorkerRefused(f"the service's answer makes no sense ({error}): {hint}") from error
 
     async def workload(self, workload_hash: str) -> str:
-        """Return a workload's text, fetched at first and then from a cache. Raises NotFound."""
+        """Return a workload's text, fetched at first and then from a cache. Raises NotStored."""
 
         async def call() -> str:
             request = pb.WorkloadRequest(workload_hash=workload_hash)
@@ -125,7 +125,7 @@ class FleetClient:
         return self._workloads[workload_hash]
 
     async def fetch_blob(self, sha256: str, path: Path) -> None:
-        """Write a stored file to `path`. Raises NotFound, or OSError when it can't be written here."""
+        """Write a stored file to `path`. Raises NotStored, or OSError when it can't be written here."""
 
         async def download() -> str:
             digest = hashlib.sha256()
@@ -141,7 +141,7 @@ class FleetClient:
             if await self._retry(download) == sha256:
                 return
             _log.warning("the file %s arrived damaged", sha256)
-        raise NotFound(f"the file {sha256} arrived damaged {BLOB_TRIES} times")
+        raise NotStored(f"the file {sha256} arrived damaged {BLOB_TRIES} times")
 
     async def put_library(self, library: LibraryUpload) -> str:
         """Store the library of a trial. Return a sentence on why the service refuses it, or an empty one."""
@@ -157,7 +157,7 @@ class FleetClient:
         return await self._retry(call)
 
     async def _retry(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Call until there is an answer. Raises WorkerRefused and NotFound."""
+        """Call until there is an answer. Raises WorkerRefused and NotStored."""
         tries = AsyncRetrying(
             retry=retry_if_exception(_is_transient),
             wait=wait_random_exponential(multiplier=FIRST_PAUSE_S, max=self._reconnect_max_s),
@@ -168,7 +168,7 @@ class FleetClient:
             return await tries(call)
         except grpc.RpcError as error:
             if _code(error) is grpc.StatusCode.NOT_FOUND:
-                raise NotFound(_details(error)) from error
+                raise NotStored(_details(error)) from error
             raise WorkerRefused(
                 f"{self._address} refused this worker: {_details(error)}; {_FINAL[_code(error)]}"
             ) from error

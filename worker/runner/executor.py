@@ -50,7 +50,7 @@ class NoMachineError(Exception):
 
 @dataclass(frozen=True)
 class ChildConfig:
-    """How children are started. `runner` is the MODULE:NAME of a `worker.runner.interface.RunnerFactory`.
+    """Configuration of children. `runner` is the MODULE:NAME of a `worker.runner.interface.RunnerFactory`.
 
     They do `without` some instruction sets. Where the agent is root, they run as `user`; with None as root
     without its capabilities. A child that `builds` exports candidates; it fails to start where it can't do so
@@ -189,10 +189,11 @@ class Executor:
         self._has_run = False
         if child is not None:
             await child.kill()
+        # In a thread: deleting a child's files may take seconds, in which the agent must go on calling.
         if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
+            await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
         if transfer is not None:
-            transfer.close()
+            await asyncio.to_thread(transfer.close)
 
     # Starting a child
 

@@ -203,7 +203,7 @@ class Nests:
         Where they `stand_apart`, they keep their own loops.
         """
         node, own = self._node(stage), self.loops[stage.node]
-        is_moved = not stage.rfactor.stands_apart and bool(own.spatial or depth)
+        is_moved = not stage.rfactor.has_own_nest and bool(own.spatial or depth)
         if is_moved:
             target = own.spatial[-1] if own.spatial else self._host_loop(stage, depth)
             self.schedule.compute_at(block, target, preserve_unit_loops=True)
@@ -228,7 +228,7 @@ class Nests:
         partial = self.partial[stage.node]
         self.schedule.reorder(*partial.spatial, *partial.steps, partial.lanes)
         self.schedule.vectorize(partial.lanes)
-        if stage.rfactor.stands_apart:
+        if stage.rfactor.has_own_nest:
             self._parallelize(stage, partial.spatial)
 
     def _parallelize_partial(self, stage: Stage) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks.networks import untuned
+from benchmarks.networks.tvm_builds import build_untuned
 from benchmarks.timing.contestants import OnnxFile, OpenVinoFile, ProcessContestant, TvmLibrary, spawn_process
 from benchmarks.timing.deviation import compare_outputs, random_inputs
 from benchmarks.timing.interleaved import Block, measure
@@ -37,7 +37,7 @@ def _target() -> str:
 
 @pytest.mark.slow
 def test_an_untuned_build_takes_turns_and_agrees_with_onnxruntime(model: Path, tmp_path: Path) -> None:
-    untuned.build(model, _target(), tmp_path / "untuned.so")
+    build_untuned(model, _target(), tmp_path / "untuned.so")
     with (
         ProcessContestant(TvmLibrary(tmp_path / "untuned.so"), 2, INPUTS[0]) as ours,
         ProcessContestant(OnnxFile(model), 2, INPUTS[0]) as theirs,
@@ -84,7 +84,7 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_built_says_why(model: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"no model")
     with pytest.raises(ModelError):
-        untuned.build(tmp_path / "bad.onnx", "{}", tmp_path / "bad.so")
+        build_untuned(tmp_path / "bad.onnx", "{}", tmp_path / "bad.so")
     with pytest.raises((ArtifactError, ValueError), match="target"):
-        untuned.build(model, "{}", tmp_path / "bad.so")
+        build_untuned(model, "{}", tmp_path / "bad.so")
     assert not (tmp_path / "bad.so").exists()

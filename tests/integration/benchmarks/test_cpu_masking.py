@@ -48,26 +48,26 @@ def library(tmp_path: Path) -> Path:
     return library
 
 
-def _shown(library: Path, answers: Path | None, hides_avx: bool) -> tuple[set[tuple[int, ...]], int]:
+def _shown(library: Path, handler: Path | None, masks_avx: bool) -> tuple[set[tuple[int, ...]], int]:
     """Which of the features the library sees, and what its decoy gives; in a process of its own."""
-    if answers is not None:
-        assert ctypes.CDLL(str(answers)).tunefarm_hide(int(hides_avx)) == 0
+    if handler is not None:
+        assert ctypes.CDLL(str(handler)).tunefarm_hide(int(masks_avx)) == 0
     asks = ctypes.CDLL(str(library))
     asks.ask.restype = asks.decoy.restype = ctypes.c_uint
     features = (AVX512F, AVX2, BMI2, AVX, FMA, SSE42)
     return {each for each in features if asks.ask(*each[:3]) & each[3]}, asks.decoy()
 
 
-@pytest.mark.parametrize(("hides_avx", "hidden"), [(False, {AVX512F}), (True, {AVX512F, AVX2, AVX, FMA})])
+@pytest.mark.parametrize(("masks_avx", "hidden"), [(False, {AVX512F}), (True, {AVX512F, AVX2, AVX, FMA})])
 def test_a_library_sees_what_is_left(
-    library: Path, tmp_path: Path, hides_avx: bool, hidden: set[tuple[int, ...]]
+    library: Path, tmp_path: Path, masks_avx: bool, hidden: set[tuple[int, ...]]
 ) -> None:
     with spawn_process() as process:
-        whole, decoy = process.submit(_shown, library, None, hides_avx).result()
+        whole, decoy = process.submit(_shown, library, None, masks_avx).result()
     assert SSE42 in whole
     replace_cpuid(library)
     with spawn_process() as process:
-        seen, same = process.submit(_shown, library, compile_cpuid_handler(tmp_path), hides_avx).result()
+        seen, same = process.submit(_shown, library, compile_cpuid_handler(tmp_path), masks_avx).result()
     assert seen == whole - hidden
     assert same == decoy == 0x11A20F22
 
@@ -108,4 +108,4 @@ def test_a_process_that_knows_its_processor_cannot_be_told_otherwise(
 ) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", sys)
     with pytest.raises(RuntimeError, match="is loaded already"):
-        MaskedOnnxRuntime(Path("copy"), Path("cpuid.so"), hides_avx=True).prepare()
+        MaskedOnnxRuntime(Path("copy"), Path("cpuid.so"), masks_avx=True).prepare()

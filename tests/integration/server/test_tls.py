@@ -18,7 +18,7 @@ from proto import fleet_pb2 as pb
 from proto.fleet_pb2_grpc import FleetStub
 from system.tls import TlsFiles
 from tunefarm.client.client import Client, UnreachableError
-from worker.agent.service import FleetClient, NotFound, open_channel
+from worker.agent.service import FleetClient, NotStored, open_channel
 
 from .conftest import Service, channel_to, launch, wait_until
 
@@ -112,7 +112,7 @@ def test_the_workers_own_client_gets_through(tls: Service, folder: Path) -> None
         async with open_channel(address, 1.0, client_files(folder)) as channel:
             await FleetClient(channel, address, TOKEN, 1.0).workload("x")
 
-    with pytest.raises(NotFound, match="no workload 'x'"):
+    with pytest.raises(NotStored, match="no workload 'x'"):
         asyncio.run(ask())
 
 

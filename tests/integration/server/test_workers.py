@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import event
 
 from core.measurement import Measurement, Outcome
 from core.worker import Vitals, Wanted, WorkerState
@@ -308,6 +309,21 @@ def test_a_worker_that_said_farewell_is_away_at_once_and_never_lost(service: Ser
     assert 'tunefarm_workers{state="lost"} 0.0' in metrics
     worker.call()
     assert (shown(service)["connected"], shown(service)["state"]) == (True, "ready")
+
+
+def test_readiness_costs_the_same_however_many_workers_there_are(service: Service, worker: Worker) -> None:
+    worker.call()
+    statements: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    with service.database.begin() as session:
+        engine = session.get_bind()
+    event.listen(engine, "before_cursor_execute", note)
+    assert service.http.get("/readyz").json() == {"status": "ok"}
+    event.remove(engine, "before_cursor_execute", note)
+    assert not [statement for statement in statements if "worker" in statement.lower()]
 
 
 def test_a_silent_worker_is_lost(service: Service, worker: Worker) -> None:

@@ -1,4 +1,4 @@
-"""Processes are kept alive, given up in the end, and never outlive the one that asked for them."""
+"""Processes are started again, given up in the end, and never outlive the command that started them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def start(folder: DataFolder, scratch: Path, *programs: SupervisedProcess) -> It
 
 
 @pytest.mark.slow
-def test_a_killed_program_is_started_again_and_all_stop_together(folder: DataFolder, scratch: Path) -> None:
+def test_a_killed_process_is_started_again_and_all_stop_together(folder: DataFolder, scratch: Path) -> None:
     with start(
         folder, scratch, SupervisedProcess("one", SLEEPER, 5, 1), SupervisedProcess("two", SLEEPER, 5, 1)
     ) as supervisor:
@@ -67,7 +67,7 @@ def test_a_killed_program_is_started_again_and_all_stop_together(folder: DataFol
 
 
 @pytest.mark.slow
-def test_a_program_that_keeps_failing_is_given_up_with_its_last_line(
+def test_a_process_that_keeps_failing_is_given_up_with_its_last_line(
     folder: DataFolder, scratch: Path
 ) -> None:
     broken = (sys.executable, "-c", "raise SystemExit('100% out of luck')")

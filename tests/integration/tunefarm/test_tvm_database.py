@@ -100,7 +100,7 @@ def test_a_workload_without_a_schedule_stays_as_it_is() -> None:
     assert len(database) == 0
 
 
-def test_a_service_that_refuses_is_not_taken_for_one_that_knows_nothing() -> None:
+def test_a_refusal_is_an_error_and_not_a_missing_schedule() -> None:
     database = service_database(Service(status=401).client())
     with pytest.raises(RuntimeError, match="No schedule"):
         database.has_workload(normalise(matmul()))

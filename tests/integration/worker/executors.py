@@ -1,4 +1,4 @@
-"""Executors with real child processes, whose runner is `fault_runner`."""
+"""Executors for tests: their child processes are real, and run `fault_runner`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def with_executor(
 
 
 async def child_of_next(executor: Executor) -> float:
-    """The process id of the child that serves a good candidate."""
+    """Measure a good candidate; return the process id of the child that measured it."""
     measurement = await executor.measure(build_request("ok"), GENEROUS)
     assert measurement.outcome is Outcome.OK
     return measurement.build_secs
@@ -57,7 +57,7 @@ async def child_of_next(executor: Executor) -> float:
 async def measure_all(
     executor: Executor, traces: Sequence[str], limits: Limits, module_json: str = ""
 ) -> list[Measurement]:
-    """As the agent does: those that come next are always built along."""
+    """Measure candidates as the agent does: the next ones are always built along."""
     batch = [build_request(trace, module_json) for trace in traces]
     return [await executor.measure(one, limits, batch[number + 1 :]) for number, one in enumerate(batch)]
 

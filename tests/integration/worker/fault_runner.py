@@ -1,8 +1,8 @@
-"""A runner whose candidates do what their trace says: the faults are real, in a real child process.
+"""A runner whose candidates do what their traces say: real faults, in a real child process.
 
-A trace is a fault, "run FAULT" or "build FAULT", and then anything that tells it from others. Every
-measurement that works carries the child's process id, as the agent sees it, as its build time. The child
-imports it by name.
+A trace is "FAULT", "run FAULT" or "build FAULT", and may go on with any text that makes it unique. A
+measurement without a fault has the child's process id, as the agent sees it, for its build time. The child
+imports this module by name.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class FaultRunner:
         return DEVICE
 
     def calibrate(self, budget_s: float) -> Profile:
-        """A file counts how often; what it holds at first may say that this process dies."""
+        """Count the calibrations in a file; die when the file says "die" at first."""
         notes = os.environ.get("TVM_FAULT_CALIBRATIONS")
         if notes is None:
             return DEVICE.speeds
@@ -79,7 +79,7 @@ class FaultRunner:
 
         def build(number: int) -> bool:
             begun(number)
-            when, fault = what(requests[number])
+            when, fault = phase_and_fault(requests[number])
             refusal = self._do(fault, requests[number]) if when == "build" else None
             self._built[number] = requests[number], refusal
             ended(number)
@@ -95,7 +95,7 @@ class FaultRunner:
     def export(self, number: int) -> Exported | Measurement:
         request, refusal = self._built.pop(number)
         assert request.export
-        when, fault = what(request)
+        when, fault = phase_and_fault(request)
         failure = refusal or (self._do(fault, request) if when == "run" else None)
         return failure or Exported(f"library of {request.trace}".encode(), 0.5)
 
@@ -103,7 +103,7 @@ class FaultRunner:
         request, refusal = self._built.pop(number)
         if refusal is not None:
             return refusal
-        when, fault = what(request)
+        when, fault = phase_and_fault(request)
         if fault == "best":
             return Measurement(Outcome.RUN_ERROR, error=str(best_s))
         return (self._do(fault, request) if when == "run" else None) or fine()
@@ -111,7 +111,7 @@ class FaultRunner:
     def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
         fault = artifact.decode()
         if fault == "say whether it is compared":
-            return said(f"compared: {compare}")
+            return reported(f"compared: {compare}")
         return self._do(fault, None) or fine()
 
     def _do(self, fault: str, request: BuildRequest | None) -> Measurement | None:
@@ -127,17 +127,17 @@ class FaultRunner:
         return Measurement(Outcome.BUILD_ERROR, error="no such loop")
 
     def do_library(self, request: BuildRequest | None) -> Measurement:
-        """Says what is in the library that it came with."""
+        """Report the contents of the library that the request names."""
         assert request is not None
         path = Path(str(request.library))
-        return said(path.read_text() if path.exists() else f"{path} is gone")
+        return reported(path.read_text() if path.exists() else f"{path} is gone")
 
     def do_crowded(self, request: BuildRequest | None) -> Measurement | None:
-        """Finds enough memory only when nothing else is built."""
+        """Fail for lack of memory while another candidate is built."""
         return Measurement(Outcome.BUILD_ERROR, error="bad_alloc") if self._building > 1 else None
 
     def do_plant(self, request: BuildRequest | None) -> None:
-        """Runs well, and leaves something behind that ends the child as soon as it builds again."""
+        """Run well, and leave behind what ends the child at the next `trip`."""
         self._planted = True
 
     def do_trip(self, request: BuildRequest | None) -> None:
@@ -151,7 +151,7 @@ class FaultRunner:
         time.sleep(0.3)
 
     def do_hang_once(self, request: BuildRequest | None) -> None:
-        """The file that the workload names appears when the hanging has begun."""
+        """Hang, unless the file that the workload names exists already."""
         assert request is not None
         if not Path(request.module_json).exists():
             self.do_hang(request)
@@ -164,7 +164,7 @@ class FaultRunner:
         os._exit(3)
 
     def do_hang(self, request: BuildRequest | None) -> None:
-        """The file that the workload names, if it does, appears when the hanging has begun."""
+        """Make the file that the workload names, if it names one, then hang."""
         print("spinning", file=sys.stderr, flush=True)
         if request is not None and request.module_json:
             Path(request.module_json).touch()
@@ -176,7 +176,7 @@ class FaultRunner:
             time.sleep(0.01)
 
     def do_spawn(self, request: BuildRequest | None) -> None:
-        """Leaves a process behind whose id is in the file that the workload names, then hangs."""
+        """Start a process, which writes its id to the file that the workload names, then hang."""
         assert request is not None
         program = "import sys, time, fault_runner as runner; runner.note_pid(sys.argv[1]); time.sleep(3600)"
         subprocess.Popen([sys.executable, "-c", program, request.module_json])
@@ -197,11 +197,11 @@ class FaultRunner:
         subprocess.run([sys.executable, "-c", "print('from a child of the child')"], check=True)
 
     def do_read(self, request: BuildRequest | None) -> None:
-        """A read from standard input must not swallow requests."""
+        """Read from standard input: that must not swallow requests."""
         assert sys.stdin.read() == ""
 
     def do_scribble(self, request: BuildRequest | None) -> None:
-        """Writes into every pipe it can find: what a wild system call may do."""
+        """Write into every pipe there is, as a wild system call may do."""
         for number in range(3, 32):
             try:
                 os.write(number, b"\xff" * 64)
@@ -217,10 +217,10 @@ class FaultRunner:
         return Measurement(Outcome.RUN_ERROR, error="\n".join(limits))
 
     def do_status(self, request: BuildRequest | None) -> Measurement:
-        return said(Path("/proc/self/status").read_text())
+        return reported(Path("/proc/self/status").read_text())
 
     def do_connect(self, request: BuildRequest | None) -> Measurement:
-        """To the port that the workload names, of this machine."""
+        """Connect to the port of this machine that the workload names."""
         assert request is not None
         family = request.trace.split()[-1]
         local = {"AF_INET": "127.0.0.1", "AF_INET6": "::1"}[family]
@@ -228,15 +228,15 @@ class FaultRunner:
             with socket.socket(getattr(socket, family)) as opened:
                 opened.connect((local, int(request.module_json)))
         except OSError as error:
-            return said(str(error))
-        return said("connected")
+            return reported(str(error))
+        return reported("connected")
 
     def do_write_scratch(self, request: BuildRequest | None) -> Measurement:
         Path(os.environ["TMPDIR"], "note").write_text("here")
-        return said("written")
+        return reported("written")
 
     def do_processes(self, request: BuildRequest | None) -> Measurement:
-        """Forks until it can't."""
+        """Fork until the system refuses."""
         begun: list[int] = []
         try:
             while len(begun) < 20_000:
@@ -244,11 +244,11 @@ class FaultRunner:
                 if begun[-1] == 0:
                     signal.pause()
         except OSError as error:
-            return said(f"{error} after {len(begun)}")
+            return reported(f"{error} after {len(begun)}")
         finally:
             for pid in begun:
                 os.kill(pid, signal.SIGKILL)
-        return said(f"{len(begun)} processes")
+        return reported(f"{len(begun)} processes")
 
     def do_files(self, request: BuildRequest | None) -> Measurement:
         opened: list[int] = []
@@ -256,13 +256,13 @@ class FaultRunner:
             while True:
                 opened.append(os.open(os.devnull, os.O_RDONLY))
         except OSError:
-            return said(str(len(opened)))
+            return reported(str(len(opened)))
         finally:
             for number in opened:
                 os.close(number)
 
     def do_escape(self, request: BuildRequest | None) -> None:
-        """Leaves a process of another session behind; its id is in the file that the workload names."""
+        """Leave a process in its own session, which writes its id to the file that the workload names."""
         assert request is not None
         note = Path(request.module_json)
         if os.fork() == 0:
@@ -283,18 +283,18 @@ class FaultRunner:
         try:
             os.kill(int(request.module_json), 0)
         except OSError as error:
-            return said(str(error))
-        return said("signalled")
+            return reported(str(error))
+        return reported("signalled")
 
     def do_read_agent(self, request: BuildRequest | None) -> Measurement:
         assert request is not None
         try:
-            return said(Path(f"/proc/{request.module_json}/environ").read_bytes().hex())
+            return reported(Path(f"/proc/{request.module_json}/environ").read_bytes().hex())
         except OSError as error:
-            return said(str(error))
+            return reported(str(error))
 
     def do_open(self, request: BuildRequest | None) -> Measurement:
-        """Which of the files that the workload names can be read and written."""
+        """Report which of the files that the workload names can be read and written."""
         assert request is not None
         opened = []
         for name in request.module_json.split():
@@ -303,7 +303,7 @@ class FaultRunner:
             except OSError:
                 continue
             opened.append(name)
-        return said(" ".join(opened))
+        return reported(" ".join(opened))
 
     def do_leave_file(self, request: BuildRequest | None) -> Measurement:
         path = Path(os.environ["TMPDIR"]) / "left"
@@ -311,8 +311,8 @@ class FaultRunner:
         return Measurement(Outcome.WRONG_RESULT, error=str(path))
 
 
-def what(request: BuildRequest) -> tuple[str, str]:
-    """When it does what."""
+def phase_and_fault(request: BuildRequest) -> tuple[str, str]:
+    """Return the phase in which a candidate misbehaves, "build" or "run", and its fault."""
     first, *rest = request.trace.split()
     return (first, rest[0]) if first in ("build", "run") else ("run", first)
 
@@ -321,7 +321,7 @@ def fine() -> Measurement:
     return Measurement(Outcome.OK, (0.001,), float(outer_pid()))
 
 
-def said(text: str) -> Measurement:
+def reported(text: str) -> Measurement:
     return Measurement(Outcome.RUN_ERROR, error=text)
 
 
@@ -330,12 +330,12 @@ def note_pid(file: str) -> None:
 
 
 def outer_pid() -> int:
-    """This process's id outside of its PID namespace, if it is in one: /proc is that of the machine."""
+    """Return this process's id outside of its PID namespace: /proc is that of the machine."""
     return int(os.readlink("/proc/self")) if sys.platform == "linux" else os.getpid()
 
 
 class LyingRunner(FaultRunner):
-    """Tells of candidates that nobody asked for."""
+    """Reports a candidate that it was not asked to build."""
 
     def build(self, requests: Mapping[int, BuildRequest], begun: Notify, ended: Notify) -> list[int]:
         begun(min(requests) + 1000)
@@ -343,7 +343,7 @@ class LyingRunner(FaultRunner):
 
 
 class MuteRunner(FaultRunner):
-    """Never gets as far as saying which device it is on."""
+    """Never finishes its check."""
 
     def check(self) -> Device:
         time.sleep(3600)

@@ -1,6 +1,8 @@
-"""Measures candidates of `fault_runner` in a process of its own: python sandboxed.py JSON prints JSON.
+"""Measures candidates of `fault_runner` in a process of its own, on a system that allows more or less.
 
-`COMMANDS` start it under systems that differ in what they allow.
+    python sandboxed.py JSON       prints JSON
+
+`COMMANDS` make the systems.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ def measured(
     user: str | None = None,
     runner: str = "fault_runner:FaultRunner",
 ) -> Any:
-    """ "gaps" of the containment, the "triple" of the device that was found, and "errors", one of each trace:
-    what the candidates had to say."""
+    """Measure a candidate for each trace; return the sandbox's "gaps", the device's "triple", and the
+    candidates' "errors"."""
     request = {"system": system, "traces": traces, "module_json": module_json, "user": user, "runner": runner}
     command = [*COMMANDS[system], sys.executable, str(Path(__file__)), json.dumps(request)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
@@ -66,7 +68,7 @@ def measured(
 
 
 def works(system: str) -> bool:
-    """Whether this machine allows to make such a system."""
+    """Return whether this machine allows to make such a system."""
     tried = [*COMMANDS[system], "true"]
     if system.endswith("unprivileged"):
         tried = [
@@ -89,7 +91,7 @@ def _ends_well(command: Sequence[str]) -> bool:
 
 
 def _make_readable() -> None:
-    """Hides the folder that keeps others from this Python, but for Python itself, from this process."""
+    """Replace the folders that keep other users from this Python by ones that hold nothing but Python."""
     needed = [Path(path).resolve() for path in (sys.base_prefix, sys.prefix, ROOT)]
     closed = [each for path in needed for each in path.parents if not each.stat().st_mode & 0o001]
     for folder in dict.fromkeys(closed):
@@ -104,7 +106,7 @@ def _make_readable() -> None:
 
 
 def _add_devices() -> None:
-    """This process has a /dev of its own, with the nodes of a machine that has GPUs."""
+    """Give this process a /dev of its own, with the device files of a machine that has GPUs."""
     before = Path(tempfile.mkdtemp())
     subprocess.run(["mount", "--rbind", "/dev", before], check=True)
     subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=755", "none", "/dev"], check=True)
@@ -122,7 +124,7 @@ def _add_devices() -> None:
 
 
 def group_id(name: str) -> int:
-    """One that nobody has, where there is no such group."""
+    """Return a group's id; one that no group has where there is no such group."""
     return grp.getgrnam(name).gr_gid if has_group(name) else 4711
 
 

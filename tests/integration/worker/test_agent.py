@@ -73,7 +73,7 @@ def with_fleet(work: Callable[[FakeFleet], Awaitable[None]]) -> None:
 
 
 def states(fleet: FakeFleet) -> list[WorkerState]:
-    """Without repetitions."""
+    """Return the reported states, without repetitions."""
     seen = [report.state for report in fleet.reports]
     return [state for i, state in enumerate(seen) if i == 0 or seen[i - 1] is not state]
 
@@ -359,7 +359,7 @@ def test_a_module_is_fetched_checked_and_timed(damaged: int, outcome: str, fetch
 
 
 def test_a_model_that_crashes_costs_the_others_nothing() -> None:
-    """Nor is the tuned one compared with an untuned one that takes the process down."""
+    """The tuned model isn't compared with an untuned one that crashes."""
     shas = {text: hashlib.sha256(text.encode()).hexdigest() for text in ("segfault", "ok", SAYS)}
     kinds: tuple[tuple[ModuleKind, str], ...] = (
         ("untuned", "segfault"),

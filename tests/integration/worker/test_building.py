@@ -1,4 +1,4 @@
-"""The agent as a builder, and as one that measures what was built: real gRPC to a service in memory."""
+"""A real agent that builds, and one that measures what was built, with a service in memory."""
 
 from __future__ import annotations
 

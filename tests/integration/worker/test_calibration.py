@@ -1,4 +1,4 @@
-"""A real agent whose child calibrates: when, how often, what it tells, and what it keeps."""
+"""Calibration by a real agent with a real child: when it happens, how often, what is reported and cached."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from worker.agent.profile_cache import ProfileCache
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Path:
-    """Its length is how often a child has calibrated."""
+    """Return a file to which each calibration adds a character."""
     file = tmp_path / "calibrations"
     file.touch()
     return file
 
 
 def hertz(fleet: FakeFleet) -> list[float]:
-    """Of the devices that were sent, without repetitions."""
+    """Return the clock rates in the reported profiles, without repetitions."""
     sent = [r.device.profile.hertz for r in fleet.reports if r.device is not None and r.device.profile]
     return list(dict.fromkeys(sent))
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,7 +44,29 @@ def test_a_child_that_behaves_is_kept() -> None:
     with_executor(work)
 
 
-def test_the_bench_is_told_the_best_latency_known() -> None:
+def test_files_are_removed_while_the_event_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[Path] = []
+    really_remove = shutil.rmtree
+
+    async def work(executor: Executor) -> None:
+        await executor.start()
+        loop = asyncio.get_running_loop()
+
+        def rmtree(path: Path, ignore_errors: bool) -> None:
+            turned = threading.Event()
+            loop.call_soon_threadsafe(turned.set)
+            assert turned.wait(10), "the event loop stands still"
+            removed.append(path)
+            really_remove(path, ignore_errors)
+
+        monkeypatch.setattr("shutil.rmtree", rmtree)
+        await executor.close()
+
+    with_executor(work)
+    assert len(removed) == 2
+
+
+def test_the_runner_is_told_the_best_latency_known() -> None:
     async def work(executor: Executor) -> None:
         for best_s in (None, 0.25):
             assert (await executor.measure(build_request("best"), GENEROUS, (), best_s)).error == str(best_s)
@@ -96,7 +120,7 @@ def test_prints_and_reads_of_a_candidate_stay_out_of_the_protocol() -> None:
     with_executor(work)
 
 
-def test_the_words_of_one_candidate_are_not_held_against_the_next() -> None:
+def test_an_error_quotes_what_its_own_candidate_wrote_only() -> None:
     async def work(executor: Executor) -> None:
         await executor.measure(build_request("print"), GENEROUS)
         measurement = await executor.measure(build_request("run exit"), GENEROUS)
@@ -242,7 +266,7 @@ def test_a_child_that_never_gets_ready_is_given_up() -> None:
     with_executor(work, runner="MuteRunner", start_timeout_s=0.2)
 
 
-def test_a_bench_that_does_not_exist_is_named() -> None:
+def test_a_runner_that_does_not_exist_is_named() -> None:
     async def work(executor: Executor) -> None:
         with pytest.raises(ChildStartError, match="NoSuchRunner"):
             await executor.start()

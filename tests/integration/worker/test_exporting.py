@@ -1,4 +1,4 @@
-"""The executor as a builder's, and with what a builder has made: a real child, faults that really happen."""
+"""The executor of a builder, and one that loads what a builder made: real children, real faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What measured code can't do, tried by measured code."""
+"""Measured code tries what its sandbox must keep it from."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from core.lease import Limits
+from tests.integration.worker.executors import gone
 from tests.integration.worker.sandboxed import HERE, NODES, ROOT, has_group, measured, works
 from worker.runner.executor import ChildConfig, Executor
 from worker.runner.interface import BuildRequest
 from worker.sandbox.isolation import MAX_OPEN_FILES
 from worker.sandbox.reaper import DEVICE_GROUPS, account_of
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux contains")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
 
 GENEROUS = Limits(build_timeout_s=60.0, run_timeout_s=60.0, memory_bytes=1 << 28)
 SYSTEMS = [
@@ -34,13 +34,6 @@ SYSTEMS = [
     ),
 ]
 needs_readable = pytest.mark.skipif(not works("readable"), reason="needs root and mount namespaces")
-
-
-def gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
@@ -58,7 +51,7 @@ def test_nothing_is_reached_over_the_network(system: str, family: str) -> None:
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
-def test_what_is_not_contained_is_said(system: str) -> None:
+def test_the_gaps_of_the_sandbox_are_named(system: str) -> None:
     said = " ".join(measured(system, ["ok"])["gaps"])
     assert ("refuses namespaces" in said) == (system == "no namespaces")
     assert "reach the network" not in said
@@ -88,7 +81,7 @@ def test_measured_code_of_a_worker_of_root_is_another_users() -> None:
 
 
 @pytest.mark.skipif(not works("unprivileged"), reason="needs root, setpriv(1) and user namespaces")
-def test_a_worker_without_root_contains_as_well() -> None:
+def test_a_worker_without_root_has_a_sandbox_as_well() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         traces = ["connect AF_INET", "status"]
         found = measured("unprivileged", traces, str(listening.getsockname()[1]), user="nobody")
@@ -104,7 +97,7 @@ def test_a_worker_without_root_contains_as_well() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("system", ["with a GPU", "with a GPU, unprivileged"])
 def test_the_nodes_of_gpus_stay_in_reach(system: str) -> None:
-    """Of a worker of root's, and of one that has been given their groups."""
+    """They are so for a worker of root's, and for one that belongs to their groups."""
     found = measured(system, ["open", "status"], " ".join(f"/dev/{name}" for name in NODES), user="nobody")
     opened, status = found["errors"]
     facts = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
@@ -176,7 +169,7 @@ def test_what_left_its_session_ends_with_the_child(system: str, trace: str, tmp_
 
 
 async def cancelled(trace: str, note: Path) -> None:
-    """The candidate is given up once the note is there."""
+    """Cancel the measurement of a candidate once it has written its note."""
     executor = Executor(ChildConfig(2, "fault_runner:FaultRunner"), subprocess_environment())
     measuring = asyncio.create_task(executor.measure(BuildRequest("", str(note), trace, ()), GENEROUS))
     while not note.exists() or not note.read_text():
@@ -214,7 +207,7 @@ def test_more_time_of_the_cores_than_allowed_ends_the_process() -> None:
 
 @needs_readable
 @pytest.mark.slow
-def test_the_real_bench_works_as_another_user() -> None:
+def test_the_real_runner_works_as_another_user() -> None:
     """TVM's libraries, its thread pool, LLVM, temporary files: a program is compiled, run and verified."""
     found = measured("readable", [], user="nobody", runner="worker.runner.compiler_runner:CompilerRunner")
     assert found["gaps"] == []

@@ -1,4 +1,4 @@
-"""A real agent at a real server: what leaves a device goes back into the queue at once."""
+"""A real agent at a real server: trials that a device gives back are queued again at once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TIMEOUT_S = 60.0
 
 
 def queue(service: Service, workload: str, *traces: str) -> str:
-    """A job in the middle of its tuning, whose trials wait for the runner's device class."""
+    """Submit a job that is being tuned, whose trials wait for the test board's device class."""
     job_id = service.submit()
     with service.database.begin() as session:
         devices.put_class(session, DEVICE)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import allocation
-from benchmarks.allocation import ALLOCATOR, BUDGETS, EQUAL, SHARES, figures_of, replay, task_of
+from benchmarks.allocation import ALLOCATOR, ALLOCATORS, BUDGETS, EQUAL, figures_of, replay, task_of
 from benchmarks.operators.run import OURS, THEIRS
 from benchmarks.results.curves import Point
 from benchmarks.results.searches import SEARCHES, Search
@@ -30,34 +30,34 @@ FLAT = _falling("flat", (1, 1e-3))
 STEEP = _falling("steep", *((1 + 4 * step, 8e-2 * 0.9**step) for step in range(60)))
 
 
-@pytest.mark.parametrize("name", SHARES)
+@pytest.mark.parametrize("name", ALLOCATORS)
 def test_more_trials_never_make_a_network_slower(name: str) -> None:
-    found = replay([FLAT, STEEP], SHARES[name])
+    found = replay([FLAT, STEEP], ALLOCATORS[name])
     assert len(found) == len(BUDGETS)
     assert found == sorted(found, reverse=True)
     assert found[0] > found[-1]
 
 
 def test_the_allocator_goes_where_something_is_gained() -> None:
-    allocated, equal = (replay([FLAT] * 9 + [STEEP], SHARES[name]) for name in (ALLOCATOR, EQUAL))
+    allocated, equal = (replay([FLAT] * 9 + [STEEP], ALLOCATORS[name]) for name in (ALLOCATOR, EQUAL))
     assert all(ours < theirs for ours, theirs in zip(allocated, equal, strict=True))
 
 
 def test_equal_shares_are_equal() -> None:
     """So many trials a task, whatever they bring."""
-    found = replay([FLAT, STEEP], SHARES[EQUAL])
+    found = replay([FLAT, STEEP], ALLOCATORS[EQUAL])
     expected = [FLAT.history[budget - 1] + STEEP.history[budget - 1] for budget in BUDGETS]
     assert found == pytest.approx(expected)
 
 
 def test_trials_that_were_not_made_cannot_be_shared_out() -> None:
     short = TaskProgress(1, 1e9, (3e-3, 2e-3, 1e-3), 3, exhausted=False, tag="short")
-    assert replay([short], SHARES[ALLOCATOR]) == [1e-3] * len(BUDGETS)
+    assert replay([short], ALLOCATORS[ALLOCATOR]) == [1e-3] * len(BUDGETS)
 
 
 def test_everyone_is_compared_with_the_allocator() -> None:
     names = [each.name for each in figures_of([FLAT, STEEP], networks=3, seed=0)]
-    assert len(names) == (len(SHARES) - 1) * len(BUDGETS)
+    assert len(names) == (len(ALLOCATORS) - 1) * len(BUDGETS)
     assert not any(name.startswith(ALLOCATOR) for name in names)
 
 

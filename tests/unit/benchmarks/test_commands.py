@@ -21,7 +21,7 @@ from benchmarks.timing.cpu_masking import MaskedOnnxRuntime
 from tests.unit.benchmarks.measured import COMPILED, MEASURED
 from tunefarm.errors import StackError
 
-MASKED = MaskedOnnxRuntime(Path("hidden"), Path("cpuid.so"), hides_avx=False)
+MASKED = MaskedOnnxRuntime(Path("hidden"), Path("cpuid.so"), masks_avx=False)
 
 
 @pytest.fixture

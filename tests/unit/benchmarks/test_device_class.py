@@ -73,7 +73,7 @@ def test_the_machine_says_what_it_shows_and_what_was_given_up(cpu_info: Path) ->
 
 
 def test_peers_are_kept_to_the_class_and_say_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, masked = Path("model.onnx"), MaskedOnnxRuntime(Path("copy"), Path("cpuid.so"), hides_avx=False)
+    model, masked = Path("model.onnx"), MaskedOnnxRuntime(Path("copy"), Path("cpuid.so"), masks_avx=False)
     monkeypatch.setattr("benchmarks.networks.peers.importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr("benchmarks.networks.peers.importlib.metadata.version", lambda name: "1.2")
     plain = peers_of(model, CLASSES["avx512"], None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.engines import metaschedule_search
-from benchmarks.engines.metaschedule_search import _Notes
+from benchmarks.engines.metaschedule_search import _Timeline
 from benchmarks.timing.measurer import Candidate
 
 
@@ -32,20 +32,20 @@ def _measured(name: str, *secs: float) -> Any:
 
 
 def test_a_trial_is_known_when_it_has_run(clock: Clock) -> None:
-    notes = _Notes(clock)
+    timeline = _Timeline(clock)
     clock.now_s = 115.0
-    notes.building()
+    timeline.building()
     for clock.now_s in (120.0, 121.0):
-        notes.ran()
+        timeline.ran()
     clock.now_s = 125.0
-    notes.batch([_measured("a", 1.0, 3.0), _measured("b"), _measured("c", 4.0)], [True, False, True])
+    timeline.batch([_measured("a", 1.0, 3.0), _measured("b"), _measured("c", 4.0)], [True, False, True])
     clock.now_s = 130.0
-    notes.building()
+    timeline.building()
     clock.now_s = 140.0
-    notes.ran()
-    notes.batch([_measured("d")], [True])
+    timeline.ran()
+    timeline.batch([_measured("d")], [True])
     clock.now_s = 150.0
-    tuned = notes.tuned("")
+    tuned = timeline.tuned("")
     assert [(one.secs, one.at_s) for one in tuned.trials] == [
         (2.0, 20.0),
         (math.inf, 20.0),
@@ -57,5 +57,5 @@ def test_a_trial_is_known_when_it_has_run(clock: Clock) -> None:
 
 
 def test_nothing_measured_is_no_trial(clock: Clock) -> None:
-    tuned = _Notes(clock).tuned("it broke")
+    tuned = _Timeline(clock).tuned("it broke")
     assert (tuned.trials, tuned.seconds, tuned.error) == ((), 0.0, "it broke")

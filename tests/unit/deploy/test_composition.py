@@ -124,7 +124,7 @@ def test_services_wait_for_what_they_need_and_come_back(composition: Any) -> Non
     ("role", "variable"),
     [("scheduler", "TUNEFARM_ALIVE_FILE"), ("worker", "TUNEFARM_WORKER_ALIVE_FILE")],
 )
-def test_who_shows_no_sign_of_life_is_unhealthy(
+def test_a_process_that_touches_no_file_is_unhealthy(
     composition: Any, role: str, variable: str, tmp_path: Path
 ) -> None:
     service = composition["services"][role]

@@ -180,6 +180,13 @@ class TestStorageError:
         ):
             pytest.fail("the transaction began")
 
+    def test_an_empty_transaction_on_a_locked_database(self, file: Path) -> None:
+        database = sqlite(file, busy_timeout_s=0.05)
+        with database.begin():
+            pass
+        with sqlite(file).begin(), pytest.raises(StorageError, match="keeps it locked"), database.begin():
+            pytest.fail("the transaction began")
+
     def test_a_file_that_is_no_database(self, file: Path) -> None:
         file.write_bytes(b"these are not the bytes of a database " * 100)
         with pytest.raises(StorageError, match="not a database"):

@@ -146,7 +146,7 @@ class Farm:
         self.restart()
 
     def restart(self, database: Database | None = None, **settings: Any) -> None:
-        """A new scheduler process: nothing in its caches, no wake-up left."""
+        """Start a new scheduler process, without caches and without wake-ups."""
         self.wakes.clear()
         self.settings = self.settings.model_copy(update=settings)
         wake = lambda step, job_id: self.wakes.append((step, job_id))  # noqa: E731
@@ -164,7 +164,7 @@ class Farm:
         return job_id
 
     def plug_in(self, state: WorkerState = WorkerState.READY, trouble: str = "") -> None:
-        """The worker calls; before it is ready for the first time, its device isn't known."""
+        """Have the worker call; before it is ready for the first time, its device isn't known."""
         device = None if state is WorkerState.PROBING else DEVICE
         vitals = Vitals(trouble=trouble)
         with self.database.begin() as session:
@@ -195,7 +195,7 @@ class Farm:
         return job
 
     def work(self, limit: int = 64) -> StoredLease | None:
-        """The device leases once and reports at once."""
+        """Have the device take a lease and report it at once."""
         lease = self.lease(limit)
         if lease is not None:
             self.report(lease)
@@ -260,7 +260,7 @@ class Farm:
 
 
 def measure(trial: Trial) -> Measurement:
-    """The same trace always takes the same time; one in five does not build."""
+    """Measure a trial: the same trace always takes the same time, and one in five does not build."""
     digest = zlib.crc32(trial.trace.encode())
     if digest % 5 == 0:
         return Measurement(Outcome.BUILD_ERROR, error="no such intrinsic")

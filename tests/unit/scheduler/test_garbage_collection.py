@@ -51,7 +51,7 @@ def test_many_files_go_at_once(farm: Farm) -> None:
         assert deletion.drop_blobs(session, 1) == 0
 
 
-def test_a_clock_that_is_set_back_does_not_end_it(farm: Farm) -> None:
+def test_a_clock_that_is_set_back_does_not_end_the_collection(farm: Farm) -> None:
     farm.sweep()
     leave(farm, b"a file")
     farm.now -= 3600.0

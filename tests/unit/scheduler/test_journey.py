@@ -1,4 +1,4 @@
-"""A job from the queue to its artifact, and what can be in its way."""
+"""A job goes from the queue to its artifact, through all that can go wrong."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_a_tuned_model_that_fails_gives_way_to_the_untuned_one(farm: Farm) -> No
     assert job.tuned_secs is None
 
 
-def test_an_untuned_model_that_fails_is_no_obstacle(farm: Farm) -> None:
+def test_a_tuned_model_is_published_though_the_untuned_one_fails(farm: Farm) -> None:
     farm.broken = frozenset({UNTUNED})
     farm.submit()
     farm.plug_in()
@@ -269,7 +269,7 @@ def test_an_untuned_model_that_fails_is_no_obstacle(farm: Farm) -> None:
     assert not any(entry.reason for entry in farm.published()[1].tasks), "no schedule is to blame"
 
 
-def test_the_search_waits_for_no_timing(farm: Farm) -> None:
+def test_trials_are_leased_before_any_model_is_timed(farm: Farm) -> None:
     farm.submit()
     farm.plug_in()
     farm.sweep()
@@ -353,7 +353,7 @@ def test_after_a_lost_device_each_is_timed_alone(farm: Farm) -> None:
     assert len({run.lease_id for run in farm.runs()}) == 2
 
 
-def test_the_tuned_model_comes_with_what_its_outputs_must_be(farm: Farm) -> None:
+def test_the_tuned_model_is_timed_with_the_untuned_one_as_reference(farm: Farm) -> None:
     farm.submit()
     farm.plug_in()
     job = farm.finish()

@@ -29,7 +29,9 @@ def start(**environment: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_it_sweeps_takes_wake_ups_and_ends_cleanly(farm: Farm, database_file: Path, tmp_path: Path) -> None:
+def test_the_process_sweeps_takes_wake_ups_and_ends_cleanly(
+    farm: Farm, database_file: Path, tmp_path: Path
+) -> None:
     broker = str(tmp_path / "broker")
     alive = tmp_path / "alive"
     farm.submit("swept")

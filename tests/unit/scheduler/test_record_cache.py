@@ -1,4 +1,4 @@
-"""Records are read once, and what is new is seen all the same."""
+"""Records are read once, and no new one is missed."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def read(farm: Farm, record_cache: RecordCache, *names: str) -> dict[str, set[tu
 
 
 class Clock:
-    """Seconds that only go forward, when told to."""
+    """A clock that the test moves forward."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -76,7 +76,7 @@ def record_cache(clock: Clock) -> RecordCache:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
-    """Which query gave which traces."""
+    """The queries that were made, with the traces that they returned."""
     noted: list[tuple[str, list[str]]] = []
 
     def noting(name: str) -> Any:
@@ -95,7 +95,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
 
 
 def settle(farm: Farm, record_cache: RecordCache, clock: Clock, *names: str) -> None:
-    """Read until only what is new has to be read again."""
+    """Read until only new records have to be read."""
     for _ in range(3):
         read(farm, record_cache, *names)
         clock.now += OVERLAP_S

@@ -1,4 +1,4 @@
-"""Which trials are issued, when, and when there are no more."""
+"""Rounds issue trials when it is time, within the budget, and end when none are left."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_a_small_budget_is_shared_among_all_tasks(farm: Farm) -> None:
 def test_a_task_whose_candidates_are_all_hopeless_gives_way(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The convolution is never proposed anything worth measuring: the other task gets its trials."""
+    """The search proposes nothing for the convolution, so the other task gets its trials."""
 
     def proposed(task: SearchTask, model: CostModel, *args: Any, **more: Any) -> list[Proposal]:
         slow = "conv" in task.dag.name or len(task.dag.nodes) > 1
@@ -151,7 +151,7 @@ def test_a_task_whose_candidates_are_all_hopeless_gives_way(
 
 
 def test_the_same_seed_gives_the_same_trials(farm: Farm) -> None:
-    """Also when the first plan was lost with the process before it was stored."""
+    """This holds even if the process died before the first plan was stored."""
     begin(farm)
     first = [trial.trace for trial in farm.trials()]
     with farm.database.begin() as session:
@@ -261,7 +261,7 @@ def test_a_program_of_an_older_space_counts_but_is_not_parsed(farm: Farm) -> Non
     assert space.program("damaged", {"sketch": None, "values": "no"}) is None
 
 
-def test_what_another_database_brought_is_known(farm: Farm) -> None:
+def test_imported_records_are_part_of_the_history(farm: Farm) -> None:
     begin(farm)
     trial = farm.trials()[0]
     record = Record(
@@ -285,9 +285,11 @@ def test_what_another_database_brought_is_known(farm: Farm) -> None:
 
 
 class TestRemeasurement:
-    """A program that was timed too fast by chance must not be what is published."""
+    """A program that was timed too fast by chance must not be published for that."""
 
-    def test_a_lucky_program_is_put_right(self, farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_program_that_was_timed_too_fast_is_corrected(
+        self, farm: Farm, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         lucky: set[str] = set()
 
         def measured_luckily(trial: Trial) -> Measurement:
@@ -318,11 +320,11 @@ class TestRemeasurement:
         ]
         assert record.run_secs == again.run_secs
 
-    def test_a_failure_the_second_time_takes_nothing_back(self, farm: Farm) -> None:
+    def test_an_error_the_second_time_leaves_the_first_seconds(self, farm: Farm) -> None:
         trial, again = self._twice(farm, Outcome.RUN_ERROR)
         assert self._gathered(farm, trial, again).measured[0].seconds == 2e-3
 
-    def test_a_wrong_result_does(self, farm: Farm) -> None:
+    def test_a_wrong_result_the_second_time_takes_the_first_back(self, farm: Farm) -> None:
         trial, again = self._twice(farm, Outcome.WRONG_RESULT)
         assert math.isinf(self._gathered(farm, trial, again).measured[0].seconds)
 
@@ -359,7 +361,7 @@ def test_every_batch_ends_a_round(farm: Farm) -> None:
 
 
 def test_two_planners_at_once_stay_within_the_budget(farm: Farm) -> None:
-    """The claim should prevent it; if it lapsed in a slow plan, the budget holds all the same."""
+    """Claims prevent this; if one lapses during a slow plan, the budget holds anyway."""
     begin(farm, trials=6)
     task = farm.tasks()[0]
     with farm.database.begin() as session:

@@ -47,7 +47,7 @@ def test_a_new_workload_begins_with_the_best_of_its_kind(farm: Farm, compiler: F
     assert seeds_of(farm, LARGER)[LARGER.workload_hash] is found
 
 
-def test_they_are_handed_to_the_search(
+def test_seeds_are_handed_to_the_search(
     farm: Farm, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begin(farm, compiler, LARGER)

@@ -85,7 +85,7 @@ def test_one_culprit_of_up_to_32_is_found_and_nothing_else_is_lost(
 
 
 @given(st.integers(33, 200), st.data())
-def test_of_more_a_few_innocent_ones_are_lost_with_it(workloads: int, data: st.DataObject) -> None:
+def test_a_culprit_among_more_than_32_costs_a_few_innocent_ones(workloads: int, data: st.DataObject) -> None:
     listed = records(workloads)
     culprit = data.draw(st.sampled_from(bests(listed)))
     assemblies = searched(listed, lambda schedules: culprit in schedules)
@@ -125,7 +125,7 @@ def test_a_failure_that_a_refused_schedule_explains_puts_no_other_under_suspicio
     assert selection.schedules >= set(bests(listed)) - {culprit}
 
 
-def test_of_two_culprits_none_is_published_and_mostly_something_is() -> None:
+def test_two_culprits_are_never_published_and_mostly_something_is() -> None:
     listed = records(16, each=1)
     found = []
     for other in bests(listed)[1:]:
@@ -141,7 +141,7 @@ def test_a_model_that_always_fails_is_given_up() -> None:
     assert len(searched([], lambda _: True)) == 1
 
 
-def test_what_fails_together_and_works_apart_is_left_as_it_is() -> None:
+def test_of_schedules_that_fail_only_together_one_is_left_out() -> None:
     listed = records(4)
     assemblies = searched(listed, lambda schedules: len(schedules) > 3)
     assert len(best_of(assemblies)) == 3

@@ -1,4 +1,4 @@
-"""Workloads parsed once, and only under their own name."""
+"""Workloads are parsed once, and only under their own hash."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_spaces_used_least_recently_are_dropped(farm: Farm) -> None:
     assert loaded.load([CONV.workload_hash], DEVICE)[CONV.workload_hash] is not conv
 
 
-def test_alike_workloads_have_one_tag(farm: Farm) -> None:
+def test_workloads_of_other_kinds_have_other_tags(farm: Farm) -> None:
     loaded = Spaces(farm.database).load(NAMES, DEVICE)
     assert loaded[MATMUL.workload_hash].tag.startswith("SSR")
     assert loaded[MATMUL.workload_hash].tag != loaded[CONV.workload_hash].tag

@@ -24,7 +24,7 @@ NOW = 1000.0
 
 
 def measured(farm: Farm, count: int, at: float = NOW, task: Any = MATMUL) -> None:
-    """So many records of random programs: the larger their first value, the faster."""
+    """Store `count` records of random programs: the larger their first value, the faster."""
     with farm.database.begin() as session:
         tasks.put_workload(session, task.workload_hash, task.module_json)
     [space] = farm.context.spaces.load([task.workload_hash], DEVICE).values()
@@ -56,7 +56,7 @@ def versions(farm: Farm) -> list[Version]:
 
 @pytest.fixture
 def trainings(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of samples of each training; the clock stands still but for one second each takes."""
+    """The number of samples of each training. Only trainings move the clock, each by a second."""
     farm.plug_in()
     made: list[int] = []
     real = training.train
@@ -77,7 +77,7 @@ def test_a_version_of_every_training_is_stored(farm: Farm, trainings: list[int])
     assert versions(farm) == [Version(DEVICE.key, 40, NOW, NOW + 1, 1.0, None)]
 
 
-def test_without_news_the_last_model_serves(farm: Farm, trainings: list[int]) -> None:
+def test_without_new_records_the_model_is_not_trained_again(farm: Farm, trainings: list[int]) -> None:
     assert not farm.context.trainer.up_to_date(DEVICE).is_learned
     assert trainings == []
     measured(farm, 40)
@@ -133,7 +133,7 @@ def test_a_version_of_other_features_is_not_used(farm: Farm, trainings: list[int
     assert farm.context.trainer.up_to_date(DEVICE).is_learned
 
 
-def test_little_data_is_no_version(farm: Farm, trainings: list[int]) -> None:
+def test_a_model_of_too_few_records_is_not_stored(farm: Farm, trainings: list[int]) -> None:
     measured(farm, 5)
     found = farm.context.trainer.up_to_date(DEVICE)
     assert not found.is_learned
@@ -158,7 +158,7 @@ def test_training_takes_a_few_per_cent_of_the_time(training_s: float, news: int,
     assert learned.is_due(news, NOW + 100, batch_size=32) is is_due
 
 
-def test_the_more_is_known_the_more_must_be_new() -> None:
+def test_a_model_of_many_records_waits_for_more_new_ones() -> None:
     learned = TrainedModel(NOW, CostModel(), records=5000, training_s=101 * CHEAP_SHARE)
     assert not learned.is_due(int(5000 * GROWTH) - 1, NOW + 100, batch_size=32)
     assert learned.is_due(int(5000 * GROWTH), NOW + 100, batch_size=32)

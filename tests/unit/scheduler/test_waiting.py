@@ -34,7 +34,7 @@ def test_a_job_that_only_builders_may_build_for_says_so_while_none_is_there(farm
     assert farm.job().message == "measuring"
 
 
-def test_a_job_that_leaves_it_open_waits_for_nobody(farm: Farm) -> None:
+def test_a_job_that_anybody_may_build_for_waits_for_no_builder(farm: Farm) -> None:
     farm.plug_in()
     farm.submit()
     assert farm.finish().state is JobState.DONE
@@ -44,7 +44,7 @@ WHY = "its check was ended by SIGILL (illegal instruction)"
 
 
 def message(farm: Farm) -> str:
-    """What the job says after a sweep."""
+    """Sweep, and return the job's message."""
     farm.sweep()
     return farm.job().message
 
@@ -72,7 +72,7 @@ def test_a_job_for_a_class_that_is_not_known_yet_names_the_worker_beside_its_nex
     assert message(farm) == start
 
 
-def test_a_job_whose_only_device_breaks_says_so_until_it_is_mended(farm: Farm) -> None:
+def test_a_job_whose_only_device_breaks_says_so_until_it_is_repaired(farm: Farm) -> None:
     farm.plug_in()
     farm.submit()
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_a_job_whose_only_device_breaks_says_so_until_it_is_mended(farm: Farm) -
     assert message(farm) == "measuring"
 
 
-def test_one_that_started_anew_and_cannot_measure_is_named_though_its_class_is_not_known(farm: Farm) -> None:
+def test_a_new_worker_that_cannot_measure_is_named_before_its_class_is_known(farm: Farm) -> None:
     farm.plug_in()
     farm.submit(target=DEVICE.key)
     for _ in range(2):

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import pytest
-import typer
 
 from core.exit_code import ExitCode
-from system.command import CommandError, run_command
+from system.command import CommandError, run_function
 from system.settings import SettingsError
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
-
-@app.command()
 def command(cause: str = "none", number: int = 0) -> int:
     errors: dict[str, BaseException] = {
         "command": CommandError("no\n  luck", ExitCode.LOCAL),
@@ -37,15 +33,15 @@ def command(cause: str = "none", number: int = 0) -> int:
 def test_a_failure_is_one_line_and_an_exit_code(
     arguments: list[str], code: ExitCode, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_command(app, "my command", arguments) == code
+    assert run_function(command, "my command", arguments) == code
     assert capsys.readouterr().err.splitlines() == [line]
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_number_that_the_command_returns_is_its_exit_code(number: int) -> None:
-    assert run_command(app, "my command", ["--number", str(number)]) == number
+    assert run_function(command, "my command", ["--number", str(number)]) == number
 
 
 def test_other_exceptions_are_the_callers() -> None:
     with pytest.raises(ZeroDivisionError):
-        run_command(app, "my command", ["--cause", "other"])
+        run_function(command, "my command", ["--cause", "other"])

@@ -1,4 +1,4 @@
-"""What a person hands in is refused with one sentence that names the cause."""
+"""Wrong values of options are refused in one sentence that names the cause."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_a_shape_that_is_no_shape_is_refused(flag: str) -> None:
     assert refused.value.code is ExitCode.USAGE
 
 
-def test_one_shape_for_an_input() -> None:
+def test_a_second_shape_for_an_input_is_refused() -> None:
     with pytest.raises(CommandError, match="given twice for input 'x'"):
         parsed_shapes(["x=1", "x=2"])
 
@@ -35,7 +35,7 @@ def test_a_budget_of_minutes_is_positive(minutes: float) -> None:
         checked_minutes(minutes)
 
 
-def test_a_model_is_a_file_with_something_in_it(tmp_path: Path) -> None:
+def test_a_model_is_a_file_that_is_not_empty(tmp_path: Path) -> None:
     empty = tmp_path / "empty.onnx"
     empty.touch()
     for path, cause in ((tmp_path / "none.onnx", "no file"), (tmp_path, "is a folder"), (empty, "is empty")):

@@ -1,4 +1,4 @@
-"""What is shown of a job."""
+"""The progress of a job: estimates and displays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def text_of(shown: Console) -> str:
     return shown.file.getvalue()
 
 
-def test_plain_lines_come_with_news_and_every_ten_seconds() -> None:
+def test_plain_lines_come_at_changes_and_every_ten_seconds() -> None:
     out = console()
     plain = PlainJobDisplay(out)
     for at_s, done in ((0.0, 0), (1.0, 3), (9.0, 30), (10.0, 40), (11.0, 50)):
@@ -57,7 +57,7 @@ def test_a_model_name_is_no_markup() -> None:
     assert "[red]x[/red]: tuning" in text_of(out)
 
 
-def test_the_live_display_shows_tasks_pace_and_what_is_not_covered() -> None:
+def test_the_live_display_shows_tasks_rate_and_fallbacks() -> None:
     out = console()
     out.print(render(progress(trials_done=40), rows=10))
     text = text_of(out)
@@ -72,7 +72,7 @@ def test_a_long_table_is_cut() -> None:
     assert "t3" not in text_of(out)
 
 
-def test_the_display_suits_its_place() -> None:
+def test_the_display_suits_the_console() -> None:
     with display(console(), silent=True) as shown:
         assert isinstance(shown, SilentJobDisplay)
     with display(console(), silent=False) as shown:

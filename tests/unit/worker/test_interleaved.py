@@ -1,4 +1,4 @@
-"""Turns of whole models that take as long as the test says."""
+"""Interleaved timing of models that take as long as the test says."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ CRASH = Measurement(Outcome.RUN_ERROR, error="the child was ended by SIGSEGV dur
 
 @dataclass
 class Machine:
-    """`secs` is how long calls of each model take; a turn is ten. `faults` are the turns, by number, in which
-    one crashes. `drift` is by how much everything gets slower with every turn."""
+    """A machine on which a call of each model takes `secs`; a turn is ten calls. `faults` has the turn in
+    which a model crashes. Each turn is slower than the one before by the factor `drift`."""
 
     secs: dict[str, float]
     faults: dict[str, int] = field(default_factory=dict)

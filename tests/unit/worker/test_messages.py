@@ -20,7 +20,7 @@ from worker.sandbox.frames import FrameError
         Measurement(Outcome.WRONG_RESULT, build_secs=1.0, error="off by one"),
     ],
 )
-def test_measurements_survive_the_way(measurement: Measurement) -> None:
+def test_a_measurement_survives_its_message(measurement: Measurement) -> None:
     stream = io.BytesIO(frames.encode({"measurement": messages.encode_measurement(measurement)}))
     message = frames.read(stream)
     assert message is not None
@@ -45,12 +45,12 @@ GOOD = messages.encode_measurement(Measurement(Outcome.OK, (0.1,)))
         GOOD | {"outcome": "run_error"},
     ],
 )
-def test_a_child_that_went_mad_reports_no_measurement(message: object) -> None:
+def test_nonsense_from_a_child_is_no_measurement(message: object) -> None:
     with pytest.raises(FrameError, match="not a measurement"):
         messages.decode_measurement(message)
 
 
-def test_a_child_that_went_mad_reports_no_numbers() -> None:
+def test_nonsense_from_a_child_is_no_list_of_numbers() -> None:
     assert messages.decode_numbers([0, 7]) == {0, 7}
     for message in (None, 7, "text", {}, ["a"], [-1], [1.5], [[]]):
         with pytest.raises(FrameError, match="number"):
@@ -65,14 +65,14 @@ def test_a_child_that_went_mad_reports_no_numbers() -> None:
         BuildRequest("{}", "module", "trace", (), export=True),
     ],
 )
-def test_build_requests_survive_the_way(built: BuildRequest) -> None:
+def test_a_build_request_survives_its_message(built: BuildRequest) -> None:
     message = frames.read(io.BytesIO(frames.encode(messages.encode_build_request(built) | {"number": 3})))
     assert message is not None
     assert messages.decode_build_request(message) == built
 
 
 @pytest.mark.parametrize("exported", [Exported(bytes(range(256)), 0.5), Measurement(Outcome.BUILD_ERROR)])
-def test_libraries_survive_the_way(exported: Exported | Measurement) -> None:
+def test_an_export_survives_its_message(exported: Exported | Measurement) -> None:
     message = frames.read(io.BytesIO(frames.encode(messages.encode_export(exported))))
     assert message is not None
     assert messages.decode_export(message) == exported
@@ -88,12 +88,12 @@ def test_libraries_survive_the_way(exported: Exported | Measurement) -> None:
         {"library": "", "build_secs": []},
     ],
 )
-def test_a_child_that_went_mad_exports_nothing(message: frames.Message) -> None:
+def test_nonsense_from_a_child_is_no_export(message: frames.Message) -> None:
     with pytest.raises(FrameError, match="not a"):
         messages.decode_export(message)
 
 
-def test_machines_survive_the_way_and_nonsense_does_not() -> None:
+def test_machines_survive_their_message_and_nonsense_does_not() -> None:
     machines = Machines(("x86_64",), ("no linker for aarch64",))
     assert messages.decode_machines(messages.encode_machines(machines)) == machines
     for message in ({}, {"names": 7, "problems": []}, []):

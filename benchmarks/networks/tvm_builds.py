@@ -1,4 +1,4 @@
-"""The model compiled by TVM alone, with the schedules of a database that tunefarm exported."""
+"""Builds of a model by TVM alone: untuned, and with the schedules of a database that tunefarm exported."""
 
 from __future__ import annotations
 
@@ -8,16 +8,32 @@ from benchmarks.timing.contestants import spawn_process
 from tunefarm.client.metaschedule_files import RECORD_FILE, WORKLOAD_FILE
 
 
-def build(model: Path, target: str, database: Path, library: Path) -> None:
-    """Applies the two MetaSchedule files in the folder `database`, in another process.
+def build_untuned(model: Path, target: str, library: Path) -> None:
+    """Compile an ONNX file without schedules, in another process.
+
+    Raises ModelError or ArtifactError as the compiler does.
+    """
+    with spawn_process() as process:
+        process.submit(_build_untuned, model, target, library).result()
+
+
+def build_with_database(model: Path, target: str, database: Path, library: Path) -> None:
+    """Compile an ONNX file with the two MetaSchedule files in the folder `database`, in another process.
 
     Raises ModelError or ArtifactError as the compiler does, RuntimeError when no record applies.
     """
     with spawn_process() as process:
-        process.submit(_build, model, target, database, library).result()
+        process.submit(_build_with_database, model, target, database, library).result()
 
 
-def _build(model: Path, target: str, database: Path, library: Path) -> None:
+def _build_untuned(model: Path, target: str, library: Path) -> None:
+    from compiler.importing.model import fuse_untuned, read_onnx
+    from compiler.packaging.artifact import build_library
+
+    library.write_bytes(build_library(fuse_untuned(read_onnx(model.read_bytes(), {}), target), target))
+
+
+def _build_with_database(model: Path, target: str, database: Path, library: Path) -> None:
     import tvm
     import tvm_ffi
     from tvm import relax
