@@ -26,7 +26,8 @@ NOT_FOUND = 404
 def service_database(client: Client, target: str = "native") -> Database:
     """Return a database in which TVM's passes find the service's best schedules for a device class.
 
-    Each workload is fetched once. TVM raises a RuntimeError with the reason when fetching fails.
+    Schedules that were imported and never measured are not in it: nobody has compared their outputs. Each
+    workload is fetched once. TVM raises a RuntimeError with the reason when fetching fails.
     """
     database: Database = _ServiceDatabase(client, target)
     return database
@@ -73,6 +74,9 @@ class _ServiceDatabase(PyDatabase):
                     raise
                 self._records[name] = None
             else:
+                if best.source == "import":
+                    self._records[name] = None
+                    return None
                 fields = [json.loads(best.trace), list(best.run_secs), json.loads(best.target), None]
                 self._records[name] = TuningRecord.from_json(fields, workload)
         return self._records[name]

@@ -103,10 +103,11 @@ def workloads(session: Session, hashes: Collection[str]) -> dict[str, str]:
 
 
 def tags(session: Session, device_class: str) -> dict[str, str]:
-    """Return the tags, by hash, of the workloads that have a record with a latency on the device class."""
+    """Return the tags, by hash, of the workloads of which something was measured on the device class."""
     worked = select(RecordRow.id).where(
         RecordRow.workload_hash == WorkloadRow.hash,
         RecordRow.device_class == device_class,
+        RecordRow.source == "trial",
         RecordRow.latency_s.is_not(None),
     )
     tagged = select(WorkloadRow.hash, WorkloadRow.tag).where(WorkloadRow.tag.is_not(None), worked.exists())
@@ -133,7 +134,9 @@ def for_job(session: Session, job_id: str) -> list[Task]:
     """Return the job's tasks in the order in which they were added."""
     finished = select(func.count()).where(TrialRow.task_id == TaskRow.id, TrialRow.state == "done")
     best = select(func.min(RecordRow.latency_s)).where(
-        RecordRow.workload_hash == TaskRow.workload_hash, RecordRow.device_class == JobRow.device_class
+        RecordRow.workload_hash == TaskRow.workload_hash,
+        RecordRow.device_class == JobRow.device_class,
+        RecordRow.source == "trial",
     )
     query = (
         select(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, cast
 
-from sqlalchemy import Row, func, select
+from sqlalchemy import Row, func, or_, select
 from sqlalchemy.orm import Session
 
 from core.job import JobState
@@ -40,7 +40,8 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class NewTrial:
-    """A candidate to measure: its trace as JSON, and the program from which it was lowered.
+    """A candidate to measure: its trace as JSON, and the program from which it was lowered, None if the trace
+    was imported.
 
     `repeat` is 0, or counts up each time that the job measures the same candidate again.
     """
@@ -140,9 +141,11 @@ def counts(session: Session, job_id: str) -> TrialCounts:
     return TrialCounts(**{"pending": 0, "leased": 0, "done": 0} | by_state)
 
 
-def issued_tasks(session: Session, job_id: str) -> set[int]:
-    """Return the ids of the job's tasks that have trials in any state."""
-    return set(session.scalars(select(TrialRow.task_id).where(TrialRow.job_id == job_id).distinct()))
+def guessed_tasks(session: Session, job_id: str) -> set[int]:
+    """Return the ids of the job's tasks that have a trial of a program of the search, or an open one."""
+    counts = or_(TrialRow.program.is_not(None), TrialRow.state != "done")
+    guessed = select(TrialRow.task_id).where(TrialRow.job_id == job_id, counts)
+    return set(session.scalars(guessed.distinct()))
 
 
 def for_task(session: Session, task_id: int) -> list[Trial]:

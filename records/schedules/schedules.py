@@ -1,4 +1,8 @@
-"""Records: the measurements of workloads on device classes, and the best schedules among them."""
+"""Records: the measurements of workloads on device classes, and the best schedules among them.
+
+Imported records (`records.schedules.imports`) are stored beside them, but their times are somebody's claim:
+they are never compared with measured ones, and any measurement of the same trace takes their place.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,14 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeAlias, cast
 
-from sqlalchemy import Double, Select, bindparam, func, literal, or_, select
+from sqlalchemy import Double, ScalarSelect, Select, bindparam, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from core.measurement import Outcome
-from records.fleet import devices
-from records.jobs import tasks
 from records.storage.statements import (
     ConflictInsert,
     among,
     dialect_of,
-    digest,
-    insert_missing,
     insert_of,
     table_of,
 )
@@ -26,7 +26,8 @@ from records.storage.tables import DeviceClassRow, JobRow, RecordRow, TrialRow, 
 
 Source: TypeAlias = Literal["trial", "import"]
 
-_KEY = ("workload_hash", "device_class", "trace_sha")
+# A record is one trace of a workload on a device class.
+KEY = ("workload_hash", "device_class", "trace_sha")
 _VALUES = ("trace", "program", "latency_s", "run_secs", "outcome", "target", "source", "created_at")
 
 
@@ -34,7 +35,8 @@ _VALUES = ("trace", "program", "latency_s", "run_secs", "outcome", "target", "so
 class Record:
     """The newest measurement of one trace of a workload on a device class, stored at `created_at`.
 
-    `latency_s`, the median of `run_secs`, is None unless `outcome` is OK.
+    `latency_s`, the median of `run_secs`, is None unless `outcome` is OK. A record whose `source` is "import"
+    is no measurement: its seconds are what the database said that it was imported from.
     """
 
     workload_hash: str
@@ -52,53 +54,61 @@ class Record:
         if (self.latency_s is None) == (self.outcome is Outcome.OK):
             raise ValueError("exactly the records that went well have a latency")
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether another search made the trace: it was imported, and may have been measured since."""
+        return self.program is None
+
 
 def best(session: Session, workload_hash: str, device_class: str) -> Record | None:
-    """Return the fastest record of a workload, None if none went well."""
+    """Return the fastest measured record of a workload, or else the imported one that claims the least time.
+
+    None if none went well and none was imported.
+    """
     return best_many(session, [workload_hash], device_class).get(workload_hash)
 
 
 def best_many(session: Session, hashes: Collection[str], device_class: str) -> dict[str, Record]:
-    """Return the fastest record of each workload that has one, by hash."""
-    fastest = (
-        select(RecordRow.id)
-        .where(RecordRow.workload_hash == WorkloadRow.hash, RecordRow.device_class == device_class)
-        .where(RecordRow.latency_s.is_not(None))
-        .order_by(RecordRow.latency_s, RecordRow.id)
-        .limit(1)
-        .correlate(WorkloadRow)
-        .scalar_subquery()
-    )
-    ids = select(fastest).select_from(WorkloadRow).where(WorkloadRow.hash.in_(hashes))
+    """Return the record of each workload that `best` returns, by hash."""
+
+    def fastest(source: Source) -> ScalarSelect[int]:
+        of_workload = (RecordRow.workload_hash == WorkloadRow.hash, RecordRow.device_class == device_class)
+        worked = (RecordRow.source == source, RecordRow.latency_s.is_not(None))
+        found = select(RecordRow.id).where(*of_workload, *worked)
+        first = found.order_by(RecordRow.latency_s, RecordRow.id).limit(1)
+        return first.correlate(WorkloadRow).scalar_subquery()
+
+    best_id = func.coalesce(fastest("trial"), fastest("import"))
+    ids = select(best_id).select_from(WorkloadRow).where(WorkloadRow.hash.in_(hashes))
     found = _records(session, select(RecordRow).where(RecordRow.id.in_(ids)))
     return {record.workload_hash: record for record in found}
 
 
 def successes(session: Session, device_class: str, hashes: Collection[str] | None = None) -> list[Record]:
-    """Return the records that went well, by workload and latency; of all workloads if none are given."""
-    query = select(RecordRow).where(RecordRow.device_class == device_class, RecordRow.latency_s.is_not(None))
+    """Return the measured records that went well, by workload and latency; of all workloads if none are
+    given."""
+    query = _select_measured(device_class).where(RecordRow.latency_s.is_not(None))
     if hashes is not None:
         query = query.where(RecordRow.workload_hash.in_(hashes))
     return _records(session, query.order_by(RecordRow.workload_hash, RecordRow.latency_s, RecordRow.id))
 
 
 def of_workloads(session: Session, device_class: str, hashes: Collection[str]) -> list[Record]:
-    """Return all records of some workloads, of any outcome."""
-    query = select(RecordRow).where(RecordRow.device_class == device_class)
-    return _records(session, query.where(RecordRow.workload_hash.in_(hashes)).order_by(RecordRow.id))
+    """Return all measured records of some workloads, of any outcome."""
+    query = _select_measured(device_class).where(RecordRow.workload_hash.in_(hashes))
+    return _records(session, query.order_by(RecordRow.id))
 
 
 def after(session: Session, device_class: str, record_id: int) -> list[Record]:
-    """Return the records of any outcome that were stored after this one, oldest first."""
-    query = select(RecordRow).where(RecordRow.device_class == device_class, RecordRow.id > record_id)
+    """Return the measured records of any outcome that were stored after this one, oldest first."""
+    query = _select_measured(device_class).where(RecordRow.id > record_id)
     return _records(session, query.order_by(RecordRow.id))
 
 
 def fastest(session: Session, device_class: str, workload_hash: str, limit: int) -> list[Record]:
-    """Return the fastest records of a workload that have a program, fastest first."""
-    worked = (RecordRow.device_class == device_class, RecordRow.latency_s.is_not(None))
-    query = select(RecordRow).where(RecordRow.workload_hash == workload_hash, *worked)
-    programs = query.where(RecordRow.program.is_not(None))
+    """Return the fastest measured records of a workload that have a program, fastest first."""
+    worked = (RecordRow.workload_hash == workload_hash, RecordRow.latency_s.is_not(None))
+    programs = _select_measured(device_class).where(*worked, RecordRow.program.is_not(None))
     return _records(session, programs.order_by(RecordRow.latency_s, RecordRow.id).limit(limit))
 
 
@@ -126,8 +136,8 @@ def count_after(session: Session, device_class: str, record_id: int) -> int:
 
 
 def history(session: Session, device_class: str, limit: int = 20000) -> list[Record]:
-    """Return the newest records of any outcome that have a program, newest first."""
-    programs = select(RecordRow).where(RecordRow.device_class == device_class, RecordRow.program.is_not(None))
+    """Return the newest measured records of any outcome that have a program, newest first."""
+    programs = _select_measured(device_class).where(RecordRow.program.is_not(None))
     return _records(session, programs.order_by(RecordRow.id.desc()).limit(limit))
 
 
@@ -135,7 +145,8 @@ def put_trials(session: Session, trial_ids: Sequence[int], now: float) -> None:
     """Store trials of one job that are done as records, which replace older ones of the same traces.
 
     No two of the trials have the same trace. A failure doesn't replace a success, except WRONG_RESULT: then
-    the success never was one. The rows are copied within the database.
+    the success never was one. Any result replaces an imported record. The rows are copied within the
+    database.
     """
     if trial_ids:
         session.execute(_insert_trials(dialect_of(session)), {"trials": list(trial_ids), "stored_at": now})
@@ -161,36 +172,21 @@ def _insert_trials(dialect: str) -> ConflictInsert:
         .join_from(TrialRow, JobRow, JobRow.id == TrialRow.job_id)
         .join(DeviceClassRow, DeviceClassRow.key == JobRow.device_class)
         .where(among(dialect, TrialRow.id, "trials"))
-        .order_by(*(columns[name] for name in _KEY))
+        .order_by(*(columns[name] for name in KEY))
     )
     insert = insert_of(dialect, table_of(RecordRow)).from_select(list(columns), measured)
     new = insert.excluded
     convincing = or_(new.outcome == Outcome.OK, new.outcome == Outcome.WRONG_RESULT)
     return insert.on_conflict_do_update(
-        index_elements=list(_KEY),
+        index_elements=list(KEY),
         # The id as well, so that the record is found among the new ones.
         set_={name: new[name] for name in ("id", *_VALUES)},
-        where=or_(RecordRow.outcome != Outcome.OK, convincing),
+        where=or_(RecordRow.outcome != Outcome.OK, RecordRow.source == "import", convincing),
     )
 
 
-def add_imported(session: Session, records: Sequence[Record], now: float) -> int:
-    """Store records of other databases, `created_at` now, except those of traces that have a record.
-
-    Returns the number of records stored. Raises WorkloadNotFound, DeviceClassNotFound.
-    """
-    tasks.require_workloads(session, {record.workload_hash for record in records})
-    for device_class in {record.device_class for record in records}:
-        devices.get_class(session, device_class)
-    rows = []
-    for record in records:
-        # asdict would copy the program's lists, which takes longer than writing them.
-        row = {name: getattr(record, name) for name in Record.__dataclass_fields__}
-        row |= {"run_secs": list(record.run_secs), "trace_sha": digest(record.trace)}
-        rows.append(row | {"source": "import", "created_at": now})
-    # In one order, so that two transactions that write the same rows never wait for each other.
-    rows.sort(key=lambda row: tuple(row[name] for name in _KEY))
-    return sum(insert_missing(session, RecordRow, row, key=_KEY) for row in rows)
+def _select_measured(device_class: str) -> Select[RecordRow]:
+    return select(RecordRow).where(RecordRow.device_class == device_class, RecordRow.source == "trial")
 
 
 def _records(session: Session, query: Select[RecordRow]) -> list[Record]:

@@ -9,30 +9,39 @@ from sqlalchemy.orm import Session
 from records.jobs import tasks, trials
 from records.jobs.jobs import Job
 from records.jobs.tasks import Task
-from records.jobs.trials import TrialCounts
+from records.jobs.trials import NewTrial, TrialCounts
+from records.schedules import imports
 
 
 @dataclass(frozen=True)
 class RemainingBudget:
     """The part of a job's budget of trials that is left.
 
-    trials   trials left of those that the job asked for
-    issued   the trials issued so far, by state
-    covered  the job's tasks that the search covers
-    untried  those of them without any trial, and without a schedule that is known to run
+    trials    trials left of those that the job asked for
+    issued    the trials issued so far, by state
+    tasks     the job's tasks
+    imported  trials of imported schedules, which come before all others
+    untried   the tasks without a schedule that is known to run that still have an imported schedule or the
+              best guess of the search to try
     """
 
     trials: int
     issued: TrialCounts
-    covered: tuple[Task, ...]
+    tasks: tuple[Task, ...]
+    imported: tuple[NewTrial, ...]
     untried: tuple[Task, ...]
+
+    @property
+    def covered(self) -> tuple[Task, ...]:
+        """The tasks that the search covers."""
+        return tuple(task for task in self.tasks if task.covered)
 
     @property
     def issuable(self) -> int:
         """The number of trials that may be issued now.
 
-        Each untried task gets one trial, the best guess, whatever the budget. Without it the task would keep
-        its fallback schedule, because a schedule that no device has verified is never compiled in.
+        Each untried task gets one trial, whatever the budget. Without it the task would keep its fallback
+        schedule, because a schedule that no device has verified is never compiled in.
         """
         return max(self.trials, len(self.untried))
 
@@ -44,11 +53,18 @@ class RemainingBudget:
 
 def read_remaining(session: Session, job: Job) -> RemainingBudget:
     issued = trials.counts(session, job.id)
-    tried = trials.issued_tasks(session, job.id)
-    covered = tuple(task for task in tasks.for_job(session, job.id) if task.covered)
+    guessed = trials.guessed_tasks(session, job.id)
+    imported = imports.trials_of(session, job.id)
+    with_imported = {trial.task_id for trial in imported}
+    of_job = tuple(tasks.for_job(session, job.id))
     return RemainingBudget(
         trials=max(job.request.budget.trials - issued.pending - issued.leased - issued.done, 0),
         issued=issued,
-        covered=covered,
-        untried=tuple(task for task in covered if task.best_s is None and task.id not in tried),
+        tasks=of_job,
+        imported=tuple(imported),
+        untried=tuple(
+            task
+            for task in of_job
+            if task.best_s is None and task.id not in guessed and (task.covered or task.id in with_imported)
+        ),
     )

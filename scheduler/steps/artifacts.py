@@ -21,8 +21,8 @@ from records.schedules.schedules import Record
 from scheduler.steps.selection import AssemblyHistory, ScheduleId, Selection, next_selection, schedule_id
 
 PACKAGES = ("apache-tvm", "apache-tvm-ffi")
-# The fastest imported schedules of a task that are tried; each may cost a process.
-MAX_IMPORTED = 4
+# The fastest schedules of a task that other searches made and that are tried; each may cost a process.
+MAX_FOREIGN = 4
 # The subgraphs without their best schedule that a message names.
 MAX_NAMED = 3
 
@@ -71,11 +71,11 @@ def select_applicable(
     """
     modules = {task.workload_hash: task.module_json for task in tasks}
     places = {task.workload_hash: task.place for task in tasks}
-    num_imported: Counter[str] = Counter()
+    num_foreign: Counter[str] = Counter()
     usable: list[Record] = []
     for record in records:
-        num_imported[record.workload_hash] += record.source == "import"
-        is_surplus = record.source == "import" and num_imported[record.workload_hash] > MAX_IMPORTED
+        num_foreign[record.workload_hash] += record.is_foreign
+        is_surplus = record.is_foreign and num_foreign[record.workload_hash] > MAX_FOREIGN
         if record.workload_hash in modules and not is_surplus:
             usable.append(record)
     # Where one schedule turned out not to compile, the next may not either.
@@ -129,11 +129,11 @@ def _refused(
 ) -> dict[ScheduleId, str]:
     """Return the schedules whose traces don't apply, and why.
 
-    Imported ones, and those of `suspicious` workloads, may crash the compiler: they are first applied and
-    compiled in a child process.
+    Those that were imported once, and those of `suspicious` workloads, may crash the compiler: they are first
+    applied and compiled in a child process.
     """
     records = {record.workload_hash: record for record in chosen.values()}
-    risky = [name for name, record in records.items() if record.source == "import" or name in suspicious]
+    risky = [name for name, record in records.items() if record.is_foreign or name in suspicious]
     checked = check_traces([(modules[name], records[name].trace) for name in risky], target)
     problems = dict(zip(risky, checked, strict=True))
     refused: dict[ScheduleId, str] = {}
@@ -145,7 +145,7 @@ def _refused(
             except LoweringError as error:
                 problem = str(error)
         if problem:
-            log.warning("a schedule of %s (%s) is left out: %s", name, record.source, problem)
+            log.warning("a schedule of %s is left out: %s", name, problem)
             refused[schedule_id(record)] = problem
     return refused
 

@@ -43,11 +43,13 @@ class RoundPlan:
 
     trials    number of trials; 0 when it isn't time for a batch
     issuable  number of trials that the budget allows; 0 when it is used up, or the minutes are
-    tasks     the tasks to plan the trials for
+    imported  trials of imported schedules, which come first
+    tasks     the tasks to plan the other trials for
     """
 
     trials: int
     issuable: int
+    imported: Sequence[NewTrial] = ()
     tasks: Sequence[Task] = ()
 
     @property
@@ -66,12 +68,14 @@ def _plan_round(session: Session, context: Context, job: Job) -> RoundPlan:
     is_time = budget.num_open <= settings.plan_ahead * settings.batch_size
     # A search that found nothing new finds nothing until another result is in.
     is_exhausted = budget.num_open > 0 and context.exhausted_at.get(job.id) == budget.issued.done
-    return RoundPlan(
-        trials=min(budget.issuable, settings.batch_size) if is_time and not is_exhausted else 0,
-        issuable=budget.issuable,
-        # Beyond the budget, only the first guesses are allowed.
-        tasks=budget.covered if budget.issuable == budget.trials else budget.untried,
-    )
+    num_trials = min(budget.issuable, settings.batch_size) if is_time and not is_exhausted else 0
+    if budget.issuable == budget.trials:
+        return RoundPlan(num_trials, budget.issuable, budget.imported[:num_trials], budget.covered)
+    # Beyond the budget, only one trial of each untried task is allowed.
+    first = {trial.task_id: trial for trial in reversed(budget.imported)}
+    imported = [first[task.id] for task in budget.untried if task.id in first]
+    guessed = [task for task in budget.untried if task.id not in first]
+    return RoundPlan(num_trials, budget.issuable, imported[:num_trials], guessed)
 
 
 def _issue_batch(context: Context, job: Job, plan: RoundPlan) -> int:
@@ -88,12 +92,12 @@ def _issue_batch(context: Context, job: Job, plan: RoundPlan) -> int:
         searches,
         trained.model,
         np.random.default_rng((job.request.seed, snapshot.round)),
-        plan.trials,
+        plan.trials - len(plan.imported),
         min(context.settings.trials_per_pick, share),
         is_last=plan.is_last,
     )
     with context.database.begin() as session:
-        return _store(session, context, snapshot, batch)
+        return _store(session, context, snapshot, [*plan.imported, *batch])
 
 
 def _store(session: Session, context: Context, snapshot: JobSnapshot, batch: Sequence[NewTrial]) -> int:
@@ -102,10 +106,11 @@ def _store(session: Session, context: Context, snapshot: JobSnapshot, batch: Seq
     if job.state is not JobState.TUNING:
         return 0
     # If planning outlived the claim, another scheduler may have used a part of the budget.
-    batch = batch[: read_remaining(session, job).issuable]
+    remaining = read_remaining(session, job)
+    batch = batch[: remaining.issuable]
     now = context.now()
     issued = trials.add(session, job.id, snapshot.round, batch, now)
-    names = {task.id: task.name for task in snapshot.tasks}
+    names = {task.id: task.name for task in remaining.tasks}
     data = {
         "round": snapshot.round,
         "trials": len(issued),

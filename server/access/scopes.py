@@ -33,6 +33,7 @@ ROUTES = {
     "POST /v1/models": Scope.SUBMIT,
     "POST /v1/schedules/import": Scope.SUBMIT,
     "DELETE /v1/jobs/{job_id}": Scope.ADMIN,
+    "DELETE /v1/schedules/imported": Scope.ADMIN,
     "DELETE /v1/tokens/{token_id}": Scope.ADMIN,
     "GET /v1/audit": Scope.ADMIN,
     "GET /v1/tokens": Scope.ADMIN,

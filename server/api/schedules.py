@@ -16,17 +16,19 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from core.measurement import Outcome
 from core.trace import TraceRefused, parse_trace
 from records.jobs import jobs, tasks
-from records.schedules import schedules
+from records.schedules import imports, schedules
 from records.schedules.schedules import Record
 from server.api.fields import Name, RequestBody
 from server.api.targets import NATIVE, device_class
 from server.context import ContextDep, ServerContext
-from server.fleet.plausibility import LONGEST_S
+from server.fleet.plausibility import LONGEST_S, SHORTEST_S
 from server.problems import Problem, problems
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 
 _EXPORTED_AT_ONCE = 20
+# Records deleted in one transaction: few, so that nobody waits for its locks for long.
+_DELETED_AT_ONCE = 1000
 _EXPORT_ANSWER = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/ExportBody"}}}}
 _IMPORT_BODY = {"requestBody": {"required": True, **_EXPORT_ANSWER}}
 
@@ -41,13 +43,15 @@ def _json(text: str) -> str:
 
 WorkloadHash = Annotated[str, Field(pattern="^[0-9A-Za-z_-]{1,128}$")]
 JsonText = Annotated[str, AfterValidator(_json)]
-RunSecs = Annotated[float, Field(gt=0, le=LONGEST_S, allow_inf_nan=False)]
+RunSecs = Annotated[float, Field(ge=SHORTEST_S, le=LONGEST_S, allow_inf_nan=False)]
 
 
 class ScheduleBody(BaseModel):
-    """A workload's fastest known schedule on a device class: a TVM trace to replay on the workload.
+    """A workload's best known schedule on a device class: a TVM trace to replay on the workload.
 
-    `latency_s` and `run_secs` are seconds, `created_at` is epoch seconds.
+    `latency_s` and `run_secs` are seconds, `created_at` is epoch seconds. Where `source` is "trial", a device
+    of the class has compared the schedule's outputs and timed it. Where it is "import", none has: the seconds
+    are what the imported database said, and outputs may be wrong.
     """
 
     workload: str
@@ -115,11 +119,18 @@ class ImportedBody(BaseModel):
     added: int
 
 
+class ImportsDeletedBody(BaseModel):
+    """How many imported records of a device class were `deleted`."""
+
+    device_class: str
+    deleted: int
+
+
 @router.get("/best", responses=problems(404))
 def best(
     context: ContextDep, workload: Annotated[WorkloadHash, Query()], target: Annotated[Name, Query()] = NATIVE
 ) -> ScheduleBody:
-    """Return the fastest schedule known of one workload."""
+    """Return the fastest schedule measured of one workload; without one, an imported schedule."""
     with context.database.begin() as session:
         key = device_class(session, target)
         record = schedules.best(session, workload, key)
@@ -131,7 +142,7 @@ def best(
 
 @router.post(":query", responses=problems(400))
 def query(body: ScheduleQueryBody, context: ContextDep) -> SchedulesBody:
-    """Return the fastest schedules known of many workloads at once."""
+    """Return the fastest schedules measured of many workloads at once; without one, imported schedules."""
     with context.database.begin() as session:
         key = device_class(session, body.target)
         found = schedules.best_many(session, body.workloads, key)
@@ -151,7 +162,8 @@ def export(
 ) -> StreamingResponse:
     """Return every schedule that worked on a device class, fastest first by workload, with their workloads.
 
-    The answer is streamed; one that ends early is not valid JSON.
+    Imported schedules are not among them until a device of the class has measured them. The
+    answer is streamed; one that ends early is not valid JSON.
     """
     if job is not None and target is not None:
         raise Problem(422, "job-or-target", "Give a job or a target, not both: a job has its own target.")
@@ -174,12 +186,33 @@ async def import_(
 ) -> ImportedBody:
     """Add the schedules of another database to a device class; those already known stay as they are.
 
-    The body is what export returns. Nothing is stored unless all of it can be.
+    Jobs measure them before anything else; until then their times decide nothing. The body is what export
+    returns. Nothing is stored unless all of it can be.
     """
     text = await request.body()
     imported = await asyncio.to_thread(_import, context, text, target)
     request.state.audited = imported.device_class
     return imported
+
+
+@router.delete("/imported")
+def delete_imported(
+    request: Request,
+    context: ContextDep,
+    target: Annotated[Name, Query()] = NATIVE,
+    workload: Annotated[WorkloadHash | None, Query(description="only the schedules of this workload")] = None,
+) -> ImportsDeletedBody:
+    """Delete the imported schedules of a device class that nobody has measured there."""
+    with context.database.begin() as session:
+        key = device_class(session, target)
+    request.state.audited = key
+    deleted, last_id, is_done = 0, 0, False
+    while not is_done:
+        with context.database.begin() as session:
+            ids = imports.drop(session, key, workload, last_id, _DELETED_AT_ONCE)
+        deleted += len(ids)
+        last_id, is_done = max(ids, default=0), len(ids) < _DELETED_AT_ONCE
+    return ImportsDeletedBody(device_class=key, deleted=deleted)
 
 
 def _export(context: ServerContext, records: list[Record]) -> Iterator[str]:
@@ -243,5 +276,5 @@ def _import(context: ServerContext, text: bytes, target: str) -> ImportedBody:
             raise Problem(422, "trace-refused", f"Nothing was imported: {error}.") from error
         for workload in body.workloads:
             tasks.put_workload(session, workload.hash, workload.module_json)
-        added = schedules.add_imported(session, records, now)
+        added = imports.add(session, records, now)
     return ImportedBody(device_class=key, records=len(body.records), added=added)

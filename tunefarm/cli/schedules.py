@@ -1,4 +1,4 @@
-"""`tunefarm best`, `export` and `import`: the schedules that a service knows."""
+"""`tunefarm best`, `export`, `import` and `delete-imported`: the schedules that a service knows."""
 
 from __future__ import annotations
 
@@ -43,6 +43,8 @@ def best(
         print_json(asdict(schedule))
     else:
         latency = latency_text(schedule.latency_s)
+        if schedule.source == "import":
+            latency = f"imported and never measured here: said to take {latency}"
         print_plain(f"{latency} on device class {schedule.device_class}\n{schedule.trace}")
 
 
@@ -55,7 +57,7 @@ def export(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the schedules known as the two files of a MetaSchedule database."""
+    """Write the schedules measured as the two files of a MetaSchedule database."""
     from tunefarm.client import metaschedule_files
 
     prepared_output(output)
@@ -77,7 +79,7 @@ def import_(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add the records of a MetaSchedule database to the service's."""
+    """Add the records of a MetaSchedule database to the service's; jobs measure them before they count."""
     from tunefarm.client import metaschedule_files
 
     database = metaschedule_files.read(folder)
@@ -88,3 +90,23 @@ def import_(
         print_json(asdict(result))
     else:
         stdout().print(f"{result.added} of {result.records} records are new on {result.device_class}")
+
+
+def delete_imported(
+    target: Target = "native",
+    workload: Annotated[
+        str | None, typer.Option(metavar="WORKLOAD", help="Only those of this workload.")
+    ] = None,
+    server: Server = None,
+    token: Token = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete the imported schedules that no device has measured yet."""
+    with connect_or_start(load(server=server, token=token, data=data), say) as service:
+        wait_for_device(service, target)
+        result = service.client.delete_imported(target, workload)
+    if as_json:
+        print_json(asdict(result))
+    else:
+        stdout().print(f"{result.deleted} imported records are deleted on {result.device_class}")

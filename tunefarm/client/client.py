@@ -33,6 +33,7 @@ from tunefarm.client.values import (
     CostModelReport,
     DeviceClass,
     ImportResult,
+    ImportsDeleted,
     Job,
     JobEvent,
     JobRequest,
@@ -193,7 +194,10 @@ class Client:
         return _parse(list[CostModelReport], self._get("/v1/cost-models", query).get("items"))
 
     def best(self, workload: str, target: str = "native") -> Schedule:
-        """Return the best schedule of one workload, given by its structural hash."""
+        """Return the best schedule of one workload, given by its structural hash.
+
+        If nothing was measured of it, that is an imported one, as its `source` says.
+        """
         return _parse(Schedule, self._get("/v1/schedules/best", {"workload": workload, "target": target}))
 
     def best_of(self, workloads: Sequence[str], target: str = "native") -> dict[str, Schedule]:
@@ -203,15 +207,22 @@ class Client:
         return {workload: schedule for workload, schedule in found.items() if schedule is not None}
 
     def export(self, *, target: str | None = None, job_id: str | None = None) -> ScheduleDatabase:
-        """Return the schedules of a device class, by default the native one, or of one job's workloads."""
+        """Return the measured schedules of a device class, by default the native one, or of one job's
+        workloads."""
         query = {name: value for name, value in (("target", target), ("job", job_id)) if value is not None}
         return _parse(ScheduleDatabase, self._get("/v1/schedules/export", query))
 
     def import_(self, database: ScheduleDatabase, target: str = "native") -> ImportResult:
-        """Store schedules; those that are known already change nothing."""
+        """Store schedules, which jobs will measure; those that are known already change nothing."""
         return _parse(
             ImportResult, self._post(f"/v1/schedules/import?target={quote(target)}", asdict(database))
         )
+
+    def delete_imported(self, target: str = "native", workload: str | None = None) -> ImportsDeleted:
+        """Delete the imported schedules of a device class that it hasn't measured, or only a workload's."""
+        query = {"target": target} | ({} if workload is None else {"workload": workload})
+        answer = self._call(lambda: self._http.delete("/v1/schedules/imported", params=query))
+        return _parse(ImportsDeleted, _object(answer))
 
     def create_token(self, name: str, scopes: Sequence[Scope], expires_after_s: float | None) -> NewToken:
         """Create a token. Only this answer holds its secret. With None it never expires."""

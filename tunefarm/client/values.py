@@ -246,7 +246,11 @@ class CostModelReport:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The best known schedule of a workload on a device class; `trace` is MetaSchedule's, as JSON text."""
+    """The best known schedule of a workload on a device class; `trace` is MetaSchedule's, as JSON text.
+
+    If its `source` is "import", no device of the class has measured it: the seconds are those of the database
+    that it was imported from, and outputs may be wrong.
+    """
 
     workload: str
     device_class: str
@@ -254,6 +258,7 @@ class Schedule:
     latency_s: float
     run_secs: tuple[float, ...]
     target: str
+    source: str = "trial"
 
 
 @dataclass(frozen=True)
@@ -289,3 +294,11 @@ class ImportResult:
     device_class: str
     records: int
     added: int
+
+
+@dataclass(frozen=True)
+class ImportsDeleted:
+    """The number of imported records that were deleted."""
+
+    device_class: str
+    deleted: int

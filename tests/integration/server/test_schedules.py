@@ -6,6 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from sqlalchemy import update
+
+from records.storage.tables import RecordRow
 
 from .conftest import Service, Start, Worker
 
@@ -30,11 +33,26 @@ def ready(service: Service, worker: Worker) -> Service:
     return service
 
 
+def import_measured(service: Service, body: dict[str, Any]) -> None:
+    """Import schedules, and have devices measure the same times."""
+    assert service.http.post("/v1/schedules/import", json=body).is_success
+    with service.database.begin() as session:
+        session.execute(update(RecordRow).values(source="trial"))
+
+
+def known(service: Service, *workloads: str) -> dict[str, Any]:
+    answer = service.http.post("/v1/schedules:query", json={"workloads": workloads or ("abc",)})
+    found: dict[str, Any] = answer.json()["schedules"]
+    return found
+
+
 def test_an_import_is_what_export_gives(ready: Service) -> None:
     body = database(3e-3, 1e-3, 2e-3)
     answer = ready.http.post("/v1/schedules/import", json=body).json()
     assert (answer["records"], answer["added"]) == (3, 3)
     assert ready.http.post("/v1/schedules/import", json=body).json()["added"] == 0
+    assert ready.http.get("/v1/schedules/export").json() == {"workloads": [], "records": []}, "none measured"
+    import_measured(ready, body)
     exported = ready.http.get("/v1/schedules/export").json()
     assert exported["workloads"] == body["workloads"]
     fastest_first = sorted(body["records"], key=lambda record: record["run_secs"])
@@ -49,13 +67,13 @@ def test_a_schedule_that_carries_code_is_refused_and_nothing_is_stored(ready: Se
     assert answer.status_code == 422
     assert answer.json()["type"].endswith("trace-refused")
     assert "pragma_import_llvm" in answer.json()["detail"]
-    assert ready.http.get("/v1/schedules/export").json()["records"] == []
+    assert known(ready) == {"abc": None}
 
 
 def test_many_workloads_are_exported(ready: Service) -> None:
     parts = [database(1e-3, workload=f"w{number}") for number in range(60)]
     body = {key: [one for part in parts for one in part[key]] for key in ("workloads", "records")}
-    assert ready.http.post("/v1/schedules/import", json=body).json()["added"] == 60
+    import_measured(ready, body)
     exported = ready.http.get("/v1/schedules/export").json()
     assert {one["hash"] for one in exported["workloads"]} == {f"w{number}" for number in range(60)}
     assert len(exported["records"]) == 60
@@ -71,13 +89,41 @@ def test_a_job_without_a_device_is_not_exported_yet(ready: Service) -> None:
 
 
 def test_the_best_schedule_is_the_fastest(ready: Service, worker: Worker) -> None:
-    ready.http.post("/v1/schedules/import", json=database(3e-3, 1e-3))
+    import_measured(ready, database(3e-3, 1e-3))
     for target in ("native", worker.device.key, worker.device.name):
         best = ready.http.get("/v1/schedules/best", params={"workload": "abc", "target": target}).json()
-        assert (best["trace"], best["latency_s"], best["source"]) == (trace_of(1), 1e-3, "import")
+        assert (best["trace"], best["latency_s"], best["source"]) == (trace_of(1), 1e-3, "trial")
     query = {"workloads": ["abc", "other"]}
     answer = ready.http.post("/v1/schedules:query", json=query).json()
     assert answer == {"device_class": worker.device.key, "schedules": {"abc": best, "other": None}}
+
+
+def test_a_schedule_that_nobody_measured_is_marked_and_comes_after_all_others(ready: Service) -> None:
+    foreign = database(1e-9, 2e-9, 1e-3)
+    ready.http.post("/v1/schedules/import", json=foreign)
+    best = ready.http.get("/v1/schedules/best", params={"workload": "abc"}).json()
+    assert (best["latency_s"], best["source"]) == (1e-9, "import")
+    with ready.database.begin() as session:
+        measured = update(RecordRow).where(RecordRow.latency_s == 1e-3)
+        session.execute(measured.values(source="trial", latency_s=5.0))
+    best = ready.http.get("/v1/schedules/best", params={"workload": "abc"}).json()
+    assert (best["trace"], best["latency_s"], best["source"]) == (trace_of(2), 5.0, "trial")
+    assert known(ready)["abc"] == best
+    assert len(ready.http.get("/v1/schedules/export").json()["records"]) == 1
+
+
+def test_imported_schedules_can_be_deleted(ready: Service, worker: Worker) -> None:
+    import_measured(ready, database(5.0, workload="w1"))
+    for name in ("w2", "w3"):
+        ready.http.post("/v1/schedules/import", json=database(1e-3, 2e-3, 3e-3, workload=name))
+    forget = "/v1/schedules/imported"
+    answer = ready.http.delete(forget, params={"workload": "w2"})
+    assert answer.json() == {"device_class": worker.device.key, "deleted": 3}
+    assert ready.http.delete(forget, params={"target": worker.device.name}).json()["deleted"] == 3
+    assert ready.http.delete(forget).json()["deleted"] == 0
+    found = known(ready, "w1", "w2", "w3")
+    assert [name for name, best in found.items() if best] == ["w1"]
+    assert ready.http.delete(forget, params={"target": "toaster"}).status_code == 422
 
 
 def test_an_unknown_workload_has_no_schedule(ready: Service) -> None:
@@ -111,6 +157,8 @@ def changed(field: str, value: object) -> dict[str, Any]:
         changed("target", "llvm"),
         changed("run_secs", []),
         changed("run_secs", [0.0]),
+        changed("run_secs", [1e-300]),
+        changed("run_secs", [1e-3, 1e-10]),
         changed("run_secs", [-1.0]),
         changed("run_secs", ["1"]),
         changed("run_secs", [1e-3] * 20_000),
@@ -121,7 +169,7 @@ def test_an_invalid_import_stores_nothing(ready: Service, body: dict[str, Any]) 
     answer = ready.http.post("/v1/schedules/import", json=body)
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
-    assert ready.http.get("/v1/schedules/export").json()["records"] == []
+    assert known(ready) == {"abc": None}
 
 
 @pytest.mark.parametrize(

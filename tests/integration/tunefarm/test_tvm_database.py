@@ -57,8 +57,9 @@ SHAPES = (("x", (32, 16)), ("w", (16, 8)))
 class Service:
     """Knows one workload, and counts what it is asked."""
 
-    def __init__(self, status: int = 404) -> None:
+    def __init__(self, status: int = 404, source: str = "trial") -> None:
         self.asked: list[str] = []
+        self._source = source
         self.known = workload_hash(normalise(matmul()))
         self._status = status
 
@@ -67,7 +68,7 @@ class Service:
         self.asked.append(workload)
         if workload != self.known or self._status != 404:
             return httpx.Response(self._status, json={"title": "No schedule"})
-        best = Schedule(workload, "cafe", TRACE, 1e-3, (1e-3,), TARGET)
+        best = Schedule(workload, "cafe", TRACE, 1e-3, (1e-3,), TARGET, self._source)
         return httpx.Response(200, json=asdict(best))
 
     def client(self) -> Client:
@@ -98,6 +99,11 @@ def test_a_workload_without_a_schedule_stays_as_it_is() -> None:
     assert database.query_schedule(mod, tvm.target.Target(TARGET), "main") is None
     assert len(service.asked) == 1
     assert len(database) == 0
+
+
+def test_a_schedule_that_nobody_measured_is_not_compiled_in() -> None:
+    database = service_database(Service(source="import").client())
+    assert not database.has_workload(normalise(matmul()))
 
 
 def test_a_refusal_is_an_error_and_not_a_missing_schedule() -> None:

@@ -12,7 +12,7 @@ from compiler.packaging.artifact import TaskEntry
 from core.measurement import Outcome
 from records.schedules.schedules import Record
 from scheduler.steps import artifacts
-from scheduler.steps.artifacts import MAX_IMPORTED, describe_replaced, find_uncompilable, select_applicable
+from scheduler.steps.artifacts import MAX_FOREIGN, describe_replaced, find_uncompilable, select_applicable
 from scheduler.steps.selection import AssemblyHistory, Selection, schedule_id
 from tests.unit.compiler.test_artifact import MANIFEST
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL
@@ -20,12 +20,12 @@ from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL
 UNSCHEDULED = "[[],[]]"
 
 
-def record(task: ExtractedTask, latency_s: float, source: str = "trial", trace: str = UNSCHEDULED) -> Record:
-    plain = Record(
+def record(task: ExtractedTask, latency_s: float, trace: str = UNSCHEDULED) -> Record:
+    return Record(
         workload_hash=task.workload_hash,
         device_class=DEVICE.key,
         trace=trace,
-        program=None,
+        program={"sketch": "one"},
         latency_s=latency_s,
         run_secs=(latency_s,),
         outcome=Outcome.OK,
@@ -33,7 +33,11 @@ def record(task: ExtractedTask, latency_s: float, source: str = "trial", trace: 
         source="trial",
         created_at=0.0,
     )
-    return replace(plain, source=source)  # type: ignore[arg-type]
+
+
+def foreign(task: ExtractedTask, trace: str) -> Record:
+    """Return a record of a trace that was imported and has been measured."""
+    return replace(record(task, 1e-3, trace), program=None)
 
 
 @dataclass
@@ -76,11 +80,11 @@ def test_a_schedule_that_does_not_apply_gives_way_to_the_next(
     bad, good = record(MATMUL, 1e-3, trace="no trace"), record(MATMUL, 2e-3)
     assert chosen(bad, good) == {MATMUL.workload_hash: good}
     assert chosen(bad) == {}
-    assert f"a schedule of {MATMUL.workload_hash} (trial) is left out" in caplog.text
+    assert f"a schedule of {MATMUL.workload_hash} is left out" in caplog.text
 
 
 def test_imported_schedules_are_first_tried_in_a_child_process(child: FakeChild) -> None:
-    same = [record(task, 1e-3, "import", f"{UNSCHEDULED} ") for task in (MATMUL, CONV)]
+    same = [foreign(task, f"{UNSCHEDULED} ") for task in (MATMUL, CONV)]
     own = record(MATMUL, 2e-3)
     assert chosen(*same, own) == {each.workload_hash: each for each in same}
     assert child.tried == [[each.trace for each in same]], "all in one child"
@@ -89,19 +93,19 @@ def test_imported_schedules_are_first_tried_in_a_child_process(child: FakeChild)
 def test_an_imported_schedule_that_crashes_the_child_is_left_out(
     child: FakeChild, caplog: pytest.LogCaptureFixture
 ) -> None:
-    harmful = record(MATMUL, 1e-3, "import", f"{UNSCHEDULED} ")
+    harmful = foreign(MATMUL, f"{UNSCHEDULED} ")
     child.faulty = frozenset({harmful.trace})
     own = record(MATMUL, 2e-3)
     assert chosen(harmful, own) == {MATMUL.workload_hash: own}
-    assert "(import) is left out: it crashed the compiler" in caplog.text
+    assert "is left out: it crashed the compiler" in caplog.text
 
 
 def test_of_many_imported_schedules_only_a_few_are_tried(child: FakeChild) -> None:
-    many = [record(MATMUL, 1e-3, "import", f"{number}") for number in range(MAX_IMPORTED + 3)]
+    many = [foreign(MATMUL, f"{number}") for number in range(MAX_FOREIGN + 3)]
     child.faulty = frozenset(each.trace for each in many)
     own = record(MATMUL, 2e-3)
     assert chosen(*many, own) == {MATMUL.workload_hash: own}
-    assert child.tried == [[each.trace] for each in many[:MAX_IMPORTED]]
+    assert child.tried == [[each.trace] for each in many[:MAX_FOREIGN]]
 
 
 def test_after_a_schedule_that_did_not_compile_the_next_are_tried_in_a_child_process(

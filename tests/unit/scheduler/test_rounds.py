@@ -261,7 +261,7 @@ def test_a_program_of_an_older_space_counts_but_is_not_parsed(farm: Farm) -> Non
     assert space.program("damaged", {"sketch": None, "values": "no"}) is None
 
 
-def test_imported_records_are_part_of_the_history(farm: Farm) -> None:
+def test_measured_records_of_imported_schedules_are_part_of_the_history(farm: Farm) -> None:
     begin(farm)
     trial = farm.trials()[0]
     record = Record(
@@ -273,7 +273,7 @@ def test_imported_records_are_part_of_the_history(farm: Farm) -> None:
         run_secs=(1e-6,),
         outcome=Outcome.OK,
         target="",
-        source="import",
+        source="trial",
         created_at=0.0,
     )
     [space] = farm.context.spaces.load([trial.workload_hash], DEVICE).values()

@@ -15,6 +15,7 @@ from typing import Any
 
 from core.job import JobState
 from tests.unit.tunefarm.samples import cost_model, job, task
+from tunefarm.client.values import Schedule
 
 
 @dataclass
@@ -36,6 +37,8 @@ class FakeService:
             return self.refusal["status"], "application/problem+json", json.dumps(self.refusal).encode()
         if method == "DELETE":
             self.acted.append(path)
+            if path.startswith("/v1/schedules/imported"):
+                return 200, "application/json", b'{"device_class": "cafe", "deleted": 5}'
             return 204, "", b""
         if path.endswith("/events"):
             return 200, "text/event-stream", b"id: 1\nevent: state\ndata: {}\n\n"
@@ -53,6 +56,8 @@ class FakeService:
         if path.startswith("/v1/cost-models"):
             untold = cost_model(device_name="another", metrics=None)
             return {"items": [] if path.endswith("toaster") else [asdict(cost_model()), asdict(untold)]}
+        if path.startswith("/v1/schedules/best"):
+            return asdict(Schedule("abc", "cafe", "[[],[]]", 1e-3, (1e-3,), "{}", "import"))
         if path == "/v1/device-classes":
             return {"items": self.device_classes}
         if path == "/v1/workers":

@@ -230,11 +230,27 @@ def test_the_accuracy_of_cost_models_is_shown(fake: FakeService, capsys: pytest.
     assert "no cost model was trained yet" in capsys.readouterr().out
 
 
+def test_a_schedule_that_nobody_measured_is_said_to_be_imported(
+    fake: FakeService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(app, ["best", "abc", "--server", fake.url]) == ExitCode.OK
+    said = "imported and never measured here: said to take 1 ms on device class cafe"
+    assert said in capsys.readouterr().out
+
+
+def test_imported_schedules_are_deleted(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["delete-imported", "--target", "a board", "--workload", "abc", "--server", fake.url]
+    assert run(app, command) == ExitCode.OK
+    assert fake.acted == ["/v1/schedules/imported?target=a+board&workload=abc"]
+    assert "5 imported records are deleted on cafe" in capsys.readouterr().out
+
+
 def test_help_lists_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, []) == ExitCode.OK
     out = capsys.readouterr().out
     commands = (
-        "tune up server scheduler worker jobs watch cancel delete best compile export import workers model"
+        "tune up server scheduler worker jobs watch cancel delete best compile export import delete-imported "
+        "workers model"
     )
     for command in commands.split():
         assert f"\n  {command} " in out
