@@ -192,7 +192,7 @@ def report(
     building.drop_libraries(session, [one for one in measured if held[one, None].library_sha])
     results.credit(session, lease, accepted, closed_at=now if is_last else None)
     if accepted.trials or accepted.module_runs:
-        events.append_locked(session, lease.job_id, "progress", _progress(issued, done), now)
+        events.append_locked(session, lease.job_id, events.PROGRESS, _progress(issued, done), now)
     wakes = (lease.measured + len(accepted)) // _RESULTS_PER_WAKE - lease.measured // _RESULTS_PER_WAKE
     return Reported(len(accepted), lease.job_id, is_last, worth_planning=not is_last and wakes > 0)
 
@@ -349,7 +349,7 @@ def _close_unfinished(session: Session, lease: LeaseRow, now: float, max_attempt
     if state is not None and JobState(state).finished:
         jobs.drop_pending_work(session, lease.job_id)
     issued, done = jobs.count(session, lease.job_id, done=len(given_up))
-    events.append_locked(session, lease.job_id, "progress", _progress(issued, done), now)
+    events.append_locked(session, lease.job_id, events.PROGRESS, _progress(issued, done), now)
 
 
 def _note_lost_device(session: Session, lease: LeaseRow, now: float) -> None:

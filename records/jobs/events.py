@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import insert, select
-from sqlalchemy.orm import Session
+from sqlalchemy import Select, delete, func, insert, select
+from sqlalchemy.orm import Session, aliased
 
 from records.storage.statements import lock_job, table_of
 from records.storage.tables import EventRow
 
 _INSERT = insert(table_of(EventRow)).inline()
+# The kind of an event that says how many trials are done. It comes every second, and only the last matters.
+PROGRESS = "progress"
+# Events deleted in one transaction.
+_DELETED_AT_ONCE = 1000
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,43 @@ def append_locked(session: Session, job_id: str, kind: str, data: dict[str, Any]
     session.execute(_INSERT, {"job_id": job_id, "kind": kind, "data": data, "at": now})
 
 
+def drop_old_progress(session: Session, job_ids: Collection[str]) -> None:
+    """Delete events of progress of some jobs, but never a job's last one."""
+    # SQLite would draw the id of a table's last event again, which readers may have seen.
+    later = aliased(EventRow)
+    last = select(func.max(later.id)).where(later.job_id == EventRow.job_id, later.kind == PROGRESS)
+    old = (EventRow.kind == PROGRESS, EventRow.id < last.correlate(EventRow).scalar_subquery())
+    found = select(EventRow.id).where(EventRow.job_id.in_(job_ids), *old).order_by(EventRow.id)
+    # Those that are locked are being deleted by another scheduler.
+    locked = found.limit(_DELETED_AT_ONCE).with_for_update(skip_locked=True, of=EventRow)
+    ids = session.scalars(locked).all()
+    session.execute(delete(EventRow).where(EventRow.id.in_(ids)))
+
+
+def latest(session: Session, job_id: str, limit: int) -> list[Event]:
+    """Return up to `limit` of the job's events, newest first."""
+    newest_first = select(EventRow).where(EventRow.job_id == job_id).order_by(EventRow.id.desc())
+    return _events(session, newest_first.limit(limit))
+
+
+def of_kinds(session: Session, job_id: str, kinds: Collection[str]) -> list[Event]:
+    """Return all of the job's events of these kinds, oldest first."""
+    of_kinds = (EventRow.job_id == job_id, EventRow.kind.in_(kinds))
+    return _events(session, select(EventRow).where(*of_kinds).order_by(EventRow.id))
+
+
+def last_of_kind(session: Session, job_id: str, kind: str) -> Event | None:
+    """Return the job's newest event of a kind."""
+    newest_first = select(EventRow).where(EventRow.job_id == job_id, EventRow.kind == kind)
+    found = _events(session, newest_first.order_by(EventRow.id.desc()).limit(1))
+    return found[0] if found else None
+
+
 def since(session: Session, job_id: str, after_id: int, limit: int | None = None) -> list[Event]:
     """Return the job's events with an id above `after_id`, oldest first; none for an unknown job."""
     where = (EventRow.job_id == job_id, EventRow.id > after_id)
-    rows = session.scalars(select(EventRow).where(*where).order_by(EventRow.id).limit(limit))
-    return [Event(row.id, row.kind, row.data, row.at) for row in rows]
+    return _events(session, select(EventRow).where(*where).order_by(EventRow.id).limit(limit))
+
+
+def _events(session: Session, query: Select[EventRow]) -> list[Event]:
+    return [Event(row.id, row.kind, row.data, row.at) for row in session.scalars(query)]

@@ -174,7 +174,8 @@ def advance(
 ) -> bool:
     """Move a job from one of the `expected` states; False, without a change, when it is in none of them.
 
-    Appends a "state" event. A final state drops the pending trials and module runs.
+    Appends a "state" event. A final state drops the pending trials and module runs, and all events of
+    progress but the last.
     """
     values: dict[str, Any] = {"state": to, "error": error, "message": message}
     if to is not JobState.QUEUED:
@@ -186,6 +187,7 @@ def advance(
         return False
     if to.finished:
         drop_pending_work(session, job_id)
+        events.drop_old_progress(session, [job_id])
     events.append(session, job_id, "state", _state_data(to, error, message), now)
     return True
 

@@ -315,7 +315,8 @@ class RecordRow(Base):
 
 class EventRow(Base):
     __tablename__ = "events"
-    __table_args__ = (Index(None, "job_id", "id"),)
+    # By kind as well, because most of the events of a long job don't matter to whoever looks for one kind.
+    __table_args__ = (Index(None, "job_id", "id"), Index("ix_events_kind", "job_id", "kind", "id"))
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
     job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id"))
     kind: Mapped[str]

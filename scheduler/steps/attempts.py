@@ -33,8 +33,9 @@ class Attempts:
         return self.last_at + FIRST_DELAY_S * (2 ** max(self.count - 1, 0) - 1)
 
 
-def read(session: Session, job_id: str) -> Attempts:
-    newest_first = reversed(events.since(session, job_id, 0))
+def read(session: Session, job_id: str, limit: int) -> Attempts:
+    """Return the attempts since the last progress; more than `limit` count as that many."""
+    newest_first = events.latest(session, job_id, limit)
     failed = list(takewhile(lambda event: event.kind == ATTEMPT, newest_first))
     return Attempts(len(failed), failed[0].at if failed else 0.0)
 
@@ -44,7 +45,7 @@ def begin(session: Session, job: Job, step: str, now: float, max_attempts: int) 
 
     Raises PermanentError after `max_attempts` attempts without progress.
     """
-    failed = read(session, job.id)
+    failed = read(session, job.id, max_attempts)
     if failed.count >= max_attempts:
         cause = job.message.rstrip(".") or "the scheduler's process died"
         raise PermanentError(f"gave up after {failed.count} attempts: {cause}")

@@ -127,7 +127,7 @@ def read_history(session: Session, job_id: str, runs: Sequence[StoredModuleRun])
     assemblies: list[Assembly] = []
     refused: dict[ScheduleId, str] = {}
     uncompared = ""
-    for event in events.since(session, job_id, 0):
+    for event in events.of_kinds(session, job_id, (ASSEMBLED, REFUSED)):
         data = event.data
         if event.kind == REFUSED:
             refused[data["workload"], data["trace_sha"]] = data["problem"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from records.fleet import leases
-from records.jobs import jobs
+from records.jobs import events, jobs
 from records.storage.database import StorageError
 from scheduler.app import STEP_OF
 from scheduler.context import Context
@@ -29,6 +29,7 @@ class Sweeper:
             with database.begin() as session:
                 leases.expire(session, now())
                 unfinished = jobs.unfinished(session)
+                events.drop_old_progress(session, [job.id for job in unfinished])
             self._builder_fallback.check(database, now())
             self._garbage_collector.collect(database, now())
         except StorageError as error:

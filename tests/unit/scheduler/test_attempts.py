@@ -17,7 +17,7 @@ def begin(farm: Farm, max_attempts: int = 3) -> bool:
 
 def read(farm: Farm) -> attempts.Attempts:
     with farm.database.begin() as session:
-        return attempts.read(session, "job")
+        return attempts.read(session, "job", limit=99)
 
 
 def make_progress(farm: Farm) -> None:
