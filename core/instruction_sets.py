@@ -41,8 +41,6 @@ _ARM = _table(
 )
 # Every 64-bit Arm CPU has these, and compiled code relies on them: they can't be disabled.
 _MANDATORY = frozenset({"neon"})
-# The device classes that an AVX-512 machine can emulate, with the instruction sets to disable for each.
-EMULATED_CLASSES = {"avx512": (), "avx2": ("avx512f",), "sse4.2": ("avx",)}
 
 
 class FeatureError(ValueError):

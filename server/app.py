@@ -10,8 +10,8 @@ from fastapi import FastAPI
 from server.access.middleware import AccessMiddleware, BodySizeMiddleware
 from server.api import access, cost_models, events, health, jobs, metrics, models, schedules, workers
 from server.api.metrics import RequestMetricsMiddleware
-from server.api.problems import EVERYWHERE, GUARDED, ProblemBody, install
 from server.context import ServerContext
+from server.problems import EVERYWHERE, GUARDED, ProblemBody, install_error_handlers
 
 _MAX_BODY_BYTES = 4 << 20
 _MAX_IMPORT_BYTES = 256 << 20
@@ -49,7 +49,7 @@ def create_app(context: ServerContext) -> FastAPI:
     for guarded in (models, events, jobs, workers, schedules, cost_models, access, metrics):
         app.include_router(guarded.router, responses=GUARDED)
     app.include_router(health.router)
-    install(app)
+    install_error_handlers(app)
     max_bytes = {"/v1/models": context.settings.max_upload_bytes, "/v1/schedules/import": _MAX_IMPORT_BYTES}
     app.add_middleware(BodySizeMiddleware, max_bytes=lambda path: max_bytes.get(path, _MAX_BODY_BYTES))
     app.add_middleware(AccessMiddleware, authenticator=context.authenticator, audit=context.audit)

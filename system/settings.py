@@ -17,10 +17,10 @@ class SettingsError(Exception):
 
 
 def read_settings(kind: type[S], flags: Mapping[str, object], file: Path | None = None) -> S:
-    """Read settings: flags over environment (over the file, where the settings' class reads one).
+    """Read settings: flags over environment over whatever else the class reads.
 
-    `flags` holds every setting that the command line knows, None for one that wasn't given. Raises
-    SettingsError.
+    `flags` has each setting that has a flag, None for one that wasn't given. `file` is where the class reads
+    settings too, to be named in messages. Raises SettingsError, which names every wrong setting.
     """
     given: dict[str, Any] = {name: value for name, value in flags.items() if value is not None}
     try:

@@ -6,6 +6,9 @@ from dataclasses import replace
 
 from core.device import Device, Gpu
 
+# The device classes that an AVX-512 machine can emulate, with the instruction sets to disable for each.
+EMULATED_CLASSES = {"avx512": (), "avx2": ("avx512f",), "sse4.2": ("avx",)}
+
 DEVICE = Device(
     name="two cores",
     triple="x86_64-linux-gnu",

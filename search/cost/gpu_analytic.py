@@ -1,9 +1,9 @@
 """The analytic estimate of programs for GPUs: a roofline for every kernel.
 
 A tiled kernel takes the longest of its multiply-adds, its loads from shared memory, its traffic with global
-memory and the time its blocks wait for what they fetch, and a part of the others; how many blocks share a
-multiprocessor follows from their threads, registers and shared memory. Other kernels move their operands
-once, each thread or block waiting for one load after another.
+memory and the latency of its fetches, and a share of the others. Threads, registers and shared memory of a
+block limit how many blocks share a multiprocessor. Other kernels move their operands once; each thread or
+block waits for one load after another.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ from search.sketches.variables import fetch_kind
 
 CYCLES_PER_S = 1.4e9
 LAUNCH_S = 3e-6
-# Of one multiprocessor, each cycle: multiply-adds, loads from shared memory, bytes from the level-2 cache and
-# from memory.
+# What one multiprocessor does per cycle: multiply-adds, loads from shared memory, bytes from the level-2
+# cache and from memory.
 FMA_LANES, SHARED_LANES, L2_BYTES, MEMORY_BYTES = 64.0, 32.0, 32.0, 10.0
 # Multiply-adds of tensor cores, and the warps that keep them busy.
 TENSOR_LANES, TENSOR_WARPS = 512.0, 8.0
-# What a multiprocessor holds at once.
+# The most that a multiprocessor holds at once.
 RESIDENT_THREADS, RESIDENT_BLOCKS, RESIDENT_SHARED_BYTES = 2048, 32, 96 << 10
-# Cycles from a load of global memory to its value, and instructions in flight that hide those of arithmetic.
+# Cycles of latency of a load from global memory, and instructions in flight that hide the latency of
+# arithmetic.
 LOAD_CYCLES, IN_FLIGHT = 500.0, 16.0
-# Global memory is read in pieces of so many bytes.
+# Global memory is read in sectors.
 SECTOR_BYTES = 32
-# Combining the partial results of a block's threads.
+# The combination of the partial results of a block's threads.
 COMBINE_CYCLES = 100.0
-# How much of what is not the longest adds up.
+# The share of the shorter of several overlapping times that adds to the longest.
 OVERLAP = 0.76
 
 
@@ -84,7 +85,7 @@ def tiled_terms(population: Population, stage: Stage, machine: Machine) -> dict[
 
 
 def _resident(tile: GpuTile, gpu: Gpu) -> Floats:
-    """Blocks that one multiprocessor runs at once."""
+    """Return the blocks that one multiprocessor runs at once."""
     limits = [
         RESIDENT_THREADS // tile.threads,
         gpu.registers // (tile.threads * tile.registers),
@@ -94,7 +95,7 @@ def _resident(tile: GpuTile, gpu: Gpu) -> Floats:
 
 
 def _loads(tile: GpuTile) -> Floats:
-    """Loads from shared memory for one step of the reduction in all of a thread's results."""
+    """Return a thread's loads from shared memory for one step of the reduction in all of its results."""
     nest = tile.nest
     own = nest.inside[FETCH] * nest.extents[VTHREAD]
     own[list(nest.node.reduction)] = 1
@@ -110,7 +111,7 @@ def _loads(tile: GpuTile) -> Floats:
 
 
 def _fetch_instructions(population: Population, tile: GpuTile) -> Floats:
-    """Loads from global memory, with which operands are fetched."""
+    """Return the load instructions that fetch operands from global memory."""
     total = np.zeros(len(population))
     for read in tile.nest.node.reads:
         lanes = population.sketch.choice(tile.nest.node.name, fetch_kind(read.buffer))
@@ -121,7 +122,7 @@ def _fetch_instructions(population: Population, tile: GpuTile) -> Floats:
 
 
 def _moved_bytes(tile: GpuTile, blocks: Floats) -> Floats:
-    """Bytes that all blocks exchange with global memory, in whole sectors."""
+    """Return the bytes that all blocks exchange with global memory, in whole sectors."""
     moved = np.full(len(blocks), float(_bytes(tile, tile.nest.node.write)))
     for read in tile.nest.node.reads:
         buffer = tile.dag.buffer[read.buffer]
@@ -136,7 +137,7 @@ def _bytes(tile: GpuTile, access: Access) -> int:
 
 
 def tensor_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
-    """A tile on tensor cores: its instructions, its traffic, its waiting."""
+    """Return the seconds of a kernel on tensor cores, from its instructions, traffic and latency."""
     tile = TensorTile.of(population, stage)
     item = population.sketch.dag.buffer[tile.node.reads[0].buffer].item_bytes
     blocks, fetches = tile.blocks.astype(np.float64), tile.count("k")
@@ -153,7 +154,7 @@ def tensor_seconds(population: Population, stage: Stage, machine: Machine) -> Fl
 
 
 def thread_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
-    """Every thread computes a few results by itself."""
+    """Return the seconds of a kernel whose threads compute a few results each."""
     node = population.sketch.dag.node[stage.node]
     axes = node.looped_spatial
     has_lanes = (node.name, "lanes") in population.sketch.columns
@@ -173,7 +174,8 @@ def thread_seconds(population: Population, stage: Stage, machine: Machine) -> Fl
 
 
 def _traffic(population: Population, node: Node, neighbours: int | None) -> float:
-    """Bytes that move when neighbouring threads stand along one axis: whole sectors where they are apart."""
+    """Return the bytes that move if neighbouring threads are neighbours along one axis: a whole sector for
+    each element if these aren't adjacent in memory."""
     dag = population.sketch.dag
     total = 0.0
     for access in (*node.reads, *node.writes):
@@ -185,7 +187,7 @@ def _traffic(population: Population, node: Node, neighbours: int | None) -> floa
 
 
 def row_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
-    """Every block computes some rows, its threads side by side along them."""
+    """Return the seconds of a kernel whose blocks compute some rows each, their threads along the rows."""
     dag = population.sketch.dag
     node = dag.node[stage.node]
     threads, rows = (population.chosen(stage.node, kind) for kind in ("threads", "rows"))

@@ -1,4 +1,4 @@
-"""Random values for a sketch's variables: the initial population (paper section 4.2)."""
+"""Random annotation: values for a sketch's variables (paper section 4.2), and which of them are legal."""
 
 from __future__ import annotations
 
@@ -8,28 +8,23 @@ from numpy.typing import NDArray
 from search.programs.compute_location import is_inlined, location_depth
 from search.programs.program import Population
 from search.sketches.sketch import Sketch
-from search.sketches.variables import Split
 
+# How often invalid stages are drawn again on GPUs.
 REDRAWS = 48
 
 
 def sample(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
-    """`count` programs drawn uniformly, variable by variable, without those that `valid` refuses."""
+    """Draw `count` programs uniformly, variable by variable, and return those that are legal."""
     drawn = np.zeros((count, sketch.num_columns), dtype=np.int64)
     for variable in sketch.variables:
-        where = sketch.columns[variable.key]
-        if isinstance(variable, Split):
-            table = variable.table
-            drawn[:, where] = table[rng.integers(len(table), size=count)]
-        else:
-            drawn[:, where] = rng.integers(len(variable.options), size=(count, 1))
+        drawn[:, sketch.columns[variable.key]] = variable.draw(count, rng)
     population = Population(sketch, drawn)
     return legal(population if sketch.gpu is None else _redraw(population, rng))
 
 
 def legal(population: Population) -> Population:
-    """Every distinct program that `valid` admits; variables that don't matter stand at their first value."""
-    distinct = _settled(population).distinct()
+    """Return every distinct valid program; variables without effect have their first value."""
+    distinct = _canonical(population).distinct()
     return distinct.take(np.flatnonzero(valid(distinct)))
 
 
@@ -59,9 +54,12 @@ def _redraw(population: Population, rng: np.random.Generator) -> Population:
     return Population(sketch, values)
 
 
-def _settled(population: Population) -> Population:
-    """Loops of a nest that is computed elsewhere are neither parallel nor unrolled, inlined ones have no
-    loops at all, and nothing is fused for vectors of one element."""
+def _canonical(population: Population) -> Population:
+    """Set variables without effect to their first value.
+
+    A nest that is computed in its host has no parallel or unrolled loops of its own, an inlined one has no
+    loops at all, and loops are fused for vectors only.
+    """
     sketch, values = population.sketch, population.values.copy()
     for stage in sketch.nests:
         variable = sketch.choice(stage.node, "location")

@@ -46,7 +46,7 @@ BY_NAME = {intrinsic.name: intrinsic for intrinsic in INTRINSICS}
 
 @dataclass(frozen=True)
 class Roles:
-    """What a node's axes and operands are to an intrinsic: positions of axes, names of buffers."""
+    """The axes (by position) and operands (by name) of a node that are the intrinsic's."""
 
     lane: int
     depth: int

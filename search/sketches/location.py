@@ -35,7 +35,7 @@ def host_of(dag: Dag, stages: Stages, node: Node) -> Node | None:
     It is the only reader if that is tiled, or the nest in which all readers are or may be computed.
     """
     stage = stages.get(node.name)
-    if dag.is_output(node) or (stage is not None and stage.rfactor.stands_apart):
+    if dag.is_output(node) or (stage is not None and stage.rfactor.has_own_nest):
         return None
     reading = readers(dag, stages, node)
     if len(reading) == 1 and stages[reading[0].name].placement is Placement.TILED:
@@ -73,8 +73,9 @@ def can_inline(dag: Dag, node: Node) -> bool:
 
 
 def _nest_of(dag: Dag, stages: Stages, node: Node) -> str | None:
-    """Return the nest that `node` is or may be computed in; None for partial results, which stand apart."""
-    if stages[node.name].placement is not Placement.NEST or stages[node.name].rfactor.stands_apart:
+    """Return the nest that `node` is or may be computed in; None for partial results, which have one of their
+    own."""
+    if stages[node.name].placement is not Placement.NEST or stages[node.name].rfactor.has_own_nest:
         return None
     outer = host_of(dag, stages, node)
     if outer is None:

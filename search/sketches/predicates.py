@@ -69,7 +69,7 @@ def is_permutation(dag: Dag, node: Node, read: Access) -> bool:
     return whole and constants and len(set(axes)) == len(axes)
 
 
-def lies_apart(access: Access, axis: int | None) -> bool:
+def is_strided(access: Access, axis: int | None) -> bool:
     """Whether the elements that neighbouring iterations of an axis access are not adjacent in memory."""
     if axis is None or not access.indices or axis not in access.axes:
         return False
@@ -77,11 +77,11 @@ def lies_apart(access: Access, axis: int | None) -> bool:
     return not (last.is_single_axis and last.axes == {axis}) or any(axis in index.axes for index in outer)
 
 
-def runs_apart(dag: Dag, node: Node, access: Access, axes: Sequence[int]) -> bool:
+def is_strided_when_fused(dag: Dag, node: Node, access: Access, axes: Sequence[int]) -> bool:
     """Whether the elements that neighbouring iterations of fused loops (`axes`, innermost first) access are
     not adjacent in memory."""
     if len(axes) == 1 or not access.axes.intersection(axes):
-        return any(lies_apart(access, axis) for axis in axes)
+        return any(is_strided(access, axis) for axis in axes)
     shape = dag.buffer[access.buffer].shape
     inner = [*zip(reversed(access.indices), reversed(shape), axes, strict=False)]
     follow_rows = all(index.is_single_axis and index.axes == {axis} for index, _, axis in inner)
@@ -91,7 +91,7 @@ def runs_apart(dag: Dag, node: Node, access: Access, axes: Sequence[int]) -> boo
 
 def is_arranged(dag: Dag, node: Node, read: Access) -> bool:
     """Whether copying an operand into the order of the loops makes its vectors contiguous."""
-    return lies_apart(read, node.vector_axis) and is_permutation(dag, node, read)
+    return is_strided(read, node.vector_axis) and is_permutation(dag, node, read)
 
 
 def elementwise_consumer(dag: Dag, node: Node, inlined: Collection[str]) -> Node | None:

@@ -1,4 +1,4 @@
-"""The base of all stages: how one node of a subgraph is computed.
+"""The base of all stages. A stage is the way in which one node of a subgraph is computed.
 
 Each kind of stage is a class in `search.stages`: it has its variables, their validity and its estimate.
 """
@@ -52,7 +52,7 @@ class Rfactor(StrEnum):
         return self in (Rfactor.INNER, Rfactor.UNEVEN)
 
     @property
-    def stands_apart(self) -> bool:
+    def has_own_nest(self) -> bool:
         """Whether the partial results have loops of their own, ahead of those that add them up. (TVM forgets
         the condition of a shorter last step when it moves a nest.)"""
         return self in (Rfactor.UNEVEN, Rfactor.OUTER)
@@ -68,7 +68,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Stage:
-    """How `node` is computed. The fields that don't apply to a kind keep their defaults.
+    """The way in which `node` is computed. Fields that don't apply to a kind keep their defaults.
 
     A tiled stage has a `structure` such as `SSRSRS` (spatial and reduction levels, outermost first) and may
     have an `epilogue`: the elementwise consumer or, with `cache_write`, the copy out of the cache, computed

@@ -15,7 +15,7 @@ from search.dag import Access, Axis, AxisKind, Dag, Node, extent_of
 SIDE = 16
 # The compute capability that multiplies operands of a type into sums of a type.
 TYPES = {("float16", "float32"): 70, ("float16", "float16"): 70, ("int8", "int32"): 72}
-# Rows in shared memory are padded by so many elements, so that they begin in different banks.
+# Rows in shared memory are padded so that each begins SKEW elements further among the BANKS.
 BANKS = 32
 SKEW = {"float16": 8, "int8": 16}
 # Smaller parts would mostly be padding.

@@ -1,1 +1,1 @@
-"""What each kind of stage means: its variables, which of their values are valid, and what it costs."""
+"""The kinds of stages: their variables, which values of these are valid, and the estimate of their cost."""

@@ -20,10 +20,10 @@ from records.jobs.jobs import Job, JobNotFound, JobRequest
 from records.jobs.models import ModelNotFound
 from records.jobs.tasks import Task
 from server.api.fields import Name, RequestBody
-from server.api.problems import Problem, problems
 from server.api.targets import NATIVE, device_class
 from server.blob_files import copy_of_blob, read_and_close
 from server.context import ContextDep
+from server.problems import Problem, problems
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 

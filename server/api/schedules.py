@@ -19,10 +19,10 @@ from records.jobs import jobs, tasks
 from records.schedules import schedules
 from records.schedules.schedules import Record
 from server.api.fields import Name, RequestBody
-from server.api.problems import Problem, problems
 from server.api.targets import NATIVE, device_class
 from server.context import ContextDep, ServerContext
 from server.fleet.plausibility import LONGEST_S
+from server.problems import Problem, problems
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 
@@ -86,12 +86,12 @@ class SchedulesBody(BaseModel):
     schedules: dict[str, ScheduleBody | None]
 
 
-class ExportedWorkload(RequestBody):
+class ExportedWorkloadBody(RequestBody):
     hash: WorkloadHash
     module_json: JsonText = Field(min_length=2, max_length=64 << 20)
 
 
-class ExportedRecord(RequestBody):
+class ExportedRecordBody(RequestBody):
     """`trace` and `target` are JSON, as in MetaSchedule's files; `run_secs` are seconds."""
 
     workload: WorkloadHash
@@ -103,8 +103,8 @@ class ExportedRecord(RequestBody):
 class ExportBody(RequestBody):
     """What export returns and import takes. Every record's workload is among the workloads."""
 
-    workloads: list[ExportedWorkload]
-    records: list[ExportedRecord]
+    workloads: list[ExportedWorkloadBody]
+    records: list[ExportedRecordBody]
 
 
 class ImportedBody(BaseModel):
@@ -191,12 +191,12 @@ def _export(context: ServerContext, records: list[Record]) -> Iterator[str]:
         with context.database.begin() as session:
             found = tasks.workloads(session, hashes[start : start + _EXPORTED_AT_ONCE])
         for name, module_json in found.items():
-            yield separator + ExportedWorkload(hash=name, module_json=module_json).model_dump_json()
+            yield separator + ExportedWorkloadBody(hash=name, module_json=module_json).model_dump_json()
             separator = ",\n"
     separator = ""
     yield '],"records":['
     for record in records:
-        exported = ExportedRecord(
+        exported = ExportedRecordBody(
             workload=record.workload_hash,
             trace=record.trace,
             run_secs=list(record.run_secs),

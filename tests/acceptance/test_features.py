@@ -12,8 +12,8 @@ import onnx
 import pytest
 
 from compiler.target import detect_device
-from core.instruction_sets import EMULATED_CLASSES
 from examples.make_models import make
+from tests.devices import EMULATED_CLASSES
 from tests.processes import service, worker
 
 pytestmark = [

@@ -29,9 +29,9 @@ from records.schedules.cost_models import Version
 from records.storage import blobs
 from records.storage.database import Database
 from server.access.scopes import OPEN_PATHS
-from server.api.problems import MEDIA_TYPE
 from server.app import create_app
 from server.context import ServerContext
+from server.problems import MEDIA_TYPE
 from server.settings import ServerSettings
 from tests.integration.server.conftest import DEVICE, Service, Worker, launch
 from tests.integration.server.test_cost_models import METRICS

@@ -47,7 +47,7 @@ class Fenced(Exception):
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """How the agent behaves. Times are seconds.
+    """Configuration of an agent. Times are seconds.
 
     slots               candidates to ask for in one lease
     wait_s              how long the service may hold a call of an idle worker

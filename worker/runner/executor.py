@@ -50,7 +50,7 @@ class NoMachineError(Exception):
 
 @dataclass(frozen=True)
 class ChildConfig:
-    """How children are started. `runner` is the MODULE:NAME of a `worker.runner.interface.RunnerFactory`.
+    """Configuration of children. `runner` is the MODULE:NAME of a `worker.runner.interface.RunnerFactory`.
 
     They do `without` some instruction sets. Where the agent is root, they run as `user`; with None as root
     without its capabilities. A child that `builds` exports candidates; it fails to start where it can't do so

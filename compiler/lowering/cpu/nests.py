@@ -145,7 +145,7 @@ class Nests:
     def _place_partial(self, stage: Stage, block: Any, depth: int) -> _Partial:
         """TVM puts the axis of partial results first where it makes the loops anew."""
         node, own = self._node(stage), self.loops[stage.node]
-        moves = not stage.rfactor.stands_apart and bool(own.spatial or depth)
+        moves = not stage.rfactor.has_own_nest and bool(own.spatial or depth)
         if moves:
             target = own.spatial[-1] if own.spatial else self._host_loop(stage, depth)
             self.schedule.compute_at(block, target, preserve_unit_loops=True)
@@ -163,7 +163,7 @@ class Nests:
         partial = self.partial[stage.node]
         self.schedule.reorder(*partial.spatial, *partial.steps, partial.lanes)
         self.schedule.vectorize(partial.lanes)
-        if stage.rfactor.stands_apart:
+        if stage.rfactor.has_own_nest:
             self._parallel(stage, partial.spatial)
 
     def _spread_partial(self, stage: Stage) -> None:

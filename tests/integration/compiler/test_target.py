@@ -20,8 +20,9 @@ import compiler.target
 from compiler.codegen.steps import compile_scheduled
 from compiler.target import detect_device, parse_target
 from core.device import Device
-from core.instruction_sets import EMULATED_CLASSES, FeatureError, instruction_sets
+from core.instruction_sets import FeatureError, instruction_sets
 from search.sketches.intrinsics import INTRINSICS
+from tests.devices import EMULATED_CLASSES
 from tests.machines import AVX2, AVX512, MACHINES, SSE, ZEN4
 from tests.workloads import module
 

@@ -1,4 +1,4 @@
-"""What measured code can't do, tried by measured code."""
+"""Measured code tries what its sandbox must keep it from."""
 
 from __future__ import annotations
 

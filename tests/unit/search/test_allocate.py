@@ -57,7 +57,7 @@ def test_exhausted_tasks_are_skipped() -> None:
 
 
 def test_picks_made_already_count_as_trials() -> None:
-    """Two tasks alike share a batch evenly instead of one getting it all."""
+    """Two equal tasks share a batch evenly."""
     history = (1e-3, 1e-3, 1e-3, 1e-3)
     tasks = [_task(*history, flops=1e6), _task(*history, flops=2e6)]
     picks = next_tasks(tasks, trials=64, trials_per_pick=8)
@@ -81,7 +81,7 @@ def test_one_task_gets_a_quarter_of_the_trials_at_first() -> None:
     assert picks[:4] == [0] * 4
 
 
-def test_what_nobody_else_can_use_is_shared_out_beyond_the_quarter() -> None:
+def test_a_task_gets_more_than_a_quarter_if_no_other_is_open() -> None:
     tasks = [_task(1e-3), _task(1e-3, flops=2e6), _task(exhausted=True)]
     assert len(next_tasks(tasks, trials=64, trials_per_pick=4)) == 16
 
@@ -102,7 +102,7 @@ def test_a_task_that_stopped_improving_is_set_aside_unless_all_have() -> None:
     assert set(next_tasks([stalled, stalled], trials=8, trials_per_pick=1)) == {0, 1}
 
 
-def test_a_task_that_matters_does_not_starve_because_trifles_improve() -> None:
+def test_a_stalled_heavy_task_goes_on_while_the_others_gain_little() -> None:
     stalled, trifle, untried = _task(*STALLED, weight=10), _task(1.1e-3, 1e-3), _task()
     assert next_tasks([stalled, trifle], trials=1, trials_per_pick=1) == [0]
     assert 0 not in next_tasks([stalled, untried], trials=8, trials_per_pick=1)
@@ -142,7 +142,7 @@ def test_the_papers_formula_on_a_worked_example() -> None:
 
 
 def test_a_similar_task_that_is_much_faster_promises_more() -> None:
-    """At 8e9 operations a second, 2e6 operations might take 0.5 ms instead of 4: 3.5 ms to gain."""
+    """At 8e9 operations a second, 2e6 operations may take 0.5 ms instead of 4, a gain of 3.5 ms."""
     task = _task(4e-3, 4e-3, 4e-3, 4e-3, weight=5, flops=2e6, issued=10, tag="conv")
     fast = _task(1e-3, flops=8e6, tag="conv")
     other = _task(1e-3, flops=8e6, tag="pool")

@@ -1,4 +1,4 @@
-"""Which nodes an instruction computes, the sketches that use it, and how their programs are counted."""
+"""Dot-product instructions: the nodes that match, their sketches, and the estimate of their programs."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_the_consumer_is_fused_and_the_padding_stays_in_memory() -> None:
         assert location.options == ("root", "1", "2", "3")
 
 
-def test_what_would_be_inlined_elsewhere_stays_in_memory_too() -> None:
+def test_a_producer_of_an_operand_is_not_inlined() -> None:
     graph = dag(
         {"raw": (32, 64), "b": (64, 48)},
         [
@@ -271,7 +271,7 @@ def test_an_instruction_takes_as_long_as_one_of_a_vector() -> None:
     assert dot_cycles == pytest.approx(cycles)
 
 
-def test_the_order_in_which_the_columns_lie_at_first_costs_nothing_in_registers() -> None:
+def test_the_original_order_of_the_columns_does_not_matter_to_registers() -> None:
     loads = []
     for b in ("b[k, j]", "b[j, k]"):
         graph = _matmul(b=b, constants=("b",))

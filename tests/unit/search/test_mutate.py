@@ -124,7 +124,7 @@ def _values(variable: Variable) -> set[tuple[int, ...]]:
 
 
 @given(sketches, seeds)
-def test_what_is_legal_of_the_children_is_valid(sketch: Sketch, seed: int) -> None:
+def test_legal_children_are_valid(sketch: Sketch, seed: int) -> None:
     rng = np.random.default_rng(seed)
     parents = drawn(sketch, seed)
     for children in (mutate(parents, rng), cross(parents, mutate(parents, rng), rng)):

@@ -63,7 +63,7 @@ def test_proposals_are_new_distinct_and_predicted(name: str, seed: int, count: i
 
 @few_examples
 @given(task_names, seeds)
-def test_what_was_measured_or_issued_never_comes_again(name: str, seed: int) -> None:
+def test_measured_and_issued_programs_are_not_proposed_again(name: str, seed: int) -> None:
     task = TASKS[name]
     first = [proposal.program for proposal in _propose(task, 12, seed)]
     measured = [(program, float("inf") if i % 3 else 1e-3) for i, program in enumerate(first[::2])]
@@ -94,7 +94,7 @@ for proposal in propose(task, CostModel(), [], 16, np.random.default_rng(3)):
 
 
 def test_another_process_proposes_the_same_programs() -> None:
-    """Sets of strings have another order in every process: nothing may depend on it."""
+    """Sets of strings have another order in every process, which must not matter."""
     told = {
         subprocess.run(
             [sys.executable, "-c", SCRIPT],
@@ -137,14 +137,14 @@ def test_nothing_is_proposed_when_nothing_is_asked_for() -> None:
     assert _propose(TASKS["matmul"], 0) == []
 
 
-def test_evolution_is_as_large_as_the_batch_that_is_wanted() -> None:
+def test_the_size_of_the_evolution_follows_the_batch() -> None:
     config, learned = SearchConfig(), CostModel(xgboost.Booster())  # never asked here
-    sizes = [config.share(1, count, learned).population for count in (1, 4, 16, 64)]
+    sizes = [config.evolution_of_one(1, count, learned).population for count in (1, 4, 16, 64)]
     assert sizes == [64, 256, 1024, 1024]
     # All sketches together have no more than a few times the programs of one.
-    assert [config.share(count, 16, learned).population for count in (4, 8)] == [1024, 512]
+    assert [config.evolution_of_one(count, 16, learned).population for count in (4, 8)] == [1024, 512]
     # Before anything is learned evolution is short anyway.
-    assert {config.share(1, count, CostModel()).population for count in (1, 16)} == {512}
+    assert {config.evolution_of_one(1, count, CostModel()).population for count in (1, 16)} == {512}
 
 
 def test_the_best_predicted_come_first() -> None:
@@ -163,7 +163,7 @@ def test_near_copies_fill_no_more_than_their_share() -> None:
     assert max(innermost.values()) <= 4
 
 
-def test_the_share_gives_way_where_there_is_nothing_else() -> None:
+def test_near_copies_fill_the_batch_if_there_is_nothing_else() -> None:
     graph = dags.matmul(2, 1, 4096)
     task = SearchTask(graph, (sketch_of(graph, "tile matmul SSRSRS"),), DEVICE)
     proposals = _propose(task, 16)
@@ -173,14 +173,14 @@ def test_the_share_gives_way_where_there_is_nothing_else() -> None:
 
 
 def test_known_programs_do_not_use_up_the_batch() -> None:
-    """The best of the population is known: what follows it is proposed instead."""
+    """The best programs of the population are known, so the next ones are proposed."""
     task = TASKS["depthwise"]
     known = [proposal.program for proposal in _propose(task, 64)]
     assert len(_propose(task, 64, measured=[(program, 1e-3) for program in known])) == 64
 
 
 def _measured_s(program: Program) -> float:
-    """A device that the analytic model is wrong about: it only likes large outer loops over i."""
+    """Seconds on a device that the analytic model is wrong about: large outer loops over i are fast."""
     return 1e-3 / program.factors("matmul", 0)[0]
 
 

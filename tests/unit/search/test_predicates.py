@@ -38,7 +38,7 @@ def _rows(*reads: str, **facts: Any) -> Node:
         (node("sum", {"i": 8}, ["a[i, k]"], reduction={"k": 4}), False),
     ],
 )
-def test_inlineable_is_what_reads_in_order_and_costs_little(subject: Node, expected: bool) -> None:
+def test_inlineable_nodes_read_in_order_and_cost_little(subject: Node, expected: bool) -> None:
     assert is_strictly_inlineable(subject) is expected
 
 

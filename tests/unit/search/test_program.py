@@ -139,7 +139,7 @@ def test_axes_of_extent_one_have_factors_of_one() -> None:
     assert gather([program]).factors("conv", 0).tolist() == [[1, 1, 1, 1]]
 
 
-def test_a_choice_nobody_left_open_has_no_answer() -> None:
+def test_a_choice_that_the_sketch_lacks_is_refused() -> None:
     program = middling(generate(dags.matmul(), DEVICE)[0])
     assert program.choice("matmul", "unroll") == 16
     with pytest.raises(KeyError):

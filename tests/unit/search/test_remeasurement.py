@@ -16,7 +16,9 @@ MEASURED = st.lists(
 
 
 @given(measured=MEASURED, count=st.integers(0, 8))
-def test_only_what_may_be_the_fastest_is_timed_again(measured: list[tuple[float, int]], count: int) -> None:
+def test_only_programs_that_may_be_the_fastest_are_timed_again(
+    measured: list[tuple[float, int]], count: int
+) -> None:
     timed = [MeasuredProgram(number, seconds, times) for number, (seconds, times) in enumerate(measured)]
     chosen = [timed[number] for number in select_for_remeasurement(timed, count)]
     best_s = min((one.seconds for one in timed), default=math.inf)
@@ -27,7 +29,7 @@ def test_only_what_may_be_the_fastest_is_timed_again(measured: list[tuple[float,
         assert all(one.optimistic_s > best_s for one in left)
 
 
-def test_the_fastest_comes_first_and_is_believed_in_the_end() -> None:
+def test_the_fastest_comes_first_until_it_was_timed_often_enough() -> None:
     measured = [MeasuredProgram("a", 1.0), MeasuredProgram("b", 0.99), MeasuredProgram("c", 2.0)]
     assert select_for_remeasurement(measured, 3) == ["b", "a"]
     # One that was measured seldom may still be faster than one that is well known.
@@ -36,17 +38,17 @@ def test_the_fastest_comes_first_and_is_believed_in_the_end() -> None:
     assert select_for_remeasurement([MeasuredProgram("b", 0.99, ENOUGH)], 3) == []
 
 
-def test_nothing_that_worked_means_nothing_to_time_again() -> None:
+def test_without_a_success_nothing_is_timed_again() -> None:
     assert select_for_remeasurement([], 3) == []
     assert select_for_remeasurement([MeasuredProgram("a", math.inf)], 3) == []
 
 
-def test_what_was_never_measured_is_refused() -> None:
-    with pytest.raises(ValueError, match="once at least"):
+def test_zero_measurements_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least once"):
         MeasuredProgram("a", 1.0, 0)
 
 
-def test_more_of_the_last_trials_are_for_contenders() -> None:
+def test_the_last_batch_times_more_programs_again() -> None:
     rng = np.random.default_rng(0)
     early = sum(remeasurement_count(32, rng, is_last=False) for _ in range(200))
     late = sum(remeasurement_count(32, rng, is_last=True) for _ in range(200))
@@ -54,17 +56,17 @@ def test_more_of_the_last_trials_are_for_contenders() -> None:
     assert 1400 < late < 1800
 
 
-def test_it_finds_better_programs_than_believing_every_measurement() -> None:
-    """Programs of 1.00 to 1.30, each measurement off by 8%: with an eighth of the measurements for
-    contenders, what is chosen in the end is better though fewer programs were tried."""
+def test_remeasurement_finds_better_programs() -> None:
+    """Programs take 1.00 to 1.30, and each measurement is off by 8%. If an eighth of the measurements repeat
+    others, the chosen program is better, though fewer programs were tried."""
     assert statistics.fmean(_chosen(seed, again=4) for seed in range(60)) < statistics.fmean(
         _chosen(seed, again=0) for seed in range(60)
     )
 
 
 def _chosen(seed: int, again: int) -> float:
-    """What the program really takes that looks the fastest after 4 batches of 32 measurements, of which so
-    many are `again` of those before."""
+    """Return the true seconds of the program that looks the fastest after 4 batches of 32 measurements,
+    `again` of which repeat earlier ones."""
     rng = np.random.default_rng(seed)
     truth = rng.uniform(1.0, 1.3, 4 * 32)
     seen: dict[int, list[float]] = {}

@@ -57,7 +57,9 @@ def renamed(graph: Dag) -> Dag:
 
 @settings(max_examples=60)
 @given(st.sampled_from(sorted(PAIRS)), st.sampled_from([DEVICE, GPU]), seeds)
-def test_what_comes_out_is_legal_and_of_the_given_sketches(name: str, device: Device, seed: int) -> None:
+def test_transferred_programs_are_legal_and_of_the_given_sketches(
+    name: str, device: Device, seed: int
+) -> None:
     source, target = (generate(make(), device) for make in PAIRS[name])
     sketch = source[seed % len(source)]
     found = transfer_programs(all_programs(drawn(sketch, seed, 8)), target)
@@ -103,7 +105,7 @@ def test_the_register_tile_is_kept_where_extents_allow_it() -> None:
     assert found.choice("matmul", "unroll") == 64
 
 
-def test_another_structure_has_no_place() -> None:
+def test_programs_of_another_structure_are_left_out() -> None:
     programs = all_programs(drawn(generate(dags.matmul(), DEVICE)[0], 0, 4))
     assert transfer_programs(programs, generate(dags.softmax(), DEVICE)) == []
     assert transfer_programs([], generate(dags.matmul(), DEVICE)) == []

@@ -79,7 +79,7 @@ def test_an_epilogue_that_reads_a_later_kernel_is_not_fused() -> None:
     assert "tile second SSSRRSRS, sum at 3" in key
 
 
-def test_what_feeds_a_constant_matrix_is_computed_by_its_reader() -> None:
+def test_the_operand_of_a_constant_matrix_is_computed_by_its_reader() -> None:
     graph = dag(
         {"data": (8, 8, 100), "matrix": (4, 4)},
         [

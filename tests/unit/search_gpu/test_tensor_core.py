@@ -19,7 +19,7 @@ from tests.unit.search import dags
 
 
 def typed(graph: Dag, operand: str = "float16", sums: str = "float32") -> Dag:
-    """The same graph on inputs of one type, summed up in another."""
+    """Return the graph with inputs of one type and sums of another."""
     inputs = {read.buffer for node in graph.nodes if needs_tiling(node) for read in node.reads}
     buffers = [replace(b, dtype=operand if b.name in inputs else sums) for b in graph.buffers]
     return replace(graph, buffers=tuple(buffers))
@@ -81,7 +81,7 @@ def test_drawn_tiles_are_within_the_limits(size: int) -> None:
     assert (estimate(population, GPU).seconds > 0).all()
 
 
-def test_rows_in_shared_memory_are_moved_apart() -> None:
+def test_rows_in_shared_memory_are_padded() -> None:
     sketch = generate(typed(dags.matmul(64, 64, 64)), GPU)[0]
     population = sample(sketch, 256, np.random.default_rng(0))
     tile = TensorTile.of(population, sketch.placed(Placement.TENSOR)[0])

@@ -1,4 +1,4 @@
-"""What a child process inherits of its parent's environment."""
+"""A child inherits the variables that it needs, and no secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a device that can't measure is checked again, and when people are told."""
+"""A device that can't measure is checked again ever more seldom, and people are told why."""
 
 from __future__ import annotations
 

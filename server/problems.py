@@ -35,7 +35,7 @@ _MISSING: dict[type[Exception], str] = {
     TokenNotFound: "token",
     WorkerNotFound: "worker",
 }
-_EXPLAINED = {
+_EXPLANATIONS = {
     404: "There is nothing at this address: see /openapi.json for those that exist.",
     405: "This address doesn't take this method: see the Allow header.",
 }
@@ -95,7 +95,7 @@ class Problem(HTTPException):
         return JSONResponse(body, self.status_code, headers=self.headers, media_type=MEDIA_TYPE)
 
 
-def install(app: FastAPI) -> None:
+def install_error_handlers(app: FastAPI) -> None:
     """Make every error of the application a problem document."""
     app.add_exception_handler(HTTPException, _on_http)
     app.add_exception_handler(RequestValidationError, _on_invalid)
@@ -120,7 +120,7 @@ async def _on_http(_request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, Problem):
         return error.response()
     phrase = http.HTTPStatus(error.status_code).phrase
-    detail = error.detail if error.detail != phrase else _EXPLAINED.get(error.status_code, phrase)
+    detail = error.detail if error.detail != phrase else _EXPLANATIONS.get(error.status_code, phrase)
     kind = phrase.lower().replace(" ", "-")
     return Problem(error.status_code, kind, detail, headers=error.headers).response()
 
