@@ -29,7 +29,7 @@ from tests.workloads import WORKLOADS, matmul, module
 
 DEVICE = detect_device()
 BUILDER = LocalBuilder(DEVICE.target)
-# What a schedule's trace looks like before anything was done to it.
+# The trace of a schedule before any primitive is applied.
 UNSCHEDULED = "[[],[]]"
 
 
@@ -190,7 +190,7 @@ def test_constants_are_flushed_before_every_repeat(
     measurement = _measure(runner, workload, workload, constants)
     shapes = [[(4, 16), (16, 8)][i] for i in constants]
     assert measurement.outcome is Outcome.OK, measurement.error
-    # One more: how many repeats there is time for is found out by a first one.
+    # One more: a first call finds out how many repeats there is time for.
     assert flushed == ([shapes] * (len(measurement.run_secs) + 1) if constants else [])
 
 
