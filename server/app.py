@@ -10,8 +10,8 @@ from fastapi import FastAPI
 from server.access.middleware import AccessMiddleware, BodySizeMiddleware
 from server.api import access, cost_models, events, health, jobs, metrics, models, schedules, workers
 from server.api.metrics import RequestMetricsMiddleware
-from server.api.problems import EVERYWHERE, GUARDED, ProblemBody, install_error_handlers
 from server.context import ServerContext
+from server.problems import EVERYWHERE, GUARDED, ProblemBody, install_error_handlers
 
 _MAX_BODY_BYTES = 4 << 20
 _MAX_IMPORT_BYTES = 256 << 20

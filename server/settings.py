@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from server.access.limits import OFF, parse_limit
+from server.rate_limits import OFF, parse_limit
 from system.network import is_loopback
 from system.tls import TlsFiles
 

@@ -17,7 +17,7 @@ from core.access import Scope
 from records import access
 from records.access import Token
 from records.storage.database import Database
-from server.access.limits import RateLimiter, network_of
+from server.rate_limits import RateLimiter, network_of
 from server.settings import ServerSettings
 
 # For this long a token that was revoked by another server process may still work here.

@@ -13,7 +13,7 @@ from records.storage.database import StorageError
 from server.access.audit import AuditLog
 from server.access.authentication import LOOPBACK, AccessDenied, Authenticator, Caller, require_scope
 from server.access.scopes import OPEN_PATHS, Operation, operation_of
-from server.api.problems import Problem, storage_problem
+from server.problems import Problem, storage_problem
 from system.network import is_loopback
 
 

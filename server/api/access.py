@@ -13,8 +13,8 @@ from records import access
 from records.access import AuditLine, Token
 from server.access.authentication import TOKEN_PREFIX, token_digest
 from server.api.fields import Name
-from server.api.problems import problems
 from server.context import ContextDep
+from server.problems import problems
 
 router = APIRouter(prefix="/v1", tags=["access"])
 

@@ -12,9 +12,9 @@ from records.fleet import devices
 from records.schedules import cost_models
 from records.schedules.cost_models import Version, evaluated
 from server.api.fields import Name
-from server.api.problems import Problem, problems
 from server.api.targets import device_class
 from server.context import ContextDep
+from server.problems import Problem, problems
 
 router = APIRouter(prefix="/v1/cost-models", tags=["cost models"])
 

@@ -12,8 +12,8 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from records.jobs import events, jobs
 from records.jobs.events import Event
-from server.api.problems import problems
 from server.context import ContextDep, ServerContext
+from server.problems import problems
 from server.waiting import sleep_unless_stopping
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])

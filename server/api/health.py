@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from server.api.problems import Problem, problems
 from server.context import ContextDep
+from server.problems import Problem, problems
 
 router = APIRouter(tags=["health"])
 

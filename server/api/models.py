@@ -14,8 +14,8 @@ from records.jobs.models import ModelInfo
 from records.storage import blobs
 from server.api import onnx_file
 from server.api.fields import Name
-from server.api.problems import Problem, problems
 from server.context import ContextDep, ServerContext
+from server.problems import Problem, problems
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 

@@ -19,10 +19,10 @@ from records.jobs import jobs, tasks
 from records.schedules import schedules
 from records.schedules.schedules import Record
 from server.api.fields import Name, RequestBody
-from server.api.problems import Problem, problems
 from server.api.targets import NATIVE, device_class
 from server.context import ContextDep, ServerContext
 from server.fleet.plausibility import LONGEST_S
+from server.problems import Problem, problems
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from records.fleet import devices
-from server.api.problems import Problem
+from server.problems import Problem
 
 NATIVE = "native"
 

@@ -17,8 +17,8 @@ from core.worker import Wanted
 from records.fleet import devices, leases
 from records.fleet.devices import WorkerInfo
 from records.fleet.leases import HeldLease
-from server.api.problems import Problem, problems
 from server.context import ContextDep
+from server.problems import Problem, problems
 
 router = APIRouter(prefix="/v1", tags=["workers"])
 

@@ -106,8 +106,8 @@ class TestMigration:
         database = sqlite(path)
         database.migrate()
         with database.begin() as session:
-            job = jobs.get(session, "job")
-            assert (job.trials_issued, job.trials_done) == (3, 2)
+            migrated = jobs.get(session, "job")
+            assert (migrated.trials_issued, migrated.trials_done) == (3, 2)
             assert [trial.id for trial in trials.for_task(session, 1)] == [1, 2, 3]
             # Nor does the id of one that was deleted come back.
             new = trials.NewTrial(1, "w", None, "t", 0.0)

@@ -14,8 +14,8 @@ from records.storage.database import Database
 from server.access import audit as access_audit
 from server.access.audit import DAILY_S, MAX_REFUSED, AuditLog
 from server.access.interceptor import peer_address
-from server.access.limits import RateLimiter, network_of, parse_limit
 from server.access.scopes import UNKNOWN, operation_of, procedure_scope
+from server.rate_limits import RateLimiter, network_of, parse_limit
 
 
 @pytest.mark.parametrize("text", ["many", "600/fortnight", "-1/minute", "/minute", "on"])
