@@ -49,6 +49,7 @@ class TaskEntry:
     latency_s: float | None = None
     source: str = "fallback"
     reason: str = ""
+    variant: str = ""
 
 
 @dataclass(frozen=True)
