@@ -88,9 +88,9 @@ class TestMigration:
                 config.attributes["connection"] = old
                 command.upgrade(config, "0004")
             engine.dispose()
-            job = "'job', 'sha', 'net', '{}', 'native', 9, 0, 'tuning', '', 1.0"
+            row = "'job', 'sha', 'net', '{}', 'native', 9, 0, 'tuning', '', 1.0"
             columns = "id, model_sha, model_name, shapes, target, trials, seed, state, message, created_at"
-            connection.execute(f"INSERT INTO jobs ({columns}) VALUES ({job})")
+            connection.execute(f"INSERT INTO jobs ({columns}) VALUES ({row})")
             columns = "id, job_id, workload_hash, name, weight, flops, covered, reason, constants"
             connection.execute(
                 f"INSERT INTO tasks ({columns}) VALUES (1, 'job', 'w', 'conv', 1, 1.0, 1, '', '[]')"
