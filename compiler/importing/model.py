@@ -55,8 +55,8 @@ class ExtractedTask:
 
     `weight` is the number of calls in the model. `constants` are the positions of the arguments that are
     constants of the model; they are part of the workload. `functions` are the names of the fused module's
-    functions that compute it. A task
-    that may take the place of the workload `variant_of` has the name of its `variant`.
+    functions that compute it. A task that may replace the workload `variant_of` is of the `variant` of this
+    name (`compiler.variants`).
     """
 
     workload_hash: str
@@ -70,7 +70,7 @@ class ExtractedTask:
 
     @property
     def place(self) -> str:
-        """The workload of the model that it computes."""
+        """The hash of the workload of the model that it computes."""
         return self.variant_of or self.workload_hash
 
 
@@ -131,7 +131,16 @@ def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
 
 
 def fuse_operators(operators: tvm.IRModule, target: str) -> tvm.IRModule:
-    """Rewrite operators as calls of fused PrimFuncs. Raises ModelError."""
+    """Rewrite operators as calls of fused PrimFuncs.
+
+        lv = conv2d(x, w)
+        lv1 = add(lv, b)
+        gv = relu(lv1)
+    ->
+        gv = call_tir(fused_conv2d_add_relu, (x, w, b))
+
+    Raises ModelError when TVM can't compile the model.
+    """
     passes = [
         transform.LegalizeOps(),
         transform.AnnotateTIROpPattern(),

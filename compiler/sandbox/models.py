@@ -73,9 +73,11 @@ class LibraryKind(StrEnum):
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """A .onnx file, the shapes of its dynamic inputs, a target, and the library to compile. `schedules` maps
-    workload hashes to traces; a workload without one gets the fallback schedule, a variant with one takes the
-    place of the workload that it is a variant of."""
+    """A .onnx file, the shapes of its dynamic inputs, a target, and the library to compile.
+
+    `schedules` maps workload hashes to traces. A workload without a trace gets the fallback schedule; a
+    variant with a trace replaces the workload that it is a variant of.
+    """
 
     data: bytes
     shapes: Mapping[str, Shape]

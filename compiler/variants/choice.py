@@ -1,4 +1,4 @@
-"""The variants of a model: which subgraphs they change, and the model with some of these changes.
+"""Find the subgraphs that variants of a model change, and build the model with some of these changes.
 
 A variant rewrites operators one by one and leaves it to TVM how they are fused, so the model calls as many
 kernels, in the same order, with it as without it.
@@ -59,7 +59,7 @@ class VariantModel:
         )
 
     def tasks(self) -> list[ExtractedTask]:
-        """The tasks of the model, then those that may take the place of one of them."""
+        """Return the tasks of the model, then the tasks of variants that may replace one of them."""
         tasks = extract_tasks(self.fused)
         weights = {task.workload_hash: task.weight for task in tasks}
         for name, variant in self.variants.items():
@@ -68,10 +68,11 @@ class VariantModel:
         return tasks
 
     def choose(self, workloads: Collection[str]) -> tvm.IRModule:
-        """The model with the kernels of `workloads` wherever a variant offers one of them.
+        """Replace kernels of the model by those of variants whose workloads are among `workloads`.
 
-        call_tir(conv2d_add_relu, x, weight, bias)
-        ->  call_tir(winograd_4_conv2d_add_relu, x, weight', bias)
+            gv = call_tir(fused_conv2d_add_relu, (x, weight, bias))
+        ->
+            gv = call_tir(fused_winograd_4_conv2d_add_relu, (x, weight', bias))
         """
         chosen = self.fused
         for variant in self.variants.values():
@@ -86,8 +87,8 @@ class VariantModel:
 
 
 def _counterparts(fused: tvm.IRModule, variant: tvm.IRModule) -> dict[str, ExtractedTask]:
-    """The tasks of a variant that aren't tasks of the model, by the workload whose place they take. Empty
-    when the two can't be compared call by call."""
+    """Map workloads of the model to the tasks of a variant that compute the same. Empty when the two modules
+    can't be compared call by call."""
     calls, others = kernel_calls(fused), kernel_calls(variant)
     if len(calls) != len(others):
         return {}
@@ -105,7 +106,7 @@ def _counterparts(fused: tvm.IRModule, variant: tvm.IRModule) -> dict[str, Extra
 
 
 def _replace_kernels(fused: tvm.IRModule, variant: tvm.IRModule, workloads: Collection[str]) -> tvm.IRModule:
-    """Call the kernels of a variant, with its constants, in place of those that compute the workloads."""
+    """Call a variant's kernels, with its constants, instead of the kernels that compute `workloads`."""
     functions = {
         name for task in extract_tasks(fused) if task.workload_hash in workloads for name in task.functions
     }
@@ -118,6 +119,9 @@ def _replace_kernels(fused: tvm.IRModule, variant: tvm.IRModule, workloads: Coll
 
 @relax.expr_functor.mutator
 class _KernelReplacer(relax.PyExprMutator):
+    """Replaces calls of `functions` by those of a variant. `calls` are all kernel calls of the variant, in
+    the order in which they are visited."""
+
     def __init__(
         self,
         fused: tvm.IRModule,
@@ -139,8 +143,8 @@ class _KernelReplacer(relax.PyExprMutator):
             return call
         kernel = self.builder_.add_func(self._variant[other.args[0]], _name(other))
         arguments = [
-            theirs if isinstance(theirs, GenericConst) else ours
-            for ours, theirs in zip(call.args[1], other.args[1], strict=True)
+            counterpart if isinstance(counterpart, GenericConst) else argument
+            for argument, counterpart in zip(call.args[1], other.args[1], strict=True)
         ]
         return Call(call.op, [kernel, relax.Tuple(arguments)], call.attrs, call.ty_args)
 

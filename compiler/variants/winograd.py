@@ -33,15 +33,13 @@ FUSES_ELEMENTWISE = 4
 
 
 class Winograd:
-    """3x3 convolutions of stride 1 as products of transformed tiles.
+    """Computes 3x3 convolutions of stride 1 as products of transformed tiles.
 
-    conv[h, w, o] = sum(data[h + i, w + j, c] * weight[i, j, c, o])
-
+        conv[h, w, o] = sum(data[h + i, w + j, c] * weight[i, j, c, o])
     ->
-
-    transformed[e, v, p, q, c] = sum(data[m*p + i, m*q + j, c] * B[i, e] * B[j, v])      i, j < m + 2
-    products[e, v, p, q, o] = sum(transformed[e, v, p, q, c] * weight'[e, v, c, o])
-    conv[m*p + h, m*q + w, o] = sum(products[e, v, p, q, o] * A[e, h] * A[v, w])         h, w < m
+        transformed[e, v, p, q, c] = sum(data[m*p + i, m*q + j, c] * B[i, e] * B[j, v])      i, j < m + 2
+        products[e, v, p, q, o] = sum(transformed[e, v, p, q, c] * weight'[e, v, c, o])
+        conv[m*p + h, m*q + w, o] = sum(products[e, v, p, q, o] * A[e, h] * A[v, w])         h, w < m
     """
 
     def __init__(self, tile: int) -> None:
@@ -49,7 +47,7 @@ class Winograd:
         self.name = f"winograd_{tile}"
 
     def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
-        """Rewrite the convolutions that it applies to; None when there is none."""
+        """Rewrite the convolutions that `applies` accepts; None when there is none."""
         rewriter = _Rewriter(operators, self.tile, self.name)
         rewritten = rewrite_functions(operators, rewriter.visit_expr)
         if not rewriter.rewritten:
@@ -61,8 +59,8 @@ class Winograd:
 
 
 def applies(call: Call, tile: int) -> bool:
-    """Whether a call is a 3x3 convolution of stride 1 of 32-bit floats, channels last, with constant weights
-    and an image of at least two tiles in each direction."""
+    """Return whether a call is a 3x3 convolution of stride 1 of 32-bit floats, channels last, with constant
+    weights and an image of at least two tiles in each direction."""
     if getattr(call.op, "name", "") != "relax.nn.conv2d" or not isinstance(call.args[1], GenericConst):
         return False
     attrs, weight, result = call.attrs, call.args[1].value, static_shape(call)
@@ -110,7 +108,7 @@ class _Rewriter(relax.PyExprMutator):
 
 
 def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile: int) -> te.Tensor:
-    """A convolution of stride 1 with weights that are transformed already.
+    """Compute a convolution of stride 1 from transformed weights.
 
     data: [n, h, w, inputs], weight: [a, a, inputs, outputs], padding: top, left, bottom, right; the result is
     [n, h', w', outputs]. The last tiles may reach beyond the padded data, where zeros are read.
@@ -158,13 +156,13 @@ def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile
 
 
 def _transform_weights(weight: NDArray[Any], matrix: NDArray[np.float64]) -> NDArray[np.float32]:
-    """G g G^T of every pair of channels: [3, 3, inputs, outputs] -> [a, a, inputs, outputs]."""
+    """Return G g G^T of every pair of channels: [3, 3, inputs, outputs] -> [a, a, inputs, outputs]."""
     transformed = np.einsum("ei,vj,ijco->evco", matrix, matrix, weight.astype(np.float64), optimize=True)
     return np.ascontiguousarray(transformed, dtype=np.float32)
 
 
 def matrices(tile: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-    """A, B and G of F(tile x tile, 3 x 3) by Cook and Toom: polynomials at POINTS and at infinity."""
+    """Return A, B and G of F(tile x tile, 3 x 3) by Cook and Toom: polynomials at POINTS and at infinity."""
     points = np.array(POINTS[tile])
     edge = tile + KERNEL - 1
     infinity = np.eye(edge)[-1:]

@@ -200,7 +200,7 @@ class Nests:
                 for k1, k0: p[i, k1] += A[i, k0 * 16 + k1]
                 for k1: s[i] += p[i, k1]
 
-        Where they `stand_apart`, they keep their own loops.
+        Partial results that have a nest of their own stay where they are.
         """
         node, own = self._node(stage), self.loops[stage.node]
         is_moved = not stage.rfactor.has_own_nest and bool(own.spatial or depth)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 
@@ -52,6 +53,7 @@ def test_nonsense_from_a_child_is_no_measurement(message: object) -> None:
 
 def test_nonsense_from_a_child_is_no_list_of_numbers() -> None:
     assert messages.decode_numbers([0, 7]) == {0, 7}
+    message: Any
     for message in (None, 7, "text", {}, ["a"], [-1], [1.5], [[]]):
         with pytest.raises(FrameError, match="number"):
             messages.decode_numbers(message)
@@ -96,6 +98,7 @@ def test_nonsense_from_a_child_is_no_export(message: frames.Message) -> None:
 def test_machines_survive_their_message_and_nonsense_does_not() -> None:
     machines = Machines(("x86_64",), ("no linker for aarch64",))
     assert messages.decode_machines(messages.encode_machines(machines)) == machines
+    message: Any
     for message in ({}, {"names": 7, "problems": []}, []):
         with pytest.raises(FrameError, match="not a list of machines"):
-            messages.decode_machines(message)  # type: ignore[arg-type]
+            messages.decode_machines(message)
