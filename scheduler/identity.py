@@ -1,6 +1,6 @@
 """The name under which a scheduler claims jobs: unique on its host, and used again after a crash.
 
-A killed scheduler leaves claims behind that hold for minutes. Its successor goes on at once if it has the
+A killed scheduler leaves claims behind that hold for a minute. Its successor goes on at once if it has the
 same name; two schedulers that run side by side must not share one.
 """
 

@@ -1,4 +1,4 @@
-"""The scheduler's process: a Celery worker that runs one step at a time; a thread asks for sweeps."""
+"""The scheduler's process: a Celery worker that runs one step at a time; a thread sweeps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery, signals
 from celery.exceptions import SecurityWarning
@@ -22,6 +22,9 @@ from scheduler.identity import unique_name
 from scheduler.settings import SchedulerSettings
 from system.command import CommandError, run_function
 from system.settings import SettingsError, read_settings
+
+if TYPE_CHECKING:
+    from scheduler.upkeep.sweep import Sweeper
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +60,10 @@ def _work(celery: Celery, settings: SchedulerSettings, database: Database, name:
     # These load TVM, which takes seconds: after the settings were checked, before the first step.
     from scheduler.context import Context
     from scheduler.steps.celery_tasks import register
+    from scheduler.upkeep.sweep import Sweeper
 
-    register(celery, Context(settings, database, time.time, name, Waker(celery)))
+    sweeper = Sweeper(Context(settings, database, time.time, name, Waker(celery)))
+    register(celery, sweeper.context, sweeper)
     # Celery warns against root because pickled messages could run code; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     signals.setup_logging.connect(_keep_logging)
@@ -72,31 +77,40 @@ def _work(celery: Celery, settings: SchedulerSettings, database: Database, name:
         without_mingle=True,
         without_heartbeat=True,
     )
-    arguments = celery, settings.sweep_interval_s
-    threading.Thread(target=_request_sweeps, args=arguments, name="sweeps", daemon=True).start()
+    is_stopping = threading.Event()
+    arguments = celery, sweeper, settings.sweep_interval_s, is_stopping
+    sweeps = threading.Thread(target=_sweep_until, args=arguments, name="sweeps", daemon=True)
+    sweeps.start()
     log.info("ready as %s", name)
     worker.start()
+    is_stopping.set()
+    # A sweep whose database is away is left alone.
+    sweeps.join(5.0)
     return int(worker.exitcode or ExitCode.OK)
 
 
-def _request_sweeps(celery: Celery, interval_s: float) -> None:
-    """Send a message for a sweep at every interval, for ever.
+def _sweep_until(celery: Celery, sweeper: Sweeper, interval_s: float, is_stopping: threading.Event) -> None:
+    """Sweep at every interval: repair, and send the message that wakes all jobs.
 
-    Celery's beat would do the same, but logs a stack trace for every message that it can't send.
+    Celery's beat would send it, but logs a stack trace for every message that it can't send.
     """
     is_away = False
-    while True:
+    while not is_stopping.is_set():
         try:
-            # A sweep that waited behind a long step is not worth running when the next one is there.
-            send(celery, "sweep", expires_s=interval_s)
+            sweeper.repair()
+        except Exception:
+            log.exception("a sweep failed; the next one begins anew")
+        try:
+            # One that waited behind a long step is not worth taking when the next one is there.
+            send(celery, "wake_jobs", expires_s=interval_s)
             if is_away:
                 log.info("the broker is back")
             is_away = False
         except Exception as error:  # sweeps go on, whatever the broker's library raises
             if not is_away:
-                log.error("no sweeps while the broker is away: %s", error)
+                log.error("no job is woken while the broker is away: %s", error)
             is_away = True
-        time.sleep(interval_s)
+        is_stopping.wait(interval_s)
 
 
 def _touch(file: Path, **_: Any) -> None:

@@ -149,11 +149,16 @@ def published_before(session: Session, job: Job) -> str | None:
 
 
 def claim(session: Session, job_id: str, holder: str, now: float, ttl_s: float) -> bool:
-    """Make `holder` the only one to step this job for `ttl_s` seconds, or renew its claim; False if another
-    holds one."""
+    """Make `holder` the only one to step this job for `ttl_s` seconds; False if another one is."""
     free = or_(JobRow.holder.is_(None), JobRow.holder == holder, JobRow.held_until <= now)
     statement = update(JobRow).where(JobRow.id == job_id, free)
     return changed(session, statement.values(holder=holder, held_until=now + ttl_s)) == 1
+
+
+def renew_claim(session: Session, job_id: str, holder: str, now: float, ttl_s: float) -> bool:
+    """Extend a claim to `now + ttl_s`; False when `holder` has none."""
+    held = update(JobRow).where(JobRow.id == job_id, JobRow.holder == holder)
+    return changed(session, held.values(held_until=now + ttl_s)) == 1
 
 
 def release(session: Session, job_id: str, holder: str) -> None:

@@ -1,4 +1,4 @@
-"""The Celery tasks: one for each step of a job, and one for the sweep.
+"""The Celery tasks: one for each step of a job, and one that wakes all jobs.
 
 They are closures, not `shared_task`s of a module, because all of them work with the context of their process.
 """
@@ -12,9 +12,8 @@ from scheduler.steps.drive import drive
 from scheduler.upkeep.sweep import Sweeper
 
 
-def register(app: Celery, context: Context) -> None:
+def register(app: Celery, context: Context, sweeper: Sweeper) -> None:
     """Register the tasks with the application. Other processes send them by name."""
-    sweeper = Sweeper(context)
 
     @app.task(name="scheduler.intake", shared=False)
     def intake(job_id: str) -> None:
@@ -28,6 +27,6 @@ def register(app: Celery, context: Context) -> None:
     def publish(job_id: str) -> None:
         drive(context, "publish", job_id)
 
-    @app.task(name="scheduler.sweep", shared=False)
-    def sweep() -> None:
-        sweeper.sweep()
+    @app.task(name="scheduler.wake_jobs", shared=False)
+    def wake_jobs() -> None:
+        sweeper.wake_jobs()

@@ -14,7 +14,7 @@ from records.storage.database import StorageError
 from scheduler.app import STEP_OF
 from scheduler.context import Context
 from scheduler.errors import PermanentError
-from scheduler.steps import intake, publish, rounds
+from scheduler.steps import claims, intake, publish, rounds
 
 Step = Callable[[Context, Job], None]
 STEPS: Mapping[str, Step] = {"intake": intake.run, "plan": rounds.run, "publish": publish.run}
@@ -30,7 +30,8 @@ def drive(context: Context, step: str, job_id: str) -> None:
         return
     try:
         if STEP_OF.get(job.state) == step:
-            _take(context, STEPS[step], job)
+            with claims.renewed(context, job_id):
+                _take(context, STEPS[step], job)
     finally:
         state = _release(context, job_id)
     # A job that has come to another state goes on at once, without waiting for the next sweep.

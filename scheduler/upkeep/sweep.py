@@ -1,4 +1,8 @@
-"""The sweep: every few seconds, it repairs what a lost message or a lost device left behind."""
+"""The sweep: every few seconds, it repairs what a lost message or a lost device left behind.
+
+Repairs are made in a thread of their own, so that no step, however long, holds up the jobs of lost devices.
+Jobs are woken by a message, which is taken between two steps: a scheduler that is busy needs no wake-ups.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +20,16 @@ log = logging.getLogger(__name__)
 
 
 class Sweeper:
-    """Ends lapsed leases, runs the other upkeep when it is due, and wakes every unfinished job."""
+    """Ends lapsed leases and runs the other upkeep when it is due; wakes unfinished jobs."""
 
     def __init__(self, context: Context) -> None:
-        self._context = context
+        self.context = context
         self._builder_fallback = BuilderFallback()
         self._garbage_collector = GarbageCollector()
 
-    def sweep(self) -> None:
-        database, now = self._context.database, self._context.now
+    def repair(self) -> None:
+        """End lapsed leases, and what else is due. What fails is logged and tried again the next time."""
+        database, now = self.context.database, self.context.now
         try:
             with database.begin() as session:
                 leases.expire(session, now())
@@ -34,6 +39,14 @@ class Sweeper:
             self._garbage_collector.collect(database, now())
         except StorageError as error:
             log.error("no sweep: %s", error)
+
+    def wake_jobs(self) -> None:
+        """Wake every unfinished job."""
+        try:
+            with self.context.database.begin() as session:
+                unfinished = jobs.unfinished(session)
+        except StorageError as error:
+            log.error("no job is woken: %s", error)
             return
         for job in unfinished:
-            self._context.wake(STEP_OF[job.state], job.id)
+            self.context.wake(STEP_OF[job.state], job.id)

@@ -112,7 +112,7 @@ def test_a_scheduler_lives_through_a_restart_of_redis(
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     errors = log.read_text()
-    assert "no sweeps while the broker is away" in errors
+    assert "no job is woken while the broker is away" in errors
     assert "the broker is back" in errors
     assert PASSWORD not in errors
     assert quote(PASSWORD, safe="") not in errors

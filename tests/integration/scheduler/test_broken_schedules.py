@@ -97,7 +97,8 @@ def test_a_schedule_that_breaks_the_model_is_left_out_alone(
     context = Context(SETTINGS, database, lambda: NOW, "here", lambda *wake: wakes.append(wake))
     sweeper = Sweeper(context)
     for _ in range(60):
-        sweeper.sweep()
+        sweeper.repair()
+        sweeper.wake_jobs()
         while wakes:
             drive(context, *wakes.pop(0))
         device.work(uuid4().hex)

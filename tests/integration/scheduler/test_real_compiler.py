@@ -179,7 +179,8 @@ def _finish(database: Database, device: Device) -> Job:
     context = _context(database, wakes)
     sweeper = Sweeper(context)
     for turn in range(40):
-        sweeper.sweep()
+        sweeper.repair()
+        sweeper.wake_jobs()
         while wakes:
             drive(context, *wakes.pop(0))
         device.work(f"lease {turn}")

@@ -177,7 +177,8 @@ class Farm:
         self.now += 5
 
     def sweep(self) -> None:
-        self._sweeper.sweep()
+        self._sweeper.repair()
+        self._sweeper.wake_jobs()
         self.drain()
 
     def drain(self) -> None:
