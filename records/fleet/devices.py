@@ -121,14 +121,16 @@ def classes(session: Session) -> list[Device]:
     return [_device(*row) for row in rows]
 
 
-def resolve_class(session: Session, target: str) -> Device | None:
+def resolve_class(session: Session, target: str, now: float) -> Device | None:
     """Return the device class that `target` means: a key, a name that only one class has, or "native".
 
-    "native" is the class of the worker seen last among those that are ready or busy and wanted to work.
+    "native" is the class of the worker seen last among those that are there, ready or busy, and wanted to
+    work.
     """
     if target == "native":
         able = (WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)), WorkerRow.wanted == Wanted.WORK)
-        keys = select(WorkerRow.device_class).where(*able, WorkerRow.device_class.is_not(None))
+        is_there = (WorkerRow.last_seen_at >= now - LOST_AFTER_S, WorkerRow.device_class.is_not(None))
+        keys = select(WorkerRow.device_class).where(*able, *is_there)
         newest = session.scalar(keys.order_by(WorkerRow.last_seen_at.desc(), WorkerRow.id).limit(1))
         return None if newest is None else get_class(session, newest)
     by_key = session.execute(_select_classes().where(DeviceClassRow.key == target)).first()

@@ -57,7 +57,7 @@ def _begin(context: Context, job: Job) -> Device | None:
         if job.device_class is not None:
             device: Device | None = devices.get_class(session, job.device_class)
         else:
-            device = devices.resolve_class(session, job.request.target)
+            device = devices.resolve_class(session, job.request.target, now)
         if device is None:
             waiting.note_no_device(session, job, now)
             return None

@@ -95,7 +95,7 @@ def show_cost_models(
 ) -> CostModelsBody:
     """Return the cost model of every device class that has one, with its metrics on records held out."""
     with context.database.begin() as session:
-        key = None if target is None else device_class(session, target)
+        key = None if target is None else device_class(session, target, context.now())
         versions = cost_models.versions(session, key)
         names = {device.key: device.name for device in devices.classes(session)}
     if key is not None and key not in versions:

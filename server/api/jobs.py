@@ -207,7 +207,7 @@ def create(
 ) -> JobBody:
     """Start a job. The same Idempotency-Key with the same request returns the job that it started before."""
     with context.database.begin() as session:
-        wanted = _job_request(session, body)
+        wanted = _job_request(session, body, context.now())
         job = jobs.create(session, context.new_id(), wanted, idempotency_key, context.now())
     if job.state is JobState.QUEUED:
         context.wake("intake", job.id)
@@ -296,7 +296,7 @@ def artifact(job_id: str, context: ContextDep) -> StreamingResponse:
     return StreamingResponse(read_and_close(file), media_type="application/x-tar", headers=headers)
 
 
-def _job_request(session: Session, body: JobRequestBody) -> JobRequest:
+def _job_request(session: Session, body: JobRequestBody, now: float) -> JobRequest:
     try:
         model = models.get(session, body.model)
     except ModelNotFound as error:
@@ -304,7 +304,7 @@ def _job_request(session: Session, body: JobRequestBody) -> JobRequest:
             422, "unknown-model", f"No model is stored as {body.model}: upload it first."
         ) from error
     if body.target != NATIVE:
-        device_class(session, body.target)  # raises a Problem for an unknown one
+        device_class(session, body.target, now)  # raises a Problem for an unknown one
     return JobRequest(
         model_sha=model.sha,
         model_name=model.name,

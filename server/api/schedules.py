@@ -132,7 +132,7 @@ def best(
 ) -> ScheduleBody:
     """Return the fastest schedule measured of one workload; without one, an imported schedule."""
     with context.database.begin() as session:
-        key = device_class(session, target)
+        key = device_class(session, target, context.now())
         record = schedules.best(session, workload, key)
     if record is None:
         detail = f"No schedule is known of workload {workload} on {key}: tune a model that has it."
@@ -144,7 +144,7 @@ def best(
 def query(body: ScheduleQueryBody, context: ContextDep) -> SchedulesBody:
     """Return the fastest schedules measured of many workloads at once; without one, imported schedules."""
     with context.database.begin() as session:
-        key = device_class(session, body.target)
+        key = device_class(session, body.target, context.now())
         found = schedules.best_many(session, body.workloads, key)
     by_hash = {name: ScheduleBody.of(found[name]) if name in found else None for name in body.workloads}
     return SchedulesBody(device_class=key, schedules=by_hash)
@@ -169,7 +169,7 @@ def export(
         raise Problem(422, "job-or-target", "Give a job or a target, not both: a job has its own target.")
     with context.database.begin() as session:
         if job is None:
-            records = schedules.successes(session, device_class(session, target or NATIVE))
+            records = schedules.successes(session, device_class(session, target or NATIVE, context.now()))
         else:
             key = jobs.get(session, job).device_class
             if key is None:
@@ -204,7 +204,7 @@ def delete_imported(
 ) -> ImportsDeletedBody:
     """Delete the imported schedules of a device class that nobody has measured there."""
     with context.database.begin() as session:
-        key = device_class(session, target)
+        key = device_class(session, target, context.now())
     request.state.audited = key
     deleted, last_id, is_done = 0, 0, False
     while not is_done:
@@ -253,7 +253,7 @@ def _import(context: ServerContext, text: bytes, target: str) -> ImportedBody:
             raise Problem(422, "workload-missing", detail)
     now = context.now()
     with context.database.begin() as session:
-        key = device_class(session, target)
+        key = device_class(session, target, context.now())
         records = [
             Record(
                 workload_hash=exported.workload,

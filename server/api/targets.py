@@ -10,9 +10,9 @@ from server.problems import Problem
 NATIVE = "native"
 
 
-def device_class(session: Session, target: str) -> str:
+def device_class(session: Session, target: str, now: float) -> str:
     """Return the key of the target's device class. Raises a Problem that lists the known classes."""
-    device = devices.resolve_class(session, target)
+    device = devices.resolve_class(session, target, now)
     if device is not None:
         return device.key
     known = [{"key": known.key, "name": known.name} for known in devices.classes(session)]

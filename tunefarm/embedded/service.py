@@ -119,7 +119,7 @@ def wait_for_device(service: Service, target: str | None) -> None:
     deadline = time.monotonic() + DEVICE_TIMEOUT_S
     while service.embedded and target in (None, "native"):
         service.check()
-        workers = service.client.workers()
+        workers = [worker for worker in service.client.workers() if worker.connected]
         if any(worker.state in ("ready", "busy") and worker.device_class for worker in workers):
             return
         if time.monotonic() > deadline:

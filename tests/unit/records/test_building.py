@@ -88,7 +88,7 @@ def test_builders_are_stored_as_they_are_and_of_no_class(session: Session) -> No
     assert worker.builder == replace(X86, cores=16)
     assert (worker.device_class, worker.cores, worker.state) == (None, 16, WorkerState.READY)
     assert devices.classes(session) == []
-    assert devices.resolve_class(session, "native") is None
+    assert devices.resolve_class(session, "native", now=6.0) is None
     enrol(session, replace(X86, builds_for=("x86_64",)))
     assert devices.worker(session, "builder").builder == replace(X86, builds_for=("x86_64",))
     devices.register(session, "builder", "session", DEVICE, WorkerState.READY, 20.0)

@@ -65,7 +65,8 @@ class TestProfiles:
     def test_every_lookup_of_a_class_returns_its_profile(self, session: Session) -> None:
         device = replace(DEVICE, profile=self.FAST)
         register(session, "a", "s", device)
-        found = [devices.resolve_class(session, name) for name in (DEVICE.key, DEVICE.name, "native")]
+        names = (DEVICE.key, DEVICE.name, "native")
+        found = [devices.resolve_class(session, name, now=6.0) for name in names]
         assert [one.profile for one in [*found, *devices.classes(session)] if one] == [self.FAST] * 4
 
     def test_a_worker_is_asked_until_it_has_calibrated(self, session: Session) -> None:
@@ -94,25 +95,25 @@ class TestProfiles:
 class TestResolve:
     def test_by_key_and_by_name(self, session: Session) -> None:
         devices.put_class(session, DEVICE)
-        assert devices.resolve_class(session, DEVICE.key) == DEVICE
-        assert devices.resolve_class(session, "two cores") == DEVICE
-        assert devices.resolve_class(session, "three cores") is None
+        assert devices.resolve_class(session, DEVICE.key, now=6.0) == DEVICE
+        assert devices.resolve_class(session, "two cores", now=6.0) == DEVICE
+        assert devices.resolve_class(session, "three cores", now=6.0) is None
 
     def test_an_ambiguous_name_is_none(self, session: Session) -> None:
         devices.put_class(session, DEVICE)
         devices.put_class(session, replace(BIGGER, name=DEVICE.name))
-        assert devices.resolve_class(session, DEVICE.name) is None
+        assert devices.resolve_class(session, DEVICE.name, now=6.0) is None
 
     def test_native_is_the_ready_worker_seen_last(self, session: Session) -> None:
-        assert devices.resolve_class(session, "native") is None
+        assert devices.resolve_class(session, "native", now=6.0) is None
         register(session, "a", "s", BIGGER, WorkerState.BUSY, now=1.0)
         register(session, "b", "s", DEVICE, WorkerState.READY, now=2.0)
         register(session, "c", "s", None, WorkerState.PROBING, now=3.0)
-        assert devices.resolve_class(session, "native") == DEVICE
+        assert devices.resolve_class(session, "native", now=6.0) == DEVICE
         devices.heartbeat(session, "a", "s", WorkerState.READY, now=4.0)
-        assert devices.resolve_class(session, "native") == BIGGER
+        assert devices.resolve_class(session, "native", now=6.0) == BIGGER
         devices.heartbeat(session, "a", "s", WorkerState.DRAINING, now=5.0)
-        assert devices.resolve_class(session, "native") == DEVICE
+        assert devices.resolve_class(session, "native", now=6.0) == DEVICE
 
 
 class TestWorkers:
@@ -281,7 +282,13 @@ class TestWanted:
     def test_native_is_no_worker_that_is_not_wanted(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=1.0)
         devices.set_wanted(session, "a", Wanted.DRAIN)
-        assert devices.resolve_class(session, "native") is None
+        assert devices.resolve_class(session, "native", now=6.0) is None
+
+    def test_native_is_no_worker_that_has_been_silent_for_long(self, session: Session) -> None:
+        register(session, "a", "s", DEVICE, now=1.0)
+        assert devices.resolve_class(session, "native", now=1.0 + devices.LOST_AFTER_S) == DEVICE
+        assert devices.resolve_class(session, "native", now=1.1 + devices.LOST_AFTER_S) is None
+        assert devices.resolve_class(session, DEVICE.key, now=1e6) == DEVICE
 
 
 class TestEvents:
