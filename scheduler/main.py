@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 import warnings
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -62,7 +61,7 @@ def _work(celery: Celery, settings: SchedulerSettings, database: Database, name:
     from scheduler.steps.celery_tasks import register
     from scheduler.upkeep.sweep import Sweeper
 
-    sweeper = Sweeper(Context(settings, database, time.time, name, Waker(celery)))
+    sweeper = Sweeper(Context(settings, database, database.now, name, Waker(celery)))
     register(celery, sweeper.context, sweeper)
     # Celery warns against root because pickled messages could run code; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)

@@ -12,7 +12,6 @@ import signal
 import socket
 import ssl
 import sys
-import time
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -159,7 +158,7 @@ async def _run(settings: ServerSettings) -> None:
                 raise SettingsError(str(error)) from error
             except OSError as error:
                 raise CommandError(f"the broker can't be used: {error}", ExitCode.LOCAL) from error
-            context = ServerContext(settings, database, waker, time.time, lambda: uuid.uuid4().hex)
+            context = ServerContext(settings, database, waker, database.now, lambda: uuid.uuid4().hex)
             # The objects made so far stay: garbage collections that visit them take as long as calls.
             gc.freeze()
             for number in (signal.SIGTERM, signal.SIGINT):

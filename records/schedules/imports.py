@@ -66,7 +66,7 @@ def trials_of(session: Session, job_id: str) -> list[NewTrial]:
             .limit(max(TRIED_PER_TASK - task.issued, 0))
         )
         for trace, claimed_s in session.execute(fastest):
-            found.append(NewTrial(task.id, task.workload_hash, None, trace, predicted_s=claimed_s))
+            found.append(NewTrial(task.id, task.workload_hash, None, trace, predicted_s=claimed_s or 0.0))
     return found
 
 

@@ -1,10 +1,12 @@
-"""The connection to the database: transactions and migration."""
+"""The connection to the database: transactions, its clock, and migration."""
 
 from __future__ import annotations
 
 import functools
 import json
+import logging
 import select
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +22,14 @@ from sqlalchemy.orm import Session
 
 from records.storage.failures import cause
 
+# Between two looks at the server's clock.
+_CLOCK_LOOK_S = 30.0
+# A look that took longer may be as wrong as that.
+_SLOW_LOOK_S = 1.0
+# A larger difference between the server's clock and this machine's is logged.
+_SKEW_S = 5.0
+# Counts on while the machine sleeps, and isn't set by anybody.
+_COUNTER = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 # Any number that other programs on a PostgreSQL server are unlikely to lock.
 _MIGRATION_LOCK = 7_305_822_146
 # At most this many transactions of one process run at once; others wait.
@@ -37,6 +47,9 @@ _POSTGRESQL_ARGUMENTS: dict[str, Any] = {
 _IDLE_LIMIT_S = 120.0
 # These statements take milliseconds, but PostgreSQL may compile one, which takes a tenth of a second.
 _NO_COMPILER = "-c jit=off"
+
+
+log = logging.getLogger(__name__)
 
 
 class StorageError(Exception):
@@ -80,6 +93,14 @@ class Database:
             host = location.host or location.query.get("host") or "this machine"
             self.name = f"{location.database} on {host}"
         self._is_current = False
+        self._clock = _ServerClock() if location.get_backend_name() == "postgresql" else None
+
+    def now(self) -> float:
+        """Return epoch seconds by the clock of the database's server, for times that several hosts compare.
+
+        On SQLite, which has no server, and before the first transaction, that is this machine's clock.
+        """
+        return time.time() if self._clock is None else self._clock.now()
 
     @contextmanager
     def begin(self) -> Iterator[Session]:
@@ -99,6 +120,8 @@ class Database:
                         f"the database {self.name} is older than this tunefarm: migrate it first"
                     )
                 self._is_current = True
+            if self._clock is not None:
+                self._clock.look(connection, self.name)
             yield session
 
     def ping(self) -> None:
@@ -139,6 +162,42 @@ class Database:
             if why is None:
                 raise
             raise StorageError(f"the database {self.name} failed: {why.words}", full=why.full) from error
+
+
+class _ServerClock:
+    """The clock of PostgreSQL's server, as of the last look at it; between two looks, time is counted here.
+
+    So a call costs no statement, and nobody who sets this machine's clock changes what time it is.
+    """
+
+    def __init__(self) -> None:
+        # Epoch seconds when the counter was at 0, and the counter at the last look; None until then.
+        self._start: float | None = None
+        self._looked_at = 0.0
+        self._has_warned = False
+
+    def now(self) -> float:
+        start = self._start
+        return time.time() if start is None else start + time.clock_gettime(_COUNTER)
+
+    def look(self, connection: Connection, database: str) -> None:
+        """Look at the server's clock, unless that was done lately."""
+        before = time.clock_gettime(_COUNTER)
+        if self._start is not None and before < self._looked_at + _CLOCK_LOOK_S:
+            return
+        server_s = float(connection.scalar(text("SELECT extract(epoch FROM clock_timestamp())")) or 0.0)
+        after = time.clock_gettime(_COUNTER)
+        if self._start is not None and after - before > _SLOW_LOOK_S:
+            return
+        self._looked_at, self._start = after, server_s - (before + after) / 2
+        ahead_s = time.time() - server_s
+        if abs(ahead_s) > _SKEW_S and not self._has_warned:
+            self._has_warned = True
+            side = "ahead of" if ahead_s > 0 else "behind"
+            sentence = (
+                "this machine's clock is %.0f s %s the one of the database %s, which is used: set it right"
+            )
+            log.warning(sentence, abs(ahead_s), side, database)
 
 
 def _engine(url: str, busy_timeout_s: float) -> Engine:

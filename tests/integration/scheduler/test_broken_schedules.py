@@ -27,7 +27,7 @@ from core.job import Budget, JobState
 from core.measurement import Outcome
 from records.jobs import events, jobs, models, tasks
 from records.jobs.jobs import Job, JobRequest
-from records.schedules import schedules
+from records.schedules import imports
 from records.schedules.schedules import Record
 from records.storage import blobs
 from records.storage.database import Database
@@ -162,13 +162,14 @@ def _know(database: Database, device: Device, broken: Mapping[str, Breaks]) -> N
         schedule = Schedule(from_json(task.module_json), debug_mask="none")
         breaks(schedule)
         trace = json.dumps(_plain(schedule.trace.as_json()))
+        program = {"sketch": "of an older search", "values": []}
         record = Record(
-            task.workload_hash, fingerprint.key, trace, None, 1e-9, (1e-9,), Outcome.OK, fingerprint.target,
-            "trial", NOW,
+            task.workload_hash, fingerprint.key, trace, program, 1e-9, (1e-9,), Outcome.OK,
+            fingerprint.target, "trial", NOW,
         )  # fmt: skip
         with database.begin() as session:
             tasks.put_workload(session, task.workload_hash, task.module_json, hashed_here=True)
-            schedules.add_imported(session, [record], NOW)
+            imports.add(session, [record], NOW)
             session.execute(update(RecordRow).values(source="trial"))
 
 

@@ -10,7 +10,7 @@ from records.fleet import devices, leases
 from records.fleet.leases import HeldLease
 from records.fleet.results import LeaseResult
 from records.jobs import jobs, tasks, trials
-from records.schedules import schedules
+from records.schedules import imports, schedules
 from tests.devices import DEVICE
 from tests.unit.records.farm import Farm, make_job, measured, task_spec
 
@@ -149,7 +149,7 @@ class TestBest:
         fast = schedules.Record(
             "w1", farm.device.key, "t9", None, 1e-9, (1e-9,), Outcome.OK, target, "import", 1.0
         )
-        assert schedules.add_imported(farm.session, [fast], now=1.0) == 1
+        assert imports.add(farm.session, [fast], now=1.0) == 1
         assert _leased(farm, "lease", "t1").best_s == {}
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -250,3 +251,40 @@ def test_a_report_stores_many_results_in_the_order_given(farm: Farm) -> None:
     reported = leases.report(farm.session, "lease", "session", [strange, *found, *found], now=30.0)
     assert (reported.accepted, reported.closed) == (8, True)
     assert [trial.run_secs for trial in reversed(farm.trials())] == [(1e-3 * (n + 1),) for n in range(8)]
+
+
+class TestClock:
+    """Hosts disagree about the time, so leases are judged by the server's clock."""
+
+    @pytest.mark.parametrize("ahead_s", [3600.0, -3600.0])
+    def test_a_host_with_a_wrong_clock_neither_ends_leases_nor_keeps_them(
+        self,
+        pg: Database,
+        emptied: Emptied,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        ahead_s: float,
+    ) -> None:
+        with pg.begin() as session:
+            farm = make_job(session, "job")
+            farm.issue("t0", "t1")
+            for name, ttl_s in (("long", 60.0), ("over", -1.0)):
+                args = (session, name, "worker", "session", DEVICE.key, 1)
+                assert leases.take(*args, now=pg.now(), ttl_s=ttl_s) is not None
+        right = time.time
+        monkeypatch.setattr(time, "time", lambda: right() + ahead_s)
+        other = Database(emptied.url)
+        with other.begin() as session:
+            leases.expire(session, other.now())
+            assert [lease.id for lease in leases.held(session, other.now())] == ["long"]
+        other.close()
+        side = "ahead of" if ahead_s > 0 else "behind"
+        assert f"this machine's clock is 3600 s {side} the one of the database" in caplog.text
+
+    def test_nobody_who_sets_the_clock_of_this_machine_changes_the_time(
+        self, pg: Database, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pg.begin():
+            before = pg.now()
+        monkeypatch.setattr(time, "time", lambda: 0.0)
+        assert before <= pg.now() < before + 60.0
