@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import and_, case, func, select, update
+from sqlalchemy import Select, and_, case, func, select, update
 from sqlalchemy.orm import Session
 
 from core.job import UNFINISHED, Build
@@ -61,17 +61,27 @@ def build_on_devices(session: Session, job_id: str, waited_s: float, now: float)
         jobs.set_message(session, job_id, message)
 
 
-def end_builder_leases(session: Session, now: float) -> list[str]:
-    """Close the leases that builders hold of jobs whose devices build; return the ids of the jobs."""
-    held = (
+def holding_builders(session: Session) -> list[tuple[str, str]]:
+    """Return the workers, each with its session, that hold leases to build for jobs whose devices build."""
+    return [(row.worker_id, row.session_id) for row in session.execute(_select_let_down())]
+
+
+def end_builder_lease(session: Session, worker_id: str, session_id: str, now: float) -> list[str]:
+    """Close the lease that a session holds to build for a job whose devices build; return the job's id.
+
+    One call in a transaction: a job is locked after the worker and its lease, so the next worker can't be.
+    """
+    session.execute(select(WorkerRow.id).where(WorkerRow.id == worker_id).with_for_update())
+    own = (LeaseRow.worker_id == worker_id, LeaseRow.session_id == session_id)
+    if session.execute(_select_let_down().where(*own)).first() is None:
+        return []
+    return leases.give_back(session, worker_id, session_id, now)
+
+
+def _select_let_down() -> Select[str, str]:
+    return (
         select(LeaseRow.worker_id, LeaseRow.session_id)
         .join(JobRow, JobRow.id == LeaseRow.job_id)
         .where(LeaseRow.closed_at.is_(None), LeaseRow.build, JobRow.build == Build.DEVICE)
         .order_by(LeaseRow.worker_id)
     )
-    job_ids: list[str] = []
-    for worker_id, session_id in session.execute(held).all():
-        # Workers are locked before their leases everywhere.
-        session.execute(select(WorkerRow.id).where(WorkerRow.id == worker_id).with_for_update())
-        job_ids += leases.give_back(session, worker_id, session_id, now)
-    return job_ids

@@ -40,6 +40,17 @@ def read(session: Session, job_id: str, limit: int) -> Attempts:
     return Attempts(len(failed), failed[0].at if failed else 0.0)
 
 
+def count_failure(session: Session, job_id: str, step: str, newest_id: int, now: float, limit: int) -> int:
+    """Count a failure of a step that began when `newest_id` was the job's newest event; return the attempts.
+
+    One that the step itself has begun is not counted again. More than `limit` count as that many.
+    """
+    newest = events.latest(session, job_id, 1)
+    if not newest or newest[0].kind != ATTEMPT or newest[0].id <= newest_id:
+        events.append(session, job_id, ATTEMPT, {"step": step}, now)
+    return read(session, job_id, limit).count
+
+
 def begin(session: Session, job: Job, step: str, now: float, max_attempts: int) -> bool:
     """Store that an attempt begins; False when it is too early to try again.
 

@@ -35,4 +35,7 @@ class BuilderFallback:
                 with database.begin() as session:
                     builder_fallback.build_on_devices(session, job.job_id, now - since, now)
         with database.begin() as session:
-            builder_fallback.end_builder_leases(session, now)
+            holding = builder_fallback.holding_builders(session)
+        for worker_id, session_id in holding:
+            with database.begin() as session:
+                builder_fallback.end_builder_lease(session, worker_id, session_id, now)

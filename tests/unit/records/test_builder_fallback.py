@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, text, update
 from sqlalchemy.orm import Session
 
 from core.job import Build, JobState
-from core.measurement import Built
+from core.measurement import Built, Measurement, Outcome
 from core.worker import WorkerState
 from records.fleet import builder_fallback, building, devices, leases
 from records.fleet.builder_fallback import WaitingJob
@@ -19,7 +21,8 @@ from records.fleet.leases import StoredLease
 from records.fleet.results import LeaseResult
 from records.jobs import events, jobs
 from records.jobs.jobs import IdempotencyConflict
-from records.storage.tables import WorkerRow
+from records.storage.database import Database
+from records.storage.tables import TrialRow, WorkerRow
 from tests.devices import DEVICE
 from tests.unit.records.farm import Farm, make_job, request
 
@@ -45,6 +48,14 @@ def build(session: Session, lease: StoredLease, trial_id: int) -> None:
 @pytest.fixture
 def board(session: Session) -> Farm:
     return make_job(session, "job", BOARD)
+
+
+def end_builder_leases(session: Session, now: float) -> list[str]:
+    return [
+        job_id
+        for holder in builder_fallback.holding_builders(session)
+        for job_id in builder_fallback.end_builder_lease(session, *holder, now)
+    ]
 
 
 class TestWaitingJobs:
@@ -112,14 +123,21 @@ class TestFallback:
         assert take(board.session) is not None
         assert board.take("own") is None
         builder_fallback.build_on_devices(board.session, "job", 180.0, now=30.0)
-        assert builder_fallback.end_builder_leases(board.session, now=30.0) == ["job"]
+        assert end_builder_leases(board.session, now=30.0) == ["job"]
         assert [(trial.state, trial.attempts) for trial in board.trials()] == [("pending", 0)] * 2
         assert not leases.renew(board.session, "built", "session", 30.0, 60.0)
         assert take(board.session, "again") is None
         enrol(board.session, name="another name")
         assert take(board.session, "again", "another name") is None
         assert [trial.id for trial in board.leased("own", now=31.0).trials] == ids
-        assert builder_fallback.end_builder_leases(board.session, now=32.0) == []
+        assert end_builder_leases(board.session, now=32.0) == []
+
+    def test_a_builder_that_took_other_work_meanwhile_keeps_it(self, board: Farm) -> None:
+        board.issue("t1")
+        enrol(board.session)
+        assert take(board.session) is not None
+        assert builder_fallback.end_builder_lease(board.session, "builder", "session", now=30.0) == []
+        assert leases.renew(board.session, "built", "session", 30.0, 60.0)
 
     def test_the_fallback_is_an_event_and_the_jobs_message(self, board: Farm) -> None:
         builder_fallback.build_on_devices(board.session, "job", 180.4, now=30.0)
@@ -135,7 +153,7 @@ class TestFallback:
         assert take(board.session) is not None
         make_job(board.session, "another", BOARD)
         builder_fallback.build_on_devices(board.session, "another", 180.0, now=30.0)
-        assert builder_fallback.end_builder_leases(board.session, now=30.0) == []
+        assert end_builder_leases(board.session, now=30.0) == []
 
     def test_a_finished_job_stays_as_it_is(self, board: Farm) -> None:
         jobs.advance(board.session, "job", {JobState.TUNING}, JobState.DONE, now=29.0)
@@ -149,3 +167,41 @@ class TestFallback:
         assert jobs.create(session, "another", asked, "key", now=31.0).id == "job"
         with pytest.raises(IdempotencyConflict):
             jobs.create(session, "another", replace(asked, build=Build.BUILDER), "key", now=31.0)
+
+
+@pytest.mark.parametrize("url", ["postgresql"], indirect=True)
+def test_a_builder_that_reports_meanwhile_never_waits_for_the_fallback_that_waits_for_it(
+    database: Database,
+) -> None:
+    with database.begin() as session:
+        farm = make_job(session, "job", BOARD)
+        farm.issue("t1", "t2")
+        for name in ("one", "two"):
+            enrol(session, name)
+            assert leases.take(session, f"lease of {name}", name, "session", None, 1, 20.0, 60.0)
+        builder_fallback.build_on_devices(session, "job", 180.0, now=30.0)
+        holders = builder_fallback.holding_builders(session)
+    assert [worker_id for worker_id, _ in holders] == ["one", "two"]
+
+    def fall_back() -> None:
+        for holder in holders:
+            with database.begin() as session:
+                builder_fallback.end_builder_lease(session, *holder, now=31.0)
+
+    waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'")
+    with ThreadPoolExecutor() as pool:
+        with database.begin() as session:
+            assert devices.heartbeat(session, "two", "session", WorkerState.READY, 31.0) is not None
+            falling_back = pool.submit(fall_back)
+            while True:  # until the fallback waits for this worker's row
+                with database.begin() as other:
+                    if other.scalar(waiting):
+                        break
+                time.sleep(0.02)
+            held = select(TrialRow.id).where(TrialRow.lease_id == "lease of two")
+            trial_id = session.scalars(held).one()
+            failed = LeaseResult(Measurement(Outcome.BUILD_ERROR, error="no"), trial_id)
+            assert leases.report(session, "lease of two", "session", [failed], 31.0).accepted == 1
+        falling_back.result()
+    with database.begin() as session:
+        assert leases.held(session, 32.0) == []
