@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from compiler.importing.spec import ModelError
 from compiler.packaging.artifact import ArtifactError
 from core.job import UNFINISHED, JobState
-from records.jobs import jobs
+from records.jobs import events, jobs
 from records.jobs.jobs import Job, JobNotFound
 from records.storage.database import StorageError
 from scheduler.app import STEP_OF
 from scheduler.context import Context
 from scheduler.errors import PermanentError
-from scheduler.steps import claims, intake, publish, rounds
+from scheduler.steps import attempts, claims, intake, publish, rounds
 
 Step = Callable[[Context, Job], None]
 STEPS: Mapping[str, Step] = {"intake": intake.run, "plan": rounds.run, "publish": publish.run}
@@ -31,7 +31,7 @@ def drive(context: Context, step: str, job_id: str) -> None:
     try:
         if STEP_OF.get(job.state) == step:
             with claims.renewed(context, job_id):
-                _take(context, STEPS[step], job)
+                _take(context, step, job)
     finally:
         state = _release(context, job_id)
     # A job that has come to another state goes on at once, without waiting for the next sweep.
@@ -70,10 +70,12 @@ def _release(context: Context, job_id: str) -> JobState | None:
         return None
 
 
-def _take(context: Context, step: Step, job: Job) -> None:
+def _take(context: Context, step: str, job: Job) -> None:
     try:
+        with context.database.begin() as session:
+            newest = events.latest(session, job.id, 1)
         try:
-            step(context, job)
+            STEPS[step](context, job)
         except PERMANENT as error:
             log.warning("job %s failed: %s", job.id, error)
             with context.database.begin() as session:
@@ -83,7 +85,15 @@ def _take(context: Context, step: Step, job: Job) -> None:
         except Exception as error:
             log.exception("job %s will be tried again", job.id)
             [cause, *_] = str(error).strip().splitlines() or ["no message"]
+            failure, most = f"{type(error).__name__}: {cause}", context.settings.max_failures
+            newest_id, now = newest[0].id if newest else 0, context.now()
             with context.database.begin() as session:
-                jobs.set_message(session, job.id, f"trying again after {type(error).__name__}: {cause}")
+                # A step that counts its attempts itself has given up before there are more.
+                count = attempts.count_failure(session, job.id, step, newest_id, now, most + 1)
+                if count <= most:
+                    jobs.set_message(session, job.id, f"trying again after {failure}")
+                else:
+                    gave_up = f"gave up after {count} attempts: {failure}"
+                    jobs.advance(session, job.id, UNFINISHED, JobState.FAILED, now, error=gave_up)
     except StorageError as error:
         log.error("job %s will be tried again: %s", job.id, error)

@@ -17,6 +17,7 @@ from core.worker import Wanted, WorkerState
 from records.fleet import devices, leases
 from records.jobs import events, jobs, tasks, trials
 from records.schedules import schedules
+from scheduler.steps import publish
 from tests.unit.scheduler.farm import CONV, CUMSUM, DEVICE, MATMUL, TUNED, UNTUNED, FakeCompiler, Farm
 
 
@@ -204,6 +205,17 @@ def test_an_unexpected_error_is_tried_again_and_then_given_up(farm: Farm, compil
     assert compiler.imported == 5
     # With growing pauses: a fault that passes by itself gets the time to do so.
     assert farm.now - 1000 >= 55
+
+
+def test_a_publish_that_always_fails_ends_its_job(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(artifact: bytes, secs: object) -> bytes:
+        raise RuntimeError("the moon")
+
+    monkeypatch.setattr(publish, "with_timings", fail)
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert (job.state, job.error) == (JobState.FAILED, "gave up after 6 attempts: RuntimeError: the moon")
 
 
 def test_an_error_that_passes_does_no_harm(farm: Farm, compiler: FakeCompiler) -> None:
