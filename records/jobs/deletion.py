@@ -5,11 +5,12 @@ Workloads and records outlive the jobs that made them: other jobs use them too.
 
 from __future__ import annotations
 
-from sqlalchemy import ColumnElement, delete, exists, select
+from sqlalchemy import ColumnElement, delete, exists, select, update
 from sqlalchemy.orm import Session
 
 from core.job import JobState
 from records.jobs import jobs
+from records.storage.statements import changed
 from records.storage.tables import (
     BlobRow,
     ChunkRow,
@@ -25,6 +26,8 @@ from records.storage.tables import (
 
 # A model without a job is kept this long after its last upload.
 MODEL_GRACE_S = 7 * 86400.0
+# Rows of a table that are deleted in one transaction: few, so that nobody waits for its locks for long.
+ROWS = 5000
 # Rows are deleted before those that they refer to. Libraries are deleted with their trials.
 _OF_A_JOB = (TrialRow, ModuleRunRow, LeaseRow, TaskRow, EventRow, ShareRow)
 
@@ -33,10 +36,11 @@ class JobInUse(Exception):
     """The job is not finished, or a scheduler is still at work on it; one sentence for the user."""
 
 
-def delete_job(session: Session, job_id: str, now: float) -> None:
-    """Delete a finished job, its tasks, trials, module runs and events. Raises JobNotFound, JobInUse.
+def delete_job(session: Session, job_id: str, now: float, limit: int = ROWS) -> bool:
+    """Delete a finished job, its tasks, trials, module runs and events, up to `limit` rows of a table.
 
-    A device that still holds a lease of the job loses it.
+    Return whether that was all: call again, in a transaction of its own, until it was. A device that still
+    holds a lease of the job loses it. Raises JobNotFound, JobInUse.
     """
     # Leases are locked before their job everywhere; then nothing that refers to the job can be added any
     # more.
@@ -51,9 +55,16 @@ def delete_job(session: Session, job_id: str, now: float) -> None:
         raise JobInUse(
             f"Job {job_id} is {row.state}, but a scheduler is still at work on it: try again soon."
         )
+    # Nothing of it is reported any more once the leases are closed.
+    live = (LeaseRow.job_id == job_id, LeaseRow.closed_at.is_(None))
+    session.execute(update(LeaseRow).where(*live).values(closed_at=now))
     for table in _OF_A_JOB:
-        session.execute(delete(table).where(table.job_id == job_id))
+        key = table.__table__.primary_key.columns[0]
+        some = select(key).where(table.job_id == job_id).order_by(key).limit(limit)
+        if changed(session, delete(table).where(key.in_(some))) == limit:
+            return False
     session.execute(delete(JobRow).where(JobRow.id == job_id))
+    return True
 
 
 def drop_models(session: Session, now: float, limit: int) -> int:

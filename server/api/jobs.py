@@ -255,11 +255,13 @@ def cancel(job_id: str, context: ContextDep) -> JobBody:
 @router.delete("/{job_id}", status_code=204, responses=problems(404, 409))
 def delete(job_id: str, context: ContextDep) -> None:
     """Delete a finished job with its artifact and its events. The measurements made for it stay."""
-    with context.database.begin() as session:
-        try:
-            deletion.delete_job(session, job_id, context.now())
-        except JobInUse as error:
-            raise Problem(409, "job-in-use", str(error)) from error
+    is_gone = False
+    while not is_gone:
+        with context.database.begin() as session:
+            try:
+                is_gone = deletion.delete_job(session, job_id, context.now())
+            except JobInUse as error:
+                raise Problem(409, "job-in-use", str(error)) from error
 
 
 @router.get("/{job_id}/tasks", responses=problems(404))

@@ -88,6 +88,19 @@ class TestJobs:
         assert not leases.renew(session, "lease of job", "session", 51.0, 60.0)
         assert leases.current(session, "worker", "session", 51.0) is None
 
+    def test_a_large_one_goes_a_few_rows_at_a_time(self, session: Session) -> None:
+        farm = full(session)
+        farm.report("lease of job", [trial.id for trial in farm.trials()])
+        farm.issue(*(f"more {number}" for number in range(7)))
+        farm.report("another", [trial.id for trial in farm.leased("another").trials])
+        finish(session, state=JobState.FAILED)
+        turns = 1
+        while not delete_job(session, "job", now=50.0, limit=2):
+            turns += 1
+            assert leases.current(session, "worker", "session", 50.0) is None
+        assert turns > 2
+        assert not {"jobs", "tasks", "trials", "leases", "events"} & set(rows(session))
+
     def test_an_unfinished_one_is_cancelled_first(self, farm: Farm) -> None:
         with pytest.raises(JobInUse, match="Job job is tuning: cancel it first"):
             delete_job(farm.session, "job", now=50.0)
