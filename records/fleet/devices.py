@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Select, bindparam, or_, select, update
+from sqlalchemy import ColumnElement, Select, bindparam, delete, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
@@ -18,7 +18,7 @@ from records.fleet import building
 from records.fleet.building import Builder
 from records.storage.database import NotFound
 from records.storage.statements import changed, insert_missing, table_of
-from records.storage.tables import DeviceClassRow, FencedSessionRow, LeaseRow, WorkerRow
+from records.storage.tables import BuilderRow, DeviceClassRow, FencedSessionRow, LeaseRow, WorkerRow
 
 # A worker calls at least every 30 s.
 LOST_AFTER_S = 40.0
@@ -275,6 +275,23 @@ def may_take(session: Session, worker_id: str, session_id: str) -> bool:
     row = select(WorkerRow.session_id, WorkerRow.state, WorkerRow.wanted).where(WorkerRow.id == worker_id)
     found = session.execute(row.with_for_update(key_share=True)).first()
     return found is not None and tuple(found) == (session_id, WorkerState.READY, Wanted.WORK)
+
+
+def drop_silent(session: Session, before: float, limit: int) -> int:
+    """Delete up to `limit` workers that were silent since `before`, and as many sessions that were fenced then.
+
+    Return how many there were. Workers to which people have given an instruction stay: it holds for the name.
+    """
+    silent = (WorkerRow.last_seen_at < before, WorkerRow.wanted == Wanted.WORK)
+    found = select(WorkerRow.id).where(*silent).order_by(WorkerRow.id).limit(limit)
+    # One that is locked is calling just now.
+    ids = session.scalars(found.with_for_update(skip_locked=True)).all()
+    for table in (BuilderRow, FencedSessionRow):
+        session.execute(delete(table).where(table.worker_id.in_(ids)))
+    session.execute(delete(WorkerRow).where(WorkerRow.id.in_(ids)))
+    key = (FencedSessionRow.worker_id, FencedSessionRow.session_id)
+    old = select(*key).where(FencedSessionRow.fenced_at < before).order_by(*key).limit(limit)
+    return len(ids) + changed(session, delete(FencedSessionRow).where(tuple_(*key).in_(old)))
 
 
 def _select_classes() -> Select[str, str | None]:

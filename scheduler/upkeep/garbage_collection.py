@@ -1,9 +1,10 @@
-"""Deletes models and files that no job needs any more, now and then."""
+"""Deletes models and files that no job needs any more, and workers that are gone for good, now and then."""
 
 from __future__ import annotations
 
 import logging
 
+from records.fleet import devices
 from records.jobs import deletion
 from records.storage.database import Database
 
@@ -13,6 +14,9 @@ INTERVAL_S = 600.0
 # Files deleted in one transaction: few, so that nobody waits for its locks for long.
 FILES = 10
 TRANSACTIONS = 100
+# A worker that was silent for so long is forgotten, and so is a session that was fenced off then.
+WORKER_KEPT_S = 30 * 86400.0
+WORKERS = 100
 
 
 class GarbageCollector:
@@ -22,7 +26,7 @@ class GarbageCollector:
         self._collected_at = float("-inf")
 
     def collect(self, database: Database, now: float) -> None:
-        """Delete files if `INTERVAL_S` have passed since the last time; too many are left for the next time.
+        """Delete what is due if `INTERVAL_S` have passed since the last time; too much is left for the next.
 
         Raises StorageError.
         """
@@ -38,5 +42,7 @@ class GarbageCollector:
             files += dropped
             if models < FILES and dropped < FILES:
                 break
+        with database.begin() as session:
+            devices.drop_silent(session, now - WORKER_KEPT_S, WORKERS)
         if files:
             log.info("deleted %s files that nothing refers to", files)

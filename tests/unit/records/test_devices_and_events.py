@@ -10,6 +10,7 @@ from core.device import Device
 from core.profile import Profile
 from core.worker import Role, Vitals, Wanted, WorkerState
 from records.fleet import devices, leases
+from records.fleet.building import Builder
 from records.jobs import events, jobs
 from records.storage.tables import WorkerRow
 from tests.devices import DEVICE
@@ -90,6 +91,29 @@ class TestProfiles:
     def test_an_unknown_worker(self, session: Session) -> None:
         with pytest.raises(devices.WorkerNotFound, match="there is no worker 'x'"):
             devices.request_calibration(session, "x")
+
+
+class TestSilentWorkers:
+    def test_workers_and_sessions_are_forgotten_a_few_at_a_time(self, session: Session) -> None:
+        for number in range(3):
+            register(session, f"old {number}", "s", DEVICE, now=1.0)
+        for known in ("drained", "evicted", "new"):
+            register(session, known, "s", DEVICE, now=1.0)
+        devices.set_wanted(session, "drained", Wanted.DRAIN)
+        devices.set_wanted(session, "evicted", Wanted.EVICTED)
+        register(session, "new", "next", DEVICE, now=50.0)
+        register(session, "new", "last", DEVICE, now=100.0)
+        assert [devices.drop_silent(session, 100.0, limit=2) for _ in range(3)] == [3, 1, 0]
+        assert [worker.id for worker in devices.workers(session)] == ["drained", "evicted", "new"]
+        with pytest.raises(devices.SessionFenced):
+            register(session, "new", "next", DEVICE, now=101.0)
+        register(session, "old 0", "another", DEVICE, now=102.0)
+
+    def test_a_builder_is_forgotten_with_its_machines(self, session: Session) -> None:
+        builder = Builder(("aarch64",), "x86_64", cores=2, toolchain="llvm 20")
+        devices.register(session, "builder", "s", None, WorkerState.READY, 1.0, builder=builder)
+        assert devices.drop_silent(session, 2.0, limit=9) == 1
+        assert devices.workers(session) == []
 
 
 class TestResolve:
