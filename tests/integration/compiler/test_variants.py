@@ -61,9 +61,9 @@ def test_tiles_give_what_the_convolution_gives(
     weight = rng.standard_normal((3, 3, shape[-1], outputs)).astype(np.float32)
     scale = matrices(tile)[2]
     transformed = np.einsum("ei,vj,ijco->evco", scale, scale, weight).astype(np.float32)
-    operands = [te.placeholder(shape, name="x"), te.placeholder(transformed.shape, name="w")]
-    result = convolution(*operands, padding, tile)
-    kernel = tvm.compile(te.create_prim_func([*operands, result]), tvm.target.Target("llvm"))
+    x, w = te.placeholder(shape, name="x"), te.placeholder(transformed.shape, name="w")
+    result = convolution(x, w, padding, tile)
+    kernel = tvm.compile(te.create_prim_func([x, w, result]), tvm.target.Target("llvm"))
     expected = _correlation(data, weight, padding)
     found = tvm.runtime.empty(expected.shape, "float32")
     kernel["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(transformed), found)
