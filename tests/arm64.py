@@ -119,14 +119,14 @@ def _install() -> None:
 
 
 def _copy_ours() -> None:
-    for package in ("tunefarm", "search", "compiler", "proto", "worker"):
+    for package in ("tunefarm", "core", "system", "search", "compiler", "proto", "worker"):
         target = Path(str(ROOT) + PACKAGES) / package
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(CHECKOUT / package, target, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def _try(command: Sequence[str]) -> None:
-    """Of what this machine may refuse."""
+    """Run a command that this machine may refuse. Raises Unavailable."""
     try:
         _run(command)
     except AssertionError as error:

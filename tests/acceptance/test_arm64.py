@@ -57,7 +57,7 @@ def farm(tmp_path: Path) -> Iterator[Service]:
 
 
 def well_built(farm: Service) -> list[bool]:
-    """Return, for each trial that went well, whether another worker built it."""
+    """Return, for each trial that went well, whether a builder built it."""
     database = Database(farm.database_url)
     with database.begin() as session:
         (job,) = jobs.list_jobs(session, 10, None)

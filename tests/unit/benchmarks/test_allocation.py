@@ -44,7 +44,7 @@ def test_the_allocator_goes_where_something_is_gained() -> None:
 
 
 def test_equal_shares_are_equal() -> None:
-    """Give every task as many trials."""
+    """Every task gets as many trials, whatever they gain."""
     found = replay([FLAT, STEEP], ALLOCATORS[EQUAL])
     expected = [FLAT.history[budget - 1] + STEEP.history[budget - 1] for budget in BUDGETS]
     assert found == pytest.approx(expected)

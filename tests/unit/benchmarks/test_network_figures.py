@@ -33,7 +33,7 @@ def _named(found: Sequence[Figure]) -> dict[str, Figure]:
 
 
 def _by_name(measured: TunedNetwork) -> dict[str, Figure]:
-    """Return the figure whose name is `name` after the network's label."""
+    """Return the figures by their names without the network's label."""
     found = _named(figures_of_tuned([measured]))
     return {name.removeprefix(f"{measured.label}: "): figure for name, figure in found.items()}
 
