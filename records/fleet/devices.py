@@ -278,7 +278,7 @@ def may_take(session: Session, worker_id: str, session_id: str) -> bool:
 
 
 def drop_silent(session: Session, before: float, limit: int) -> int:
-    """Delete up to `limit` workers that were silent since `before`, and as many sessions that were fenced then.
+    """Delete up to `limit` workers that were silent since `before`, and as many sessions fenced before it.
 
     Return how many there were. Workers to which people have given an instruction stay: it holds for the name.
     """
