@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from core.job import JobState
 from records.jobs import jobs
-from records.storage.statements import changed
+from records.storage.statements import changed, table_of
 from records.storage.tables import (
     BlobRow,
     ChunkRow,
@@ -59,7 +59,7 @@ def delete_job(session: Session, job_id: str, now: float, limit: int = ROWS) -> 
     live = (LeaseRow.job_id == job_id, LeaseRow.closed_at.is_(None))
     session.execute(update(LeaseRow).where(*live).values(closed_at=now))
     for table in _OF_A_JOB:
-        key = table.__table__.primary_key.columns[0]
+        key = next(iter(table_of(table).primary_key))
         some = select(key).where(table.job_id == job_id).order_by(key).limit(limit)
         if changed(session, delete(table).where(key.in_(some))) == limit:
             return False
