@@ -1,12 +1,12 @@
-# Everything lives in .venv; nothing outside the checkout is touched.
+# Everything is installed into .venv; nothing outside the checkout changes.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := build/demo
-# A test process for every core.
+# One test process for each core.
 PARALLEL := -n auto --dist worksteal
 
-.PHONY: install demo test test-fast lint format proto bench clean
+.PHONY: install demo test test-fast check format proto bench clean
 
 install: $(VENV)/.installed
 
@@ -28,7 +28,8 @@ test: install
 test-fast: install
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
 
-lint: install
+# Style, types and import rules, in less than a minute.
+check: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

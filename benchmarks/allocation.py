@@ -1,10 +1,10 @@
-"""What it gains to share trials as the allocator does: replayed on searches that were measured.
+"""Compare the allocator with equal shares of trials, replayed on measured searches.
 
-    python -m benchmarks.allocation docs/benchmarks/operators.searches.jsonl --json FILE
+    python -m benchmarks.allocation operators.searches.jsonl --json FILE
 
-Every operator that was searched is a task of an imagined network, where it occurs a random number of times;
-its best latency after so many trials is what the search had found after as many. Nothing is measured: a
-network's latency is the sum of its tasks'.
+`benchmarks.operators` leaves the searches beside its figures. Every searched operator is a task of
+imagined networks, in which it occurs a random number of times; its latency after a number of trials is the
+best that the search had found by then. Nothing is measured; a network's latency is the sum over its tasks.
 """
 
 from __future__ import annotations
@@ -20,35 +20,34 @@ from numpy.typing import NDArray
 
 from benchmarks.arguments import command_parser, positive
 from benchmarks.operators.run import OURS
-from benchmarks.results import searches
-from benchmarks.results.figures import Figure, figure
+from benchmarks.results.figures import Figure, FiguresError, figure
 from benchmarks.results.output import Output
-from benchmarks.results.searches import Search
+from benchmarks.results.searches import SEARCHES, Search
 from benchmarks.suite import OPERATORS
 from compiler.reading.subgraph import read_dag
-from scheduler.settings import Settings
+from scheduler.settings import SchedulerSettings
 from search.allocate import TaskProgress, next_tasks
 from worker.settings import usable_cores
 
-BATCH: int = Settings.model_fields["batch_size"].default
-PER_PICK: int = Settings.model_fields["trials_per_pick"].default
+BATCH: int = SchedulerSettings.model_fields["batch_size"].default
+PER_PICK: int = SchedulerSettings.model_fields["trials_per_pick"].default
 NETWORKS = 100
 MOST_OFTEN = 8
-# Trials a task, on average.
+# Trials for each task on average.
 BUDGETS = (8, 16, 32, 64)
 ALLOCATOR, EQUAL = "the allocator", "equal shares"
 
 
-class Restless(TaskProgress):
-    """A task that is never set aside."""
+class NeverStalled(TaskProgress):
+    """A task that never counts as stalled."""
 
     @property
     def is_stalled(self) -> bool:
         return False
 
 
-# Which tasks get the next trials, PER_PICK for each time that they are named.
-Share = Callable[[Sequence[TaskProgress]], Sequence[int]]
+# Returns the tasks that get the next trials, PER_PICK for each time that a task is listed.
+Allocate = Callable[[Sequence[TaskProgress]], Sequence[int]]
 
 
 def _allocated(tasks: Sequence[TaskProgress]) -> Sequence[int]:
@@ -56,22 +55,27 @@ def _allocated(tasks: Sequence[TaskProgress]) -> Sequence[int]:
 
 
 def _restless(tasks: Sequence[TaskProgress]) -> Sequence[int]:
-    return next_tasks([Restless(**vars(task)) for task in tasks], BATCH, PER_PICK)
+    return next_tasks([NeverStalled(**vars(task)) for task in tasks], BATCH, PER_PICK)
 
 
 def _equal(tasks: Sequence[TaskProgress]) -> Sequence[int]:
-    """Those with the fewest trials."""
+    """Return the tasks with the fewest trials."""
     left = sorted((task.issued, index) for index, task in enumerate(tasks) if not task.exhausted)
     return [index for _, index in left[: BATCH // PER_PICK]]
 
 
-SHARES: Mapping[str, Share] = {ALLOCATOR: _allocated, "nothing set aside": _restless, EQUAL: _equal}
+ALLOCATORS: Mapping[str, Allocate] = {ALLOCATOR: _allocated, "nothing set aside": _restless, EQUAL: _equal}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
-    output = Output("allocation", argv, args.json, usable_cores())
-    found = [search for search in searches.read(args.searches) if search.engine == OURS and search.points]
+    output = Output("benchmarks.allocation", argv, args.json, usable_cores())
+    try:
+        searches = SEARCHES.read_file(args.searches)
+    except FiguresError as error:
+        output.fail(error)
+        return 1
+    found = [search for search in searches if search.engine == OURS and search.points]
     if not found:
         output.fail(f"{args.searches} has no searches of ours")
         return 1
@@ -80,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def task_of(search: Search) -> TaskProgress:
-    """What the allocator would have seen in the end."""
+    """Return the task as the allocator would have seen it at the end of the search."""
     chosen = OPERATORS[search.operator]
     flops = read_dag(chosen.module(chosen.benchmark)).flops
     history = tuple(search.best_after(count) or np.inf for count in range(1, search.trials + 1))
@@ -88,28 +92,31 @@ def task_of(search: Search) -> TaskProgress:
 
 
 def figures_of(ends: Sequence[TaskProgress], networks: int, seed: int) -> list[Figure]:
-    """Every way to share, at every budget, relative to the allocator, over networks of random weights."""
+    """Return the latency of each other way to share over the allocator's, at every budget, over random
+    networks."""
     rng = np.random.default_rng(seed)
     weights = rng.integers(1, MOST_OFTEN, size=(networks, len(ends)), endpoint=True)
     drawn = [
         [replace(end, weight=int(weight)) for end, weight in zip(ends, row, strict=True)] for row in weights
     ]
-    reached = {name: np.array([replay(tasks, share) for tasks in drawn]) for name, share in SHARES.items()}
+    reached = {
+        name: np.array([replay(tasks, allocate) for tasks in drawn]) for name, allocate in ALLOCATORS.items()
+    }
     return [
         _relative(name, budget, reached[name][:, at] / reached[ALLOCATOR][:, at], len(ends))
-        for name in SHARES
+        for name in ALLOCATORS
         if name != ALLOCATOR
         for at, budget in enumerate(BUDGETS)
     ]
 
 
-def replay(ends: Sequence[TaskProgress], share: Share) -> list[float]:
-    """Seconds of the network at every budget; trials are known a batch at a time."""
+def replay(ends: Sequence[TaskProgress], allocate: Allocate) -> list[float]:
+    """Return the network's seconds at every budget; results become known batch by batch."""
     given = [0] * len(ends)
     found = []
     for budget in BUDGETS:
         while sum(given) < budget * len(ends):
-            picks = share([_after(end, count) for end, count in zip(ends, given, strict=True)])
+            picks = allocate([_after(end, count) for end, count in zip(ends, given, strict=True)])
             if not picks:
                 break
             for index in picks:
@@ -133,10 +140,12 @@ def _relative(name: str, budget: int, ratios: NDArray[np.float64], tasks: int) -
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("allocation", __doc__)
-    parser.add_argument("searches", type=Path, metavar="SEARCHES", help="as benchmarks.operators keeps them")
-    parser.add_argument("--networks", type=positive, default=NETWORKS, help=f"imagined [{NETWORKS}]")
-    parser.add_argument("--seed", type=int, default=0, help="of how often operators occur [0]")
+    parser = command_parser("benchmarks.allocation", __doc__)
+    parser.add_argument(
+        "searches", type=Path, metavar="SEARCHES", help="searches beside the figures of benchmarks.operators"
+    )
+    parser.add_argument("--networks", type=positive, default=NETWORKS, help=f"imagined networks [{NETWORKS}]")
+    parser.add_argument("--seed", type=int, default=0, help="for how often operators occur [0]")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""What the benchmarks' command lines have in common."""
+"""Command-line arguments that several benchmarks share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker.settings import usable_cores
 
 
 def positive(text: str) -> int:
-    """Raises ValueError for what is no number above zero."""
+    """Parse a whole number above zero. Raises ValueError."""
     number = int(text)
     if number < 1:
         raise ValueError(text)
@@ -19,7 +19,8 @@ def positive(text: str) -> int:
 
 
 def results_file(text: str) -> Path:
-    """Where figures go. Raises ArgumentTypeError without its folder: better now than after an hour."""
+    """Parse the file for figures. Raises ArgumentTypeError if its folder is missing, before anything is
+    measured."""
     file = Path(text)
     if not file.parent.is_dir():
         raise argparse.ArgumentTypeError(f"there is no folder {file.parent}")
@@ -27,10 +28,11 @@ def results_file(text: str) -> Path:
 
 
 def command_parser(name: str, description: str, quick: str | None = None) -> argparse.ArgumentParser:
-    """Of any benchmark: the first line of its description, where figures go, and what is `quick` of it."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.{name}", description=description.split("\n")[0]
-    )
+    """Return a parser with --json, and with --quick if `quick` says what that does.
+
+    `name` is the module's; the help shows the first paragraph of `description`.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {name}", description=description.split("\n\n")[0])
     parser.add_argument(
         "--json", type=results_file, required=True, metavar="FILE", help="where the figures go"
     )
@@ -40,14 +42,14 @@ def command_parser(name: str, description: str, quick: str | None = None) -> arg
 
 
 def add_operator(parser: argparse.ArgumentParser) -> None:
-    """For a benchmark on the suite's operators."""
+    """Add --operator, which may be repeated."""
     parser.add_argument(
         "--operator", action="append", choices=list(OPERATORS), dest="operators", help="only this one"
     )
 
 
 def suite_parser(name: str, description: str, quick: Sequence[str]) -> argparse.ArgumentParser:
-    """Of a benchmark that runs the suite's operators, `quick` ones where time is short."""
+    """Return a parser for a benchmark on the suite's operators; --quick runs only `quick`."""
     parser = command_parser(name, description, f"{', '.join(quick)} only, in less than ten minutes")
     add_operator(parser)
     parser.add_argument("--threads", type=positive, default=usable_cores(), help="for everyone [all cores]")
@@ -56,7 +58,7 @@ def suite_parser(name: str, description: str, quick: Sequence[str]) -> argparse.
 
 
 def engines_parser(name: str, description: str, quick: Sequence[str]) -> argparse.ArgumentParser:
-    """Of a benchmark of both engines that times what they found in turns."""
+    """Return a parser for a benchmark that times programs of both engines in turns."""
     parser = suite_parser(name, description, quick)
     parser.add_argument("--rounds", type=positive, help="of interleaved finals [10, quick 5]")
     return parser

@@ -1,4 +1,4 @@
-"""One machine as several: everyone in a benchmark gives up the same instruction sets."""
+"""Device classes that one machine stands for: every contestant gives up the same instruction sets."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from benchmarks.results import machine
-from benchmarks.timing.contestants import own_process
+from benchmarks.timing.contestants import spawn_process
 from core.device import Device
 
-# What a worker calls what it must not use; it reads this where no flag says anything else.
+# Workers read the features to leave out from this variable unless a flag names them.
 WORKER_FEATURES = "TUNEFARM_WORKER_FEATURES"
 
 
 @dataclass(frozen=True)
 class DeviceClass:
-    """A machine that shows no more than some instruction sets.
+    """A machine reduced to some instruction sets.
 
-    It must have `needs`, one of the kernel's flags. `without` are LLVM's names of what is given up, with
-    everything that builds on it; `onednn` is oneDNN's name of the best that is left.
+    `needs` is a flag of /proc/cpuinfo that the machine must have. `without` are LLVM's names of the features
+    given up, with everything that builds on them; `onednn` is oneDNN's name of the best instruction set left.
     """
 
     name: str
@@ -31,7 +31,7 @@ class DeviceClass:
 
     @contextlib.contextmanager
     def for_workers(self) -> Iterator[None]:
-        """Workers that are started meanwhile leave out what is given up."""
+        """Have workers that are started meanwhile leave out `without`."""
         before = os.environ.get(WORKER_FEATURES)
         if self.without:
             os.environ[WORKER_FEATURES] = ",".join(f"-{feature}" for feature in self.without)
@@ -44,9 +44,9 @@ class DeviceClass:
                 os.environ[WORKER_FEATURES] = before
 
     def check(self, target: str) -> None:
-        """Raises RuntimeError when code for `target` (TVM's, as JSON) may use what is given up."""
+        """Raises RuntimeError when code for `target`, TVM's JSON, may use a feature in `without`."""
         if self.without:
-            with own_process() as process:
+            with spawn_process() as process:
                 used = sorted(process.submit(_features, target).result().intersection(self.without))
             if used:
                 raise RuntimeError(
@@ -55,7 +55,7 @@ class DeviceClass:
 
 
 def _features(target: str) -> frozenset[str]:
-    """LLVM's names of what code for the target may use."""
+    """Return LLVM's names of the features that code for the target may use."""
     from tvm.target.codegen import llvm_get_cpu_features
 
     from compiler.target import parse_target
@@ -64,14 +64,17 @@ def _features(target: str) -> frozenset[str]:
 
 
 def calibrated(name: str, threads: int) -> Device:
-    """The device class of this name on this machine, with its profile. Wants a process of its own, with
-    TVM_NUM_THREADS in the environment. Raises ValueError where the machine lacks what the class has."""
-    from compiler.measuring.calibration import calibrate
-    from compiler.measuring.cores import bind_pool
-    from compiler.target import probe
+    """Return this machine as a device of the class `name`, with its calibrated profile.
 
-    bind_pool(threads)
-    device = probe(threads, without=CLASSES[name].without)
+    Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises ValueError when the machine
+    lacks a feature of the class.
+    """
+    from compiler.measuring.calibration import calibrate
+    from compiler.measuring.cores import bind_thread_pool
+    from compiler.target import detect_device
+
+    bind_thread_pool(threads)
+    device = detect_device(threads, without=CLASSES[name].without)
     return replace(device, profile=calibrate(device))
 
 
@@ -87,7 +90,20 @@ CLASSES = {
 }
 
 
+def add_device_classes(parser: argparse.ArgumentParser, note: str = "") -> None:
+    """Add --device-class, which may be repeated; `note` precedes its help text."""
+    parser.add_argument(
+        "--device-class",
+        action="append",
+        type=device_class,
+        metavar="CLASS",
+        dest="device_classes",
+        help=f"{note}{', '.join(CLASSES)} [native, all that the machine has]; may be repeated",
+    )
+
+
 def add_device_class(parser: argparse.ArgumentParser) -> None:
+    """Add --device-class, the one class of a run."""
     parser.add_argument(
         "--device-class",
         type=device_class,
@@ -98,7 +114,10 @@ def add_device_class(parser: argparse.ArgumentParser) -> None:
 
 
 def device_class(name: str) -> DeviceClass:
-    """Raises ArgumentTypeError for a class that this machine can't stand for."""
+    """Return the class without features that this machine doesn't have anyway.
+
+    Raises ArgumentTypeError for a class that this machine can't stand for.
+    """
     found = CLASSES.get(name)
     if found is None:
         raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(CLASSES)}")

@@ -1,7 +1,7 @@
-"""Layers of networks that nobody fitted anything to: odd sizes, batches of 1 and 4.
+"""Layers of networks that no constant was fitted to: odd sizes, batches of 1 and 4.
 
 The analytic estimate's shape factors are fitted to the operators of `benchmarks.suite` (`benchmarks.fit`), so
-figures of those say less than figures of these.
+figures of these layers say more than figures of those operators.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.suite import OPERATORS, Shape
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer: an operator of the suite at a shape that the suite doesn't have."""
+    """An operator of the suite at a shape that the suite doesn't have."""
 
     name: str
     operator: str

@@ -1,9 +1,11 @@
-"""Two workers on one machine against one: trials a second, each worker on a core of its own.
+"""Compare two workers on one machine with one: trials a second, each worker on a core of its own.
 
     python -m benchmarks.local_workers --quick --json FILE
 
-Server, scheduler and workers are real processes, and ResNet-18 is tuned with real TVM from an empty database,
-with one worker and with two in turns. Server and scheduler have no core but those. See docs/benchmarks.md.
+Server, scheduler and workers are real processes, and ResNet-18 is tuned from an empty database, with one
+worker and with two in turns. Each worker has one thread and is pinned to one core; server and scheduler
+share those cores. Trials are counted over the middle half of a job, without the import of the model and
+without the end.
 """
 
 from __future__ import annotations
@@ -24,11 +26,10 @@ import onnx
 import psutil
 
 from benchmarks.arguments import command_parser, positive
-from benchmarks.faults.rig import ROOT, Program, free_port
 from benchmarks.results import figures
 from benchmarks.results.figures import Figure, at_least, figure
 from benchmarks.results.output import Output
-from benchmarks.scale_workers import Meter
+from benchmarks.simulated_workers import CpuMeter
 from benchmarks.timing.interleaved import Timings
 from core.worker import WorkerState
 from examples.make_models import make
@@ -36,6 +37,7 @@ from records.fleet import devices
 from records.fleet.devices import WorkerInfo
 from records.jobs import jobs, trials
 from records.storage.database import Database
+from tests.faults.rig import ROOT, Program, free_port
 from tunefarm.client.client import Client, ClientError
 from tunefarm.client.values import JobRequest
 
@@ -44,19 +46,19 @@ TRIALS, QUICK_TRIALS = 400, 160
 AIM = 1.8
 HOST = "127.0.0.1"
 CORES = 2
-# For what comes next; half of a job takes a slow core minutes.
+# The limit of each wait; half of a job takes minutes on a slow core.
 PATIENCE_S = 900.0
 POLL_S = 0.1
 TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
 class LocalWorkersError(Exception):
-    """The benchmark can't run, or what ran is no measurement; the message says why."""
+    """The benchmark can't run, or its run is no valid measurement; the message says why."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """So many jobs with one worker and as many with two, each of so many trials, on these cores."""
+    """`runs` jobs with one worker and as many with two, each with `trials` trials, on `cores`."""
 
     runs: int
     trials: int
@@ -65,15 +67,17 @@ class Plan:
 
     @property
     def middle(self) -> tuple[int, int]:
-        """After how many trials its clock starts and stops: the first ones wait for imports and the untuned
-        model's timing, and at the end there is not enough left for everybody."""
+        """The numbers of trials at which counting starts and stops: at first trials wait for imports and
+        for the untuned model's timing, and at the end there are too few for both workers."""
         return self.trials // 4, 3 * self.trials // 4
 
 
 @dataclass(frozen=True)
-class Seen:
-    """The middle of a job: so many `trials` in so many `seconds`, in which server and scheduler used
-    `service_cpu_s`. `failed` is the share of failures in all trials until then."""
+class WindowStats:
+    """The middle of a job: `trials` in `seconds`, in which server and scheduler used `service_cpu_s` of CPU.
+
+    `failed` is the share of failures in all trials until then.
+    """
 
     trials: int
     seconds: float
@@ -82,16 +86,16 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """What was so at a moment."""
+class Checkpoint:
+    """Trials done and CPU time of the service at a moment."""
 
     done: int
     at_s: float
     service_cpu_s: float
 
 
-class Farm:
-    """A service with an empty database, and workers of one thread on cores of their own."""
+class LocalService:
+    """A service with an empty database, and workers with one thread on a core of their own."""
 
     def __init__(self, folder: Path, cores: Sequence[int]) -> None:
         self._folder = folder
@@ -113,7 +117,7 @@ class Farm:
         self._job_id = ""
 
     def start(self, workers: int) -> None:
-        """Returns when all are ready. Raises LocalWorkersError."""
+        """Start the service and the workers; return when all are ready. Raises LocalWorkersError."""
         self._database.migrate()
         for program in self._service:
             program.start()
@@ -131,8 +135,8 @@ class Farm:
         with Client(self._url) as client:
             self._job_id = client.submit(JobRequest(client.upload(model).sha256, trials_)).id
 
-    def middle(self, first: int, last: int) -> Seen:
-        """From the first so many trials on to the last. Raises LocalWorkersError."""
+    def middle(self, first: int, last: int) -> WindowStats:
+        """Measure from the `first` to the `last` number of trials done. Raises LocalWorkersError."""
         begin = self._mark(first)
         self._check_cores()
         end = self._mark(last)
@@ -142,7 +146,7 @@ class Farm:
                 raise LocalWorkersError(f"{worker.id} measured nothing")
         failed = sum(worker.failures for worker in known) / sum(worker.trials_done for worker in known)
         used_s = end.service_cpu_s - begin.service_cpu_s
-        return Seen(end.done - begin.done, end.at_s - begin.at_s, used_s, failed)
+        return WindowStats(end.done - begin.done, end.at_s - begin.at_s, used_s, failed)
 
     def close(self) -> None:
         for program in (*self._workers.values(), *reversed(self._service)):
@@ -154,14 +158,14 @@ class Farm:
         command = (*pinned, sys.executable, "-P", "-m", kind, *flags)
         return Program(command, self._environment, self._folder / f"{log or kind}.log")
 
-    def _mark(self, done: int) -> Mark:
-        """Once so many trials are done, which is seen as soon as they are."""
+    def _mark(self, done: int) -> Checkpoint:
+        """Wait until `done` trials are done, then read the clocks."""
         self._until(lambda: self._done() >= done, f"there were no {done} results")
-        used_s = Meter({one.log.stem: _running(one).pid for one in self._service}).read()
-        return Mark(self._done(), time.monotonic(), used_s["server"] + used_s["scheduler"])
+        used_s = CpuMeter({one.log.stem: _running(one).pid for one in self._service}).read()
+        return Checkpoint(self._done(), time.monotonic(), used_s["server"] + used_s["scheduler"])
 
     def _done(self) -> int:
-        """Raises LocalWorkersError when the job is over."""
+        """Return the trials done. Raises LocalWorkersError when the job has ended."""
         with self._database.begin() as session:
             job = jobs.get(session, self._job_id)
             done = trials.counts(session, self._job_id).done
@@ -177,28 +181,29 @@ class Farm:
         return [worker.state for worker in self._known_workers()] == [WorkerState.READY] * count
 
     def _check_cores(self) -> None:
-        """Whoever starts threads may pin them, too: raises LocalWorkersError when one may leave its core."""
+        """Raises LocalWorkersError when a thread of a worker may run on another core: libraries may pin
+        threads."""
         for core, worker in self._workers.items():
             found = _cores_of(_running(worker))
             if found != {core}:
                 raise LocalWorkersError(f"a worker may use the cores {sorted(found)}, not {core} alone")
 
     def _until(self, true: Callable[[], bool], otherwise: str) -> None:
-        """Raises LocalWorkersError, also when a process ends."""
+        """Wait for a condition. Raises LocalWorkersError after PATIENCE_S or when a process ends."""
         programs = [*self._service, *self._workers.values()]
         deadline = time.monotonic() + PATIENCE_S
         while not true():
-            ended = [one for one in programs if one.ended() is not None]
+            ended = [one for one in programs if one.exit_code() is not None]
             if ended or time.monotonic() > deadline:
-                words = [f"{one.log.name}: {one.words()[-1000:]}" for one in ended or programs]
+                words = [f"{one.log.name}: {one.output()[-1000:]}" for one in ended or programs]
                 raise LocalWorkersError("\n".join([otherwise, *words]))
             time.sleep(POLL_S)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 1 when nothing could be measured, whatever the figures say otherwise."""
+    """Return the exit code: 1 when nothing could be measured, whatever the figures say otherwise."""
     args = _parser().parse_args(argv)
-    output = Output("local_workers", argv, args.json, CORES)
+    output = Output("benchmarks.local_workers", argv, args.json, CORES)
     try:
         found = measure(_plan(args), output.say)
     except (LocalWorkersError, ClientError) as error:
@@ -209,24 +214,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(plan: Plan, say: Callable[[str], None]) -> list[Figure]:
-    """The figures of one worker and of two, in turns. Raises LocalWorkersError, ClientError."""
-    seen: dict[int, list[Seen]] = {1: [], 2: []}
+    """Run jobs with one worker and with two in turns; return the figures. Raises LocalWorkersError,
+    ClientError."""
+    seen: dict[int, list[WindowStats]] = {1: [], 2: []}
     for run in range(1, plan.runs + 1):
         for workers, found in seen.items():
-            say(f"run {run} of {plan.runs}, {_who(workers)} ...")
+            say(f"run {run} of {plan.runs}, {_label(workers)} ...")
             found.append(_run(plan, workers))
     return figures_of(seen[1], seen[2])
 
 
-def figures_of(one: Sequence[Seen], two: Sequence[Seen]) -> list[Figure]:
-    """Of as many runs with one worker as with two, each beside the other's of the same turn."""
+def figures_of(one: Sequence[WindowStats], two: Sequence[WindowStats]) -> list[Figure]:
+    """Return the figures of as many runs with one worker as with two; ratios are turn by turn."""
     alone, both = _timings(one), _timings(two)
     gain = alone.ratio_to(both)
     peer = f"one worker: {figures.number(alone.per_s.value)} /s"
     name = "two workers' trials a second relative to one's"
     found = [figure(name, gain.value, "x", aim=at_least(AIM), peer=peer, spread=gain.spread)]
     for workers, seen, timings in ((1, one, alone), (2, two, both)):
-        who = _who(workers)
+        who = _label(workers)
         cores = [each.service_cpu_s / each.seconds for each in seen]
         cpu_ms = [1e3 * each.service_cpu_s / each.trials for each in seen]
         failed = 100 * statistics.median(each.failed for each in seen)
@@ -240,19 +246,19 @@ def figures_of(one: Sequence[Seen], two: Sequence[Seen]) -> list[Figure]:
 
 
 def own_cores() -> list[int]:
-    """The first CPU of every core that this process may use: two CPUs of one core are no two cores."""
+    """Return the first CPU of every physical core that this process may use."""
     found: dict[tuple[str, str], int] = {}
     for cpu in sorted(os.sched_getaffinity(0)):
         folder = TOPOLOGY / f"cpu{cpu}" / "topology"
         try:
             core = (folder / "physical_package_id").read_text(), (folder / "core_id").read_text()
-        except OSError:  # where nothing is told, each counts as a core
+        except OSError:  # without topology, each CPU counts as a core
             core = "", str(cpu)
         found.setdefault(core, cpu)
     return list(found.values())
 
 
-def _run(plan: Plan, workers: int) -> Seen:
+def _run(plan: Plan, workers: int) -> WindowStats:
     with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as name, _farm(Path(name), plan) as farm:
         model = Path(name) / "resnet18.onnx"
         onnx.save(make("resnet18", tiny=plan.tiny), model)
@@ -262,15 +268,15 @@ def _run(plan: Plan, workers: int) -> Seen:
 
 
 @contextlib.contextmanager
-def _farm(folder: Path, plan: Plan) -> Iterator[Farm]:
-    farm = Farm(folder, plan.cores)
+def _farm(folder: Path, plan: Plan) -> Iterator[LocalService]:
+    farm = LocalService(folder, plan.cores)
     try:
         yield farm
     finally:
         farm.close()
 
 
-def _timings(seen: Sequence[Seen]) -> Timings:
+def _timings(seen: Sequence[WindowStats]) -> Timings:
     return Timings(tuple(each.seconds / each.trials for each in seen))
 
 
@@ -288,7 +294,7 @@ def _running(program: Program) -> psutil.Process:
 
 
 def _cores_of(process: psutil.Process) -> set[int]:
-    """Where its threads may run, and those of what it has started."""
+    """Return the CPUs on which the threads of a process and of its children may run."""
     cores: set[int] = set()
     for each in (process, *process.children(recursive=True)):
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
@@ -297,7 +303,7 @@ def _cores_of(process: psutil.Process) -> set[int]:
     return cores
 
 
-def _who(workers: int) -> str:
+def _label(workers: int) -> str:
     return "one worker" if workers == 1 else "two workers"
 
 
@@ -313,7 +319,7 @@ def _plan(args: argparse.Namespace) -> Plan:
 
 def _parser() -> argparse.ArgumentParser:
     quick = f"{QUICK_RUNS} runs with {QUICK_TRIALS} trials each, in less than ten minutes"
-    parser = command_parser("local_workers", __doc__, quick)
+    parser = command_parser("benchmarks.local_workers", __doc__, quick)
     parser.add_argument("--runs", type=positive, help=f"with one worker, and with two [{RUNS}]")
     parser.add_argument("--trials", type=positive, help=f"of every job [{TRIALS}]")
     parser.add_argument("--tiny", action="store_true", help="a small network of the same kind, to try it out")

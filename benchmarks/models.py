@@ -1,9 +1,10 @@
-"""How well latencies of programs are predicted by models that have not seen them: by ours, and by TVM's.
+"""Compare cost models, ours and TVM's, on programs that they have not seen.
 
     python -m benchmarks.models --quick --json FILE
 
-Random programs of every operator are timed once. Both engines' models are trained on the same half of them,
-all operators together, and predict the other half; then the halves change places.
+Random programs of every operator are timed once. Our cost model and TVM's XGBModel over its
+PerStoreFeature are trained on the same half of them, all operators together, and predict the other half;
+then the halves change places. The analytic estimate alone is the third.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from rich.progress import track
 from scipy.stats import spearmanr
 
 from benchmarks.arguments import positive, suite_parser
-from benchmarks.engines.shipped import Predictor
+from benchmarks.engines.metaschedule_search import Predictor
 from benchmarks.results.figures import Figure, at_least, figure, number
 from benchmarks.results.output import Output
 from benchmarks.suite import OPERATORS
-from benchmarks.timing.judge import Candidate, Judge, seconds
+from benchmarks.timing.measurer import Candidate, ProgramMeasurer, seconds
 from compiler.lowering.trace import lower
 from compiler.reading.subgraph import read_dag
-from compiler.target import probe
+from compiler.target import detect_device
 from compiler.workload import to_json
 from core.device import Device
 from search.cost import metrics
-from search.cost.metrics import Metrics, Predictions
+from search.cost.metrics import ModelMetrics, Predictions
 from search.cost.model import CostModel
 from search.policy import SearchTask, draw, train
 from search.programs.nest import Floats
 from search.programs.program import Program, gather
-from search.sketches.space import generate
+from search.rules.space import generate
 
 QUICK = ("GMM", "C2D", "DEP")
 QUICK_PROGRAMS, PROGRAMS = 128, 256
@@ -50,9 +51,8 @@ WORDS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Records:
-    """Timed programs of one operator: `traces` are lowered `programs`, `secs` [programs] are inf where one
-    failed."""
+class MeasuredPrograms:
+    """Programs of one operator, their traces, and their seconds [programs], inf for a failure."""
 
     module: tvm.IRModule
     task: SearchTask
@@ -65,48 +65,51 @@ class Records:
         return float(self.secs.min())
 
 
-# Seconds of every program that is held out, predicted after the others were learned: of every operator
-# [programs], what is held out marked by another such array.
-Fit = Callable[[Mapping[str, Records], Mapping[str, NDArray[np.bool_]]], Mapping[str, Floats]]
+# Trains on the programs that the second argument doesn't mark as held out, and predicts the seconds of all
+# programs
+# [programs], by operator.
+Fit = Callable[[Mapping[str, MeasuredPrograms], Mapping[str, NDArray[np.bool_]]], Mapping[str, Floats]]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
-    output = Output("models", argv, args.json, args.threads)
+    output = Output("benchmarks.models", argv, args.json, args.threads)
     os.environ["TVM_NUM_THREADS"] = str(args.threads)
-    device = probe(args.threads)
+    device = detect_device(args.threads)
     names = args.operators or (QUICK if args.quick else list(OPERATORS))
     count = args.programs or (QUICK_PROGRAMS if args.quick else PROGRAMS)
     known = {
         name: measured(OPERATORS[name].module(OPERATORS[name].benchmark), device, count, args.seed)
         for name in track(names, description="timing", disable=not sys.stderr.isatty())
     }
-    output.finish(figures_of(known, {who: predicted(known, fit, args.seed) for who, fit in FITS.items()}))
+    output.finish(
+        figures_of(known, {who: predict_held_out(known, fit, args.seed) for who, fit in FITS.items()})
+    )
     return 0
 
 
-def measured(module: tvm.IRModule, device: Device, count: int, seed: int) -> Records:
-    """Up to `count` random programs as the search draws them, timed alike."""
+def measured(module: tvm.IRModule, device: Device, count: int, seed: int) -> MeasuredPrograms:
+    """Draw up to `count` random programs as the search does, and time them."""
     dag = read_dag(module)
     task = SearchTask(dag, generate(dag, device), device)
     programs = draw(task, count, np.random.default_rng(seed))
     traces = [lower(module, program, device) for program in programs]
     text = to_json(module)
-    timed = Judge(module, device).measure([Candidate(text, trace) for trace in traces])
+    timed = ProgramMeasurer(module, device).measure([Candidate(text, trace) for trace in traces])
     secs = np.array([seconds(one) for one in timed])
-    return Records(module, task, tuple(programs), tuple(traces), secs)
+    return MeasuredPrograms(module, task, tuple(programs), tuple(traces), secs)
 
 
-def predicted(known: Mapping[str, Records], fit: Fit, seed: int) -> dict[str, Floats]:
-    """Of every operator [programs]: predicted seconds, each by a model that has not seen the program."""
+def predict_held_out(known: Mapping[str, MeasuredPrograms], fit: Fit, seed: int) -> dict[str, Floats]:
+    """Return predicted seconds [programs] by operator, each by a model that has not seen the program."""
     rng = np.random.default_rng(seed)
     first = {name: rng.permutation(len(records.secs)) % 2 == 0 for name, records in known.items()}
     second = {name: ~half for name, half in first.items()}
-    told = [fit(known, half) for half in (first, second)]
-    return {name: np.where(half, told[0][name], told[1][name]) for name, half in first.items()}
+    folds = [fit(known, half) for half in (first, second)]
+    return {name: np.where(half, folds[0][name], folds[1][name]) for name, half in first.items()}
 
 
-def _ours(known: Mapping[str, Records], held: Mapping[str, NDArray[np.bool_]]) -> dict[str, Floats]:
+def _ours(known: Mapping[str, MeasuredPrograms], held: Mapping[str, NDArray[np.bool_]]) -> dict[str, Floats]:
     samples = [
         (records.task, program, float(secs))
         for name, records in known.items()
@@ -114,14 +117,18 @@ def _ours(known: Mapping[str, Records], held: Mapping[str, NDArray[np.bool_]]) -
         if not is_held
     ]
     model = train(samples)
-    return {name: _told(records, model) for name, records in known.items()}
+    return {name: _predict(records, model) for name, records in known.items()}
 
 
-def _estimate(known: Mapping[str, Records], _held: Mapping[str, NDArray[np.bool_]]) -> dict[str, Floats]:
-    return {name: _told(records, CostModel()) for name, records in known.items()}
+def _estimate(
+    known: Mapping[str, MeasuredPrograms], _held: Mapping[str, NDArray[np.bool_]]
+) -> dict[str, Floats]:
+    return {name: _predict(records, CostModel()) for name, records in known.items()}
 
 
-def _theirs(known: Mapping[str, Records], held: Mapping[str, NDArray[np.bool_]]) -> dict[str, Floats]:
+def _theirs(
+    known: Mapping[str, MeasuredPrograms], held: Mapping[str, NDArray[np.bool_]]
+) -> dict[str, Floats]:
     predictor = Predictor()
     for name, records in known.items():
         seen = np.flatnonzero(~held[name])
@@ -136,8 +143,8 @@ def _theirs(known: Mapping[str, Records], held: Mapping[str, NDArray[np.bool_]])
 FITS: Mapping[str, Fit] = {OURS: _ours, THEIRS: _theirs, ESTIMATE: _estimate}
 
 
-def _told(records: Records, model: CostModel) -> Floats:
-    """[programs]: seconds, predicted for all programs of a sketch at once."""
+def _predict(records: MeasuredPrograms, model: CostModel) -> Floats:
+    """Predict seconds [programs], all programs of a sketch at once."""
     told = np.zeros(len(records.programs))
     keys = np.array([program.sketch.key for program in records.programs])
     for key in dict.fromkeys(keys):
@@ -146,8 +153,10 @@ def _told(records: Records, model: CostModel) -> Floats:
     return told
 
 
-def figures_of(known: Mapping[str, Records], told: Mapping[str, Mapping[str, Floats]]) -> list[Figure]:
-    """What holds for all operators first, then the operators in their order."""
+def figures_of(
+    known: Mapping[str, MeasuredPrograms], told: Mapping[str, Mapping[str, Floats]]
+) -> list[Figure]:
+    """Return the figures of all operators together first, then those of each operator."""
     return [
         *_compared("all operators", _predictions(known, told)),
         *(
@@ -162,9 +171,9 @@ def figures_of(known: Mapping[str, Records], told: Mapping[str, Mapping[str, Flo
 
 
 def _predictions(
-    known: Mapping[str, Records], told: Mapping[str, Mapping[str, Floats]]
+    known: Mapping[str, MeasuredPrograms], told: Mapping[str, Mapping[str, Floats]]
 ) -> dict[str, Predictions]:
-    """By who made them, of these operators."""
+    """Return each model's predictions of these operators."""
     sizes = [len(records.secs) for records in known.values()]
     measured_s = np.concatenate([records.secs for records in known.values()])
     best_s = np.repeat([records.best_s for records in known.values()], sizes)
@@ -176,17 +185,17 @@ def _predictions(
 
 
 def _compared(what: str, predictions: Mapping[str, Predictions]) -> list[Figure]:
-    """Ours against theirs in every metric that both have."""
+    """Compare our model with TVM's in every metric that both have."""
     judged = {who: metrics.evaluate(each) for who, each in predictions.items()}
     return [
         each
-        for metric in fields(Metrics)
+        for metric in fields(ModelMetrics)
         if metric.name in WORDS
         for each in _metric(what, metric.name, judged)
     ]
 
 
-def _metric(what: str, metric: str, judged: Mapping[str, Metrics]) -> list[Figure]:
+def _metric(what: str, metric: str, judged: Mapping[str, ModelMetrics]) -> list[Figure]:
     values: dict[str, float | None] = {who: getattr(found, metric) for who, found in judged.items()}
     ours, theirs, estimate = (values[who] for who in (OURS, THEIRS, ESTIMATE))
     if ours is None or theirs is None or estimate is None:
@@ -195,8 +204,8 @@ def _metric(what: str, metric: str, judged: Mapping[str, Metrics]) -> list[Figur
     return [figure(f"{what}: {WORDS[metric]}, predicted unseen", ours, "", aim=at_least(theirs), peer=peer)]
 
 
-def _rank_correlation(name: str, records: Records, estimated_s: Floats) -> Figure:
-    """Spearman's, of the estimate with what was measured; what failed is left out."""
+def _rank_correlation(name: str, records: MeasuredPrograms, estimated_s: Floats) -> Figure:
+    """Return Spearman's correlation of estimated and measured seconds, without failures."""
     ran = np.isfinite(records.secs)
     rho = float(spearmanr(estimated_s[ran], records.secs[ran]).statistic)
     return figure(
@@ -205,7 +214,7 @@ def _rank_correlation(name: str, records: Records, estimated_s: Floats) -> Figur
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = suite_parser("models", __doc__, QUICK)
+    parser = suite_parser("benchmarks.models", __doc__, QUICK)
     parser.add_argument(
         "--programs", type=positive, help=f"of each operator [{PROGRAMS}, quick {QUICK_PROGRAMS}]"
     )

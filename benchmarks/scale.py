@@ -1,8 +1,11 @@
-"""How much one server takes: trials stored a second and leases answered, with many workers and with one.
+"""Load one server with simulated workers: trials stored a second and latency of leases.
 
     python -m benchmarks.scale --json FILE
 
-The server, PostgreSQL, Redis and the simulated workers share this machine. See docs/benchmarks.md.
+The server, PostgreSQL, Redis and the simulated workers share this machine. A simulated worker speaks the
+workers' protocol over a connection of its own, but waits instead of measuring. Twenty workers each share a
+device class, which has one job with more trials than are used up. A lease's latency runs from the call
+until its answer, and the same call stores the results of the lease before.
 """
 
 from __future__ import annotations
@@ -28,8 +31,8 @@ from benchmarks.arguments import command_parser, positive
 from benchmarks.results import figures
 from benchmarks.results.figures import Figure, at_least, at_most, figure
 from benchmarks.results.output import Output
-from benchmarks.scale_workers import OURS, SPREAD, Seen, device_of, lease_s
-from core.job import JobState
+from benchmarks.simulated_workers import OURS, SPREAD, FleetStats, lease_s, simulated_device
+from core.job import Budget, JobState
 from records.fleet import devices
 from records.jobs import jobs, models, tasks, trials
 from records.jobs.jobs import JobRequest
@@ -39,33 +42,32 @@ from records.storage.database import Database
 from tests import services
 
 WORKERS, QUICK_WORKERS = 1000, 100
-# Workers of a class share its jobs; a fleet of this size is of many kinds.
+# Workers of a class share its job.
 CLASS_SIZE = 20
-# Seconds that a trial takes: 1,000 workers then offer 2,222 a second.
+# The duration of a trial: 1,000 workers then offer 2,222 trials a second.
 TRIAL_S = 0.45
 STORED_AIM, LEASE_AIM_MS = 2000.0, 100.0
-# As long as a real trace of a tiled convolution.
+# The length of a real trace of a tiled convolution.
 TRACE_CHARS = 3000
 CORES = 2
-# Calls a second that a slow machine answers: so many workers a second get their first lease.
+# Calls a second on a slow machine, which is how many workers a second get their first lease.
 SLOWEST_CALLS = 40.0
-# Trials a second, more than a worker that waits for nothing has ever stored.
+# An upper bound of the trials a second that one worker without waiting stores.
 FASTEST = 4000.0
-# How long all workers work before anything counts: what waits because a fleet's first leases are small is
-# worked off by then. One worker alone has nothing to work off.
+# All workers work for this long before counting begins: a fleet's first leases are small, so calls queue at
+# first.
 WARM_UP_S, WARM_UP_ALONE_S = 30.0, 5.0
 # Fewer leases have no 99th percentile.
 MIN_LEASES = 100
 
 
 class ScaleError(Exception):
-    """The benchmark can't run; one sentence for people."""
+    """The benchmark can't run; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """So many workers for so many seconds, after `warm_up_s` others, a trial of theirs taking `trial_s`, on
-    so many servers."""
+    """`workers` on `servers`, measured for `seconds` after `warm_up_s`; a trial takes `trial_s`."""
 
     workers: int
     seconds: float
@@ -80,8 +82,10 @@ class Load:
 
 @dataclass(frozen=True)
 class Backends:
-    """What servers work with: a database's URL, a broker's, and the processes of both by name. `settle` has
-    the database do what it would do in the background after much was written."""
+    """The database and the broker of servers, and the process ids of both by name.
+
+    `settle` runs the database's background work after bulk writes (VACUUM ANALYZE, CHECKPOINT).
+    """
 
     database_url: str
     broker: str
@@ -91,7 +95,7 @@ class Backends:
 
 @dataclass(frozen=True)
 class Service:
-    """A running server: where it is, for clients and for workers."""
+    """A running server with its addresses for clients and for workers."""
 
     http: str
     fleet: str
@@ -100,7 +104,7 @@ class Service:
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
-    output = Output("scale", argv, args.json, CORES)
+    output = Output("benchmarks.scale", argv, args.json, CORES)
     workers = args.workers or (QUICK_WORKERS if args.quick else WORKERS)
     try:
         found = measure(workers, args.seconds)
@@ -112,38 +116,39 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(workers: int, seconds: float) -> list[Figure]:
-    """The figures. Raises ScaleError, Missing."""
+    """Measure the four loads and return their figures. Raises ScaleError, Missing."""
     with contextlib.ExitStack() as started:
         folder = Path(started.enter_context(tempfile.TemporaryDirectory()))
         postgresql = started.enter_context(services.postgresql(durable=True))
         broker = started.enter_context(services.redis_server())
         pids = {"PostgreSQL": postgresql.pid, "Redis": broker.pid}
 
-        def under(name: str, load: Load) -> Seen:
+        def under(name: str, load: Load) -> FleetStats:
             database = f"scale_{name}"
             settle = functools.partial(postgresql.settle, database)
             backends = Backends(postgresql.create(database), broker.url, pids, settle)
             _say(f"{name}: {load.workers} workers, {load.trial_s:.2f} s a trial, servers: {load.servers}")
-            return seen_by(backends, load, folder)
+            return run_load(backends, load, folder)
 
         busy = under("busy", Load(workers, seconds, WARM_UP_S, TRIAL_S))
         alone = under("alone", Load(1, seconds, WARM_UP_ALONE_S, 0.0))
         if busy.stored == 0:
             raise ScaleError("nothing was stored: measure for longer")
-        # Leases take long where more is offered than can be stored, so they are timed at half of that, too.
+        # Calls queue where more is offered than can be stored, so leases are timed at half of that, too.
         half = under("half", Load(workers, seconds, WARM_UP_S, max(2 * workers / busy.a_second, TRIAL_S)))
         two = under("two", Load(workers, seconds, WARM_UP_S, TRIAL_S, servers=2))
     return figures_of(workers, busy, alone, half, two)
 
 
-def seen_by(backends: Backends, load: Load, folder: Path) -> Seen:
-    """What the workers saw. Raises ScaleError when more is stored than they were told."""
+def run_load(backends: Backends, load: Load, folder: Path) -> FleetStats:
+    """Run the load and return the workers' statistics. Raises ScaleError when more is stored than
+    acknowledged."""
     with contextlib.ExitStack() as started:
         running = [started.enter_context(serving(backends, folder)) for _ in range(load.servers)]
         database = Database(backends.database_url)
         started.callback(database.close)
         made = fill(database, load.classes, _trials_needed(load))
-        # That so many trials come at once is no part of what is measured.
+        # The bulk insert of trials is no part of the measurement.
         backends.settle()
         named = {f"server {number}": service.pid for number, service in enumerate(running, 1)}
         seen = _simulate([service.fleet for service in running], load, {**backends.pids, **named})
@@ -154,14 +159,17 @@ def seen_by(backends: Backends, load: Load, folder: Path) -> Seen:
     return replace(seen, late=seen.acknowledged - done)
 
 
-def figures_of(workers: int, busy: Seen, alone: Seen, half: Seen, two: Seen) -> list[Figure]:
-    """Of all workers at the pace of devices, of one as fast as it can, of all at half of what is stored, and
-    of all on two servers."""
+def figures_of(
+    workers: int, busy: FleetStats, alone: FleetStats, half: FleetStats, two: FleetStats
+) -> list[Figure]:
+    """Return the figures of four loads: all workers at the pace of devices (`busy`), one worker without
+    waiting (`alone`), all workers offering half of what is stored (`half`), and all workers on two servers
+    (`two`)."""
     lease_ms = {rank: f"one worker: {figures.number(1e3 * _percentile(alone, rank))} ms" for rank in (50, 99)}
     everyone = f"{workers} workers"
     offered = f"{everyone}, {workers / TRIAL_S:.0f} trials offered a second"
     fewer = f"{everyone}, {half.a_second:.0f} trials stored a second"
-    # Fewer workers don't offer what is aimed at.
+    # Fewer workers don't offer enough to reach the aim.
     aim = at_least(STORED_AIM) if workers / TRIAL_S >= STORED_AIM else None
     one = f"one worker: {figures.number(alone.a_second)} /s"
     slow, median, soon = 1e3 * _percentile(busy, 99), 1e3 * _percentile(half, 50), 1e3 * _percentile(half, 99)
@@ -179,22 +187,22 @@ def figures_of(workers: int, busy: Seen, alone: Seen, half: Seen, two: Seen) -> 
     ]
 
 
-def _used(name: str, busy: Seen, alone: Seen) -> Figure:
-    """How much of the machine one of those took that share it."""
+def _used(name: str, busy: FleetStats, alone: FleetStats) -> Figure:
+    """Return how many cores one of the processes on the machine used."""
     peer = f"one worker: {figures.number(alone.cpu_s[name] / alone.seconds)}"
     return figure(f"cores used: {name}", busy.cpu_s[name] / busy.seconds, "", peer=peer)
 
 
 def fill(database: Database, classes: int, each: int) -> list[str]:
-    """A job in the middle of its tuning for every device class, with so many trials; their ids."""
+    """Create a tuning job with `each` trials for every device class; return the ids."""
     made = []
     for number in range(classes):
         with database.begin() as session:
-            job_id, device, workload = f"job {number}", device_of(number), f"workload {number}"
+            job_id, device, workload = f"job {number}", simulated_device(number), f"workload {number}"
             sha = blobs.put(session, b"a model")
             models.add(session, sha, "model", 0.0)
             devices.put_class(session, device)
-            request = JobRequest(sha, "model", {}, device.key, each, None, 0)
+            request = JobRequest(sha, "model", {}, device.key, Budget(each), 0)
             jobs.create(session, job_id, request, None, 0.0)
             jobs.set_device_class(session, job_id, device.key)
             jobs.advance(session, job_id, {JobState.QUEUED}, JobState.TUNING, 0.0)
@@ -213,7 +221,7 @@ def _trial(task_id: int, workload: str, number: int) -> NewTrial:
 
 @functools.cache
 def _trace(number: int) -> str:
-    """As long as a real one, and about as repetitive. Jobs may have the same."""
+    """Return a trace as long and about as repetitive as a real one; jobs share traces."""
     draw = random.Random(number)
     steps: list[list[object]] = []
     while len(text := json.dumps(steps)) < TRACE_CHARS:
@@ -224,7 +232,7 @@ def _trace(number: int) -> str:
 
 
 def _trials_needed(load: Load) -> int:
-    """By class, so that the work is not used up: what the pace allows, or more than one has ever reached."""
+    """Return how many trials a class needs so that the load can't use them up."""
     per_second = load.workers * (FASTEST if load.trial_s == 0.0 else 1.0 / load.trial_s)
     one_s = lease_s(load.trial_s)
     begins_s = max(load.workers / SLOWEST_CALLS, SPREAD * one_s) + load.warm_up_s
@@ -234,7 +242,7 @@ def _trials_needed(load: Load) -> int:
 
 @contextlib.contextmanager
 def serving(backends: Backends, folder: Path) -> Iterator[Service]:
-    """A server process of its own. Raises ScaleError."""
+    """Run a server in a process of its own. Raises ScaleError when it doesn't start."""
     port, grpc_port = services.free_port(), services.free_port()
     plain = {name: value for name, value in os.environ.items() if not name.startswith("TUNEFARM_")}
     ours = {
@@ -268,7 +276,7 @@ def _wait_until_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> 
     raise ScaleError(f"the server did not start: {log.read_text(errors='replace')[-500:]}")
 
 
-def _simulate(addresses: Sequence[str], load: Load, pids: Mapping[str, int]) -> Seen:
+def _simulate(addresses: Sequence[str], load: Load, pids: Mapping[str, int]) -> FleetStats:
     options = {
         "--workers": load.workers,
         "--classes": load.classes,
@@ -279,26 +287,26 @@ def _simulate(addresses: Sequence[str], load: Load, pids: Mapping[str, int]) -> 
     given = [*options.items(), *(("--server", address) for address in addresses)]
     given += [("--pid", f"{name}={pid}") for name, pid in pids.items()]
     words = [str(word) for pair in given for word in pair]
-    command = [sys.executable, "-m", "benchmarks.scale_workers", *words]
+    command = [sys.executable, "-m", "benchmarks.simulated_workers", *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if done.returncode != 0:
         raise ScaleError("the simulated workers failed: what they wrote says why")
-    return Seen(**json.loads(done.stdout))
+    return FleetStats(**json.loads(done.stdout))
 
 
 def _say(words: str) -> None:
     print(words, file=sys.stderr, flush=True)
 
 
-def _percentile(seen: Seen, rank: int) -> float:
-    """Seconds. Raises ScaleError when there are too few leases to tell."""
+def _percentile(seen: FleetStats, rank: int) -> float:
+    """Return a percentile of lease latencies in seconds. Raises ScaleError when there are too few leases."""
     if len(seen.lease_s) < MIN_LEASES:
         raise ScaleError(f"only {len(seen.lease_s)} leases were answered: measure for longer")
     return statistics.quantiles(seen.lease_s, n=100)[rank - 1]
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("scale", __doc__, f"{QUICK_WORKERS} workers instead of {WORKERS}")
+    parser = command_parser("benchmarks.scale", __doc__, f"{QUICK_WORKERS} workers instead of {WORKERS}")
     parser.add_argument("--workers", type=positive, help=f"[{WORKERS}]")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement [15]")
     return parser

@@ -1,7 +1,7 @@
-"""The operators that benchmarks and tests search: the paper's suite, and what transformers add to it.
+"""The operators that benchmarks and tests search: the Ansor paper's suite, and operators of transformers.
 
-Where MetaSchedule's own `te_workload` defines an operator, that definition is used, so that both engines are
-given the same module. Everything is channels-last.
+An operator that MetaSchedule's `te_workload` defines is used as defined there, so that both engines get
+the same module. Everything is channels-last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 # (batch, shape, element type of the inputs, element type of sums) -> inputs and output
 Make = Callable[[int, Shape, str, str], tuple[te.Tensor, ...]]
 
-# What products of each element type are summed in, which is the type of the result too.
+# Element type of the inputs -> element type of sums and of the result.
 SUMMED_IN: Mapping[str, str] = {
     "float32": "float32",
     "float16": "float32",
@@ -31,9 +31,9 @@ WITH_INT8 = (*FLOATS, "int8")
 
 @dataclass(frozen=True)
 class Operator:
-    """An operator by the paper's name; `shapes` are the paper's four (or like them) without the batch.
+    """An operator by the paper's name; `shapes` are the paper's four, or similar ones, without the batch.
 
-    `benchmark` is the one of them that benchmarks take; its slowest programs still end within seconds.
+    Benchmarks use the shape `benchmark`, whose slowest programs still end within seconds.
     """
 
     name: str
@@ -43,7 +43,8 @@ class Operator:
     dtypes: tuple[str, ...] = FLOATS
 
     def module(self, shape: Shape, batch: int = 1, dtype: str = "float32") -> tvm.IRModule:
-        """The workload, its function named `main`. Raises ValueError for an unknown element type."""
+        """Return the workload with its function named `main`. Raises ValueError for an unknown element
+        type."""
         if dtype not in self.dtypes:
             raise ValueError(f"{self.name} comes in {', '.join(self.dtypes)}, not in {dtype}")
         tensors = list(self.make(batch, shape, dtype, SUMMED_IN[dtype]))
@@ -51,7 +52,7 @@ class Operator:
 
 
 def _from_te_workload(define: Callable[..., Any]) -> Make:
-    """One of MetaSchedule's definitions; the shape is its parameters in their order, without the batch."""
+    """Wrap one of MetaSchedule's definitions; a shape is its parameters in their order, without the batch."""
     return lambda batch, shape, dtype, summed: define(batch, *shape, in_dtype=dtype, out_dtype=summed)
 
 
@@ -76,7 +77,8 @@ def _layer_norm(batch: int, shape: Shape, dtype: str, _summed: str) -> tuple[te.
 
 
 def _gelu(batch: int, shape: Shape, dtype: str, summed: str) -> tuple[te.Tensor, ...]:
-    """x * 0.5 * (1 + erf(x / sqrt(2))), in float32 whatever x is: LLVM has no error function for less."""
+    """x * 0.5 * (1 + erf(x / sqrt(2))), in float32 for every x: LLVM has no error function of narrower
+    types."""
     data = _rows(batch, shape, dtype)
     half, one, root = (tvm.tirx.const(value, summed) for value in (0.5, 1.0, 2.0**-0.5))
 
@@ -93,7 +95,7 @@ def _rows(batch: int, shape: Shape, dtype: str) -> te.Tensor:
 
 
 def _attention(batch: int, shape: Shape, dtype: str, summed: str) -> tuple[te.Tensor, ...]:
-    """softmax(Q K^T / sqrt(dim)) V for every head, in float32 whatever the inputs are."""
+    """softmax(Q K^T / sqrt(dim)) V for every head, in float32 for every input type."""
     heads, length, dim = shape
     q, k, v = (te.placeholder((batch, heads, length, dim), dtype, name=name) for name in ("Q", "K", "V"))
     d, t = te.reduce_axis((0, dim), name="d"), te.reduce_axis((0, length), name="t")

@@ -1,4 +1,4 @@
-"""The schedule of subgraphs that have no better one: correct for every PrimFunc, parallel where legal."""
+"""Schedule subgraphs that have no better schedule: correct for every PrimFunc, parallel where legal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import tvm
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IterVar
 
 # Below this many iterations, waking the other threads costs more than they save.
@@ -14,9 +14,16 @@ MIN_PARALLEL_ITERATIONS = 4096
 
 
 def schedule(mod: tvm.IRModule) -> tvm.IRModule:
-    """The workload `main` with every nest of loops scheduled by itself; a nest that can't be stays as it is.
+    """Schedule every loop nest of the workload `main` on its own. A nest that can't be scheduled stays as it
+    is, and so does a small one.
 
-    for i, j, c, k: C[i, j, c] += ...  ->  parallel for i*j: { for c: init; for k: for c: C[i, j, c] += ... }
+        for i, j, c, k:
+            C[i, j, c] += A[i, j, k] * B[k, c]
+    ->
+        for ij in T.parallel(I * J):
+            for c: C[i, j, c] = 0
+            for k, c:
+                C[i, j, c] += A[i, j, k] * B[k, c]
     """
     try:
         current = Schedule(mod, debug_mask="none")
@@ -37,8 +44,14 @@ def schedule(mod: tvm.IRModule) -> tvm.IRModule:
 
 def _schedule_nest(sch: Schedule, block: SBlockRV) -> None:
     loops = sch.get_loops(block)
-    spatial = _leading_spatial(sch, block, loops)
-    if not spatial or math.prod(_extent(sch, loop) for loop in loops) < MIN_PARALLEL_ITERATIONS:
+    axes = sch.get(block).iter_vars
+    if len(axes) != len(loops):
+        return
+    # Each loop belongs to one axis, in the same order, in what TE and relax generate.
+    is_spatial = [axis.iter_type == IterVar.DataPar for axis in axes]
+    spatial = loops[: is_spatial.index(False)] if False in is_spatial else list(loops)
+    iterations = math.prod(int(sch.get(loop).extent) for loop in loops)
+    if not spatial or iterations < MIN_PARALLEL_ITERATIONS:
         return
     reduction = loops[len(spatial) :]
     if len(spatial) > 1:
@@ -48,16 +61,3 @@ def _schedule_nest(sch: Schedule, block: SBlockRV) -> None:
     sch.parallel(sch.fuse(*spatial))
     if reduction:
         sch.decompose_reduction(block, reduction[0])
-
-
-def _leading_spatial(sch: Schedule, block: SBlockRV, loops: list[LoopRV]) -> list[LoopRV]:
-    """The outer loops that spatial axes are bound to, one each: TE's and relax's form of a block."""
-    axes = sch.get(block).iter_vars
-    if len(axes) != len(loops):
-        return []
-    kinds = [axis.iter_type == IterVar.DataPar for axis in axes]
-    return loops[: kinds.index(False)] if False in kinds else list(loops)
-
-
-def _extent(sch: Schedule, loop: LoopRV) -> int:
-    return int(sch.get(loop).extent)

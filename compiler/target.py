@@ -1,8 +1,9 @@
-"""What this machine is, as a device fingerprint, and how TVM is told to generate code for it.
+"""Detect this machine's device fingerprint and the TVM target that code for it is generated with.
 
-The target is what the machine executes: LLVM's name of its processor, and the instruction sets in which this
-one differs from it. A hypervisor may hide some, and a device may be told to do without some. The device's
-features are of the same sets, and from them follow its vectors and the intrinsics that the search offers.
+The target names the processor as LLVM does, and the instruction sets in which the machine differs from that
+processor: a hypervisor may hide some, and a device may be told to do without some. The device's features are
+the instruction sets that it executes. The length of its vectors and the intrinsics that the search may use
+follow from them.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import tvm
 from tvm.target.codegen import llvm_get_cpu_features
 
-from compiler.boards import Board, recognised
+from compiler.boards import Board, find_board
 from core.device import Device
 from core.instruction_sets import FeatureError, instruction_sets, llvm_names
 
@@ -27,121 +28,129 @@ CPU_INFO = Path("/proc/cpuinfo")
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 DEVICE_TREE = Path("/proc/device-tree/model")
 SIZES = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-# Assumed where the system tells nothing: a small core's.
+# Assumed where Linux doesn't report them: the caches of a small core.
 DEFAULT_CACHES = {"l1": 32 << 10, "l2": 512 << 10, "l3": 2 << 20}
-# The words of a device's features begin so: those that the search and the estimate ask for.
-FEATURES = ("avx", "sse4", "asimd", "sve", "fma", "neon")
-# Where the kernel doesn't name these, it doesn't keep their registers, whatever the processor says.
-REGISTERS = ("avx", "avx512f")
-# Never switched on where LLVM's name doesn't have them: programs must ask the kernel for the first, and TVM's
-# vectors have lengths that are known when they are compiled.
+# The prefixes of features that the search and the estimate use, as /proc/cpuinfo spells them.
+FEATURE_PREFIXES = ("avx", "sse4", "asimd", "sve", "fma", "neon")
+# Linux lists these only if it saves their registers on a context switch, whatever the processor reports.
+NEED_SAVED_REGISTERS = ("avx", "avx512f")
+# Never added to what LLVM's processor has: programs must ask Linux for AMX, and the lengths of TVM's vectors
+# are fixed at compile time.
 NOT_ADDED = ("amx", "sve", "sme")
 AT_HWCAP, AT_HWCAP2 = 16, 26
-# The bits of these two (Linux, arch/arm64/include/uapi/asm/hwcap.h), by LLVM's names.
+# Bits of these two words (Linux, arch/arm64/include/uapi/asm/hwcap.h), by LLVM's names of the features.
 ARM_BITS = {"neon": 1, "fullfp16": 10, "rdm": 12, "complxnum": 14, "dotprod": 20, "sve": 22, "fp16fml": 23}
 ARM_BITS_2 = {"sve2": 1, "i8mm": 13, "bf16": 14, "sme": 23}
 
 
-def probe(cores: int | None = None, without: Sequence[str] = ()) -> Device:
-    """This machine's CPU; `cores` is how many candidates run on, by default all that the process may use.
+def detect_device(cores: int | None = None, without: Sequence[str] = ()) -> Device:
+    """Describe this machine's CPU. Candidates run on `cores`, by default on all that the process may use.
 
-    It does `without` some instruction sets, spelled as the kernel or LLVM does, and without all that need
-    them: that is a device class of its own. Boards that are known are believed to be what their maker says,
-    where their system says less. Raises FeatureError for an instruction set that isn't there.
+    The device gives up the instruction sets `without`, spelled as Linux or LLVM does, and all that need them:
+    that is a device class of its own. A known board has the caches of its data sheet, and its processor, too,
+    where LLVM doesn't recognise one. Raises FeatureError for an instruction set that the machine lacks.
     """
-    board = recognised(_read(DEVICE_TREE).rstrip("\0\n"))
+    board = find_board(_read(DEVICE_TREE).rstrip("\0\n"))
     machine = platform.machine()
     triple = f"{machine}-linux-gnu"
     num_cores = cores or len(os.sched_getaffinity(0))
-    mcpu = _mcpu(board)
-    facts = {"kind": "llvm", "mtriple": triple, "mcpu": mcpu, "num-cores": num_cores}
-    words = _kernel_words()
-    executed = _executed(facts, words, without)
-    features = _features(machine, words, executed)
+    mcpu = str(tvm.get_global_func("target.llvm_get_system_cpu")())
+    if board is not None and mcpu == "generic":
+        mcpu = board.mcpu
+    attributes = {"kind": "llvm", "mtriple": triple, "mcpu": mcpu, "num-cores": num_cores}
+    words = _cpuinfo_features()
+    executed = _executed_features(attributes, words, without)
+    features = _device_features(machine, words, executed)
     caches = _cache_bytes(board)
+    llvm = tvm.get_global_func("target.llvm_version_major")()
     return Device(
         name=platform.node() or "local",
         triple=triple,
         mcpu=mcpu,
         features=features,
         cores=num_cores,
-        vector_bytes=_vector_bytes(features),
+        vector_bytes=64 if "avx512f" in features else 32 if "avx2" in features else 16,
         l1_bytes=caches["l1"],
         l2_bytes=caches["l2"],
         l3_bytes=caches["l3"],
-        toolchain=_toolchain(),
-        target=_target(facts, executed),
+        toolchain=f"tvm {importlib.metadata.version('apache-tvm')} llvm {llvm}",
+        target=_target_text(attributes, executed),
     )
 
 
 def parse_target(text: str) -> tvm.target.Target:
-    """Raises ValueError when the text is not a target TVM knows."""
+    """Raises ValueError when TVM doesn't know the target."""
     try:
         return tvm.target.Target(json.loads(text))
     except Exception as error:  # TVM raises whatever class its C++ side names
         raise ValueError(f"not a target that TVM knows: {text[:200]}") from error
 
 
-def triple_of(target: tvm.target.Target) -> str:
-    """The LLVM triple of the machine that a target's host code runs on; this machine's if it names none."""
+def host_triple(target: tvm.target.Target) -> str:
+    """Return the LLVM triple of the machine that runs a target's host code; this machine's by default."""
     host = target.host if target.host is not None else target
     return str(host.attrs.get("mtriple", f"{platform.machine()}-linux-gnu"))
 
 
-def _mcpu(board: Board | None) -> str:
-    found = str(tvm.get_global_func("target.llvm_get_system_cpu")())
-    return board.mcpu if board is not None and found == "generic" else found
+def _executed_features(
+    attributes: Mapping[str, Any], words: Sequence[str], without: Sequence[str]
+) -> dict[str, bool]:
+    """Return for each instruction set of this kind of machine (LLVM's names) whether the device executes it.
 
-
-def _executed(facts: Mapping[str, Any], words: Sequence[str], without: Sequence[str]) -> dict[str, bool]:
-    """Which of the instruction sets of its kind this machine executes, by LLVM's names, when it does without
-    some. Raises FeatureError for those of them that it lacks anyway."""
+    Raises FeatureError when the machine lacks one of `without` anyway.
+    """
     machine = platform.machine()
-    asked = {known.name for known in instruction_sets(machine)}
-    has = {name: there for name, there in _host().items() if name in asked}
-    gone = []
+    names = {known.name for known in instruction_sets(machine)}
+    present = {name: is_present for name, is_present in _host_features().items() if name in names}
+    given_up = []
     for spelling in without:
-        names = [name for name in llvm_names(spelling, machine) if has.get(name)]
-        if not names:
+        found = [name for name in llvm_names(spelling, machine) if present.get(name)]
+        if not found:
             raise FeatureError(f"this machine has no {spelling} to give up: leave it out")
-        gone += names
+        given_up += found
     if words:
-        gone += [name for name in REGISTERS if has.get(name) and name not in words]
-    added = [f"+{name}" for name in sorted(has) if has[name]]
-    left = _llvm_features(facts, [*added, *(f"-{name}" for name in sorted(gone))])
-    return {name: there and name in left for name, there in has.items()}
+        given_up += [name for name in NEED_SAVED_REGISTERS if present.get(name) and name not in words]
+    # LLVM knows which instruction sets need which others.
+    switches = [f"+{name}" for name in sorted(present) if present[name]]
+    left = _llvm_features(attributes, [*switches, *(f"-{name}" for name in sorted(given_up))])
+    return {name: is_present and name in left for name, is_present in present.items()}
 
 
-def _host() -> dict[str, bool]:
-    """What the processor says of itself to a program, by LLVM's names. Under an emulator it is the emulated
-    one, while /proc/cpuinfo is the real one's."""
+def _host_features() -> dict[str, bool]:
+    """Ask the processor for its instruction sets, by LLVM's names.
+
+    On an emulator the emulated processor answers, while /proc/cpuinfo describes the real one.
+    """
     if platform.machine() != "aarch64":
         found = tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()
-        return {str(name): bool(there) for name, there in found.items()}
-    ask = ctypes.CDLL(None).getauxval
-    ask.argtypes, ask.restype = [ctypes.c_ulong], ctypes.c_ulong
+        return {str(name): bool(is_present) for name, is_present in found.items()}
+    getauxval = ctypes.CDLL(None).getauxval
+    getauxval.argtypes, getauxval.restype = [ctypes.c_ulong], ctypes.c_ulong
     return {
-        name: bool(ask(kind) >> bit & 1)
+        name: bool(getauxval(kind) >> bit & 1)
         for kind, bits in ((AT_HWCAP, ARM_BITS), (AT_HWCAP2, ARM_BITS_2))
         for name, bit in bits.items()
     }
 
 
-def _target(facts: Mapping[str, Any], executed: Mapping[str, bool]) -> str:
-    """The canonical text: it names only what differs from the processor's own, and of that what implies the
-    rest."""
-    own = _llvm_features(facts)
-    more = {name for name, there in executed.items() if there and not name.startswith(NOT_ADDED)} - own
-    added = _fewest("+", {name: _llvm_features(facts, [f"+{name}"]) for name in more})
-    grown = _llvm_features(facts, added)
-    less = {name for name, there in executed.items() if not there} & grown
-    taken = _fewest("-", {name: grown - _llvm_features(facts, [*added, f"-{name}"]) for name in less})
-    attributes = {"mattr": added + taken} if added or taken else {}
-    return json.dumps({**facts, **attributes}, sort_keys=True, separators=(",", ":"))
+def _target_text(attributes: Mapping[str, Any], executed: Mapping[str, bool]) -> str:
+    """Return the target as canonical JSON. Its mattr has the differences from LLVM's processor, without those
+    that others of them imply."""
+    own = _llvm_features(attributes)
+    missing = {name for name, runs in executed.items() if runs and not name.startswith(NOT_ADDED)} - own
+    added = _without_implied("+", {name: _llvm_features(attributes, [f"+{name}"]) for name in missing})
+    extended = _llvm_features(attributes, added)
+    surplus = {name for name, runs in executed.items() if not runs} & extended
+    removed = _without_implied(
+        "-", {name: extended - _llvm_features(attributes, [*added, f"-{name}"]) for name in surplus}
+    )
+    differences = {"mattr": added + removed} if added or removed else {}
+    return json.dumps({**attributes, **differences}, sort_keys=True, separators=(",", ":"))
 
 
-def _fewest(sign: str, changes: Mapping[str, set[str]]) -> list[str]:
-    """The names, by what each changes, without those that another one changes too."""
+def _without_implied(sign: str, changes: Mapping[str, set[str]]) -> list[str]:
+    """Return the names of `changes`, which maps each to all that it changes, without those that another name
+    changes too."""
     return [
         f"{sign}{name}"
         for name in sorted(changes)
@@ -149,15 +158,15 @@ def _fewest(sign: str, changes: Mapping[str, set[str]]) -> list[str]:
     ]
 
 
-def _llvm_features(facts: Mapping[str, Any], attributes: Sequence[str] = ()) -> set[str]:
-    """LLVM's names of what a processor of this name has, attributes switched on and off in their order."""
-    target = tvm.target.Target({**facts, "mattr": list(attributes)} if attributes else dict(facts))
+def _llvm_features(attributes: Mapping[str, Any], switches: Sequence[str] = ()) -> set[str]:
+    """Return LLVM's names of what a target has, after features are switched on (+) and off (-) in order."""
+    target = tvm.target.Target({**attributes, "mattr": list(switches)} if switches else dict(attributes))
     return {str(name) for name in llvm_get_cpu_features(target)}
 
 
-def _kernel_words() -> tuple[str, ...]:
-    """What the kernel says that this machine has; nothing where it doesn't say, or speaks of another kind of
-    machine that this one is emulated on."""
+def _cpuinfo_features() -> tuple[str, ...]:
+    """Return the features in /proc/cpuinfo; none if it lists none, or describes a machine of another kind
+    that emulates this one."""
     line = "Features" if platform.machine().startswith(("aarch64", "arm")) else "flags"
     for text in _read(CPU_INFO).splitlines():
         name, _, words = text.partition(":")
@@ -166,23 +175,18 @@ def _kernel_words() -> tuple[str, ...]:
     return ()
 
 
-def _features(machine: str, words: Sequence[str], executed: Mapping[str, bool]) -> tuple[str, ...]:
-    """The vector instruction sets in the kernel's words, without those that can't be executed."""
+def _device_features(machine: str, words: Sequence[str], executed: Mapping[str, bool]) -> tuple[str, ...]:
+    """Return the vector instruction sets as Linux names them, without those that aren't executed."""
     known = instruction_sets(machine)
-    there = {one.word for one in known if executed.get(one.name)}
-    lacking = tuple({one.word for one in known} - there)
-    # A word that isn't known here, such as svei8mm, goes with the one that it begins with.
-    kept = [word for word in words or there if word in there or not word.startswith(lacking)]
-    return tuple(sorted(word for word in kept if word.startswith(FEATURES)))
-
-
-def _vector_bytes(features: tuple[str, ...]) -> int:
-    if "avx512f" in features:
-        return 64
-    return 32 if "avx2" in features else 16
+    present = {one.word for one in known if executed.get(one.name)}
+    lacking = tuple({one.word for one in known} - present)
+    # A word that isn't known here, such as svei8mm, is dropped with the known one that it begins with.
+    kept = [word for word in words or present if word in present or not word.startswith(lacking)]
+    return tuple(sorted(word for word in kept if word.startswith(FEATURE_PREFIXES)))
 
 
 def _cache_bytes(board: Board | None) -> dict[str, int]:
+    """Return the sizes of the caches: a known board's, or what Linux reports of core 0."""
     if board is not None:
         return {"l1": board.l1_bytes, "l2": board.l2_bytes, "l3": board.l3_bytes}
     found = dict(DEFAULT_CACHES)
@@ -191,11 +195,6 @@ def _cache_bytes(board: Board | None) -> dict[str, int]:
         if kind in ("Data", "Unified") and size[-1:] in SIZES:
             found[f"l{level}"] = int(size[:-1]) * SIZES[size[-1]]
     return found
-
-
-def _toolchain() -> str:
-    llvm = tvm.get_global_func("target.llvm_version_major")()
-    return f"tvm {importlib.metadata.version('apache-tvm')} llvm {llvm}"
 
 
 def _read(path: Path) -> str:

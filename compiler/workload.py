@@ -1,7 +1,7 @@
-"""A workload: one fused subgraph as a TVM module, its text and its name.
+"""Workloads: fused subgraphs as TVM modules, their JSON text and their hash.
 
-A workload is an IRModule with a single PrimFunc `main`, in the form that MetaSchedule looks up: only then do
-a record of ours and a record of MetaSchedule mean the same subgraph.
+A workload is an IRModule with a single PrimFunc `main`, in the form that MetaSchedule looks up. So a record
+of ours and one of MetaSchedule with the same hash are about the same subgraph.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ MAX_TEXT_BYTES = 32 << 20
 
 
 def normalise(func: PrimFunc) -> tvm.IRModule:
-    """The workload of one PrimFunc, the way MetaSchedule's extract_tasks and ApplyDatabase make it.
+    """Make a workload of a PrimFunc, as MetaSchedule's extract_tasks and ApplyDatabase do.
 
-    a private function  ->  IRModule {main: the function, global symbol "main", no aliasing}
+        @T.prim_func(private=True)
+        def fused_matmul(A: T.Buffer(...), B: T.Buffer(...), C: T.Buffer(...)): ...
+    ->
+        @T.prim_func                             # global_symbol "main", tirx.noalias
+        def main(A: T.Buffer(...), B: T.Buffer(...), C: T.Buffer(...)): ...
     """
     if "global_symbol" not in func.attrs:
         func = func.with_attr("global_symbol", "main")
@@ -27,7 +31,7 @@ def normalise(func: PrimFunc) -> tvm.IRModule:
 
 
 def workload_hash(mod: tvm.IRModule) -> str:
-    """The structural hash in decimal digits, as it stands in a MetaSchedule database."""
+    """Return the structural hash in decimal digits, as in a MetaSchedule database."""
     return str(tvm_ffi.structural_hash(mod))
 
 
@@ -36,10 +40,10 @@ def to_json(mod: tvm.IRModule) -> str:
 
 
 def from_json(text: str) -> tvm.IRModule:
-    """The workload whose text `to_json` wrote, in this version of TVM or an older one.
+    """Read a workload that `to_json` wrote, in this version of TVM or an older one.
 
-    Raises ValueError for anything else. TVM's own parser is native code that trusts its input: text from
-    outside the service belongs into a child process (see compiler.sandbox.child).
+    Raises ValueError for other texts. TVM's parser is native code that trusts its input: text from outside
+    the service belongs into a child process (see compiler.sandbox.child).
     """
     if len(text) > MAX_TEXT_BYTES:
         raise ValueError(f"a workload of {len(text)} characters is larger than the limit of {MAX_TEXT_BYTES}")
@@ -48,7 +52,12 @@ def from_json(text: str) -> tvm.IRModule:
         mod = tvm.ir.load_json(text)
     except Exception as error:
         raise ValueError(f"not a TVM module: {type(error).__name__}") from error
-    return _check_workload(mod)
+    if not isinstance(mod, tvm.IRModule):
+        raise ValueError(f"not a TVM module: the text holds a {type(mod).__name__}")
+    functions = {name.name_hint: function for name, function in mod.functions_items()}
+    if list(functions) != ["main"] or not isinstance(functions["main"], PrimFunc):
+        raise ValueError("not a workload: a workload is one PrimFunc called main")
+    return mod
 
 
 def _check_graph(text: str) -> None:
@@ -62,12 +71,3 @@ def _check_graph(text: str) -> None:
     root = graph.get("root_index")
     if not isinstance(root, int) or not 0 <= root < len(nodes):
         raise ValueError("not a TVM module: root_index names none of the nodes")
-
-
-def _check_workload(mod: object) -> tvm.IRModule:
-    if not isinstance(mod, tvm.IRModule):
-        raise ValueError(f"not a TVM module: the text holds a {type(mod).__name__}")
-    functions = {name.name_hint: function for name, function in mod.functions_items()}
-    if list(functions) != ["main"] or not isinstance(functions["main"], PrimFunc):
-        raise ValueError("not a workload: a workload is one PrimFunc called main")
-    return mod

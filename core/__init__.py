@@ -1,1 +1,1 @@
-"""The words that every room shares: dataclasses and enums, each defined once. No input or output."""
+"""The dataclasses and enums that all packages share. Nothing here does input or output."""

@@ -1,4 +1,4 @@
-"""What the search, the records and the wire know of a device."""
+"""Devices: the fingerprints that make device classes, with what calibration measured of them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from core.profile import Profile, assumed
+from core.profile import Profile, assumed_profile
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a CUDA device allows: threads and 32-bit registers of a block, threads of a warp, bytes of shared
-    memory that a kernel may declare, and the compute capability, ten times its number (80 for 8.0)."""
+    """Limits of a CUDA device.
+
+    `max_threads` and `registers` (of 32 bits) are those of a block, `shared_bytes` the shared memory that a
+    kernel may declare, `capability` ten times the compute capability (80 for 8.0).
+    """
 
     max_threads: int = 1024
     warp_size: int = 32
@@ -31,12 +34,12 @@ class Gpu:
 class Device:
     """A device's fingerprint: devices with equal fingerprints form one device class.
 
-    Sizes are bytes, caches per core except `l3_bytes`, which all cores share. `target` is the
-    canonical JSON of the TVM target that code for this device is generated with. Of a device with a `gpu`,
-    the cores are its multiprocessors and `vector_bytes` the widest load of a thread.
+    Sizes are bytes, caches per core except `l3_bytes`, which all cores share. `target` is the canonical JSON
+    of the TVM target that code for this device is generated with. If the device is a GPU, `cores` counts its
+    multiprocessors and `vector_bytes` is the widest load of a thread.
 
-    The `profile` is what its calibration measured. It is no part of the fingerprint: two calibrations of one
-    device never agree to the last digit.
+    The `profile`, measured by calibration, is not part of the fingerprint: two calibrations of one device
+    never agree to the last digit.
     """
 
     name: str
@@ -54,25 +57,24 @@ class Device:
     profile: Profile | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        sizes = ("cores", "vector_bytes", "l1_bytes", "l2_bytes", "l3_bytes")
-        for name in sizes:
+        for name in ("cores", "vector_bytes", "l1_bytes", "l2_bytes", "l3_bytes"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"a device's {name} must be positive, not {getattr(self, name)}")
         object.__setattr__(self, "features", tuple(self.features))
 
     @property
     def kind(self) -> str:
-        """ "cpu" or "gpu"."""
+        """Either "cpu" or "gpu"."""
         return "gpu" if self.gpu else "cpu"
 
     @property
     def machine(self) -> str:
-        """What its processor is called in the triple, such as x86_64 or aarch64."""
+        """The processor architecture in the triple, such as x86_64 or aarch64."""
         return self.triple.partition("-")[0]
 
     @property
     def key(self) -> str:
-        """The device class: a short digest of everything but the human name."""
+        """The key of the device class: a short digest of everything but the name."""
         facts = self._facts()
         del facts["name"]
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
@@ -80,20 +82,20 @@ class Device:
 
     @property
     def speeds(self) -> Profile:
-        """The profile, or what is assumed of a device that wasn't calibrated."""
-        return self.profile or assumed(self.machine, self.features, self.cores)
+        """The measured profile, or an assumed one if the device was never calibrated."""
+        return self.profile or assumed_profile(self.machine, self.features, self.cores)
 
     def lanes(self, item_bytes: int) -> int:
-        """How many elements of this size the longest vector holds."""
+        """Return how many elements of this size the longest vector holds."""
         return max(self.vector_bytes // item_bytes, 1)
 
     def to_json(self) -> str:
-        """The fingerprint."""
+        """Return the fingerprint, without the profile."""
         return json.dumps(self._facts(), sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str) -> Device:
-        """Raises ValueError when the text is not a device."""
+        """Return the device of a fingerprint. Raises ValueError when the text is none."""
         try:
             facts = json.loads(text)
             gpu = facts.get("gpu") if isinstance(facts, dict) else None
@@ -102,9 +104,9 @@ class Device:
             raise ValueError(f"not a device fingerprint: {error}") from error
 
     def _facts(self) -> dict[str, Any]:
-        """Every field of the fingerprint; CPUs are described as they were before there were GPUs."""
+        """Return the fields of the fingerprint."""
         facts = asdict(self)
         del facts["profile"]
         if self.gpu is None:
-            del facts["gpu"]
+            del facts["gpu"]  # keeps the keys of the CPUs that were stored before there were GPUs
         return facts

@@ -1,8 +1,8 @@
-"""What the instruction sets of CPUs are called. Devices and the search name them by the kernel's words, those
-of /proc/cpuinfo; LLVM has names of its own.
+"""Names of CPU instruction sets, as the Linux kernel spells them and as LLVM does.
 
-These are the ones that LLVM chooses between when it generates code, or that an intrinsic of the search needs.
-What only systems' code uses is left out: a machine that hides it runs the same kernels.
+Devices and the search use the kernel's spelling, that of /proc/cpuinfo. The tables hold the instruction sets
+that LLVM generates code for or that an intrinsic of the search needs. Those that only operating systems use
+are left out: a machine without them runs the same kernels.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 
 class InstructionSet(NamedTuple):
-    """`word` is the kernel's, `name` LLVM's. Some words stand for several names."""
+    """An instruction set: `word` in /proc/cpuinfo, `name` in LLVM. Some words stand for several names."""
 
     word: str
     name: str
 
 
 def _table(text: str) -> tuple[InstructionSet, ...]:
-    """From WORD:NAME, or one for both where they are the same."""
+    """Parse entries of the form WORD:NAME, or WORD where LLVM's name is the same."""
     pairs = (entry.partition(":") for entry in text.split())
     return tuple(InstructionSet(word, name or word) for word, _, name in pairs)
 
@@ -39,38 +39,38 @@ _ARM = _table(
     "asimd:neon asimdrdm:rdm asimdhp:fullfp16 asimdfhm:fp16fml asimddp:dotprod fcma:complxnum i8mm bf16 "
     "sve sve2 sme"
 )
-# Every 64-bit Arm CPU has it, and so has every kernel's floating point.
-_BASIC = frozenset({"neon"})
-# What one machine can stand for, by what it gives up.
-CLASSES = {"avx512": (), "avx2": ("avx512f",), "sse4.2": ("avx",)}
+# Every 64-bit Arm CPU has these, and compiled code relies on them: they can't be disabled.
+_MANDATORY = frozenset({"neon"})
 
 
 class FeatureError(ValueError):
-    """A device was told to give up what there isn't; the message says what."""
+    """An instruction set to be disabled isn't there; the message names it."""
 
 
 def instruction_sets(machine: str) -> tuple[InstructionSet, ...]:
-    """Those of a machine (the first part of an LLVM triple); none of one that isn't known here."""
+    """Return the instruction sets of a machine (the first part of an LLVM triple); none if it is unknown."""
     return {"x86_64": _X86, "i686": _X86, "aarch64": _ARM}.get(machine, ())
 
 
 def llvm_names(spelling: str, machine: str) -> tuple[str, ...]:
-    """LLVM's names of an instruction set that devices can give up, spelled as the kernel or LLVM does.
-    Raises FeatureError where there is none."""
-    found = tuple(
-        known.name
-        for known in instruction_sets(machine)
-        if spelling.lower() in known and known.name not in _BASIC
+    """Return LLVM's names of an instruction set in either spelling.
+
+    Raises FeatureError when the machine knows none of that spelling that can be disabled.
+    """
+    names = tuple(
+        one.name
+        for one in instruction_sets(machine)
+        if spelling.lower() in one and one.name not in _MANDATORY
     )
-    if not found:
+    if not names:
         raise FeatureError(
             f"{spelling!r} is no instruction set of {machine} to be given up: write one that `lscpu` shows"
         )
-    return found
+    return names
 
 
-def given_up(text: str, machine: str) -> tuple[str, ...]:
-    """The names in "-NAME,-NAME". Raises FeatureError for anything else, and for names that nothing has."""
+def disabled_features(text: str, machine: str) -> tuple[str, ...]:
+    """Return the names in "-NAME,-NAME". Raises FeatureError for another format and for unknown names."""
     names = [entry.strip() for entry in text.split(",")] if text else []
     if not all(name.startswith("-") and len(name) > 1 for name in names):
         raise FeatureError("instruction sets are given up like this: -avx512f,-avx2")

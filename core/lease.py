@@ -1,4 +1,4 @@
-"""Leases: the work that a worker holds, and the limits that each part of it runs under.
+"""Leases: the work that a worker holds, and the limits under which it runs.
 
 Durations are seconds, sizes bytes.
 """
@@ -6,18 +6,16 @@ Durations are seconds, sizes bytes.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-# What a candidate's process may take beyond what it has anyway.
+# A candidate's process may allocate this much more than it occupies at its start.
 MEMORY_BYTES = 4 << 30
-# A packed model is in memory several times over while it is loaded: as read, as a library, its weights.
+# Loading a packed model takes several times its size: the file as read, the library, the weights.
 MEMORY_PER_ARTIFACT_BYTE = 6
 MAX_MODULE_RUNS = 16
-# The third is what was published of the same model before.
+# A job's module as TVM compiles it by default, with its best schedules, and as an earlier job published it.
 ModuleKind: TypeAlias = Literal["untuned", "tuned", "published"]
-_SHA256 = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ class LeaseId:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one candidate, or one turn of a module run, may use before it counts as failed."""
+    """The time and memory beyond which a candidate, or one turn of a module run, counts as failed."""
 
     build_timeout_s: float = 30.0
     run_timeout_s: float = 20.0
@@ -44,7 +42,7 @@ class Limits:
 
     @classmethod
     def for_module(cls, artifact_bytes: int) -> Limits:
-        """Of a module run: its weights are in the artifact, what it computes takes more."""
+        """Return the limits of a module run, whose memory grows with its artifact."""
         return cls(memory_bytes=MEMORY_BYTES + MEMORY_PER_ARTIFACT_BYTE * artifact_bytes)
 
     def __post_init__(self) -> None:
@@ -55,10 +53,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A trace to replay on a workload, whose arguments at `constants` are constants of the model.
+    """A trace to replay on a workload and to build, or to measure.
 
-    `best_s` is the best latency known of the workload on this device class. With `library_sha` a builder made
-    a library of it, which is loaded in place of building.
+    `constants` are the indices of the workload's arguments that are constants of the model. `best_s` is the
+    best latency known of the workload on this device class. `library_sha` names the library that a builder
+    made of the candidate, if one did: it is loaded, and nothing is compiled.
     """
 
     trial_id: int
@@ -75,8 +74,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class ModuleRun:
-    """A whole packed module to be timed end to end; first, if it is to `compare`, its outputs are compared
-    with those of the untuned library that is packed with it."""
+    """A packed module to be timed end to end.
+
+    With `compare`, its outputs are first compared with those of the untuned library packed with it.
+    """
 
     id: int
     kind: ModuleKind
@@ -86,8 +87,8 @@ class ModuleRun:
 
 @dataclass(frozen=True)
 class Lease:
-    """Work leased together: candidates, to be measured or to `build` for the target; or module runs of one
-    model, to be timed in turns."""
+    """Work leased together: candidates to be measured, or only built for the target if `build` is set; or
+    module runs of one model, to be timed in turns."""
 
     id: LeaseId
     target: str
@@ -108,21 +109,7 @@ class Lease:
             raise ValueError(f"a lease's expires_after_s must be positive, not {self.expires_after_s}")
 
 
-@dataclass(frozen=True)
-class Built:
-    """A candidate whose library is stored, and the seconds that building it took."""
-
-    sha: str
-    build_secs: float
-
-    def __post_init__(self) -> None:
-        if not _SHA256.fullmatch(self.sha):
-            raise ValueError("what names a library is its SHA-256 in lower-case hexadecimal")
-        if not 0.0 <= self.build_secs < math.inf:
-            raise ValueError(f"build_secs must not be negative, not {self.build_secs}")
-
-
 def check_name(what: str, text: str) -> None:
-    """Raises ValueError unless the text is 1 to 128 printable characters without spaces."""
+    """Raise ValueError unless the text is 1 to 128 printable characters without spaces."""
     if not 0 < len(text) <= 128 or not text.isprintable() or " " in text:
         raise ValueError(f"{what} must be 1 to 128 printable characters without spaces")

@@ -1,14 +1,18 @@
-"""The outcome of running one candidate on one device."""
+"""The result of one candidate: a measurement on a device, or a library built for it."""
 
 from __future__ import annotations
 
+import math
+import re
 import statistics
 from dataclasses import dataclass
 from enum import StrEnum
 
+_SHA256 = re.compile("[0-9a-f]{64}")
+
 
 class Outcome(StrEnum):
-    """How a trial ended. A trial that fails is still a lease that went well."""
+    """How a trial ended."""
 
     OK = "ok"
     BUILD_ERROR = "build_error"
@@ -21,13 +25,13 @@ class Outcome(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> Outcome:
-        # A newer worker may report an outcome this code has never heard of: a failure, not a crash.
+        # A newer worker may report an outcome that this code doesn't know.
         return cls.UNKNOWN
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One candidate's result: wall-clock seconds of every repeat, or why there are none."""
+    """The result of running a candidate or a module: seconds of every repeat, or why there are none."""
 
     outcome: Outcome
     run_secs: tuple[float, ...] = ()
@@ -43,7 +47,33 @@ class Measurement:
 
     @property
     def latency_s(self) -> float:
-        """Median seconds of the repeats. Raises ValueError for a failed measurement."""
+        """The median of the repeats in seconds. Raises ValueError for a failed measurement."""
         if not self.run_secs:
             raise ValueError(f"no latency: the trial ended as {self.outcome}")
         return statistics.median(self.run_secs)
+
+
+@dataclass(frozen=True)
+class Built:
+    """The result of building a candidate: a library, stored under its SHA-256 `sha`.
+
+    Its `outcome` and `run_secs` are those of a measurement that went well without repeats, so that most code
+    treats both alike.
+    """
+
+    sha: str
+    build_secs: float
+
+    def __post_init__(self) -> None:
+        if not _SHA256.fullmatch(self.sha):
+            raise ValueError("what names a library is its SHA-256 in lower-case hexadecimal")
+        if not 0.0 <= self.build_secs < math.inf:
+            raise ValueError(f"build_secs must not be negative, not {self.build_secs}")
+
+    @property
+    def outcome(self) -> Outcome:
+        return Outcome.OK
+
+    @property
+    def run_secs(self) -> tuple[float, ...]:
+        return ()

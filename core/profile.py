@@ -1,11 +1,11 @@
-"""What a device class can do, as its calibration measured it: speeds, where `core.device` has sizes.
+"""Profiles: the speeds of a device class, as calibration measured them.
 
-The analytic estimate works in cycles of one core. Nothing in it is a speed of one processor: it takes all of
-them from a `Profile`.
+The analytic estimate of the search works in cycles of one core, and takes every speed from a `Profile`.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -13,24 +13,24 @@ from typing import Any
 
 FLOAT32 = "float32"
 MAX_TYPE_CHARS = 16
-# Of how calibration measures: what another version measured is measured again.
+# The version of calibration: profiles measured by another version are measured again.
 VERSION = 1
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Speeds of one core, but for `memory_rate_all` and `launch_s`.
+    """Speeds of one core, except for `memory_rate_all` and `launch_s`.
 
-    hertz            cycles a second while vectors are multiplied
-    multiply_adds    vector multiply-adds a cycle, by element type; vectors have the device's `vector_bytes`
-    latency_cycles   from a multiply-add to the next one that needs its result
+    hertz            cycles per second while vectors are multiplied
+    multiply_adds    vector multiply-adds per cycle, by element type; vectors have the device's `vector_bytes`
+    latency_cycles   cycles from a multiply-add to the next one that needs its result
     registers        vector registers of the instruction set
-    loads            vector loads a cycle, from the first cache
-    gather_cycles    a lane that is loaded from a row of its own
-    l1_rate ...      bytes a cycle drawn from each cache and from memory
-    memory_rate_all  bytes a cycle that all cores together draw from memory
+    loads            vector loads per cycle from the first cache
+    gather_cycles    cycles to load one lane from a row of its own
+    l1_rate ...      bytes per cycle read from each cache and from memory
+    memory_rate_all  bytes per cycle that all cores together read from memory
     launch_s         seconds to start all threads and to wait for them
-    derived          the fields that weren't measured, but follow from others or from the instruction set
+    derived          fields that weren't measured, but follow from others or from the instruction set
     """
 
     hertz: float
@@ -48,18 +48,17 @@ class Profile:
     derived: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a speed that no device has."""
         object.__setattr__(self, "multiply_adds", dict(self.multiply_adds))
         object.__setattr__(self, "derived", tuple(self.derived))
         if FLOAT32 not in self.multiply_adds:
-            raise ValueError("a profile says how many float32 multiply-adds a core does in a cycle")
+            raise ValueError("a profile must have the float32 multiply-adds of a cycle")
         for name in self.multiply_adds:
             if not name.isalnum() or not name.isascii() or len(name) > MAX_TYPE_CHARS:
                 raise ValueError(f"{name[:MAX_TYPE_CHARS]!r} is no element type")
         if not set(self.derived) <= {f.name for f in fields(self)}:
-            raise ValueError("what is derived in a profile must be its fields")
+            raise ValueError("the derived fields of a profile must be fields that it has")
         if not isinstance(self.registers, int):
-            raise ValueError("a profile's registers must be counted in whole numbers")
+            raise ValueError("a profile's registers must be a whole number")
         numbers = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NO_NUMBERS}
         numbers |= {f"multiply_adds of {dtype}": rate for dtype, rate in self.multiply_adds.items()}
         for name, number in numbers.items():
@@ -69,7 +68,7 @@ class Profile:
                 raise ValueError(f"a profile's {name} must be positive and finite, not {number}")
 
     def issue(self, dtype: str) -> float:
-        """Vector multiply-adds a cycle of an element type; as of float32 where it wasn't measured."""
+        """Return the vector multiply-adds per cycle of an element type; float32's if it wasn't measured."""
         return self.multiply_adds.get(dtype, self.multiply_adds[FLOAT32])
 
     def to_json(self) -> str:
@@ -77,7 +76,7 @@ class Profile:
 
     @classmethod
     def from_json(cls, text: str) -> Profile:
-        """Raises ValueError when the text is no profile."""
+        """Return the profile. Raises ValueError when the text is none."""
         try:
             facts: dict[str, Any] = json.loads(text)
             return cls(**facts)
@@ -88,8 +87,9 @@ class Profile:
 _NO_NUMBERS = ("multiply_adds", "derived")
 
 
-def assumed(machine: str, features: tuple[str, ...], cores: int) -> Profile:
-    """The profile of a device that wasn't calibrated: what an ordinary core with its instruction set does."""
+@functools.cache
+def assumed_profile(machine: str, features: tuple[str, ...], cores: int) -> Profile:
+    """Return the profile of an uncalibrated device: that of an ordinary core with its instruction sets."""
     is_x86 = machine in ("x86_64", "i686")
     wide = "avx512f" in features
     registers = 32 if wide or not is_x86 else 16

@@ -1,8 +1,8 @@
-"""What a schedule's trace may say.
+"""Validation of schedule traces, which may come from other people's machines.
 
-TVM replays whatever a trace says, and a trace can say more than how loops run: an annotation with the pragma
-`import_llvm` carries machine code into every library that is built with it. So only the instructions, the
-annotations and the index maps that schedules need are let through, wherever a trace comes from.
+TVM replays any trace, and a trace can do more than transform loops: an annotation with the pragma
+`import_llvm` links code into every library that is built with it. So only the instructions, annotations and
+index maps that schedules need are accepted.
 
 A trace is JSON: [instructions, decisions], each instruction [kind, inputs, attributes, outputs].
 """
@@ -17,7 +17,7 @@ from typing import Any
 MAX_INSTRUCTIONS = 10_000
 MAX_TEXT_CHARS = 4 << 20
 
-# Those of TVM's schedule primitives that keep what is computed; the ones that are called unsafe don't.
+# TVM's schedule primitives, except those that it calls unsafe because they may change what is computed.
 INSTRUCTIONS = frozenset(
     (
         *("GetSBlock", "GetLoops", "GetChildBlocks", "GetProducers", "GetConsumers", "GetOutputBlocks"),
@@ -34,29 +34,25 @@ INSTRUCTIONS = frozenset(
 )
 
 
-def _is_number(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     return isinstance(value, int) and -(1 << 31) <= value < 1 << 31
 
 
 def _is_name(value: Any) -> bool:
-    """A quoted name, such as "SSRSRS" or a tensor intrinsic's: letters, digits, dots and underscores."""
+    """Return whether it is a quoted name, such as "SSRSRS" or that of a tensor intrinsic."""
     return isinstance(value, str) and re.fullmatch(r'"[\w.]{0,128}"', value) is not None
 
 
-def _are_numbers(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= 1024 and all(map(_is_number, value))
-
-
 def _is_reference(value: Any) -> bool:
-    """The name of what an earlier instruction gave, such as l1 or v12, or a number."""
-    return _is_number(value) or (isinstance(value, str) and re.fullmatch(r"[blv]\d{1,6}", value) is not None)
+    """Return whether it is an integer, or the name of an earlier instruction's output, such as l1 or v12."""
+    return _is_integer(value) or (isinstance(value, str) and re.fullmatch(r"[blv]\d{1,6}", value) is not None)
 
 
-def _are_references(value: Any) -> bool:
-    return isinstance(value, list) and len(value) <= 1024 and all(map(_is_reference, value))
+def _is_list(value: Any, is_item: Callable[[Any], bool]) -> bool:
+    return isinstance(value, list) and len(value) <= 1024 and all(map(is_item, value))
 
 
-# By key: what its value is like.
+# By key, a test of the value.
 ANNOTATIONS: Mapping[str, Callable[[Any], bool]] = {
     **dict.fromkeys(
         (
@@ -83,10 +79,10 @@ ANNOTATIONS: Mapping[str, Callable[[Any], bool]] = {
             *("software_pipeline_stage", "software_pipeline_order", "software_pipeline_async_stages"),
             "buffer_dim_align",
         ),
-        _are_references,
+        lambda value: _is_list(value, _is_reference),
     ),
 }
-# Of TVM's objects, what an index map and the value that it pads with are made of: arithmetic on variables.
+# The types of TVM objects that an index map and its padding value consist of: arithmetic on variables.
 INDEX_MAP_TYPES = frozenset(
     (
         *("None", "int", "float", "ffi.Array", "ffi.String", "ir.PrimType", "ir.Var", "tirx.IndexMap"),
@@ -98,11 +94,11 @@ INDEX_MAP_TYPES = frozenset(
 
 
 class TraceRefused(ValueError):
-    """A trace is not one, or says what no schedule needs; one sentence."""
+    """A text is no trace, or contains what no schedule needs; the message is one sentence."""
 
 
-def check(trace: str) -> list[Any]:
-    """The trace as it was parsed. Raises TraceRefused."""
+def parse_trace(trace: str) -> list[Any]:
+    """Parse a trace and validate all of it. Raises TraceRefused."""
     if len(trace) > MAX_TEXT_CHARS:
         raise TraceRefused(f"a trace has at most {MAX_TEXT_CHARS} characters, not {len(trace)}")
     try:
@@ -161,7 +157,9 @@ def _check_index_map(kind: str, text: str) -> None:
 
 
 def _check_decision(decision: Any) -> None:
-    """The number of an instruction, and a number or numbers."""
-    is_pair = isinstance(decision, list) and len(decision) == 2 and _is_number(decision[0])
-    if not is_pair or not (decision[1] is None or _is_number(decision[1]) or _are_numbers(decision[1])):
+    """A decision is the index of an instruction, and a number or numbers."""
+    is_pair = isinstance(decision, list) and len(decision) == 2 and _is_integer(decision[0])
+    if not is_pair or not (
+        decision[1] is None or _is_integer(decision[1]) or _is_list(decision[1], _is_integer)
+    ):
         raise TraceRefused("a decision of a trace is the number of an instruction and a number or numbers")

@@ -1,4 +1,4 @@
-"""Workers: what they are there for, what they do, and how they are."""
+"""Workers: their states, their roles and their vitals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_TROUBLE_CHARS = 500
 
 
 class WorkerState(StrEnum):
-    """What a worker does at the moment; only a ready one is given work."""
+    """A worker's current activity. Only a READY worker gets work."""
 
     PROBING = "probing"
     READY = "ready"
@@ -19,14 +19,14 @@ class WorkerState(StrEnum):
 
 
 class Role(StrEnum):
-    """What a worker is there for: to measure on its device, or to build what other devices measure."""
+    """The purpose of a worker: to measure on its device, or to build what other devices measure."""
 
     MEASURE = "measure"
     BUILD = "build"
 
 
 class Wanted(StrEnum):
-    """What people want a worker to do."""
+    """The instruction that people have given to a worker."""
 
     WORK = "work"
     DRAIN = "drain"
@@ -35,9 +35,13 @@ class Wanted(StrEnum):
 
 @dataclass(frozen=True)
 class Vitals:
-    """How a worker is, as far as it knows. `load` is what wanted to run on average over the last minute;
-    `candidates` are those of the held lease; `uncontained` says what measured code isn't kept from; `trouble`
-    why the worker can't measure, in one line of at most 500 characters, empty while it can."""
+    """A worker's health, as far as it knows it.
+
+    `load` is the average number of processes that wanted to run in the last minute. `candidates` and
+    `candidates_done` count those of the held lease. `uncontained` says what the sandbox doesn't keep measured
+    code from, `trouble` why the worker can't do its work, in one line of at most MAX_TROUBLE_CHARS; both are
+    empty when there is nothing to say.
+    """
 
     tunefarm_version: str = ""
     tvm_version: str = ""

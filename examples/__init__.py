@@ -1,1 +1,1 @@
-"""Models to try tunefarm on, and the few lines that run what it made."""
+"""Models to try tunefarm on, and a script that runs a tuned one."""

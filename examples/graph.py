@@ -1,4 +1,4 @@
-"""Writes ONNX graphs the way PyTorch exports them, with seeded random weights."""
+"""Write ONNX graphs as PyTorch exports them, with seeded random weights."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 17
-IR_VERSION = 8  # what opset 17 came with: every runtime of the last years reads it
+IR_VERSION = 8  # came with opset 17; every runtime of recent years reads it
 
-# An extent of a shape; a word is a dynamic dimension of that name.
+# An extent of a shape; a string names a dynamic dimension.
 Extent = int | str
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A value in the graph: its name and its channels, or features.
+    """A value in the graph: its name and its number of channels, or features.
 
-    `moment` is its mean square relative to the variance before its activation: what a rectifier or a gate
-    took away, the next layer's weights give back.
+    `moment` is its mean square relative to the variance before its activation. The weights of the next layer
+    make up for what the activation took away.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Tensor:
     moment: float = 1.0
 
 
-# Mean squares of what is left of a normal variable.
+# Mean squares of a standard normal variable after these activations.
 RECTIFIED = 0.5
 SILU = 0.356
 GELU = 0.425
@@ -40,7 +40,7 @@ GELU = 0.425
 
 @dataclass
 class Graph:
-    """Collects nodes and weights. Weights are He-initialised, so that activations keep their scale."""
+    """Nodes and weights of a model. Weights are He-initialised, so that activations keep their scale."""
 
     rng: np.random.Generator
     batch: Extent = 1
@@ -49,16 +49,16 @@ class Graph:
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
     outputs: list[onnx.ValueInfoProto] = field(default_factory=list)
 
-    def input(self, name: str, *shape: int, kind: int = TensorProto.FLOAT) -> str:
-        """An input of the model; the batch comes before `shape`."""
-        self.inputs.append(helper.make_tensor_value_info(name, kind, [self.batch, *shape]))
+    def input(self, name: str, *shape: int, element_type: int = TensorProto.FLOAT) -> str:
+        """Add an input of the model, of shape (batch, *shape)."""
+        self.inputs.append(helper.make_tensor_value_info(name, element_type, [self.batch, *shape]))
         return name
 
     def image(self, size: int) -> Tensor:
         return Tensor(self.input("input", 3, size, size), 3)
 
     def output(self, name: str, *shape: int) -> str:
-        """Declares an output of the model, which a node has to write; the batch comes before `shape`."""
+        """Declare an output of the model, of shape (batch, *shape). A node has to write it."""
         self.outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [self.batch, *shape]))
         return name
 
@@ -74,9 +74,9 @@ class Graph:
         pad: int | None = None,
         bias: bool = False,
     ) -> Tensor:
-        """A convolution with padding `kernel // 2`, if no other is given.
+        """Add a convolution, by default with padding `kernel // 2`.
 
-        `gain` is the output's variance over the input's second moment; by default what keeps the scale.
+        `gain` is the output's variance over the input's second moment; by default the scale stays the same.
         """
         fan_in = x.channels // groups * kernel * kernel
         gain = 1.0 / x.moment if gain is None else gain
@@ -100,7 +100,7 @@ class Graph:
     def conv_transposed(
         self, x: Tensor, name: str, out: int, kernel: int, stride: int, pad: int, gain: float | None = None
     ) -> Tensor:
-        """A transposed convolution without bias, which makes the image `stride` times as large."""
+        """Add a transposed convolution without bias, which enlarges the image by `stride`."""
         fan_in = x.channels * kernel * kernel // (stride * stride)
         gain = 1.0 / x.moment if gain is None else gain
         weight = self.normal((x.channels, out, kernel, kernel), math.sqrt(gain / fan_in))
@@ -137,7 +137,7 @@ class Graph:
         groups: int = 1,
         gain: float | None = None,
     ) -> Tensor:
-        """A convolution without bias, then its batch normalization."""
+        """Add a convolution without bias and its batch normalization."""
         return self.batch_norm(self.conv(x, name, out, kernel, stride, groups, gain), f"{name}.bn")
 
     def relu(self, x: Tensor, name: str) -> Tensor:
@@ -154,7 +154,7 @@ class Graph:
         return Tensor(self.node("Mul", name, [x.name, gate]), x.channels, SILU)
 
     def gelu(self, x: Tensor, name: str) -> Tensor:
-        """x/2 (1 + erf(x / sqrt 2)), in the five operators that exporters write."""
+        """Add x/2 (1 + erf(x / sqrt 2)), in the five operators that exporters write."""
         scaled = self.node("Div", f"{name}.div", [x.name, self.scalar(f"{name}.sqrt2", math.sqrt(2.0))])
         erf = self.node("Erf", f"{name}.erf", [scaled])
         gate = self.node("Add", f"{name}.add", [erf, self.scalar(f"{name}.one", 1.0)])
@@ -166,7 +166,7 @@ class Graph:
         return Tensor(self.node("Add", name, [a.name, b.name]), a.channels)
 
     def max_pool(self, x: Tensor, name: str, pad: int = 1, ceil: bool = False) -> Tensor:
-        """Over 3x3 pixels, every second one; `ceil` also where the last of them are beyond the edge."""
+        """Add a maximum over 3x3 pixels with stride 2; with `ceil` the last window may cross the edge."""
         y = self.node(
             "MaxPool",
             name,
@@ -178,22 +178,22 @@ class Graph:
         )
         return Tensor(y, x.channels, x.moment)
 
-    def pooled(self, x: Tensor, name: str) -> Tensor:
-        """The mean over all pixels, which stays an image, of one pixel."""
+    def global_average_pool(self, x: Tensor, name: str) -> Tensor:
+        """Add the mean over all pixels; the result is an image of one pixel."""
         return Tensor(self.node("GlobalAveragePool", name, [x.name]), x.channels)
 
     def flatten(self, x: Tensor, name: str, output: str | None = None) -> Tensor:
         return Tensor(self.node("Flatten", name, [x.name], output, axis=1), x.channels)
 
     def gemm(self, x: Tensor, name: str, out: int, output: str | None = None) -> Tensor:
-        """A fully connected layer on rows without further dimensions."""
+        """Add a fully connected layer to a matrix of (batch, channels)."""
         weight = self.weight(f"{name}.weight", self.normal((out, x.channels), x.channels**-0.5))
         bias = self.weight(f"{name}.bias", self.normal((out,), 0.1))
         y = self.node("Gemm", name, [x.name, weight, bias], output, alpha=1.0, beta=1.0, transB=1)
         return Tensor(y, out)
 
     def linear(self, x: Tensor, name: str, out: int, gain: float | None = None) -> Tensor:
-        """A fully connected layer on the last of several dimensions: its weight is stored transposed."""
+        """Add a fully connected layer to the last of several dimensions; its weight is stored transposed."""
         deviation = math.sqrt((1.0 / x.moment if gain is None else gain) / x.channels)
         weight = self.weight(f"{name}.weight", self.normal((x.channels, out), deviation))
         product = self.node("MatMul", f"{name}.matmul", [x.name, weight])
@@ -201,14 +201,14 @@ class Graph:
         return Tensor(self.node("Add", name, [bias, product]), out)
 
     def layer_norm(self, x: Tensor, name: str, epsilon: float, output: str | None = None) -> Tensor:
-        """Over the features, the last dimension."""
+        """Add a normalization over the features, the last dimension."""
         scale = self.weight(f"{name}.weight", self.rng.uniform(0.8, 1.2, x.channels).astype(np.float32))
         bias = self.weight(f"{name}.bias", self.normal((x.channels,), 0.1))
         y = self.node("LayerNormalization", name, [x.name, scale, bias], output, axis=-1, epsilon=epsilon)
         return Tensor(y, x.channels)
 
     def reshape(self, x: str, name: str, *shape: int) -> str:
-        """The batch stays; `shape` is what comes after it."""
+        """Reshape to (batch, *shape)."""
         batch = self.batch if isinstance(self.batch, int) else -1
         return self.node("Reshape", name, [x, self.integers(f"{name}.shape", [batch, *shape])])
 
@@ -216,14 +216,14 @@ class Graph:
         return self.node("Transpose", name, [x], perm=list(order))
 
     def classifier(self, x: Tensor, name: str, classes: int) -> None:
-        """Global average pooling and one fully connected layer, which writes the graph's output."""
-        flat = self.flatten(self.pooled(x, f"{name}.pool"), f"{name}.flatten")
+        """Add global average pooling and a fully connected layer, which writes the graph's output."""
+        flat = self.flatten(self.global_average_pool(x, f"{name}.pool"), f"{name}.flatten")
         self.gemm(flat, name, classes, self.output("output", classes))
 
     def node(
         self, op: str, name: str, inputs: Sequence[str], output: str | None = None, **attributes: Any
     ) -> str:
-        """A node with one output, whose name is returned."""
+        """Add a node with one output, and return the output's name."""
         output = output or f"{name}.out"
         self.nodes.append(helper.make_node(op, list(inputs), [output], name=name, **attributes))
         return output
@@ -236,14 +236,14 @@ class Graph:
         return self.weight(name, np.array(value, np.float32))
 
     def integers(self, name: str, values: int | Sequence[int] | npt.NDArray[Any]) -> str:
-        """Indices, axes or a shape."""
+        """Add a constant of int64: indices, axes or a shape."""
         return self.weight(name, np.array(values, np.int64))
 
     def normal(self, shape: tuple[int, ...], deviation: float) -> npt.NDArray[np.float32]:
         return self.rng.standard_normal(shape, dtype=np.float32) * np.float32(deviation)
 
-    def finish(self, name: str) -> onnx.ModelProto:
-        """The checked model."""
+    def build(self, name: str) -> onnx.ModelProto:
+        """Return the model, checked by ONNX."""
         graph = helper.make_graph(self.nodes, name, self.inputs, self.outputs, self.weights)
         opsets = [helper.make_opsetid("", OPSET)]
         model = helper.make_model(

@@ -1,8 +1,8 @@
-"""Writes well-known networks as ONNX files with seeded random weights.
+"""Write well-known networks as ONNX files with seeded random weights.
 
     python -m examples.make_models resnet18 --out resnet18.onnx
 
-Only onnx and numpy are needed. `--tiny` writes a network of the same kind that tests can tune in seconds.
+Needs onnx and numpy only. `--tiny` writes a network of the same kind that tests can tune in seconds.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ NO_IMAGE = ("dcgan", "bert_base")
 def make(
     network: str, *, batch: int | str = 1, tiny: bool = False, size: int | None = None, seed: int = 0
 ) -> onnx.ModelProto:
-    """The network as a checked ONNX model; the same arguments give the same bytes.
+    """Build a network as a checked ONNX model; the same arguments give the same bytes.
 
-    A `batch` that is a word becomes a dynamic dimension of that name. `size` is the side of the image that a
-    network takes, in pixels. Raises KeyError for an unknown network, ValueError for sizes below one, and for
-    what the network can't have.
+    A `batch` that is a string names a dynamic dimension. `size` is the side of the input image in pixels.
+    Raises KeyError for an unknown network, ValueError for sizes below one and for a size or a batch that the
+    network doesn't support.
     """
     scale = TINY if tiny else FULL
     side = scale.size if size is None else size
@@ -60,7 +60,7 @@ def make(
         raise ValueError(f"{network} takes no image, so it has no size to choose")
     graph = Graph(np.random.default_rng(seed), batch)
     NETWORKS[network](graph, replace(scale, size=side))
-    return graph.finish(network)
+    return graph.build(network)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -69,9 +69,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="FILE")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--dynamic-batch", action="store_true", help="leave the batch open, as a dimension N")
-    parser.add_argument(
-        "--size", type=int, help="side in pixels of the image that it takes (default 224, tiny 32)"
-    )
+    parser.add_argument("--size", type=int, help="side of the input image in pixels (default 224, tiny 32)")
     parser.add_argument("--tiny", action="store_true", help="a small network of the same kind, for tests")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)

@@ -1,4 +1,4 @@
-"""Loads a compiled model and runs it once: TVM's runtime is all it takes.
+"""Load a compiled model and run it once. Needs TVM's runtime only.
 
 python -m examples.run_artifact resnet18-tuned
 """

@@ -1,29 +1,32 @@
-"""The only mapping between wire messages and values; defensive against whatever the wire brings.
+"""Conversion between protobuf messages and the values of core/ and `proto.messages`.
 
-`..._to_wire` never fails on a valid value. `..._from_wire` raises WireError, with a sentence for the
-other side, when a message makes no sense; `measurement_from_wire` turns nonsense into a failed
-measurement instead, because one odd result must not cost its whole batch.
+A `..._to_wire` function never fails on a valid value. A `..._from_wire` function validates every field, and
+raises WireError with a sentence for the sender when a message makes no sense. Only `measurement_from_wire`
+returns a failed measurement instead, because one odd result must not cost the others of its report.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import asdict, fields
 from typing import Any, get_args
 
 from core.device import Device, Gpu
-from core.lease import Built, Candidate, Lease, LeaseId, Limits, ModuleKind, ModuleRun
-from core.measurement import Measurement, Outcome
+from core.lease import Candidate, Lease, LeaseId, Limits, ModuleKind, ModuleRun
+from core.measurement import Built, Measurement, Outcome
 from core.profile import Profile
-from core.worker import Role, Vitals, Wanted, WorkerState
+from core.worker import MAX_TROUBLE_CHARS, Role, Vitals, Wanted, WorkerState
 from proto import fleet_pb2 as pb
 from proto.messages import (
+    MAX_LIBRARY_BYTES,
     MAX_PROFILE_CHARS,
     MAX_RESULTS,
     MAX_WAIT_S,
     PROTOCOL,
     Answer,
+    LibraryUpload,
     Result,
     WorkerReport,
 )
@@ -33,6 +36,9 @@ MAX_REPEATS = 10_000
 MAX_ID = 2**63 - 1
 
 _OUTCOMES = {int(pb.Outcome.Value(f"OUTCOME_{outcome.name}")): outcome for outcome in Outcome}
+_STATES = {int(pb.WorkerState.Value(f"WORKER_STATE_{state.name}")): state for state in WorkerState}
+_ROLES = {int(pb.WorkerRole.Value(f"WORKER_ROLE_{role.name}")): role for role in Role}
+_WANTED = {int(pb.Wanted.Value(f"WANTED_{wanted.name}")): wanted for wanted in Wanted}
 
 _DEVICE_CHARS = {"name": 256, "triple": 128, "mcpu": 128, "toolchain": 1024, "target": 65536}
 _DEVICE_SIZES = {
@@ -47,6 +53,7 @@ _VITAL_CHARS = {
     "tunefarm_version": 64,
     "tvm_version": 64,
     "uncontained": 2048,
+    "trouble": MAX_TROUBLE_CHARS,
 }
 _VITAL_RANGES: dict[str, tuple[float, float]] = {
     "load": (0.0, 1e6),
@@ -59,7 +66,7 @@ _MAX_GPU_SIZE = 1 << 24
 
 
 class WireError(ValueError):
-    """A message that makes no sense; its text is a sentence for the side that sent it."""
+    """A message makes no sense; the text is a sentence for its sender."""
 
 
 class ProtocolMismatchError(WireError):
@@ -76,8 +83,8 @@ def measurement_to_wire(measurement: Measurement) -> pb.Measurement:
 
 
 def measurement_from_wire(message: pb.Measurement) -> Measurement:
-    """Never raises: an outcome or times that make no sense are a failure of unknown kind."""
-    outcome = _outcome(message.outcome)
+    """Never raises: an outcome or times that make no sense become an UNKNOWN failure."""
+    outcome = _OUTCOMES.get(message.outcome, Outcome.UNKNOWN)
     build_secs = message.build_secs if 0.0 <= message.build_secs < math.inf else 0.0
     error = _clean(message.error)
     if len(message.run_secs) > MAX_REPEATS:
@@ -121,9 +128,14 @@ def device_from_wire(message: pb.Device) -> Device:
             raise WireError(f"the device's {field} must be 1 to {most}, not {getattr(message, field)}")
     if len(message.features) > _MAX_FEATURES or any(len(feature) > 128 for feature in message.features):
         raise WireError(f"a device has at most {_MAX_FEATURES} features of at most 128 characters")
-    _check_target(message.target)
     if not message.triple or not message.name:
         raise WireError("a device needs a name and a triple")
+    try:
+        target = json.loads(message.target)
+    except (ValueError, RecursionError) as problem:
+        raise WireError("the device's target is not JSON") from problem
+    if not isinstance(target, dict):
+        raise WireError("the device's target is not a JSON object")
     return Device(
         name=message.name,
         triple=message.triple,
@@ -169,7 +181,17 @@ def lease_to_wire(lease: Lease) -> pb.Lease:
             memory_bytes=lease.limits.memory_bytes,
         ),
         expires_after_s=lease.expires_after_s,
-        candidates=[_candidate_to_wire(candidate) for candidate in lease.candidates],
+        candidates=[
+            pb.Candidate(
+                trial_id=candidate.trial_id,
+                workload_hash=candidate.workload_hash,
+                trace=candidate.trace,
+                constants=candidate.constants,
+                best_s=candidate.best_s,
+                library_sha=candidate.library_sha or "",
+            )
+            for candidate in lease.candidates
+        ],
         build=lease.build,
         module_runs=[pb.ModuleRun(**asdict(run)) for run in lease.module_runs],
     )
@@ -214,22 +236,21 @@ def result_from_wire(message: pb.Result) -> Result:
     which = message.WhichOneof("of")
     if which is None:
         raise WireError("a result must name a trial or a module run")
+    measurement: Measurement | Built
+    try:
+        if message.HasField("built"):
+            measurement = Built(message.built.sha256, message.built.build_secs)
+        else:
+            measurement = measurement_from_wire(message.measurement)
+    except ValueError as problem:
+        measurement = Measurement(Outcome.UNKNOWN, error=f"the worker's result made no sense: {problem}")
     return Result(
         number=message.number,
         lease=lease_id_from_wire(message.lease),
-        measurement=_measured_or_built(message),
+        measurement=measurement,
         trial_id=_id(message.trial_id) if which == "trial_id" else None,
         module_run_id=_id(message.module_run_id) if which == "module_run_id" else None,
     )
-
-
-def _measured_or_built(message: pb.Result) -> Measurement | Built:
-    if not message.HasField("built"):
-        return measurement_from_wire(message.measurement)
-    try:
-        return Built(message.built.sha256, message.built.build_secs)
-    except ValueError as problem:
-        return Measurement(Outcome.UNKNOWN, error=f"the worker's result made no sense: {problem}")
 
 
 def report_to_wire(report: WorkerReport) -> pb.SynchronizeRequest:
@@ -252,7 +273,7 @@ def report_to_wire(report: WorkerReport) -> pb.SynchronizeRequest:
 
 
 def report_from_wire(message: pb.SynchronizeRequest) -> WorkerReport:
-    """Raises ProtocolMismatchError or WireError. `wait_s` is cut to what the protocol allows."""
+    """Cap `wait_s` at what the protocol allows. Raises ProtocolMismatchError or WireError."""
     if message.protocol != PROTOCOL:
         raise ProtocolMismatchError(
             f"this service speaks protocol {PROTOCOL}, the worker {message.protocol}: "
@@ -260,19 +281,23 @@ def report_from_wire(message: pb.SynchronizeRequest) -> WorkerReport:
         )
     if len(message.results) > MAX_RESULTS:
         raise WireError(f"at most {MAX_RESULTS} results fit in one call, not {len(message.results)}")
+    if message.state not in _STATES:
+        raise WireError(f"{message.state} is not a state of a worker")
+    if message.role not in _ROLES:
+        raise WireError(f"{message.role} is not a role of a worker")
     try:
         return WorkerReport(
             worker_id=message.worker_id,
             session_id=message.session_id,
             starting=message.starting,
-            state=_state(message.state),
+            state=_STATES[message.state],
             device=device_from_wire(message.device) if message.HasField("device") else None,
             held=lease_id_from_wire(message.held) if message.HasField("held") else None,
             results=tuple(result_from_wire(result) for result in message.results),
             slots=message.slots,
             wait_s=min(message.wait_s, MAX_WAIT_S),
             vitals=_vitals_from_wire(message.vitals),
-            role=_role(message.role),
+            role=_ROLES[message.role],
             builds_for=tuple(message.builds_for),
             calibrated=message.calibrated,
         )
@@ -296,7 +321,7 @@ def answer_to_wire(answer: Answer) -> pb.SynchronizeResponse:
 
 
 def answer_from_wire(message: pb.SynchronizeResponse, held: LeaseId | None) -> Answer:
-    """`held` is the lease the request named. Raises WireError."""
+    """Take the answer to a request that named the lease `held`. Raises WireError."""
     named = lease_id_from_wire(message.lease.id) if message.HasField("lease") else None
     keeps = named if named is not None and named == held else None
     again_s = message.call_again_after_s
@@ -306,26 +331,41 @@ def answer_from_wire(message: pb.SynchronizeResponse, held: LeaseId | None) -> A
         lease=lease_from_wire(message.lease) if named is not None and keeps is None else None,
         acknowledged=tuple(message.acknowledged),
         call_again_after_s=min(again_s, 60.0) if 0.0 <= again_s < math.inf else 1.0,
-        wanted=_wanted(message.wanted),
+        wanted=_WANTED.get(message.wanted, Wanted.WORK),
         calibrate=message.calibrate,
     )
 
 
 def _vitals_from_wire(message: pb.Vitals) -> Vitals:
-    """What makes no sense is left out: nobody's work depends on it."""
-    known: dict[str, Any] = {}
+    """Leave out what makes no sense: no work depends on vitals."""
+    valid: dict[str, Any] = {}
     for name, chars in _VITAL_CHARS.items():
         text = getattr(message, name)
-        known[name] = text if len(text) <= chars and text.isprintable() else ""
+        valid[name] = text if len(text) <= chars and text.isprintable() else ""
     for name, (least, most) in _VITAL_RANGES.items():
         if message.HasField(name) and least <= (number := getattr(message, name)) <= most:
-            known[name] = number
-    return Vitals(**known)
+            valid[name] = number
+    return Vitals(**valid)
 
 
-def _wanted(number: int) -> Wanted:
-    names = {int(pb.Wanted.Value(f"WANTED_{wanted.name}")): wanted for wanted in Wanted}
-    return names.get(number, Wanted.WORK)
+def library_to_wire(library: LibraryUpload) -> pb.Library:
+    return pb.Library(
+        session_id=library.session_id,
+        lease=lease_id_to_wire(library.lease),
+        trial_id=library.trial_id,
+        sha256=library.sha,
+        data=library.data,
+    )
+
+
+def library_from_wire(message: pb.Library) -> LibraryUpload:
+    """Raises WireError, also when the data doesn't have the digest that the message names."""
+    if len(message.data) > MAX_LIBRARY_BYTES:
+        raise WireError(f"a library has at most {MAX_LIBRARY_BYTES} bytes, not {len(message.data)}")
+    if hashlib.sha256(message.data).hexdigest() != message.sha256:
+        raise WireError("the library arrived damaged: its SHA-256 is another one")
+    lease = lease_id_from_wire(message.lease)
+    return LibraryUpload(message.session_id, lease, _id(message.trial_id), message.data)
 
 
 def lease_id_to_wire(lease: LeaseId) -> pb.LeaseId:
@@ -337,17 +377,6 @@ def lease_id_from_wire(message: pb.LeaseId) -> LeaseId:
         return LeaseId(message.id, message.attempt)
     except ValueError as problem:
         raise WireError(str(problem)) from problem
-
-
-def _candidate_to_wire(candidate: Candidate) -> pb.Candidate:
-    return pb.Candidate(
-        trial_id=candidate.trial_id,
-        workload_hash=candidate.workload_hash,
-        trace=candidate.trace,
-        constants=candidate.constants,
-        best_s=candidate.best_s,
-        library_sha=candidate.library_sha or "",
-    )
 
 
 def _candidate_from_wire(message: pb.Candidate) -> Candidate:
@@ -370,40 +399,13 @@ def _module_run_from_wire(message: pb.ModuleRun) -> ModuleRun:
     return ModuleRun(_id(message.id), kinds[message.kind], message.artifact_sha, message.compare)
 
 
-def _state(number: int) -> WorkerState:
-    names = {int(pb.WorkerState.Value(f"WORKER_STATE_{state.name}")): state for state in WorkerState}
-    if number not in names:
-        raise WireError(f"{number} is not a state of a worker")
-    return names[number]
-
-
-def _role(number: int) -> Role:
-    names = {int(pb.WorkerRole.Value(f"WORKER_ROLE_{role.name}")): role for role in Role}
-    if number not in names:
-        raise WireError(f"{number} is not a role of a worker")
-    return names[number]
-
-
-def _outcome(number: int) -> Outcome:
-    return _OUTCOMES.get(number, Outcome.UNKNOWN)
-
-
 def _id(number: int) -> int:
     if number > MAX_ID:
         raise WireError(f"{number} is not an id")
     return number
 
 
-def _check_target(text: str) -> None:
-    try:
-        target = json.loads(text)
-    except (ValueError, RecursionError) as problem:
-        raise WireError("the device's target is not JSON") from problem
-    if not isinstance(target, dict):
-        raise WireError("the device's target is not a JSON object")
-
-
 def _clean(error: str) -> str:
-    """The tail, which is where a compiler says what went wrong, without what no database stores."""
+    """Keep the tail, which is where compilers name the cause, without characters that databases refuse."""
     text = error[-MAX_ERROR_CHARS:].replace("\0", "")
     return text.encode("utf-8", "replace").decode("utf-8")

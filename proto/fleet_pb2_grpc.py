@@ -76,16 +76,17 @@ class FleetServicer:
         Results. A worker sends each result with every call until its number is in `acknowledged`; sending
         one twice stores it once. Results of a stale lease are acknowledged and dropped. A lease ends when
         all its candidates have a result, when its worker is fenced off, or when it wasn't renewed in time.
-        A worker that is PROBING, DRAINING or OFFLINE and names no held lease gives back what it held: others may
-        have it at once, and no device counts as lost. So one whose device breaks in the middle of a lease says that
-        it is PROBING, and costs no candidate an attempt.
+        A worker that is PROBING, DRAINING or OFFLINE and names no held lease gives back the one that it held:
+        others may have it at once, and no device counts as lost. So a worker whose device breaks in the middle of
+        a lease says that it is PROBING, which costs no candidate an attempt.
 
         Building. A worker whose role is BUILD measures nothing. It gets leases to `build`: of candidates for
         other devices, which it compiles for the target of the lease and links for its machine. It stores each
         library with PutLibrary and reports it as `built`; the trial then waits for a device, which gets it with
-        `library_sha` and only loads and times it. What fails to build is reported as a measurement. A lost
-        lease costs the candidates that were not reported, as for devices. Which jobs are built so, the job says;
-        it is decided whenever a lease is made, so that devices build for themselves when no builder is there.
+        `library_sha` and only loads and times it. A failed build is reported as a measurement. A lost lease costs
+        each candidate that was not reported an attempt, as for devices. The job says whether builders build for
+        it; that is decided whenever a lease is made, so that devices build for themselves when no builder is
+        there.
 
         Draining and evicting. People may want a worker to take no more work, or to be away. Every answer
         says so in `wanted` as long as they do, whichever side restarts. A worker that should DRAIN finishes
@@ -94,10 +95,10 @@ class FleetServicer:
         people want it back. It may stop, or drop what it holds and ask again now and then.
 
         Calibrating. A worker that measures also measures what its device can do, before it is READY for the first
-        time, or brings what it measured earlier. When people want that done again, every answer says `calibrate`
+        time, or sends what it measured earlier. When people want that done again, every answer says `calibrate`
         until a call is `calibrated`: the worker ends its lease, is PROBING meanwhile, and then sends the device
-        with its new profile. A call is `calibrated` until one that was so has had an answer. Of several workers
-        of a class, what was measured last holds.
+        with its new profile. Its calls are `calibrated` until one of them has had an answer. A class keeps the
+        profile that was measured last on any of its devices.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -119,8 +120,8 @@ class FleetServicer:
         raise NotImplementedError('Method not implemented!')
 
     def PutLibrary(self, request, context):
-        """Keeps the library of a candidate of a lease to `build` that the session holds. Storing it twice keeps
-        the second. The server reads its header, and refuses what isn't for the device's machine.
+        """Stores the library of a candidate of a lease to `build` that the session holds. Storing it twice keeps
+        the second. The server reads its header, and refuses a library that isn't for the device's machine.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

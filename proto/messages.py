@@ -1,6 +1,5 @@
-"""What travels between the service and its workers, as plain values.
+"""The messages between the service and its workers, as dataclasses; `proto.convert` puts them on the wire.
 
-The worker and the server work with these; only `proto.convert` knows how they look on the wire.
 Durations are seconds, sizes bytes.
 """
 
@@ -12,8 +11,8 @@ import re
 from dataclasses import dataclass, field
 
 from core.device import Device
-from core.lease import Built, Lease, LeaseId, check_name
-from core.measurement import Measurement
+from core.lease import Lease, LeaseId, check_name
+from core.measurement import Built, Measurement
 from core.worker import Role, Vitals, Wanted, WorkerState
 
 PROTOCOL = 2
@@ -27,8 +26,8 @@ _MACHINE = re.compile("[A-Za-z0-9_]{1,32}")
 
 
 @dataclass(frozen=True)
-class Library:
-    """What a session has built of a trial of its lease, packed."""
+class LibraryUpload:
+    """A library that a session built of a trial of its lease, packed."""
 
     session_id: str
     lease: LeaseId
@@ -42,7 +41,10 @@ class Library:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of one candidate or of one module run; `number` is unique within a session."""
+    """The result of one candidate or of one module run; `number` is unique within a session.
+
+    `measurement` is a Built when the lease was to build.
+    """
 
     number: int
     lease: LeaseId
@@ -57,8 +59,11 @@ class Result:
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """A worker's whole state: what it sends with every Synchronize. A builder links for `builds_for`.
-    `calibrated`: the device's profile was measured since the last answer that it got."""
+    """A worker's whole state, which it sends with every Synchronize.
+
+    `builds_for` names the machines that a builder links for. `calibrated` says that the device's profile was
+    measured after the last answer to this session.
+    """
 
     worker_id: str
     session_id: str
@@ -91,11 +96,12 @@ class WorkerReport:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the worker should do now.
+    """The service's instruction to a worker.
 
-    `keeps` names the held lease when the worker should go on with it; `lease` is a new one, whole.
-    With neither, the worker holds nothing. `fenced` and EVICTED go together when it is people who want the
-    worker away, not another session of it. It is to `calibrate` its device again once it holds nothing.
+    `keeps` names the held lease when the worker is to go on with it; `lease` is a new one. With neither, the
+    worker is to hold nothing. `fenced` means that another session has taken over or, together with EVICTED,
+    that people have evicted the worker. `calibrate`: the worker is to calibrate its device once it holds
+    nothing.
     """
 
     fenced: bool = False

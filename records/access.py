@@ -1,29 +1,20 @@
-"""Who may do what, and who did what: tokens and the audit log. Secrets are stored only as digests."""
+"""Tokens, whose secrets are stored only as digests, and the audit log."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from sqlalchemy import delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
+from core.access import Scope
 from records.storage.database import NotFound
 from records.storage.statements import changed
 from records.storage.tables import AuditRow, TokenRow
 
-# `last_used_at` is no more exact than this: a token in use must not be written with every call.
-COARSE_S = 600.0
-
-
-class Scope(StrEnum):
-    """What a token allows. ADMIN allows everything."""
-
-    SUBMIT = "submit"
-    READ = "read"
-    ADMIN = "admin"
-    WORKER = "worker"
+# `last_used_at` is only this exact, so that a token in use isn't written with every call.
+LAST_USED_PRECISION_S = 600.0
 
 
 class TokenNotFound(NotFound):
@@ -32,7 +23,7 @@ class TokenNotFound(NotFound):
 
 @dataclass(frozen=True)
 class Token:
-    """A token without its secret. Times are epoch seconds; `expires_at` None: it never expires."""
+    """A token without its secret. If `expires_at` is None, it never expires."""
 
     id: str
     name: str
@@ -52,8 +43,11 @@ class Token:
 
 @dataclass(frozen=True)
 class Act:
-    """Something that was done or refused. `who` is a token's id, "bootstrap", "loopback" or "nobody";
-    `subject` the thing it was done to, `outcome` a status, `address` where the call came from."""
+    """Something that was done or refused.
+
+    `who` is a token's id, "bootstrap", "loopback" or "nobody"; `subject` the thing that it was done to,
+    `outcome` a status, `address` that of the caller.
+    """
 
     who: str
     action: str
@@ -64,7 +58,7 @@ class Act:
 
 @dataclass(frozen=True)
 class AuditLine:
-    """An act that was seen so many `times` until `at`. Ids grow."""
+    """An act that was seen `times` times, the last time at `at`. Ids grow."""
 
     id: int
     at: float
@@ -74,30 +68,42 @@ class AuditLine:
 
 def add_token(session: Session, token: Token, sha: str) -> None:
     """Store a new token whose secret has this SHA-256."""
-    row = {"id": token.id, "name": token.name, "sha": sha, "scopes": sorted(token.scopes)}
-    times = {"created_at": token.created_at, "expires_at": token.expires_at}
-    session.execute(insert(TokenRow).values(row | times))
+    row = {
+        "id": token.id,
+        "name": token.name,
+        "sha": sha,
+        "scopes": sorted(token.scopes),
+        "created_at": token.created_at,
+        "expires_at": token.expires_at,
+    }
+    session.execute(insert(TokenRow).values(row))
 
 
 def use_token(session: Session, sha: str, now: float) -> Token | None:
-    """The token whose secret has this SHA-256, if there is one, whatever its state. Notes the use."""
+    """Return the token whose secret has this SHA-256, even if it is expired or revoked, and note its use."""
     row = session.scalar(select(TokenRow).where(TokenRow.sha == sha))
     if row is None:
         return None
-    long_ago = or_(TokenRow.last_used_at.is_(None), TokenRow.last_used_at <= now - COARSE_S)
+    long_ago = or_(TokenRow.last_used_at.is_(None), TokenRow.last_used_at <= now - LAST_USED_PRECISION_S)
     used = update(TokenRow).where(TokenRow.id == row.id, TokenRow.revoked_at.is_(None), long_ago)
     session.execute(used.values(last_used_at=now))
     return _token(row)
 
 
+def valid_digests(session: Session, now: float) -> frozenset[str]:
+    """Return the SHA-256 digests of all tokens that are neither revoked nor expired."""
+    unexpired = or_(TokenRow.expires_at.is_(None), TokenRow.expires_at > now)
+    return frozenset(session.scalars(select(TokenRow.sha).where(TokenRow.revoked_at.is_(None), unexpired)))
+
+
 def tokens(session: Session) -> list[Token]:
-    """Newest first."""
+    """Return all tokens, newest first."""
     newest = select(TokenRow).order_by(TokenRow.created_at.desc(), TokenRow.id.desc())
     return [_token(row) for row in session.scalars(newest)]
 
 
 def revoke_token(session: Session, token_id: str, now: float) -> Token:
-    """Revoking it again changes nothing. Raises TokenNotFound."""
+    """Revoke a token. Revoking it again changes nothing. Raises TokenNotFound."""
     valid = (TokenRow.id == token_id, TokenRow.revoked_at.is_(None))
     session.execute(update(TokenRow).where(*valid).values(revoked_at=now))
     row = session.scalar(select(TokenRow).where(TokenRow.id == token_id))
@@ -107,20 +113,23 @@ def revoke_token(session: Session, token_id: str, now: float) -> Token:
 
 
 def append_audit(session: Session, acts: Mapping[Act, int], at: float) -> None:
-    """One line for each act, with how often it was seen."""
+    """Store one line for each act, with the number of times that it was seen."""
     for act, times in acts.items():
         session.execute(insert(AuditRow).values(**vars(act), at=at, times=times))
 
 
 def audit(session: Session, limit: int, before: int | None = None) -> list[AuditLine]:
-    """Newest first; only lines with an id below `before`."""
+    """Return lines of the audit log with an id below `before`, newest first."""
     newest = select(AuditRow).order_by(AuditRow.id.desc()).limit(limit)
     rows = session.scalars(newest if before is None else newest.where(AuditRow.id < before))
-    return [_line(row) for row in rows]
+    return [
+        AuditLine(row.id, row.at, Act(row.who, row.action, row.subject, row.outcome, row.address), row.times)
+        for row in rows
+    ]
 
 
 def prune_audit(session: Session, before_at: float) -> int:
-    """Delete the lines older than that; how many they were."""
+    """Delete the lines older than `before_at`; return their number."""
     return changed(session, delete(AuditRow).where(AuditRow.at < before_at))
 
 
@@ -128,18 +137,9 @@ def _token(row: TokenRow) -> Token:
     return Token(
         id=row.id,
         name=row.name,
-        scopes=_scopes(row.scopes),
+        scopes=frozenset(map(Scope, row.scopes)),
         created_at=row.created_at,
         expires_at=row.expires_at,
         revoked_at=row.revoked_at,
         last_used_at=row.last_used_at,
     )
-
-
-def _scopes(stored: Collection[str]) -> frozenset[Scope]:
-    return frozenset(map(Scope, stored))
-
-
-def _line(row: AuditRow) -> AuditLine:
-    act = Act(row.who, row.action, row.subject, row.outcome, row.address)
-    return AuditLine(row.id, row.at, act, row.times)

@@ -1,13 +1,14 @@
-"""The Celery application, and the wake-ups: the only thing that other processes ask of the scheduler.
+"""The Celery application, and the wake-ups by which other processes reach the scheduler.
 
-Celery carries wake-ups, the database the truth: a message says which job to look at, never what is so.
-A lost message costs a few seconds, until the sweep; a message too many costs one look.
+The database holds the truth; a wake-up only names a step and the job to look at. One that is lost costs a few
+seconds, until the next sweep; a superfluous one costs a look at the job.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from queue import Full, Queue
@@ -17,6 +18,15 @@ from celery import Celery
 from kombu.exceptions import KombuError
 from kombu.transport import TRANSPORT_ALIASES
 
+from core.job import JobState
+
+# The step that a job in each unfinished state needs next: the Celery task `scheduler.STEP`.
+STEP_OF: Mapping[JobState, str] = {
+    JobState.QUEUED: "intake",
+    JobState.IMPORTING: "intake",
+    JobState.TUNING: "plan",
+    JobState.PUBLISHING: "publish",
+}
 QUEUE = "tunefarm"
 POLLING_INTERVAL_S = 0.05
 SCHEMES = ("redis", "rediss")
@@ -27,29 +37,29 @@ log = logging.getLogger(__name__)
 
 _MAX_UNSENT = 1000
 _REDIS_OPTIONS = {
-    # Sending fails at once while Redis is away; the consumer has settings of its own and tries for ever.
+    # Sending fails at once while Redis is away. The consumer's own settings make it retry for ever.
     "max_retries": 0,
     "socket_connect_timeout": 3,
-    # A Redis that vanished without a word must not keep anybody waiting; kombu asks it every second anyway.
+    # Bounds the wait for a Redis that vanished without closing its connection; kombu polls every second.
     "socket_timeout": 10,
     "socket_keepalive": True,
-    # A message that a scheduler took with it when it was killed comes back after so many seconds. No step
-    # takes that long, and one that did would be taken twice, which changes nothing.
+    # Seconds after which Redis delivers a message again that a killed scheduler had taken. A step that took
+    # longer would run twice, which changes nothing.
     "visibility_timeout": 3600,
 }
 
 
 @cache
 def make_app(broker: str) -> Celery:
-    """The application over a broker's folder or URL.
+    """Return the Celery application for a broker, given as a folder or a URL.
 
-    Raises OSError when the folder can't be made, ValueError for a URL of a broker that is not known.
+    Raises OSError when the folder can't be made, ValueError for a URL of an unknown kind of broker.
     """
     app = Celery("tunefarm", set_as_current=False)
     app.conf.update(
         **_broker_settings(broker),
         task_default_queue=QUEUE,
-        # Straight to the queue: a named exchange would keep a table of bindings in a file, with races.
+        # kombu's filesystem transport keeps the bindings of a named exchange in a file, with races.
         task_default_exchange="",
         task_serializer="json",
         accept_content=["json"],
@@ -69,8 +79,8 @@ def make_app(broker: str) -> Celery:
 class Waker:
     """Asks the scheduler to look at a job soon: `intake`, `plan` or `publish`.
 
-    Sends from a thread of its own, so that no request ever waits for a broker, and never raises for one that
-    is away: the sweep finds the job all the same.
+    A thread of its own sends the wake-ups, so no request ever waits for the broker. A broker that is away
+    raises nothing, because the next sweep finds the job anyway.
     """
 
     def __init__(self, app: Celery) -> None:
@@ -96,20 +106,17 @@ class Waker:
 
 
 def send(app: Celery, step: str, *args: str, expires_s: float | None = None) -> None:
-    """Raises kombu's errors or OSError when the broker can't be reached."""
+    """Send the message of a step. Raises kombu's errors or OSError when the broker can't be reached."""
     app.send_task(f"scheduler.{step}", args=list(args), expires=expires_s, ignore_result=True)
 
 
 def _broker_settings(broker: str) -> dict[str, Any]:
     scheme, is_url, _ = broker.partition("://")
-    if not is_url:
-        return _folder_settings(Path(broker).absolute())
-    if scheme not in SCHEMES:
-        raise ValueError(f"TUNEFARM_BROKER is a folder or a redis:// or rediss:// URL, not {scheme}://")
-    return {"broker_url": broker, "broker_transport_options": dict(_REDIS_OPTIONS)}
-
-
-def _folder_settings(folder: Path) -> dict[str, Any]:
+    if is_url:
+        if scheme not in SCHEMES:
+            raise ValueError(f"TUNEFARM_BROKER is a folder or a redis:// or rediss:// URL, not {scheme}://")
+        return {"broker_url": broker, "broker_transport_options": dict(_REDIS_OPTIONS)}
+    folder = Path(broker).absolute()
     (folder / "control").mkdir(parents=True, exist_ok=True)
     return {
         "broker_url": "folder://localhost//",

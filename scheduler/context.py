@@ -1,40 +1,36 @@
-"""What every step works with, made once per process and passed in."""
+"""The objects that all steps of one scheduler process share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from records.storage.database import Database
-from scheduler.learning.record_cache import RecordCache
-from scheduler.models import Models
-from scheduler.planning.spaces import Spaces
-from scheduler.settings import Settings
-from scheduler.upkeep.builder_fallback import BuilderFallback
-from scheduler.upkeep.garbage_collection import GarbageCollector
-
-if TYPE_CHECKING:
-    from scheduler.learning.training import TrainedModel
+from scheduler.learning.training import Trainer
+from scheduler.model_compiler import ModelCompiler
+from scheduler.planning.record_cache import RecordCache
+from scheduler.settings import SchedulerSettings
+from scheduler.spaces import Spaces
 
 
-@dataclass(frozen=True)
+@dataclass
 class Context:
-    """`now` gives epoch seconds; `holder` names this scheduler in the claims of jobs; `wake` asks for a step.
+    """The settings, the database and the caches of a scheduler's process.
 
-    The rest only saves time: all of it can be made again from the database. `barren` holds, for jobs whose
-    search found nothing new, the number of trials done by then; `lessons` the cost models of device classes.
+    `now` returns epoch seconds, `wake` asks for a step of a job, and `scheduler_name` holds the claims on
+    jobs. The caches only save time: all of them can be built again from the database. `exhausted_at` maps
+    the ids of jobs whose search proposed nothing new to the number of trials that were done by then.
     """
 
-    settings: Settings
+    settings: SchedulerSettings
     database: Database
     now: Callable[[], float]
-    holder: str
+    scheduler_name: str
     wake: Callable[[str, str], None]
-    spaces: Spaces = field(default_factory=Spaces)
-    models: Models = field(default_factory=Models)
-    memory: RecordCache = field(default_factory=RecordCache)
-    lessons: dict[str, TrainedModel] = field(default_factory=dict)
-    barren: dict[str, int] = field(default_factory=dict)
-    relief: BuilderFallback = field(default_factory=BuilderFallback)
-    tidier: GarbageCollector = field(default_factory=GarbageCollector)
+
+    def __post_init__(self) -> None:
+        self.spaces = Spaces(self.database)
+        self.model_compiler = ModelCompiler(self.database)
+        self.record_cache = RecordCache()
+        self.trainer = Trainer(self.database, self.spaces, self.now, self.settings.batch_size)
+        self.exhausted_at: dict[str, int] = {}

@@ -1,8 +1,8 @@
-"""A message broker that is a folder: no server to install, messages survive a restart.
+"""A message broker that is a folder: there is no server to install, and messages survive a restart.
 
-It is kombu's filesystem transport with its two races closed. kombu writes a message under the name that
-readers look for, so a reader may find it half written; and it moves a message through the system's
-temporary folder, so a full or foreign one loses it.
+It is kombu's filesystem transport without two of its faults. kombu writes a message under its final name, so
+a reader may find it half written; and it moves a message through the system's temporary folder, so the
+message is lost if that one is full or on another file system.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_DRAIN_S = 0.2
 
 
 class Channel(filesystem.Channel):
-    """Messages are files, written whole and taken by the reader that removes them."""
+    """Messages are files, complete when they appear, and taken by the reader that removes them."""
 
     # kombu's own classes disagree on the name of the second argument.
     def _put(self, queue: str, payload: dict[str, Any], **kwargs: Any) -> None:  # type: ignore[override]
@@ -49,13 +49,16 @@ class Transport(filesystem.Transport):
     Channel = Channel
 
     def drain_events(self, connection: Any, timeout: float | None = None, **_: Any) -> None:
-        """Celery looks between two calls whether it should stop, and would let each take two seconds."""
+        # Celery checks between two calls whether it should stop, and would let each of them take two seconds.
         timeout_s = min(timeout or MAX_DRAIN_S, MAX_DRAIN_S)
         super().drain_events(connection, timeout=timeout_s)  # type: ignore[no-untyped-call]
 
 
 def _take(path: Path) -> dict[str, Any] | None:
-    """The message, or None when another reader took it first or it is damaged (the sweep repairs that)."""
+    """Remove a message and return it; None when another reader was first, or when it is damaged.
+
+    The next sweep makes up for a damaged one.
+    """
     try:
         text = path.read_text()
         path.unlink()

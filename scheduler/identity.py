@@ -1,7 +1,7 @@
-"""Which scheduler this is among those of its host.
+"""The name under which a scheduler claims jobs: unique on its host, and used again after a crash.
 
-Claims on jobs carry a scheduler's name. One that was killed left claims behind, which hold for minutes; its
-successor goes on at once if it has the same name, while two that run side by side must not share one.
+A killed scheduler leaves claims behind that hold for minutes. Its successor goes on at once if it has the
+same name; two schedulers that run side by side must not share one.
 """
 
 from __future__ import annotations
@@ -15,25 +15,22 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def identity(database: str) -> Iterator[str]:
-    """The first of HOST-1, HOST-2... that no other scheduler of this host has on the database of this name.
+def unique_name(database: str) -> Iterator[str]:
+    """Yield the first of HOST-1, HOST-2... that no other scheduler of this host holds for the named database.
 
-    It is held until the context ends or the process does, however that ends.
+    The name is held until the context ends or the process does, in whatever way.
     """
     host = socket.gethostname()
     for number in itertools.count(1):
         name = f"{host}-{number}"
+        digest = hashlib.sha256(f"{name}\n{database}".encode()).hexdigest()
         with socket.socket(socket.AF_UNIX) as lock:
             try:
-                lock.bind(_address(database, name))
+                # An abstract address belongs to the process: the kernel frees it with the process.
+                lock.bind(f"\0tunefarm-scheduler-{digest}".encode())
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     raise
                 continue
             yield name
             return
-
-
-def _address(database: str, name: str) -> bytes:
-    """An abstract address: it belongs to the process, and the kernel frees it with the process."""
-    return b"\0tunefarm-scheduler-" + hashlib.sha256(f"{name}\n{database}".encode()).hexdigest().encode()

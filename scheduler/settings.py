@@ -8,18 +8,18 @@ from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
-class Settings(BaseSettings):
-    """Everything the scheduler's process needs. Times are seconds.
+class SchedulerSettings(BaseSettings):
+    """The settings of the scheduler's process. Times are seconds.
 
-    `broker` says where wake-ups go: a folder (no server needed) or a URL such as `redis://host:6379/0`.
-
-    `plan_ahead` is the number of batches kept waiting while one is measured. It is 0 where the planner
-    shares the worker's cores: planning then would disturb what is being timed.
-
-    `alive_file` is touched after every step, for whatever watches the process.
-
-    `scheduler_name` claims jobs, so that after a crash the same scheduler goes on at once. Without one,
-    schedulers take the first free of HOST-1, HOST-2..., see `scheduler.identity`.
+    broker           a folder (no server needed) or a URL such as `redis://host:6379/0`
+    scheduler_name   names the claims on jobs, so a scheduler goes on at once after a crash; by default the
+                     first free one of HOST-1, HOST-2..., see `scheduler.identity`
+    alive_file       is touched after every step, for whatever watches the process
+    plan_ahead       batches kept waiting while one is measured; 0 where the planner shares the worker's
+                     cores, because planning would disturb what is being timed
+    trials_per_pick  trials that a task gets each time the allocator picks it
+    claim_ttl_s      seconds after which another scheduler may take the job of one that was killed
+    max_failures     attempts at a step, in a row and without any progress, after which the job fails
     """
 
     model_config = SettingsConfigDict(

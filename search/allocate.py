@@ -1,4 +1,4 @@
-"""Which task gets the next trials: gradient descent on end-to-end latency (paper section 6)."""
+"""The task scheduler of the paper (section 6): gradient descent on end-to-end latency shares out trials."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from dataclasses import dataclass
 ALPHA = 0.2
 BETA = 2.0
 WINDOW = 3
-# Trials after which a task that lags behind similar ones no longer counts as similar, and one where nothing
-# has worked comes after all the others.
+# The number of trials after which a task that lags behind similar ones is judged on its own, and a task of
+# which nothing has worked comes after all others.
 PATIENCE = 32
+# The largest share of the slots that one task gets while others are open.
 MAX_SHARE = 0.25
-# A task is set aside after so many trials without progress (five rounds of a quarter of a batch), at least so
-# many times as many as it took to its best. Less than that part of its latency is no progress, but noise.
+# A task is stalled after STALL_TRIALS without progress (five rounds of a quarter of a batch), and after
+# STALL_FACTOR times the trials that led to its best. Gains below PROGRESS, relative to the latency, are
+# noise.
 STALL_TRIALS = 40
 STALL_FACTOR = 2
 PROGRESS = 0.01
-# A trial of a stalled task is expected to gain so much of what the formula hopes for.
+# The share of the formula's expected gain that a trial of a stalled task is taken to bring.
 STALLED_WORTH = 0.1
 
 
@@ -26,8 +28,9 @@ STALLED_WORTH = 0.1
 class TaskProgress:
     """A task as the allocator sees it.
 
-    `history` is the best latency in seconds after each finished trial, inf until one works; `issued`
-    counts all trials handed out; tasks with equal `tag` are similar enough to learn speed from.
+    `history` is the best latency in seconds after each finished trial, inf until one works. `issued` counts
+    finished and unfinished trials. Tasks of one `tag` are expected to reach similar speeds. `rival_s` is the
+    best latency of another task that can take this one's place.
     """
 
     weight: int
@@ -36,6 +39,7 @@ class TaskProgress:
     issued: int
     exhausted: bool
     tag: str
+    rival_s: float = math.inf
 
     def __post_init__(self) -> None:
         if self.weight < 1 or self.issued < len(self.history):
@@ -47,79 +51,79 @@ class TaskProgress:
 
     @property
     def is_stalled(self) -> bool:
-        """Whether its last many trials were in vain."""
+        """Whether the task made no progress in its latest trials."""
         if math.isinf(self.best_s):
             return False
         reached = 1 + next(at for at, s in enumerate(self.history) if s <= (1 + PROGRESS) * self.best_s)
         return len(self.history) - reached >= max(STALL_TRIALS, STALL_FACTOR * reached)
 
 
-def next_tasks(tasks: Sequence[TaskProgress], slots: int, per_pick: int) -> list[int]:
-    """One index per pick of `per_pick` trials, until `slots` trials are given out.
+def next_tasks(tasks: Sequence[TaskProgress], trials: int, trials_per_pick: int) -> list[int]:
+    """Return the index of a task for every pick of `trials_per_pick` trials, until `trials` are shared out.
 
-    Tasks without trials come first, heaviest first; then the largest expected gain per trial. Nobody knows
-    yet what the slots will bring, so one task gets at most a quarter of them while others are open. Stalled
-    tasks are set aside unless all are, or the others promise next to nothing. Empty when every task is
-    exhausted.
+    Tasks without trials come first, those of the most work first; then those of the largest expected gain per
+    trial. One task gets at most MAX_SHARE of the trials while others are open, because their results aren't
+    known yet. Stalled tasks get none, unless all are stalled or the others are expected to gain next to
+    nothing. The result is empty if every task is exhausted.
     """
     issued = [task.issued for task in tasks]
     picks: list[int] = []
-    open_tasks = _open(tasks)
-    while open_tasks and len(picks) * per_pick < slots:
-        share = max(1, math.floor(MAX_SHARE * slots / per_pick))
+    open_tasks = _open_tasks(tasks)
+    while open_tasks and len(picks) * trials_per_pick < trials:
+        share = max(1, math.floor(MAX_SHARE * trials / trials_per_pick))
         below_share = [i for i in open_tasks if picks.count(i) < share]
         chosen = max(below_share or open_tasks, key=lambda i: _priority(tasks, i, issued[i]))
-        issued[chosen] += per_pick
+        issued[chosen] += trials_per_pick
         picks.append(chosen)
     return picks
 
 
-def _open(tasks: Sequence[TaskProgress]) -> list[int]:
-    """The indices of the tasks that may get trials."""
+def _open_tasks(tasks: Sequence[TaskProgress]) -> list[int]:
+    """Return the indices of the tasks that may get trials."""
     left = [i for i, task in enumerate(tasks) if not task.exhausted]
-    moving = [i for i in left if not tasks[i].is_stalled]
-    if not moving:
+    left = [i for i in left if not _is_beaten(tasks, i)] or left
+    improving = [i for i in left if not tasks[i].is_stalled]
+    if not improving:
         return left
-    is_untried, most = max(_priority(tasks, i, tasks[i].issued) for i in moving)
-    # One that makes up most of the network's time must not starve because trifles still improve.
-    hoped = math.inf if is_untried else most / STALLED_WORTH
-    return [i for i in left if i in moving or gain_per_trial(tasks, i, tasks[i].issued) > hoped]
+    is_untried, most = max(_priority(tasks, i, tasks[i].issued) for i in improving)
+    # A stalled task that makes up most of the network's time goes on if the others gain only trifles.
+    enough = math.inf if is_untried else most / STALLED_WORTH
+    return [i for i in left if i in improving or gain_per_trial(tasks, i, tasks[i].issued) > enough]
+
+
+def _is_beaten(tasks: Sequence[TaskProgress], index: int) -> bool:
+    """Whether a task can't be expected to become faster than its rival."""
+    task = tasks[index]
+    return task.best_s > task.rival_s and task.issued > 0 and gain_per_trial(tasks, index, task.issued) == 0.0
 
 
 def _priority(tasks: Sequence[TaskProgress], index: int, issued: int) -> tuple[bool, float]:
+    """Return whether a task is untried, and its expected gain per trial."""
     task = tasks[index]
     if issued == 0:
         return True, task.flops * task.weight
     if math.isinf(task.best_s):
-        # Nothing worked yet: the more has been tried in vain, the less is expected, in the end nothing.
-        hopeless = len(task.history) >= PATIENCE
-        return False, -float(issued) if hopeless else task.flops * task.weight / issued * 1e-9
+        # Nothing worked yet: the expected gain falls with every trial, in the end below that of all others.
+        gave_up = len(task.history) >= PATIENCE
+        return False, -float(issued) if gave_up else task.flops * task.weight / issued * 1e-9
     return False, gain_per_trial(tasks, index, issued)
 
 
 def gain_per_trial(tasks: Sequence[TaskProgress], index: int, issued: int) -> float:
-    """Seconds of end-to-end latency that the next trial of a task is expected to save.
+    """Return the seconds of end-to-end latency that the next trial of a task is expected to save.
 
-    |df/dt| of the paper for f1 = sum of weight * latency: the slope so far and an optimistic guess, mixed
-    by alpha. The guess is the larger of best / trials and what is missing to beta times less than the
-    speed of similar tasks; a task that stays behind them for long is judged on its own.
+    This is |df/dt| of the paper for f1 = sum of weight * latency: the recent slope and an optimistic guess,
+    mixed by alpha. The guess is the larger of best / trials and best - beta * C_i / max V_k, which compares
+    with the speeds V_k of similar tasks; a task that stays behind them for long is judged on its own. A task
+    that is slower than its rival saves only what it gains beyond catching up.
     """
     task = tasks[index]
     before = task.history[max(0, len(task.history) - 1 - WINDOW)]
     slope = (before - task.best_s) / WINDOW if math.isfinite(before) else 0.0
-    hoped = task.best_s / issued
-    if issued < PATIENCE:
-        hoped = max(hoped, task.best_s - _reachable_s(tasks, index))
-    return task.weight * (ALPHA * slope + (1 - ALPHA) * hoped)
-
-
-def _reachable_s(tasks: Sequence[TaskProgress], index: int) -> float:
-    """beta * C_i / max V_k over similar tasks k; inf when there is none to compare with."""
-    task = tasks[index]
-    speeds = [
-        other.flops / other.best_s
-        for other in tasks
-        if other.tag == task.tag and other is not task and math.isfinite(other.best_s)
-    ]
-    fastest = max(speeds, default=0.0)
-    return BETA * task.flops / fastest if fastest > 0 else math.inf
+    guess = task.best_s / issued
+    similar = [other for other in tasks if other.tag == task.tag and other is not task]
+    fastest = max((other.flops / other.best_s for other in similar), default=0.0)
+    if issued < PATIENCE and fastest > 0:
+        guess = max(guess, task.best_s - BETA * task.flops / fastest)
+    behind = max(task.best_s - task.rival_s, 0.0) if math.isfinite(task.best_s) else 0.0
+    return task.weight * max(ALPHA * slope + (1 - ALPHA) * guess - behind, 0.0)

@@ -1,7 +1,7 @@
 """The computation of one subgraph as a small graph of loop nests over buffers.
 
-A `Node` is one loop nest: a box of axes, one store, and the loads it makes. Indices are affine in the
-axes wherever they can be, which is what lets the rest of the search reason with numbers alone.
+A `Node` is one loop nest: a box of axes, its stores and its loads. Indices are affine in the axes wherever
+possible, so that the rest of the search can reason with numbers alone.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import NamedTuple
@@ -32,7 +32,7 @@ class Axis:
 
 
 class Term(NamedTuple):
-    """coefficient * (axis // divisor), where `axis` is a position in the node's axes."""
+    """`coefficient * (axis // divisor)`, where `axis` is a position in the node's axes."""
 
     axis: int
     coefficient: int
@@ -43,9 +43,9 @@ class Term(NamedTuple):
 class Index:
     """One dimension of an access: the sum of its terms and an offset.
 
-    The quotient of a sum is taken as the sum of its terms' quotients, at most one less for every term. An
-    index of another form (data dependent, a remainder, a product of axes) has `affine=False`, names the axes
-    that it depends on, and is taken to touch its whole dimension.
+    The quotient of a sum is written as the sum of its terms' quotients, which is smaller by at most one a
+    term. An index of another form (data dependent, a remainder, a product of axes) has `affine=False`; its
+    terms name the axes that it depends on, and it is taken to touch its whole dimension.
     """
 
     terms: tuple[Term, ...]
@@ -54,7 +54,7 @@ class Index:
 
     @property
     def is_single_axis(self) -> bool:
-        """Whether it reads `axis + constant` or a constant."""
+        """Whether the index is `axis + constant` or a constant."""
         return self.affine and (not self.terms or (len(self.terms) == 1 and self.terms[0][1:] == (1, 1)))
 
     @property
@@ -69,7 +69,7 @@ class Access:
 
     @property
     def axes(self) -> frozenset[int]:
-        """The positions of the axes that move it."""
+        """The positions of the axes that any index depends on."""
         return frozenset(axis for index in self.indices for axis in index.axes)
 
 
@@ -81,8 +81,8 @@ class BufferRole(StrEnum):
 
 @dataclass(frozen=True)
 class Buffer:
-    """`dtype` is such as float32, bfloat16, int8, bool. A `constant` is an input whose layout is free: it can
-    be packed ahead of time."""
+    """An array; `dtype` is one of TVM's, such as "float32" or "bool". A `constant` is an input that can be
+    packed into another layout ahead of time."""
 
     name: str
     shape: tuple[int, ...]
@@ -100,36 +100,14 @@ class Buffer:
         return math.prod(self.shape) * self.item_bytes
 
 
-class Operations(NamedTuple):
-    """How many operations of each kind one iteration takes, in the order of Ansor's features."""
-
-    float_fused: int = 0
-    float_sum: int = 0
-    float_product: int = 0
-    float_quotient: int = 0
-    float_comparison: int = 0
-    float_function: int = 0
-    float_call: int = 0
-    int_fused: int = 0
-    int_sum: int = 0
-    int_product: int = 0
-    int_quotient: int = 0
-    int_comparison: int = 0
-    int_function: int = 0
-    int_call: int = 0
-    logic: int = 0
-    select: int = 0
-
-
 @dataclass(frozen=True)
 class Node:
     """One loop nest. `flops` counts the arithmetic of a single iteration; a reduction's accumulator is not
     among its `reads`.
 
-    `reducer` says how a reduction combines values: "sum", "prod", "max", "min" or "other"; None without one.
-    `extra_writes` are the further results of a nest that stores several (argmax: position and value).
-    `constant_axes` are the positions of axes over small constant matrices, to be unrolled completely.
-    `operations` describe an iteration to the cost model; they don't say which node it is.
+    A reduction has a `reducer`: "sum", "prod", "max", "min" or "other". `extra_writes` are the further
+    results of a nest that stores several (argmax: position and value). `constant_axes` are the positions of
+    axes over small constant matrices, to be unrolled completely.
     """
 
     name: str
@@ -142,7 +120,6 @@ class Node:
     reducer: str | None = None
     extra_writes: tuple[Access, ...] = ()
     constant_axes: tuple[int, ...] = ()
-    operations: Operations = field(default=Operations(), compare=False)
 
     @property
     def writes(self) -> tuple[Access, ...]:
@@ -150,7 +127,7 @@ class Node:
 
     @property
     def vector_axis(self) -> int | None:
-        """The axis whose innermost factor becomes a vector: the one that is contiguous in the result."""
+        """The axis whose innermost factor becomes a vector: the contiguous one of the result."""
         last = self.write.indices[-1] if self.write.indices else None
         if last is None or not last.is_single_axis or not last.terms:
             return None
@@ -165,20 +142,25 @@ class Node:
         return tuple(i for i, axis in enumerate(self.axes) if axis.kind is AxisKind.REDUCTION)
 
     @property
+    def looped_spatial(self) -> tuple[int, ...]:
+        """The spatial axes that keep their loops; those over small constant matrices are unrolled."""
+        return tuple(axis for axis in self.spatial if axis not in self.constant_axes)
+
+    @property
     def iterations(self) -> int:
         return math.prod(axis.extent for axis in self.axes)
 
 
 def extent_of(node: Node, axes: Sequence[int]) -> int:
-    """How many iterations the axes have together."""
+    """Return the product of the axes' extents."""
     return math.prod(node.axes[axis].extent for axis in axes)
 
 
 @dataclass(frozen=True)
 class Dag:
-    """The nodes of a subgraph, producers before consumers, each with a name of its own.
+    """The nodes of a subgraph, producers before consumers.
 
-    Raises ValueError when they are not.
+    Raises ValueError if two nodes have one name, or a buffer is read before or written after it was written.
     """
 
     name: str
@@ -210,11 +192,11 @@ class Dag:
 
     @cached_property
     def producer(self) -> Mapping[str, Node]:
-        """The node that writes each buffer that is not an input."""
+        """By buffer, the node that writes it; inputs have none."""
         return {write.buffer: n for n in self.nodes for write in n.writes}
 
     def is_output(self, node: Node) -> bool:
-        """Whether it writes a result of the subgraph."""
+        """Whether the node writes a result of the subgraph."""
         return any(self.buffer[write.buffer].role is BufferRole.OUTPUT for write in node.writes)
 
     def consumers(self, node: Node) -> tuple[Node, ...]:
@@ -227,18 +209,17 @@ class Dag:
         return float(sum(n.flops * n.iterations for n in self.nodes))
 
     def __str__(self) -> str:
-        """The buffers, then every node with its axes and what it computes from what."""
-        shown = [b for b in self.buffers if b.role is not BufferRole.INTERMEDIATE]
-        return "\n".join([*map(_buffer_text, shown), *map(_node_text, self.nodes)])
-
-
-def _buffer_text(buffer: Buffer) -> str:
-    role = "constant" if buffer.constant else str(buffer.role)
-    return f"{role} {buffer.name}: {buffer.dtype}{list(buffer.shape)}"
+        """Inputs and outputs, then every node with its axes, its results and its reads."""
+        buffers = (
+            f"{'constant' if b.constant else b.role} {b.name}: {b.dtype}{list(b.shape)}"
+            for b in self.buffers
+            if b.role is not BufferRole.INTERMEDIATE
+        )
+        return "\n".join([*buffers, *map(_node_text, self.nodes)])
 
 
 def _node_text(node: Node) -> str:
-    """Such as: matmul(S i=32 j=48, R k=64): matmul[i, j] = sum(a[i, k], b[k, j])"""
+    """For example: matmul(S i=32 j=48, R k=64): matmul[i, j] = sum(a[i, k], b[k, j])"""
     parts = (_axes_text(node, node.spatial), _axes_text(node, node.reduction))
     writes = ", ".join(_access_text(node, write) for write in node.writes)
     reads = ", ".join(_access_text(node, read) for read in node.reads)
@@ -253,16 +234,16 @@ def _axes_text(node: Node, axes: tuple[int, ...]) -> str:
 
 
 def _access_text(node: Node, access: Access) -> str:
-    return f"{access.buffer}[{', '.join(_index_text(node, index) for index in access.indices)}]"
-
-
-def _index_text(node: Node, index: Index) -> str:
-    if not index.affine:
-        return f"?({', '.join(node.axes[term.axis].name for term in index.terms)})"
-    terms = [_term_text(node, term) for term in index.terms]
-    if index.offset or not terms:
-        terms.append(str(index.offset))
-    return " + ".join(terms).replace("+ -", "- ")
+    indices = []
+    for index in access.indices:
+        if not index.affine:
+            indices.append(f"?({', '.join(node.axes[term.axis].name for term in index.terms)})")
+            continue
+        terms = [_term_text(node, term) for term in index.terms]
+        if index.offset or not terms:
+            terms.append(str(index.offset))
+        indices.append(" + ".join(terms).replace("+ -", "- "))
+    return f"{access.buffer}[{', '.join(indices)}]"
 
 
 def _term_text(node: Node, term: Term) -> str:

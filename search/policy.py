@@ -1,4 +1,4 @@
-"""What to measure next for one task: the face of the search towards the scheduler."""
+"""The search policy: which programs of a task to measure next."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from core.device import Device
-from search.cost.analytic import Estimate, estimate
+from search.cost.analytic import estimate
 from search.cost.features import extract
 from search.cost.model import CostModel, Examples
 from search.dag import Dag
@@ -19,13 +19,15 @@ from search.programs.annotate import sample
 from search.programs.nest import Floats, Nest
 from search.programs.program import Population, Program, gather
 from search.sketches.sketch import Sketch
+from search.sketches.stage import Estimate
 
+# The share of a batch that is random.
 RANDOM_SHARE = 0.05
 RANDOM_DRAWS = 64
 MIN_POPULATION = 32
-# So many times as many programs are drawn as are kept of them, likelier the better the estimate.
+# How many programs are sampled for each one that is drawn from them by weight.
 DRAWN_FOR_EACH = 8
-# A program that is estimated to be twice as fast is two to this power times as likely.
+# A program estimated to be twice as fast is drawn with 2 ** FAVOUR times the weight.
 FAVOUR = 3.0
 
 
@@ -38,11 +40,12 @@ class SearchTask:
     device: Device
 
     def describe(self, population: Population) -> tuple[NDArray[np.float32], Estimate]:
-        guess = estimate(population, self.device)
-        return extract(self.dag, guess), guess
+        """Return the features of programs, and the analytic estimate that they come from."""
+        estimated = estimate(population, self.device)
+        return extract(self.dag, estimated), estimated
 
     def predict(self, population: Population, model: CostModel) -> Floats:
-        """Predicted seconds [programs]."""
+        """Predict the seconds [programs]."""
         return model.predict(*self.describe(population))
 
 
@@ -54,59 +57,64 @@ class Proposal:
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """How a batch is picked: `same_tile` is the largest share of it with one innermost tile. Only the most
-    promising `sketches` evolve, together no more than `populations` times the programs of one. With a
-    learned model, there are as many fewer where a batch is smaller than `whole_batch`: a job asks for a few
-    programs of a task at a time, and goes on from the best of them the next time. Once so many programs ran
-    (`trusted_after`), those that the learned model predicts to take `hopeless` times as long as the best are
-    left out.
+    """The rules by which a batch is picked.
 
-    Under the analytic model alone evolution is shorter (`blind`): the longer it runs, the more of what it
-    finds are the model's errors (C2D, best of the first 8: 543 us after 4 generations of 512, 2539 us after
-    8 of 1024)."""
+    `same_tile` is the largest share of a batch that has one innermost tile. Only the `sketches` predicted to
+    be the fastest evolve; their populations together are at most `populations` times that of one sketch. With
+    a learned model, a batch smaller than `whole_batch` gets proportionally smaller populations: a job asks
+    for a few programs of a task at a time, and the next evolution goes on from the best of them. Once
+    `trusted_after` programs ran, programs that the learned model predicts to take more than `max_slowdown`
+    times as long as the best are left out.
+
+    Without a learned model, `untrained_evolution` is shorter: the longer it runs, the more it exploits errors
+    of the analytic model (C2D, best of the first 8: 543 us after 4 generations of 512, 2539 us after 8 of
+    1024).
+    """
 
     evolution: EvolutionConfig = field(default_factory=EvolutionConfig)
-    blind: EvolutionConfig = field(default_factory=lambda: EvolutionConfig(population=512, generations=4))
+    untrained_evolution: EvolutionConfig = field(
+        default_factory=lambda: EvolutionConfig(population=512, generations=4)
+    )
     same_tile: float = 0.25
     populations: int = 4
     sketches: int = 8
     whole_batch: int = 16
-    hopeless: float = 3.0
+    max_slowdown: float = 3.0
     trusted_after: int = 64
 
-    def share(self, sketches: int, count: int, model: CostModel) -> EvolutionConfig:
-        """The evolution of one sketch among so many, for a batch of so many programs."""
-        whole, part = self.blind, 1.0
+    def evolution_of_one(self, sketches: int, count: int, model: CostModel) -> EvolutionConfig:
+        """Return the evolution of one of several sketches, for a batch of `count` programs."""
+        whole, part = self.untrained_evolution, 1.0
         if model.is_learned:
             whole, part = self.evolution, min(count / self.whole_batch, 1.0)
         size = int(part * whole.population * self.populations / max(sketches, self.populations))
         return replace(whole, population=max(size, MIN_POPULATION))
 
     def limit_s(self, model: CostModel, measured: Sequence[tuple[Program, float]]) -> float:
-        """What is predicted to take longer isn't worth measuring."""
+        """Return the predicted seconds beyond which a program isn't worth measuring."""
         ran = [seconds for _, seconds in measured if np.isfinite(seconds)]
         is_trusted = model.is_learned and len(ran) >= self.trusted_after
-        return self.hopeless * min(ran) if is_trusted else np.inf
+        return self.max_slowdown * min(ran) if is_trusted else np.inf
 
 
 Sample = tuple[SearchTask, Program, float]
 
 
 def train(samples: Sequence[Sample]) -> CostModel:
-    """A model of every sample: (task, program, measured seconds or inf for a failure)."""
+    """Train a model on samples: (task, program, measured seconds or inf for a failure)."""
     groups: dict[tuple[int, str], list[Sample]] = defaultdict(list)
-    for item in samples:
-        groups[id(item[0]), item[1].sketch.key].append(item)
+    for each in samples:
+        groups[id(each[0]), each[1].sketch.key].append(each)
     if not groups:
         return CostModel()
     numbers = {task: number for number, task in enumerate(dict.fromkeys(key[0] for key in groups))}
     features, analytic, measured, tasks = [], [], [], []
-    for (task_id, _), items in groups.items():
-        described, guess = items[0][0].describe(gather([program for _, program, _ in items]))
+    for (task_id, _), group in groups.items():
+        described, estimated = group[0][0].describe(gather([program for _, program, _ in group]))
         features.append(described)
-        analytic.append(guess.seconds)
-        measured.append(np.array([seconds for _, _, seconds in items]))
-        tasks.append(np.full(len(items), numbers[task_id]))
+        analytic.append(estimated.seconds)
+        measured.append(np.array([seconds for _, _, seconds in group]))
+        tasks.append(np.full(len(group), numbers[task_id]))
     return CostModel.train(
         Examples(
             np.concatenate(features),
@@ -127,54 +135,57 @@ def propose(
     config: SearchConfig | None = None,
     seeds: Sequence[Program] = (),
 ) -> list[Proposal]:
-    """Up to `count` new programs, best predicted first, a few of them random; fewer when the space ends or
-    nothing else is worth measuring.
+    """Return up to `count` new programs, predicted fastest first, then a few random ones.
 
-    `measured` pairs programs with their seconds (inf for a failure); neither they nor `exclude` come again.
-    Evolution begins with the best of them, then `seeds` (such as what was good for similar workloads).
+    They are fewer when the space ends or nothing else is worth measuring. `measured` pairs programs with
+    their seconds (inf for a failure); neither they nor `exclude` are proposed. Evolution begins with the best
+    of them, then with `seeds` (such as programs transferred from similar workloads).
     """
     settings = config or SearchConfig()
-    known = {program for program, _ in measured} | set(exclude)
+    excluded = {program for program, _ in measured} | set(exclude)
     best_first = [
-        program for program, seconds in sorted(measured, key=lambda m: m[1]) if np.isfinite(seconds)
+        program for program, seconds in sorted(measured, key=lambda pair: pair[1]) if np.isfinite(seconds)
     ]
     best_first += seeds
-    sketches = _promising(task, model, settings.sketches, rng)
-    share = settings.share(len(sketches), count, model)
-    ranked = [evolve(sketch, lambda p: task.predict(p, model), best_first, rng, share) for sketch in sketches]
+    sketches = _promising_sketches(task, model, settings.sketches, rng)
+    evolution = settings.evolution_of_one(len(sketches), count, model)
+    ranked = [
+        evolve(sketch, lambda p: task.predict(p, model), best_first, rng, evolution) for sketch in sketches
+    ]
     num_random = int(rng.binomial(count, RANDOM_SHARE)) if measured else 0
     limit = max(1, round(settings.same_tile * count))
-    picked = _pick(_merge(ranked, known), count - num_random, limit)
-    known |= {proposal.program for proposal in picked}
-    picked += _pick(_random(task, model, known, rng), count - len(picked), count)
+    picked = _pick(_merge(ranked, excluded), count - num_random, limit)
+    excluded |= {proposal.program for proposal in picked}
+    # Random programs, whatever their prediction, teach the model where it is wrong.
+    for program in draw(task, RANDOM_DRAWS, rng):
+        if len(picked) < count and program not in excluded:
+            picked.append(Proposal(program, float(task.predict(gather([program]), model)[0])))
     limit_s = settings.limit_s(model, measured)
     return [proposal for proposal in picked if proposal.predicted_s <= limit_s]
 
 
 def _merge(
-    ranked: Sequence[tuple[Population, Floats]], known: Collection[Program], depth: int = 256
+    ranked: Sequence[tuple[Population, Floats]], excluded: Collection[Program], depth: int = 256
 ) -> Iterator[tuple[Proposal, object]]:
-    """The best of every sketch in one order, with the innermost tile of each; what is known left out."""
-    heads = [population.take(np.arange(min(len(population), depth + len(known)))) for population, _ in ranked]
-    tiles = [_tiles(head) for head in heads]
+    """Yield the best `depth` new programs of every sketch and their innermost tiles, predicted fastest
+    first."""
+    heads = [
+        population.take(np.arange(min(len(population), depth + len(excluded)))) for population, _ in ranked
+    ]
     rows = [
         (float(ranked[number][1][row]), number, row)
         for number, head in enumerate(heads)
         for row in range(len(head))
     ]
+    tiles = [[Nest.of(head, stage).tile.T for stage in head.sketch.tiled] for head in heads]
     for seconds, number, row in sorted(rows):
         program = heads[number].program(row)
-        if program not in known:
-            yield Proposal(program, seconds), tiles[number][row]
-
-
-def _tiles(population: Population) -> list[object]:
-    """What near-copies share, for every program: the innermost factors of every tiled node."""
-    tiles = [Nest.of(population, stage).tile.T for stage in population.sketch.tiled]
-    return [tuple(tile[row].tobytes() for tile in tiles) for row in range(len(population))]
+        if program not in excluded:
+            yield Proposal(program, seconds), tuple(tile[row].tobytes() for tile in tiles[number])
 
 
 def _pick(candidates: Iterator[tuple[Proposal, object]], count: int, limit: int) -> list[Proposal]:
+    """Return the first `count` proposals, at most `limit` of one tile as long as there are others."""
     picked: list[Proposal] = []
     passed_over: list[Proposal] = []
     seen: dict[object, int] = defaultdict(int)
@@ -186,8 +197,10 @@ def _pick(candidates: Iterator[tuple[Proposal, object]], count: int, limit: int)
     return picked + passed_over[: count - len(picked)]
 
 
-def _promising(task: SearchTask, model: CostModel, limit: int, rng: np.random.Generator) -> list[Sketch]:
-    """The sketches whose best random programs are predicted to be the fastest."""
+def _promising_sketches(
+    task: SearchTask, model: CostModel, limit: int, rng: np.random.Generator
+) -> list[Sketch]:
+    """Return the sketches whose best random programs are predicted to be the fastest."""
     if len(task.sketches) <= limit:
         return list(task.sketches)
     drawn = [sample(sketch, DRAWN_FOR_EACH * MIN_POPULATION, rng) for sketch in task.sketches]
@@ -196,23 +209,13 @@ def _promising(task: SearchTask, model: CostModel, limit: int, rng: np.random.Ge
 
 
 def draw(task: SearchTask, count: int, rng: np.random.Generator) -> list[Program]:
-    """Up to `count` random programs: every one of every sketch is possible, and the likelier the better it
-    uses registers, caches and cores as the analytic estimate has it."""
+    """Return up to `count` random programs of all sketches, those that are estimated to be fast with the
+    larger weight."""
     drawn = [
         sample(sketch, -(-DRAWN_FOR_EACH * count // len(task.sketches)), rng) for sketch in task.sketches
     ]
     seconds = np.concatenate([estimate(population, task.device).seconds for population in drawn])
     places = [(population, row) for population in drawn for row in range(len(population))]
-    # The largest of log-weights with Gumbel noise are a draw by weight, without putting back.
+    # The largest log-weights with Gumbel noise are a weighted draw without replacement.
     keys = rng.gumbel(size=len(places)) - FAVOUR * np.log(seconds)
-    chosen = np.argsort(-keys)[:count]
-    return [places[at][0].program(places[at][1]) for at in chosen]
-
-
-def _random(
-    task: SearchTask, model: CostModel, known: Collection[Program], rng: np.random.Generator
-) -> Iterator[tuple[Proposal, object]]:
-    """Programs nobody asked the model about, so that it also learns where it is wrong."""
-    for program in draw(task, RANDOM_DRAWS, rng):
-        if program not in known:
-            yield Proposal(program, float(task.predict(gather([program]), model)[0])), program
+    return [places[at][0].program(places[at][1]) for at in np.argsort(-keys)[:count]]

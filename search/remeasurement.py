@@ -1,4 +1,4 @@
-"""Which of the measured programs to time again: the fastest of many noisy measurements is a lucky one."""
+"""Selection of programs to time again: the fastest of many noisy measurements is a lucky one."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import numpy as np
 
 Key = TypeVar("Key")
 
-# Of a batch, so many trials time a program again: while more are to come, and in the last batch, after which
-# nothing is left to find out that one was lucky.
+# The share of a batch's trials that time programs again. It is larger in the last batch, after which nothing
+# can show any more that the fastest program was lucky.
 SHARE, LAST_SHARE = 1 / 16, 1 / 4
-# One measurement is off by about so much, several by that over the square root of how many they are.
+# The relative error of one measurement; that of several is divided by the square root of their number.
 NOISE = 0.1
-# Times that a program is measured before it is believed.
+# A program that was measured so often isn't measured again.
 ENOUGH = 4
 
 
 @dataclass(frozen=True)
-class Timed(Generic[Key]):
-    """A program by whatever names it, measured so many `times`; its median `seconds` are inf if it failed."""
+class MeasuredProgram(Generic[Key]):
+    """A program, named by any `key`, and the median `seconds` of its measurements, inf for a failure. It was
+    measured `times` times."""
 
     key: Key
     seconds: float
@@ -30,22 +31,24 @@ class Timed(Generic[Key]):
 
     def __post_init__(self) -> None:
         if self.times < 1:
-            raise ValueError("what was measured was measured once at least")
+            raise ValueError("a measured program was measured at least once")
 
     @property
-    def hoped_s(self) -> float:
-        """The seconds that it may really take, if it was unlucky."""
+    def optimistic_s(self) -> float:
+        """The seconds that the program takes if its measurements were unlucky: a lower confidence bound."""
         return self.seconds * (1 - NOISE / math.sqrt(self.times))
 
 
-def contenders(measured: Sequence[Timed[Key]], count: int) -> list[Key]:
-    """Up to `count` that may be the fastest and were not measured often enough to tell, the most hopeful
-    first (upper confidence bounds, as bandits are played: Auer et al., 2002)."""
-    best_s = min((one.seconds for one in measured), default=math.inf)
-    open_ = [one for one in measured if one.times < ENOUGH and one.hoped_s <= best_s < math.inf]
-    return [one.key for one in sorted(open_, key=lambda one: one.hoped_s)[:count]]
+def select_for_remeasurement(measured: Sequence[MeasuredProgram[Key]], count: int) -> list[Key]:
+    """Return up to `count` programs that may be the fastest and were measured too seldom to tell.
+
+    Those of the lowest confidence bound come first, as in the bandits of Auer et al. (2002).
+    """
+    best_s = min((each.seconds for each in measured), default=math.inf)
+    unsure = [each for each in measured if each.times < ENOUGH and each.optimistic_s <= best_s < math.inf]
+    return [each.key for each in sorted(unsure, key=lambda each: each.optimistic_s)[:count]]
 
 
-def how_many(count: int, rng: np.random.Generator, *, is_last: bool) -> int:
-    """How many of a batch of `count` trials are for contenders, on average a fixed share."""
+def remeasurement_count(count: int, rng: np.random.Generator, *, is_last: bool) -> int:
+    """Draw how many of a batch of `count` trials time programs again, on average a fixed share."""
     return int(rng.binomial(count, LAST_SHARE if is_last else SHARE))

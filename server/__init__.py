@@ -1,1 +1,1 @@
-"""The service's front: HTTP for people and programs, gRPC for workers. No heavy work happens here."""
+"""The server: HTTP for people and programs, gRPC for workers. Heavy work is left to the scheduler."""

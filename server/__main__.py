@@ -1,5 +1,3 @@
-"""`python -m server`"""
-
 import sys
 
 from server.main import main

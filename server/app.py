@@ -1,4 +1,4 @@
-"""The HTTP application."""
+"""The HTTP application: routes, middleware and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from server.access import routes as access_routes
-from server.access.guard_http import Guard, LimitBody
-from server.api import cost_models, events, health, jobs, models, schedules, workers
-from server.api.metrics import CountRequests
-from server.api.problems import EVERYWHERE, GUARDED, ProblemBody, install
-from server.context import Context
+from server.access.middleware import AccessMiddleware, BodySizeMiddleware
+from server.api import access, cost_models, events, health, jobs, metrics, models, schedules, workers
+from server.api.metrics import RequestMetricsMiddleware
+from server.context import ServerContext
+from server.problems import EVERYWHERE, GUARDED, ProblemBody, install_error_handlers
 
 _MAX_BODY_BYTES = 4 << 20
 _MAX_IMPORT_BYTES = 256 << 20
 
 
 class Application(FastAPI):
-    """Its document knows the problems that routes refer to: as a model of theirs, FastAPI would say that they
-    come as plain JSON."""
+    """A FastAPI application whose OpenAPI document has the schema of problem documents.
+
+    The schema is added to the document by hand: if routes named ProblemBody as a model, FastAPI would say
+    that problems come as `application/json`.
+    """
 
     def openapi(self) -> dict[str, Any]:
         document = super().openapi()
@@ -28,36 +30,28 @@ class Application(FastAPI):
         return document
 
 
-def create_app(context: Context) -> FastAPI:
-    """The application that serves `context`."""
+def create_app(context: ServerContext) -> FastAPI:
+    """Return the application that serves `context`."""
+    try:
+        tunefarm_version = version("tunefarm")
+    except PackageNotFoundError:
+        tunefarm_version = "0"
     app = Application(
         title="tunefarm",
         description="Tunes neural networks for the devices that will run them.",
-        version=_version(),
+        version=tunefarm_version,
+        # FastAPI's pages load their scripts from the internet, which a service on a closed network hasn't.
         docs_url=None,
         redoc_url=None,
         responses=EVERYWHERE,
     )
     app.state.context = context
-    rooms = (models.router, events.router, jobs.router, workers.router)
-    for router in (*rooms, schedules.router, cost_models.router, access_routes.router):
-        app.include_router(router, responses=GUARDED)
+    for guarded in (models, events, jobs, workers, schedules, cost_models, access, metrics):
+        app.include_router(guarded.router, responses=GUARDED)
     app.include_router(health.router)
-    install(app)
-    app.add_middleware(LimitBody, max_bytes=lambda path: _max_bytes(context, path))
-    app.add_middleware(Guard, access=context.access, audit=context.audit)
-    app.add_middleware(CountRequests, metrics=context.metrics)
+    install_error_handlers(app)
+    max_bytes = {"/v1/models": context.settings.max_upload_bytes, "/v1/schedules/import": _MAX_IMPORT_BYTES}
+    app.add_middleware(BodySizeMiddleware, max_bytes=lambda path: max_bytes.get(path, _MAX_BODY_BYTES))
+    app.add_middleware(AccessMiddleware, authenticator=context.authenticator, audit=context.audit)
+    app.add_middleware(RequestMetricsMiddleware, metrics=context.metrics)
     return app
-
-
-def _max_bytes(context: Context, path: str) -> int:
-    if path == "/v1/models":
-        return context.settings.max_upload_bytes
-    return _MAX_IMPORT_BYTES if path == "/v1/schedules/import" else _MAX_BODY_BYTES
-
-
-def _version() -> str:
-    try:
-        return version("tunefarm")
-    except PackageNotFoundError:
-        return "0"

@@ -13,20 +13,21 @@ from fastapi import Depends, Request
 
 from records.storage.database import Database
 from server.access.audit import AuditLog
-from server.access.callers import Access
-from server.api.metrics import Metrics
-from server.settings import Settings
+from server.access.authentication import Authenticator
+from server.metrics import Metrics
+from server.settings import ServerSettings
 
 
 @dataclass(frozen=True)
-class Context:
-    """`now` gives epoch seconds, `new_id` an id never given before, `new_secret` 43 characters that nobody
-    can guess; `stopping` ends long answers.
+class ServerContext:
+    """Settings, database and services of one server process.
 
-    `wake` asks the scheduler to run a step of a job soon; it is called after the transaction.
+    `wake` asks the scheduler to run a step of a job soon; it is called after the transaction. `now` returns
+    epoch seconds, `new_id` an id never returned before, `new_secret` 43 characters that nobody can guess.
+    Handlers that wait return when `stopping` is set.
     """
 
-    settings: Settings
+    settings: ServerSettings
     database: Database
     wake: Callable[[str, str], None]
     now: Callable[[], float]
@@ -36,16 +37,16 @@ class Context:
     new_secret: Callable[[], str] = secrets.token_urlsafe
 
     @cached_property
-    def access(self) -> Access:
-        return Access(self.settings, self.database, self.now)
+    def authenticator(self) -> Authenticator:
+        return Authenticator(self.settings, self.database, self.now)
 
     @cached_property
     def audit(self) -> AuditLog:
         return AuditLog(self.database, self.now, self.settings.audit_days * 86400)
 
 
-def _of(request: Request) -> Context:
-    return cast(Context, request.app.state.context)
+def _context_of(request: Request) -> ServerContext:
+    return cast(ServerContext, request.app.state.context)
 
 
-ContextDep = Annotated[Context, Depends(_of)]
+ContextDep = Annotated[ServerContext, Depends(_context_of)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import errno
@@ -17,103 +16,122 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Annotated
 
 import grpc
 import grpc.aio
+import typer
 import uvicorn
-from pydantic import ValidationError
 
+from core.exit_code import ExitCode
 from proto.fleet_pb2_grpc import add_FleetServicer_to_server
 from proto.messages import MAX_MESSAGE_BYTES
 from records.storage.database import Database, StorageError
 from scheduler.app import Waker, make_app
-from server.access.guard_fleet import GuardOfWorkers
+from server.access.interceptor import AccessInterceptor
 from server.app import create_app
-from server.context import Context
-from server.fleet.service import Fleet
-from server.settings import Settings
-from system.tls import TlsError, TlsFiles
+from server.context import ServerContext
+from server.fleet.service import FleetService
+from server.settings import ServerSettings
+from system.command import CommandError, run_function
+from system.settings import SettingsError, read_settings
 
 _log = logging.getLogger("server")
 
 _STOP_GRACE_S = 3
-# A call waits for the database some fifteen times, and each time until the thread that computes lets it go
-# on. With Python's 5 ms, 1,000 workers had their leases after 71 ms (median) and not 24, p99 374 and not 150.
-_SWITCH_S = 0.0005
-# For what uses the database. A transaction waits for PostgreSQL about as long as it computes, and one thread
-# computes at a time: with more of them, each would only hold its locks for longer.
-_THREADS = 8
-EXIT_FAILED = 1
-EXIT_MISUSE = 2
+# Each worker has one call open at a time, which mostly waits for work. Calls beyond the limit are answered
+# RESOURCE_EXHAUSTED, on which workers call again later.
+MAX_CONCURRENT_CALLS = 20_000
+# A call waits for the database some fifteen times, and each time until the thread that computes gives up the
+# interpreter's lock. With Python's interval of 5 ms, 1,000 workers had their leases after 71 ms (median) and
+# not 24, p99 374 and not 150.
+_SWITCH_INTERVAL_S = 0.0005
+# Threads that use the database. A transaction waits for PostgreSQL about as long as it computes, and one
+# thread computes at a time: with more threads, each would only hold its locks for longer.
+_DATABASE_THREADS = 8
 
 
-class StartError(Exception):
-    """The server can't start; the message is one sentence for the user."""
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Serves until SIGTERM or SIGINT. The exit code: 0 stopped, 1 can't start, 2 wrong settings."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    try:
-        settings = _settings(argv)
-    except ValidationError as error:
-        return _give_up(_settings_problem(error), EXIT_MISUSE)
+def server(
+    context: typer.Context,
+    host: Annotated[
+        str | None, typer.Option(help="Address to listen on (TUNEFARM_HOST, default 127.0.0.1).")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="HTTP port (TUNEFARM_PORT).")] = None,
+    grpc_port: Annotated[int | None, typer.Option(help="Port for workers (TUNEFARM_GRPC_PORT).")] = None,
+    database_url: Annotated[str | None, typer.Option(help="SQLAlchemy URL (TUNEFARM_DATABASE_URL).")] = None,
+    broker: Annotated[
+        str | None, typer.Option(help="The scheduler's broker: a folder or URL (TUNEFARM_BROKER).")
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Certificate chain (TUNEFARM_TLS_CERT).")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The certificate's key (TUNEFARM_TLS_KEY).")
+    ] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Authorities; clients need a certificate of one of them (TUNEFARM_TLS_CLIENT_CA).",
+        ),
+    ] = None,
+) -> None:
+    """Serve HTTP and workers."""
+    settings = read_settings(ServerSettings, context.params)
     try:
         asyncio.run(_run(settings))
-    except TlsError as error:
-        return _give_up(str(error), EXIT_MISUSE)
-    except (StartError, StorageError) as error:
-        return _give_up(str(error), EXIT_FAILED)
-    return 0
+    except StorageError as error:
+        raise CommandError(str(error), ExitCode.LOCAL) from error
 
 
-async def serve(context: Context, http: socket.socket) -> None:
-    """Serves HTTP on the socket, and workers on the settings' gRPC port, until `context.stopping` is set.
+def main(arguments: Sequence[str]) -> int:
+    """Serve until SIGTERM or SIGINT. Return the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    return run_function(server, "tunefarm server", arguments)
 
-    Raises RuntimeError when the gRPC port can't be had, TlsError.
+
+async def serve(context: ServerContext, http: socket.socket) -> None:
+    """Serve HTTP on the socket, and workers on the settings' gRPC port, until `context.stopping` is set.
+
+    Raises RuntimeError when the gRPC port can't be bound, TlsError.
     """
+    settings, tls = context.settings, context.settings.tls
     # asyncio does this only for sockets that name their protocol; without it an answer takes 40 ms longer.
     http.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    workers, port = await _start_fleet(context)
-    server = _Server(_http_config(context))
-    serving = asyncio.create_task(server.serve(sockets=[http]))
-    stopping = asyncio.create_task(context.stopping.wait())
-    auditing = asyncio.create_task(context.audit.tend(context.stopping))
-    _say_where(context.settings, http.getsockname()[1], port)
-    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-    context.stopping.set()
-    server.should_exit = True
-    await asyncio.gather(workers.stop(_STOP_GRACE_S), serving, stopping, auditing)
-
-
-def _http_config(context: Context) -> uvicorn.Config:
-    tls = context.settings.tls
-    return uvicorn.Config(
-        create_app(context),
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        timeout_graceful_shutdown=_STOP_GRACE_S,
-        ssl_certfile=tls.cert,
-        ssl_keyfile=tls.key,
-        ssl_ca_certs=None if tls.ca is None else str(tls.ca),
-        ssl_cert_reqs=ssl.CERT_NONE if tls.ca is None else ssl.CERT_REQUIRED,
+    grpc_server, grpc_port = await _start_grpc(context)
+    http_server = _HttpServer(
+        uvicorn.Config(
+            create_app(context),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=_STOP_GRACE_S,
+            ssl_certfile=tls.cert,
+            ssl_keyfile=tls.key,
+            ssl_ca_certs=None if tls.ca is None else str(tls.ca),
+            ssl_cert_reqs=ssl.CERT_NONE if tls.ca is None else ssl.CERT_REQUIRED,
+        )
     )
-
-
-def _say_where(settings: Settings, port: int, grpc_port: int) -> None:
-    clients = " (TLS, clients need a certificate)" if settings.tls.ca else " (TLS)" if settings.tls else ""
-    host = settings.host
-    _log.info("serving HTTP on %s:%s and workers on %s:%s%s", host, port, host, grpc_port, clients)
-    if not settings.loopback and not settings.tls:
+    serving = asyncio.create_task(http_server.serve(sockets=[http]))
+    stopping = asyncio.create_task(context.stopping.wait())
+    auditing = asyncio.create_task(context.audit.flush_regularly(context.stopping))
+    encryption = " (TLS, clients need a certificate)" if tls.ca else " (TLS)" if tls else ""
+    host, port = settings.host, http.getsockname()[1]
+    _log.info("serving HTTP on %s:%s and workers on %s:%s%s", host, port, host, grpc_port, encryption)
+    if not settings.loopback and not tls:
         _log.warning(
             "tokens and models cross the network in clear: set TUNEFARM_TLS_CERT and TUNEFARM_TLS_KEY, "
             "unless a proxy in front of this server does TLS"
         )
+    await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    context.stopping.set()
+    http_server.should_exit = True
+    await asyncio.gather(grpc_server.stop(_STOP_GRACE_S), serving, stopping, auditing)
 
 
-class _Server(uvicorn.Server):
+class _HttpServer(uvicorn.Server):
     """Leaves signals to `_run`, which stops both servers at once."""
 
     @contextlib.contextmanager
@@ -121,20 +139,28 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _run(settings: Settings) -> None:
-    _allow_many_connections()
-    sys.setswitchinterval(_SWITCH_S)
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_THREADS, "records"))
+async def _run(settings: ServerSettings) -> None:
+    """Serve until SIGTERM or SIGINT. Raises StorageError, SettingsError and CommandError."""
+    # Every worker has a connection; by default a process may have 1,024 open, though it may ask for more.
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):  # a system may say more than it grants
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_DATABASE_THREADS, "records"))
     with _listen(settings.host, settings.port, "TUNEFARM_PORT") as http:
-        # gRPC says only in a log of its own why it can't have a port.
+        # Tried here because gRPC says only in a log of its own why it can't have a port.
         _listen(settings.host, settings.grpc_port, "TUNEFARM_GRPC_PORT").close()
         database = Database(settings.database_url)
         try:
             await asyncio.to_thread(database.migrate)
-            context = Context(
-                settings, database, _waker(settings.broker), time.time, lambda: uuid.uuid4().hex
-            )
-            # What is there by now stays: looking through it for garbage takes as long as several calls.
+            try:
+                waker = Waker(make_app(settings.broker))
+            except ValueError as error:
+                raise SettingsError(str(error)) from error
+            except OSError as error:
+                raise CommandError(f"the broker can't be used: {error}", ExitCode.LOCAL) from error
+            context = ServerContext(settings, database, waker, time.time, lambda: uuid.uuid4().hex)
+            # The objects made so far stay: garbage collections that visit them take as long as calls.
             gc.freeze()
             for number in (signal.SIGTERM, signal.SIGINT):
                 asyncio.get_running_loop().add_signal_handler(number, context.stopping.set)
@@ -143,86 +169,45 @@ async def _run(settings: Settings) -> None:
             database.close()
 
 
-def _allow_many_connections() -> None:
-    """Every worker has one; by default a process may have 1,024 open, though it may ask for more."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(ValueError, OSError):  # a system may say more than it grants
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _waker(broker: str) -> Waker:
-    try:
-        return Waker(make_app(broker))
-    except (OSError, ValueError) as error:
-        raise StartError(f"the broker can't be used: {error}") from error
-
-
 def _listen(host: str, port: int, variable: str) -> socket.socket:
+    """Listen on a port, which is set by an environment variable. Raises CommandError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         cause = "it is in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
-        raise StartError(_port_problem(host, port, variable, cause)) from error
+        raise CommandError(
+            f"can't listen on {host} port {port} ({cause}): "
+            f"stop what uses it or set {variable} to another port",
+            ExitCode.LOCAL,
+        ) from error
 
 
-async def _start_fleet(context: Context) -> tuple[grpc.aio.Server, int]:
-    settings = context.settings
-    guards = [GuardOfWorkers(context.access, context.audit)]
-    options = [
-        # Without this two servers can share a port, and each gets half of the calls.
-        ("grpc.so_reuseport", 0),
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ]
-    server = grpc.aio.server(interceptors=guards, options=options)
-    add_FleetServicer_to_server(Fleet(context), server)
+async def _start_grpc(context: ServerContext) -> tuple[grpc.aio.Server, int]:
+    """Start the gRPC server; return it and its port. Raises TlsError."""
+    settings, tls = context.settings, context.settings.tls
+    server = grpc.aio.server(
+        interceptors=[AccessInterceptor(context.authenticator, context.audit)],
+        maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
+        options=[
+            # Without this two servers can share a port, and each gets half of the calls.
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ],
+    )
+    add_FleetServicer_to_server(FleetService(context), server)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    port = _bind(server, f"{host}:{settings.grpc_port}", settings.tls)
+    address = f"{host}:{settings.grpc_port}"
+    if tls:
+        texts = tls.read()
+        assert texts.key is not None, "a server's TlsFiles have a certificate"
+        assert texts.cert is not None
+        credentials = grpc.ssl_server_credentials(
+            [(texts.key, texts.cert)], texts.ca, require_client_auth=texts.ca is not None
+        )
+        port = server.add_secure_port(address, credentials)
+    else:
+        port = server.add_insecure_port(address)
     await server.start()
     return server, port
-
-
-def _bind(server: grpc.aio.Server, address: str, tls: TlsFiles) -> int:
-    """The port. Raises TlsError."""
-    if not tls:
-        return server.add_insecure_port(address)
-    texts = tls.checked()
-    assert texts.key is not None, "a server's TlsFiles have a certificate"
-    assert texts.cert is not None
-    pairs = [(texts.key, texts.cert)]
-    credentials = grpc.ssl_server_credentials(pairs, texts.ca, require_client_auth=texts.ca is not None)
-    return server.add_secure_port(address, credentials)
-
-
-def _port_problem(host: str, port: int, variable: str, cause: str) -> str:
-    return (
-        f"can't listen on {host} port {port} ({cause}): stop what uses it or set {variable} to another port"
-    )
-
-
-def _settings(argv: Sequence[str] | None) -> Settings:
-    parser = argparse.ArgumentParser("tunefarm server", description="Serves HTTP and workers.")
-    parser.add_argument("--host", help="address to listen on (TUNEFARM_HOST, default 127.0.0.1)")
-    parser.add_argument("--port", help="HTTP port (TUNEFARM_PORT)")
-    parser.add_argument("--grpc-port", help="port for workers (TUNEFARM_GRPC_PORT)")
-    parser.add_argument("--database-url", help="SQLAlchemy URL (TUNEFARM_DATABASE_URL)")
-    parser.add_argument("--broker", help="the scheduler's broker: a folder or URL (TUNEFARM_BROKER)")
-    parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain (TUNEFARM_TLS_CERT)")
-    parser.add_argument("--tls-key", metavar="FILE", help="its key (TUNEFARM_TLS_KEY)")
-    parser.add_argument(
-        "--tls-client-ca", metavar="FILE", help="whose certificates clients need (TUNEFARM_TLS_CLIENT_CA)"
-    )
-    flags = {name: value for name, value in vars(parser.parse_args(argv)).items() if value is not None}
-    return Settings(**flags)
-
-
-def _settings_problem(error: ValidationError) -> str:
-    part = error.errors()[0]
-    message = part["msg"].removeprefix("Value error, ")
-    return f"TUNEFARM_{str(part['loc'][0]).upper()}: {message}" if part["loc"] else message
-
-
-def _give_up(sentence: str, code: int) -> int:
-    print(f"tunefarm server: {sentence}", file=sys.stderr)
-    return code

@@ -1,24 +1,24 @@
-"""The server's settings, read once: flags over environment (`TUNEFARM_*`) over the values here."""
+"""The server's settings: flags over environment (`TUNEFARM_*`) over the defaults here."""
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from server.access.limits import OFF, parsed
+from server.rate_limits import OFF, parse_limit
+from system.network import is_loopback
 from system.tls import TlsFiles
 
 _NEEDS = {"tls_cert": "tls_key", "tls_key": "tls_cert", "tls_client_ca": "tls_cert"}
 
 
-class Settings(BaseSettings):
-    """`max_*_bytes` are bytes; port 0 takes any free port.
+class ServerSettings(BaseSettings):
+    """Settings of one server process. Port 0 takes any free port.
 
-    `rate_limit` holds for every client, `failure_limit` for what one address may send without valid
-    credentials: "600/minute" or "off". `audit_days` is how long the audit log is kept.
+    `rate_limit` bounds the calls of every client, `failure_limit` the calls with wrong tokens from one
+    address: "600/minute" or "off". `audit_days` is how long the audit log is kept.
     """
 
     model_config = SettingsConfigDict(env_prefix="TUNEFARM_", env_ignore_empty=True, extra="ignore")
@@ -39,12 +39,12 @@ class Settings(BaseSettings):
 
     @field_validator("rate_limit", "failure_limit")
     @classmethod
-    def _is_limit(cls, text: str) -> str:
-        parsed(text)
+    def _rate_limit(cls, text: str) -> str:
+        parse_limit(text)
         return text or OFF
 
     @model_validator(mode="after")
-    def _guard_the_network(self) -> Settings:
+    def _token_on_a_network(self) -> ServerSettings:
         if not self.loopback and self.token is None:
             raise ValueError(
                 f"serving on {self.host} lets other machines in: set TUNEFARM_TOKEN to a secret, "
@@ -53,7 +53,7 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _whole_tls(self) -> Settings:
+    def _certificate_with_key(self) -> ServerSettings:
         for given, needed in _NEEDS.items():
             if getattr(self, given) is not None and getattr(self, needed) is None:
                 raise ValueError(f"TUNEFARM_{given.upper()} needs TUNEFARM_{needed.upper()}: set both")
@@ -61,28 +61,20 @@ class Settings(BaseSettings):
 
     @property
     def tls(self) -> TlsFiles:
-        """Empty when the server speaks in clear."""
+        """The server's TLS files; false when it serves without TLS."""
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @property
     def open(self) -> bool:
-        """Whether calls need no credentials: only this machine can make them, and no token is set."""
+        """Whether calls need no token: only this machine can make them, and no token is set."""
         return self.loopback and self.token is None
 
     @property
     def loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
+        """Only this machine can reach the server."""
         return is_loopback(self.host)
 
     @property
     def secret(self) -> str | None:
-        """The token in clear, None when no call needs one."""
+        """The bootstrap token in clear, None where none is set."""
         return None if self.token is None else self.token.get_secret_value()
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host's name or address means this machine and no other."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

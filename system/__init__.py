@@ -1,1 +1,1 @@
-"""What every process asks of the operating system and its settings, whatever it does."""
+"""Things that every process needs from its surroundings: settings, commands, TLS, the kernel."""

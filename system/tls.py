@@ -1,4 +1,4 @@
-"""The PEM files of TLS at either end of a connection: read and checked once, refused in one sentence."""
+"""Reads and checks the PEM files of TLS, for a server or a client."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from system.settings import SettingsError
 
-class TlsError(Exception):
-    """A file that TLS needs can't be used; the message says which, why and what to do."""
+
+class TlsError(SettingsError):
+    """A file of TLS can't be used; the message says which, why and what to do."""
 
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """One end's own certificate (chain) with its key, and the authorities it trusts. Raises TlsError."""
+    """One end's own certificate (chain) with its key, and the authorities that it trusts.
+
+    Raises TlsError for a certificate without a key, and for a key without a certificate.
+    """
 
     cert: Path | None = None
     key: Path | None = None
@@ -25,27 +30,49 @@ class TlsFiles:
             raise TlsError(f"TLS was given {missing}: give both or neither")
 
     def __bool__(self) -> bool:
-        """Whether there is anything to use."""
+        """Return whether any file is given."""
         return self.cert is not None or self.ca is not None
 
     def load_into(self, context: ssl.SSLContext) -> None:
-        """Raises TlsError: a file that can't be read, isn't PEM or doesn't belong to the other one."""
+        """Load the files into a context. Raises TlsError for one that can't be read or isn't PEM, for an
+        encrypted key, and for a key that isn't the certificate's."""
         for path in filter(None, (self.cert, self.key, self.ca)):
             _read(path)
         if self.ca is not None:
-            _load_ca(context, self.ca)
-        if self.cert is not None and self.key is not None:
-            _load_pair(context, self.cert, self.key)
+            try:
+                context.load_verify_locations(self.ca)
+            except (ssl.SSLError, OSError) as error:
+                raise TlsError(
+                    f"{self.ca} holds no certificates of authorities: give a file in PEM format"
+                ) from error
+        if self.cert is None or self.key is None:
+            return
 
-    def checked(self) -> PemTexts:
-        """What the files hold, for gRPC. Raises TlsError as `load_into` does."""
+        def no_passphrase() -> str:
+            raise TlsError(
+                f"the key {self.key} is encrypted: decrypt it, since nobody can type its passphrase"
+            )
+
+        try:
+            context.load_cert_chain(self.cert, self.key, no_passphrase)
+        except ssl.SSLError as error:
+            if error.reason == "KEY_VALUES_MISMATCH":
+                raise TlsError(
+                    f"the key {self.key} is not that of the certificate {self.cert}: give its own"
+                ) from error
+            raise TlsError(
+                f"{self.cert} and {self.key} are no certificate and key: give files in PEM format"
+            ) from error
+
+    def read(self) -> PemTexts:
+        """Return the contents of the files, for gRPC. Raises TlsError as `load_into` does."""
         self.load_into(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         return PemTexts(*(None if path is None else _read(path) for path in (self.cert, self.key, self.ca)))
 
 
 @dataclass(frozen=True)
 class PemTexts:
-    """The contents of TlsFiles. Never printed: one of them is a secret."""
+    """The contents of TlsFiles. They are never printed: the key is a secret."""
 
     cert: bytes | None
     key: bytes | None
@@ -61,22 +88,3 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         cause = error.strerror or str(error)
         raise TlsError(f"{path} can't be read ({cause}): check its path and permissions") from error
-
-
-def _load_ca(context: ssl.SSLContext, ca: Path) -> None:
-    try:
-        context.load_verify_locations(ca)
-    except (ssl.SSLError, OSError) as error:
-        raise TlsError(f"{ca} holds no certificates of authorities: give a file in PEM format") from error
-
-
-def _load_pair(context: ssl.SSLContext, cert: Path, key: Path) -> None:
-    def no_passphrase() -> str:
-        raise TlsError(f"the key {key} is encrypted: decrypt it, nobody is there to type its passphrase")
-
-    try:
-        context.load_cert_chain(cert, key, no_passphrase)
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
-            raise TlsError(f"the key {key} is not that of the certificate {cert}: give its own") from error
-        raise TlsError(f"{cert} and {key} are no certificate and key: give files in PEM format") from error

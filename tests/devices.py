@@ -1,10 +1,13 @@
-"""Devices to put into databases, jobs and searches; nothing is measured on them."""
+"""Devices for databases, jobs and searches; nothing is measured on them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from core.device import Device, Gpu
+
+# The device classes that an AVX-512 machine can emulate, with the instruction sets to disable for each.
+EMULATED_CLASSES = {"avx512": (), "avx2": ("avx512f",), "sse4.2": ("avx",)}
 
 DEVICE = Device(
     name="two cores",

@@ -1,8 +1,9 @@
-"""Machines as their system and LLVM describe them: what `compiler.target` asks, and what it should make of
-that."""
+"""Descriptions of machines by their system and LLVM, as `compiler.target` reads them, and the expected
+device."""
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,15 +30,15 @@ class Machine:
     intrinsics: tuple[str, ...] = ()
 
     def stand_in(self, patch: pytest.MonkeyPatch, folder: Any) -> None:
-        """Until the patch is undone, this is the machine that the tests run on."""
+        """Replace the machine that the tests run on until the patch is undone."""
         (folder / "cpuinfo").write_text(self.cpu_info)
         patch.setattr(compiler.target, "CPU_INFO", folder / "cpuinfo")
         patch.setattr(compiler.target, "CACHES", folder / "nowhere")
         patch.setattr(compiler.target, "DEVICE_TREE", folder / "nowhere")
-        patch.setattr(compiler.target.platform, "machine", lambda: self.architecture)
+        patch.setattr(platform, "machine", lambda: self.architecture)
         has = self.llvm.split()
         names = [one.name for one in instruction_sets(self.architecture)]
-        patch.setattr(compiler.target, "_host", lambda: {name: name in has for name in names})
+        patch.setattr(compiler.target, "_host_features", lambda: {name: name in has for name in names})
         known = tvm.get_global_func
         patch.setattr(
             tvm,

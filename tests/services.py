@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -21,7 +22,7 @@ import redis
 
 from records.storage.database import Database
 from records.storage.tables import Base
-from tunefarm.embedded.tether import die_with_parent
+from system.linux import die_with_parent
 
 # With characters that mean something in a URL.
 PASSWORD = "s3/cr@t:%"
@@ -51,7 +52,11 @@ class Process:
         """Returns when the server answers."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, preexec_fn=die_with_parent, **self._popen
+                self._command,
+                stdout=log,
+                stderr=log,
+                preexec_fn=partial(die_with_parent, signal.SIGTERM),
+                **self._popen,
             )
         deadline = time.monotonic() + _PATIENCE_S
         while True:

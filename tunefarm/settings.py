@@ -1,4 +1,4 @@
-"""The command's settings: flags over environment (`TUNEFARM_*`) over a TOML file over the values here."""
+"""The command's settings: flags over environment (`TUNEFARM_*`) over a TOML file over the defaults here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import platformdirs
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -15,18 +15,18 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from system.settings import SettingsError, read_settings
 from system.tls import TlsFiles
-from tunefarm.errors import CommandError, ExitCode
 
 
 def config_file() -> Path:
-    """The TOML file that is read when it exists: `TUNEFARM_CONFIG`, or the user's own."""
+    """Return the path of the TOML file, which need not exist: `TUNEFARM_CONFIG`, or the user's own."""
     default = platformdirs.user_config_path("tunefarm") / "config.toml"
     return Path(os.environ.get("TUNEFARM_CONFIG") or default)
 
 
-class Settings(BaseSettings):
-    """Where the service is, or how to start one. Ports of 0 take any free one.
+class CommandSettings(BaseSettings):
+    """Where the service is, or how to start one. A port of 0 takes any free one.
 
     `ca`, `cert` and `key` are for connections to a service, `tls_*` for one that is started here.
     """
@@ -61,12 +61,12 @@ class Settings(BaseSettings):
 
     @property
     def tls(self) -> TlsFiles:
-        """For connections to a service. Raises TlsError."""
+        """The files of TLS for connections to a service. Raises TlsError."""
         return TlsFiles(self.cert, self.key, self.ca)
 
     @property
     def server_tls(self) -> TlsFiles:
-        """For a service that is started here. Raises TlsError."""
+        """The files of TLS for a service that is started here. Raises TlsError."""
         return TlsFiles(self.tls_cert, self.tls_key, self.tls_client_ca)
 
     @property
@@ -75,17 +75,9 @@ class Settings(BaseSettings):
         return self.token.get_secret_value() if self.token else None
 
 
-def load(**flags: Any) -> Settings:
-    """The settings, with the flags that were given. Raises CommandError naming the one that is wrong."""
+def load(**flags: Any) -> CommandSettings:
+    """Read the settings, with the flags that were given. Raises SettingsError."""
     try:
-        return Settings(**{name: value for name, value in flags.items() if value is not None})
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"]))
-        raise CommandError(
-            f"setting {name} is wrong: {first['msg'].lower()}, not {first['input']!r} "
-            f"(it comes from a flag, TUNEFARM_{name.upper()} or {config_file()})",
-            ExitCode.USAGE,
-        ) from error
+        return read_settings(CommandSettings, flags, config_file())
     except (ValueError, OSError) as error:
-        raise CommandError(f"{config_file()} is not readable TOML: {error}", ExitCode.USAGE) from error
+        raise SettingsError(f"{config_file()} is not readable TOML: {error}") from error

@@ -24,9 +24,9 @@ NOT_FOUND = 404
 
 
 def service_database(client: Client, target: str = "native") -> Database:
-    """The service's best schedules for a device class, as TVM's passes look them up.
+    """Return a database in which TVM's passes find the service's best schedules for a device class.
 
-    Each workload is asked for once. Where it can't be, TVM raises a RuntimeError that says why.
+    Each workload is fetched once. TVM raises a RuntimeError with the reason when fetching fails.
     """
     database: Database = _ServiceDatabase(client, target)
     return database
@@ -34,19 +34,19 @@ def service_database(client: Client, target: str = "native") -> Database:
 
 @derived_object
 class _ServiceDatabase(PyDatabase):
-    """Looks workloads up by their structural hash; a service is not written to this way."""
+    """Looks workloads up by their structural hash. It is read-only."""
 
     def __init__(self, client: Client, target: str) -> None:
         super().__init__()
         self._client = client
         self._target = target
-        self._known: dict[str, TuningRecord | None] = {}
+        self._records: dict[str, TuningRecord | None] = {}
 
     def has_workload(self, mod: tvm.IRModule) -> bool:
         return self._look_up(Workload(mod)) is not None
 
     def commit_workload(self, mod: tvm.IRModule) -> Workload:
-        """Every look-up of TVM's begins with this: nothing is sent."""
+        """Return the workload; TVM calls this before every look-up. Nothing is sent."""
         return Workload(mod)
 
     def commit_tuning_record(self, record: TuningRecord) -> None:
@@ -57,24 +57,22 @@ class _ServiceDatabase(PyDatabase):
         return [found] if found is not None and top_k > 0 else []
 
     def get_all_tuning_records(self) -> list[TuningRecord]:
-        """Those that have been looked up."""
-        return [record for record in self._known.values() if record is not None]
+        """Return the records that have been looked up."""
+        return [record for record in self._records.values() if record is not None]
 
     def __len__(self) -> int:
         return len(self.get_all_tuning_records())
 
     def _look_up(self, workload: Workload) -> TuningRecord | None:
         name = workload_hash(workload.mod)
-        if name not in self._known:
-            self._known[name] = self._fetch(name, workload)
-        return self._known[name]
-
-    def _fetch(self, name: str, workload: Workload) -> TuningRecord | None:
-        try:
-            best = self._client.best(name, self._target)
-        except ProblemError as error:
-            if error.status == NOT_FOUND:
-                return None
-            raise
-        fields = [json.loads(best.trace), list(best.run_secs), json.loads(best.target), None]
-        return TuningRecord.from_json(fields, workload)
+        if name not in self._records:
+            try:
+                best = self._client.best(name, self._target)
+            except ProblemError as error:
+                if error.status != NOT_FOUND:
+                    raise
+                self._records[name] = None
+            else:
+                fields = [json.loads(best.trace), list(best.run_secs), json.loads(best.target), None]
+                self._records[name] = TuningRecord.from_json(fields, workload)
+        return self._records[name]

@@ -1,1 +1,1 @@
-"""The agent on a device: leases candidates, has a child process build, verify and time them, reports."""
+"""The worker of a device: leases candidates, has a child process build, verify and time them, and reports."""

@@ -1,5 +1,3 @@
-"""`python -m worker`"""
-
 import sys
 
 from worker.main import main

@@ -1,169 +1,144 @@
-"""`python -m worker`: one worker, until it is stopped."""
+"""The worker's process: one agent, until it is stopped."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import logging
 import os
 import signal
-import sys
 import uuid
-from collections.abc import Iterator, Sequence
-from enum import IntEnum
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import ValidationError
+import typer
 from rich.console import Console
 
+from core.exit_code import ExitCode
 from core.worker import Role
-from system.tls import TlsError
+from system.command import CommandError, run_function
+from system.settings import read_settings
 from worker.agent.agent import Agent, AgentConfig, Fenced
 from worker.agent.display import Display, display
 from worker.agent.health import HealthMonitor
-from worker.agent.profile_cache import Profiles
-from worker.agent.service import FleetClient, Refused, open_channel
-from worker.runner.executor import ChildConfig, Executor, UnusableSettings
+from worker.agent.profile_cache import ProfileCache
+from worker.agent.service import FleetClient, WorkerRefused, open_channel
+from worker.runner.executor import ChildConfig, Executor
 from worker.sandbox import isolation
-from worker.sandbox.file_transfer import linkers_cache
-from worker.settings import TOGETHER, Settings
+from worker.sandbox.file_transfer import linker_cache
+from worker.settings import MAX_BUILT_TOGETHER, WorkerSettings
 
 _log = logging.getLogger(__name__)
 
-# What zig calls the place of its cache.
-LINKERS_CACHE = "ZIG_GLOBAL_CACHE_DIR"
+# The environment variable that names the folder of zig's cache.
+ZIG_CACHE = "ZIG_GLOBAL_CACHE_DIR"
 
 
-class ExitCode(IntEnum):
-    OK = 0
-    REFUSED = 1
-    USAGE = 2
-    FENCED = 3
-
-
-def main(arguments: Sequence[str]) -> int:
-    """The exit code. Every end that is not asked for is explained in one line on standard error."""
-    try:
-        settings = _settings(arguments)
-    except ValidationError as error:
-        print(f"tunefarm worker: {_explain(error)}", file=sys.stderr)
-        return ExitCode.USAGE
+def worker(
+    context: typer.Context,
+    server: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="The service's gRPC port.")] = None,
+    token: Annotated[
+        str | None,
+        typer.Option(help="The service's secret; TUNEFARM_TOKEN keeps it out of process lists."),
+    ] = None,
+    tls: Annotated[bool | None, typer.Option("--tls", help="Speak TLS with the service.")] = None,
+    ca: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="The authority that vouches for the service; public ones by default."
+        ),
+    ] = None,
+    cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="This worker's certificate, for mutual TLS.")
+    ] = None,
+    key: Annotated[Path | None, typer.Option(metavar="FILE", help="The certificate's key.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="This worker's name, unique in the service; the host's by default."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Cores to measure on; all physical ones by default.")
+    ] = None,
+    features: Annotated[
+        str | None,
+        typer.Option(metavar="-NAME,...", help="Instruction sets to do without, such as -avx512f or -avx."),
+    ] = None,
+    build: Annotated[
+        bool | None, typer.Option("--build", help="Measure nothing, build what other devices measure.")
+    ] = None,
+    once: Annotated[bool | None, typer.Option("--once", help="End after one lease.")] = None,
+) -> None:
+    """Measure candidates on this device for a tunefarm service."""
+    settings = read_settings(WorkerSettings, context.params)
     try:
         with display(Console(stderr=True)) as shown:
             isolation.hide_memory()
             asyncio.run(_work(settings, shown))
-    except (TlsError, UnusableSettings) as problem:
-        print(f"tunefarm worker: {problem}", file=sys.stderr)
-        return ExitCode.USAGE
-    except Fenced as problem:
-        print(f"tunefarm worker: {problem}", file=sys.stderr)
-        return ExitCode.FENCED
-    except Refused as problem:
-        print(f"tunefarm worker: {problem}", file=sys.stderr)
-        return ExitCode.REFUSED
-    return ExitCode.OK
+    except Fenced as error:
+        raise CommandError(str(error), ExitCode.FENCED) from error
+    except WorkerRefused as error:
+        raise CommandError(str(error), ExitCode.REFUSED) from error
 
 
-async def _work(settings: Settings, shown: Display) -> None:
-    """Until SIGTERM or SIGINT. Raises Fenced, Refused, TlsError and UnusableSettings."""
+def main(arguments: Sequence[str]) -> int:
+    """Work until SIGTERM or SIGINT. Return the exit code."""
+    return run_function(worker, "tunefarm worker", arguments)
+
+
+async def _work(settings: WorkerSettings, shown: Display) -> None:
+    """Run an agent until SIGTERM or SIGINT. Raises Fenced, WorkerRefused and SettingsError."""
     tls = settings.tls_files
     if settings.secret and tls is None and not settings.local:
         _log.warning("the token crosses the network in clear: use --tls if the service does TLS")
-    with _executor(settings) as executor:
-        async with open_channel(settings.server, settings.reconnect_max_s, tls) as channel:
-            fleet = FleetClient(channel, settings.server, settings.secret, settings.reconnect_max_s)
-            manners = _manners(settings)
-            shown.does(f"connecting to {settings.server} as {settings.name}")
-            answered = partial(_note_life, settings.alive_file)
-            about = HealthMonitor(), answered, Profiles(settings.profiles)
-            agent = Agent(settings.name, uuid.uuid4().hex, fleet, executor, manners, shown, *about)
-            running = asyncio.create_task(agent.run())
-            for number in (signal.SIGTERM, signal.SIGINT):
-                asyncio.get_running_loop().add_signal_handler(number, running.cancel)
-            try:
-                await running
-            except asyncio.CancelledError:
-                shown.does("stopping: gives back what it holds")
-            await agent.farewell()
 
+    def touch_alive_file() -> None:
+        if settings.alive_file is not None:
+            with contextlib.suppress(OSError):  # the old age of the file tells whoever watches it
+                settings.alive_file.touch()
 
-@contextlib.contextmanager
-def _executor(settings: Settings) -> Iterator[Executor]:
     environment = dict(os.environ)
-    user, builds = settings.child_user, settings.build
     child = ChildConfig(
         settings.threads,
         start_timeout_s=settings.start_timeout_s,
-        user=user,
-        builds=builds,
+        user=settings.child_user,
+        builds=settings.build,
         without=settings.without,
     )
-    with contextlib.ExitStack() as kept:
-        if builds and LINKERS_CACHE not in environment:
-            environment[LINKERS_CACHE] = str(kept.enter_context(linkers_cache(user)))
-        yield Executor(child, environment)
+    async with contextlib.AsyncExitStack() as stack:
+        if settings.build and ZIG_CACHE not in environment:
+            environment[ZIG_CACHE] = str(stack.enter_context(linker_cache(settings.child_user)))
+        channel = await stack.enter_async_context(
+            open_channel(settings.server, settings.reconnect_max_s, tls)
+        )
+        agent = Agent(
+            settings.name,
+            uuid.uuid4().hex,
+            FleetClient(channel, settings.server, settings.secret, settings.reconnect_max_s),
+            Executor(child, environment),
+            agent_config(settings),
+            shown,
+            HealthMonitor(),
+            touch_alive_file,
+            ProfileCache(settings.profiles),
+        )
+        shown.show(f"connecting to {settings.server} as {settings.name}")
+        running = asyncio.create_task(agent.run())
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+        try:
+            await running
+        except asyncio.CancelledError:
+            shown.show("stopping: gives back what it holds")
+        await agent.farewell()
 
 
-def _manners(settings: Settings) -> AgentConfig:
+def agent_config(settings: WorkerSettings) -> AgentConfig:
+    """Return the part of the settings that the agent needs."""
     return AgentConfig(
         settings.slots,
-        build_together=min(settings.slots, TOGETHER),
+        build_together=min(settings.slots, MAX_BUILT_TOGETHER),
         once=settings.once,
         role=Role.BUILD if settings.build else Role.MEASURE,
-        overrule=settings.overrule,
-    )
-
-
-def _note_life(file: Path | None) -> None:
-    """Where that fails, the age of the file says so."""
-    if file is not None:
-        with contextlib.suppress(OSError):
-            file.touch()
-
-
-def _settings(arguments: Sequence[str]) -> Settings:
-    """Raises ValidationError."""
-    parser = argparse.ArgumentParser(
-        prog="tunefarm worker", description="Measures candidates on this device for a tunefarm service."
-    )
-    parser.add_argument("--server", metavar="HOST:PORT", help="the service's gRPC port")
-    parser.add_argument("--token", help="the service's secret; TUNEFARM_TOKEN keeps it out of process lists")
-    parser.add_argument("--tls", action="store_true", default=None, help="speak TLS with the service")
-    parser.add_argument("--ca", metavar="FILE", help="who may vouch for the service; public ones by default")
-    parser.add_argument("--cert", metavar="FILE", help="this worker's certificate, for mutual TLS")
-    parser.add_argument("--key", metavar="FILE", help="the certificate's key")
-    parser.add_argument("--name", help="this worker's name, unique in the service; the host's by default")
-    parser.add_argument("--threads", type=int, help="cores to measure on; all real ones by default")
-    parser.add_argument(
-        "--features", metavar="-NAME,...", help="instruction sets to do without, such as -avx512f or -avx"
-    )
-    parser.add_argument(
-        "--build", action="store_true", default=None, help="measure nothing, build what other devices measure"
-    )
-    parser.add_argument("--once", action="store_true", default=None, help="end after one lease")
-    given = vars(parser.parse_args(_joined(arguments)))
-    return Settings(**{name: value for name, value in given.items() if value is not None})
-
-
-def _joined(arguments: Sequence[str]) -> list[str]:
-    """argparse takes what begins with a dash for a flag, not for the value of one."""
-    joined: list[str] = []
-    for argument in arguments:
-        if joined and joined[-1] == "--features":
-            joined[-1] += f"={argument}"
-        else:
-            joined.append(argument)
-    return joined
-
-
-def _explain(error: ValidationError) -> str:
-    first = error.errors()[0]
-    name = str(first["loc"][0]).removeprefix("TUNEFARM_WORKER_").lower()
-    where = f"give --{name} or set TUNEFARM_WORKER_{name.upper()}"
-    if first["type"] == "missing":
-        return f"the setting {name} is missing: {where}"
-    return (
-        f"the setting {name} is wrong: {first['msg'].removeprefix('Value error, ')}, not {first['input']!r}"
+        override_limits=settings.override_limits,
     )

@@ -1,8 +1,7 @@
-"""The worker's settings, read once: flags over environment (`TUNEFARM_WORKER_*`) over the values here."""
+"""The worker's settings: flags over environment (`TUNEFARM_WORKER_*`) over the defaults here."""
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import platform
 import socket
@@ -15,29 +14,30 @@ import psutil
 from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from core.instruction_sets import given_up
+from core.instruction_sets import disabled_features
 from core.lease import Limits
+from system.network import is_loopback
 from system.tls import TlsFiles
 
-# More than most devices do in the 20 s that a lease is for: the service gives them fewer.
+# More than most devices measure in the 20 s that a lease lasts: the service leases them fewer.
 SLOTS = 64
-# What is built stays in memory until it is measured.
-TOGETHER = 16
+# Built candidates stay in memory until they are measured.
+MAX_BUILT_TOGETHER = 16
 CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def _shared(name: str) -> Any:
-    """A setting for which the variable of the service's clients will do as well."""
+    """Declare a setting that may also come from the variable that the service's clients read."""
     return Field(default=None, validation_alias=AliasChoices(f"TUNEFARM_WORKER_{name}", f"TUNEFARM_{name}"))
 
 
-class Settings(BaseSettings):
-    """Times are seconds, sizes bytes. A limit that is set holds on this device instead of the service's.
+class WorkerSettings(BaseSettings):
+    """Settings of one worker process. Times are seconds, sizes bytes.
 
-    With `build` it measures nothing, and builds what other devices measure. `features` names the instruction
-    sets that it gives up, "-NAME,-NAME". `tls` asks for an encrypted connection, and so does each of its
-    files: `ca` are the authorities that may vouch for the service (public ones otherwise), `cert` and `key`
-    what the worker shows.
+    With `build`, the worker measures nothing and builds what other devices measure. `features` names the
+    instruction sets that it gives up, "-NAME,-NAME". `tls` asks for an encrypted connection, and so does each
+    of its files: an authority in `ca` must vouch for the service's certificate (a public one by default);
+    `cert` and `key` are the worker's own. A limit (`..._timeout_s`, `memory_bytes`) overrides the service's.
     """
 
     model_config = SettingsConfigDict(
@@ -51,16 +51,16 @@ class Settings(BaseSettings):
     cert: Path | None = _shared("CERT")
     key: Path | None = _shared("KEY")
     name: str = Field(default_factory=lambda: host_name(), min_length=1, max_length=128)
-    # Touched whenever the service has answered, for whatever watches the process.
+    # Touched at every answer of the service, for health checks.
     alive_file: Path | None = None
-    # The folder that keeps what calibration measured.
+    # The folder of calibrated profiles.
     profiles: Path = Field(default_factory=lambda: platformdirs.user_cache_path("tunefarm") / "profiles")
     threads: int = Field(default_factory=lambda: usable_cores(), ge=1, le=4096)
     features: str = ""
     slots: int = Field(default=SLOTS, ge=1, le=256)
     once: bool = False
     build: bool = False
-    # Whom measured code belongs to where the worker is root's.
+    # The user that runs measured code when the worker runs as root.
     child_user: str = Field(default="nobody", min_length=1)
     reconnect_max_s: float = Field(default=10.0, gt=0, le=600)
     start_timeout_s: float = Field(default=120.0, gt=0)
@@ -86,62 +86,55 @@ class Settings(BaseSettings):
 
     @field_validator("features")
     @classmethod
-    def _are_given_up(cls, features: str) -> str:
-        given_up(features, platform.machine())
+    def _are_instruction_sets(cls, features: str) -> str:
+        disabled_features(features, platform.machine())
         return features
 
     @property
     def without(self) -> tuple[str, ...]:
-        """The names of the instruction sets that are given up."""
-        return given_up(self.features, platform.machine())
+        """Names of the instruction sets that are given up."""
+        return disabled_features(self.features, platform.machine())
 
     @property
     def tls_files(self) -> TlsFiles | None:
-        """None for a connection in clear. Raises TlsError."""
+        """The files of TLS; None for a connection in clear. Raises TlsError."""
         files = TlsFiles(self.cert, self.key, self.ca)
         return files if files or self.tls else None
 
     @property
     def local(self) -> bool:
-        """Whether the service is on this machine, as far as its address tells."""
-        host = self.server.rpartition(":")[0].strip("[]")
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        """The service's address is one of this machine."""
+        return is_loopback(self.server.rpartition(":")[0].strip("[]"))
 
     @property
     def secret(self) -> str | None:
         """The token in clear."""
         return None if self.token is None else self.token.get_secret_value()
 
-    def overrule(self, limits: Limits) -> Limits:
-        """The limits that hold on this device."""
+    def override_limits(self, limits: Limits) -> Limits:
+        """Return the limits that hold on this device."""
         names = ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes")
-        ours = {name: getattr(self, name) for name in names}
-        return replace(limits, **{name: value for name, value in ours.items() if value is not None})
+        own = {name: getattr(self, name) for name in names}
+        return replace(limits, **{name: value for name, value in own.items() if value is not None})
 
 
 def host_name() -> str:
-    """This machine's name as far as it makes a worker's."""
-    return "".join(filter(_fits_a_name, socket.gethostname()))[:128] or "worker"
+    """Return this machine's name without the characters that a worker's name can't have."""
+    name = "".join(one for one in socket.gethostname() if one.isprintable() and one != " ")
+    return name[:128] or "worker"
 
 
 def usable_cores() -> int:
-    """Real cores that this process may use: two hardware threads of one core are no two cores."""
+    """Return the number of physical cores that this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     physical = psutil.cpu_count(logical=False) or allowed
     return max(min(allowed, physical, _quota_cores(CGROUP_QUOTA) or allowed), 1)
 
 
 def _quota_cores(path: Path) -> int | None:
-    """How many cores' time a container gets, rounded down; None when it isn't limited."""
+    """Return the cores in a container's CPU quota, rounded down; None without a quota."""
     try:
         quota, period = path.read_text().split()
         return max(int(quota) // int(period), 1)
     except (OSError, ValueError, ZeroDivisionError):
         return None
-
-
-def _fits_a_name(character: str) -> bool:
-    return character.isprintable() and character != " "

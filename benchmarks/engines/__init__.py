@@ -1,1 +1,1 @@
-"""Who searches: ours, and MetaSchedule in three ways."""
+"""Search engines: ours, and MetaSchedule in three ways."""

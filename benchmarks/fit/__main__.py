@@ -1,12 +1,12 @@
-"""Fits the analytic estimate's shape factors to measured programs, and says how well it does on others.
+"""Fit the analytic estimate's shape factors to measured programs, and test them on others.
 
     python -m benchmarks.fit PROGRAMS --measure --device-class avx512 --device-class avx2 --json FILE
     python -m benchmarks.fit PROGRAMS --json FILE
 
-PROGRAMS is a file of measured programs: --measure adds to it, and wants a machine on which nothing else runs.
-The factors belong into search/cost/machine.py. The figures say how estimates agree with measurements, of
-programs that the fit has seen and of those that were left out: an operator or a device class at a time, and
-the layers of benchmarks/layers.py always.
+PROGRAMS is a file of measured programs; --measure adds to it, while nothing else should run on the
+machine. The fitted factors belong into search/cost/machine.py. The figures say how estimates agree with
+measurements: on programs of the fit, on one operator or device class at a time that was left out, and on
+the layers of benchmarks/layers.py, which are never part of a fit.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from benchmarks.arguments import command_parser, positive
-from benchmarks.device_class import CLASSES, calibrated, device_class
+from benchmarks.device_class import CLASSES, add_device_classes, calibrated
 from benchmarks.fit import measuring
 from benchmarks.fit.fitting import Agreement, agreement, fit
 from benchmarks.fit.programs import Group, ProgramsError, line_of_device, read
 from benchmarks.layers import LAYERS
 from benchmarks.results.figures import Figure, figure
 from benchmarks.results.output import Output
-from benchmarks.timing.apart import apart, each
+from benchmarks.timing.isolation import measure_each, run_isolated
 from search.cost.machine import FITTED, ShapeFactors
 from worker.settings import usable_cores
 
@@ -34,9 +34,9 @@ LAYER_S = 8.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 1 when programs could not be measured or read."""
+    """Return the exit code: 1 when programs could not be measured or read."""
     args = _parser().parse_args(argv)
-    output = Output("fit", argv, args.json, args.threads)
+    output = Output("benchmarks.fit", argv, args.json, args.threads)
     failures = _measure(args, output) if args.measure else 0
     try:
         groups = read(args.programs)
@@ -47,9 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     fitted = fit(suite, FITTED, output.say)
     for name, value in asdict(fitted).items():
         output.say(f"    {name}: float = {value:.4g}")
-    figures = _told("fitted, seen", suite, lambda _: fitted)
-    figures += _told("fitted, layers never seen", _unseen(groups), lambda _: fitted)
-    figures += _told("as it ships, layers never seen", _unseen(groups), lambda _: FITTED)
+    unseen = [group for group in groups if group.name in LAYERS]
+    figures = _figures_by_class("fitted, seen", suite, lambda _: fitted)
+    figures += _figures_by_class("fitted, layers never seen", unseen, lambda _: fitted)
+    figures += _figures_by_class("as it ships, layers never seen", unseen, lambda _: FITTED)
     if not args.quick:
         figures += _left_out("operator", suite, lambda group: group.operator, output)
         figures += _left_out("device class", suite, lambda group: group.device_class, output)
@@ -58,9 +59,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(args: argparse.Namespace, output: Output) -> int:
-    """Adds to the file, layer by layer; how many layers could not be measured."""
+    """Measure every layer on every device class into PROGRAMS; return how many layers could not be
+    measured."""
     classes = [one.name for one in args.device_classes or [CLASSES["native"]]]
-    devices = {name: apart(name, args.threads, calibrated, name, args.threads) for name in classes}
+    devices = {name: run_isolated(name, args.threads, calibrated, name, args.threads) for name in classes}
     with args.programs.open("a") as file:
         for name, device in devices.items():
             print(line_of_device(name, device), file=file)
@@ -68,28 +70,28 @@ def _measure(args: argparse.Namespace, output: Output) -> int:
         def measure(both: str) -> None:
             device_class, layer = both.split(maxsplit=1)
             given = layer, device_class, devices[device_class], args.seed
-            for line in apart(layer, args.threads, measuring.run, *given):
+            for line in run_isolated(layer, args.threads, measuring.run, *given):
                 print(line, file=file, flush=True)
 
         layers = [*measuring.SUITE, *LAYERS]
-        return each([f"{name} {layer}" for name in classes for layer in layers], LAYER_S, measure, output)
-
-
-def _unseen(groups: Sequence[Group]) -> list[Group]:
-    return [group for group in groups if group.name in LAYERS]
+        return measure_each(
+            [f"{name} {layer}" for name in classes for layer in layers], LAYER_S, measure, output
+        )
 
 
 def _left_out(what: str, suite: Sequence[Group], of: Callable[[Group], str], output: Output) -> list[Figure]:
-    """Each is estimated with factors that were fitted to all others."""
+    """Estimate each operator or device class with factors that were fitted to all others."""
     fits: dict[str, ShapeFactors] = {}
     for one in dict.fromkeys(map(of, suite)):
         output.say(f"without {what} {one}")
         fits[one] = fit([group for group in suite if of(group) != one], ShapeFactors(), steps=(1.4,))
-    return _told(f"fitted without their {what}", suite, lambda group: fits[of(group)])
+    return _figures_by_class(f"fitted without their {what}", suite, lambda group: fits[of(group)])
 
 
-def _told(what: str, groups: Sequence[Group], factors: Callable[[Group], ShapeFactors]) -> list[Figure]:
-    """Means over the groups of each device class."""
+def _figures_by_class(
+    what: str, groups: Sequence[Group], factors: Callable[[Group], ShapeFactors]
+) -> list[Figure]:
+    """Return the means over the groups of each device class."""
     figures = []
     for name in dict.fromkeys(group.device_class for group in groups):
         found = [agreement(group, factors(group)) for group in groups if group.device_class == name]
@@ -108,17 +110,12 @@ def _means(what: str, found: Sequence[Agreement]) -> list[Figure]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("fit", __doc__, "only the fit to all programs, nothing left out in turn")
+    parser = command_parser(
+        "benchmarks.fit", __doc__, "only the fit to all programs, nothing left out in turn"
+    )
     parser.add_argument("programs", type=Path, metavar="PROGRAMS", help="the file of measured programs")
     parser.add_argument("--measure", action="store_true", help="measure programs and add them first")
-    parser.add_argument(
-        "--device-class",
-        action="append",
-        type=device_class,
-        metavar="CLASS",
-        dest="device_classes",
-        help=f"{', '.join(CLASSES)} [native]",
-    )
+    add_device_classes(parser, "of --measure: ")
     parser.add_argument("--threads", type=positive, default=usable_cores(), help="[all cores]")
     parser.add_argument("--seed", type=int, default=0, help="of the searches and the draws [0]")
     return parser

@@ -1,4 +1,4 @@
-"""How far estimates are from measurements, and the shape factors that bring them closest."""
+"""Agreement of estimates with measurements, and the shape factors that maximize it."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from search.cost.analytic import estimate
 from search.cost.machine import ShapeFactors
 from search.programs.nest import Floats
 
-# A program that is estimated to be twice as fast is two to this power times as likely to be chosen.
+# A program with half the estimated time is 2 ** CHOICE times as likely to be chosen.
 CHOICE = 8.0
-# Parts of what there is can't be more than all of it.
+# Upper bounds of factors that are shares of a whole.
 SHARES = dict.fromkeys(("issue", "loads", "l1_share", "l2_share", "l3_share", "overlap", "crowding"), 1.0)
 STEPS = (1.6, 1.25, 1.1)
-# What it costs to move a factor away from where the fit began, times the square of its logarithm: what a few
-# programs ask for should not bend the factors for all others.
+# Regularization: the cost of moving a factor from its start is RESTRAINT times its squared log ratio, so that
+# a few
+# programs don't change the factors of all others.
 RESTRAINT = 0.005
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How estimates agree with what was measured of one group.
+    """Agreement of estimated with measured seconds of one group.
 
-    `rank` is Spearman's correlation. `regret` says how many times as long as the group's fastest program the
-    one takes that the estimate likes best (the softest of choices: by weight). `bias` is the logarithm of
-    measured over estimated seconds, its mean over the programs, fast ones weighted most; `error` is the root
-    of the weighted mean square of what remains.
+    `rank` is Spearman's correlation. `regret` is the expected time over the fastest program's when a
+    program is chosen with probability proportional to estimate ** -CHOICE. `bias` is the mean of
+    log(measured / estimated) with fast programs weighted most, `error` the weighted root mean square of
+    the rest.
     """
 
     rank: float
@@ -44,7 +45,7 @@ class Agreement:
 
 
 def estimated(group: Group, factors: ShapeFactors) -> Floats:
-    """Seconds [programs]."""
+    """Return estimated seconds [programs]."""
     return np.concatenate([estimate(each, group.device, factors).seconds for each in group.populations])
 
 
@@ -62,7 +63,7 @@ def agreement(group: Group, factors: ShapeFactors) -> Agreement:
 
 
 def loss(groups: Sequence[Group], factors: ShapeFactors) -> float:
-    """The mean over the groups."""
+    """Return the mean loss over the groups."""
     return float(np.mean([agreement(group, factors).loss for group in groups]))
 
 
@@ -72,8 +73,10 @@ def fit(
     say: Callable[[str], None] = lambda _: None,
     steps: Sequence[float] = STEPS,
 ) -> ShapeFactors:
-    """The factors of least loss that a pattern search finds: it makes each factor in turn larger and smaller
-    by a step, as long as that helps, then makes the step smaller."""
+    """Minimize the loss by pattern search.
+
+    Each factor in turn is multiplied and divided by a step as long as that helps; then the step gets smaller.
+    """
 
     def cost(factors: ShapeFactors) -> float:
         moved = [np.log(value / getattr(start, name)) for name, value in asdict(factors).items()]

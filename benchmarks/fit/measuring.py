@@ -1,4 +1,4 @@
-"""Measures what a fit learns from: the best that a short search finds of a layer, and random programs."""
+"""Measure programs for a fit: those of a short search of each layer, and random ones."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from benchmarks.engines.ours import OurSpace
+from benchmarks.engines.tunefarm_search import TunefarmSearch
 from benchmarks.fit.programs import line_of_program
 from benchmarks.layers import LAYERS, Layer
 from benchmarks.suite import OPERATORS
-from benchmarks.timing.judge import Judge
+from benchmarks.timing.measurer import ProgramMeasurer
 from core.device import Device
 from search.programs.program import Program
 
-# Of each layer on each device class: found by a search, which a fit to random programs alone would go on to
-# overrate; and drawn uniformly.
+# Programs of each layer on each device class. A fit to random programs alone overrates those that searches
+# find.
 SEARCHED, RANDOM = 28, 10
 SUITE: Mapping[str, Layer] = {
     name: Layer(name, name, operator.benchmark) for name, operator in OPERATORS.items() if name != "attention"
@@ -24,17 +24,19 @@ SUITE: Mapping[str, Layer] = {
 
 
 def run(name: str, device_class: str, device: Device, seed: int) -> list[str]:
-    """Lines for the file of measured programs. Wants a process of its own, with TVM_NUM_THREADS in the
-    environment. Raises NotCovered."""
+    """Return lines for the file of measured programs.
+
+    Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph.
+    """
     layer = {**SUITE, **LAYERS}[name]
     module, rng = layer.module(), np.random.default_rng(seed)
-    judge, space = Judge(module, device), OurSpace(module, device)
-    searched = space.tune(SEARCHED, judge.timed, rng)
+    measurer, space = ProgramMeasurer(module, device), TunefarmSearch(module, device)
+    searched = space.tune(SEARCHED, measurer.timed, rng)
     measured: list[tuple[Program, float]] = [(program, secs) for _, program, secs in searched.samples]
     drawn = space.uniform(RANDOM, rng)
     best_s = min((secs for _, secs in measured), default=math.inf)
     candidates = [space.candidate(program) for program in drawn]
-    measured += zip(drawn, judge.timed(candidates, best_s), strict=True)
+    measured += zip(drawn, measurer.timed(candidates, best_s), strict=True)
     return [
         line_of_program(name, layer.operator, layer.shape, layer.batch, device_class, program, secs)
         for program, secs in measured

@@ -1,4 +1,4 @@
-"""Measured programs of many layers and device classes: the file that a fit reads."""
+"""The file of measured programs, of many layers and device classes, that a fit reads."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from core.device import Device
 from core.profile import Profile
 from search.programs.nest import Floats
 from search.programs.program import Population, Program, from_json, gather
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 
 
 class ProgramsError(ValueError):
-    """A file holds no measured programs that this version can read; one sentence for people."""
+    """A file holds no measured programs that this version can read; the message is one sentence."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Programs of one layer on one device class: populations, one for each sketch, and the seconds of each.
+    """Programs of one layer on one device class: one population for each sketch, and `seconds` [programs].
 
-    `name` is the layer's, `operator` the suite's operator that it is of.
+    `name` is the layer's, `operator` the name of its operator in the suite.
     """
 
     name: str
@@ -43,14 +43,14 @@ class Group:
 
 
 def line_of_device(name: str, device: Device) -> str:
-    """A line of the file: a device class, before its programs."""
+    """Return the file's line for a device class, which precedes its programs."""
     return json.dumps({"device_class": name, "device": device.to_json(), "profile": device.speeds.to_json()})
 
 
 def line_of_program(
     name: str, operator: str, shape: Shape, batch: int, device_class: str, program: Program, seconds: float
 ) -> str:
-    """A line of the file: a program and the seconds that it took, infinite where it failed."""
+    """Return the file's line for a program and its seconds, inf for a failure."""
     return json.dumps(
         {
             "layer": name,
@@ -65,7 +65,7 @@ def line_of_program(
 
 
 def read(path: Path) -> list[Group]:
-    """Programs that failed are left out, and so are those of sketches that the rules no longer derive.
+    """Read the groups, without programs that failed and those of sketches that the rules no longer derive.
 
     Raises ProgramsError.
     """

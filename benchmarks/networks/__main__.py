@@ -1,10 +1,12 @@
-"""Tunes or compiles whole networks and measures them in turns with ONNX Runtime and OpenVINO.
+"""Tune or compile whole networks and measure them in turns with ONNX Runtime and OpenVINO.
 
     python -m benchmarks.networks --quick --json FILE
     python -m benchmarks.networks --compile --device-class avx2 --json FILE
 
-Without --quick, MetaSchedule tunes too. The figures go to FILE, the curves of the latencies while tuning to a
-file beside it. Numbers mean something only when nothing else runs on the machine.
+A network is tuned on an embedded stack with an empty data folder. Seconds run from before the stack starts
+until the module is unpacked; latencies are measured afterwards, with the stack stopped. Without --quick,
+MetaSchedule tunes the same subgraphs with its defaults, for its trials a second. The figures go to FILE,
+the curves of the latencies while tuning to a file beside it. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -18,65 +20,75 @@ from pathlib import Path
 
 from benchmarks.arguments import command_parser, positive
 from benchmarks.device_class import add_device_class
-from benchmarks.networks import compiled, network
-from benchmarks.networks.compiled import Compiled
+from benchmarks.networks import compiled, tuned
+from benchmarks.networks.compiled import CompiledNetwork
 from benchmarks.networks.figures import figures_of_compiled, figures_of_tuned
-from benchmarks.networks.network import Measured, TuningPlan
-from benchmarks.networks.turns import Plan
-from benchmarks.results import curves
+from benchmarks.networks.plan import Plan
+from benchmarks.networks.tuned import TunedNetwork, TuningPlan
+from benchmarks.results.curves import CURVES
 from benchmarks.results.output import Output
-from benchmarks.timing.hidden import Hidden, onnxruntime_without
+from benchmarks.timing.cpu_masking import MaskedOnnxRuntime, mask_onnxruntime
 from benchmarks.timing.interleaved import Block
 from examples.make_models import NETWORKS
+from system.command import CommandError
 from tunefarm.client.client import ClientError
-from tunefarm.errors import CommandError
 from worker.settings import usable_cores
 
 QUICK = ("resnet18", "mobilenet_v2")
 FULL = ("resnet18", "mobilenet_v2", "resnet50")
 COMPILED = ("resnet18", "mobilenet_v2", "resnet50", "efficientnet_b0", "vit_b16", "bert_base")
-# Of each network: keeps --quick within ten minutes on a machine that is far slower than hoped.
+# The limit for each network that keeps --quick within ten minutes on a slow machine.
 QUICK_MINUTES = 2.5
 PREFIX = "tunefarm-benchmark-"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 1 when a network could not be measured, whatever the figures say otherwise."""
+    """Return the exit code: 1 when a network could not be measured, whatever the figures say otherwise."""
     args = _parser().parse_args(argv)
-    output = Output("networks", argv, args.json, args.threads, args.device_class.without)
+    output = Output("benchmarks.networks", argv, args.json, args.threads, args.device_class.without)
     try:
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
-            hidden = None
+            masked = None
             if args.device_class.without:
-                output.say("telling a copy of ONNX Runtime what the processor doesn't have")
-                hidden = onnxruntime_without(args.device_class.without, Path(folder))
-            (_compile if args.compile else _tune)(args, hidden, output)
+                output.say("masking instruction sets in a copy of ONNX Runtime")
+                masked = mask_onnxruntime(args.device_class.without, Path(folder))
+            if args.compile:
+                _compile(args, masked, output)
+            else:
+                _tune(args, masked, output)
     except (CommandError, ClientError, OSError, RuntimeError) as error:
         output.fail(error)
         return 1
     return 0
 
 
-def _tune(args: argparse.Namespace, hidden: Hidden | None, output: Output) -> None:
-    done: list[Measured] = []
+def _tune(args: argparse.Namespace, masked: MaskedOnnxRuntime | None, output: Output) -> None:
+    done: list[TunedNetwork] = []
     for name in args.networks or (QUICK if args.quick else FULL):
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
-            done.append(network.run(_tuning_plan(name, args, hidden), Path(folder), output.console))
+            plan = TuningPlan(
+                **vars(_plan(name, args, masked)),
+                trials=args.trials,
+                minutes=QUICK_MINUTES if args.quick else None,
+                peer_trials=args.peer_trials or (0 if args.quick else 128),
+                peer_limit_s=600.0,
+            )
+            done.append(tuned.run(plan, Path(folder), output.console))
         output.write(figures_of_tuned(done))
-        curves.write([measured.curve() for measured in done], curves.beside(args.json))
+        CURVES.write([network.curve() for network in done], args.json)
     output.show(figures_of_tuned(done))
 
 
-def _compile(args: argparse.Namespace, hidden: Hidden | None, output: Output) -> None:
-    done: list[Compiled] = []
+def _compile(args: argparse.Namespace, masked: MaskedOnnxRuntime | None, output: Output) -> None:
+    done: list[CompiledNetwork] = []
     for name in args.networks or (QUICK if args.quick else COMPILED):
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
-            done.append(compiled.run(_plan(name, args, hidden), Path(folder), output.console))
+            done.append(compiled.run(_plan(name, args, masked), Path(folder), output.console))
         output.write(figures_of_compiled(done))
     output.show(figures_of_compiled(done))
 
 
-def _plan(name: str, args: argparse.Namespace, hidden: Hidden | None) -> Plan:
+def _plan(name: str, args: argparse.Namespace, masked: MaskedOnnxRuntime | None) -> Plan:
     return Plan(
         network=name,
         tiny=args.tiny,
@@ -84,17 +96,7 @@ def _plan(name: str, args: argparse.Namespace, hidden: Hidden | None) -> Plan:
         rounds=args.rounds or (10 if args.quick else 20),
         block=Block(),
         device_class=args.device_class,
-        hidden=hidden,
-    )
-
-
-def _tuning_plan(name: str, args: argparse.Namespace, hidden: Hidden | None) -> TuningPlan:
-    return TuningPlan(
-        **vars(_plan(name, args, hidden)),
-        trials=args.trials,
-        minutes=QUICK_MINUTES if args.quick else None,
-        peer_trials=args.peer_trials or (0 if args.quick else 128),
-        peer_limit_s=600.0,
+        masked=masked,
     )
 
 

@@ -1,4 +1,4 @@
-"""One network as `tunefarm compile` makes it, then after a trial for each of its subgraphs, and its peers."""
+"""Compile one network without trials, then with one for each subgraph, and measure it against its peers."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks.networks import turns
 from benchmarks.networks.peers import ONNXRUNTIME, Peer, peers_of
-from benchmarks.networks.tuning import Tuning, session
-from benchmarks.networks.turns import Plan
-from benchmarks.timing import agreement
+from benchmarks.networks.plan import Plan, contestants, inputs_of
+from benchmarks.networks.session import Tuning, session
 from benchmarks.timing.contestants import TvmLibrary
+from benchmarks.timing.deviation import Deviation, compare_outputs
 from benchmarks.timing.interleaved import Timings, measure
 
 AT_ONCE, AFTER = "tunefarm compile", "tunefarm with a trial for each subgraph"
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """`at_once` without trials, `after` with one for each subgraph, on the same stack; everyone's turns."""
+class CompiledNetwork:
+    """A network compiled `at_once`, without trials, and `after` one trial for each subgraph; timings in
+    turns."""
 
     label: str
     at_once: Tuning
     after: Tuning
     timings: Mapping[str, Timings]
     peers: Sequence[Peer]
-    deviation: agreement.Deviation
+    deviation: Deviation
 
 
-def run(plan: Plan, folder: Path, console: Console) -> Compiled:
-    """Compiles one network in an empty `folder`, so that it profits from no other network's records.
+def run(plan: Plan, folder: Path, console: Console) -> CompiledNetwork:
+    """Compile and measure a network in an empty `folder`, without records of other networks.
 
-    Raises CommandError or ClientError as `tune` does, and RuntimeError when the device class wasn't kept.
+    Raises CommandError or ClientError as `Session.tune` does, RuntimeError when the device class wasn't kept.
     """
     model = plan.write(folder)
     with session(folder / "data", plan.threads, plan.device_class, console) as stack:
         at_once = stack.tune(model, 0, folder / "at_once")
         after = stack.tune(model, at_once.subgraphs, folder / "after")
     plan.device_class.check(at_once.manifest.target)
-    peers = peers_of(model, plan.device_class, plan.hidden)
-    inputs = turns.inputs_of(at_once.manifest)
+    peers = peers_of(model, plan.device_class, plan.masked)
+    inputs = inputs_of(at_once.manifest)
     console.print(f"{plan.label}: {plan.rounds} rounds of interleaved blocks")
     ours = {AT_ONCE: TvmLibrary(at_once.library), AFTER: TvmLibrary(after.library)}
     files = ours | {peer.name: peer.file for peer in peers}
-    with turns.contestants(files, inputs, plan) as running:
+    with contestants(files, inputs, plan) as running:
         timings = measure(running, plan.rounds, plan.block)
-        deviation = agreement.compare(running[AFTER], running[ONNXRUNTIME], inputs)
-    return Compiled(plan.label, at_once, after, timings, peers, deviation)
+        deviation = compare_outputs(running[AFTER], running[ONNXRUNTIME], inputs)
+    return CompiledNetwork(plan.label, at_once, after, timings, peers, deviation)

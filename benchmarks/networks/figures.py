@@ -1,4 +1,4 @@
-"""What was measured of networks, as figures."""
+"""Figures of whole networks."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.engines.metaschedule import TrialRate
-from benchmarks.networks.compiled import AFTER, AT_ONCE, Compiled
-from benchmarks.networks.network import Measured
+from benchmarks.networks.compiled import AFTER, AT_ONCE, CompiledNetwork
 from benchmarks.networks.peers import ONNXRUNTIME, Peer
-from benchmarks.networks.tuning import Tuning
-from benchmarks.networks.turns import EXPORTED, SEEDS, TUNED, UNTUNED
+from benchmarks.networks.plan import EXPORTED, SEEDS, TUNED, UNTUNED
+from benchmarks.networks.session import Tuning
+from benchmarks.networks.tuned import TunedNetwork
 from benchmarks.results.figures import Aim, Figure, at_least, at_most, figure, number
-from benchmarks.timing import agreement
-from benchmarks.timing.agreement import Deviation
+from benchmarks.timing.deviation import ABSOLUTE, RELATIVE, Deviation
 from benchmarks.timing.interleaved import Median, Timings
 
 
 @dataclass(frozen=True)
 class Aims:
-    """What a network should reach: factors, and trials a second from start to finish.
+    """Aims for a network: ratios, and trials a second from start to finish.
 
-    `of_fastest` is for the latency relative to the fastest peer. `of_artifact` is for the exported database:
-    the same schedules, so the same speed but for noise.
+    `of_fastest` bounds the latency over the fastest peer's; `of_artifact` the exported database's over the
+    artifact's, which has the same schedules.
     """
 
     speedup: Aim | None = None
@@ -36,91 +34,84 @@ AIMS: Mapping[str, Aims] = {
     "resnet18": Aims(at_least(30), at_most(1.0), at_most(1.05), at_least(3)),
     "mobilenet_v2": Aims(of_fastest=at_most(1.0)),
 }
-# By how much what a job publishes may differ from what its users see.
+# How far a published latency may be from the one in a user's process.
 PUBLISHED_PERCENT = at_most(3)
 AT_ONCE_MEAN, AFTER_MEAN = at_most(1.5), at_most(1.25)
 
 
-def figures_of_tuned(networks: Sequence[Measured]) -> list[Figure]:
-    """The figures of every network under its label, and those of all together."""
-    found = [each for measured in networks for each in _tuned(measured)]
-    pairs = [(measured.tuning, measured.timings[TUNED]) for measured in networks]
-    return [*found, *_published_all(pairs)]
+def figures_of_tuned(networks: Sequence[TunedNetwork]) -> list[Figure]:
+    """Return the figures of every tuned network under its label, and those of all together."""
+    found = [each for network in networks for each in _figures_of_tuned(network)]
+    return found + _published_latencies([(one.tuning, one.timings[TUNED]) for one in networks])
 
 
-def figures_of_compiled(networks: Sequence[Compiled]) -> list[Figure]:
-    """The same of networks that were compiled."""
-    found = [each for compiled in networks for each in _compiled(compiled)]
-    of_all = f"geometric mean of {len(networks)} networks"
-    for name, what, aim in (
+def figures_of_compiled(networks: Sequence[CompiledNetwork]) -> list[Figure]:
+    """Return the figures of every compiled network under its label, and those of all together."""
+    found = [each for network in networks for each in _figures_of_compiled(network)]
+    labels = ", ".join(network.label for network in networks)
+    for contestant, what, aim in (
         (AT_ONCE, "without trials", AT_ONCE_MEAN),
         (AFTER, "after a trial for each subgraph", AFTER_MEAN),
     ):
-        ratios = [_to(compiled.timings, name, ONNXRUNTIME).value for compiled in networks]
-        labels = ", ".join(compiled.label for compiled in networks)
-        found.append(
-            figure(
-                f"{of_all}: latency {what} relative to {ONNXRUNTIME}",
-                statistics.geometric_mean(ratios),
-                "x",
-                aim=aim,
-                peer=labels,
-            )
-        )
-    pairs = [
-        pair
-        for each in networks
-        for pair in ((each.at_once, each.timings[AT_ONCE]), (each.after, each.timings[AFTER]))
-    ]
-    return [*found, *_published_all(pairs)]
+        name = f"geometric mean of {len(networks)} networks: latency {what} relative to {ONNXRUNTIME}"
+        ratios = [one.timings[contestant].ratio_to(one.timings[ONNXRUNTIME]).value for one in networks]
+        found.append(figure(name, statistics.geometric_mean(ratios), "x", aim=aim, peer=labels))
+    at_once = [(network.at_once, network.timings[AT_ONCE]) for network in networks]
+    after = [(network.after, network.timings[AFTER]) for network in networks]
+    return found + _published_latencies(at_once + after)
 
 
-def _tuned(measured: Measured) -> Iterator[Figure]:
-    label, timings, aims = measured.label, measured.timings, AIMS.get(measured.label, Aims())
-    gain = measured.untuned.ours.ratio_to(measured.untuned.theirs)
-    slow = f"{UNTUNED}: {_ms(measured.untuned.ours)}"
-    yield _ratio(f"{label}: speed-up over TVM untuned", gain, slow, aims.speedup)
-    if len(measured.peers) > 1:
-        fastest = min(measured.peers, key=lambda peer: timings[peer.name].latency_s.value)
-        names = " and ".join(peer.name for peer in measured.peers)
-        of_fastest = _to(timings, TUNED, fastest.name)
-        words = f"{fastest.words}: {_ms(timings[fastest.name])}"
-        yield _ratio(
-            f"{label}: latency relative to the faster of {names}", of_fastest, words, aims.of_fastest
-        )
-    yield from _relative_to_peers(label, "latency", TUNED, timings, measured.peers)
-    same = _to(timings, EXPORTED, TUNED)
-    tuned = f"{TUNED}: {_ms(timings[TUNED])}"
-    yield _ratio(f"{label}: exported database in TVM relative to the artifact", same, tuned, aims.of_artifact)
-    yield from _latencies(label, {**timings, UNTUNED: measured.untuned.ours})
-    yield from _published(label, measured.tuning, timings[TUNED])
-    yield from _agreement(label, measured.deviation)
-    yield from _search(measured, aims)
-    yield from _times(measured)
+def _figures_of_tuned(network: TunedNetwork) -> Iterator[Figure]:
+    label, timings, tuning = network.label, network.timings, network.tuning
+    aims = AIMS.get(label, Aims())
+    gain = network.untuned.ours.ratio_to(network.untuned.theirs)
+    peer = f"{UNTUNED}: {_ms(network.untuned.ours)}"
+    yield _ratio(f"{label}: speed-up over TVM untuned", gain, peer, aims.speedup)
+    if len(network.peers) > 1:
+        fastest = min(network.peers, key=lambda peer: timings[peer.name].latency_s.value)
+        names = " and ".join(peer.name for peer in network.peers)
+        name = f"{label}: latency relative to the faster of {names}"
+        ratio = timings[TUNED].ratio_to(timings[fastest.name])
+        yield _ratio(name, ratio, f"{fastest.words}: {_ms(timings[fastest.name])}", aims.of_fastest)
+    yield from _relative_to_peers(label, "latency", TUNED, timings, network.peers)
+    name = f"{label}: exported database in TVM relative to the artifact"
+    same = timings[EXPORTED].ratio_to(timings[TUNED])
+    yield _ratio(name, same, f"{TUNED}: {_ms(timings[TUNED])}", aims.of_artifact)
+    yield from _latencies(label, {**timings, UNTUNED: network.untuned.ours})
+    yield from _published_latency(label, tuning, timings[TUNED])
+    yield from _deviations(label, network.deviation)
+    yield from _trial_rates(network, aims)
+    yield figure(f"{label}: trials", tuning.job.trials_done, "")
+    yield figure(f"{label}: from start to finish", tuning.total_s, "s")
+    yield figure(f"{label}: start of the stack in it", tuning.start_s, "s")
+    settled = network.curve().settled()
+    if settled is not None:
+        yield figure(f"{label}: until 10% above the last estimate", settled.at_s, "s")
 
 
-def _compiled(compiled: Compiled) -> Iterator[Figure]:
-    label, timings = compiled.label, compiled.timings
-    more = compiled.after.job.trials_done
-    for name, what, tuning in (
-        (AT_ONCE, "without trials", compiled.at_once),
-        (AFTER, f"after {more} trials", compiled.after),
+def _figures_of_compiled(network: CompiledNetwork) -> Iterator[Figure]:
+    label, timings = network.label, network.timings
+    for contestant, what, tuning in (
+        (AT_ONCE, "without trials", network.at_once),
+        (AFTER, f"after {network.after.job.trials_done} trials", network.after),
     ):
-        yield from _relative_to_peers(label, f"latency {what}", name, timings, compiled.peers)
-        yield from _published(f"{label} {what}", tuning, timings[name])
+        yield from _relative_to_peers(label, f"latency {what}", contestant, timings, network.peers)
+        yield from _published_latency(f"{label} {what}", tuning, timings[contestant])
         yield figure(f"{label}: from upload to artifact {what}", tuning.job_s, "s")
     yield from _latencies(label, timings)
-    yield from _agreement(label, compiled.deviation)
-    yield figure(f"{label}: subgraphs", compiled.at_once.subgraphs, "")
-    yield figure(f"{label}: best guesses that were tried", compiled.at_once.job.trials_done, "")
+    yield from _deviations(label, network.deviation)
+    yield figure(f"{label}: subgraphs", network.at_once.subgraphs, "")
+    yield figure(f"{label}: best guesses that were tried", network.at_once.job.trials_done, "")
 
 
 def _relative_to_peers(
-    label: str, what: str, name: str, timings: Mapping[str, Timings], peers: Sequence[Peer]
+    label: str, what: str, contestant: str, timings: Mapping[str, Timings], peers: Sequence[Peer]
 ) -> Iterator[Figure]:
     for peer in peers:
-        words = f"{peer.words}: {_ms(timings[peer.name])}"
-        yield _ratio(f"{label}: {what} relative to {peer.name}", _to(timings, name, peer.name), words)
+        ratio = timings[contestant].ratio_to(timings[peer.name])
+        yield _ratio(
+            f"{label}: {what} relative to {peer.name}", ratio, f"{peer.words}: {_ms(timings[peer.name])}"
+        )
 
 
 def _latencies(label: str, timings: Mapping[str, Timings]) -> Iterator[Figure]:
@@ -130,42 +121,40 @@ def _latencies(label: str, timings: Mapping[str, Timings]) -> Iterator[Figure]:
         yield figure(f"{label}: latency, {name}", each.latency_s.value * 1e3, "ms", spread=spread_ms)
 
 
-def _published(label: str, tuning: Tuning, seen: Timings) -> Iterator[Figure]:
-    """How what the job said relates to what is seen in turns with the peers."""
-    said_s = tuning.manifest.latency_s
-    if said_s is None:
-        return
-    blocks = [said_s / block for block in seen.blocks]
-    low, high = Timings(tuple(blocks)).latency_s.spread
-    said = f"published: {number(said_s * 1e3)} ms, in turns: {_ms(seen)}"
-    name = f"{label}: published latency relative to a user's process"
-    yield figure(name, statistics.median(blocks), "x", peer=said, spread=(low, high))
+def _published_latency(label: str, tuning: Tuning, measured: Timings) -> Iterator[Figure]:
+    """Compare the latency in the artifact's manifest with the one measured in turns."""
+    published_s = tuning.manifest.latency_s
+    if published_s is not None:
+        ratios = Timings(tuple(published_s / block for block in measured.blocks)).latency_s
+        peer = f"published: {number(published_s * 1e3)} ms, in turns: {_ms(measured)}"
+        yield _ratio(f"{label}: published latency relative to a user's process", ratios, peer)
 
 
-def _published_all(pairs: Sequence[tuple[Tuning, Timings]]) -> Iterator[Figure]:
+def _published_latencies(pairs: Sequence[tuple[Tuning, Timings]]) -> list[Figure]:
     off = [
-        abs(said_s / seen.latency_s.value - 1) * 100
-        for tuning, seen in pairs
-        if (said_s := tuning.manifest.latency_s) is not None
+        abs(published_s / measured.latency_s.value - 1) * 100
+        for tuning, measured in pairs
+        if (published_s := tuning.manifest.latency_s) is not None
     ]
-    if off:
-        name = "published latency differs from a user's process by, median over networks"
-        worst = f"{len(off)} published models; at most {number(max(off))} %"
-        yield figure(name, statistics.median(off), "%", aim=PUBLISHED_PERCENT, peer=worst)
+    if not off:
+        return []
+    name = "published latency differs from a user's process by, median over networks"
+    peer = f"{len(off)} published models; at most {number(max(off))} %"
+    return [figure(name, statistics.median(off), "%", aim=PUBLISHED_PERCENT, peer=peer)]
 
 
-def _agreement(label: str, deviation: Deviation) -> Iterator[Figure]:
+def _deviations(label: str, deviation: Deviation) -> Iterator[Figure]:
     peer = f"{ONNXRUNTIME}, {len(SEEDS)} random inputs"
-    allowed = f"{peer}; allowed: {agreement.ABSOLUTE:g} + {agreement.RELATIVE:g} |theirs|"
+    allowed = f"{peer}; allowed: {ABSOLUTE:g} + {RELATIVE:g} |theirs|"
     name = f"{label}: deviation relative to what is allowed"
     yield figure(name, deviation.of_allowed, "x", aim=at_most(1), peer=allowed)
     yield figure(f"{label}: absolute deviation", deviation.absolute, "", peer=peer)
     yield figure(f"{label}: relative deviation", deviation.relative, "", peer=peer)
 
 
-def _search(measured: Measured, aims: Aims) -> Iterator[Figure]:
-    """Trials a second, from the whole run to the search alone, and MetaSchedule's."""
-    label, tuning, rate = measured.label, measured.tuning, measured.peer_rate
+def _trial_rates(network: TunedNetwork, aims: Aims) -> Iterator[Figure]:
+    """Trials a second over the whole run, on a running stack and while searching, beside MetaSchedule's."""
+    label, tuning, rate = network.label, network.tuning, network.peer_rate
     peer = f"MetaSchedule: {number(rate.per_s_over(tuning.job.trials_done))} /s" if rate else None
     name = f"{label}: trials a second from start to finish"
     yield figure(name, tuning.trials_per_s, "/s", aim=aims.trials_per_s, peer=peer)
@@ -176,30 +165,12 @@ def _search(measured: Measured, aims: Aims) -> Iterator[Figure]:
         yield figure(f"{label}: trials a second while searching", searching, "/s", peer=peer)
     if rate is not None:
         theirs = rate.per_s_over(tuning.job.trials_done)
-        ratio = tuning.trials_per_s / theirs
+        failed = f" ({rate.failed} failed)" if rate.failed else ""
+        seconds = f"{number(rate.seconds)} s, {number(rate.set_up_s)} s of it set-up"
+        basis = f"MetaSchedule as it would go on after {rate.trials} trials{failed} in {seconds}"
         name = f"{label}: trials a second relative to MetaSchedule"
-        yield figure(name, ratio, "x", peer=_basis(rate))
+        yield figure(name, tuning.trials_per_s / theirs, "x", peer=basis)
         yield figure(f"{label}: trials a second, MetaSchedule", theirs, "/s")
-
-
-def _basis(rate: TrialRate) -> str:
-    failed = f" ({rate.failed} failed)" if rate.failed else ""
-    seconds = f"{number(rate.seconds)} s, {number(rate.set_up_s)} s of it set-up"
-    return f"MetaSchedule as it would go on after {rate.trials} trials{failed} in {seconds}"
-
-
-def _times(measured: Measured) -> Iterator[Figure]:
-    label, tuning = measured.label, measured.tuning
-    yield figure(f"{label}: trials", tuning.job.trials_done, "")
-    yield figure(f"{label}: from start to finish", tuning.total_s, "s")
-    yield figure(f"{label}: start of the stack in it", tuning.start_s, "s")
-    settled = measured.curve().settled()
-    if settled is not None:
-        yield figure(f"{label}: until 10% above the last estimate", settled.at_s, "s")
-
-
-def _to(timings: Mapping[str, Timings], name: str, other: str) -> Median:
-    return timings[name].ratio_to(timings[other])
 
 
 def _ratio(name: str, ratio: Median, peer: str, aim: Aim | None = None) -> Figure:

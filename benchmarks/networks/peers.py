@@ -1,4 +1,4 @@
-"""Whom a network is compared with: runtimes with kernels of their own, kept to the same instruction sets."""
+"""Peers of a network: runtimes with kernels of their own, kept to the same instruction sets."""
 
 from __future__ import annotations
 
@@ -9,37 +9,29 @@ from pathlib import Path
 
 from benchmarks.device_class import DeviceClass
 from benchmarks.timing.contestants import ModelFile, OnnxFile, OpenVinoFile
-from benchmarks.timing.hidden import Hidden
+from benchmarks.timing.cpu_masking import MaskedOnnxRuntime
 
 ONNXRUNTIME, OPENVINO = "ONNX Runtime", "OpenVINO"
 
 
 @dataclass(frozen=True)
 class Peer:
-    """`words` say which one it is, and how it was kept to the device class; `file` is the model for it."""
+    """A runtime with its model. `words` name its version and how it is kept to the device class."""
 
     name: str
     words: str
     file: ModelFile
 
 
-def peers_of(model: Path, device_class: DeviceClass, hidden: Hidden | None) -> list[Peer]:
-    """The peers that are installed; `hidden` is ONNX Runtime for a device class that gives something up."""
-    peers = [_onnxruntime(model, device_class, hidden)]
-    if importlib.util.find_spec("openvino") is not None:
-        peers.append(_openvino(model, device_class))
-    return peers
-
-
-def _onnxruntime(model: Path, device_class: DeviceClass, hidden: Hidden | None) -> Peer:
+def peers_of(model: Path, device_class: DeviceClass, masked: MaskedOnnxRuntime | None) -> list[Peer]:
+    """Return the installed peers; `masked` is ONNX Runtime for a device class that gives features up."""
     words = f"{ONNXRUNTIME} {importlib.metadata.version('onnxruntime')}"
-    if hidden is not None:
+    if masked is not None:
         words += f" told that the processor has no {' and no '.join(device_class.without)}"
-    return Peer(ONNXRUNTIME, words, OnnxFile(model, hidden))
-
-
-def _openvino(model: Path, device_class: DeviceClass) -> Peer:
-    words = f"{OPENVINO} {importlib.metadata.version('openvino')}"
-    if device_class.onednn is not None:
-        words += f" with ONEDNN_MAX_CPU_ISA={device_class.onednn}"
-    return Peer(OPENVINO, words, OpenVinoFile(model, device_class.onednn))
+    peers = [Peer(ONNXRUNTIME, words, OnnxFile(model, masked))]
+    if importlib.util.find_spec("openvino") is not None:
+        words = f"{OPENVINO} {importlib.metadata.version('openvino')}"
+        if device_class.onednn is not None:
+            words += f" with ONEDNN_MAX_CPU_ISA={device_class.onednn}"
+        peers.append(Peer(OPENVINO, words, OpenVinoFile(model, device_class.onednn)))
+    return peers

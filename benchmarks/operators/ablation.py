@@ -1,4 +1,4 @@
-"""Our search without one of its parts at a time, to see what each of them gains."""
+"""Compare our search with itself without one part at a time, to see what each part gains."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.engines.ours import Variant
-from benchmarks.operators.alone import judge_alone
+from benchmarks.engines.tunefarm_search import Variant
+from benchmarks.operators.variants import compare_variants
 from benchmarks.results.figures import Figure, figure, number
-from benchmarks.timing.finals import Side, up_to
+from benchmarks.timing.finals import SearchResult, milestones_up_to
 from core.device import Device
-from search.cost.analytic import Estimate
 from search.dag import Dag
 from search.evolution.evolve import EvolutionConfig
 from search.policy import SearchConfig, SearchTask
 from search.programs.program import Population
-from search.sketches.sketch import Sketch, read_kind
-from search.sketches.variables import Choice, Variable
+from search.sketches.sketch import Sketch
+from search.sketches.stage import Estimate
+from search.sketches.variables import Choice, Variable, read_kind
 
 EVERYTHING = "everything"
 AFTER = (16, 64)
 
 
 class NoEstimate(SearchTask):
-    """Every program is estimated to take one second; the learned model still sees all quantities."""
+    """A task whose estimate is one second for every program; the learned model still sees all features."""
 
     def describe(self, population: Population) -> tuple[NDArray[np.float32], Estimate]:
         features, guess = super().describe(population)
@@ -37,80 +37,76 @@ class NoEstimate(SearchTask):
 
 
 class DirectReads(Sketch):
-    """A sketch whose tiled nodes read every operand as it lies."""
+    """A sketch whose tiled nodes read every operand in place, without copies."""
 
     @cached_property
     def variables(self) -> tuple[Variable, ...]:
-        return tuple(variable for variable in super().variables if not _is_reading(variable))
+        return tuple(
+            variable
+            for variable in super().variables
+            if not (isinstance(variable, Choice) and variable.kind.startswith(read_kind("")))
+        )
 
 
 def first_sketch(dag: Dag, sketches: tuple[Sketch, ...], device: Device) -> SearchTask:
-    """One structure, without copies and packed operands: about what a template leaves open."""
+    """Keep the first sketch, without copies and packed operands: about what a template leaves open."""
     only = sketches[0]
     return SearchTask(dag, (DirectReads(only.dag, only.stages, only.gpu),), device)
 
 
-def _is_reading(variable: Variable) -> bool:
-    return isinstance(variable, Choice) and variable.kind.startswith(read_kind(""))
-
-
-def _evolving(change: Callable[[EvolutionConfig], EvolutionConfig]) -> SearchConfig:
-    """Changed alike before and after anything was learned."""
+def _with_evolution(change: Callable[[EvolutionConfig], EvolutionConfig]) -> SearchConfig:
+    """Change evolution both before and after anything was learned."""
     usual = SearchConfig()
-    return replace(usual, evolution=change(usual.evolution), blind=change(usual.blind))
+    return replace(
+        usual, evolution=change(usual.evolution), untrained_evolution=change(usual.untrained_evolution)
+    )
 
 
 VARIANTS: Mapping[str, Variant] = {
     EVERYTHING: Variant(),
     "no analytic model": Variant(task=NoEstimate),
     "no learned model": Variant(learns=False),
-    "no evolution": Variant(config=_evolving(lambda usual: replace(usual, generations=0))),
-    "no crossover": Variant(config=_evolving(lambda usual: replace(usual, crossover=0.0))),
+    "no evolution": Variant(config=_with_evolution(lambda usual: replace(usual, generations=0))),
+    "no crossover": Variant(config=_with_evolution(lambda usual: replace(usual, crossover=0.0))),
     "limited space": Variant(task=first_sketch),
     "no diversity": Variant(config=SearchConfig(same_tile=1.0)),
-    "nothing left out": Variant(config=SearchConfig(hopeless=math.inf)),
+    "nothing left out": Variant(config=SearchConfig(max_slowdown=math.inf)),
     "nothing measured again": Variant(measures_again=False),
 }
 
 
-def milestones(trials: int) -> tuple[int, ...]:
-    """After so many of its trials a variant is compared with everything."""
-    return up_to(trials, AFTER)
+def run(operator: str, trials: int, rounds: int, threads: int, seed: int) -> tuple[SearchResult, ...]:
+    """Search with every variant; see `compare_variants`."""
+    after = milestones_up_to(trials, AFTER)
+    return compare_variants(operator, VARIANTS, trials, after, rounds, threads, seed)
 
 
-def run(operator: str, trials: int, rounds: int, threads: int, seed: int) -> tuple[Side, ...]:
-    """See `judge_alone`."""
-    return judge_alone(operator, VARIANTS, trials, milestones(trials), rounds, threads, seed)
+def figures_of(results: Sequence[SearchResult], trials: int) -> list[Figure]:
+    """Return each variant's latency over the whole search's, after some trials and after all.
+
+    A variant has no figure where no operator has both.
+    """
+    figures = []
+    for variant in VARIANTS:
+        if variant != EVERYTHING:
+            for count in milestones_up_to(trials, AFTER):
+                ratios = _ratios(results, variant, count)
+                if ratios:
+                    worst = max(ratios, key=lambda operator: ratios[operator])
+                    what = f"latency after {count} trials relative to that of {EVERYTHING}"
+                    name = f"geometric mean of {len(ratios)} operators: {variant}: {what}"
+                    peer = f"most: {number(ratios[worst])} on {worst}"
+                    mean = statistics.geometric_mean(ratios.values())
+                    figures.append(figure(name, mean, "x", peer=peer))
+    return figures
 
 
-def figures_of(found: Sequence[Side], trials: int) -> list[Figure]:
-    """What each variant's best costs against that of the whole search, after some trials and after all."""
-    return [
-        each
-        for variant in VARIANTS
-        if variant != EVERYTHING
-        for count in milestones(trials)
-        for each in _cost(found, variant, count)
-    ]
-
-
-def _cost(found: Sequence[Side], variant: str, count: int) -> list[Figure]:
-    """One figure; none where no operator has both."""
-    judged = {(side.search.operator, side.search.engine): side.after(count) for side in found}
+def _ratios(results: Sequence[SearchResult], variant: str, count: int) -> dict[str, float]:
+    """Return the variant's latency over the whole search's after `count` trials, by operator."""
+    milestones = {(each.curve.operator, each.curve.engine): each.after(count) for each in results}
     ratios: dict[str, float] = {}
-    for operator in dict.fromkeys(side.search.operator for side in found):
-        without, whole = judged.get((operator, variant)), judged.get((operator, EVERYTHING))
+    for operator in dict.fromkeys(result.curve.operator for result in results):
+        without, whole = milestones.get((operator, variant)), milestones.get((operator, EVERYTHING))
         if without is not None and whole is not None:
             ratios[operator] = without.timings.ratio_to(whole.timings).value
-    if not ratios:
-        return []
-    worst = max(ratios, key=lambda operator: ratios[operator])
-    name = f"{variant}: latency after {count} trials relative to that of {EVERYTHING}"
-    return [
-        figure(
-            f"geometric mean of {len(ratios)} operators: {name}",
-            statistics.geometric_mean(ratios.values()),
-            "x",
-            peer=f"most: {number(ratios[worst])} on {worst}",
-        )
-    ]
+    return ratios

@@ -1,6 +1,6 @@
-"""Halide as a peer: a product and a convolution, scheduled by its Adams2019, compiled in memory.
+"""A matrix product and a convolution by Halide, scheduled by its Adams2019 autoscheduler, compiled in memory.
 
-Halide numbers axes from the innermost outwards, so its indices are those of the arrays backwards.
+Halide numbers axes from the innermost one, so indices are in the reverse order of numpy's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AUTOSCHEDULER = "Adams2019"
 
 
 class HalideMatmul:
-    """A product of two matrices."""
+    """The product of two matrices."""
 
     def load(self, threads: int) -> Bind:
         def bind(inputs: Arrays) -> Callable[[], Any]:
@@ -38,7 +38,7 @@ class HalideMatmul:
 
 @dataclass(frozen=True)
 class HalideConv2d:
-    """A convolution of channels-first inputs, laid out channels-last for it ahead of time."""
+    """A convolution; channels-first inputs are laid out channels-last ahead of time."""
 
     stride: int
     padding: int
@@ -82,8 +82,10 @@ class HalideConv2d:
 
 
 def _compiled(result: Any, extents: Sequence[int], threads: int, operands: Arrays) -> Callable[[], Any]:
-    """A call that computes `result` into the same array again and again, from arrays that Halide only
-    points to."""
+    """Schedule and compile `result`; return a call that computes it into one array.
+
+    Halide keeps pointers to `operands`, so the call keeps them alive.
+    """
     os.environ["HL_NUM_THREADS"] = str(threads)
     import halide as hl
 

@@ -1,4 +1,5 @@
-"""Peers of single operators: numpy (OpenBLAS) and, where they are installed, PyTorch (oneDNN) and Halide."""
+"""Libraries that compute single operators: numpy (OpenBLAS) and, where installed, PyTorch (oneDNN) and
+Halide."""
 
 from __future__ import annotations
 
@@ -13,11 +14,11 @@ import numpy as np
 
 from benchmarks.operators.halide_peers import HalideConv2d, HalideMatmul
 from benchmarks.suite import OPERATORS, Shape
-from benchmarks.timing.agreement import random_inputs
 from benchmarks.timing.contestants import Arrays, Bind, ModelFile, ProcessContestant
+from benchmarks.timing.deviation import random_inputs
 from benchmarks.timing.interleaved import Block, Contestant, Timings, measure
 
-# Read by the libraries when they are loaded.
+# The libraries read these variables when they are loaded.
 THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 NUMPY, TORCH, HALIDE = "numpy", "PyTorch", "Halide"
 OURS = "ours"
@@ -25,7 +26,7 @@ OURS = "ours"
 
 @dataclass(frozen=True)
 class Compared:
-    """One shape, timed in turns; `theirs` has the libraries that are installed, the others are `missing`."""
+    """Our program and the installed libraries' at one shape, timed in turns; `missing` names the others."""
 
     shape: Shape
     ours: Timings
@@ -38,7 +39,7 @@ class Compared:
 
 
 class NumpyMatmul:
-    """A product of two matrices into a third."""
+    """The product of two matrices by numpy, into an array that is allocated once."""
 
     def load(self, _threads: int) -> Bind:
         def bind(inputs: Arrays) -> Callable[[], Any]:
@@ -50,7 +51,7 @@ class NumpyMatmul:
 
 
 class TorchMatmul:
-    """The same by PyTorch."""
+    """The product of two matrices by PyTorch."""
 
     def load(self, threads: int) -> Bind:
         import torch
@@ -67,7 +68,7 @@ class TorchMatmul:
 
 @dataclass(frozen=True)
 class TorchConvolution:
-    """A convolution over `dims` axes, channels-last in memory where PyTorch has that."""
+    """A convolution over `dims` axes by PyTorch, channels-last in memory where it has that."""
 
     dims: int
     stride: int
@@ -94,7 +95,7 @@ class TorchConvolution:
         return bind
 
 
-# Shapes of the inputs and who computes them, by operator.
+# Shapes of the inputs, and the libraries that compute an operator.
 Peers = tuple[tuple[Shape, ...], Mapping[str, ModelFile]]
 
 
@@ -105,7 +106,7 @@ def _matmul(shape: Shape) -> Peers:
 
 
 def _conv2d(shape: Shape) -> Peers:
-    """Halide at the shape that benchmarks take only: it takes minutes to schedule a convolution."""
+    """Return PyTorch, and Halide at the benchmark shape only: it takes minutes to schedule a convolution."""
     given, peers = _convolution(2)(shape)
     if shape != OPERATORS["C2D"].benchmark:
         return given, peers
@@ -114,7 +115,7 @@ def _conv2d(shape: Shape) -> Peers:
 
 
 def _convolution(dims: int) -> Callable[[Shape], Peers]:
-    """A shape is the image's extents, channels in and out, kernel, stride, padding, dilation, groups."""
+    """Return the peers of shapes (*image, channels in and out, kernel, stride, padding, dilation, groups)."""
 
     def peers(shape: Shape) -> Peers:
         channels, filters, kernel, stride, padding, *rest = shape[dims:]
@@ -148,24 +149,25 @@ PEERS: Mapping[str, Callable[[Shape], Peers]] = {
     "DEP": _depthwise,
     "T2D": _transposed,
 }
-# Of these all four shapes are compared, of the others the one that benchmarks take.
+# Operators compared at all four shapes; the others are compared at the benchmark shape.
 EVERY_SHAPE = ("GMM", "C2D")
 MODULES = {NUMPY: "numpy", TORCH: "torch", HALIDE: "halide"}
 
 
 def missing() -> list[str]:
-    """The libraries that are not installed."""
+    """Return the libraries that are not installed."""
     return [name for name, module in MODULES.items() if importlib.util.find_spec(module) is None]
 
 
 def compare(operator: str, shape: Shape, ours: Contestant, threads: int, rounds: int) -> Compared | None:
-    """Times our program and the installed libraries' in turns; None when no library computes this."""
+    """Time our program and the installed libraries' in turns; return None when no library computes the
+    operator."""
     if operator not in PEERS:
         return None
     given, peers = PEERS[operator](shape)
     inputs = random_inputs([(each, "float32") for each in given], seed=0)
     absent = [name for name in missing() if name in peers]
-    with _environment(threads), ExitStack() as processes:
+    with _thread_variables(threads), ExitStack() as processes:
         contestants = {
             name: processes.enter_context(ProcessContestant(peer, threads, inputs))
             for name, peer in peers.items()
@@ -178,8 +180,8 @@ def compare(operator: str, shape: Shape, ours: Contestant, threads: int, rounds:
 
 
 @contextmanager
-def _environment(threads: int) -> Iterator[None]:
-    """What processes that are started meanwhile inherit."""
+def _thread_variables(threads: int) -> Iterator[None]:
+    """Limit the threads of libraries in processes that are started meanwhile."""
     before = {name: os.environ.get(name) for name in THREADS}
     os.environ.update(dict.fromkeys(THREADS, str(threads)))
     try:

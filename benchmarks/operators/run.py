@@ -1,4 +1,4 @@
-"""One operator searched by both engines, and what they found timed in turns."""
+"""Search one operator with both engines, and time their best programs in turns."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.engines import shipped
-from benchmarks.engines.ours import OurSpace, Searched
+from benchmarks.engines import metaschedule_search
+from benchmarks.engines.tunefarm_search import Searched, TunefarmSearch
 from benchmarks.operators import libraries
 from benchmarks.operators.libraries import Compared
 from benchmarks.results.searches import Search
@@ -19,22 +19,22 @@ from benchmarks.suite import OPERATORS, Shape
 from benchmarks.timing.finals import (
     ANY_BLOCK,
     REST_S,
-    Side,
+    SearchResult,
     Trials,
     best,
-    judge_all,
-    known,
-    up_to,
+    median_seconds,
+    milestones_up_to,
+    time_best_programs,
     verified,
 )
 from benchmarks.timing.interleaved import Block, Contestant, Counted, Pair, measure
-from benchmarks.timing.judge import Finalist, Judge, Trial
-from compiler.target import probe
+from benchmarks.timing.measurer import Finalist, ProgramMeasurer, Trial
+from compiler.target import detect_device
 from search.policy import Sample
 
-# The searches of an operator.
+# The searches of each operator.
 OURS, THEIRS, WARM = "ours", "MetaSchedule", "ours, other shapes known"
-# After so many trials the best of each engine is timed again.
+# The numbers of trials after which the best program of each search is timed in turns.
 AFTER = (8, 16, 64)
 SCORED_AT_ONCE = 10_000
 SCORE_BLOCK = Block(warm_up_s=0.1, min_s=0.2, min_calls=1)
@@ -42,8 +42,10 @@ SCORE_BLOCK = Block(warm_up_s=0.1, min_s=0.2, min_calls=1)
 
 @dataclass(frozen=True)
 class Plan:
-    """Both engines have `trials`. The operator's other shapes are searched with half of them where libraries
-    are compared with on every shape, elsewhere with a quarter."""
+    """Each engine has `trials` for an operator.
+
+    Its other shapes get half of them where every shape is compared with libraries, a quarter elsewhere.
+    """
 
     trials: int
     threads: int
@@ -55,22 +57,22 @@ class Plan:
 
     @property
     def milestones(self) -> tuple[int, ...]:
-        """The trials after which the best of a search is timed again."""
-        return up_to(self.trials, AFTER)
+        """The numbers of trials after which the best program is timed in turns, the last one included."""
+        return milestones_up_to(self.trials, AFTER)
 
 
 @dataclass(frozen=True)
-class Found:
-    """One operator. `warm` is our search once more, with what the operator's other shapes taught.
+class OperatorResult:
+    """The searches of one operator. `warm` is our search again, trained on the operator's other shapes first.
 
-    `set_up_s` are the seconds that MetaSchedule took before it built anything. `precision` has the same
-    programs timed by both engines' benches again and again, `scored` the seconds of a predicted program.
+    `set_up_s` are the seconds that MetaSchedule took before it built anything. `precision` has programs that
+    both engines' runners timed repeatedly, `scored` the seconds that a prediction takes.
     """
 
     operator: str
-    ours: Side
-    theirs: Side
-    warm: Side
+    ours: SearchResult
+    theirs: SearchResult
+    warm: SearchResult
     set_up_s: float
     precision: tuple[Pair, ...]
     scored: Pair | None
@@ -79,15 +81,15 @@ class Found:
 
     @property
     def searches(self) -> tuple[Search, ...]:
-        return self.ours.search, self.theirs.search, self.warm.search
+        return self.ours.curve, self.theirs.curve, self.warm.curve
 
 
-def run(operator: str, plan: Plan) -> Found:
+def run(operator: str, plan: Plan) -> OperatorResult:
     """Wants a process of its own, with TVM_NUM_THREADS in the environment.
 
-    Raises NotCovered when our search has no form for the operator.
+    Raises UnsupportedSubgraph when our search can't represent the operator.
     """
-    return _Run(operator, plan).found()
+    return _Run(operator, plan).result()
 
 
 class _Run:
@@ -96,68 +98,75 @@ class _Run:
         self._plan = plan
         self._start_s = time.perf_counter()
         self._chosen = OPERATORS[operator]
-        self._device = probe(plan.threads)
+        self._device = detect_device(plan.threads)
         self._module = self._chosen.module(self._chosen.benchmark)
-        self._judge = Judge(self._module, self._device)
+        self._measurer = ProgramMeasurer(self._module, self._device)
         self._errors: list[str] = []
 
-    def found(self) -> Found:
+    def result(self) -> OperatorResult:
         trials = self._plan.trials
-        space = OurSpace(self._module, self._device)
-        ours = space.tune(trials, self._judge.timed, self._rng())
-        self._say(_told(ours.trials))
+        search = TunefarmSearch(self._module, self._device)
+        ours = search.tune(trials, self._measurer.timed, self._rng())
+        self._say(_progress(ours.trials))
         theirs = self._theirs()
         self._say(f"{len(theirs.trials)} trials of MetaSchedule in {theirs.seconds:.0f} s")
-        compared = self._compared(self._chosen.benchmark, self._judge, ours.trials)
+        compared = self._compared(self._chosen.benchmark, self._measurer, ours.trials)
         before, others = self._other_shapes()
-        warm = OurSpace(self._module, self._device).tune(trials, self._judge.timed, self._rng(), before)
-        self._say(f"{_told(warm.trials)}, other shapes known")
+        warm = TunefarmSearch(self._module, self._device).tune(
+            trials, self._measurer.timed, self._rng(), before
+        )
+        self._say(f"{_progress(warm.trials)}, other shapes known")
         tried = {OURS: ours.trials, THEIRS: theirs.trials, WARM: warm.trials}
         milestones = {name: Trials(each, self._plan.milestones) for name, each in tried.items()}
-        sides = judge_all(self._judge, self._operator, milestones, self._plan.rounds, self._errors)
+        results = time_best_programs(
+            self._measurer, self._operator, milestones, self._plan.rounds, self._errors
+        )
         self._say("the best of all timed in turns")
         precision = self._precision(ours.trials, theirs.trials)
         self._say("the best measured by both engines")
-        return Found(
+        return OperatorResult(
             self._operator,
-            sides[OURS],
-            sides[THEIRS],
-            sides[WARM],
+            results[OURS],
+            results[THEIRS],
+            results[WARM],
             theirs.set_up_s,
             precision,
-            self._scored(space, ours, theirs),
+            self._scored(search, ours, theirs),
             tuple(each for each in (compared, *others) if each is not None),
             tuple(dict.fromkeys(self._errors)),
         )
 
-    def _theirs(self) -> shipped.Tuned:
+    def _theirs(self) -> metaschedule_search.SearchRun:
         with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
-            tuned = shipped.tune(self._module, self._device, self._plan.trials, self._plan.seed, Path(folder))
+            tuned = metaschedule_search.tune(
+                self._module, self._device, self._plan.trials, self._plan.seed, Path(folder)
+            )
         if tuned.error:
             self._errors.append(f"MetaSchedule ended early: {tuned.error}")
         return tuned
 
     def _other_shapes(self) -> tuple[list[Sample], list[Compared | None]]:
-        """What searches of the operator's other shapes measured, and their best beside the libraries'."""
+        """Search the operator's other shapes; return all measurements, and their best beside the
+        libraries."""
         samples: list[Sample] = []
         compared = []
         for shape in self._chosen.shapes:
             if shape == self._chosen.benchmark:
                 continue
             module = self._chosen.module(shape)
-            judge = Judge(module, self._device)
+            measurer = ProgramMeasurer(module, self._device)
             trials = self._plan.shape_trials(self._operator)
-            searched = OurSpace(module, self._device).tune(trials, judge.timed, self._rng())
-            self._say(f"{_told(searched.trials)} of {_words(shape)}")
+            searched = TunefarmSearch(module, self._device).tune(trials, measurer.timed, self._rng())
+            self._say(f"{_progress(searched.trials)} of {_words(shape)}")
             samples += searched.samples
             if self._operator in libraries.EVERY_SHAPE:
-                compared.append(self._compared(shape, judge, searched.trials))
+                compared.append(self._compared(shape, measurer, searched.trials))
         return samples, compared
 
-    def _compared(self, shape: Shape, judge: Judge, trials: Sequence[Trial]) -> Compared | None:
+    def _compared(self, shape: Shape, measurer: ProgramMeasurer, trials: Sequence[Trial]) -> Compared | None:
         if self._operator not in libraries.PEERS:
             return None
-        finalists = verified(judge, best(trials), self._errors)
+        finalists = verified(measurer, best(trials), self._errors)
         if not finalists:
             return None
         (ours,) = finalists.values()
@@ -166,29 +175,32 @@ class _Run:
         return found
 
     def _precision(self, ours: Sequence[Trial], theirs: Sequence[Trial]) -> tuple[Pair, ...]:
-        """The best program of each engine, timed alternately by both benches; ours knows what is best."""
-        found = verified(self._judge, [*best(ours), *best(theirs)], self._errors)
-        secs = known([*ours, *theirs])
+        """Time the best program of each engine with both engines' runners in turns; ours is given the best
+        latency."""
+        found = verified(self._measurer, [*best(ours), *best(theirs)], self._errors)
+        secs = median_seconds([*ours, *theirs])
         finalists = [replace(finalist, best_s=secs[candidate]) for candidate, finalist in found.items()]
         with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
-            timer = shipped.Timer(self._module, Path(folder))
+            timer = metaschedule_search.Timer(self._module, Path(folder))
             try:
-                return tuple(self._timed_by_both(finalist, timer) for finalist in finalists)
-            except RuntimeError as error:  # everything else that was found is still worth knowing
+                return tuple(self._time_with_both(finalist, timer) for finalist in finalists)
+            except RuntimeError as error:  # the other figures don't depend on it
                 self._errors.append(f"MetaSchedule's runner: {error}")
                 return ()
 
-    def _timed_by_both(self, finalist: Finalist, timer: shipped.Timer) -> Pair:
+    def _time_with_both(self, finalist: Finalist, timer: metaschedule_search.Timer) -> Pair:
         contestants: dict[str, Contestant] = {"ours": finalist, "theirs": timer.timing(finalist.built)}
         return Pair(**measure(contestants, self._plan.rounds, ANY_BLOCK, rest_s=REST_S))
 
-    def _scored(self, space: OurSpace, ours: Searched, theirs: shipped.Tuned) -> Pair | None:
+    def _scored(
+        self, search: TunefarmSearch, ours: Searched, theirs: metaschedule_search.SearchRun
+    ) -> Pair | None:
         if not (ours.trials and theirs.measured):
             return None
-        population = space.population(SCORED_AT_ONCE, self._rng())
-        scorer = shipped.Scorer(self._module, self._device, theirs.measured)
+        population = search.population(SCORED_AT_ONCE, self._rng())
+        scorer = metaschedule_search.Scorer(self._module, self._device, theirs.measured)
         contestants = {
-            "ours": Counted(lambda: space.score(population, ours.model)),
+            "ours": Counted(lambda: search.score(population, ours.model)),
             "theirs": Counted(scorer.score),
         }
         return Pair(**measure(contestants, self._plan.rounds, SCORE_BLOCK))
@@ -197,11 +209,11 @@ class _Run:
         return np.random.default_rng(self._plan.seed)
 
     def _say(self, what: str) -> None:
-        """With the seconds since the operator began."""
+        """Print `what` with the seconds since the operator began."""
         print(f"  {self._operator}, {time.perf_counter() - self._start_s:.0f} s: {what}", flush=True)
 
 
-def _told(trials: Sequence[Trial]) -> str:
+def _progress(trials: Sequence[Trial]) -> str:
     return f"{len(trials)} trials in {trials[-1].at_s if trials else 0.0:.0f} s"
 
 

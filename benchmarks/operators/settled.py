@@ -1,59 +1,43 @@
-"""Our search gone on with for long, to see how little is left to gain after few trials."""
+"""Compare the best of our search after few trials with its best after many, to see how little is left."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.engines.ours import Variant
-from benchmarks.operators.alone import judge_alone
-from benchmarks.operators.means import mean
+from benchmarks.engines.tunefarm_search import Variant
 from benchmarks.operators.run import OURS
-from benchmarks.results.figures import Aim, Figure, at_most, figure
-from benchmarks.timing.finals import Side, up_to
+from benchmarks.operators.variants import compare_variants
+from benchmarks.results.figures import Figure, at_most, figure, mean_figure
+from benchmarks.timing.finals import SearchResult, milestones_up_to
 
 AFTER = (16, 64, 256)
-# Our search is done after so many trials: going on to so many in all gains little.
+# A search of SETTLED_OF trials should find little that it has not found after SETTLED_AFTER.
 SETTLED_AFTER, SETTLED_OF = 64, 1000
 LITTLE = at_most(1.03)
 
 
-def milestones(trials: int) -> tuple[int, ...]:
-    """After so many of the trials the best is timed beside that of all."""
-    return up_to(trials, AFTER)
+def run(operator: str, trials: int, rounds: int, threads: int, seed: int) -> tuple[SearchResult, ...]:
+    """Make one search; see `compare_variants`."""
+    after = milestones_up_to(trials, AFTER)
+    return compare_variants(operator, {OURS: Variant()}, trials, after, rounds, threads, seed)
 
 
-def run(operator: str, trials: int, rounds: int, threads: int, seed: int) -> tuple[Side, ...]:
-    """One search; see `judge_alone`."""
-    return judge_alone(operator, {OURS: Variant()}, trials, milestones(trials), rounds, threads, seed)
-
-
-def figures_of(found: Sequence[Side], trials: int) -> list[Figure]:
-    """How much slower the best after fewer trials is: of all operators together, then of each."""
-    counts = [count for count in milestones(trials) if count < trials]
-    overall = [each for count in counts for each in _overall(found, count, trials)]
-    return overall + [each for side in found for count in counts for each in _operator(side, count, trials)]
-
-
-def _overall(found: Sequence[Side], count: int, trials: int) -> list[Figure]:
-    ratios: dict[str, float | None] = {}
-    for side in found:
-        early, late = side.after(count), side.after(trials)
-        ratios[side.search.operator] = early.timings.ratio_to(late.timings).value if early and late else None
-    return mean(_name(count, trials), ratios, "x", _aim(count, trials))
-
-
-def _operator(side: Side, count: int, trials: int) -> list[Figure]:
-    early, late = side.after(count), side.after(trials)
-    if early is None or late is None:
-        return []
-    ratio = early.timings.ratio_to(late.timings)
-    name = f"{side.search.operator}: {_name(count, trials)}"
-    return [figure(name, ratio.value, "x", aim=_aim(count, trials), spread=ratio.spread)]
-
-
-def _name(count: int, trials: int) -> str:
-    return f"our latency after {count} trials relative to ours after {trials}"
-
-
-def _aim(count: int, trials: int) -> Aim | None:
-    return LITTLE if count == SETTLED_AFTER and trials >= SETTLED_OF else None
+def figures_of(results: Sequence[SearchResult], trials: int) -> list[Figure]:
+    """Return how much slower the best after fewer trials is: the mean of all operators, then each
+    operator."""
+    means: list[Figure] = []
+    singles: dict[str, list[Figure]] = {result.curve.operator: [] for result in results}
+    for count in milestones_up_to(trials, AFTER)[:-1]:
+        name = f"our latency after {count} trials relative to ours after {trials}"
+        aim = LITTLE if count == SETTLED_AFTER and trials >= SETTLED_OF else None
+        ratios: dict[str, float | None] = {}
+        for result in results:
+            operator, early, late = result.curve.operator, result.after(count), result.after(trials)
+            ratios[operator] = None
+            if early is not None and late is not None:
+                ratio = early.timings.ratio_to(late.timings)
+                ratios[operator] = ratio.value
+                single = figure(f"{operator}: {name}", ratio.value, "x", aim=aim, spread=ratio.spread)
+                singles[operator].append(single)
+        means += mean_figure(name, ratios, "x", aim)
+    return means + [each for found in singles.values() for each in found]

@@ -1,1 +1,1 @@
-"""The tables and plots of docs/benchmarks.md, from files of figures."""
+"""Pages and plots made from files of figures."""

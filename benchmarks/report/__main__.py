@@ -1,38 +1,53 @@
-"""Rewrites the measured sections of docs/benchmarks.md, and its plots, from files of figures.
+"""Make the tables of docs/benchmarks.md and its plots from the figures in docs/benchmarks/.
 
-    python -m benchmarks.report docs/benchmarks/networks.json docs/benchmarks/space.json
+    python -m benchmarks.report
+    python -m benchmarks.report build/networks.json --details build/report
 
-The figures in NAME.json go between `<!-- begin NAME -->` and `<!-- end NAME -->`.
+With --details, each FILE becomes a page of its own in that folder: all figures, and plots of the curves
+beside FILE.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.results import curves, drawn, figures, searches
-from benchmarks.results.curves import Curve
-from benchmarks.results.drawn import Drawn
-from benchmarks.results.figures import FiguresError, Results
-from benchmarks.results.searches import Search
+from benchmarks.report import details, summary
+from benchmarks.results import figures
+from benchmarks.results.curves import CURVES
+from benchmarks.results.figures import FiguresError
+
+FIGURES = Path("docs/benchmarks")
+DOCUMENT = Path("docs/benchmarks.md")
+PLOTS = Path("docs/plots")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.split("\n")[0])
-    parser.add_argument("files", type=Path, nargs="+", metavar="JSON")
-    parser.add_argument("--document", type=Path, default=Path("docs/benchmarks.md"))
-    parser.add_argument("--plots", type=Path, default=Path("docs/plots"), metavar="DIR")
+    """Return the exit code: 1 when a file can't be read, or the document has no place for a table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.report", description=__doc__.split("\n\n")[0])
+    parser.add_argument(
+        "files", type=Path, nargs="*", metavar="FILE", help="figures [docs/benchmarks/*.json]"
+    )
+    parser.add_argument("--details", type=Path, metavar="FOLDER", help="write one page for each file there")
+    parser.add_argument("--document", type=Path, default=DOCUMENT)
+    parser.add_argument("--plots", type=Path, default=PLOTS, metavar="FOLDER")
     args = parser.parse_args(argv)
+    files = args.files or sorted(FIGURES.glob("*.json"))
     try:
+        if args.details is not None:
+            for file in files:
+                details.write(file, args.details)
+            return 0
         text = args.document.read_text()
-        for file in args.files:
-            text = replace_section(text, file.stem, _section(file, args.document, args.plots))
+        for name, table in summary.tables({file.stem: figures.read(file) for file in files}).items():
+            text = replace_section(text, name, table)
         args.document.write_text(text)
+        for file in files:
+            if CURVES.path(file).exists():
+                details.draw_curves(file, args.plots)
     except (FiguresError, OSError) as error:
         print(f"benchmarks.report: {error}", file=sys.stderr)
         return 1
@@ -40,76 +55,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def replace_section(document: str, name: str, content: str) -> str:
-    """The document with another content between the section's marks. Raises FiguresError without them."""
+    """Return the document with `content` between the section's marks. Raises FiguresError unless both are
+    there once."""
     begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
     pattern = re.compile(f"({re.escape(begin)}\n).*?({re.escape(end)})", re.DOTALL)
-    replaced, count = pattern.subn(lambda found: f"{found[1]}\n{content}\n{found[2]}", document)
+    replaced, count = pattern.subn(lambda found: f"{found[1]}\n{content}\n\n{found[2]}", document)
     if count != 1:
         raise FiguresError(f"the document has {count} sections between {begin} and {end}: write one")
     return replaced
-
-
-def markdown(results: Results) -> str:
-    """The figures as a table, with where they come from."""
-    rows = [figures.HEADERS, ("---",) * len(figures.HEADERS), *map(figures.cells, results.figures)]
-    lines = [f"| {' | '.join(_escaped(cell) for cell in row)} |" for row in rows]
-    source = f"Measured {results.date} with `{results.command}` on {results.machine}."
-    return "\n".join([source, "", *lines, ""])
-
-
-def _section(file: Path, document: Path, plots: Path) -> str:
-    parts = [markdown(figures.read(file))]
-    for name, what, image in _images(file):
-        path = plots / f"{file.stem}-{name}.svg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(image)
-        address = Path(os.path.relpath(path, document.parent)).as_posix()
-        parts.append(f"![{what}]({address})\n")
-    return "\n".join(parts)
-
-
-def _images(file: Path) -> Iterator[tuple[str, str, bytes]]:
-    """Name, description and SVG of every plot of what is kept beside a file of figures."""
-    from benchmarks.report import plots  # slow to import, and not needed by tables
-
-    for curve in _curves(file):
-        yield curve.network, f"{curve.network}: latency while it is tuned", plots.draw(curve)
-    programs = _drawn(file)
-    if programs:
-        yield "random", "latencies of random programs", plots.draw_drawn(programs)
-    found = [search for search in _searches(file) if search.points]
-    if found:
-        what = "best latency of every search against"
-        yield "seconds", f"{what} seconds", plots.draw_searches_by_seconds(found)
-        yield "trials", f"{what} trials", plots.draw_searches_by_trials(found)
-
-
-def _curves(file: Path) -> tuple[Curve, ...]:
-    path = curves.beside(file)
-    try:
-        return curves.read(path)
-    except ValueError as error:
-        raise FiguresError(f"{path} holds no curves: measure again or remove it") from error
-
-
-def _drawn(file: Path) -> tuple[Drawn, ...]:
-    path = drawn.beside(file)
-    try:
-        return drawn.read(path)
-    except ValueError as error:
-        raise FiguresError(f"{path} holds no random programs: measure again or remove it") from error
-
-
-def _searches(file: Path) -> tuple[Search, ...]:
-    path = searches.beside(file)
-    try:
-        return searches.read(path)
-    except ValueError as error:
-        raise FiguresError(f"{path} holds no searches: measure again or remove it") from error
-
-
-def _escaped(cell: str) -> str:
-    return cell.replace("|", "\\|")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Draws measurements as small SVG files whose text stays text; the same ones give the same bytes."""
+"""Plots of measurements as small SVG files with real text; the same measurements give the same bytes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks.results.curves import Curve, Point
-from benchmarks.results.drawn import Drawn
+from benchmarks.results.random_programs import RandomPrograms
 from benchmarks.results.searches import Search
 
 PANELS_A_ROW = 4
 
 
-def draw(curve: Curve) -> bytes:
-    """The network's latency against seconds and against trials, with its peers' as lines."""
+def draw_curve(curve: Curve) -> bytes:
+    """Draw a network's latency over seconds and over trials, with its peers' latencies as lines."""
     with _style():
         figure = Figure(figsize=(8, 3.2), layout="constrained")
         by_seconds, by_trials = figure.subplots(1, 2, sharey=True)
@@ -35,11 +35,12 @@ def draw(curve: Curve) -> bytes:
         return _svg(figure)
 
 
-def draw_drawn(drawn: Sequence[Drawn]) -> bytes:
-    """A panel an operator: the latencies of both engines' random programs over the fastest one's."""
+def draw_random_programs(programs: Sequence[RandomPrograms]) -> bytes:
+    """Draw one panel for each operator: sorted latencies of both engines' random programs over the
+    fastest."""
     with _style():
-        figure, panels = _panels(len(drawn))
-        for axes, each in zip(panels, drawn, strict=True):
+        figure, panels = _panels(len(programs))
+        for axes, each in zip(panels, programs, strict=True):
             _ranked(axes, each)
         panels[0].legend(loc="upper left", fontsize=8)
         figure.supxlabel("share of the random programs")
@@ -48,15 +49,17 @@ def draw_drawn(drawn: Sequence[Drawn]) -> bytes:
 
 
 def draw_searches_by_seconds(searches: Sequence[Search]) -> bytes:
-    """A panel an operator: every search's best latency over the fastest one's, against seconds. Every search
-    has found something."""
+    """Draw one panel for each operator: every search's best latency over the fastest one's, over seconds.
+
+    Every search has at least one point.
+    """
     return _draw_searches(
         searches, lambda point: point.at_s, lambda search: search.seconds, "seconds of the search"
     )
 
 
 def draw_searches_by_trials(searches: Sequence[Search]) -> bytes:
-    """The same against trials."""
+    """Draw the same over trials."""
     return _draw_searches(searches, lambda point: point.trials, lambda search: search.trials, "trials")
 
 
@@ -88,7 +91,7 @@ def _draw_searches(
 
 
 def _panels(count: int) -> tuple[Figure, list[Axes]]:
-    """As many, some in a row."""
+    """Return `count` panels, PANELS_A_ROW in a row."""
     rows = math.ceil(count / PANELS_A_ROW)
     figure = Figure(figsize=(8, max(2.6, 1.9 * rows)), layout="constrained")
     panels = figure.subplots(rows, PANELS_A_ROW, sharex=True, sharey=True, squeeze=False).ravel()
@@ -97,14 +100,14 @@ def _panels(count: int) -> tuple[Figure, list[Axes]]:
     return figure, list(panels[:count])
 
 
-def _ranked(axes: Axes, drawn: Drawn) -> None:
-    best_s = min((*drawn.ours_s, *drawn.theirs_s), default=1.0)
+def _ranked(axes: Axes, programs: RandomPrograms) -> None:
+    best_s = min((*programs.ours_s, *programs.theirs_s), default=1.0)
     for name, secs, colour in (
-        ("ours", drawn.ours_s, "tab:blue"),
-        ("MetaSchedule", drawn.theirs_s, "tab:orange"),
+        ("ours", programs.ours_s, "tab:blue"),
+        ("MetaSchedule", programs.theirs_s, "tab:orange"),
     ):
         axes.plot(np.linspace(0, 1, len(secs)), np.array(secs) / best_s, color=colour, label=name)
-    axes.set_title(drawn.operator, fontsize=9)
+    axes.set_title(programs.operator, fontsize=9)
     _logarithmic(axes)
 
 

@@ -1,20 +1,17 @@
-"""How a network's latency fell while it was tuned; kept beside a benchmark's figures."""
+"""Tuning curves: how a network's latency fell while it was tuned."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
-from pydantic import TypeAdapter
+from benchmarks.results.sidecar import Sidecar
 
 
 @dataclass(frozen=True)
 class Point:
-    """At `at_s` seconds after the start, `trials` were done and the best known took `latency_s`.
+    """At `at_s` seconds after the start, `trials` were done and the best known latency was `latency_s`.
 
-    Of a network that is the sum over its tasks, known once every task has a schedule.
+    A network's latency is the sum over its tasks, known once every task has a schedule.
     """
 
     at_s: float
@@ -24,7 +21,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Curve:
-    """One network's points, and latencies measured end to end; all in seconds."""
+    """One network's points, and the latencies of whole models in seconds."""
 
     network: str
     points: tuple[Point, ...]
@@ -33,7 +30,7 @@ class Curve:
     onnxruntime_s: float
 
     def settled(self, within: float = 0.1) -> Point | None:
-        """The first point from which on the estimate stays at most `within` above the last one."""
+        """Return the first point after which the latency stays at most `within` above the last one."""
         settled: Point | None = None
         for point in reversed(self.points):
             if point.latency_s > self.points[-1].latency_s * (1 + within):
@@ -42,19 +39,4 @@ class Curve:
         return settled
 
 
-_CURVE = TypeAdapter(Curve)
-
-
-def beside(figures: Path) -> Path:
-    """Where the curves of a file of figures are kept, one a line."""
-    return figures.with_suffix(".curves.jsonl")
-
-
-def write(curves: Sequence[Curve], path: Path) -> None:
-    path.write_text("".join(json.dumps(asdict(curve)) + "\n" for curve in curves))
-
-
-def read(path: Path) -> tuple[Curve, ...]:
-    """Empty where no file is. Raises ValueError when it holds anything else."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    return tuple(map(_CURVE.validate_json, lines))
+CURVES = Sidecar(Curve, "curves")

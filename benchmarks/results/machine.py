@@ -1,10 +1,12 @@
-"""Which machine and which versions figures were measured on. Names nobody's host."""
+"""Describe the machine, the versions and the commit that figures were measured with; no host name is in
+it."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import psutil
 
 PACKAGES = ("apache-tvm", "onnxruntime", "openvino", "xgboost-cpu", "numpy")
 CPU_INFO = Path("/proc/cpuinfo")
-# The flags of the kernel that decide how fast a network can be.
+# Flags of /proc/cpuinfo that decide how fast a network can be.
 VECTORS = (
     *("sse4_2", "avx", "avx2", "fma", "avx_vnni", "avx512f", "avx512bw", "avx512_vnni", "avx512_bf16"),
     *("amx_tile", "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2"),
@@ -20,31 +22,37 @@ VECTORS = (
 
 
 def describe(threads: int, without: Sequence[str] = ()) -> str:
-    """One line: processor, the instruction sets that it shows and those that were given up (`without`),
-    threads used, memory, system, versions and the load before the benchmark."""
+    """Describe in one line: processor, instruction sets shown and given up (`without`), threads used, memory,
+    system, versions and the load before the benchmark."""
+    processor = _cpu_info().get("model name") or platform.processor() or platform.machine()
     memory_gib = psutil.virtual_memory().total / 2**30
     shown = flags()
     vectors = ", ".join(flag for flag in VECTORS if flag in shown) or "no vector instructions that are known"
     lost = f"; given up: {', '.join(without)} and what builds on it" if without else ""
     return (
-        f"{_processor()} ({vectors}{lost}), {threads} threads of {os.cpu_count()} CPUs, "
+        f"{processor} ({vectors}{lost}), {threads} threads of {os.cpu_count()} CPUs, "
         f"{memory_gib:.0f} GiB; {platform.system()} {platform.machine()}, "
         f"Python {platform.python_version()}; {', '.join(_versions())}; load before {os.getloadavg()[0]:.1f}"
     )
 
 
+def commit() -> str:
+    """Return the short id of the checkout's commit, "-dirty" appended after changes; empty without git."""
+    command = ("git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*")
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
 def flags() -> frozenset[str]:
-    """What the kernel says that the processor can do; empty where it says nothing."""
+    """Return the processor's flags in /proc/cpuinfo, none where it has none."""
     fields = _cpu_info()
     return frozenset((fields.get("flags") or fields.get("Features") or "").split())
 
 
-def _processor() -> str:
-    return _cpu_info().get("model name") or platform.processor() or platform.machine()
-
-
 def _cpu_info() -> dict[str, str]:
-    """Of the first processor."""
+    """Return the fields of the first processor."""
     fields: dict[str, str] = {}
     if CPU_INFO.exists():
         for line in CPU_INFO.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Where a benchmark's command puts what it finds: figures into a file, words and a table on the terminal."""
+"""Output of a benchmark's command: figures into a file, progress and a table to the terminal."""
 
 from __future__ import annotations
 
@@ -13,38 +13,42 @@ from rich.console import Console
 from benchmarks.results import figures, machine
 from benchmarks.results.figures import Figure, Results
 
-WIDTH = 180  # of the table where there is no terminal to ask
+WIDTH = 180  # of the table where output is no terminal
 
 
 class Output:
-    """Figures may be written again and again while there are more of them: the file has the latest."""
+    """Writes figures with date, machine, command and commit; each `write` replaces the file."""
 
     def __init__(
         self,
-        benchmark: str,
+        name: str,
         argv: Sequence[str] | None,
         file: Path,
         threads: int,
         without: Sequence[str] = (),
     ) -> None:
-        """To be made before anything is measured: it notes the date and the machine's load. `argv` is what
-        `main` was given, None for the process's own; `without` are the instruction sets given up."""
+        """Record the date and the machine's load, so create it before anything is measured.
+
+        `name` is the benchmark's module, `argv` the arguments of its `main`, None for the process's own;
+        `without` are the instruction sets given up.
+        """
         self.console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
         self.file = file
-        self._name = f"benchmarks.{benchmark}"
+        self._name = name
         self._command = shlex.join(["python", "-m", self._name, *(sys.argv[1:] if argv is None else argv)])
         self._date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         self._where = machine.describe(threads, without)
+        self._commit = machine.commit()
 
     def write(self, found: Sequence[Figure]) -> None:
         """Raises OSError."""
-        Results(tuple(found), self._where, self._date, self._command).write(self.file)
+        Results(tuple(found), self._where, self._date, self._command, self._commit).write(self.file)
 
     def show(self, found: Sequence[Figure]) -> None:
         self.console.print(figures.table(found))
 
     def finish(self, found: Sequence[Figure]) -> None:
-        """For a benchmark that knows all of its figures at once. Raises OSError."""
+        """Write and show all figures. Raises OSError."""
         self.write(found)
         self.show(found)
 
@@ -52,5 +56,5 @@ class Output:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def fail(self, why: Exception | str) -> None:
-        """For what could not be measured: said where errors are looked for."""
+        """Print why something could not be measured to standard error."""
         print(f"{self._name}: {why}", file=sys.stderr)

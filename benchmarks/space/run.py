@@ -1,4 +1,4 @@
-"""Both engines' spaces of one operator: random programs, the best after a search, the rate of sampling."""
+"""Measure both engines' spaces of one operator: random programs, the best after a search, sampling rates."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.engines.ours import OurSpace
-from benchmarks.engines.theirs import TheirSpace
-from benchmarks.results.drawn import Drawn
+from benchmarks.engines.metaschedule_space import MetaScheduleSpace
+from benchmarks.engines.tunefarm_search import TunefarmSearch
+from benchmarks.results.random_programs import RandomPrograms
 from benchmarks.suite import OPERATORS
 from benchmarks.timing.interleaved import Block, Counted, Pair, Timings, measure
-from benchmarks.timing.judge import Finalist, Judge, Timed, fastest, seconds
-from compiler.measuring.bench import BuiltKernel
-from compiler.target import probe
+from benchmarks.timing.measurer import Finalist, ProgramMeasurer, TimedCandidates, fastest, seconds
+from compiler.measuring.builder import BuiltKernel
+from compiler.target import detect_device
 
-# Where valid programs a second are measured too.
+# Operators whose sampling rates are measured.
 RATED = ("GMM", "C2D")
 SAMPLED_OF_A_SKETCH = 2048
 RATE_BLOCK = Block(warm_up_s=0.1, min_s=0.5, min_calls=1)
-FINAL_BLOCK = Block()  # finalists repeat as often as the bench finds right
+FINAL_BLOCK = Block()  # the runner decides how often a finalist is repeated
 
 
 @dataclass(frozen=True)
 class Plan:
-    """`programs` are drawn at random of each engine, `trials` searched for, the fastest `finalists` of each
-    timed again in `rounds` turns; everything runs on `threads` cores."""
+    """Each engine draws `programs` at random and searches with `trials`; its fastest `finalists` are timed
+    again in `rounds` turns. Everything runs on `threads` cores."""
 
     programs: int
     trials: int
@@ -40,7 +40,8 @@ class Plan:
 
 @dataclass(frozen=True)
 class Rates:
-    """Seconds a valid program in every turn on one core: ours in arrays, ours as traces, MetaSchedule's."""
+    """Seconds of one valid program in every turn on one core: ours as arrays, ours lowered,
+    MetaSchedule's."""
 
     ours: Timings
     lowered: Timings
@@ -48,11 +49,12 @@ class Rates:
 
 
 @dataclass(frozen=True)
-class Found:
-    """One operator. Seconds of random programs are infinite for those that failed to build or to agree.
+class OperatorResult:
+    """The measurements of one operator.
 
-    `errors` says why ours failed, each reason once. Of each engine the best is timed again in turns; None
-    when an engine has nobody to send.
+    `ours_s` and `theirs_s` are seconds of random programs, inf for a failure; `errors` has each reason for
+    a failure of ours once. `random` and `ceiling` have the best programs of both engines in turns, without
+    and with a search; None when an engine has none.
     """
 
     operator: str
@@ -63,18 +65,19 @@ class Found:
     ceiling: Pair | None
     rates: Rates | None
 
-    def drawn(self) -> Drawn:
-        """What is drawn of it."""
+    def random_programs(self) -> RandomPrograms:
+        """Return the seconds of random programs that ran, fastest first."""
         ours, theirs = (tuple(sorted(filter(math.isfinite, side))) for side in (self.ours_s, self.theirs_s))
-        return Drawn(self.operator, ours, theirs)
+        return RandomPrograms(self.operator, ours, theirs)
 
 
-def run(operator: str, plan: Plan) -> Found:
+def run(operator: str, plan: Plan) -> OperatorResult:
     """Wants a process of its own, with TVM_NUM_THREADS in the environment.
 
-    Raises NotCovered or EmptySpace when our search has no programs for the operator.
+    Raises UnsupportedSubgraph when our search can't represent the operator, EmptySpace when it finds no
+    program.
     """
-    return _Run(operator, plan).found()
+    return _Run(operator, plan).result()
 
 
 class _Run:
@@ -82,17 +85,17 @@ class _Run:
         self._plan = plan
         self._operator = operator
         self._rng = np.random.default_rng(plan.seed)
-        device = probe(plan.threads)
+        device = detect_device(plan.threads)
         chosen = OPERATORS[operator]
         module = chosen.module(chosen.benchmark)
-        self._ours = OurSpace(module, device)
-        self._theirs = TheirSpace(module, device, plan.seed)
-        self._judge = Judge(module, device)
+        self._ours = TunefarmSearch(module, device)
+        self._theirs = MetaScheduleSpace(module, device, plan.seed)
+        self._measurer = ProgramMeasurer(module, device)
 
-    def found(self) -> Found:
+    def result(self) -> OperatorResult:
         ours, theirs, errors = self._random()
         ours_tuned, theirs_tuned = self._tuned()
-        return Found(
+        return OperatorResult(
             self._operator,
             tuple(secs for _, secs in ours),
             tuple(secs for _, secs in theirs),
@@ -102,13 +105,13 @@ class _Run:
             self._rates() if self._operator in RATED else None,
         )
 
-    def _random(self) -> tuple[Timed, Timed, tuple[str, ...]]:
-        """Both engines' random programs, timed alternately."""
+    def _random(self) -> tuple[TimedCandidates, TimedCandidates, tuple[str, ...]]:
+        """Time both engines' random programs alternately."""
         programs = self._ours.random(self._plan.programs, self._rng)
         ours = [self._ours.candidate(program) for program in programs]
         theirs = self._theirs.random(self._plan.programs)
         mixed = [candidate for pair in zip(ours, theirs, strict=True) for candidate in pair]
-        measured = self._judge.measure(mixed)
+        measured = self._measurer.measure(mixed)
         errors = dict.fromkeys(f"{one.outcome}: {one.error}" for one in measured[::2] if one.error)
         secs = [seconds(one) for one in measured]
         return (
@@ -117,17 +120,17 @@ class _Run:
             tuple(errors),
         )
 
-    def _tuned(self) -> tuple[Timed, Timed]:
-        searched = self._ours.tune(self._plan.trials, self._judge.timed, self._rng)
+    def _tuned(self) -> tuple[TimedCandidates, TimedCandidates]:
+        searched = self._ours.tune(self._plan.trials, self._measurer.timed, self._rng)
         ours = [(trial.candidate, trial.secs) for trial in searched.trials]
         with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
-            return ours, self._theirs.tune(self._plan.trials, self._judge, Path(folder))
+            return ours, self._theirs.tune(self._plan.trials, self._measurer, Path(folder))
 
-    def _final(self, ours: Timed, theirs: Timed) -> Pair | None:
+    def _final(self, ours: TimedCandidates, theirs: TimedCandidates) -> Pair | None:
         finalists = {
-            f"{side} {number}": Finalist(self._judge, built)
+            f"{side} {number}": Finalist(self._measurer, built)
             for side, timed in (("ours", ours), ("theirs", theirs))
-            for number, built in enumerate(self._judge.build(fastest(timed, self._plan.finalists)))
+            for number, built in enumerate(self._measurer.build(fastest(timed, self._plan.finalists)))
             if isinstance(built, BuiltKernel)
         }
         timings = measure(finalists, self._plan.rounds, FINAL_BLOCK, rest_s=0.02) if finalists else {}

@@ -1,4 +1,4 @@
-"""Compiled models, ONNX Runtime and OpenVINO as contestants, each loaded in a process of its own."""
+"""Contestants: compiled models, ONNX Runtime and OpenVINO, each loaded in a process of its own."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.timing.hidden import Hidden
+from benchmarks.timing.cpu_masking import MaskedOnnxRuntime
 from benchmarks.timing.interleaved import Block, time_calls
 
 Arrays = Sequence[NDArray[Any]]
-# Binds inputs, so that a call does nothing but run the model; the call returns the outputs as they come.
+# Binds inputs; the call that it returns only runs the model, and returns the outputs in the runtime's own
+# type.
 Bind = Callable[[Arrays], Callable[[], Any]]
 
 
 class ModelFile(Protocol):
-    """A model that can be loaded by whoever times it."""
+    """A model that the process which times it can load."""
 
     def load(self, threads: int) -> Bind: ...
 
 
 @dataclass(frozen=True)
 class TvmLibrary:
-    """A shared library made from a relax module."""
+    """A shared library compiled from a Relax module."""
 
     path: Path
 
@@ -52,25 +53,25 @@ class TvmLibrary:
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """An ONNX file for ONNX Runtime's CPU provider, all its optimizations on.
+    """An ONNX file for ONNX Runtime's CPU provider with all optimizations.
 
-    With `hidden` it doesn't see all of the processor's instruction sets.
+    With `masked`, it doesn't see all of the processor's instruction sets.
     """
 
     path: Path
-    hidden: Hidden | None = None
+    masked: MaskedOnnxRuntime | None = None
 
     def load(self, threads: int) -> Bind:
-        if self.hidden is not None:
-            self.hidden.prepare()
+        if self.masked is not None:
+            self.masked.prepare()
         import onnxruntime
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         session = onnxruntime.InferenceSession(str(self.path), options, providers=["CPUExecutionProvider"])
-        if self.hidden is not None:
-            self.hidden.check()
+        if self.masked is not None:
+            self.masked.check()
         names = [one.name for one in session.get_inputs()]
 
         def bind(inputs: Arrays) -> Callable[[], Any]:
@@ -82,9 +83,9 @@ class OnnxFile:
 
 @dataclass(frozen=True)
 class OpenVinoFile:
-    """An ONNX file for OpenVINO's CPU plugin, tuned for latency, in 32-bit floats as everyone else.
+    """An ONNX file for OpenVINO's CPU plugin with its latency hint, computed in float32.
 
-    `isa` is what oneDNN calls the best instruction set that it may use.
+    `isa` is oneDNN's name of the best instruction set that it may use.
     """
 
     path: Path
@@ -93,7 +94,7 @@ class OpenVinoFile:
     def load(self, threads: int) -> Bind:
         if self.isa is not None:
             os.environ["ONEDNN_MAX_CPU_ISA"] = self.isa
-        # Its import would report to its makers, and write an identity into the user's home.
+        # Without this, its import sends telemetry and writes an identity into the user's home.
         sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
         import openvino
 
@@ -114,14 +115,14 @@ class OpenVinoFile:
 
 
 class ProcessContestant:
-    """A model in a process of its own: two runtimes never share threads, nor memory.
+    """A model in a process of its own, so that runtimes share neither threads nor memory.
 
-    What goes wrong while the model is loaded or run is raised here.
+    Exceptions while the model is loaded or run are raised here.
     """
 
     def __init__(self, model: ModelFile, threads: int, inputs: Arrays) -> None:
-        """`inputs` are what it is timed with."""
-        self._executor = own_process()
+        """Load the model and bind `inputs`, with which it is timed."""
+        self._executor = spawn_process()
         try:
             self._executor.submit(_load, model, threads, inputs).result()
         except BaseException:
@@ -137,16 +138,16 @@ class ProcessContestant:
         self._executor.shutdown()
 
     def time_block(self, block: Block) -> Sequence[float]:
-        """Seconds of every timed call of one turn."""
+        """Return the seconds of every timed call of one turn."""
         return self._executor.submit(_time_block, block).result()
 
     def outputs(self, inputs: Arrays) -> list[NDArray[Any]]:
-        """What the model computes."""
+        """Return the model's outputs."""
         return self._executor.submit(_outputs, inputs).result()
 
 
-def own_process() -> ProcessPoolExecutor:
-    """One fresh process, which has loaded nothing yet."""
+def spawn_process() -> ProcessPoolExecutor:
+    """Return an executor of one fresh process."""
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 
@@ -156,7 +157,7 @@ class _Loaded:
     call: Callable[[], Any]
 
 
-_loaded: list[_Loaded] = []  # the child's own; it serves one contestant
+_loaded: list[_Loaded] = []  # in the child, which serves one contestant
 
 
 def _load(model: ModelFile, threads: int, inputs: Arrays) -> None:
@@ -170,5 +171,5 @@ def _time_block(block: Block) -> tuple[float, ...]:
 
 def _outputs(inputs: Arrays) -> list[NDArray[Any]]:
     result = _loaded[0].bind(inputs)()
-    many = [result] if hasattr(result, "numpy") else result  # TVM gives a single output as it is
+    many = [result] if hasattr(result, "numpy") else result  # TVM returns a single output without a list
     return [np.asarray(one.numpy() if hasattr(one, "numpy") else one) for one in many]

@@ -1,5 +1,5 @@
 /* Answers for the processor where a library asks what it can do: the instructions that asked were replaced
- * by ones that no processor knows (see hidden.py), so that the kernel calls us instead. */
+ * by ones that no processor knows (see cpu_masking.py), so that the kernel calls us instead. */
 
 #define _GNU_SOURCE
 #include <cpuid.h>

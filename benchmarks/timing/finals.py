@@ -1,4 +1,4 @@
-"""The best programs of several searches of one operator, timed in turns, so that they can be compared."""
+"""Time the best programs of several searches of one operator in turns, so that they can be compared."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 
 from benchmarks.results.searches import Search
 from benchmarks.timing.interleaved import Block, Timings, measure
-from benchmarks.timing.judge import Candidate, Finalist, Judge, Trial, fastest
+from benchmarks.timing.measurer import Candidate, Finalist, ProgramMeasurer, Trial, fastest
 from core.measurement import Measurement, Outcome
 
-ANY_BLOCK = Block()  # finalists repeat as often as the bench finds right
+ANY_BLOCK = Block()  # the runner decides how often a finalist is repeated
 REST_S = 0.02
 
 
 @dataclass(frozen=True)
-class Judged:
-    """The best of a search after so many trials: as the search timed it, and timed in turns."""
+class Milestone:
+    """The best program of a search after `trials`: seconds as the search timed it, and timed in turns."""
 
     trials: int
     searched_s: float
@@ -27,88 +27,91 @@ class Judged:
 
 
 @dataclass(frozen=True)
-class Side:
-    """One search, and its best after every milestone at which it had one."""
+class SearchResult:
+    """The curve of one search, and each milestone at which it had a program that works."""
 
-    search: Search
-    judged: tuple[Judged, ...]
+    curve: Search
+    milestones: tuple[Milestone, ...]
 
-    def after(self, trials: int) -> Judged | None:
-        return next((each for each in self.judged if each.trials == trials), None)
+    def after(self, trials: int) -> Milestone | None:
+        return next((each for each in self.milestones if each.trials == trials), None)
 
 
 @dataclass(frozen=True)
 class Trials:
-    """What a search tried, and after how many trials its best is judged."""
+    """All trials of a search in order, and after how many of them its best is timed again."""
 
     tried: Sequence[Trial]
     milestones: Sequence[int]
 
 
-def up_to(trials: int, counts: Sequence[int]) -> tuple[int, ...]:
-    """The milestones of a search: the counts that come before its end, and its end."""
+def milestones_up_to(trials: int, counts: Sequence[int]) -> tuple[int, ...]:
+    """Return the counts below `trials`, and `trials`."""
     return tuple(sorted({count for count in counts if count < trials} | {trials}))
 
 
-def judge_all(
-    judge: Judge, operator: str, searches: Mapping[str, Trials], rounds: int, errors: list[str]
-) -> dict[str, Side]:
-    """The best of every search after every milestone, all in turns; a program that several found once.
+def time_best_programs(
+    measurer: ProgramMeasurer,
+    operator: str,
+    searches: Mapping[str, Trials],
+    rounds: int,
+    errors: list[str],
+) -> dict[str, SearchResult]:
+    """Time the best program of every search after every milestone in turns, each program once.
 
-    `errors` is told of those that fail or whose results are wrong: they are nobody's best.
+    Programs that fail or whose results are wrong have no milestone; why is appended to `errors`.
     """
     chosen = {
         (name, count): best(trials.tried[:count])
         for name, trials in searches.items()
         for count in trials.milestones
     }
-    finalists = verified(judge, [one for found in chosen.values() for one in found], errors)
+    finalists = verified(measurer, [one for found in chosen.values() for one in found], errors)
     numbers = {candidate: str(number) for number, candidate in enumerate(finalists)}
     contestants = {numbers[candidate]: finalist for candidate, finalist in finalists.items()}
     timings = measure(contestants, rounds, ANY_BLOCK, rest_s=REST_S) if contestants else {}
-    judged: dict[str, list[Judged]] = {name: [] for name in searches}
+    milestones: dict[str, list[Milestone]] = {name: [] for name in searches}
     for (name, count), found in chosen.items():
-        judged[name] += [
-            Judged(count, known(searches[name].tried)[one], timings[numbers[one]])
+        milestones[name] += [
+            Milestone(count, median_seconds(searches[name].tried)[one], timings[numbers[one]])
             for one in found
             if one in numbers
         ]
-    return {
-        name: Side(Search.of(operator, name, _best_known(trials.tried)), tuple(judged[name]))
-        for name, trials in searches.items()
-    }
+    results = {}
+    for name, trials in searches.items():
+        best_known = [
+            (trial.at_s, min(median_seconds(trials.tried[:count]).values(), default=math.inf))
+            for count, trial in enumerate(trials.tried, start=1)
+        ]
+        results[name] = SearchResult(Search.of(operator, name, best_known), tuple(milestones[name]))
+    return results
 
 
-def verified(judge: Judge, candidates: Sequence[Candidate], errors: list[str]) -> dict[Candidate, Finalist]:
-    """Those that build and whose results are right, each once; `errors` is told of the others."""
+def verified(
+    measurer: ProgramMeasurer, candidates: Sequence[Candidate], errors: list[str]
+) -> dict[Candidate, Finalist]:
+    """Return the candidates that build and whose results are right, each once; append the others to
+    `errors`."""
     wanted = list(dict.fromkeys(candidates))
     found = {}
-    for candidate, built in zip(wanted, judge.build(wanted), strict=True):
-        measurement = judge.run(built)
+    for candidate, built in zip(wanted, measurer.build(wanted), strict=True):
+        measurement = measurer.run(built)
         if isinstance(built, Measurement) or measurement.outcome is not Outcome.OK:
             errors.append(f"a finalist: {measurement.outcome}: {measurement.error}")
         else:
-            found[candidate] = Finalist(judge, built)
+            found[candidate] = Finalist(measurer, built)
     return found
 
 
 def best(trials: Sequence[Trial]) -> list[Candidate]:
-    """One, or none where all failed."""
-    return fastest(list(known(trials).items()), 1)
+    """Return the fastest candidate, in a list that is empty when all failed."""
+    return fastest(list(median_seconds(trials).items()), 1)
 
 
-def known(trials: Sequence[Trial]) -> dict[Candidate, float]:
-    """The median of all that was measured of each candidate, in seconds, inf for a failure."""
-    seen: defaultdict[Candidate, list[float]] = defaultdict(list)
+def median_seconds(trials: Sequence[Trial]) -> dict[Candidate, float]:
+    """Return the median of all measurements of each candidate in seconds, inf for a failure."""
+    measured: defaultdict[Candidate, list[float]] = defaultdict(list)
     for trial in trials:
         if trial.candidate is not None:
-            seen[trial.candidate].append(trial.secs)
-    return {candidate: statistics.median(secs) for candidate, secs in seen.items()}
-
-
-def _best_known(trials: Sequence[Trial]) -> list[tuple[float, float]]:
-    """When each trial was known, and how fast the best of all so far was then held to be."""
-    return [
-        (trial.at_s, min(known(trials[:count]).values(), default=math.inf))
-        for count, trial in enumerate(trials, start=1)
-    ]
+            measured[trial.candidate].append(trial.secs)
+    return {candidate: statistics.median(secs) for candidate, secs in measured.items()}

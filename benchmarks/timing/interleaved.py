@@ -1,4 +1,4 @@
-"""Compares latencies fairly: contestants take turns, block by block, so that all see the same machine."""
+"""Compare latencies of contestants that take turns, so that a slow period of the machine affects all."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Block:
-    """One turn: untimed calls, then timed ones until they took `min_s` together, within the two bounds."""
+    """One turn: untimed calls for `warm_up_s`, then between `min_calls` and `max_calls` timed ones, until
+    `min_s`."""
 
     warm_up_s: float = 0.1
     min_s: float = 0.5
@@ -26,15 +27,15 @@ class Block:
 
 
 class Contestant(Protocol):
-    """What is timed."""
+    """Something that is timed in turns."""
 
     def time_block(self, block: Block) -> Sequence[float]:
-        """Seconds of every timed call of one turn."""
+        """Return the seconds of every timed call of one turn."""
 
 
 @dataclass(frozen=True)
 class Median:
-    """The median of what the blocks gave, with their 10th and 90th percentile."""
+    """A median over blocks, with the 10th and 90th percentile."""
 
     value: float
     spread: tuple[float, float]
@@ -42,7 +43,7 @@ class Median:
 
 @dataclass(frozen=True)
 class Timings:
-    """The median seconds of a call in every block of one contestant, in the order of the rounds."""
+    """The median seconds of a call in each block of one contestant, in the order of the rounds."""
 
     blocks: tuple[float, ...]
 
@@ -56,13 +57,14 @@ class Timings:
         return _median([1 / block for block in self.blocks])
 
     def ratio_to(self, other: Timings) -> Median:
-        """How many times `other`'s latency this is, by rounds: what slows a whole round cancels out."""
+        """Return the median of this latency over `other`'s, round by round: what slows a whole round
+        cancels out."""
         return _median([ours / theirs for ours, theirs in zip(self.blocks, other.blocks, strict=True)])
 
 
 @dataclass(frozen=True)
 class Pair:
-    """The same done by both engines, in turns."""
+    """Timings of both engines in turns."""
 
     ours: Timings
     theirs: Timings
@@ -76,9 +78,9 @@ def measure(
     rest_s: float = 0.1,
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Timings]:
-    """Gives every contestant a turn in every round; each round starts with another one.
+    """Give every contestant a turn in every round; each round starts with another contestant.
 
-    Between turns everything rests for `rest_s`, until threads that spin after their work have gone to sleep.
+    Between turns there is a pause of `rest_s`, in which threads that spin after their work go to sleep.
     """
     if rounds < 1:
         raise ValueError(f"there is at least one round, not {rounds}")
@@ -95,7 +97,7 @@ def measure(
 def time_calls(
     call: Callable[[], object], block: Block, clock: Callable[[], float] = time.perf_counter
 ) -> tuple[float, ...]:
-    """One turn of a contestant that is a plain function."""
+    """Time one turn of a plain function; return the seconds of each timed call."""
     warm_at = clock() + block.warm_up_s
     call()
     while clock() < warm_at:
@@ -110,17 +112,17 @@ def time_calls(
 
 @dataclass(frozen=True)
 class Counted:
-    """A contestant that makes things, as many at a call as it returns; a turn gives the seconds for each."""
+    """A contestant whose call returns how many items it made; a turn gives the seconds of one item."""
 
     make: Callable[[], int]
 
     def time_block(self, block: Block) -> Sequence[float]:
-        """Raises RuntimeError when nothing was made."""
+        """Raises RuntimeError when no item was made."""
         made: list[int] = []
         secs = time_calls(lambda: made.append(self.make()), block)
         timed = made[-len(secs) :]
         if not sum(timed):
-            raise RuntimeError("nothing was made that could be counted")
+            raise RuntimeError("no item was made that could be counted")
         return [sum(secs) / sum(timed)]
 
 

@@ -1,1 +1,1 @@
-"""What scheduled modules go through before TVM generates code, which no trace records."""
+"""Passes over scheduled modules right before TVM generates code. No trace records them."""

@@ -1,4 +1,4 @@
-"""Rewriting the functions of a module right before TVM compiles it."""
+"""Rewrite the PrimFuncs of a module right before TVM compiles it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import tvm
 from tvm.tirx import PrimFunc
 
 
-def for_cpus(
+def rewrite_prim_funcs(
     module: tvm.IRModule, target: tvm.target.Target, rewrite: Callable[[PrimFunc], PrimFunc]
 ) -> tvm.IRModule:
-    """The module with all PrimFuncs rewritten where LLVM generates the code; itself elsewhere."""
+    """Rewrite all PrimFuncs if LLVM generates the code; return the module itself for other targets."""
     if target.kind.name != "llvm":
         return module
     functions = {

@@ -1,4 +1,4 @@
-"""What scheduled modules go through before TVM's pipeline: steps of code generation that no trace records."""
+"""Compile scheduled modules: our passes first, then TVM's pipeline."""
 
 from __future__ import annotations
 
@@ -8,18 +8,21 @@ import tvm
 
 from compiler.codegen.row_sums import add_as_trees
 from compiler.codegen.vector_math import expand_math
-from compiler.constants.packing import Split, split
+from compiler.constants.packing import PackedWorkload, split_packing
 
 
-def prepared(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Candidates and whole models alike, so that what is timed is what is deployed."""
+def apply_passes(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Apply our passes. Candidates and whole models share them, so what is timed is what is deployed."""
     return expand_math(add_as_trees(module, target), target)
 
 
-def compiled(scheduled: tvm.IRModule, target: tvm.target.Target) -> tuple[Any, Split | None]:
-    """A candidate as TVM's Executable, without machine code yet, and what it packs ahead of time.
+def compile_scheduled(
+    scheduled: tvm.IRModule, target: tvm.target.Target
+) -> tuple[Any, PackedWorkload | None]:
+    """Compile a candidate to a tvm.runtime.Executable, without machine code yet.
 
-    Raises whatever class TVM's C++ side names.
+    The second value describes what it packs ahead of time; None when it packs nothing. Raises whatever class
+    TVM's C++ side names.
     """
-    parts = split(scheduled)
-    return tvm.compile(prepared(parts.module if parts else scheduled, target), target=target), parts
+    parts = split_packing(scheduled)
+    return tvm.compile(apply_passes(parts.module if parts else scheduled, target), target=target), parts

@@ -1,9 +1,9 @@
-"""exp, log, tanh and their kin as plain arithmetic, which LLVM vectorizes; a call of libm runs lane by lane.
+"""Compute exp, log, tanh and the like with arithmetic that LLVM vectorizes; libm computes lane by lane.
 
 Errors against the true value are at most 2 ulp for exp, exp2, log and log2, 4 ulp for log10, log1p, sigmoid
 and rsqrt, and 4 ulp or 1e-6 (whichever is more) for tanh and erf. Infinities and nan give what libm gives.
 Results of exp and exp2 below float32's smallest normal number are 0: such numbers slow many CPUs down.
-float16 goes through float32; float64 stays with libm, and so does bfloat16, which TVM widens only later.
+float16 is computed in float32. float64 stays with libm, and so does bfloat16, which TVM widens only later.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.ir import Call, TensorLoad
 from tvm.tirx import Cast, Let, PrimFunc, Select
 
-from compiler.codegen.rewrite import for_cpus
+from compiler.codegen.rewrite import rewrite_prim_funcs
 from compiler.reading.indices import find_all
 
 Expr = Any
@@ -27,7 +27,7 @@ _Function = Callable[[Expr], Expr]
 MANTISSA_BITS = 23
 SMALLEST_NORMAL = 2.0**-126
 LARGEST = (2.0 - 2.0**-23) * 2.0**127
-# Added to a small number, it leaves the nearest integer in the lowest bits of the mantissa.
+# Adding this to a small number leaves the nearest integer in the lowest bits of the mantissa.
 ROUNDER = 1.5 * 2.0**MANTISSA_BITS
 # ln 2 in two parts, the first so short that its products with exponents are exact (Cephes, expf.c).
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440e-4
@@ -70,89 +70,79 @@ ERF_Q = (
     1.0,
 )
 
-
-# TVM's analyzer puts values in for names, so compiling takes exponentially long in the depth of `Let`s: a
-# function of two functions stays a call (log1p of exp compiles in 0.03 s, tanh of that in 4 s).
+# TVM's analyzer substitutes the values of `Let`s, which takes exponentially long in their depth (log1p of exp
+# compiles in 0.03 s, tanh of that in 4 s). So the third of three nested functions stays a call.
 MAX_LETS = 7
 
 
 def expand_math(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
-    """Replace the calls of mathematical functions in all PrimFuncs where LLVM generates the code.
+    """Replace calls of mathematical functions in all PrimFuncs, where LLVM generates the code.
 
-    B[i] = T.exp(A[i])  ->  B[i] = let x = A[i] in arithmetic on x
+        B[i] = T.sigmoid(A[i])
+    ->
+        B[i] = let v = A[i] in 1 / (1 + 2^n * (1 + r + r^2 * p(r)))     # -v = n ln 2 + r
     """
-    return for_cpus(module, target, _expand)
 
+    def rewrite(function: PrimFunc) -> PrimFunc:
+        return function.with_body(tvm_ffi.structural_map(function.body, (Call, _expand_call)))
 
-def _name(call: Call) -> str:
-    # The same function is in one of two dialects, prim or tirx.
-    return str(getattr(call.op, "name", "")).removeprefix("prim.").removeprefix("tirx.")
-
-
-def _expand(function: PrimFunc) -> PrimFunc:
-    return function.with_body(tvm_ffi.structural_map(function.body, (Call, _expand_call)))
+    return rewrite_prim_funcs(module, target, rewrite)
 
 
 def _expand_call(call: Call) -> Expr:
-    name = _name(call)
+    # A function may belong to the dialect prim or to tirx.
+    name = str(getattr(call.op, "name", "")).removeprefix("prim.").removeprefix("tirx.")
     if name == "pow":
         return _power(call)
     function, dtype = FUNCTIONS.get(name), str(call.ty.dtype)
     if function is None or dtype not in ("float32", "float16"):
         return call
-    if _too_deep(call.args[0]) or _has_bfloat16(call.args[0]):
+    lets: list[Expr] = []
+    tvm_ffi.structural_walk(call.args[0], [(Let, lets.append)])
+    if len(lets) > MAX_LETS:
+        return call
+    # TVM widens bfloat16 later, repeats what it rounds, and refuses or confuses a repeated `Let`.
+    if any(str(value.ty.dtype) == "bfloat16" for value in find_all(call.args[0], TensorLoad, Cast)):
         return call
     return function(call.args[0].astype("float32")).astype(dtype)
 
 
-def _has_bfloat16(argument: Expr) -> bool:
-    # TVM widens bfloat16 later, repeats what it rounds, and refuses or confuses a repeated `Let`.
-    values = find_all(argument, TensorLoad, Cast)
-    return any(str(value.ty.dtype) == "bfloat16" for value in values)
-
-
-def _too_deep(argument: Expr) -> bool:
-    lets: list[Expr] = []
-    tvm_ffi.structural_walk(argument, [(Let, lets.append)])
-    return len(lets) > MAX_LETS
-
-
 def _exp(x: Expr) -> Expr:
     """2^n exp(r), where x = n ln 2 + r."""
-    return _share(x, lambda x: _scaled_exp(x, 1 / math.log(2), _natural_rest, (-87.33654, 88.72283)))
+
+    def remainder(x: Expr, n: Expr) -> Expr:
+        return x - n * _f32(LN2_HIGH) - n * _f32(LN2_LOW)
+
+    return _share(x, lambda x: _scaled_exp(x, 1 / math.log(2), remainder, (-87.33654, 88.72283)))
 
 
 def _exp2(x: Expr) -> Expr:
-    return _share(x, lambda x: _scaled_exp(x, 1.0, _binary_rest, (-126.0, 127.99999)))
+    """2^n exp(r), where x = n + r / ln 2."""
 
+    def remainder(x: Expr, n: Expr) -> Expr:
+        return (x - n) * _f32(math.log(2))
 
-def _natural_rest(x: Expr, n: Expr) -> Expr:
-    return x - n * _f32(LN2_HIGH) - n * _f32(LN2_LOW)
-
-
-def _binary_rest(x: Expr, n: Expr) -> Expr:
-    return (x - n) * _f32(math.log(2))
+    return _share(x, lambda x: _scaled_exp(x, 1.0, remainder, (-126.0, 127.99999)))
 
 
 def _scaled_exp(
-    x: Expr, exponents: float, rest: Callable[[Expr, Expr], Expr], normal: tuple[float, float]
+    x: Expr, scale: float, remainder: Callable[[Expr, Expr], Expr], normal: tuple[float, float]
 ) -> Expr:
-    """2^n exp(rest(x, n)), n = round(x * exponents); `normal` bounds the x of normal results."""
+    """2^n exp(remainder(x, n)) where n = round(x * scale). Results are normal for x within `normal`."""
 
     def shifted(rounded: Expr) -> Expr:
-        power = _share(rest(x, rounded - _f32(ROUNDER)), _exp_near_zero)
-        # Adding to the exponent's bits multiplies, also by 2^128, which is no float32 itself.
+        power = _share(
+            remainder(x, rounded - _f32(ROUNDER)),
+            lambda r: _polynomial(EXP, r) * (r * r) + r + _f32(1.0),
+        )
+        # Adding n to the bits of the exponent multiplies by 2^n, also for 2^128, which is no float32.
         exponent = _bits(rounded) << _i32(MANTISSA_BITS)
         return _float(_bits(power) + exponent)
 
     lowest, highest = normal
-    inside = _share(x * _f32(exponents) + _f32(ROUNDER), shifted)
+    inside = _share(x * _f32(scale) + _f32(ROUNDER), shifted)
     overflow_or_nan = x * _f32(LARGEST)
     return Select(x <= _f32(highest), Select(x < _f32(lowest), _f32(0.0), inside), overflow_or_nan)
-
-
-def _exp_near_zero(r: Expr) -> Expr:
-    return _polynomial(EXP, r) * (r * r) + r + _f32(1.0)
 
 
 def _log(x: Expr) -> Expr:
@@ -165,7 +155,10 @@ def _log2(x: Expr) -> Expr:
 
 
 def _logarithm(x: Expr, combine: Callable[[Expr, Expr, Expr], Expr]) -> Expr:
-    """combine(e, f, log(1 + f) - f), where x = 2^e (1 + f) and 1 + f is between sqrt(1/2) and sqrt(2)."""
+    """combine(e, f, log(1 + f) - f) where x = 2^e (1 + f) and 1 + f is between sqrt(1/2) and sqrt(2)."""
+
+    def tail(f: Expr) -> Expr:
+        return _polynomial(LOG, f) * f * (f * f) - _f32(0.5) * (f * f)
 
     def normal(x: Expr) -> Expr:
         tiny = x < _f32(SMALLEST_NORMAL)
@@ -175,7 +168,7 @@ def _logarithm(x: Expr, combine: Callable[[Expr, Expr, Expr], Expr]) -> Expr:
     def parts(offset: Expr, correction: Expr) -> Expr:
         fraction = (offset & _i32((1 << MANTISSA_BITS) - 1)) + _i32(SQRT_HALF_BITS)
         exponent = (offset >> _i32(MANTISSA_BITS)).astype("float32") + correction
-        return _share(_float(fraction) - _f32(1.0), lambda f: combine(exponent, f, _log_tail(f)))
+        return _share(_float(fraction) - _f32(1.0), lambda f: combine(exponent, f, tail(f)))
 
     def anything(x: Expr) -> Expr:
         positive = Select(x <= _f32(LARGEST), normal(x), x)
@@ -185,16 +178,8 @@ def _logarithm(x: Expr, combine: Callable[[Expr, Expr, Expr], Expr]) -> Expr:
     return _share(x, anything)
 
 
-def _log_tail(f: Expr) -> Expr:
-    return _polynomial(LOG, f) * f * (f * f) - _f32(0.5) * (f * f)
-
-
-def _log10(x: Expr) -> Expr:
-    return _log(x) * _f32(1 / math.log(10))
-
-
 def _log1p(x: Expr) -> Expr:
-    """log(1 + x), times what rounding 1 + x took away (Kahan)."""
+    """log(u) * x / (u - 1) where u = 1 + x, which corrects the rounding of u (Kahan)."""
 
     def corrected(x: Expr, u: Expr) -> Expr:
         lost = Select(u <= _f32(2.0**25), x / (u - _f32(1.0)), _f32(1.0))
@@ -203,16 +188,8 @@ def _log1p(x: Expr) -> Expr:
     return _share(x, lambda x: _share(x + _f32(1.0), lambda u: corrected(x, u)))
 
 
-def _tanh(x: Expr) -> Expr:
-    return _odd_rational(x, TANH_LIMIT, TANH_P, TANH_Q)
-
-
-def _erf(x: Expr) -> Expr:
-    return _odd_rational(x, ERF_LIMIT, ERF_P, ERF_Q)
-
-
 def _odd_rational(x: Expr, limit: float, p: Sequence[float], q: Sequence[float]) -> Expr:
-    """x p(x²) / q(x²) of x within the limits; rounding doesn't lead out of [-1, 1]."""
+    """x p(x²) / q(x²) of x clamped to the limit, clamped to [-1, 1], which rounding might leave."""
 
     def ratio(x: Expr) -> Expr:
         return _share(x * x, lambda square: x * _polynomial(p, square) / _polynomial(q, square))
@@ -221,22 +198,23 @@ def _odd_rational(x: Expr, limit: float, p: Sequence[float], q: Sequence[float])
 
 
 def _clamp(x: Expr, limit: float) -> Expr:
-    """Keeps nan, unlike minimum and maximum."""
+    """Clamp to [-limit, limit]; unlike minimum and maximum, this keeps nan."""
     low, high = _f32(-limit), _f32(limit)
     return _share(x, lambda x: Select(x > high, high, Select(x < low, low, x)))
 
 
-def _sigmoid(x: Expr) -> Expr:
-    return _f32(1.0) / (_f32(1.0) + _exp(_f32(0.0) - x))
-
-
 def _rsqrt(x: Expr) -> Expr:
-    """TVM writes the same later, when its vectorizer has already split the loop into lanes."""
+    """1 / sqrt(x). TVM's own expansion comes after its vectorizer has split the loop into lanes."""
     return _f32(1.0) / tirx.sqrt(x)
 
 
 def _power(call: Call) -> Expr:
-    """Powers that LLVM doesn't take apart by itself but networks have; others stay calls."""
+    """Expand the powers that networks have and LLVM doesn't expand by itself; others stay calls.
+
+        T.pow(A[i], 3.0)
+    ->
+        let v = A[i] in v * v * v
+    """
     base, exponent = call.args
     product = POWERS.get(getattr(exponent, "value", None))
     if product is None or str(call.ty.dtype) != "float32":
@@ -245,7 +223,7 @@ def _power(call: Call) -> Expr:
 
 
 def _three_quarters(x: Expr) -> Expr:
-    """Local response normalization's power; minus infinity to any broken power is infinity."""
+    """x^0.75, as in local response normalization. For minus infinity it is infinity."""
     power = _share(tirx.sqrt(x), lambda root: root * tirx.sqrt(root))
     return Select(x == _f32(-math.inf), _f32(math.inf), power)
 
@@ -260,23 +238,23 @@ FUNCTIONS: dict[str, _Function] = {
     "exp2": _exp2,
     "log": _log,
     "log2": _log2,
-    "log10": _log10,
+    "log10": lambda x: _log(x) * _f32(1 / math.log(10)),
     "log1p": _log1p,
-    "tanh": _tanh,
-    "erf": _erf,
-    "sigmoid": _sigmoid,
+    "tanh": lambda x: _odd_rational(x, TANH_LIMIT, TANH_P, TANH_Q),
+    "erf": lambda x: _odd_rational(x, ERF_LIMIT, ERF_P, ERF_Q),
+    "sigmoid": lambda x: _f32(1.0) / (_f32(1.0) + _exp(_f32(0.0) - x)),
     "rsqrt": _rsqrt,
 }
 
 
 def _share(value: Expr, body: _Function) -> Expr:
-    """The expression that `body` makes of a value computed once."""
+    """let v = value in body(v): the value is computed once."""
     variable = tirx.Var("v", value.ty)
     return Let(variable, value, body(variable))
 
 
 def _polynomial(coefficients: Sequence[float], x: Expr) -> Expr:
-    """Horner's rule, highest power first."""
+    """Evaluate a polynomial by Horner's rule, highest power first."""
     result = _f32(coefficients[0])
     for coefficient in coefficients[1:]:
         result = result * x + _f32(coefficient)

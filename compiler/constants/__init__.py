@@ -1,1 +1,1 @@
-"""Constants of a model: folded, in the ranks that passes want, packed in the order in which they are read."""
+"""A model's constants: folded, reshaped for TVM's passes, and packed for the schedules that read them."""

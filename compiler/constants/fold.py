@@ -1,7 +1,7 @@
-"""Constant folding with numpy.
+"""Fold constants with numpy.
 
-TVM's FoldConstant compiles an unscheduled kernel for every expression: seconds for a ResNet. The expressions
-that importers and layout conversion leave behind are few and simple, so numpy evaluates those first.
+TVM's FoldConstant compiles an unscheduled kernel for every expression, which takes seconds for a ResNet. The
+importer and the layout conversion leave few and simple expressions behind: numpy evaluates those first.
 """
 
 from __future__ import annotations
@@ -17,32 +17,35 @@ from tvm.ir import Call, GenericConst
 
 Array = NDArray[np.generic]
 
-# A larger constant stays an expression: folding must not be able to fill the memory.
+# A larger result stays an expression, or folding could fill the memory.
 MAX_CONSTANT_BYTES = 512 << 20
 
 
 def fold_constants(mod: tvm.IRModule) -> tvm.IRModule:
     """Replace every expression of constants that numpy can evaluate by its value.
 
-    lv = permute_dims(const); conv2d(x, lv)  ->  conv2d(x, const')
+        lv = permute_dims(w, axes=[2, 3, 1, 0])
+        gv = conv2d(x, lv)
+    ->
+        gv = conv2d(x, w')
     """
     return rewrite_functions(mod, lambda function: _ConstantFolder(mod).visit_expr(function))
 
 
 def rewrite_functions(mod: tvm.IRModule, rewrite: Callable[[relax.Function], relax.Function]) -> tvm.IRModule:
-    """Rewrite every relax function; bindings that came to nothing go."""
+    """Rewrite every relax function, then remove the bindings that nothing uses any more."""
     functions = {
         name: rewrite(function) if isinstance(function, relax.Function) else function
         for name, function in mod.functions_items()
     }
     rewritten = tvm.IRModule(functions, attrs=mod.attrs, global_infos=mod.global_infos)
-    tidy = [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()]
-    return tvm.transform.Sequential(tidy)(rewritten)
+    cleanup = [relax.transform.CanonicalizeBindings(), relax.transform.DeadCodeElimination()]
+    return tvm.transform.Sequential(cleanup)(rewritten)
 
 
 @relax.expr_functor.mutator
 class _ConstantFolder(relax.PyExprMutator):
-    """Leaves `var = constant` behind; CanonicalizeBindings removes those."""
+    """Folds calls into bindings `var = constant`, which CanonicalizeBindings removes."""
 
     def visit_call_(self, op: Call) -> relax.Expr:
         call = self.visit_expr_post_order(op)
@@ -58,7 +61,7 @@ class _ConstantFolder(relax.PyExprMutator):
         return relax.const(np.ascontiguousarray(result, dtype=str(call.ty.dtype)).reshape(shape))
 
     def _value(self, expr: relax.Expr) -> Array | relax.ShapeExpr | None:
-        """What is known now of an argument; a shape stands for itself."""
+        """Return the value of an argument: a constant's array or a shape; None if it isn't constant."""
         if isinstance(expr, relax.Var):
             expr = self.lookup_binding(expr)
         if isinstance(expr, GenericConst):
@@ -67,7 +70,7 @@ class _ConstantFolder(relax.PyExprMutator):
 
 
 def static_shape(expr: relax.Expr) -> tuple[int, ...] | None:
-    """The shape of a tensor expression; None for other types and for shapes only known at run time."""
+    """Return the shape of a tensor expression; None for other types and for dynamic shapes."""
     shape = getattr(expr.ty, "shape", None)
     if not isinstance(shape, relax.ShapeExpr):
         return None

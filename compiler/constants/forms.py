@@ -1,4 +1,4 @@
-"""Constant operands in the rank that TVM's passes want: layout conversion another one than legalization."""
+"""Reshape constant operands for TVM's passes: layout conversion and legalization want different ranks."""
 
 from __future__ import annotations
 
@@ -17,23 +17,33 @@ BROADCASTING = {f"relax.{name}" for name in ("add", "subtract", "multiply", "div
 
 
 def raise_ranks(mod: tvm.IRModule) -> tvm.IRModule:
-    """Before layout conversion, which transposes around operators whose operands differ in rank.
+    """Give constant operands the rank of the result. Layout conversion, which comes next, would transpose
+    around operators whose operands differ in rank.
 
-    add(x: (1, 8, 4, 4), const: ())  ->  add(x, const: (1, 1, 1, 1))
+        x: Tensor((1, 8, 4, 4)), c: Tensor(())
+        gv = add(x, c)
+    ->
+        x: Tensor((1, 8, 4, 4)), c: Tensor((1, 1, 1, 1))
+        gv = add(x, c)
     """
-    return _rewrite_constants(mod, _with_rank)
+
+    def expand(value: Array, rank: int) -> Array:
+        return value.reshape((1,) * (rank - value.ndim) + value.shape)
+
+    return _rewrite_constants(mod, expand)
 
 
 def lower_scalars(mod: tvm.IRModule) -> tvm.IRModule:
-    """Before legalization, which writes scalars into the code and passes everything else as an argument.
+    """Make constants of one element scalars. Legalization, which comes next, writes scalars into the code and
+    passes other constants as arguments.
 
-    add(x: (1, 8, 4, 4), const: (1, 1, 1, 1))  ->  add(x, const: ())
+        x: Tensor((1, 8, 4, 4)), c: Tensor((1, 1, 1, 1))
+        gv = add(x, c)
+    ->
+        x: Tensor((1, 8, 4, 4)), c: Tensor(())
+        gv = add(x, c)
     """
     return _rewrite_constants(mod, lambda value, _rank: value.reshape(()) if value.size == 1 else value)
-
-
-def _with_rank(value: Array, rank: int) -> Array:
-    return value.reshape((1,) * (rank - value.ndim) + value.shape)
 
 
 _Reshape = Callable[[Array, int], Array]
@@ -45,7 +55,7 @@ def _rewrite_constants(mod: tvm.IRModule, reshape: _Reshape) -> tvm.IRModule:
 
 @relax.expr_functor.mutator
 class _Reshaper(relax.PyExprMutator):
-    """Reshapes the constant operands that don't decide the result's shape."""
+    """Reshapes constant operands of binary operators whose other operand has the shape of the result."""
 
     def __init__(self, mod: tvm.IRModule, reshape: _Reshape) -> None:
         super().__init__(mod)

@@ -1,10 +1,7 @@
-"""Packing: constants of the model, laid out anew in the order in which a schedule reads them.
+"""Pack constants of the model ahead of time, in the order in which a schedule reads them.
 
-A trace packs as MetaSchedule does: it copies a constant operand in another layout, in a block that it marks.
-TVM splits such a function in two, one that packs and one that computes; packing then happens once, ahead of
-time.
-
-    main(data, weight, result)  ->  pack(weight, packed) and main(data, packed, result)
+A trace packs as MetaSchedule does: a block that it marks copies a constant operand in another layout. TVM
+splits such a function into one that packs and one that computes, and packing then happens once.
 """
 
 from __future__ import annotations
@@ -22,21 +19,21 @@ from tvm.s_tir import SBlock
 
 from compiler.constants.fold import rewrite_functions
 
-# TVM's names: of the attribute that lists the constant operands, of the mark on a block that packs, and of
-# what the split appends to the names of the two functions that it makes.
+# TVM's attribute of a function that lists its constant operands, and its annotation of a block that packs.
 LAYOUT_FREE = "layout_free_buffers"
-MARK = "meta_schedule.layout_rewrite_preproc"
+PACKING_ANNOTATION = "meta_schedule.layout_rewrite_preproc"
+# SplitLayoutRewritePreproc appends these to the names of the two functions that it makes.
 PACKING_SUFFIX = "_weight_prepack"
 COMPUTE_SUFFIX = "_prepacked"
 KERNEL = "kernel"
 
 
 @dataclass(frozen=True)
-class Packed:
-    """How the two functions of a compiled workload are called, one that packs and one that computes.
+class PackedConstants:
+    """The constants that a compiled workload packs with its function `pack` and reads in its function `main`.
 
-    `pack` takes the arguments at `operands` and then the tensors that it fills; `main` takes those at the
-    same positions. `shapes` and `dtypes` are theirs, the packed tensors'.
+    `pack` takes the arguments at the positions `operands`, then the packed tensors, which it fills. `main`
+    takes the packed tensors at these positions. `shapes` and `dtypes` are those of the packed tensors.
     """
 
     operands: tuple[int, ...]
@@ -45,29 +42,45 @@ class Packed:
 
 
 @dataclass(frozen=True)
-class Split(Packed):
-    """A scheduled workload as two functions."""
+class PackedWorkload(PackedConstants):
+    """A scheduled workload split into the functions `pack` and `main` of `module`."""
 
     module: tvm.IRModule
 
 
-def split(scheduled: tvm.IRModule) -> Split | None:
-    """The two parts of a scheduled workload; None when it packs nothing, or an argument that is no constant.
+def split_packing(scheduled: tvm.IRModule) -> PackedWorkload | None:
+    """Split a scheduled workload into packing and computing.
 
-    Raises what TVM raises where packing and computing can't be told apart.
+        main(data, weight, result):
+            for j, k: packed[k, j] = weight[j, k]
+            for i, j, k: result[i, j] += data[i, k] * packed[k, j]
+    ->
+        pack(weight, packed):
+            for j, k: packed[k, j] = weight[j, k]
+        main(data, packed, result):
+            for i, j, k: result[i, j] += data[i, k] * packed[k, j]
+
+    Returns None when the workload packs nothing, or packs an argument that isn't constant. Raises what TVM
+    raises when it can't separate the two.
     """
     func = scheduled["main"]
     packing = _packing_blocks(func)
     constants = func.attrs.get(LAYOUT_FREE, ())
     variable = [param for index, param in enumerate(func.params) if index not in constants]
-    if not packing or any(_reads_one_of(block, variable) for block in packing):
+    packed_sources = [block.reads[0].source for block in packing]
+    if not packing or any(source.same_as(param) for source in packed_sources for param in variable):
         return None
-    parts = SplitLayoutRewritePreproc()(_called(func))
+    parts = SplitLayoutRewritePreproc()(_add_caller(func))
     pack = parts[KERNEL + PACKING_SUFFIX].with_attr("global_symbol", "pack")
     main = parts[KERNEL + COMPUTE_SUFFIX].with_attr("global_symbol", "main")
-    operands = _operands(parts["main"])
+    caller = parts["main"]
+    packing_call = caller.body.blocks[0].bindings[0].value
+    operands = tuple(
+        next(i for i, param in enumerate(caller.params) if param.same_as(argument))
+        for argument in packing_call.args[1]
+    )
     packed = pack.params[len(operands) :]
-    return Split(
+    return PackedWorkload(
         operands=operands,
         shapes=tuple(_shape(param.ty.shape) for param in packed),
         dtypes=tuple(str(param.ty.dtype) for param in packed),
@@ -76,9 +89,13 @@ def split(scheduled: tvm.IRModule) -> Split | None:
 
 
 def prepack(mod: tvm.IRModule) -> tvm.IRModule:
-    """A module of scheduled functions whose constants are packed now: at run time nothing is.
+    """Pack the constants of a module of scheduled functions now, so that nothing is packed at run time.
 
-    Constants that are read plainly somewhere stay beside their packed copies, the others go.
+        gv = call_tir(dense, (x, weight))                     # packs the weight, then computes
+    ->
+        gv = call_tir(dense_prepacked, (x, packed_weight))    # computes
+
+    A constant that other functions read unpacked stays in the module as well.
     """
     kernels = [func for _, func in mod.functions_items() if isinstance(func, tirx.PrimFunc)]
     if not any(map(_packing_blocks, kernels)):
@@ -92,25 +109,21 @@ def _packing_blocks(func: tirx.PrimFunc) -> list[SBlock]:
     blocks: list[SBlock] = []
 
     def collect(block: Any) -> None:
-        if MARK in block.annotations:
+        if PACKING_ANNOTATION in block.annotations:
             blocks.append(block)
 
     tvm_ffi.structural_walk(func.body, [(SBlock, collect)])
     return blocks
 
 
-def _reads_one_of(block: SBlock, params: Sequence[Any]) -> bool:
-    return any(block.reads[0].source.same_as(param) for param in params)
+def _add_caller(func: tirx.PrimFunc) -> tvm.IRModule:
+    """Return a module in which a relax function calls the PrimFunc: the form that TVM's pass splits.
 
-
-def _called(func: tirx.PrimFunc) -> tvm.IRModule:
-    """The function with a caller, which is what TVM splits.
-
-    The caller is made by hand, because builders of functions share a stack, and several threads build.
+    The relax function is made without a block builder's `function` scope, whose stack all threads share.
     """
     builder = relax.BlockBuilder()
     name = builder.add_func(func.with_attr("global_symbol", KERNEL), KERNEL)
-    *inputs, output = map(_tensor_type, func.params)
+    *inputs, output = [relax.TensorType(_shape(param.ty.shape), str(param.ty.dtype)) for param in func.params]
     arguments = [relax.Var(f"argument{index}", kind) for index, kind in enumerate(inputs)]
     result = relax.Var("result", output)
     binding = relax.VarBinding(result, relax.call_tir(name, arguments, output))
@@ -119,25 +132,12 @@ def _called(func: tirx.PrimFunc) -> tvm.IRModule:
     return builder.finalize()
 
 
-def _tensor_type(param: Any) -> relax.TensorType:
-    return relax.TensorType(_shape(param.ty.shape), str(param.ty.dtype))
-
-
 def _shape(extents: Any) -> tuple[int, ...]:
     return tuple(int(extent) for extent in extents)
 
 
-def _operands(caller: relax.Function) -> tuple[int, ...]:
-    """Positions of the packed arguments, in the order in which the packing function takes them."""
-    packing = caller.body.blocks[0].bindings[0].value
-    params = list(caller.params)
-    return tuple(
-        next(i for i, param in enumerate(params) if param.same_as(argument)) for argument in packing.args[1]
-    )
-
-
 class _Packer:
-    """Runs the packing functions of a module on this machine, whatever target the module is for."""
+    """Runs the packing functions of a module on this machine, whatever the module's target is."""
 
     def __init__(self, mod: tvm.IRModule) -> None:
         named = {name.name_hint: func for name, func in mod.functions_items()}
@@ -147,25 +147,23 @@ class _Packer:
             if name.endswith(PACKING_SUFFIX)
         }
         self._library = tvm.compile(tvm.IRModule(packing), target="llvm")
-        self._known: dict[tuple[Any, ...], relax.Expr] = {}
+        self._results: dict[tuple[Any, ...], relax.Expr] = {}
 
     def __call__(self, name: str, constants: Sequence[GenericConst], types: Sequence[Any]) -> relax.Expr:
-        """A constant, or a tuple of them; one object for equal calls, so that the library holds it once."""
+        """Return the packed constant, or a tuple of them. Equal calls return the same object, so that the
+        library contains it once."""
         key = (name, *constants)
-        if key not in self._known:
-            self._known[key] = self._run(name, constants, types)
-        return self._known[key]
-
-    def _run(self, name: str, constants: Sequence[GenericConst], types: Sequence[Any]) -> relax.Expr:
-        packed = [tvm.runtime.empty(_shape(kind.shape.values), str(kind.dtype)) for kind in types]
-        self._library[name](*(constant.value for constant in constants), *packed)
-        values = [relax.const(tensor) for tensor in packed]
-        return values[0] if len(values) == 1 else relax.Tuple(values)
+        if key not in self._results:
+            packed = [tvm.runtime.empty(_shape(kind.shape.values), str(kind.dtype)) for kind in types]
+            self._library[name](*(constant.value for constant in constants), *packed)
+            values = [relax.const(tensor) for tensor in packed]
+            self._results[key] = values[0] if len(values) == 1 else relax.Tuple(values)
+        return self._results[key]
 
 
 @relax.expr_functor.mutator
 class _Folder(relax.PyExprMutator):
-    """Puts the packed constants in the place of the calls that pack them."""
+    """Replaces calls of packing functions by the packed constants."""
 
     def __init__(self, mod: tvm.IRModule, pack: Callable[..., relax.Expr]) -> None:
         super().__init__(mod)

@@ -1,4 +1,4 @@
-"""Batch norms and other per-channel arithmetic behind a convolution, folded into weights and one addition."""
+"""Fold per-channel arithmetic after a convolution, such as batch norms, into its weights and one addition."""
 
 from __future__ import annotations
 
@@ -19,25 +19,39 @@ Vector = NDArray[np.float64]
 def fold_scales(mod: tvm.IRModule) -> tvm.IRModule:
     """Fold scales and shifts per channel into float convolutions with constant weights.
 
-    ((conv2d(x, w) - mean) / std) * gamma + beta  ->  conv2d(x, w * gamma / std) + shift
+        lv = conv2d(x, w)
+        lv1 = subtract(lv, mean)
+        lv2 = divide(lv1, std)
+        lv3 = multiply(lv2, gamma)
+        gv = add(lv3, beta)
+    ->
+        lv = conv2d(x, w * gamma / std)
+        gv = add(lv, beta - mean * gamma / std)
     """
-    with np.errstate(all="ignore"):  # weights may hold anything; what isn't finite stays unfolded
+    # Weights may hold any values. A chain whose scale or shift isn't finite is not folded.
+    with np.errstate(all="ignore"):
         return rewrite_functions(mod, lambda function: _ScaleFolder(mod, function).visit_expr(function))
 
 
 @dataclass(frozen=True)
-class _Scaled:
-    """convolution * scale + shift, both per output channel."""
+class _ScaledConvolution:
+    """The value of `convolution * scale + shift`, both per output channel."""
 
     convolution: Call
     scale: Vector
     shift: Vector
 
-    def then(self, operator: str, value: Vector) -> _Scaled | None:
-        """This with one more operation behind it; None when the result isn't finite."""
+    def then(self, operator: str, value: Vector) -> _ScaledConvolution | None:
+        """Apply one more operation; None when the result isn't finite."""
         scale, shift = _THEN[operator](self.scale, self.shift, value)
         finite = all(np.isfinite(values.astype(np.float32)).all() for values in (scale, shift))
-        return _Scaled(self.convolution, scale, shift) if finite else None
+        return _ScaledConvolution(self.convolution, scale, shift) if finite else None
+
+    @property
+    def channel_shape(self) -> tuple[int, ...]:
+        """The shape of one value per channel that broadcasts over the convolution's output."""
+        layout = str(self.convolution.attrs.out_layout or self.convolution.attrs.data_layout)
+        return tuple(self.scale.size if axis == "C" else 1 for axis in layout)
 
 
 _THEN: dict[str, Callable[[Vector, Vector, Vector], tuple[Vector, Vector]]] = {
@@ -60,48 +74,47 @@ class _ScaleFolder(relax.PyExprMutator):
         if chain is None:
             return self.visit_expr_post_order(op)
         data, weight = self.visit_expr_post_order(chain.convolution).args
-        scaled = _scale_weight(chain, weight.value.numpy())
+        layout = str(chain.convolution.attrs.kernel_layout)
+        scale = chain.scale.reshape([-1 if axis == "O" else 1 for axis in layout]).astype(np.float32)
+        scaled = np.ascontiguousarray(weight.value.numpy() * scale)
         convolution = Call(chain.convolution.op, [data, relax.const(scaled)], chain.convolution.attrs)
-        return relax.op.add(self.builder_.emit(convolution), relax.const(_shift(chain)))
+        shift = chain.shift.reshape(chain.channel_shape).astype(np.float32)
+        return relax.op.add(self.builder_.emit(convolution), relax.const(shift))
 
 
-def _chain_ends(function: relax.Function) -> dict[Call, _Scaled]:
-    """The last operation of every foldable chain, and what it computes from its convolution."""
-    ends: dict[Call, _Scaled] = {}
+def _chain_ends(function: relax.Function) -> dict[Call, _ScaledConvolution]:
+    """Map the last operation of every foldable chain to what the chain computes from its convolution."""
+    ends: dict[Call, _ScaledConvolution] = {}
     for block in function.body.blocks:
-        if isinstance(block, relax.DataflowBlock):
-            ends.update(_chain_ends_of_block(block))
-    return ends
-
-
-def _chain_ends_of_block(block: relax.DataflowBlock) -> dict[Call, _Scaled]:
-    users = relax.analysis.udchain(block)
-    chains: dict[relax.Var, _Scaled] = {}
-    ends: dict[Call, _Scaled] = {}
-    values: dict[relax.Var, Call] = {}
-    for binding in block.bindings:
-        value = binding.value
-        if not isinstance(value, Call):
+        if not isinstance(block, relax.DataflowBlock):
             continue
-        values[binding.var] = value
-        if _is_convolution(value):
-            chains[binding.var] = _unscaled(value)
-        elif (longer := _extended(value, chains)) is not None:
-            source, chain = longer
+        users = relax.analysis.udchain(block)
+        chains: dict[relax.Var, _ScaledConvolution] = {}
+        values: dict[relax.Var, Call] = {}
+        for binding in block.bindings:
+            value = binding.value
+            if not isinstance(value, Call):
+                continue
+            values[binding.var] = value
+            if _is_convolution(value):
+                channels = value.args[1].value.shape[str(value.attrs.kernel_layout).index("O")]
+                chains[binding.var] = _ScaledConvolution(value, np.ones(channels), np.zeros(channels))
+                continue
+            extended = _extend(value, chains)
+            if extended is None:
+                continue
+            source, chain = extended
+            # Other users of the value in between would need it unfolded.
             if isinstance(source, relax.DataflowVar) and len(users[source]) == 1:
                 ends.pop(values[source], None)
                 chains[binding.var] = ends[value] = chain
     return ends
 
 
-def _unscaled(convolution: Call) -> _Scaled:
-    axis = str(convolution.attrs.kernel_layout).index("O")
-    channels = convolution.args[1].value.shape[axis]
-    return _Scaled(convolution, np.ones(channels), np.zeros(channels))
-
-
-def _extended(call: Call, chains: Mapping[relax.Var, _Scaled]) -> tuple[relax.Var, _Scaled] | None:
-    """The variable that call continues the chain of, and the chain with call as its end."""
+def _extend(
+    call: Call, chains: Mapping[relax.Var, _ScaledConvolution]
+) -> tuple[relax.Var, _ScaledConvolution] | None:
+    """Return the variable whose chain the call continues, and the chain with the call as its end."""
     operator = getattr(call.op, "name", "")
     if operator not in _THEN:
         return None
@@ -126,30 +139,15 @@ def _is_convolution(call: Call) -> bool:
 _CONVOLUTIONS = {f"relax.nn.conv{rank}d{kind}" for rank in (1, 2, 3) for kind in ("", "_transpose")}
 
 
-def _per_channel(expr: relax.Expr, chain: _Scaled) -> Vector | None:
-    """A constant that has one value per channel, or one for all."""
+def _per_channel(expr: relax.Expr, chain: _ScaledConvolution) -> Vector | None:
+    """Return a constant's values per channel; None unless it has one for each channel or one for all."""
     if not isinstance(expr, GenericConst):
         return None
     value = expr.value.numpy().astype(np.float64)
-    shape = list(_channel_shape(chain))
+    shape = list(chain.channel_shape)
     if value.ndim > len(shape):
         return None
     padded = value.reshape((1,) * (len(shape) - value.ndim) + value.shape)
     if value.size != 1 and list(padded.shape) != shape:
         return None
     return np.broadcast_to(padded.reshape(-1), chain.scale.shape)
-
-
-def _channel_shape(chain: _Scaled) -> tuple[int, ...]:
-    layout = str(chain.convolution.attrs.out_layout or chain.convolution.attrs.data_layout)
-    return tuple(chain.scale.size if axis == "C" else 1 for axis in layout)
-
-
-def _scale_weight(chain: _Scaled, weight: NDArray[np.float32]) -> NDArray[np.float32]:
-    layout = str(chain.convolution.attrs.kernel_layout)
-    scale = chain.scale.reshape([-1 if axis == "O" else 1 for axis in layout])
-    return np.ascontiguousarray(weight * scale.astype(np.float32))
-
-
-def _shift(chain: _Scaled) -> NDArray[np.float32]:
-    return chain.shift.reshape(_channel_shape(chain)).astype(np.float32)

@@ -1,1 +1,1 @@
-"""ONNX models become fused subgraphs and tuning tasks."""
+"""Import ONNX models, fuse them into subgraphs and extract these as tuning tasks."""

@@ -1,4 +1,4 @@
-"""Operators in layouts that TVM can lower."""
+"""Convert operators to layouts that TVM can lower."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tvm.ir import Call
 
 from compiler.constants.fold import rewrite_functions
 
-# Transposed convolutions are lowered channels-first only: what computes one, and in which layouts.
+# TVM lowers transposed convolutions channels-first only: the operator, and its layouts of data and kernel.
 _CHANNELS_FIRST: dict[str, tuple[Callable[..., relax.Expr], str, str]] = {
     "relax.nn.conv1d_transpose": (relax.op.nn.conv1d_transpose, "NCW", "IOW"),
     "relax.nn.conv2d_transpose": (relax.op.nn.conv2d_transpose, "NCHW", "IOHW"),
@@ -18,10 +18,15 @@ _CHANNELS_FIRST: dict[str, tuple[Callable[..., relax.Expr], str, str]] = {
 }
 
 
-def lowerable_layouts(mod: tvm.IRModule) -> tvm.IRModule:
-    """After layout conversion, which gives operators the layouts of their neighbours.
+def convert_unsupported_layouts(mod: tvm.IRModule) -> tvm.IRModule:
+    """Compute transposed convolutions channels-first. The layout conversion before gives operators the
+    layouts of their neighbours.
 
-    conv2d_transpose(x, w, "NHWC")  ->  permute_dims(conv2d_transpose(permute_dims(x), w, "NCHW"))
+        gv = conv2d_transpose(x, w, data_layout="NHWC", kernel_layout="IOHW")
+    ->
+        lv = permute_dims(x, axes=[0, 3, 1, 2])
+        lv1 = conv2d_transpose(lv, w, data_layout="NCHW", kernel_layout="IOHW")
+        gv = permute_dims(lv1, axes=[0, 2, 3, 1])
     """
     return rewrite_functions(mod, lambda function: _ChannelsFirst(mod).visit_expr(function))
 
@@ -30,16 +35,13 @@ def lowerable_layouts(mod: tvm.IRModule) -> tvm.IRModule:
 class _ChannelsFirst(relax.PyExprMutator):
     def visit_call_(self, op: Call) -> relax.Expr:
         call = self.visit_expr_post_order(op)
-        known = _CHANNELS_FIRST.get(getattr(call.op, "name", ""))
-        if known is None:
+        lowerable = _CHANNELS_FIRST.get(getattr(call.op, "name", ""))
+        if lowerable is None:
             return call
-        compute, data_layout, kernel_layout = known
+        compute, data_layout, kernel_layout = lowerable
         attrs = call.attrs
-        if (attrs.data_layout, attrs.out_layout, attrs.kernel_layout) == (
-            data_layout,
-            data_layout,
-            kernel_layout,
-        ):
+        layouts = attrs.data_layout, attrs.out_layout, attrs.kernel_layout
+        if layouts == (data_layout, data_layout, kernel_layout):
             return call
         data, kernel = call.args
         result = compute(

@@ -1,4 +1,4 @@
-"""Models: read from ONNX, fused into subgraphs, and the subgraphs as tuning tasks."""
+"""Read models from ONNX, fuse them into subgraphs, and extract the subgraphs as tuning tasks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tvm
 from tvm import relax, tirx
-from tvm.ir import Call, GenericConst, GlobalVar
+from tvm.ir import Call, GenericConst
 from tvm.relax import transform
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map
 
@@ -22,38 +22,27 @@ from compiler.constants.fold import fold_constants, static_shape
 from compiler.constants.forms import lower_scalars, raise_ranks
 from compiler.constants.packing import LAYOUT_FREE
 from compiler.constants.scales import fold_scales
-from compiler.importing.layouts import lowerable_layouts
+from compiler.importing.layouts import convert_unsupported_layouts
 from compiler.importing.onnx_file import OnnxFile, node_name, read_file, walk
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 from compiler.target import parse_target
 from compiler.workload import normalise, to_json, workload_hash
 
-__all__ = [
-    "ExtractedTask",
-    "Model",
-    "ModelError",
-    "TensorSpec",
-    "extract_tasks",
-    "fuse",
-    "read_onnx",
-    "untuned",
-]
-
-# Channels innermost: the axis that vectorizes. TVM has no such form of transposed convolutions.
+# Channels are innermost, because that axis vectorizes. TVM can't lower transposed convolutions so.
 LAYOUTS = {
     "relax.nn.conv1d": ["NWC", "WIO"],
     "relax.nn.conv2d": ["NHWC", "HWIO"],
     "relax.nn.conv3d": ["NDHWC", "DHWIO"],
 }
-# TVM goes by the operator's name alone; an operator of another domain would be taken for its namesake.
+# TVM looks at an operator's name only, and would take one of another domain for its namesake.
 DOMAINS = {"", "ai.onnx", "com.microsoft"}
-# No tensor of a model may be larger: a small file can describe an enormous computation.
+# A small file can describe an enormous computation: no tensor of a model may be larger than this.
 MAX_TENSOR_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
-class Model:
-    """An imported model as TVM sees it: relax operators, weights as constants, static shapes."""
+class RelaxModel:
+    """An imported model: relax operators on static shapes, weights as constants."""
 
     module: tvm.IRModule
     inputs: tuple[TensorSpec, ...]
@@ -64,8 +53,10 @@ class Model:
 class ExtractedTask:
     """One workload of a model.
 
-    `weight` is how often the model calls it, `constants` are the arguments that are constants of the model
-    (with others it is another workload), `functions` the fused module's functions that compute it.
+    `weight` is the number of calls in the model. `constants` are the positions of the arguments that are
+    constants of the model; they are part of the workload. `functions` are the names of the fused module's
+    functions that compute it. A task that may replace the workload `variant_of` is of the `variant` of this
+    name (`compiler.variants`).
     """
 
     workload_hash: str
@@ -74,27 +65,56 @@ class ExtractedTask:
     weight: int
     constants: tuple[int, ...]
     functions: tuple[str, ...]
+    variant: str = ""
+    variant_of: str = ""
+
+    @property
+    def place(self) -> str:
+        """The hash of the workload of the model that it computes."""
+        return self.variant_of or self.workload_hash
 
 
-def read_onnx(data: bytes, shapes: Mapping[str, Shape]) -> Model:
+def read_onnx(data: bytes, shapes: Mapping[str, Shape]) -> RelaxModel:
     """Import the bytes of a .onnx file; `shapes` gives dynamic inputs their shape, by input name.
 
-    Raises ModelError. TVM's importer is native code: files of strangers belong into a child process (see
+    Raises ModelError. TVM's importer is native code: strangers' files belong into a child process (see
     compiler.sandbox.child).
     """
     file = read_file(data, shapes)
     _check_operators(file)
-    module = _import(file)
-    _check_static(module)
-    return Model(module, file.inputs, _outputs(file.output_names, module["main"].ret_ty))
+    importer = _Importer(None, None)
+    try:
+        # TVM's importer prints the operands of what fails, and warns of every name that it changes.
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            module = importer.from_onnx(file.proto.graph, file.opset)
+    except Exception as error:
+        culprit = importer.failed or "the model"
+        raise ModelError(f"{culprit} can't be imported: {first_line(error)}") from error
+    _check_shapes(module)
+    return RelaxModel(module, file.inputs, _outputs(file.output_names, module["main"].ret_ty))
 
 
-def fuse(model: Model, target: str) -> tvm.IRModule:
-    """The model as calls of fused PrimFuncs, the subgraphs that are tuned.
+def fuse(model: RelaxModel, target: str) -> tvm.IRModule:
+    """Rewrite a model as calls of fused PrimFuncs, the subgraphs that are tuned.
 
-    Batch norms go into convolution weights, constants are folded, convolutions compute channels-last with
-    layout transformations at the graph's edges only. Raises ModelError when TVM can't compile the model.
+        lv = conv2d(x, w, data_layout="NCHW")
+        lv1 = batch_norm(lv, gamma, beta, mean, variance)
+        gv = relu(lv1)
+    ->
+        lv = call_tir(transpose, (x,))                               # to NHWC
+        lv1 = call_tir(fused_conv2d_add_relu, (lv, w', shift))
+        gv = call_tir(transpose1, (lv1,))                            # to NCHW
+
+    Batch norms become part of convolution weights, constants are folded, and convolutions compute
+    channels-last; layouts change at the edges of the graph only. Raises ModelError when TVM can't compile the
+    model.
     """
+    return fuse_operators(convert_operators(model, target), target)
+
+
+def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
+    """Rewrite a model's operators into the form in which they are tuned: see `fuse`. Raises ModelError."""
     passes = [
         transform.DecomposeOpsForInference(),
         transform.CanonicalizeBindings(),
@@ -102,42 +122,84 @@ def fuse(model: Model, target: str) -> tvm.IRModule:
         fold_scales,
         raise_ranks,
         transform.ConvertLayout(LAYOUTS),
-        lowerable_layouts,
+        convert_unsupported_layouts,
         fold_constants,
         lower_scalars,
         transform.FoldConstant(),
+    ]
+    return _apply(passes, model.module, target)
+
+
+def fuse_operators(operators: tvm.IRModule, target: str) -> tvm.IRModule:
+    """Rewrite operators as calls of fused PrimFuncs.
+
+        lv = conv2d(x, w)
+        lv1 = add(lv, b)
+        gv = relu(lv1)
+    ->
+        gv = call_tir(fused_conv2d_add_relu, (x, w, b))
+
+    Raises ModelError when TVM can't compile the model.
+    """
+    passes = [
         transform.LegalizeOps(),
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),
         transform.DeadCodeElimination(),
         transform.FuseOps(),
         transform.FuseTIR(),
-        # A workload says which of its operands are constants: those may be packed (constants.packing).
+        # Marks the constant operands of each function: these may be packed (compiler.constants.packing).
         transform.AttachAttrLayoutFreeBuffers(),
     ]
-    return _apply(passes, model.module, target)
+    return _apply(passes, operators, target)
 
 
-def untuned(model: Model, target: str) -> tvm.IRModule:
-    """What TVM makes of the imported model by default: layouts as imported, operators fused, no schedules."""
+def fuse_untuned(model: RelaxModel, target: str) -> tvm.IRModule:
+    """Rewrite a model with TVM's default pipeline: layouts as imported, operators fused, no schedules.
+
+        lv = conv2d(x, w, data_layout="NCHW")
+        gv = relu(lv)
+    ->
+        gv = call_tir(fused_conv2d_relu, (x, w))
+
+    Raises ModelError when TVM can't compile the model.
+    """
     return _apply([relax.get_pipeline("zero")], model.module, target)
 
 
 def extract_tasks(fused: tvm.IRModule) -> list[ExtractedTask]:
-    """The unique workloads of a fused module, in the order of their first call.
+    """Return the unique workloads of a fused module, in the order of their first call.
 
-    Functions that a schedule can't change are no tasks: those that are scheduled already, and calls of
-    external libraries (which are no PrimFuncs).
+    Functions that a schedule can't change are left out: those that are scheduled already, and calls of
+    external libraries, which are not PrimFuncs.
     """
-    found: dict[str, ExtractedTask] = {}
-    for name, inputs in _calls(fused):
-        func = fused[name]
+    tasks: dict[str, ExtractedTask] = {}
+    for call in kernel_calls(fused):
+        name, func = call.args[0].name_hint, fused[call.args[0]]
         if func.attrs.get("tirx.is_scheduled", False):
             continue
-        task = _task(name.name_hint, func, inputs)
-        known = found.get(task.workload_hash)
-        found[task.workload_hash] = task if known is None else _merged(known, task)
-    return list(found.values())
+        module = normalise(func)
+        key = workload_hash(module)
+        task = tasks.get(key)
+        if task is None:
+            constants = tuple(int(index) for index in func.attrs.get(LAYOUT_FREE, ()))
+            label = _task_name(name, func, len(call.args[1]))
+            tasks[key] = ExtractedTask(key, to_json(module), label, 1, constants, (name,))
+        else:
+            functions = tuple(dict.fromkeys((*task.functions, name)))
+            tasks[key] = dataclasses.replace(task, weight=task.weight + 1, functions=functions)
+    return list(tasks.values())
+
+
+def kernel_calls(fused: tvm.IRModule) -> list[Call]:
+    """Return every call of a PrimFunc, in order; its arguments are the function's name and its inputs."""
+    return [
+        call
+        for _, function in fused.functions_items()
+        if isinstance(function, relax.Function)
+        for call in _all_calls(function)
+        if getattr(call.op, "name", "").startswith("relax.call_tir")
+    ]
 
 
 def _check_operators(file: OnnxFile) -> None:
@@ -150,7 +212,7 @@ def _check_operators(file: OnnxFile) -> None:
 
 
 class _Importer(ONNXGraphImporter):
-    """TVM's importer, which remembers the operator it failed on, and keeps bounds as plain operators."""
+    """TVM's importer. `failed` describes the operator that it failed on."""
 
     failed = ""
 
@@ -158,9 +220,9 @@ class _Importer(ONNXGraphImporter):
         self, op_name: str, inputs: list[relax.Expr], attrs: dict[str, Any], opset: int
     ) -> relax.Expr:
         try:
-            bounds = _bounds(inputs, attrs) if op_name == "Clip" else None
-            if bounds is not None:
-                return self.bb.normalize(_clip(inputs[0], *bounds))
+            clipped = _convert_clip(inputs, attrs) if op_name == "Clip" else None
+            if clipped is not None:
+                return self.bb.normalize(clipped)
             return super()._convert_operator(op_name, inputs, attrs, opset)
         except Exception:
             name = attrs["tvm_custom"]["name"]
@@ -168,45 +230,33 @@ class _Importer(ONNXGraphImporter):
             raise
 
 
-def _bounds(inputs: Sequence[relax.Expr | None], attrs: Mapping[str, Any]) -> tuple[float, float] | None:
-    """The bounds of a Clip of 32-bit floats when they are known now; an absent one is infinite."""
+def _convert_clip(inputs: Sequence[relax.Expr | None], attrs: Mapping[str, Any]) -> relax.Expr | None:
+    """Convert a Clip of float32 to binary operators. Unlike relax.clip and what TVM imports, these take part
+    in layout conversion.
+
+        Clip(x, min=0, max=6)
+    ->
+        minimum(maximum(x, 0), 6)
+
+    Returns None when the bounds aren't constant. An absent bound is infinite.
+    """
     bounds = [float(attrs.get("min", -math.inf)), float(attrs.get("max", math.inf))]
     for index, bound in enumerate(inputs[1:3]):
         if isinstance(bound, GenericConst) and math.prod(bound.value.shape) == 1:
             bounds[index] = float(bound.value.numpy().reshape(()))
         elif bound is not None:
             return None
-    is_float = inputs[0] is not None and str(inputs[0].ty.dtype) == "float32"
-    return (bounds[0], bounds[1]) if is_float and not any(map(math.isnan, bounds)) else None
-
-
-def _clip(data: relax.Expr, low: float, high: float) -> relax.Expr:
-    """As binary operators: unlike relax.clip and the kernels that TVM imports, those convert their layout."""
+    low, high = bounds
+    data = inputs[0]
+    if data is None or str(data.ty.dtype) != "float32" or math.isnan(low) or math.isnan(high):
+        return None
     if low > -math.inf:
         data = relax.op.maximum(data, relax.const(low, "float32"))
     return relax.op.minimum(data, relax.const(high, "float32")) if high < math.inf else data
 
 
-def _import(file: OnnxFile) -> tvm.IRModule:
-    importer = _Importer(None, None)
-    try:
-        with _quiet():
-            return importer.from_onnx(file.proto.graph, file.opset)
-    except Exception as error:
-        culprit = importer.failed or "the model"
-        raise ModelError(f"{culprit} can't be imported: {first_line(error)}") from error
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """TVM's importer prints the operands of what fails, and warns of every name that it changes."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        yield
-
-
-def _check_static(module: tvm.IRModule) -> None:
-    """Every tensor's shape must be known now, and none may be absurdly large."""
+def _check_shapes(module: tvm.IRModule) -> None:
+    """Refuse models that compute tensors of unknown, negative or absurdly large shape."""
     for call in _all_calls(module["main"]):
         if not isinstance(call.ty, relax.TensorType):
             continue
@@ -214,11 +264,18 @@ def _check_static(module: tvm.IRModule) -> None:
         if shape is None:
             operator = getattr(call.op, "name", "an operator").removeprefix("relax.")
             raise ModelError(f"the shape of what {operator} computes depends on the data: not supported")
-        _check_size(shape, str(call.ty.dtype))
+        if any(extent < 0 for extent in shape):
+            raise ModelError(f"the model computes a tensor of shape {shape}: no extent can be negative")
+        size = math.prod(shape) * max(tvm.DataType(str(call.ty.dtype)).bits // 8, 1)
+        if size > MAX_TENSOR_BYTES:
+            raise ModelError(
+                f"the model computes a tensor of shape {shape}, {size} bytes; the limit is {MAX_TENSOR_BYTES}"
+            )
 
 
 def _all_calls(function: relax.Function) -> list[Call]:
-    """The calls in a function, in order. An exception in a visitor would come back as another type."""
+    """Return the calls in a function, in order. Callers loop over them and raise ModelError; TVM would change
+    the type of an error that a visitor raises."""
     calls: list[Call] = []
     relax.analysis.post_order_visit(
         function, lambda expr: calls.append(expr) if isinstance(expr, Call) else None
@@ -226,28 +283,19 @@ def _all_calls(function: relax.Function) -> list[Call]:
     return calls
 
 
-def _check_size(shape: Shape, dtype: str) -> None:
-    if any(extent < 0 for extent in shape):
-        raise ModelError(f"the model computes a tensor of shape {shape}: no extent can be negative")
-    size = math.prod(shape) * max(tvm.DataType(dtype).bits // 8, 1)
-    if size > MAX_TENSOR_BYTES:
-        raise ModelError(
-            f"the model computes a tensor of shape {shape}, {size} bytes; the limit is {MAX_TENSOR_BYTES}"
-        )
-
-
 def _outputs(names: tuple[str, ...], result: Any) -> tuple[TensorSpec, ...]:
     fields = list(result.fields) if isinstance(result, relax.TupleType) else [result]
     if len(fields) != len(names):
         raise ModelError("an output of the model is a sequence of tensors; only single tensors are supported")
-    return tuple(_output(name, field) for name, field in zip(names, fields, strict=True))
-
-
-def _output(name: str, result: Any) -> TensorSpec:
-    shape = static_shape(relax.Var(name, result)) if isinstance(result, relax.TensorType) else None
-    if shape is None:
-        raise ModelError(f"output '{name}' is no tensor of a static shape; only such outputs are supported")
-    return TensorSpec(name, shape, str(result.dtype))
+    outputs = []
+    for name, field in zip(names, fields, strict=True):
+        shape = static_shape(relax.Var(name, field)) if isinstance(field, relax.TensorType) else None
+        if shape is None:
+            raise ModelError(
+                f"output '{name}' is no tensor of a static shape; only such outputs are supported"
+            )
+        outputs.append(TensorSpec(name, shape, str(field.dtype)))
+    return tuple(outputs)
 
 
 def _apply(passes: list[Any], module: tvm.IRModule, target: str) -> tvm.IRModule:
@@ -260,44 +308,15 @@ def _apply(passes: list[Any], module: tvm.IRModule, target: str) -> tvm.IRModule
     return module
 
 
-def _calls(fused: tvm.IRModule) -> list[tuple[GlobalVar, int]]:
-    """Every call of a PrimFunc, in order: the function's name and the number of inputs."""
-    return [
-        (call.args[0], len(call.args[1]))
-        for _, function in fused.functions_items()
-        if isinstance(function, relax.Function)
-        for call in _all_calls(function)
-        if getattr(call.op, "name", "").startswith("relax.call_tir")
-    ]
-
-
-def _task(function: str, func: tirx.PrimFunc, inputs: int) -> ExtractedTask:
-    module = normalise(func)
-    constants = tuple(int(index) for index in func.attrs.get(LAYOUT_FREE, ()))
-    return ExtractedTask(
-        workload_hash(module), to_json(module), _name(function, func, inputs), 1, constants, (function,)
-    )
-
-
-def _merged(known: ExtractedTask, again: ExtractedTask) -> ExtractedTask:
-    return dataclasses.replace(
-        known,
-        weight=known.weight + 1,
-        functions=tuple(dict.fromkeys(known.functions + again.functions)),
-    )
-
-
-def _name(function: str, func: tirx.PrimFunc, inputs: int) -> str:
-    """The operators, the first two operands' shapes and the result's.
+def _task_name(function: str, func: tirx.PrimFunc, inputs: int) -> str:
+    """Name a task by its operators, the shapes of its first two operands, and the shape of its result.
 
     fused_conv2d1_add1_relu1  ->  conv2d_add_relu 1x56x56x64 3x3x64x64 -> 1x56x56x64
     """
     operators = re.sub(r"(?<=[a-z])\d+(?=_|$)", "", function.removeprefix("fused_"))
-    shapes = [_extents(param) for param in func.params]
+    shapes = [
+        "x".join(str(getattr(extent, "value", extent)) for extent in getattr(param.ty, "shape", ())) or "1"
+        for param in func.params
+    ]
     operands = " ".join(shapes[: min(inputs, 2)])
     return f"{operators} {operands} -> {shapes[-1]}"
-
-
-def _extents(param: tirx.Var) -> str:
-    shape = getattr(param.ty, "shape", ())
-    return "x".join(str(getattr(extent, "value", extent)) for extent in shape) or "1"

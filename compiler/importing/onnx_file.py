@@ -1,4 +1,4 @@
-"""An ONNX file, checked: what a stranger uploads is a valid model with static inputs, or one sentence."""
+"""Read ONNX files of strangers: the result is a valid model with static input shapes, or a ModelError."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ MAX_FILE_BYTES = 1 << 30
 MAX_NODES = 50_000
 MAX_INPUT_ELEMENTS = 1 << 28
 MAX_RANK = 64
-_MOST = (1 << 31) - 1
-# What TVM divides by, and counts with, in whichever operator.
+_MAX_INT32 = (1 << 31) - 1
+# Bounds of attributes that TVM divides by or computes extents with, in any operator.
 _BOUNDS = {
-    **dict.fromkeys(("group", "strides", "dilations", "kernel_shape", "blocksize"), (1, _MOST)),
-    **dict.fromkeys(("output_shape", "output_padding"), (0, _MOST)),
+    **dict.fromkeys(("group", "strides", "dilations", "kernel_shape", "blocksize"), (1, _MAX_INT32)),
+    **dict.fromkeys(("output_shape", "output_padding"), (0, _MAX_INT32)),
     **dict.fromkeys(("axis", "axes", "perm", "batch_dims"), (-MAX_RANK, MAX_RANK)),
-    "pads": (-_MOST, _MOST),
+    "pads": (-_MAX_INT32, _MAX_INT32),
 }
-# Domain, name and overload: what a node calls a function of the model's own by.
+# Domain, name and overload, by which a node calls one of the model's own functions.
 FunctionKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """A checked model whose inputs have static shapes, written into `proto` as well."""
+    """A checked model. The static shapes of `inputs` are written into `proto` as well."""
 
     proto: onnx.ModelProto
     inputs: tuple[TensorSpec, ...]
@@ -48,11 +48,22 @@ def read_file(data: bytes, shapes: Mapping[str, Shape]) -> OnnxFile:
     _check_self_contained(proto)
     _check_functions(proto)
     inputs = _fix_inputs(proto.graph, shapes)
-    _fix_outputs(proto.graph)
-    proto = _check_onnx(proto)
-    _check_numbers(proto)
+    for output in proto.graph.output:
+        # Exporters leave out shapes of outputs, and ONNX's checker wants one even of an unused output.
+        if output.type.HasField("tensor_type") and not output.type.tensor_type.HasField("shape"):
+            output.type.tensor_type.shape.SetInParent()
+    try:
+        onnx.checker.check_model(proto)
+        if proto.functions:
+            proto = onnx.inliner.inline_local_functions(proto)
+    except Exception as error:
+        raise ModelError(f"the model isn't valid ONNX: {first_line(error)}") from error
+    _check_attributes(proto)
+    versions = [entry.version for entry in proto.opset_import if _domain(entry.domain) == ""]
+    if not versions:
+        raise ModelError("the model names no version of the ONNX operators (opset_import): export it again")
     output_names = tuple(output.name for output in proto.graph.output)
-    return OnnxFile(proto, inputs, output_names, _opset(proto))
+    return OnnxFile(proto, inputs, output_names, int(versions[0]))
 
 
 def _parse(data: bytes) -> onnx.ModelProto:
@@ -71,15 +82,20 @@ def _parse(data: bytes) -> onnx.ModelProto:
 
 
 def _check_self_contained(proto: onnx.ModelProto) -> None:
+    """Refuse models with too many nodes, with sparse weights, and with weights in other files."""
     graphs = list(walk(proto))
     bodies = [*(graph.node for graph in graphs), *(function.node for function in proto.functions)]
     if sum(map(len, bodies)) > MAX_NODES:
         raise ModelError(f"the model has more than {MAX_NODES} nodes")
     attributes = [attribute for body in bodies for node in body for attribute in node.attribute]
     attributes += [default for function in proto.functions for default in function.attribute_proto]
-    if any(graph.sparse_initializer for graph in graphs) or any(map(_is_sparse, attributes)):
+    is_sparse = any(attr.HasField("sparse_tensor") or attr.sparse_tensors for attr in attributes)
+    if is_sparse or any(graph.sparse_initializer for graph in graphs):
         raise ModelError("the model has sparse weights, which aren't supported: store them dense")
-    for tensor in _tensors(graphs, attributes):
+    tensors = [tensor for graph in graphs for tensor in graph.initializer]
+    tensors += [attribute.t for attribute in attributes if attribute.HasField("t")]
+    tensors += [tensor for attribute in attributes for tensor in attribute.tensors]
+    for tensor in tensors:
         if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
             raise ModelError(
                 f"weight '{tensor.name}' is stored outside the file: save the model as a single file "
@@ -88,19 +104,22 @@ def _check_self_contained(proto: onnx.ModelProto) -> None:
 
 
 def _check_functions(proto: onnx.ModelProto) -> None:
-    """Functions that call each other twice double with every one: a page of them fills any memory."""
+    """Refuse models that have too many nodes once their functions are inlined.
+
+    If every function calls the next one twice, a page of functions fills any memory.
+    """
     bodies = {
         (_domain(function.domain), function.name, function.overload): list(_nodes(function.node))
         for function in proto.functions
     }
     if len(bodies) < len(proto.functions):
         raise ModelError("the model isn't valid ONNX: two of its functions have the same name")
-    called = {key: [_key(node) for node in nodes if _key(node) in bodies] for key, nodes in bodies.items()}
+    calls = {key: [_key(node) for node in nodes if _key(node) in bodies] for key, nodes in bodies.items()}
     sizes: dict[FunctionKey, int] = {}
     try:
-        for key in TopologicalSorter(called).static_order():
-            within = len(bodies[key]) + sum(sizes[one] for one in called[key])
-            sizes[key] = min(within, MAX_NODES + 1)
+        for key in TopologicalSorter(calls).static_order():
+            size = len(bodies[key]) + sum(sizes[callee] for callee in calls[key])
+            sizes[key] = min(size, MAX_NODES + 1)
     except CycleError as error:
         raise ModelError("the model isn't valid ONNX: one of its functions calls itself") from error
     if sum(sizes.get(_key(node), 1) for node in _nodes(proto.graph.node)) > MAX_NODES:
@@ -116,7 +135,7 @@ def _domain(name: str) -> str:
 
 
 def walk(proto: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The main graph, the graphs within its nodes, and those within the model's own functions."""
+    """Yield the main graph, the graphs within its nodes, and those within the model's own functions."""
     waiting = [proto.graph]
     for function in proto.functions:
         waiting += [*_subgraphs(function.node), *_graphs(function.attribute_proto)]
@@ -139,7 +158,7 @@ def _graphs(attributes: Iterable[onnx.AttributeProto]) -> Iterator[onnx.GraphPro
 
 
 def _nodes(body: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """The nodes of a graph or a function, and of the graphs within them."""
+    """Yield the nodes of a graph or a function, and those of the graphs within them."""
     waiting = list(body)
     while waiting:
         node = waiting.pop()
@@ -148,32 +167,8 @@ def _nodes(body: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
             waiting.extend(graph.node)
 
 
-def _tensors(
-    graphs: Iterable[onnx.GraphProto], attributes: Iterable[onnx.AttributeProto]
-) -> Iterator[onnx.TensorProto]:
-    for graph in graphs:
-        yield from graph.initializer
-    for attribute in attributes:
-        if attribute.HasField("t"):
-            yield attribute.t
-        yield from attribute.tensors
-
-
-def _is_sparse(attribute: onnx.AttributeProto) -> bool:
-    return attribute.HasField("sparse_tensor") or bool(attribute.sparse_tensors)
-
-
-def _check_onnx(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """ONNX's own checker, then the model's own functions put in place of their calls."""
-    try:
-        onnx.checker.check_model(proto)
-        return onnx.inliner.inline_local_functions(proto) if proto.functions else proto
-    except Exception as error:
-        raise ModelError(f"the model isn't valid ONNX: {first_line(error)}") from error
-
-
-def _check_numbers(proto: onnx.ModelProto) -> None:
-    """ONNX's checker takes strides of nought, by which TVM's native code divides."""
+def _check_attributes(proto: onnx.ModelProto) -> None:
+    """Check what ONNX's checker doesn't: TVM's native code divides by strides, also by a stride of zero."""
     for node in _nodes(proto.graph.node):
         for attribute in node.attribute:
             least, most = _BOUNDS.get(attribute.name, (None, None))
@@ -185,19 +180,12 @@ def _check_numbers(proto: onnx.ModelProto) -> None:
 
 
 def node_name(node: onnx.NodeProto) -> str:
-    """How to point at a node, named or not."""
+    """Describe a node in a message, whether it has a name or not."""
     return f"node '{node.name}'" if node.name else f"the unnamed node that computes {list(node.output)}"
 
 
-def _opset(proto: onnx.ModelProto) -> int:
-    versions = [entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")]
-    if not versions:
-        raise ModelError("the model names no version of the ONNX operators (opset_import): export it again")
-    return int(versions[0])
-
-
 def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> tuple[TensorSpec, ...]:
-    """Write every input's static shape into the graph."""
+    """Write the static shape of every input into the graph, and return the inputs."""
     weights = {tensor.name for tensor in graph.initializer}
     inputs = [value for value in graph.input if value.name not in weights]
     names = [value.name for value in inputs]
@@ -209,37 +197,26 @@ def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> tuple[Te
     return tuple(_fix_input(value, shapes.get(value.name)) for value in inputs)
 
 
-def _fix_outputs(graph: onnx.GraphProto) -> None:
-    """ONNX's checker wants a shape of every output, even one that nobody looks at; exporters leave it out."""
-    for value in graph.output:
-        if value.type.HasField("tensor_type") and not value.type.tensor_type.HasField("shape"):
-            value.type.tensor_type.shape.SetInParent()
-
-
 def _fix_input(value: onnx.ValueInfoProto, given: Shape | None) -> TensorSpec:
     name, tensor = value.name, value.type.tensor_type
     if not value.type.HasField("tensor_type"):
         raise ModelError(f"input '{name}' is not a tensor; only tensors are supported")
-    dtype = _dtype(name, tensor.elem_type)
+    try:
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(tensor.elem_type))
+    except KeyError as error:
+        raise ModelError(f"input '{name}' has no element type that ONNX knows: {tensor.elem_type}") from error
+    if dtype == "object":
+        raise ModelError(f"input '{name}' holds text; only tensors of numbers are supported")
     declared = [dim.dim_value or None for dim in tensor.shape.dim] if tensor.HasField("shape") else None
-    shape = _shape(name, declared, given)
+    shape = _static_shape(name, declared, given)
     tensor.shape.Clear()
     tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=extent) for extent in shape)
     return TensorSpec(name, shape, dtype)
 
 
-def _dtype(name: str, element: int) -> str:
-    try:
-        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(element))
-    except KeyError as error:
-        raise ModelError(f"input '{name}' has no element type that ONNX knows: {element}") from error
-    if dtype == "object":
-        raise ModelError(f"input '{name}' holds text; only tensors of numbers are supported")
-    return dtype
-
-
-def _shape(name: str, declared: Sequence[int | None] | None, given: Shape | None) -> Shape:
-    """The shape the user gave, or else the one the file declares, when that is static."""
+def _static_shape(name: str, declared: Sequence[int | None] | None, given: Shape | None) -> Shape:
+    """Return the shape that the user gave, or else the one that the file declares. Raises ModelError when it
+    isn't static, is too large, or contradicts the file."""
     shape = declared if given is None else given
     if shape is None or any(extent is None for extent in shape):
         raise ModelError(
@@ -253,18 +230,15 @@ def _shape(name: str, declared: Sequence[int | None] | None, given: Shape | None
         raise ModelError(
             f"input '{name}' has {math.prod(static)} elements; the limit is {MAX_INPUT_ELEMENTS}"
         )
-    if declared is not None and not _fits(static, declared):
+    fits = declared is None or (
+        len(static) == len(declared) and all(d in (None, s) for s, d in zip(static, declared, strict=True))
+    )
+    if not fits:
         raise ModelError(
             f"shape {_text(static)} doesn't fit input '{name}', which the model declares as "
             f"{_declared_text(declared)}"
         )
     return static
-
-
-def _fits(shape: Shape, declared: Sequence[int | None]) -> bool:
-    return len(shape) == len(declared) and all(
-        fixed is None or fixed == extent for extent, fixed in zip(shape, declared, strict=True)
-    )
 
 
 def _declared_text(declared: Sequence[int | None] | None) -> str:

@@ -1,4 +1,4 @@
-"""What a model takes and gives, and the error for a model that can't be tuned."""
+"""Inputs and outputs of a model, and the error for a model that can't be tuned."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ Shape = tuple[int, ...]
 
 
 class ModelError(ValueError):
-    """A model that can't be tuned: one sentence for the user that names the cause and the next step."""
+    """A model can't be tuned. The message is one sentence for the user with the cause and the next step."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One input or output of a model; `dtype` as numpy names it."""
+    """One input or output of a model; `dtype` is numpy's name."""
 
     name: str
     shape: Shape
@@ -26,6 +26,6 @@ class TensorSpec:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of a library says first, short enough for one line."""
+    """Return the first line of a library's error message, cut to 300 characters."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:300]

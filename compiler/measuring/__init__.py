@@ -1,1 +1,1 @@
-"""Candidates and whole models are built, verified and timed."""
+"""Building, verifying and timing candidates and whole models, and measuring what a device can do."""

@@ -1,4 +1,4 @@
-"""Which cores the threads of a kernel run on while it is timed."""
+"""Choose the cores that the threads of a kernel run on while it is timed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from pathlib import Path
 
 import tvm
 
-# TVM's word for: each thread of the pool on one core of a list, the caller's first.
+# TVM's number for the mode that binds each thread of the pool to one core of a list, the caller's first.
 ONE_CORE_EACH = -2
 THREADS = Path("/proc/self/task")
 
 
-def bind_pool(threads: int) -> None:
-    """Binds the calling thread's pool of `threads` to cores that the process may use. TVM on its own takes
-    the machine's first ones, whether they are allowed (`taskset`, containers) or not. Only Linux is asked."""
+def bind_thread_pool(threads: int) -> None:
+    """Bind the calling thread's pool of `threads` to cores that this process may use.
+
+    By itself TVM takes the machine's first cores, also where `taskset` or a container allows others only.
+    Does nothing on other systems than Linux.
+    """
     if sys.platform != "linux":
         return
     cores = sorted(os.sched_getaffinity(0))
@@ -28,18 +31,18 @@ def bind_pool(threads: int) -> None:
 
 
 @contextmanager
-def apart_from_pool() -> Iterator[None]:
-    """Keeps the calling thread off the cores that threads of the pool are bound to.
+def off_pool_cores() -> Iterator[None]:
+    """Keep the calling thread off the cores that threads of the pool are bound to.
 
-    TVM leaves the caller, which does its share of a kernel's work, to the operating system. Linux may put it
-    beside a bound thread and leave it there for longer than a timing takes: on two cores, everything then
-    seems to take twice as long.
+    The calling thread does its share of a kernel's work, and TVM doesn't bind it. Linux may put it on the
+    core of a bound thread and leave it there for the whole timing: on two cores, everything then seems to
+    take twice as long.
     """
     if sys.platform != "linux":
         yield
         return
     allowed = os.sched_getaffinity(0)
-    free = allowed - _bound()
+    free = allowed - _cores_of_bound_threads()
     os.sched_setaffinity(0, free or allowed)
     try:
         yield
@@ -47,8 +50,8 @@ def apart_from_pool() -> Iterator[None]:
         os.sched_setaffinity(0, allowed)
 
 
-def _bound() -> set[int]:
-    """The cores that this process's other threads are bound to, each to one."""
+def _cores_of_bound_threads() -> set[int]:
+    """Return the cores that other threads of this process are bound to, each thread to a single core."""
     cores: set[int] = set()
     for thread in map(int, os.listdir(THREADS)):
         if thread == threading.get_native_id():
@@ -56,7 +59,7 @@ def _bound() -> set[int]:
         try:
             affinity = os.sched_getaffinity(thread)
         except ProcessLookupError:
-            continue  # it has ended since
+            continue  # the thread has ended since
         if len(affinity) == 1:
             cores |= affinity
     return cores

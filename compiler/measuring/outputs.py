@@ -1,7 +1,7 @@
-"""Whether two builds of one model compute the same, as far as roundings allow.
+"""Compare the outputs of two builds of one model, with a tolerance for rounding errors.
 
-Every kernel was held to a reference of its own. Here all of them together are: what a wrong constant, a wrong
-layout or a buffer used twice does to a model is no matter of roundings.
+Every kernel has been compared with a reference already. Comparing whole models finds what goes wrong between
+kernels: a wrong constant, a wrong layout, a buffer that is used twice.
 """
 
 from __future__ import annotations
@@ -14,55 +14,54 @@ from numpy.typing import NDArray
 
 from compiler.measuring.operands import RELATIVE_TOLERANCE
 
-# Through a network roundings add up, and where it is quantized or picks the largest of several values they
-# become steps. So values may be off by so many times a kernel's tolerance of what they vary, and by this part
-# of it of what they are.
-OF_SPREAD, OF_SIZE = 10.0, 0.1
-TIGHTEST = 1e-3
-# Of integers, and of values that are no numbers, this part may be others.
-MOST_OTHERS = 0.01
-# Fewer values than these don't tell how much they vary.
-FEW = 16
+# Rounding errors add up through a network, and become steps where it quantizes or takes a maximum. So the
+# root mean square of the error may be (SPREAD_FACTOR * spread + SIZE_FACTOR * size) times a kernel's relative
+# tolerance. Spread is the standard deviation of the expected values, size their root mean square.
+SPREAD_FACTOR, SIZE_FACTOR = 10.0, 0.1
+MIN_TOLERANCE = 1e-3
+# This share of integers may differ, and this share of floats may be finite in one output only.
+MAX_DIFFERENT = 0.01
+# Fewer values have no meaningful standard deviation: their size replaces it.
+MIN_VALUES = 16
 
 Arrays = Sequence[NDArray[Any]]
 
 
-def difference(expected: Arrays, actual: Arrays) -> str:
-    """Empty when all outputs are as good as the same, else which isn't and why."""
+def compare_outputs(expected: Arrays, actual: Arrays) -> str:
+    """Return the first output that differs and how; empty when all outputs agree."""
     if len(expected) != len(actual):
         return f"there are {len(actual)} outputs instead of {len(expected)}"
     for number, (wanted, found) in enumerate(zip(expected, actual, strict=True)):
-        if wrong := _difference(wanted, found):
+        if wrong := _compare(wanted, found):
             return f"output {number}: {wrong}"
     return ""
 
 
-def _difference(wanted: NDArray[Any], found: NDArray[Any]) -> str:
+def _compare(wanted: NDArray[Any], found: NDArray[Any]) -> str:
     if (wanted.shape, wanted.dtype) != (found.shape, found.dtype):
         return f"it is {found.dtype} {found.shape} instead of {wanted.dtype} {wanted.shape}"
     tolerance = RELATIVE_TOLERANCE.get(str(wanted.dtype))
     if tolerance is None:
-        return _others(wanted != found)
-    # Random inputs may lead to values that are no numbers, in the same places.
+        return _count_different(wanted != found)
+    # Random inputs may lead to nan and infinity, then in the same places of both outputs.
     a, b = found.astype(np.float64), wanted.astype(np.float64)
+    if wrong := _count_different(np.isfinite(a) != np.isfinite(b)):
+        return wrong
     numbers = np.isfinite(a) & np.isfinite(b)
-    return _others(np.isfinite(a) != np.isfinite(b)) or _far(a[numbers], b[numbers], max(tolerance, TIGHTEST))
-
-
-def _others(is_other: NDArray[np.bool_]) -> str:
-    count = int(np.count_nonzero(is_other))
-    return f"{count} of {is_other.size} values are others" if count > MOST_OTHERS * is_other.size else ""
-
-
-def _far(found: NDArray[np.float64], wanted: NDArray[np.float64], tolerance: float) -> str:
-    if wanted.size == 0:
+    a, b = a[numbers], b[numbers]
+    if b.size == 0:
         return ""
-    size = _mean(wanted)
-    spread = _mean(wanted - np.mean(wanted)) if wanted.size >= FEW else size
-    off, allowed = _mean(found - wanted), tolerance * (OF_SPREAD * spread + OF_SIZE * size)
-    return f"its values are off by {off:.3g}, {allowed:.3g} is allowed" if off > allowed else ""
+    size = _root_mean_square(b)
+    spread = _root_mean_square(b - np.mean(b)) if b.size >= MIN_VALUES else size
+    error = _root_mean_square(a - b)
+    allowed = max(tolerance, MIN_TOLERANCE) * (SPREAD_FACTOR * spread + SIZE_FACTOR * size)
+    return f"its values are off by {error:.3g}, {allowed:.3g} is allowed" if error > allowed else ""
 
 
-def _mean(values: NDArray[np.float64]) -> float:
-    """The root of the mean square."""
+def _count_different(different: NDArray[np.bool_]) -> str:
+    count = int(np.count_nonzero(different))
+    return f"{count} of {different.size} values differ" if count > MAX_DIFFERENT * different.size else ""
+
+
+def _root_mean_square(values: NDArray[np.float64]) -> float:
     return float(np.sqrt(np.mean(np.square(values))))

@@ -1,1 +1,1 @@
-"""What is compiled as files: libraries for this machine and others, artifacts, databases of schedules."""
+"""Compiled code as files: shared libraries, artifacts of whole models, MetaSchedule databases."""

@@ -1,4 +1,4 @@
-"""Plain archives: an uncompressed .tar of a few files, as compiled models and candidates travel."""
+"""Pack a few files into an uncompressed .tar and unpack it: compiled models and candidates travel so."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from compiler.importing.spec import first_line
 
 
 class ArchiveError(ValueError):
-    """The bytes are no such archive; one sentence for the user."""
+    """The bytes are not such an archive. The message is one sentence for the user."""
 
 
 def pack(entries: Sequence[tuple[str, bytes]]) -> bytes:
-    """The files in this order; equal contents give equal bytes. A short name's header takes 512 bytes."""
+    """Pack files in this order; equal contents give equal bytes. The header of a short name has 512 bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for name, data in entries:
@@ -26,9 +26,10 @@ def pack(entries: Sequence[tuple[str, bytes]]) -> bytes:
 
 
 def unpack(data: bytes, limits: Mapping[str, int], what: str) -> dict[str, bytes]:
-    """The files named in `limits`, of at most so many bytes each. Raises ArchiveError for anything else.
+    """Return the files named in `limits`, which maps them to their maximal size in bytes.
 
-    Nothing is written to disk, so no name in the archive can lead anywhere. `what` it is, for the message.
+    Nothing is written to disk, so no name in the archive can lead out of a folder. Raises ArchiveError, whose
+    message calls the archive `what`, when a file is missing, too large or damaged.
     """
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
@@ -38,7 +39,7 @@ def unpack(data: bytes, limits: Mapping[str, int], what: str) -> dict[str, bytes
 
 
 def names(data: bytes, what: str) -> list[str]:
-    """Of the files in it. Raises ArchiveError for anything else."""
+    """Return the names of the files in an archive. Raises ArchiveError."""
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
             return tar.getnames()

@@ -1,4 +1,4 @@
-"""Compiled models: one shared library with the weights inside, and a manifest that says what it is."""
+"""Compiled models: a shared library that contains the weights, and a manifest that describes it."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ import tvm
 from tvm import relax, tirx
 
 from compiler import fallback
-from compiler.codegen.steps import prepared
+from compiler.codegen.steps import apply_passes
 from compiler.constants.packing import prepack
 from compiler.importing.spec import TensorSpec, first_line
 from compiler.lowering.trace import LoweringError, apply_trace
 from compiler.packaging import archive
 from compiler.packaging.archive import ArchiveError
-from compiler.packaging.linker import LinkerError, linked, linker
-from compiler.target import parse_target, triple_of
+from compiler.packaging.linker import LinkerError, find_linker, link_library
+from compiler.target import host_triple, parse_target
 from compiler.workload import normalise, workload_hash
 
 LIBRARY = "model.so"
 MANIFEST = "manifest.json"
 REFERENCE = "reference.so"
-# How an error begins that is not about the library but about what it is compared with.
+# An error that begins like this is about the reference, not about the library that is compared with it.
 REFERENCE_FAILED = "the untuned model, to compare with: "
 MAX_LIBRARY_BYTES = 4 << 30
 MAX_MANIFEST_BYTES = 16 << 20
 
 
 class ArtifactError(ValueError):
-    """A library can't be built, or an artifact isn't one; one sentence for the user."""
+    """A library can't be built, or bytes are not an artifact. The message is one sentence for the user."""
 
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """One workload in an artifact. `trace` and `latency_s` are None where it runs the fallback schedule.
+    """One workload in an artifact. `trace` and `latency_s` are None for the fallback schedule.
 
-    `reason` says what is wrong with its best schedule where it runs another one, and is empty elsewhere.
+    `reason` says why the artifact doesn't use the workload's best schedule; it is empty if it does. `variant`
+    names the variant that the workload is computed by, if it is one (`compiler.variants`).
     """
 
     workload: str
@@ -49,14 +50,15 @@ class TaskEntry:
     latency_s: float | None = None
     source: str = "fallback"
     reason: str = ""
+    variant: str = ""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a compiled model is: enough to run it, to compare it and to make it again.
+    """Description of a compiled model: enough to run it, to compare it and to build it again.
 
     The `..._secs` are seconds of calls of the whole model, timed in turns on the device: untuned, tuned, and
-    as a job before published it.
+    as an earlier job published it.
     """
 
     model_name: str
@@ -82,10 +84,10 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """Raises ArtifactError when the text is no manifest."""
+        """Raises ArtifactError when the text is not a manifest."""
         try:
             data = json.loads(text)
-            # An older version doesn't name all of them.
+            # Manifests of older versions lack some of these fields.
             for key, make in ((key, make) for key, make in _NESTED.items() if key in data):
                 data[key] = tuple(make(item) for item in data[key])
             return cls(**data)
@@ -109,39 +111,34 @@ def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str)
     """Compile a fused module into a shared library that TVM's runtime alone can load.
 
     `schedules` maps workload hashes to traces; functions without one get the fallback schedule. Raises
-    ArtifactError when a trace doesn't apply, the code can't be generated or nothing is there to link it with.
+    ArtifactError when a trace doesn't apply, the code can't be generated or there is no linker.
     """
-    scheduled = _scheduled(fused, schedules)
+    functions = {
+        name: _schedule_function(name.name_hint, func, schedules) if isinstance(func, tirx.PrimFunc) else func
+        for name, func in fused.functions_items()
+    }
     try:
-        prepacked = prepack(scheduled)
+        prepacked = prepack(tvm.IRModule(functions, attrs=fused.attrs, global_infos=fused.global_infos))
     except Exception as error:  # TVM raises whatever class its C++ side names
         raise ArtifactError(f"the model's constants can't be packed: {first_line(error)}") from error
-    return build_library(prepared(prepacked, parse_target(target)), target)
+    return build_library(apply_passes(prepacked, parse_target(target)), target)
 
 
 def build_library(module: tvm.IRModule, target: str) -> bytes:
-    """Compile a module as it is, schedules included; see `build_module`."""
+    """Compile a module whose functions are scheduled or need no schedule. Raises ArtifactError as
+    `build_module` does."""
     parsed = parse_target(target)
-    triple = triple_of(parsed)
+    triple = host_triple(parsed)
     try:
-        link = linker(triple)
-        return linked(relax.build(module, parsed), triple, link)
+        link = find_linker(triple)
+        return link_library(relax.build(module, parsed), triple, link)
     except LinkerError as error:
         raise ArtifactError(str(error)) from error
     except Exception as error:  # TVM raises whatever class its C++ side names
         raise ArtifactError(f"the model can't be compiled: {first_line(error)}") from error
 
 
-def _scheduled(fused: tvm.IRModule, schedules: Mapping[str, str]) -> tvm.IRModule:
-    functions = {
-        name: _schedule(name.name_hint, func, schedules) if isinstance(func, tirx.PrimFunc) else func
-        for name, func in fused.functions_items()
-    }
-    return tvm.IRModule(functions, attrs=fused.attrs, global_infos=fused.global_infos)
-
-
-def _schedule(name: str, func: tirx.PrimFunc, schedules: Mapping[str, str]) -> tirx.PrimFunc:
-    """A private function stays private: its name is then free for the linker to choose."""
+def _schedule_function(name: str, func: tirx.PrimFunc, schedules: Mapping[str, str]) -> tirx.PrimFunc:
     if func.attrs.get("tirx.is_scheduled", False):
         return func
     workload = normalise(func)
@@ -151,20 +148,22 @@ def _schedule(name: str, func: tirx.PrimFunc, schedules: Mapping[str, str]) -> t
     except LoweringError as error:
         raise ArtifactError(f"the schedule of {name} doesn't apply: {error}") from error
     scheduled = module["main"].with_attr("tirx.is_scheduled", True)
+    # A private function stays private: TVM may then rename it when it links.
     return scheduled if "global_symbol" in func.attrs else scheduled.without_attr("global_symbol")
 
 
 def pack(library: bytes, manifest: Manifest, reference: bytes | None = None) -> bytes:
-    """An uncompressed .tar of the library and its manifest; equal contents give equal bytes.
+    """Pack a library and its manifest into an uncompressed .tar; equal contents give equal bytes.
 
-    With a `reference`, a library of the same model, it is timed only if both compute the same.
+    A `reference` is another library of the same model. A worker that is told to compare times the artifact
+    only if both compute the same.
     """
     entries = [(MANIFEST, manifest.to_json().encode()), (LIBRARY, library)]
     return archive.pack(entries if reference is None else [*entries, (REFERENCE, reference)])
 
 
 def unpack(data: bytes) -> tuple[bytes, Manifest]:
-    """The library and the manifest of a packed artifact. Raises ArtifactError for anything else."""
+    """Return the library and the manifest of a packed artifact. Raises ArtifactError for other bytes."""
     limits = {MANIFEST: MAX_MANIFEST_BYTES, LIBRARY: MAX_LIBRARY_BYTES}
     try:
         entries = archive.unpack(data, limits, "artifact")
@@ -175,8 +174,8 @@ def unpack(data: bytes) -> tuple[bytes, Manifest]:
         raise ArtifactError(f"the artifact is damaged: {first_line(error)}") from error
 
 
-def reference_of(data: bytes) -> bytes | None:
-    """The library that an artifact is to be compared with, if it came with one. Raises ArtifactError."""
+def unpack_reference(data: bytes) -> bytes | None:
+    """Return the reference that was packed with an artifact; None if there is none. Raises ArtifactError."""
     try:
         if REFERENCE not in archive.names(data, "artifact"):
             return None

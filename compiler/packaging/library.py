@@ -1,7 +1,7 @@
-"""Candidates as libraries: compiled on one machine, loaded and timed on another.
+"""Candidates as shared libraries: compiled on one machine, loaded and timed on another.
 
-A packed library is an archive of two files. The shared library comes first, so that the header that says
-which machine it is for stands at a fixed place; the manifest tells how its functions are called.
+A packed library is an archive of two files. The shared library comes first, so that its ELF header, which
+names the machine, stands at a fixed place. The manifest tells how its functions are called.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import tvm
+import tvm_ffi
 
-from compiler.constants.packing import Packed
+from compiler.constants.packing import PackedConstants
 from compiler.packaging import archive
 from compiler.packaging.archive import ArchiveError
-from compiler.packaging.linker import machine_of
+from compiler.packaging.linker import elf_machine
 
 LIBRARY = "candidate.so"
 MANIFEST = "manifest.json"
@@ -26,56 +27,54 @@ MAX_MANIFEST_BYTES = 1 << 20
 
 
 class LibraryError(ValueError):
-    """The bytes are no candidate that can run here; one sentence that says why."""
+    """The bytes are not a candidate that can run here. The message is one sentence that says why."""
 
 
 @dataclass(frozen=True)
-class Library:
-    """A candidate's shared library, how it packs (None: it doesn't), the seconds that it took to build."""
+class KernelLibrary:
+    """A candidate's shared library, the constants that it packs (None for none), the seconds of building."""
 
     data: bytes
-    parts: Packed | None
+    packed_constants: PackedConstants | None
     build_secs: float
 
     def pack(self) -> bytes:
-        parts = None if self.parts is None else _plain(self.parts)
+        constants = self.packed_constants
+        parts = constants and {name: getattr(constants, name) for name in ("operands", "shapes", "dtypes")}
         manifest = json.dumps({"parts": parts, "build_secs": self.build_secs})
         return archive.pack([(LIBRARY, self.data), (MANIFEST, manifest.encode())])
 
     @classmethod
-    def unpack(cls, packed: bytes) -> Library:
+    def unpack(cls, packed: bytes) -> KernelLibrary:
         """Raises LibraryError."""
         limits = {LIBRARY: MAX_LIBRARY_BYTES, MANIFEST: MAX_MANIFEST_BYTES}
         try:
             entries = archive.unpack(packed, limits, "library")
             manifest = json.loads(entries[MANIFEST])
-            parts = None if manifest["parts"] is None else _packed(manifest["parts"])
-            return cls(entries[LIBRARY], parts, float(manifest["build_secs"]))
+            parts = manifest["parts"]
+            constants = None
+            if parts is not None:
+                constants = PackedConstants(
+                    operands=tuple(map(int, parts["operands"])),
+                    shapes=tuple(tuple(map(int, shape)) for shape in parts["shapes"]),
+                    dtypes=tuple(map(str, parts["dtypes"])),
+                )
+            return cls(entries[LIBRARY], constants, float(manifest["build_secs"]))
         except ArchiveError as error:
             raise LibraryError(str(error)) from error
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise LibraryError(f"the library's {MANIFEST} makes no sense: {error}") from error
+            raise LibraryError(f"the library's {MANIFEST} is damaged: {error}") from error
 
     def load(self, machine: str) -> Any:
-        """Its functions, as an Executable of TVM. Raises LibraryError when it isn't for this `machine`."""
-        made_for = machine_of(self.data)
+        """Load the library as a tvm.runtime.Executable; it is unloaded when nothing refers to it any more.
+
+        Raises LibraryError when it is not for this `machine`.
+        """
+        made_for = elf_machine(self.data)
         if made_for != machine:
-            raise LibraryError(f"the library is for {made_for or 'no machine that is known'}, not {machine}")
+            raise LibraryError(f"the library is for {made_for or 'an unknown machine'}, not {machine}")
         with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
             path = Path(folder) / LIBRARY
             path.write_bytes(self.data)
-            # Once it is loaded, the file is needed no more.
-            return tvm.runtime.Executable(tvm.runtime.load_module(str(path)))
-
-
-def _plain(parts: Packed) -> dict[str, Any]:
-    """Without the module that a Split has too."""
-    return {"operands": parts.operands, "shapes": parts.shapes, "dtypes": parts.dtypes}
-
-
-def _packed(parts: dict[str, Any]) -> Packed:
-    return Packed(
-        operands=tuple(map(int, parts["operands"])),
-        shapes=tuple(tuple(map(int, shape)) for shape in parts["shapes"]),
-        dtypes=tuple(map(str, parts["dtypes"])),
-    )
+            # tvm.runtime.load_module would keep the library for the life of the process.
+            return tvm.runtime.Executable(tvm_ffi.load_module(str(path), keep_module_alive=False))

@@ -1,4 +1,4 @@
-"""Linking shared libraries for this machine and for others."""
+"""Link shared libraries for this machine and for others."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 COMPILERS = ("g++", "gcc", "clang++", "clang", "c++", "cc")
-# The oldest C library that what is linked here has to run with: Debian 10's, Ubuntu 18.10's.
+# Libraries linked for another machine run with this C library and later ones: Debian 10's, Ubuntu 18.10's.
 GLIBC = "2.28"
-# ELF's numbers of the machines that libraries are linked for.
+# The machines that libraries are linked for, by their numbers in an ELF header.
 MACHINES = {"x86_64": 62, "aarch64": 183}
 LINK_TIMEOUT_S = 300
 ZIG, ZIG_CACHE = "ziglang", "ZIG_GLOBAL_CACHE_DIR"
@@ -26,27 +26,40 @@ Link = Callable[..., None]
 
 
 class LinkerError(Exception):
-    """There is nothing to link with; the message says what to install."""
+    """Nothing can be linked. The message says why, or what to install."""
 
 
-def linker(triple: str) -> Link:
-    """What TVM calls to make a shared library out of objects for the machine of an LLVM triple.
+def find_linker(triple: str) -> Link:
+    """Return a function that links objects into a shared library, for TVM's `fcompile`.
 
-    Raises LinkerError. So does the call, when the linker fails.
+    The library is for the machine of an LLVM triple. Raises LinkerError when there is no linker for it; the
+    returned function raises it when the linker fails.
     """
     machine = triple.partition("-")[0]
-    command = _native() if machine == platform.machine() else _cross(machine)
+    compiler = _native_compiler() if machine == platform.machine() else _cross_compiler(machine)
 
     def link(output: str, objects: Sequence[str], options: Sequence[str] = ()) -> None:
-        _run([*command, "-shared", "-fPIC", "-o", output, *objects, *options])
+        environment = dict(os.environ)
+        if ZIG in compiler:
+            environment.setdefault(ZIG_CACHE, str(_private_folder("tunefarm-zig")))
+        command = [*compiler, "-shared", "-fPIC", "-o", output, *objects, *options]
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=LINK_TIMEOUT_S
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise LinkerError(f"{compiler[0]} could not link: {error}") from error
+        if done.returncode:
+            message = (done.stderr or done.stdout).strip()[-2000:]
+            raise LinkerError(f"{compiler[0]} could not link: {message}")
 
-    # What TVM generates itself, such as packed weights, is for the same machine.
+    # TVM asks for the triple of objects that it generates while it links, such as packed weights.
     link.get_target_triple = lambda: triple  # type: ignore[attr-defined]
     return link
 
 
-def linked(executable: Any, triple: str, link: Link) -> bytes:
-    """What TVM compiled for the machine of an LLVM triple, as a shared library of that machine.
+def link_library(executable: Any, triple: str, link: Link) -> bytes:
+    """Link what TVM compiled for the machine of an LLVM triple into a shared library of that machine.
 
     Raises LinkerError, and whatever TVM raises when it can't generate the code.
     """
@@ -54,13 +67,13 @@ def linked(executable: Any, triple: str, link: Link) -> bytes:
         path = Path(folder) / "library.so"
         executable.export_library(str(path), workspace_dir=folder, fcompile=link)
         library = path.read_bytes()
-    if machine_of(library) != triple.partition("-")[0]:
+    if elf_machine(library) != triple.partition("-")[0]:
         raise LinkerError(f"the linker made a library that doesn't run on {triple}: set CC to another one")
     return library
 
 
-def machine_of(library: bytes) -> str | None:
-    """The machine that an ELF library is for; None for any other file and for other machines."""
+def elf_machine(library: bytes) -> str | None:
+    """Return the machine that an ELF library is for; None for other files and for unknown machines."""
     if not library.startswith(_ELF_MAGIC) or len(library) < 20:
         return None
     order = "little" if library[5] == 1 else "big"
@@ -68,8 +81,8 @@ def machine_of(library: bytes) -> str | None:
     return next((name for name, known in MACHINES.items() if known == number), None)
 
 
-def _native() -> list[str]:
-    """The environment's CXX or CC, or the first compiler on the path."""
+def _native_compiler() -> list[str]:
+    """Return the environment's CXX or CC, or else the first compiler on the path. Raises LinkerError."""
     wanted = [os.environ[key] for key in ("CXX", "CC") if os.environ.get(key)]
     for name in (*wanted, *COMPILERS):
         found = shutil.which(name)
@@ -78,8 +91,8 @@ def _native() -> list[str]:
     raise LinkerError("no C compiler to link the model with: install gcc or clang, or set CC")
 
 
-def _cross(machine: str) -> list[str]:
-    """A cross compiler on the path, or the one that the package ziglang brings."""
+def _cross_compiler(machine: str) -> list[str]:
+    """Return a cross compiler on the path, or the one in the package ziglang. Raises LinkerError."""
     found = shutil.which(f"{machine}-linux-gnu-gcc")
     if found:
         return [found]
@@ -91,23 +104,11 @@ def _cross(machine: str) -> list[str]:
     )
 
 
-def _run(command: Sequence[str]) -> None:
-    environment = dict(os.environ)
-    if ZIG in command:
-        environment.setdefault(ZIG_CACHE, str(_private_folder("tunefarm-zig")))
-    try:
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=LINK_TIMEOUT_S
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise LinkerError(f"{command[0]} could not link: {error}") from error
-    if done.returncode:
-        raise LinkerError(f"{command[0]} could not link: {(done.stderr or done.stdout).strip()[-2000:]}")
-
-
 def _private_folder(name: str) -> Path:
-    """One for temporary files that lasts, where nobody else puts anything in: a home folder may not be
-    writable. Raises LinkerError."""
+    """Create a folder for temporary files that lasts and that only this user can write into.
+
+    It replaces one in the home folder, which may not be writable. Raises LinkerError.
+    """
     folder = Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

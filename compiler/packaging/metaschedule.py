@@ -1,4 +1,4 @@
-"""MetaSchedule's database: two files of one JSON value a line.
+"""Read and write MetaSchedule databases: two files with one JSON value per line.
 
 database_workload.json        ["<structural hash>", "<base64 of the length and the JSON of the IRModule>"]
 database_tuning_record.json   [<line of the workload, from 0>, [trace, run_secs, target, args_info]]
@@ -21,18 +21,19 @@ from compiler.workload import from_json, to_json, workload_hash
 WORKLOAD_FILE = "database_workload.json"
 RECORD_FILE = "database_tuning_record.json"
 MAX_FILE_CHARS = 1 << 30
-# MetaSchedule writes a candidate that failed as one that took this long or longer.
+# MetaSchedule stores a candidate that failed as one that took this long or longer.
 FAILED_S = 1e9
-# The JSON of a module stands behind its length: eight bytes, little-endian.
+# The JSON of a module follows its length: eight bytes, little-endian.
 LENGTH_BYTES = 8
 
 
 class DatabaseFormatError(ValueError):
-    """A file is not what MetaSchedule writes; the message names the file and the line."""
+    """A file is not what MetaSchedule writes. The message names the file and the line."""
 
 
 class ScheduleRecord(Protocol):
-    """What export needs of a stored record; the texts are JSON, the seconds one for each repeat."""
+    """The part of a stored record that export needs. `trace` and `target` are JSON texts; `run_secs` has one
+    value per repeat."""
 
     @property
     def workload_hash(self) -> str: ...
@@ -56,10 +57,10 @@ class ImportedRecord:
 
 
 def export_database(records: Iterable[ScheduleRecord], workloads: Mapping[str, str]) -> tuple[str, str]:
-    """The texts of the workload file and the record file.
+    """Return the texts of the workload file and the record file.
 
-    `workloads` maps hashes to module texts; those without a record are left out. Raises KeyError for a record
-    whose workload is missing, ValueError for one whose texts are damaged.
+    `workloads` maps hashes to module texts; workloads without a record are left out. Raises KeyError for a
+    record whose workload is missing, ValueError for one whose texts are damaged.
     """
     lines: dict[str, int] = {}
     arguments: dict[str, Any] = {}
@@ -68,23 +69,25 @@ def export_database(records: Iterable[ScheduleRecord], workloads: Mapping[str, s
         name = record.workload_hash
         if name not in lines:
             lines[name] = len(lines)
-            workload_lines.append(_line([name, _encode(workloads[name])]))
-            arguments[name] = _arguments(workloads[name])
+            data = workloads[name].encode()
+            encoded = base64.b64encode(len(data).to_bytes(LENGTH_BYTES, "little") + data).decode()
+            workload_lines.append(_line([name, encoded]))
+            arguments[name] = _describe_arguments(workloads[name])
         fields = [json.loads(record.trace), list(record.run_secs), json.loads(record.target), arguments[name]]
         record_lines.append(_line([lines[name], fields]))
     return "".join(workload_lines), "".join(record_lines)
 
 
 def import_database(workload_text: str, record_text: str) -> Iterator[ImportedRecord]:
-    """The records that have timings, in the order of the file.
+    """Yield the records that have timings, in the order of the file.
 
     Hashes are computed anew: another version of TVM may hash differently. Candidates that failed and records
-    without timings are left out. Raises DatabaseFormatError. TVM parses the workloads, in native code: the
-    files of a stranger can crash this process.
+    without timings are left out. Raises DatabaseFormatError. TVM parses the workloads in native code, so a
+    stranger's files can crash this process.
     """
-    workloads = [_workload(number, value) for number, value in _values(WORKLOAD_FILE, workload_text)]
+    workloads = [_parse_workload(number, value) for number, value in _values(WORKLOAD_FILE, workload_text)]
     for number, value in _values(RECORD_FILE, record_text):
-        record = _record(number, value, workloads)
+        record = _parse_record(number, value, workloads)
         if record is not None:
             yield record
 
@@ -93,13 +96,8 @@ def _line(value: object) -> str:
     return json.dumps(value, separators=(",", ":")) + "\n"
 
 
-def _encode(module_json: str) -> str:
-    data = module_json.encode()
-    return base64.b64encode(len(data).to_bytes(LENGTH_BYTES, "little") + data).decode()
-
-
-def _arguments(module_json: str) -> list[Any]:
-    """Kind, element type and shape of every argument, as MetaSchedule describes them."""
+def _describe_arguments(module_json: str) -> list[Any]:
+    """Return kind, element type and shape of every argument, as MetaSchedule stores them (args_info)."""
     infos = ArgInfo.from_prim_func(from_json(module_json)["main"])
     return [
         [str(kind), str(dtype), [int(n) for n in shape]] for kind, dtype, shape in map(ArgInfo.as_json, infos)
@@ -107,7 +105,7 @@ def _arguments(module_json: str) -> list[Any]:
 
 
 def _values(file: str, text: str) -> Iterator[tuple[int, Any]]:
-    """Line numbers from 1 and the values on them; empty lines don't count."""
+    """Yield the number of every line that isn't empty, from 1, and the value on it."""
     if len(text) > MAX_FILE_CHARS:
         raise DatabaseFormatError(f"{file} has more than {MAX_FILE_CHARS} characters")
     for number, line in enumerate(text.splitlines(), 1):
@@ -115,10 +113,11 @@ def _values(file: str, text: str) -> Iterator[tuple[int, Any]]:
             try:
                 yield number, json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise DatabaseFormatError(f"{file}, line {number}: no JSON value: {error}") from error
+                raise DatabaseFormatError(f"{file}, line {number}: not a JSON value: {error}") from error
 
 
-def _workload(number: int, value: Any) -> tuple[str, str]:
+def _parse_workload(number: int, value: Any) -> tuple[str, str]:
+    """Return the hash and the module text of a line of the workload file."""
     match value:
         case [str(), str(encoded)]:
             pass
@@ -132,7 +131,8 @@ def _workload(number: int, value: Any) -> tuple[str, str]:
     return workload_hash(mod), to_json(mod)
 
 
-def _record(number: int, value: Any, workloads: Sequence[tuple[str, str]]) -> ImportedRecord | None:
+def _parse_record(number: int, value: Any, workloads: Sequence[tuple[str, str]]) -> ImportedRecord | None:
+    """Return the record on a line of the record file; None for one without timings."""
     match value:
         case [int(index), [[list(), list()] as trace, secs, (dict() | str()) as target, *_]]:
             pass
@@ -142,22 +142,21 @@ def _record(number: int, value: Any, workloads: Sequence[tuple[str, str]]) -> Im
             )
     if not 0 <= index < len(workloads):
         raise DatabaseFormatError(f"{RECORD_FILE}, line {number}: there is no workload {index}")
-    timings = _timings(number, secs)
-    if timings is None:
+    run_secs = _parse_run_secs(number, secs)
+    if run_secs is None:
         return None
     name, module_json = workloads[index]
     trace_text = json.dumps(trace, separators=(",", ":"))
     target_text = json.dumps(target, sort_keys=True, separators=(",", ":"))
-    return ImportedRecord(name, module_json, trace_text, timings, target_text)
+    return ImportedRecord(name, module_json, trace_text, run_secs, target_text)
 
 
-def _timings(number: int, secs: Any) -> tuple[float, ...] | None:
-    """The seconds; None for a record without them and for a candidate that failed."""
+def _parse_run_secs(number: int, secs: Any) -> tuple[float, ...] | None:
+    """Return the seconds; None when there are none or the candidate failed."""
     if secs is None or secs == []:
         return None
-    is_list = isinstance(secs, list)
-    if not is_list or any(isinstance(s, bool) or not isinstance(s, int | float) for s in secs):
-        raise DatabaseFormatError(f"{RECORD_FILE}, line {number}: run_secs is no list of seconds")
+    if not isinstance(secs, list) or any(isinstance(s, bool) or not isinstance(s, int | float) for s in secs):
+        raise DatabaseFormatError(f"{RECORD_FILE}, line {number}: run_secs is not a list of seconds")
     if any(not math.isfinite(s) or s <= 0 for s in secs):
         raise DatabaseFormatError(f"{RECORD_FILE}, line {number}: run_secs must be positive and finite")
     return None if max(secs) >= FAILED_S else tuple(float(s) for s in secs)

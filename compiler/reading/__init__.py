@@ -1,1 +1,1 @@
-"""Workloads of TVM read into the search's own form."""
+"""Read TVM workloads into the search's own form, a `Dag`."""

@@ -10,19 +10,19 @@ import tvm
 from tvm import tirx
 from tvm.s_tir import SBlock, SBlockRealize, Schedule
 
-from compiler.reading.blocks import BlockReader, NotCovered, distinct
+from compiler.reading.blocks import BlockReader, UnsupportedSubgraph, distinct
 from compiler.reading.indices import find_all
 from search.dag import Buffer, BufferRole, Dag, Node
 
-__all__ = ["NotCovered", "read_dag"]
+__all__ = ["UnsupportedSubgraph", "read_dag"]
 
-# Matrices of constants up to this size are folded into the code (winograd's have 12 to 64 elements).
+# Matrices of constants up to this size become part of the code (winograd's have 12 to 64 elements).
 MAX_CONSTANT_ELEMENTS = 256
 
 
 def read_dag(module: tvm.IRModule) -> Dag:
-    """The computation of the workload's `main`; a node's axes are the loops that a schedule finds around its
-    block. Raises NotCovered naming the first thing it can't express."""
+    """Read the computation of the workload's `main`; a node's axes are the loops that a schedule finds around
+    its block. Raises UnsupportedSubgraph, which names the first thing that the search can't express."""
     func = module["main"]
     root = _root(func)
     names = _names([*func.params, *root.alloc_buffers])
@@ -32,59 +32,69 @@ def read_dag(module: tvm.IRModule) -> Dag:
     try:
         dag = Dag(nodes[-1].name, buffers, nodes)
     except ValueError as error:
-        raise NotCovered(str(error)) from error
+        raise UnsupportedSubgraph(str(error)) from error
     _check_bindings(module, nodes)
-    return _with_constant_axes(dag)
+    constants = {
+        node.write.buffer
+        for node in nodes
+        if not node.reads and node.iterations <= MAX_CONSTANT_ELEMENTS and not node.is_expensive
+    }
+    return replace(dag, nodes=tuple(_with_constant_axes(node, constants) for node in nodes))
 
 
 def _root(func: Any) -> SBlock:
-    """The block around all others."""
+    """Return the block around all others."""
     body = getattr(func, "body", None)
     if not isinstance(body, SBlockRealize):
-        raise NotCovered("the function is not made of blocks")
+        raise UnsupportedSubgraph("the function is not made of blocks")
     if not find_all(body.block.body, SBlock):
-        raise NotCovered(f"block {body.block.name_hint} computes by itself, without a block for each value")
+        raise UnsupportedSubgraph(
+            f"block {body.block.name_hint} computes by itself, without a block for each value"
+        )
     return body.block
 
 
 def named_buffers(func: Any) -> Mapping[str, Any]:
-    """The function's buffers by the names that they have in its dag."""
+    """Return the function's buffers by the names that they have in its dag."""
     root = _root(func)
     return {name: buffer for buffer, name in _names([*func.params, *root.alloc_buffers]).items()}
 
 
 def _names(variables: Sequence[Any]) -> Mapping[Any, str]:
-    """A name for every buffer, different ones for different buffers (TIR allows namesakes)."""
+    """Return a different name for every buffer: in TIR several may have the same."""
     return dict(zip(variables, distinct([variable.name for variable in variables]), strict=True))
 
 
 def _nests(statement: Any, loops: tuple[Any, ...]) -> Iterator[tuple[SBlockRealize, tuple[Any, ...]]]:
-    """The blocks in program order, each with the loops around it, which are its alone."""
+    """Yield the blocks in program order, each with the loops around it. Blocks that share a loop raise
+    UnsupportedSubgraph."""
     match statement:
         case tirx.SeqStmt() if not loops:
             for part in statement:
                 yield from _nests(part, loops)
         case tirx.SeqStmt():
-            raise NotCovered(f"{_blocks(statement)} share the loop {loops[-1].loop_var.name}")
+            raise UnsupportedSubgraph(f"{_blocks(statement)} share the loop {loops[-1].loop_var.name}")
         case tirx.For():
             _check_loop(statement)
             yield from _nests(statement.body, (*loops, statement))
         case SBlockRealize():
             yield statement, loops
         case _:
-            raise NotCovered(f"a {type(statement).__name__} stands where a loop or a block is expected")
+            raise UnsupportedSubgraph(
+                f"a {type(statement).__name__} stands where a loop or a block is expected"
+            )
 
 
 def _check_loop(loop: Any) -> None:
     where = f"{_blocks(loop.body)}: the loop {loop.loop_var.name}"
     if loop.kind != tirx.ForKind.SERIAL:
-        raise NotCovered(f"{where} is {tirx.ForKind(loop.kind).name.lower()}")
+        raise UnsupportedSubgraph(f"{where} is {tirx.ForKind(loop.kind).name.lower()}")
     if not isinstance(loop.extent, tirx.IntImm):
-        raise NotCovered(f"{where} has no fixed extent")
+        raise UnsupportedSubgraph(f"{where} has no fixed extent")
     if int(loop.extent) < 1:
-        raise NotCovered(f"{where} has no iterations")
+        raise UnsupportedSubgraph(f"{where} has no iterations")
     if not isinstance(loop.min, tirx.IntImm) or int(loop.min) or loop.step is not None:
-        raise NotCovered(f"{where} doesn't count from zero by ones")
+        raise UnsupportedSubgraph(f"{where} doesn't count from zero by ones")
 
 
 def _blocks(statement: Any) -> str:
@@ -93,7 +103,7 @@ def _blocks(statement: Any) -> str:
 
 
 def _buffers(func: Any, names: Mapping[Any, str], written: set[str]) -> Iterator[Buffer]:
-    """Inputs, intermediate results, outputs."""
+    """Yield inputs, intermediate results and outputs, in this order."""
     layout_free = {int(number) for number in (func.attrs or {}).get("layout_free_buffers", ())}
     inputs = {p: number in layout_free for number, p in enumerate(func.params) if names[p] not in written}
     for variable, constant in inputs.items():
@@ -108,33 +118,28 @@ def _buffers(func: Any, names: Mapping[Any, str], written: set[str]) -> Iterator
 def _buffer(variable: Any, names: Mapping[Any, str], role: BufferRole, constant: bool = False) -> Buffer:
     typed = variable.ty
     if not isinstance(typed, tirx.BufferType) or not all(isinstance(e, tirx.IntImm) for e in typed.shape):
-        raise NotCovered(f"{variable.name} is not a buffer of fixed shape")
+        raise UnsupportedSubgraph(f"{variable.name} is not a buffer of fixed shape")
     return Buffer(names[variable], tuple(map(int, typed.shape)), str(typed.dtype), role, constant)
 
 
 def _check_bindings(module: tvm.IRModule, nodes: Sequence[Node]) -> None:
-    """Only blocks whose bindings TVM takes for affine can have their loops reordered."""
+    """Refuse blocks whose loops TVM can't reorder, because it doesn't recognize their bindings as affine."""
     try:
         schedule = Schedule(module, debug_mask="none")
     except Exception as error:  # TVM raises whatever class its C++ side names
-        raise NotCovered(f"TVM can't schedule the function: {str(error).strip().splitlines()[-1]}") from error
+        raise UnsupportedSubgraph(
+            f"TVM can't schedule the function: {str(error).strip().splitlines()[-1]}"
+        ) from error
     for node in nodes:
         block = schedule.get_sref(schedule.get_sblock(node.name))
         if not schedule.state._get_cached_flags(block).affine_binding:
-            raise NotCovered(f"block {node.name} is bound to its loops in a way that TVM can't reorder")
+            raise UnsupportedSubgraph(
+                f"block {node.name} is bound to its loops in a way that TVM can't reorder"
+            )
 
 
-def _with_constant_axes(dag: Dag) -> Dag:
-    """The graph whose reductions know their axes over small matrices that are computed from nothing."""
-    constants = {
-        node.write.buffer
-        for node in dag.nodes
-        if not node.reads and node.iterations <= MAX_CONSTANT_ELEMENTS and not node.is_expensive
-    }
-    return replace(dag, nodes=tuple(_unrolling(node, constants) for node in dag.nodes))
-
-
-def _unrolling(node: Node, constants: set[str]) -> Node:
+def _with_constant_axes(node: Node, constants: set[str]) -> Node:
+    """Mark the axes of a reduction over small constant matrices: their loops are unrolled."""
     if not node.reduction:
         return node
     axes = {axis for read in node.reads if read.buffer in constants for axis in read.axes}

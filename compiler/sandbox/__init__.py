@@ -1,1 +1,1 @@
-"""What a stranger's input does to TVM, it does in a child process under limits."""
+"""Child processes, under limits, in which strangers' models and traces meet TVM."""

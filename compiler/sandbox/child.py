@@ -1,13 +1,12 @@
-"""Asking a child process of the compiler: what a stranger's input does to TVM, it does there.
+"""Run the compiler on strangers' input in a child process, under limits.
 
-TVM is native code that trusts its input: a file can crash it, hang it or fill the memory. Models of strangers
-(`compiler.sandbox.models`) and their traces (`compiler.sandbox.traces`) are handled by a child under
-limits, which is thrown away.
+TVM is native code that trusts its input: a file can crash it, hang it or fill the memory. A stranger's model
+(`compiler.sandbox.models`) or trace (`compiler.sandbox.traces`) therefore goes to a child process, which is
+thrown away afterwards.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -16,29 +15,39 @@ import sys
 from pathlib import Path
 from typing import BinaryIO
 
-from compiler.sandbox.environment import passed
+from compiler.importing.spec import first_line
+from system.environment import allowed_variables
+from system.linux import die_with_parent
 
 # TVM, LLVM and Python map gigabytes before they do anything.
 BASE_MEMORY_BYTES = 8 << 30
-# What an import may take beyond what a process with TVM has anyway. Weights are held several times over.
+# An import may take this much on top of what a process with TVM has anyway. Weights are in memory several
+# times over.
 WORKING_BYTES = 1 << 30
 MEMORY_PER_MODEL_BYTE = 16
 STATM = Path("/proc/self/statm")
-PR_SET_PDEATHSIG = 1
+TOO_MUCH_MEMORY = "it takes too much memory"
 
 
 # The parent's side
 
 
 def run_child(module: str, request: bytes, timeout_s: float) -> tuple[bytes, int | None]:
-    """What a module of ours replies in a process of its own, and its exit status: None where it took longer
-    and was killed."""
+    """Run `python -m module` on a request; return its reply and its exit status.
+
+    The status is None for a child that took longer than `timeout_s` and was killed.
+    """
+    path = os.pathsep.join(path for path in sys.path if path)
+    # Linkers keep caches in these folders.
+    folders = {name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ}
+    # TVM starts a thread for each core, whose stacks would count as memory.
+    settings = {"PYTHONPATH": path, "TVM_NUM_THREADS": "1"}
     child = subprocess.Popen(
         [sys.executable, "-m", module, str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env=_child_environment(),
+        env=allowed_variables(os.environ) | folders | settings,
     )
     with child:
         try:
@@ -52,69 +61,60 @@ def run_child(module: str, request: bytes, timeout_s: float) -> tuple[bytes, int
     return reply, child.returncode
 
 
-def end_of(status: int) -> str:
-    """What a child that ended with this status, before it had replied, did to the compiler."""
+def describe_exit(status: int) -> str:
+    """Return a predicate for a child that exited with this status before it had replied."""
     if status < 0:
         return f"crashed the compiler ({signal.Signals(-status).name})"
     return f"ended the compiler (exit status {status})"
 
 
-def machine_bytes() -> int:
-    """The memory of this machine."""
+def physical_memory_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
-
-
-def _child_environment() -> dict[str, str]:
-    """Of a process of our own code, which loads TVM, and where linkers keep what they have made before."""
-    path = os.pathsep.join(path for path in sys.path if path)
-    folders = {name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ}
-    # The stacks of TVM's threads, of which there is one for each core, would count as memory.
-    return passed(os.environ) | folders | {"PYTHONPATH": path, "TVM_NUM_THREADS": "1"}
 
 
 # The child's side
 
 
-def begin(memory_bytes: int) -> None:
-    """Bound this process's address space, and its life by its parent's.
+def enter_sandbox(memory_bytes: int) -> None:
+    """Limit this process's address space, and have it die with its parent.
 
-    Who stops the parent with its whole group lets it finish this.
+    SIGTERM and SIGINT are ignored: a scheduler that is stopped with its whole process group waits for the
+    reply.
     """
-    _die_with_parent(int(sys.argv[1]))
+    # A thread could not watch the parent instead: while TVM compiles, no Python code runs.
+    die_with_parent(parent_pid=int(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 
 
-def _die_with_parent(parent_pid: int) -> None:
-    """A thread of our own could not: while TVM compiles, Python stands still."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent_pid:
-        os._exit(1)  # it died before
-
-
-def take_output() -> BinaryIO:
-    """Where the reply goes. TVM prints to standard output, which from now on is standard error."""
+def redirect_stdout() -> BinaryIO:
+    """Return a stream for the reply, and send what TVM prints to standard error instead."""
     reply = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return reply
 
 
-def limit_growth(model_bytes: int) -> None:
-    """Let this process, which has loaded TVM, take no more memory than the import of such a model may, until
-    `end_limit`."""
+def limit_data_segment(model_bytes: int) -> None:
+    """Limit what this process, which has loaded TVM, may allocate to what the import of a model of this size
+    may take. `lift_data_limit` ends that. Only Linux can do so."""
     try:
         pages = int(STATM.read_text().split()[5])
     except OSError:
-        return  # not Linux
+        return
     most = pages * resource.getpagesize() + WORKING_BYTES + MEMORY_PER_MODEL_BYTE * model_bytes
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 
 
-def end_limit() -> None:
-    """Let it grow as far as its address space goes."""
+def lift_data_limit() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def describe_error(error: Exception) -> str:
+    """Return one line about an error of any library: strangers' input raises what nobody foresaw."""
+    if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+        return TOO_MUCH_MEMORY
+    return first_line(error)

@@ -1,7 +1,7 @@
-"""A stranger's model is imported and compiled in a child process: `compiler.sandbox.child` says why.
+"""Import and compile a stranger's model in a child process (`compiler.sandbox.child` says why).
 
-The child says what the model is as soon as it has imported it, and then sends the library that was asked for:
-so it is known what it died of.
+The child's reply is a line of JSON about the imported model, a line with the size of the library, and the
+library. A child that dies after the first line died while it compiled.
 """
 
 from __future__ import annotations
@@ -15,32 +15,34 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, BinaryIO
 
-from compiler.importing.model import ExtractedTask, Model, extract_tasks, fuse, read_onnx, untuned
+from compiler.importing.model import ExtractedTask, RelaxModel, fuse_untuned, read_onnx
 from compiler.importing.onnx_file import MAX_FILE_BYTES
-from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
+from compiler.importing.spec import ModelError, Shape, TensorSpec
 from compiler.packaging.artifact import ArtifactError, build_library, build_module
 from compiler.sandbox.child import (
     BASE_MEMORY_BYTES,
     MEMORY_PER_MODEL_BYTE,
+    TOO_MUCH_MEMORY,
     WORKING_BYTES,
-    begin,
-    end_limit,
-    end_of,
-    limit_growth,
-    machine_bytes,
+    describe_error,
+    describe_exit,
+    enter_sandbox,
+    lift_data_limit,
+    limit_data_segment,
+    physical_memory_bytes,
+    redirect_stdout,
     run_child,
-    take_output,
 )
+from compiler.variants.choice import VariantModel
 
-# LLVM takes the more, the more a model has kernels, however small its file is.
+# LLVM's memory grows with the number of kernels, however small the model's file is.
 BUILD_MEMORY_BYTES = 8 << 30
-TOO_MUCH_MEMORY = "it takes too much memory"
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Seconds for an import and for a compilation. `memory_bytes` bounds the child's address space; None
-    derives it from the model's size."""
+class CompileLimits:
+    """Seconds for an import and for a compilation. `memory_bytes` limits the child's address space; by
+    default the limit follows from the model's size."""
 
     import_s: float = 300.0
     build_s: float = 1200.0
@@ -50,16 +52,19 @@ class Limits:
         if self.import_s <= 0 or self.build_s <= 0:
             raise ValueError(f"time limits must be positive, not {self.import_s} and {self.build_s}")
 
-    def memory_for(self, order: CompileRequest) -> int:
-        needed = BASE_MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * len(order.data)
-        return self.memory_bytes or needed + (BUILD_MEMORY_BYTES if order.library is not Library.NONE else 0)
+    def memory_for(self, request: CompileRequest) -> int:
+        needed = BASE_MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * len(request.data)
+        return self.memory_bytes or needed + (
+            BUILD_MEMORY_BYTES if request.library is not LibraryKind.NONE else 0
+        )
 
-    def secs_for(self, order: CompileRequest) -> float:
-        return self.import_s + (self.build_s if order.library is not Library.NONE else 0.0)
+    def secs_for(self, request: CompileRequest) -> float:
+        return self.import_s + (self.build_s if request.library is not LibraryKind.NONE else 0.0)
 
 
-class Library(StrEnum):
-    """What is compiled: nothing, what TVM makes of a model by default, or its kernels under schedules."""
+class LibraryKind(StrEnum):
+    """The library to compile: none, the model as TVM compiles it by default, or its kernels under
+    schedules."""
 
     NONE = "none"
     UNTUNED = "untuned"
@@ -68,37 +73,56 @@ class Library(StrEnum):
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """A .onnx file, shapes of its dynamic inputs, a target, and what to make of it. `schedules` maps workload
-    hashes to traces; what has none gets the fallback schedule."""
+    """A .onnx file, the shapes of its dynamic inputs, a target, and the library to compile.
+
+    `schedules` maps workload hashes to traces. A workload without a trace gets the fallback schedule; a
+    variant with a trace replaces the workload that it is a variant of.
+    """
 
     data: bytes
     shapes: Mapping[str, Shape]
     target: str
-    library: Library = Library.NONE
+    library: LibraryKind = LibraryKind.NONE
     schedules: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Imported:
-    """What is in a model that was imported and fused for a target."""
+class ImportedModel:
+    """The inputs, outputs and tuning tasks of a model that was imported and fused for a target."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     tasks: tuple[ExtractedTask, ...]
 
+    @classmethod
+    def from_json(cls, fields: Mapping[str, Any]) -> ImportedModel:
+        """Read what `dataclasses.asdict` and JSON have made of a model."""
+        return cls(
+            inputs=tuple(TensorSpec(**spec) for spec in fields["inputs"]),
+            outputs=tuple(TensorSpec(**spec) for spec in fields["outputs"]),
+            tasks=tuple(
+                ExtractedTask(
+                    **{**task, "constants": tuple(task["constants"]), "functions": tuple(task["functions"])}
+                )
+                for task in fields["tasks"]
+            ),
+        )
+
 
 def import_model(
-    data: bytes, shapes: Mapping[str, Shape], target: str, limits: Limits | None = None
-) -> Imported:
-    """Raises ModelError: what the import says, or that it crashed, ran out of memory or took too long."""
-    return carried_out(CompileRequest(data, shapes, target), limits or Limits())[0]
+    data: bytes, shapes: Mapping[str, Shape], target: str, limits: CompileLimits | None = None
+) -> ImportedModel:
+    """Import a model. Raises ModelError when the file is wrong, or when the import crashes, takes too long or
+    needs too much memory."""
+    return compile_in_child(CompileRequest(data, shapes, target), limits or CompileLimits())[0]
 
 
 def compile_untuned(
-    data: bytes, shapes: Mapping[str, Shape], target: str, limits: Limits | None = None
-) -> tuple[Imported, bytes]:
-    """What is in the model, and what TVM compiles it into by default. Raises ModelError, ArtifactError."""
-    return carried_out(CompileRequest(data, shapes, target, Library.UNTUNED), limits or Limits())
+    data: bytes, shapes: Mapping[str, Shape], target: str, limits: CompileLimits | None = None
+) -> tuple[ImportedModel, bytes]:
+    """Import a model and compile it as TVM does by default. Raises ModelError, ArtifactError."""
+    request = CompileRequest(data, shapes, target, LibraryKind.UNTUNED)
+    return compile_in_child(request, limits or CompileLimits())
 
 
 def compile_tuned(
@@ -106,140 +130,120 @@ def compile_tuned(
     shapes: Mapping[str, Shape],
     target: str,
     schedules: Mapping[str, str],
-    limits: Limits | None = None,
+    limits: CompileLimits | None = None,
 ) -> bytes:
-    """The model with its kernels under these schedules. Raises ModelError, ArtifactError."""
-    return carried_out(CompileRequest(data, shapes, target, Library.TUNED, schedules), limits or Limits())[1]
+    """Compile a model with its kernels under these schedules. Raises ModelError, ArtifactError."""
+    request = CompileRequest(data, shapes, target, LibraryKind.TUNED, schedules)
+    return compile_in_child(request, limits or CompileLimits())[1]
 
 
-def carried_out(order: CompileRequest, limits: Limits) -> tuple[Imported, bytes]:
-    """By a child. Raises ModelError, ArtifactError."""
-    if len(order.data) > MAX_FILE_BYTES:
-        raise ModelError(f"the model file has {len(order.data)} bytes; the limit is {MAX_FILE_BYTES}")
-    request = asdict(order) | {"data": len(order.data), "memory_bytes": limits.memory_for(order)}
-    timeout_s = limits.secs_for(order)
-    message = json.dumps(request).encode() + b"\n" + order.data
+def compile_in_child(request: CompileRequest, limits: CompileLimits) -> tuple[ImportedModel, bytes]:
+    """Return the imported model and its library, which is empty for LibraryKind.NONE. Raises ModelError,
+    ArtifactError."""
+    if len(request.data) > MAX_FILE_BYTES:
+        raise ModelError(f"the model file has {len(request.data)} bytes; the limit is {MAX_FILE_BYTES}")
+    header = asdict(request) | {"data": len(request.data), "memory_bytes": limits.memory_for(request)}
+    timeout_s = limits.secs_for(request)
+    message = json.dumps(header).encode() + b"\n" + request.data
     reply, status = run_child("compiler.sandbox.models", message, timeout_s)
+    ended = f"takes longer than {timeout_s:g} s" if status is None else describe_exit(status)
+    model_line, _, rest = reply.partition(b"\n")
+    size_line, _, library = rest.partition(b"\n")
     try:
-        return _read(reply, f"takes longer than {timeout_s:g} s" if status is None else end_of(status))
+        imported = _read_line(model_line, ModelError, f"importing the model {ended}")
+        size = _read_line(size_line, ArtifactError, f"compiling the model {ended}")["library_bytes"]
+        if len(library) != size:
+            raise ArtifactError(f"compiling the model {ended}")
+        return ImportedModel.from_json(imported), library
     except (ModelError, ArtifactError) as error:
-        needed, there = WORKING_BYTES + MEMORY_PER_MODEL_BYTE * len(order.data), machine_bytes()
-        is_short = status == -signal.SIGKILL or TOO_MUCH_MEMORY in str(error)
-        if not is_short or needed <= there:
+        needed, memory = WORKING_BYTES + MEMORY_PER_MODEL_BYTE * len(request.data), physical_memory_bytes()
+        ran_out = status == -signal.SIGKILL or TOO_MUCH_MEMORY in str(error)
+        if not ran_out or needed <= memory:
             raise
         raise type(error)(
-            f"{error}: a model file of {len(order.data) / 1e9:.3g} GB may take {needed / 1e9:.3g} GB of "
-            f"memory and this machine has {there / 1e9:.3g} GB: run the scheduler on one with more"
+            f"{error}: a model file of {len(request.data) / 1e9:.3g} GB may take {needed / 1e9:.3g} GB of "
+            f"memory and this machine has {memory / 1e9:.3g} GB: run the scheduler on one with more"
         ) from error
 
 
-def _read(reply: bytes, end: str) -> tuple[Imported, bytes]:
-    """What a child replied that came to this end. Raises ModelError, ArtifactError."""
-    first, _, rest = reply.partition(b"\n")
-    second, _, library = rest.partition(b"\n")
-    imported = _imported(_head(first, ModelError, f"importing the model {end}"))
-    size = _head(second, ArtifactError, f"compiling the model {end}")["library_bytes"]
-    if len(library) != size:
-        raise ArtifactError(f"compiling the model {end}")
-    return imported, library
-
-
-def _head(line: bytes, error: type[Exception], otherwise: str) -> Mapping[str, Any]:
-    """What the child says in a line; raises the error if that is a problem, or nothing that makes sense."""
+def _read_line(line: bytes, error: type[Exception], otherwise: str) -> Mapping[str, Any]:
+    """Parse a line of the child's reply. Raises `error` with the problem that the child names, or with
+    `otherwise` when the line is not what the child writes."""
     try:
-        said: dict[str, Any] = json.loads(line)
-        problem = said.get("problem")
+        fields: dict[str, Any] = json.loads(line)
+        problem = fields.get("problem")
     except (ValueError, AttributeError):
         raise error(otherwise) from None
     if problem:
         raise error(str(problem))
-    return said
-
-
-def _imported(said: Mapping[str, Any]) -> Imported:
-    return Imported(
-        inputs=tuple(TensorSpec(**spec) for spec in said["inputs"]),
-        outputs=tuple(TensorSpec(**spec) for spec in said["outputs"]),
-        tasks=tuple(_task(task) for task in said["tasks"]),
-    )
-
-
-def _task(said: Mapping[str, Any]) -> ExtractedTask:
-    sequences = {name: tuple(said[name]) for name in ("constants", "functions")}
-    return ExtractedTask(**{**said, **sequences})
+    return fields
 
 
 # The child's side
 
 
 @dataclass(frozen=True)
-class Fused:
-    """A model as TVM has it: as it was imported, and as calls of the kernels that are tuned."""
+class FusedModel:
+    """A model as it was imported, and as calls of the fused kernels that are tuned."""
 
-    model: Model
-    fused: Any
+    model: RelaxModel
+    fused: VariantModel
 
     @classmethod
-    def of(cls, order: CompileRequest) -> Fused:
+    def of(cls, request: CompileRequest) -> FusedModel:
         """Raises ModelError."""
-        model = read_onnx(order.data, order.shapes)
-        return cls(model, fuse(model, order.target))
+        model = read_onnx(request.data, request.shapes)
+        return cls(model, VariantModel.of(model, request.target))
 
     @property
-    def imported(self) -> Imported:
-        return Imported(self.model.inputs, self.model.outputs, tuple(extract_tasks(self.fused)))
+    def imported(self) -> ImportedModel:
+        return ImportedModel(self.model.inputs, self.model.outputs, tuple(self.fused.tasks()))
 
-    def library(self, order: CompileRequest) -> bytes:
-        """Raises ModelError, ArtifactError."""
-        if order.library is Library.UNTUNED:
-            return build_library(untuned(self.model, order.target), order.target)
-        if order.library is Library.TUNED:
-            return build_module(self.fused, order.schedules, order.target)
+    def library(self, request: CompileRequest) -> bytes:
+        """Compile the library that the request asks for. Raises ModelError, ArtifactError."""
+        if request.library is LibraryKind.UNTUNED:
+            return build_library(fuse_untuned(self.model, request.target), request.target)
+        if request.library is LibraryKind.TUNED:
+            chosen = self.fused.choose(request.schedules)
+            return build_module(chosen, request.schedules, request.target)
         return b""
 
 
 def _serve(source: BinaryIO, reply: BinaryIO) -> None:
-    request = json.loads(source.readline())
-    begin(request.pop("memory_bytes"))
-    limit_growth(request.pop("data"))
-    shapes = {name: tuple(shape) for name, shape in request.pop("shapes").items()}
-    order = CompileRequest(source.read(), shapes, **request | {"library": Library(request["library"])})
+    header = json.loads(source.readline())
+    enter_sandbox(header.pop("memory_bytes"))
+    limit_data_segment(header.pop("data"))
+    shapes = {name: tuple(shape) for name, shape in header.pop("shapes").items()}
+    request = CompileRequest(source.read(), shapes, **header | {"library": LibraryKind(header["library"])})
     try:
-        fused = Fused.of(order)
-        _say(reply, asdict(fused.imported))
+        fused = FusedModel.of(request)
+        _write_line(reply, asdict(fused.imported))
     except Exception as error:
-        _say(reply, {"problem": _problem(error, "imported")})
+        _write_line(reply, {"problem": _problem(error, "imported")})
         return
-    end_limit()
+    lift_data_limit()
     try:
-        library = fused.library(order)
+        library = fused.library(request)
     except Exception as error:
-        _say(reply, {"problem": _problem(error, "compiled")})
+        _write_line(reply, {"problem": _problem(error, "compiled")})
         return
-    _say(reply, {"library_bytes": len(library)})
+    _write_line(reply, {"library_bytes": len(library)})
     reply.write(library)
 
 
 def _problem(error: Exception, done: str) -> str:
-    """What nobody foresaw in a stranger's file is a reason as well."""
     if isinstance(error, (ModelError, ArtifactError)):
         return str(error)
-    if isinstance(error, MemoryError) or "bad_alloc" in str(error):
-        return f"the model can't be {done}: {TOO_MUCH_MEMORY}"
-    return f"the model can't be {done}: {first_line(error)}"
+    return f"the model can't be {done}: {describe_error(error)}"
 
 
-def _say(reply: BinaryIO, what: Mapping[str, Any]) -> None:
-    reply.write(json.dumps(what).encode() + b"\n")
+def _write_line(reply: BinaryIO, fields: Mapping[str, Any]) -> None:
+    reply.write(json.dumps(fields).encode() + b"\n")
     reply.flush()
 
 
-def _main() -> None:
-    with take_output() as reply:
-        _serve(sys.stdin.buffer, reply)
-    # TVM's threads and tear-down have nothing to add.
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    _main()
+    with redirect_stdout() as stream:
+        _serve(sys.stdin.buffer, stream)
+    # Skip the tear-down of TVM and its threads.
+    os._exit(0)

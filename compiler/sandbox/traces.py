@@ -1,7 +1,7 @@
-"""Traces of strangers are tried in a child process first: `compiler.sandbox.child` says why.
+"""Try strangers' traces in a child process (`compiler.sandbox.child` says why).
 
-The child replays them one after the other, each on its workload, compiles what comes of it, and says so: what
-it dies of is the one after the last that it spoke of. Only what survives that is replayed here.
+The child replays and compiles one trace after the other, and reports on each. If it dies, the first trace
+without a report killed it. Only traces that pass are replayed in other processes.
 """
 
 from __future__ import annotations
@@ -10,18 +10,24 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from compiler.importing.spec import first_line
-from compiler.sandbox.child import BASE_MEMORY_BYTES, begin, end_of, run_child, take_output
+from compiler.sandbox.child import (
+    BASE_MEMORY_BYTES,
+    describe_error,
+    describe_exit,
+    enter_sandbox,
+    redirect_stdout,
+    run_child,
+)
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Seconds that a child and TVM may take to start, seconds for each trace, and of address space."""
+class ReplayLimits:
+    """Seconds for the start of the child and TVM, seconds for each trace, and bytes of address space."""
 
     start_s: float = 60.0
     each_s: float = 30.0
@@ -32,63 +38,58 @@ class Limits:
             raise ValueError(f"limits must be positive, not {self}")
 
 
-def try_traces(pairs: Sequence[tuple[str, str]], target: str, limits: Limits | None = None) -> list[str]:
-    """What is wrong with each pair of a workload and a trace, both JSON text; empty where nothing is."""
+def check_traces(
+    pairs: Sequence[tuple[str, str]], target: str, limits: ReplayLimits | None = None
+) -> list[str]:
+    """Return what is wrong with each pair of a workload and a trace (JSON texts); empty for a good one."""
+    limits = limits or ReplayLimits()
     problems: list[str] = []
     while len(problems) < len(pairs):
-        problems += _of_child(pairs[len(problems) :], target, limits or Limits())
+        rest = pairs[len(problems) :]
+        request = {"target": target, "memory_bytes": limits.memory_bytes, "pairs": list(rest)}
+        timeout_s = limits.start_s + limits.each_s * len(rest)
+        reply, status = run_child("compiler.sandbox.traces", json.dumps(request).encode(), timeout_s)
+        problems += [str(json.loads(line)["problem"]) for line in reply.splitlines()]
+        if len(problems) < len(pairs):
+            # The child died of the next trace. Another child goes on after it.
+            problems.append(
+                "it keeps the compiler busy for too long" if status is None else f"it {describe_exit(status)}"
+            )
     return problems
 
 
-def _of_child(pairs: Sequence[tuple[str, str]], target: str, limits: Limits) -> list[str]:
-    """What is wrong with each, until the first that the child didn't survive."""
-    request = {"target": target, "memory_bytes": limits.memory_bytes, "pairs": list(pairs)}
-    timeout_s = limits.start_s + limits.each_s * len(pairs)
-    replies, status = run_child("compiler.sandbox.traces", json.dumps(request).encode(), timeout_s)
-    problems = [str(json.loads(line)["problem"]) for line in replies.splitlines()]
-    return problems if len(problems) == len(pairs) else [*problems, _end(status)]
+# The child's side
 
 
-def _end(status: int | None) -> str:
-    if status is None:
-        return "it keeps the compiler busy for too long"
-    return f"it {end_of(status)}"
-
-
-def _problems(request: Mapping[str, Any]) -> Iterator[str]:
-    begin(request["memory_bytes"])
-    from compiler.target import parse_target  # after the limits: this loads TVM
+def _serve(source: BinaryIO, reply: BinaryIO) -> None:
+    request = json.loads(source.read())
+    enter_sandbox(request["memory_bytes"])
+    from compiler.target import parse_target  # loads TVM, which has to come after the limits
 
     target = parse_target(request["target"])
     for module_json, trace in request["pairs"]:
-        yield _problem(module_json, trace, target)
+        reply.write(json.dumps({"problem": _problem(module_json, trace, target)}).encode() + b"\n")
+        reply.flush()
 
 
 def _problem(module_json: str, trace: str, target: Any) -> str:
-    from compiler.codegen.steps import compiled
+    """Replay and compile one trace; return what is wrong with it, empty when nothing is."""
+    from compiler.codegen.steps import compile_scheduled
     from compiler.lowering.trace import apply_trace
     from compiler.workload import from_json
 
     try:
-        executable, _ = compiled(apply_trace(from_json(module_json), trace), target)
+        executable, _ = compile_scheduled(apply_trace(from_json(module_json), trace), target)
         with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
-            # LLVM emits machine code no sooner than it is asked for it.
+            # LLVM emits machine code only when it is asked for.
             executable.mod.write_to_file(str(Path(folder) / "kernel.o"))
-    except MemoryError:
-        return "it takes too much memory"
     except Exception as error:  # TVM raises whatever class its C++ side names
-        return first_line(error)
+        return describe_error(error)
     return ""
 
 
-def _main() -> None:
-    replies = take_output()
-    for problem in _problems(json.loads(sys.stdin.buffer.read())):
-        replies.write(json.dumps({"problem": problem}).encode() + b"\n")
-        replies.flush()
-    # TVM's threads and tear-down have nothing to add.
-    os._exit(0)
-
-
 if __name__ == "__main__":
-    _main()
+    with redirect_stdout() as stream:
+        _serve(sys.stdin.buffer, stream)
+    # Skip the tear-down of TVM and its threads.
+    os._exit(0)

@@ -1,1 +1,1 @@
-"""Networks by family, each a function that writes its layers into a graph."""
+"""Networks by family. Each is a function that adds its layers to a graph."""

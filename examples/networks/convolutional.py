@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from examples.graph import Graph, Tensor
 from examples.networks.scale import Scale
 
-# Residual sums grow with every block unless each branch adds little.
+# Each residual branch adds little, or the sums would grow with every block.
 BRANCH_GAIN = 0.25
 
 Block = Callable[[Graph, Tensor, str, int, int], Tensor]
@@ -26,8 +26,8 @@ EFFICIENTNET_B0 = (
 )  # fmt: skip
 # (squeezed, expanded) channels of the fire modules between two poolings
 SQUEEZENET = (((16, 64), (16, 64)), ((32, 128), (32, 128)), ((48, 192), (48, 192), (64, 256), (64, 256)))
-# Channels after each layer of the generator, but for the image's three. PyTorch's example has these; the
-# paper's has twice as many.
+# Channels after each layer of the generator but the last, which has an image's three. These are the channels
+# of PyTorch's example; the paper has twice as many.
 DCGAN = (512, 256, 128, 64)
 LATENT = 100
 
@@ -103,7 +103,7 @@ def efficientnet_b0(graph: Graph, scale: Scale) -> None:
 def _gated_residual(
     graph: Graph, x: Tensor, name: str, channels: int, expansion: int, stride: int, kernel: int
 ) -> Tensor:
-    """An inverted residual block whose channels are gated by what the whole image holds."""
+    """An inverted residual block with squeeze-and-excitation: channels are gated by their means."""
     y = x
     hidden = x.channels * expansion
     if expansion != 1:
@@ -116,10 +116,10 @@ def _gated_residual(
 
 
 def _squeeze_excitation(graph: Graph, x: Tensor, name: str, squeezed: int) -> Tensor:
-    y = graph.conv(graph.pooled(x, f"{name}.pool"), f"{name}.fc1", squeezed, 1, bias=True)
+    y = graph.conv(graph.global_average_pool(x, f"{name}.pool"), f"{name}.fc1", squeezed, 1, bias=True)
     y = graph.conv(graph.silu(y, f"{name}.silu"), f"{name}.fc2", x.channels, 1, bias=True)
     gate = graph.node("Sigmoid", f"{name}.sigmoid", [y.name])
-    # A gate lets through about a half.
+    # A gate halves the values, roughly.
     return Tensor(graph.node("Mul", f"{name}.scale", [gate, x.name]), x.channels, x.moment / 4)
 
 
@@ -131,7 +131,9 @@ def squeezenet1_1(graph: Graph, scale: Scale) -> None:
         for index, (squeezed, expanded) in enumerate(modules[: scale.max_blocks * 2]):
             x = _fire(graph, x, f"fire{stage}.{index}", scale.channels(squeezed), scale.channels(expanded))
     x = graph.relu(graph.conv(x, "classifier.1", scale.classes, 1, bias=True), "classifier.2")
-    graph.flatten(graph.pooled(x, "classifier.3"), "flatten", graph.output("output", scale.classes))
+    graph.flatten(
+        graph.global_average_pool(x, "classifier.3"), "flatten", graph.output("output", scale.classes)
+    )
 
 
 def _fire(graph: Graph, x: Tensor, name: str, squeezed: int, expanded: int) -> Tensor:
@@ -145,12 +147,12 @@ def _fire(graph: Graph, x: Tensor, name: str, squeezed: int, expanded: int) -> T
 
 
 def dcgan(graph: Graph, scale: Scale) -> None:
-    """A vector of random numbers becomes an image of 64x64 pixels, by four doublings of 4x4."""
+    """DCGAN's generator: an image of 64x64 pixels from a random vector, by doubling 4x4 four times."""
     x = Tensor(graph.input("input", LATENT, 1, 1), LATENT)
     for index, channels in enumerate(DCGAN):
         name = f"main.{3 * index}"
         if index == 0:
-            # Each pixel is one weight's work, where the other layers add up four.
+            # A pixel gets one product per channel here, and four in the other layers.
             x = graph.conv_transposed(x, name, scale.channels(channels), 4, 1, 0, gain=16.0)
         else:
             x = graph.conv_transposed(x, name, scale.channels(channels), 4, 2, 1)

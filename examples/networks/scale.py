@@ -1,4 +1,4 @@
-"""How large a network is: as published, or tiny."""
+"""The size of a network: as published, or tiny for tests."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Scale:
-    """Blocks kept per stage, channels divided by, the image's side in pixels, classes; and of text, how many
-    tokens there are and how many words they are of."""
+    """At most `max_blocks` blocks per stage, channels divided by `divisor`, images of `size` x `size` pixels,
+    `classes` to choose from, texts of `tokens` tokens from a vocabulary of `words`."""
 
     max_blocks: int
     divisor: int

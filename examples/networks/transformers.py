@@ -13,14 +13,14 @@ from examples.networks.scale import Scale
 BLOCKS, FEATURES, HEADS, HIDDEN = 12, 768, 12, 3072  # of ViT-B and BERT-base alike
 PATCH = 16
 POSITIONS = 512
-# Residual sums grow with every block unless each branch adds little.
+# Each residual branch adds little, or the sums would grow with every block.
 BRANCH_GAIN = 0.25
 
 
 def vit_b16(graph: Graph, scale: Scale) -> None:
-    """Patches of 16x16 pixels and a class token, normalized before attention and before the perceptron.
+    """ViT-B/16: patches of 16x16 pixels and a class token, normalized before attention and perceptron.
 
-    Raises ValueError when the patches don't fill the image, or where the batch is left open.
+    Raises ValueError when the image isn't a whole number of patches wide, or the batch is dynamic.
     """
     if scale.size % PATCH:
         raise ValueError(f"vit_b16 cuts the image into patches: its size must be a multiple of {PATCH}")
@@ -49,7 +49,7 @@ def _vit_block(graph: Graph, x: Tensor, name: str, tokens: int, hidden: int) -> 
 
 
 def _joint_attention(graph: Graph, x: Tensor, name: str, tokens: int) -> Tensor:
-    """One product for queries, keys and values, which are parted afterwards."""
+    """Attention that computes queries, keys and values in one product."""
     width = x.channels // HEADS
     joint = graph.linear(x, f"{name}.qkv", 3 * x.channels)
     parts = graph.reshape(joint.name, f"{name}.reshape", tokens, 3, HEADS, width)
@@ -62,15 +62,15 @@ def _joint_attention(graph: Graph, x: Tensor, name: str, tokens: int) -> Tensor:
     query = graph.node("Mul", f"{name}.scaled", [query, scale])
     key = graph.transpose(key, f"{name}.key.transpose", 0, 1, 3, 2)
     scores = graph.node("MatMul", f"{name}.scores", [query, key])
-    return _weighted(graph, scores, value, name, tokens, x.channels)
+    return _attend(graph, scores, value, name, tokens, x.channels)
 
 
 def bert_base(graph: Graph, scale: Scale) -> None:
-    """The encoder with its pooler, normalized after attention and after the perceptron."""
+    """BERT-base: the encoder with its pooler, normalized after attention and after the perceptron."""
     features, tokens = scale.channels(FEATURES), scale.tokens
-    words = graph.input("input_ids", tokens, kind=TensorProto.INT64)
-    mask = graph.input("attention_mask", tokens, kind=TensorProto.INT64)
-    types = graph.input("token_type_ids", tokens, kind=TensorProto.INT64)
+    words = graph.input("input_ids", tokens, element_type=TensorProto.INT64)
+    mask = graph.input("attention_mask", tokens, element_type=TensorProto.INT64)
+    types = graph.input("token_type_ids", tokens, element_type=TensorProto.INT64)
     masked = _additive_mask(graph, mask)
     x = _embeddings(graph, scale, words, types, features)
     blocks = min(BLOCKS, scale.max_blocks + 1)
@@ -83,12 +83,12 @@ def bert_base(graph: Graph, scale: Scale) -> None:
 
 
 def _additive_mask(graph: Graph, mask: str) -> str:
-    """Nought where the mask is one, and the least number where it is nought."""
+    """Return 0 where the mask is 1, and the lowest float where it is 0."""
     wide = graph.node("Unsqueeze", "mask.unsqueeze", [mask, graph.integers("mask.axes", [1, 2])])
-    seen = graph.node("Cast", "mask.cast", [wide], to=TensorProto.FLOAT)
-    hidden = graph.node("Sub", "mask.sub", [graph.scalar("mask.one", 1.0), seen])
-    least = graph.scalar("mask.least", float(np.finfo(np.float32).min))
-    return graph.node("Mul", "mask", [hidden, least])
+    attended = graph.node("Cast", "mask.cast", [wide], to=TensorProto.FLOAT)
+    masked = graph.node("Sub", "mask.sub", [graph.scalar("mask.one", 1.0), attended])
+    lowest = graph.scalar("mask.least", float(np.finfo(np.float32).min))
+    return graph.node("Mul", "mask", [masked, lowest])
 
 
 def _embeddings(graph: Graph, scale: Scale, words: str, types: str, features: int) -> Tensor:
@@ -130,11 +130,11 @@ def _attention(graph: Graph, x: Tensor, name: str, tokens: int, mask: str) -> Te
     root = graph.scalar(f"{name}.root", math.sqrt(width))
     scaled = graph.node("Div", f"{name}.scaled", [scores, root])
     scores = graph.node("Add", f"{name}.masked", [scaled, mask])
-    return _weighted(graph, scores, heads["value"], name, tokens, x.channels)
+    return _attend(graph, scores, heads["value"], name, tokens, x.channels)
 
 
-def _weighted(graph: Graph, scores: str, value: str, name: str, tokens: int, features: int) -> Tensor:
-    """The values' means by the scores' softmax, the heads beside each other again, and a last product."""
+def _attend(graph: Graph, scores: str, value: str, name: str, tokens: int, features: int) -> Tensor:
+    """Average the values with the softmax of the scores, join the heads, and project."""
     weights = graph.node("Softmax", f"{name}.softmax", [scores], axis=-1)
     mean = graph.node("MatMul", f"{name}.mean", [weights, value])
     joined = graph.transpose(mean, f"{name}.join", 0, 2, 1, 3)

@@ -1,1 +1,1 @@
-"""Workers: their devices, the leases that they hold, what they build and report."""
+"""Workers: their devices, their leases, the libraries that they build and the results that they report."""

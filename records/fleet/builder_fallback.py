@@ -1,10 +1,10 @@
-"""Jobs that leave it open who builds, and whose builders build nothing: their devices do it themselves."""
+"""The fallback of jobs whose builders build nothing: their devices build for themselves."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, and_, case, func, or_, select, update
+from sqlalchemy import and_, case, func, select, update
 from sqlalchemy.orm import Session
 
 from core.job import UNFINISHED, Build
@@ -18,12 +18,12 @@ KIND = "builders_let_down"
 
 
 @dataclass(frozen=True)
-class Awaited:
-    """A job whose devices wait for builders, which are there. As long as nobody does anything it stays equal.
+class WaitingJob:
+    """A job whose devices wait for builders, with counts that change whenever somebody makes progress on it.
 
-    So many of its trials are `done` and so many others `built`. `worked` counts what its builders have ever
-    done, as long as it may only wait for its turn: once they hold all that is left, what they do for others
-    is no excuse.
+    `done` counts its trials that are done, `built` those that are built and not done. `worked` counts what
+    its builders have ever built for any job while some of its trials wait for a builder, since its own turn
+    may yet come. It is 0 once builders hold all of them: then work for other jobs is no progress.
     """
 
     job_id: str
@@ -32,50 +32,46 @@ class Awaited:
     worked: int
 
 
-def awaited(session: Session, now: float) -> list[Awaited]:
-    """The jobs that leave it open who builds and have candidates that builders are to build or hold."""
+def waiting_jobs(session: Session, now: float) -> list[WaitingJob]:
+    """Return the jobs with `build` AUTO that have candidates waiting for builders or held by builders."""
+    unfinished = and_(TrialRow.job_id == JobRow.id, TrialRow.state.in_(("pending", "leased")))
+    built = select(func.count()).where(unfinished, TrialRow.library_sha.is_not(None))
+    unbuilt = select(TrialRow.id).where(unfinished, TrialRow.library_sha.is_(None))
+    pending = unbuilt.where(TrialRow.state == "pending").correlate(JobRow).exists()
     worked = select(func.coalesce(func.sum(WorkerRow.trials_done), 0)).where(
-        WorkerRow.id.in_(building.suiting())
+        WorkerRow.id.in_(building.suitable_builders())
     )
-    built = select(func.count()).where(_undone(), TrialRow.library_sha.is_not(None))
-    unbuilt = select(TrialRow.id).where(_undone(), TrialRow.library_sha.is_(None))
-    waits = unbuilt.where(TrialRow.state == "pending").correlate(JobRow).exists()
-    found = (
+    waiting = (
         select(JobRow.id, JobRow.trials_done, built.correlate(JobRow).scalar_subquery())
-        .add_columns(case((waits, worked.correlate(JobRow, DeviceClassRow).scalar_subquery()), else_=0))
+        .add_columns(case((pending, worked.correlate(JobRow, DeviceClassRow).scalar_subquery()), else_=0))
         .join(DeviceClassRow, DeviceClassRow.key == JobRow.device_class)
-        .where(JobRow.build == Build.AUTO, JobRow.state.in_(UNFINISHED), building.served())
+        .where(JobRow.build == Build.AUTO, JobRow.state.in_(UNFINISHED), building.has_suitable_builder())
         .where(unbuilt.correlate(JobRow).exists())
         .order_by(JobRow.id)
     )
-    return [Awaited(*row) for row in session.execute(found, {"seen_after": now - LOST_AFTER_S})]
+    return [WaitingJob(*row) for row in session.execute(waiting, {"seen_after": now - LOST_AFTER_S})]
 
 
-def relieve(session: Session, job_id: str, waited_s: float, now: float) -> None:
-    """From now on the job's devices build for themselves; those who wait for it are told."""
-    open_still = (JobRow.id == job_id, JobRow.build == Build.AUTO, JobRow.state.in_(UNFINISHED))
-    if changed(session, update(JobRow).where(*open_still).values(build=Build.DEVICE)):
+def build_on_devices(session: Session, job_id: str, waited_s: float, now: float) -> None:
+    """Let a job's devices build from now on, if its `build` is AUTO, and say so in its events and message."""
+    undecided = (JobRow.id == job_id, JobRow.build == Build.AUTO, JobRow.state.in_(UNFINISHED))
+    if changed(session, update(JobRow).where(*undecided).values(build=Build.DEVICE)):
         message = f"builders built nothing for {waited_s:.0f} s: this job's devices build for themselves"
         events.append(session, job_id, KIND, {"message": message}, now)
         jobs.set_message(session, job_id, message)
 
 
-def take_back(session: Session, now: float) -> list[str]:
-    """End what builders still hold of jobs whose devices build; the ids of the jobs."""
+def end_builder_leases(session: Session, now: float) -> list[str]:
+    """Close the leases that builders hold of jobs whose devices build; return the ids of the jobs."""
     held = (
         select(LeaseRow.worker_id, LeaseRow.session_id)
         .join(JobRow, JobRow.id == LeaseRow.job_id)
         .where(LeaseRow.closed_at.is_(None), LeaseRow.build, JobRow.build == Build.DEVICE)
         .order_by(LeaseRow.worker_id)
     )
-    freed: list[str] = []
+    job_ids: list[str] = []
     for worker_id, session_id in session.execute(held).all():
-        # Locked before its lease, as everywhere.
+        # Workers are locked before their leases everywhere.
         session.execute(select(WorkerRow.id).where(WorkerRow.id == worker_id).with_for_update())
-        freed += leases.give_back(session, worker_id, session_id, now)
-    return freed
-
-
-def _undone() -> ColumnElement[bool]:
-    """Of a job: a trial that waits or that somebody holds."""
-    return and_(TrialRow.job_id == JobRow.id, or_(TrialRow.state == "pending", TrialRow.state == "leased"))
+        job_ids += leases.give_back(session, worker_id, session_id, now)
+    return job_ids

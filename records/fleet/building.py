@@ -1,21 +1,21 @@
-"""Candidates that are built on another machine than they are measured on: whose, and what becomes of them.
+"""Builders: workers that build what devices of other classes measure, and the libraries that they store.
 
-Whether a job's candidates are built elsewhere is asked whenever a lease is made, in the same statement: it
-depends on which builders are there at that moment.
+Whether builders or devices build a job's candidates is decided whenever a lease is made, in the same
+statement: it depends on the builders that are there at that moment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, or_, select, update
+from sqlalchemy import ColumnElement, Select, and_, bindparam, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.job import Build
-from core.measurement import Measurement, Outcome
 from core.worker import Wanted, WorkerState
-from records.storage.statements import changed, insert_into, update_each
+from records.storage.statements import changed, insert_into
 from records.storage.tables import (
     BuilderRow,
     DeviceClassRow,
@@ -26,29 +26,62 @@ from records.storage.tables import (
     WorkerRow,
 )
 
-# A builder of a device's own kind builds for it when it has so many times as many cores.
-CORES = 2
+# A builder builds for devices of its own kind only if it has at least this many times their cores.
+MIN_CORES_RATIO = 2
 
 
 @dataclass(frozen=True)
-class Built:
-    """A trial's library is stored, under this digest; it took so long to build."""
+class Builder:
+    """The machines that a worker builds for, such as `x86_64` and `aarch64`, and its own machine and cores.
 
-    sha: str
-    build_secs: float
-
-
-def elsewhere() -> ColumnElement[bool]:
-    """Of a job, beside its device class: whether devices measure only what comes built."""
-    return or_(JobRow.build == Build.BUILDER, served())
-
-
-def served() -> ColumnElement[bool]:
-    """Of a job, beside its device class: whether a builder is there that is to build for it.
-
-    Those are there that were seen after the parameter `seen_after` and may work.
+    It builds only for devices of its own toolchain, because another one makes other code of the same
+    schedule.
     """
-    there = suiting().where(
+
+    builds_for: tuple[str, ...]
+    machine: str
+    cores: int
+    toolchain: str
+
+
+def enrol(session: Session, worker_id: str, builder: Builder | None) -> None:
+    """Store what a worker builds for; None removes it. The caller holds the worker's row lock."""
+    session.execute(delete(BuilderRow).where(BuilderRow.worker_id == worker_id))
+    if builder is None or not builder.builds_for:
+        return
+    common = {"worker_id": worker_id, "cores": builder.cores, "toolchain": builder.toolchain}
+    machines = dict.fromkeys(builder.builds_for)
+    rows = [common | {"machine": machine, "own": machine == builder.machine} for machine in machines]
+    session.execute(insert(BuilderRow), rows)
+
+
+def builders_by_worker(session: Session) -> dict[str, Builder]:
+    """Return every enrolled builder by the id of its worker, even those that aren't there."""
+    rows_of: defaultdict[str, list[BuilderRow]] = defaultdict(list)
+    for row in session.scalars(select(BuilderRow).order_by(BuilderRow.own.desc(), BuilderRow.machine)):
+        rows_of[row.worker_id].append(row)
+    return {
+        worker_id: Builder(
+            builds_for=tuple(row.machine for row in rows),
+            machine=next((row.machine for row in rows if row.own), ""),
+            cores=rows[0].cores,
+            toolchain=rows[0].toolchain,
+        )
+        for worker_id, rows in rows_of.items()
+    }
+
+
+def is_built_elsewhere() -> ColumnElement[bool]:
+    """A condition on JobRow and its DeviceClassRow: devices lease only what builders have built."""
+    return or_(JobRow.build == Build.BUILDER, has_suitable_builder())
+
+
+def has_suitable_builder() -> ColumnElement[bool]:
+    """A condition on JobRow and its DeviceClassRow: a builder that is to build for the job is there.
+
+    Builders are there if they may work and were seen after the parameter `seen_after`.
+    """
+    there = suitable_builders().where(
         WorkerRow.state.in_((WorkerState.READY, WorkerState.BUSY)),
         WorkerRow.wanted == Wanted.WORK,
         WorkerRow.last_seen_at > bindparam("seen_after"),
@@ -57,26 +90,44 @@ def served() -> ColumnElement[bool]:
 
 
 def suits_worker() -> ColumnElement[bool]:
-    """Of a job, beside its device class: whether the builder `worker`, a parameter, is to build for it."""
-    ours = suiting().where(WorkerRow.id == bindparam("worker"))
-    return and_(JobRow.build != Build.DEVICE, ours.exists())
+    """A condition on JobRow and its DeviceClassRow: the builder `worker`, a parameter, is to build for it."""
+    this_one = suitable_builders().where(WorkerRow.id == bindparam("worker"))
+    return and_(JobRow.build != Build.DEVICE, this_one.exists())
+
+
+def suitable_builders() -> Select[str]:
+    """Select the ids of the builders that can build for a job, and that are worth it if its `build` is AUTO.
+
+    To be used as a subquery of JobRow and its DeviceClassRow.
+    """
+    suitable = (
+        BuilderRow.machine == DeviceClassRow.machine,
+        BuilderRow.toolchain == DeviceClassRow.toolchain,
+        or_(
+            JobRow.build == Build.BUILDER,
+            BuilderRow.own.is_(False),
+            BuilderRow.cores >= MIN_CORES_RATIO * DeviceClassRow.cores,
+        ),
+    )
+    enrolled = select(BuilderRow.worker_id).join(WorkerRow, WorkerRow.id == BuilderRow.worker_id)
+    return enrolled.where(*suitable).correlate(JobRow, DeviceClassRow)
 
 
 def has_builder(session: Session, job_id: str, seen_after: float) -> bool:
-    """Whether somebody is there who builds for this job, or nobody needs to be."""
-    asked = select(JobRow.id).join(DeviceClassRow, DeviceClassRow.key == JobRow.device_class)
-    content = asked.where(JobRow.id == job_id, or_(JobRow.build != Build.BUILDER, served()))
-    return session.scalar(content, {"seen_after": seen_after}) is not None
+    """Return whether a builder for this job is there, or the job needs none."""
+    job = select(JobRow.id).join(DeviceClassRow, DeviceClassRow.key == JobRow.device_class)
+    can_go_on = job.where(JobRow.id == job_id, or_(JobRow.build != Build.BUILDER, has_suitable_builder()))
+    return session.scalar(can_go_on, {"seen_after": seen_after}) is not None
 
 
 def target(session: Session, job_id: str) -> str:
-    """The TVM target of the job's device class, for which its candidates are built."""
+    """Return the TVM target of the job's device class, for which its candidates are built."""
     of_job = select(DeviceClassRow.target).join(JobRow, JobRow.device_class == DeviceClassRow.key)
     return session.scalars(of_job.where(JobRow.id == job_id)).one()
 
 
 def machine(session: Session, lease_id: str, session_id: str, now: float) -> str | None:
-    """The machine that this session builds for under this lease; None when it does not, or no longer."""
+    """Return the machine that this session builds for under the lease; None if it holds no such lease now."""
     live = (LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now, LeaseRow.build)
     of_lease = (
         select(DeviceClassRow.machine)
@@ -87,58 +138,24 @@ def machine(session: Session, lease_id: str, session_id: str, now: float) -> str
 
 
 def put_library(session: Session, lease_id: str, trial_id: int, sha: str, data: bytes) -> bool:
-    """Keep what was built of a trial until that is done; False when the lease doesn't hold it."""
-    # So that the lease can't lapse meanwhile; it is locked before its trials, as everywhere.
+    """Store a trial's library until the trial is done; False when the lease doesn't hold the trial."""
+    # Locked so that the lease can't lapse meanwhile; leases are locked before their trials everywhere.
     session.execute(select(LeaseRow.id).where(LeaseRow.id == lease_id).with_for_update())
     held = (TrialRow.id == trial_id, TrialRow.lease_id == lease_id, TrialRow.state == "leased")
     if changed(session, update(TrialRow).where(*held).values(library_sha=sha)) == 0:
         return False
     stored = insert_into(session, LibraryRow).values(trial_id=trial_id, sha=sha, data=data)
-    again = {"sha": stored.excluded.sha, "data": stored.excluded.data}
-    session.execute(stored.on_conflict_do_update(index_elements=["trial_id"], set_=again))
+    replaced = {"sha": stored.excluded.sha, "data": stored.excluded.data}
+    session.execute(stored.on_conflict_do_update(index_elements=["trial_id"], set_=replaced))
     return True
 
 
 def library(session: Session, sha: str) -> bytes | None:
-    """None when no trial that is not done has such a library."""
+    """Return the library with this SHA-256; None when no unfinished trial has one."""
     return session.scalars(select(LibraryRow.data).where(LibraryRow.sha == sha).limit(1)).first()
 
 
 def drop_libraries(session: Session, trial_ids: Collection[int]) -> None:
-    """Of trials that are done: nobody will load them any more."""
+    """Delete the libraries of trials that are done: no device will load them again."""
     if trial_ids:
         session.execute(delete(LibraryRow).where(LibraryRow.trial_id.in_(trial_ids)))
-
-
-def checked(lease: LeaseRow, reported: Measurement | Built, library_sha: str | None) -> Measurement | Built:
-    """A result that fits what was leased and stored, or in its place a failure that says how it doesn't."""
-    if isinstance(reported, Built):
-        if lease.build and reported.sha == library_sha:
-            return reported
-        return Measurement(Outcome.UNKNOWN, error="the worker reported a library that is not stored")
-    if lease.build and reported.outcome is Outcome.OK:
-        return Measurement(Outcome.UNKNOWN, error="a worker that only builds reported a measurement")
-    return reported
-
-
-def make_ready(session: Session, built: Mapping[int, Built]) -> None:
-    """What was built waits for a device. Whatever was lost while it was built, it was not this trial."""
-    waits = {"state": "pending", "lease_id": None, "attempts": 0}
-    rows = [{"id": trial_id, "build_secs": one.build_secs} | waits for trial_id, one in built.items()]
-    if rows:
-        update_each(session, TrialRow, rows)
-
-
-def suiting() -> Select[str]:
-    """Builders that can build for a job, beside its device class, and should where it leaves that open."""
-    fits = (
-        BuilderRow.machine == DeviceClassRow.machine,
-        BuilderRow.toolchain == DeviceClassRow.toolchain,
-        or_(
-            JobRow.build == Build.BUILDER,
-            BuilderRow.own.is_(False),
-            BuilderRow.cores >= CORES * DeviceClassRow.cores,
-        ),
-    )
-    known = select(BuilderRow.worker_id).join(WorkerRow, WorkerRow.id == BuilderRow.worker_id)
-    return known.where(*fits).correlate(JobRow, DeviceClassRow)

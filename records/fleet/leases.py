@@ -2,71 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 
-from sqlalchemy import Select, Update, bindparam, insert, select, update
+from sqlalchemy import Row, Select, Update, bindparam, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from core.job import JobState
 from core.measurement import Measurement, Outcome
 from core.worker import Wanted
-from records.fleet import building, devices, lost_devices, offers, results
-from records.fleet.offers import Offer
-from records.fleet.results import TrialResult
-from records.jobs import events, fair_queue, jobs
-from records.jobs.fair_queue import QueueEntry, Quota, Takes
-from records.jobs.jobs import Kind
-from records.jobs.trials import Trial, TrialState, trial_of
+from records.fleet import building, devices, results
+from records.fleet.module_runs import StoredModuleRun, module_run_of
+from records.fleet.results import LeasedWork, LeaseResult, WorkKey
+from records.jobs import events, fair_queue, jobs, trials
+from records.jobs.fair_queue import QueueEntry, TrialFilter
+from records.jobs.trials import Trial, trial_of
 from records.schedules import schedules
-from records.storage import blobs
-from records.storage.statements import among, changed, dialect_of, insert_missing, lock_job, table_of
-from records.storage.tables import LeaseRow, ModuleRunRow, TrialRow, WorkerRow
+from records.storage.statements import among, changed, dialect_of, lock_job, oldest_pending, table_of
+from records.storage.tables import JobRow, LeaseRow, ModuleRunRow, RecordRow, TaskRow, TrialRow, WorkerRow
 
 Work = TypeVar("Work", TrialRow, ModuleRunRow)
-# The third is what was published of the same model before.
-ModuleKind: TypeAlias = Kind | Literal["published"]
-# Of a result: the id of its trial or of its module run.
-Key: TypeAlias = tuple[int | None, int | None]
+# A trial's columns, the constants of its task, and the best latency of its workload.
+CandidateRow: TypeAlias = "Row[*tuple[Any, ...]]"
 
-# Statements of every call are built once: to build them takes longer than to run them.
-_ADD_LEASE = insert(table_of(LeaseRow))
-# The scheduler is to look whenever so many trials of a lease have ended, as it plans while devices measure.
-_LOOK_EVERY = 32
+# The scheduler plans the next round when a multiple of this many results of a lease is in: it need not be
+# closed.
+_RESULTS_PER_WAKE = 32
+# `trials_per_minute` looks back this far.
+PACE_WINDOW_S = 300.0
+# The kind of the event of a lost device.
+DEVICE_LOST = "device_lost"
 _LOST = Measurement(Outcome.DEVICE_LOST, error="every device that held it was lost before it reported")
+# Building a statement takes longer than running it, so those of frequent calls are built once, here and
+# below.
+_INSERT_LEASE = insert(table_of(LeaseRow))
 
 
 @dataclass(frozen=True)
-class ModuleRun:
-    """One end-to-end timing of a job's compiled model, the blob `artifact_sha`. `lease_id` is the lease that
-    holds it, or in which it was done."""
+class StoredLease:
+    """The work that one worker's session has leased until `expires_at`: trials of one job, to be measured, or
+    only built if `build` is set; or module runs of one job, to be timed in turns.
 
-    id: int
-    job_id: str
-    kind: ModuleKind
-    artifact_sha: str
-    state: TrialState
-    attempts: int
-    lease_id: str | None
-    outcome: Outcome | None
-    run_secs: tuple[float, ...]
-    error: str
-
-    @property
-    def failed(self) -> bool:
-        return self.outcome not in (None, Outcome.OK)
-
-
-@dataclass(frozen=True)
-class Lease:
-    """What one worker's session has to do by `expires_at`: trials of one job, to be measured or only to
-    `build`; or its module runs, to be timed in turns.
-
-    `trials` and `module_runs` are those not reported yet. `attempt` is 1 unless the work outlived a device
-    that held it. By workload, `constants` are the indices of the arguments that are weights of the model, and
-    `best_s` is the best latency that trials have had on this device class.
+    `trials` and `module_runs` are those not reported yet. `attempt` is 1 unless a device was lost that held
+    the work before. By workload, `constants` are the indices of the arguments that are weights of the model,
+    and `best_s` is the best latency that trials have had on this device class.
     """
 
     id: str
@@ -76,56 +57,33 @@ class Lease:
     attempt: int
     expires_at: float
     trials: tuple[Trial, ...]
-    module_runs: tuple[ModuleRun, ...]
+    module_runs: tuple[StoredModuleRun, ...]
     constants: dict[str, tuple[int, ...]]
     best_s: dict[str, float]
     build: bool = False
 
 
-class Held(NamedTuple):
-    """What a lease holds: the library that a trial came with, and which repeat it is."""
+@dataclass(frozen=True)
+class HeldLease:
+    """A lease that a worker holds."""
 
-    library_sha: str | None = None
-    repeat: int = 0
+    id: str
+    worker_id: str
+    taken_at: float
 
 
 @dataclass(frozen=True)
 class Reported:
-    """How many results were news, their job (None: the lease is stale), and whether they closed the lease.
+    """The effect of a report: the number of results that were new, and whether they closed the lease.
 
-    `many`: with them, so many of a lease that goes on have ended that it is worth a look.
+    `job_id` is None if the lease is stale. `worth_planning`: the lease goes on, and enough of its results are
+    in for the scheduler to plan the next round.
     """
 
     accepted: int
     job_id: str | None
     closed: bool
-    many: bool = False
-
-
-def add_module_run(session: Session, job_id: str, kind: ModuleKind, artifact_sha: str, now: float) -> int:
-    """Ask for an end-to-end timing; its id, the same for the same job, kind and artifact.
-
-    Raises BlobNotFound, JobNotFound.
-    """
-    jobs.get(session, job_id)
-    if blobs.size(session, artifact_sha) is None:
-        raise blobs.BlobNotFound(f"there is no blob {artifact_sha!r}")
-    key = {"job_id": job_id, "kind": kind, "artifact_sha": artifact_sha}
-    row = key | {"state": "pending", "attempts": 0, "error": "", "created_at": now}
-    insert_missing(session, ModuleRunRow, row, key=list(key))
-    return session.scalars(select(ModuleRunRow.id).filter_by(**key)).one()
-
-
-def module_runs(session: Session, job_id: str) -> list[ModuleRun]:
-    """Oldest first."""
-    runs = select(ModuleRunRow).where(ModuleRunRow.job_id == job_id).order_by(ModuleRunRow.id)
-    return [_module_run(row) for row in session.scalars(runs)]
-
-
-def time_again(session: Session, run_ids: Sequence[int]) -> None:
-    """Have module runs that are done timed once more, together."""
-    done = update(ModuleRunRow).where(ModuleRunRow.id.in_(run_ids), ModuleRunRow.state == "done")
-    session.execute(done.values(state="pending", lease_id=None, outcome=None, run_secs=None, error=""))
+    worth_planning: bool = False
 
 
 def take(
@@ -137,281 +95,304 @@ def take(
     limit: int,
     now: float,
     ttl_s: float,
-) -> Lease | None:
-    """Lease up to `limit` of the oldest trials of one job of this class, as `fair_queue` says; its module
-    runs go first, without trials. A builder, which has no device class, gets trials of any that it builds
-    for.
+) -> StoredLease | None:
+    """Lease work of the first job in the fair queue that has some: its module runs, or else up to `limit` of
+    its oldest pending trials.
 
-    A trial or a module run that outlived a lost device is leased alone: if the next is lost too, it was this.
+    A builder, which has no device class, gets trials of any class that it builds for. A trial or a module run
+    that a lost device held is leased alone: if this device is lost too, it is the cause.
     """
-    turns = _turns(session, worker_id, device_class, now) if limit > 0 else []
-    portion = fair_queue.portion(session, worker_id, device_class, now) if turns else None
-    for turn in turns:
-        assert portion is not None, "there are turns"
-        runs = _waiting_runs(session, turn)
-        offered = [] if runs else _waiting_trials(session, turn, limit, portion)
-        if runs or offered:  # another server may have been faster
-            holder = {"id": lease_id, "worker_id": worker_id, "session_id": session_id}
-            builds = turn.takes is Takes.UNBUILT
-            lease = _grant(session, holder | {"build": builds}, offered, runs, now, ttl_s)
-            if not builds:
-                # Last: until the transaction ends, nobody else can charge the job.
-                fair_queue.charge(session, turn, len(runs) + len(offered))
-            return lease
+    if limit <= 0:
+        return None
+    if device_class is None:
+        entries = fair_queue.entries_to_build(session, worker_id)
+    else:
+        entries = fair_queue.entries(session, device_class, now)
+    if not entries:
+        return None
+    quota = fair_queue.quota(session, worker_id, device_class, now)
+    for entry in entries:
+        runs = _pending_runs(session, entry.job_id) if entry.has_module_run else []
+        candidates: Sequence[CandidateRow] = []
+        if not runs:
+            candidates = _pending_candidates(session, entry, min(limit, quota.trials(entry.unfinished)))
+        if not runs and not candidates:
+            continue  # another server has leased them meanwhile
+        first: Any = candidates[0] if candidates else runs[0]
+        lease = {
+            "id": lease_id,
+            "worker_id": worker_id,
+            "session_id": session_id,
+            "build": entry.takes is TrialFilter.UNBUILT,
+            "job_id": entry.job_id,
+            "attempt": first.attempts + 1,
+            "taken_at": now,
+            "expires_at": now + ttl_s,
+        }
+        session.execute(_INSERT_LEASE, lease)
+        taken = _update_leased(dialect_of(session), TrialRow if candidates else ModuleRunRow)
+        session.execute(taken, {"ids": [work.id for work in candidates or runs], "lease": lease_id})
+        if not lease["build"]:
+            # The last statement: from here on, no other transaction can charge the job until this one ends.
+            fair_queue.charge(session, entry, len(runs) + len(candidates))
+        return _stored_lease(LeaseRow(**lease), candidates, runs)
     return None
 
 
-def current(session: Session, worker_id: str, session_id: str, now: float) -> Lease | None:
-    """The lease that this session holds now, with what it has not reported yet."""
+def current(session: Session, worker_id: str, session_id: str, now: float) -> StoredLease | None:
+    """Return the lease that this session holds now, with the work that it has not reported yet."""
     held = select(LeaseRow).where(LeaseRow.worker_id == worker_id, LeaseRow.session_id == session_id)
     live = held.where(LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
-    row = session.scalars(live.order_by(LeaseRow.taken_at.desc(), LeaseRow.id).limit(1)).first()
-    return None if row is None else _load(session, row)
+    lease = session.scalars(live.order_by(LeaseRow.taken_at.desc(), LeaseRow.id).limit(1)).first()
+    if lease is None:
+        return None
+    found = _select_candidates().where(TrialRow.lease_id == lease.id, TrialRow.state == "leased")
+    candidates = session.execute(found.order_by(TrialRow.id), {"job_id": lease.job_id}).all()
+    runs = select(ModuleRunRow).where(ModuleRunRow.lease_id == lease.id, ModuleRunRow.state == "leased")
+    return _stored_lease(lease, candidates, session.scalars(runs.order_by(ModuleRunRow.id)).all())
 
 
 def renew(session: Session, lease_id: str, session_id: str, now: float, ttl_s: float) -> bool:
     """Extend a lease to `now + ttl_s`; False when it is closed, expired or another session's."""
-    live = update(LeaseRow).where(*_live(lease_id, session_id, now))
+    live = update(LeaseRow).where(*_is_live(lease_id, session_id, now))
     return changed(session, live.values(expires_at=now + ttl_s)) == 1
 
 
 def report(
-    session: Session, lease_id: str, session_id: str, reports: Sequence[TrialResult], now: float
+    session: Session, lease_id: str, session_id: str, reported: Sequence[LeaseResult], now: float
 ) -> Reported:
-    """Store results, each once; what is repeated or stale changes nothing.
+    """Store results, each once; results that are repeated, or whose lease is stale, change nothing.
 
-    Stale are a closed or expired lease, and another session's. A measurement is stored as a record too, and
-    appends a "progress" event; what was built waits for a device. The last result closes the lease. The
-    caller has written to the worker before.
+    A lease is stale when it is closed, expired or another session's. A measurement becomes a record too, and
+    appends a "progress" event; a trial that was built waits for a device. The last result closes the lease.
+    The caller holds the worker's row lock.
     """
-    whose = {"lease": lease_id, "its_session": session_id, "now": now}
-    lease = session.scalar(_live_lease(), whose)
+    lease = session.scalar(_select_live_lease(), {"lease": lease_id, "its_session": session_id, "now": now})
     if lease is None:
         return Reported(accepted=0, job_id=None, closed=False)
-    held = _held(session, lease_id)
-    news = _news(lease, held, reports)
-    if not news:
+    held: dict[WorkKey, LeasedWork] = {
+        (row.id, None): LeasedWork(row.library_sha, row.repeat)
+        for row in session.execute(_select_leased_trials(), {"lease": lease_id})
+    }
+    if not held:
+        runs = select(ModuleRunRow.id).where(
+            ModuleRunRow.lease_id == lease_id, ModuleRunRow.state == "leased"
+        )
+        held = {(None, run_id): LeasedWork() for run_id in session.scalars(runs)}
+    accepted = results.accept(lease, held, reported)
+    if not accepted:
         return Reported(accepted=0, job_id=lease.job_id, closed=False)
-    is_all = len(news) == len(held)
-    ended, built = results.apart(news)
-    measured = [one.trial_id for one, _ in ended if one.trial_id is not None]
-    repeats = [trial_id for trial_id in measured if held[trial_id, None].repeat]
-    ended = results.with_earlier(session, ended, repeats)
-    # Locks the job: after the worker and the lease and before trials, as everywhere.
+    is_last = len(accepted) == len(held)
+    measured = list(accepted.trials)
+    results.add_earlier_secs(session, accepted, [one for one in measured if held[one, None].repeat])
+    # Locks the job: workers, leases, jobs and trials are locked in this order everywhere.
     issued, done = jobs.count(session, lease.job_id, done=len(measured))
-    results.finish(session, ended, now)
+    results.store(session, accepted, now)
     schedules.put_trials(session, measured, now)
-    building.make_ready(session, built)
-    building.drop_libraries(session, [trial_id for trial_id in measured if held[trial_id, None].library_sha])
-    outcomes = [*(measurement.outcome for _, measurement in ended), *(Outcome.OK for _ in built)]
-    results.credit(session, lease, outcomes, len(measured) + len(built), closed_at=now if is_all else None)
-    if ended:
-        events.add(session, lease.job_id, "progress", _progress(issued, done), now)
-    return Reported(len(news), lease.job_id, is_all, many=not is_all and _passes(lease.measured, len(news)))
+    building.drop_libraries(session, [one for one in measured if held[one, None].library_sha])
+    results.credit(session, lease, accepted, closed_at=now if is_last else None)
+    if accepted.trials or accepted.module_runs:
+        events.append_locked(session, lease.job_id, "progress", _progress(issued, done), now)
+    wakes = (lease.measured + len(accepted)) // _RESULTS_PER_WAKE - lease.measured // _RESULTS_PER_WAKE
+    return Reported(len(accepted), lease.job_id, is_last, worth_planning=not is_last and wakes > 0)
 
 
 def expire(session: Session, now: float, max_attempts: int = 2) -> list[str]:
-    """Close the leases whose time is up; the ids of their jobs.
+    """Close the leases whose time is up, because their devices are lost; return the ids of their jobs.
 
-    What they had not reported is pending again, or done as DEVICE_LOST when it lost `max_attempts` devices.
+    Work without a result is pending again, or done as DEVICE_LOST if it has lost `max_attempts` devices.
     """
     overdue = select(LeaseRow).where(LeaseRow.closed_at.is_(None), LeaseRow.expires_at <= now)
-    # By job, so that two schedulers which do this at once never wait for each other.
-    in_order = overdue.order_by(LeaseRow.job_id, LeaseRow.id)
-    leases = session.scalars(in_order.with_for_update(skip_locked=True)).all()
+    # Ordered by job, so that two schedulers that do this at the same time never wait for each other.
+    ordered = overdue.order_by(LeaseRow.job_id, LeaseRow.id)
+    leases = session.scalars(ordered.with_for_update(skip_locked=True)).all()
     for lease in leases:
-        _lapse(session, lease, now, max_attempts)
+        _close_unfinished(session, lease, now, max_attempts)
     return list(dict.fromkeys(lease.job_id for lease in leases))
 
 
 def give_back(session: Session, worker_id: str, session_id: str, now: float) -> list[str]:
-    """Close what this session holds; the ids of the jobs. The caller has written to the worker before.
+    """Close the leases that this session holds, because it can't or may not go on; return the ids of their
+    jobs.
 
-    What it had not reported is pending again, and no device counts as lost: it can't or shall not go on.
+    Work without a result is pending again, and no device counts as lost. The caller holds the worker's row
+    lock.
     """
-    open_ones = select(LeaseRow).where(LeaseRow.worker_id == worker_id, LeaseRow.closed_at.is_(None))
-    theirs = open_ones.where(LeaseRow.session_id == session_id).order_by(LeaseRow.job_id, LeaseRow.id)
-    # One that is locked is just being expired.
-    leases = session.scalars(theirs.with_for_update(skip_locked=True)).all()
+    held = select(LeaseRow).where(LeaseRow.worker_id == worker_id, LeaseRow.closed_at.is_(None))
+    ordered = held.where(LeaseRow.session_id == session_id).order_by(LeaseRow.job_id, LeaseRow.id)
+    # A lease that is locked is being expired.
+    leases = session.scalars(ordered.with_for_update(skip_locked=True)).all()
     for lease in leases:
-        _lapse(session, lease, now, max_attempts=None)
+        _close_unfinished(session, lease, now, max_attempts=None)
     return list(dict.fromkeys(lease.job_id for lease in leases))
 
 
 def evict(session: Session, worker_id: str, now: float) -> None:
-    """Let nobody work under this name until it is wanted again; what it holds is given back.
+    """Let no session work as this worker until people want it back; give back its leases.
 
     Raises WorkerNotFound.
     """
-    devices.want(session, worker_id, Wanted.EVICTED)
+    devices.set_wanted(session, worker_id, Wanted.EVICTED)
     holder = select(WorkerRow.session_id).where(WorkerRow.id == worker_id)
     give_back(session, worker_id, session.scalars(holder).one(), now)
 
 
-def _turns(session: Session, worker_id: str, device_class: str | None, now: float) -> list[QueueEntry]:
-    if device_class is None:
-        return fair_queue.turns_to_build(session, worker_id)
-    return fair_queue.turns(session, device_class, now)
+def held(session: Session, now: float) -> list[HeldLease]:
+    """Return the leases that are open and whose time is not up, the oldest first."""
+    live = (LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
+    leases = select(LeaseRow.id, LeaseRow.worker_id, LeaseRow.taken_at).where(*live)
+    return [HeldLease(*row) for row in session.execute(leases.order_by(LeaseRow.taken_at, LeaseRow.id))]
 
 
-def _waiting_runs(session: Session, turn: QueueEntry) -> Sequence[ModuleRunRow]:
-    """The job's module runs that wait, oldest first."""
-    if not turn.times:
-        return []
-    waiting = select(ModuleRunRow).where(ModuleRunRow.job_id == turn.job_id, ModuleRunRow.state == "pending")
-    # Who finds them locked waits and gets none, not some: they are to be timed together.
-    runs = session.scalars(waiting.order_by(ModuleRunRow.id).with_for_update()).all()
+def trials_per_minute(session: Session, now: float) -> dict[str, float]:
+    """Return the pace of each worker that had a lease in the last five minutes, averaged since its first
+    one."""
+    recent = or_(LeaseRow.closed_at.is_(None), LeaseRow.closed_at > now - PACE_WINDOW_S)
+    sums = select(LeaseRow.worker_id, func.sum(LeaseRow.measured), func.min(LeaseRow.taken_at))
+    rows = session.execute(sums.where(recent).group_by(LeaseRow.worker_id))
+    return {
+        worker_id: 60.0 * measured / max(now - max(first, now - PACE_WINDOW_S), 1.0)
+        for worker_id, measured, first in rows
+    }
+
+
+def _pending_runs(session: Session, job_id: str) -> Sequence[ModuleRunRow]:
+    """Return the job's pending module runs, oldest first, or only one that a lost device held."""
+    pending = select(ModuleRunRow).where(ModuleRunRow.job_id == job_id, ModuleRunRow.state == "pending")
+    # A transaction that finds them locked waits, and then gets none: they are to be timed together.
+    runs = session.scalars(pending.order_by(ModuleRunRow.id).with_for_update()).all()
     suspects = [run for run in runs if run.attempts]
     return suspects[:1] or runs
 
 
-def _waiting_trials(session: Session, turn: QueueEntry, limit: int, portion: Quota) -> Sequence[Offer]:
-    """The oldest that no other transaction is taking."""
-    about = {"job_id": turn.job_id, "together": min(limit, portion.of(turn.undone))}
-    offered = session.execute(offers.waiting(turn.takes), about).all()
-    if offered and offered[0].attempts:
-        return offered[:1]
-    return [offer for offer in offered if not offer.attempts]
-
-
-def _grant(
-    session: Session,
-    holder: dict[str, Any],
-    offered: Sequence[Offer],
-    runs: Sequence[ModuleRunRow],
-    now: float,
-    ttl_s: float,
-) -> Lease:
-    first: Any = offered[0] if offered else runs[0]
-    terms = {"job_id": first.job_id, "attempt": first.attempts + 1, "taken_at": now}
-    values = {**holder, **terms, "expires_at": now + ttl_s}
-    session.execute(_ADD_LEASE, values)
-    ids = [work.id for work in offered or runs]
-    taking = _taking(dialect_of(session), TrialRow if offered else ModuleRunRow)
-    session.execute(taking, {"ids": ids, "lease": holder["id"]})
-    return _whole(LeaseRow(**values), offered, runs)
+def _pending_candidates(session: Session, entry: QueueEntry, limit: int) -> Sequence[CandidateRow]:
+    """Return the job's oldest pending trials that no other transaction is taking, or only the first if a lost
+    device held it."""
+    values = {"job_id": entry.job_id, "limit": limit}
+    candidates = session.execute(_select_pending_candidates(entry.takes), values).all()
+    if candidates and candidates[0].attempts:
+        return candidates[:1]
+    return [candidate for candidate in candidates if not candidate.attempts]
 
 
 @cache
-def _taking(dialect: str, table: type[TrialRow | ModuleRunRow]) -> Update:
+def _select_pending_candidates(takes: TrialFilter) -> Select[*tuple[Any, ...]]:
+    found = oldest_pending(_select_candidates()).limit(bindparam("limit"))
+    if takes is TrialFilter.BUILT:
+        found = found.where(TrialRow.library_sha.is_not(None))
+    elif takes is TrialFilter.UNBUILT:
+        found = found.where(TrialRow.library_sha.is_(None))
+    return found.with_for_update(skip_locked=True, of=TrialRow)
+
+
+def _select_candidates() -> Select[*tuple[Any, ...]]:
+    """Select the CandidateRows of the job `job_id`, a parameter."""
+    constants = select(TaskRow.constants).where(TaskRow.id == TrialRow.task_id).correlate(TrialRow)
+    device_class = select(JobRow.device_class).where(JobRow.id == bindparam("job_id"))
+    best_s = select(func.min(RecordRow.latency_s)).where(
+        RecordRow.workload_hash == TrialRow.workload_hash,
+        RecordRow.device_class == device_class.scalar_subquery(),
+        # Imported records were measured under unknown conditions.
+        RecordRow.source == "trial",
+    )
+    # Subqueries for each row: with joins, PostgreSQL may choose to read all pending trials.
+    looked_up = (
+        constants.scalar_subquery().label("constants"),
+        best_s.correlate(TrialRow).scalar_subquery().label("best_s"),
+    )
+    return select(*trials.COLUMNS, *looked_up).where(TrialRow.job_id == bindparam("job_id"))
+
+
+@cache
+def _update_leased(dialect: str, table: type[TrialRow | ModuleRunRow]) -> Update:
     work = table_of(table)
     values = {"state": "leased", "lease_id": bindparam("lease")}
     return update(work).where(among(dialect, work.c.id, "ids")).values(values)
 
 
 @cache
-def _live_lease() -> Select[LeaseRow]:
-    """Locks it."""
-    live = _live(bindparam("lease"), bindparam("its_session"), bindparam("now"))
+def _select_live_lease() -> Select[LeaseRow]:
+    """Select and lock a lease."""
+    live = _is_live(bindparam("lease"), bindparam("its_session"), bindparam("now"))
     return select(LeaseRow).where(*live).with_for_update()
 
 
-def _live(lease_id: Any, session_id: Any, now: Any) -> tuple[Any, ...]:
-    ours = (LeaseRow.id == lease_id, LeaseRow.session_id == session_id)
-    return (*ours, LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
-
-
-def _held(session: Session, lease_id: str) -> dict[Key, Held]:
-    """What this lease still holds."""
-    rows = session.execute(_held_trials(), {"lease": lease_id})
-    held: dict[Key, Held] = {(row.id, None): Held(row.library_sha, row.repeat) for row in rows}
-    if held:
-        return held
-    runs = select(ModuleRunRow.id).where(ModuleRunRow.lease_id == lease_id, ModuleRunRow.state == "leased")
-    return {(None, run_id): Held() for run_id in session.scalars(runs)}
+def _is_live(lease_id: Any, session_id: Any, now: Any) -> tuple[Any, ...]:
+    own = (LeaseRow.id == lease_id, LeaseRow.session_id == session_id)
+    return (*own, LeaseRow.closed_at.is_(None), LeaseRow.expires_at > now)
 
 
 @cache
-def _held_trials() -> Select[int, str | None, int]:
-    held = (TrialRow.lease_id == bindparam("lease"), TrialRow.state == "leased")
-    return select(TrialRow.id, TrialRow.library_sha, TrialRow.repeat).where(*held)
-
-
-def _news(lease: LeaseRow, held: Mapping[Key, Held], reports: Sequence[TrialResult]) -> list[TrialResult]:
-    """The first result of each thing that is held, as far as it fits what was leased."""
-    first = {(result.trial_id, result.module_run_id): result for result in reversed(reports)}
-    return [
-        replace(result, measurement=building.checked(lease, result.measurement, held[key].library_sha))
-        for key, result in first.items()
-        if key in held
-    ]
-
-
-def _passes(before: int, news: int) -> bool:
-    """Whether so many more pass another multiple of what is worth a look."""
-    return (before + news) // _LOOK_EVERY > before // _LOOK_EVERY
+def _select_leased_trials() -> Select[int, str | None, int]:
+    leased = (TrialRow.lease_id == bindparam("lease"), TrialRow.state == "leased")
+    return select(TrialRow.id, TrialRow.library_sha, TrialRow.repeat).where(*leased)
 
 
 def _progress(issued: int, done: int) -> dict[str, int]:
     return {"trials_done": done, "trials_issued": issued}
 
 
-def _lapse(session: Session, lease: LeaseRow, now: float, max_attempts: int | None) -> None:
-    """End a lease that was not worked off: its device was lost, or gave it back (`max_attempts` None)."""
+def _close_unfinished(session: Session, lease: LeaseRow, now: float, max_attempts: int | None) -> None:
+    """Close a lease whose device was lost, or gave it back (`max_attempts` None)."""
     session.execute(update(LeaseRow).where(LeaseRow.id == lease.id).values(closed_at=now))
     state = lock_job(session, lease.job_id)
-    lost: Sequence[int] = ()
+    given_up: Sequence[int] = ()
     if max_attempts is not None:
-        lost_devices.note(session, lease, now)
-        lost = _quarantine(session, TrialRow, lease.id, now, max_attempts)
-        schedules.put_trials(session, lost, now)
-        building.drop_libraries(session, lost)
-        _quarantine(session, ModuleRunRow, lease.id, now, max_attempts)
+        _note_lost_device(session, lease, now)
+        given_up = _count_attempt(session, TrialRow, lease.id, now, max_attempts)
+        schedules.put_trials(session, given_up, now)
+        building.drop_libraries(session, given_up)
+        _count_attempt(session, ModuleRunRow, lease.id, now, max_attempts)
     for table in (TrialRow, ModuleRunRow):
-        still = (table.lease_id == lease.id, table.state == "leased")
-        session.execute(update(table).where(*still).values(state="pending", lease_id=None))
+        unreported = (table.lease_id == lease.id, table.state == "leased")
+        session.execute(update(table).where(*unreported).values(state="pending", lease_id=None))
     if state is not None and JobState(state).finished:
-        jobs.drop_waiting(session, lease.job_id)
-    issued, done = jobs.count(session, lease.job_id, done=len(lost))
-    events.add(session, lease.job_id, "progress", _progress(issued, done), now)
+        jobs.drop_pending_work(session, lease.job_id)
+    issued, done = jobs.count(session, lease.job_id, done=len(given_up))
+    events.append_locked(session, lease.job_id, "progress", _progress(issued, done), now)
 
 
-def _quarantine(
+def _note_lost_device(session: Session, lease: LeaseRow, now: float) -> None:
+    """Append an event, and set the job's message, unless everything in the lease was reported."""
+    counts = [
+        select(func.count()).where(table.lease_id == lease.id, table.state == "leased")
+        for table in (TrialRow, ModuleRunRow)
+    ]
+    unreported = sum(session.scalar(count) or 0 for count in counts)
+    if not unreported:
+        return
+    again = "candidates are built again" if lease.build else "measurements are made again"
+    message = f"the worker {lease.worker_id} was lost: {unreported} of this job's {again}"
+    data = {"worker": lease.worker_id, "held": unreported, "message": message}
+    events.append(session, lease.job_id, DEVICE_LOST, data, now)
+    jobs.set_message(session, lease.job_id, message)
+
+
+def _count_attempt(
     session: Session, table: type[Work], lease_id: str, now: float, max_attempts: int
 ) -> Sequence[int]:
-    """Count one attempt more for what the lease still holds; the ids of what is given up because of it."""
-    still = (table.lease_id == lease_id, table.state == "leased")
-    session.execute(update(table).where(*still).values(attempts=table.attempts + 1))
-    given_up = session.scalars(select(table.id).where(*still, table.attempts >= max_attempts)).all()
-    session.execute(update(table).where(table.id.in_(given_up)).values(results.ended(_LOST, now)))
+    """Count one more attempt of everything that the lease holds; return the ids of what is given up for
+    it."""
+    unreported = (table.lease_id == lease_id, table.state == "leased")
+    session.execute(update(table).where(*unreported).values(attempts=table.attempts + 1))
+    given_up = session.scalars(select(table.id).where(*unreported, table.attempts >= max_attempts)).all()
+    session.execute(update(table).where(table.id.in_(given_up)).values(results.done_columns(_LOST, now)))
     return given_up
 
 
-def _load(session: Session, lease: LeaseRow) -> Lease:
-    held = offers.offers().where(TrialRow.lease_id == lease.id, TrialRow.state == "leased")
-    held = held.order_by(TrialRow.id)
-    runs = select(ModuleRunRow).where(ModuleRunRow.lease_id == lease.id, ModuleRunRow.state == "leased")
-    offered = session.execute(held, {"job_id": lease.job_id}).all()
-    return _whole(lease, offered, session.scalars(runs.order_by(ModuleRunRow.id)).all())
-
-
-def _whole(lease: LeaseRow, offered: Sequence[Offer], runs: Sequence[ModuleRunRow]) -> Lease:
-    """The lease with all that its worker needs to know."""
-    return Lease(
+def _stored_lease(
+    lease: LeaseRow, candidates: Sequence[CandidateRow], runs: Sequence[ModuleRunRow]
+) -> StoredLease:
+    return StoredLease(
         id=lease.id,
         worker_id=lease.worker_id,
         session_id=lease.session_id,
         job_id=lease.job_id,
         attempt=lease.attempt,
         expires_at=lease.expires_at,
-        trials=tuple(replace(trial_of(offer), state="leased") for offer in offered),
-        module_runs=tuple(replace(_module_run(run), state="leased", lease_id=lease.id) for run in runs),
-        constants={offer.workload_hash: tuple(offer.constants) for offer in offered},
-        best_s={offer.workload_hash: offer.best_s for offer in offered if offer.best_s is not None},
+        trials=tuple(replace(trial_of(row), state="leased") for row in candidates),
+        module_runs=tuple(replace(module_run_of(run), state="leased", lease_id=lease.id) for run in runs),
+        constants={row.workload_hash: tuple(row.constants) for row in candidates},
+        best_s={row.workload_hash: row.best_s for row in candidates if row.best_s is not None},
         build=lease.build,
-    )
-
-
-def _module_run(row: ModuleRunRow) -> ModuleRun:
-    return ModuleRun(
-        id=row.id,
-        job_id=row.job_id,
-        kind=cast("ModuleKind", row.kind),
-        artifact_sha=row.artifact_sha,
-        state=cast("TrialState", row.state),
-        attempts=row.attempts,
-        lease_id=row.lease_id,
-        outcome=None if row.outcome is None else Outcome(row.outcome),
-        run_secs=tuple(row.run_secs or ()),
-        error=row.error,
     )

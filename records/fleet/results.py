@@ -1,29 +1,34 @@
-"""What a result becomes: a finished trial, a record, a mark in the book of the worker that measured it."""
+"""Results of leased work: which of them count, and what they change in trials, workers and leases."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import BindParameter, Double, Select, Update, and_, bindparam, func, select, update
 from sqlalchemy.orm import Session
 
-from core.measurement import Measurement, Outcome
-from records.fleet.building import Built
+from core.measurement import Built, Measurement, Outcome
 from records.storage.statements import table_of, update_each
 from records.storage.tables import JobRow, LeaseRow, ModuleRunRow, RecordRow, TrialRow, WorkerRow
 
-# Of a program that is measured again and again, so many seconds are kept: some four measurements.
-MOST_SECS = 400
+# The record of a program that is measured again keeps at most this many seconds: those of about four
+# measurements.
+MAX_RUN_SECS = 400
+
+# The id of a trial or of a module run; the other one is None.
+WorkKey: TypeAlias = tuple[int | None, int | None]
 
 
 @dataclass(frozen=True)
-class TrialResult:
-    """A worker's result for a trial or for a module run: exactly one of the ids is given. `measurement` is a
-    Built where a trial was built for another device."""
+class LeaseResult:
+    """A worker's result for a trial or for a module run of its lease: exactly one of the ids is given.
+
+    `measurement` is a Built if the trial was built for another device.
+    """
 
     measurement: Measurement | Built
     trial_id: int | None = None
@@ -33,22 +38,120 @@ class TrialResult:
         if (self.trial_id is None) == (self.module_run_id is None):
             raise ValueError("a result is of a trial or of a module run: give exactly one id")
 
-
-def apart(
-    news: Sequence[TrialResult],
-) -> tuple[list[tuple[TrialResult, Measurement]], dict[int, Built]]:
-    """What has ended, and what was built and waits for a device."""
-    over = [(one, one.measurement) for one in news if isinstance(one.measurement, Measurement)]
-    built = {
-        one.trial_id: one.measurement
-        for one in news
-        if one.trial_id is not None and isinstance(one.measurement, Built)
-    }
-    return over, built
+    @property
+    def key(self) -> WorkKey:
+        return self.trial_id, self.module_run_id
 
 
-def ended(measurement: Measurement, now: float) -> dict[str, Any]:
-    """The columns of a trial or a module run that has ended so."""
+class LeasedWork(NamedTuple):
+    """A trial or module run that a lease holds: the library that a trial came with, and its `repeat`."""
+
+    library_sha: str | None = None
+    repeat: int = 0
+
+
+@dataclass
+class Accepted:
+    """The results of a report that count, by id: of trials and module runs that are done with them, and the
+    libraries of trials that now wait for a device."""
+
+    trials: dict[int, Measurement] = field(default_factory=dict)
+    module_runs: dict[int, Measurement] = field(default_factory=dict)
+    built: dict[int, Built] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.trials) + len(self.module_runs) + len(self.built)
+
+    @property
+    def outcomes(self) -> Counter[Outcome]:
+        measured = (*self.trials.values(), *self.module_runs.values())
+        return Counter(one.outcome for one in measured) + Counter({Outcome.OK: len(self.built)})
+
+
+def accept(lease: LeaseRow, held: Mapping[WorkKey, LeasedWork], reported: Sequence[LeaseResult]) -> Accepted:
+    """Return the first result of everything that the lease holds.
+
+    A result that doesn't fit the lease or the stored library is replaced by a failure that says so.
+    """
+    accepted, seen = Accepted(), set[WorkKey]()
+    for result in reported:
+        if result.key not in held or result.key in seen:
+            continue
+        seen.add(result.key)
+        measurement = result.measurement
+        if isinstance(measurement, Built):
+            is_stored = lease.build and measurement.sha == held[result.key].library_sha
+            if is_stored and result.trial_id is not None:
+                accepted.built[result.trial_id] = measurement
+                continue
+            measurement = Measurement(
+                Outcome.UNKNOWN, error="the worker reported a library that is not stored"
+            )
+        elif lease.build and measurement.outcome is Outcome.OK:
+            measurement = Measurement(
+                Outcome.UNKNOWN, error="a worker that only builds reported a measurement"
+            )
+        if result.trial_id is not None:
+            accepted.trials[result.trial_id] = measurement
+        elif result.module_run_id is not None:
+            accepted.module_runs[result.module_run_id] = measurement
+    return accepted
+
+
+def add_earlier_secs(session: Session, accepted: Accepted, repeats: Collection[int]) -> None:
+    """Prepend to the results of the trials `repeats`, which measured a program again, its earlier seconds."""
+    if not repeats:
+        return
+    earlier = {row.id: row.run_secs for row in session.execute(_select_earlier(), {"trials": list(repeats)})}
+    for trial_id in repeats:
+        measurement = accepted.trials[trial_id]
+        if measurement.outcome is Outcome.OK:
+            # Only the newest are kept: the device may have changed since the oldest of them.
+            run_secs = (*earlier.get(trial_id, ()), *measurement.run_secs)[-MAX_RUN_SECS:]
+            accepted.trials[trial_id] = replace(measurement, run_secs=run_secs)
+
+
+@cache
+def _select_earlier() -> Select[int, list[Any]]:
+    """Select the ids of some trials, and the seconds that the records of their programs have."""
+    same = (
+        RecordRow.workload_hash == TrialRow.workload_hash,
+        RecordRow.device_class == JobRow.device_class,
+        RecordRow.trace_sha == TrialRow.trace_sha,
+        RecordRow.outcome == Outcome.OK,
+        # Imported records were measured under unknown conditions.
+        RecordRow.source == "trial",
+    )
+    of_trials = select(TrialRow.id, RecordRow.run_secs).join(JobRow, JobRow.id == TrialRow.job_id)
+    return of_trials.join(RecordRow, and_(*same)).where(TrialRow.id.in_(bindparam("trials", expanding=True)))
+
+
+def store(session: Session, accepted: Accepted, now: float) -> None:
+    """Store accepted results: measured work is done, and built trials wait for a device.
+
+    Each statement updates all of its rows at once: a busy service has thousands of results a second.
+    """
+    trials = [
+        {"id": trial_id, "latency_s": measurement.latency_s if measurement.run_secs else None}
+        | done_columns(measurement, now)
+        for trial_id, measurement in accepted.trials.items()
+    ]
+    module_runs = [
+        {"id": run_id} | done_columns(measurement, now)
+        for run_id, measurement in accepted.module_runs.items()
+    ]
+    # Devices that were lost while the trial was built don't count as its attempts to be measured.
+    waits = {"state": "pending", "lease_id": None, "attempts": 0}
+    built = [
+        {"id": trial_id, "build_secs": one.build_secs} | waits for trial_id, one in accepted.built.items()
+    ]
+    for table, rows in ((TrialRow, trials), (ModuleRunRow, module_runs), (TrialRow, built)):
+        if rows:
+            update_each(session, table, rows)
+
+
+def done_columns(measurement: Measurement, now: float) -> dict[str, Any]:
+    """Return the columns of a trial or a module run that is done with this measurement."""
     return {
         "state": "done",
         "outcome": measurement.outcome,
@@ -59,114 +162,38 @@ def ended(measurement: Measurement, now: float) -> dict[str, Any]:
     }
 
 
-def with_earlier(
-    session: Session, news: Sequence[tuple[TrialResult, Measurement]], repeats: Collection[int]
-) -> list[tuple[TrialResult, Measurement]]:
-    """What the trials `repeats` measured again, put together with what was known of their programs."""
-    if not repeats:
-        return list(news)
-    known = {row.id: row.run_secs for row in session.execute(_earlier(), {"trials": list(repeats)})}
-    return [(one, _together(end, known.get(one.trial_id, ()))) for one, end in news]
+def credit(session: Session, lease: LeaseRow, accepted: Accepted, closed_at: float | None) -> None:
+    """Add results to the counts of the lease and of its worker, both locked, and close the lease if given."""
+    measured = lease.measured + len(accepted.trials) + len(accepted.built)
+    # A lease of module runs tells nothing of the seconds per trial, nor does a clock that was set back.
+    took_s = 0.0 if closed_at is None else closed_at - lease.taken_at
+    latest_s = took_s / measured if measured and took_s > 0.0 else None
+    values: dict[str, Any] = {"worker": lease.worker_id, "results": len(accepted), "latest_s": latest_s}
+    failed = Counter({kind.value: n for kind, n in accepted.outcomes.items() if kind is not Outcome.OK})
+    if failed:
+        before = session.scalar(select(WorkerRow.failures_by_kind).where(WorkerRow.id == lease.worker_id))
+        values |= {"failed": failed.total(), "kinds": dict(failed + Counter(before or {}))}
+    session.execute(_update_worker(bool(failed)), values)
+    session.execute(_update_lease(), {"lease": lease.id, "so_far": measured, "closing": closed_at})
 
 
 @cache
-def _earlier() -> Select[int, list[Any]]:
-    """The seconds that the records of some trials' programs have. What imported ones were measured under,
-    nobody knows."""
-    same = (
-        RecordRow.workload_hash == TrialRow.workload_hash,
-        RecordRow.device_class == JobRow.device_class,
-        RecordRow.trace_sha == TrialRow.trace_sha,
-        RecordRow.outcome == Outcome.OK,
-        RecordRow.source == "trial",
-    )
-    of_trials = select(TrialRow.id, RecordRow.run_secs).join(JobRow, JobRow.id == TrialRow.job_id)
-    return of_trials.join(RecordRow, and_(*same)).where(TrialRow.id.in_(bindparam("trials", expanding=True)))
-
-
-def _together(measurement: Measurement, before: Sequence[float]) -> Measurement:
-    if measurement.outcome is not Outcome.OK:
-        return measurement
-    # The device may have changed since the oldest of them.
-    return replace(measurement, run_secs=(*before, *measurement.run_secs)[-MOST_SECS:])
-
-
-def finish(session: Session, news: Sequence[tuple[TrialResult, Measurement]], now: float) -> None:
-    """Store how trials and module runs have ended.
-
-    Each statement is for all of its rows at once: a busy service has thousands a second.
-    """
-    measured = [
-        {"id": one.trial_id, "latency_s": _latency_s(end)} | ended(end, now)
-        for one, end in news
-        if one.trial_id is not None
-    ]
-    timed = [
-        {"id": one.module_run_id} | ended(end, now) for one, end in news if one.module_run_id is not None
-    ]
-    if measured:
-        update_each(session, TrialRow, measured)
-    if timed:
-        update_each(session, ModuleRunRow, timed)
-
-
-def credit(
-    session: Session,
-    lease: LeaseRow,
-    outcomes: Sequence[Outcome],
-    trials: int,
-    closed_at: float | None,
-) -> None:
-    """Add outcomes, of which so many are `trials`, to what the lease and its worker, both locked, did.
-
-    They are the last of the lease if it is closed with them.
-    """
-    measured = lease.measured + trials
-    failures = _failures(session, lease, outcomes)
-    latest_s = None if closed_at is None else _pace(lease, measured, closed_at)
-    values = {"worker": lease.worker_id, "outcomes": len(outcomes), "latest_s": latest_s, **failures}
-    session.execute(_credit_worker(bool(failures)), values)
-    session.execute(_credit_lease(), {"lease": lease.id, "so_far": measured, "closing": closed_at})
-
-
-@cache
-def _credit_worker(failed: bool) -> Update:
+def _update_worker(with_failures: bool) -> Update:
     worker = table_of(WorkerRow)
     latest_s: BindParameter[float | None] = bindparam("latest_s", type_=Double())
     values: dict[str, Any] = {
-        "trials_done": worker.c.trials_done + bindparam("outcomes"),
-        # What is not known changes nothing.
+        "trials_done": worker.c.trials_done + bindparam("results"),
+        # The average of the latest and what was known; either alone if the other is null.
         "trial_s": func.coalesce((worker.c.trial_s + latest_s) / 2, latest_s, worker.c.trial_s),
     }
-    if failed:
+    if with_failures:
         values["failures"] = worker.c.failures + bindparam("failed")
         values["failures_by_kind"] = bindparam("kinds")
     return update(worker).where(worker.c.id == bindparam("worker")).values(values)
 
 
 @cache
-def _credit_lease() -> Update:
+def _update_lease() -> Update:
     lease = table_of(LeaseRow)
-    ours = update(lease).where(lease.c.id == bindparam("lease"))
-    return ours.values(measured=bindparam("so_far"), closed_at=bindparam("closing"))
-
-
-def _latency_s(measurement: Measurement) -> float | None:
-    """Median seconds, None unless it went well."""
-    return measurement.latency_s if measurement.run_secs else None
-
-
-def _failures(session: Session, lease: LeaseRow, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    failed = Counter(outcome.value for outcome in outcomes if outcome is not Outcome.OK)
-    if not failed:
-        return {}
-    before = session.scalar(select(WorkerRow.failures_by_kind).where(WorkerRow.id == lease.worker_id))
-    kinds = dict(failed + Counter(before or {}))
-    return {"failed": failed.total(), "kinds": kinds}
-
-
-def _pace(lease: LeaseRow, measured: int, now: float) -> float | None:
-    """A lease that was worked off tells how fast its worker is; one of a module run, or a clock that was set
-    back, doesn't."""
-    took_s = now - lease.taken_at
-    return took_s / measured if measured and took_s > 0.0 else None
+    this_one = update(lease).where(lease.c.id == bindparam("lease"))
+    return this_one.values(measured=bindparam("so_far"), closed_at=bindparam("closing"))

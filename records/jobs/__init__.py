@@ -1,1 +1,1 @@
-"""Jobs: what was asked for, the tasks and trials that they are made of, and what happens to them."""
+"""Jobs with their tasks, trials and events, and the queue in which they share devices."""

@@ -1,11 +1,9 @@
-"""Deleting: a finished job with all that is its own, and the files that nothing refers to any more.
+"""Deletion of finished jobs, and of models and blobs that nothing refers to any more.
 
-Workloads and records are everybody's and stay, whatever becomes of the jobs that brought them.
+Workloads and records outlive the jobs that made them: other jobs use them too.
 """
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from sqlalchemy import ColumnElement, delete, exists, select
 from sqlalchemy.orm import Session
@@ -25,9 +23,9 @@ from records.storage.tables import (
     TrialRow,
 )
 
-# A model without a job is kept for so long since it was last handed in.
+# A model without a job is kept this long after its last upload.
 MODEL_GRACE_S = 7 * 86400.0
-# Libraries go with the trials. What refers to something comes before it.
+# Rows are deleted before those that they refer to. Libraries are deleted with their trials.
 _OF_A_JOB = (TrialRow, ModuleRunRow, LeaseRow, TaskRow, EventRow, ShareRow)
 
 
@@ -36,11 +34,12 @@ class JobInUse(Exception):
 
 
 def delete_job(session: Session, job_id: str, now: float) -> None:
-    """Delete a finished job, its tasks, trials, timings and events. Raises JobNotFound, JobInUse.
+    """Delete a finished job, its tasks, trials, module runs and events. Raises JobNotFound, JobInUse.
 
-    A device that still holds a lease of it has none from now on.
+    A device that still holds a lease of the job loses it.
     """
-    # As everywhere, leases before their job; then nothing that refers to it can be added any more.
+    # Leases are locked before their job everywhere; then nothing that refers to the job can be added any
+    # more.
     held = select(LeaseRow.id).where(LeaseRow.job_id == job_id, LeaseRow.closed_at.is_(None))
     session.execute(held.order_by(LeaseRow.id).with_for_update())
     row = session.scalars(select(JobRow).where(JobRow.id == job_id).with_for_update()).first()
@@ -58,38 +57,35 @@ def delete_job(session: Session, job_id: str, now: float) -> None:
 
 
 def drop_models(session: Session, now: float, limit: int) -> int:
-    """Delete up to `limit` models that no job is of and that were handed in long ago; how many they were."""
+    """Delete up to `limit` models without jobs that were uploaded long ago; return their number."""
     unused = (ModelRow.created_at < now - MODEL_GRACE_S, ~exists().where(JobRow.model_sha == ModelRow.sha))
     found = select(ModelRow.sha).where(*unused).order_by(ModelRow.sha).limit(limit)
-    # Locked first: a job of one may just have been made, and none can be from now on.
+    # Once they are locked, no job of them can be made; one may have been made just before.
     locked = session.scalars(found.with_for_update(skip_locked=True)).all()
-    still = session.scalars(select(ModelRow.sha).where(ModelRow.sha.in_(locked), *unused)).all()
-    session.execute(delete(ModelRow).where(ModelRow.sha.in_(still)))
-    return len(still)
+    shas = session.scalars(select(ModelRow.sha).where(ModelRow.sha.in_(locked), *unused)).all()
+    session.execute(delete(ModelRow).where(ModelRow.sha.in_(shas)))
+    return len(shas)
 
 
 def drop_blobs(session: Session, limit: int) -> int:
-    """Delete up to `limit` files that nothing refers to; how many they were.
+    """Delete up to `limit` blobs that nothing refers to; return their number.
 
-    One that is being written is not seen yet: whoever stores a file refers to it in the same transaction.
+    A blob that is being written is safe, because its writer refers to it in the same transaction.
     """
     found = select(BlobRow.sha).where(_unused()).order_by(BlobRow.sha).limit(limit)
     locked = session.scalars(found.with_for_update(skip_locked=True)).all()
-    still = session.scalars(select(BlobRow.sha).where(BlobRow.sha.in_(locked), _unused())).all()
-    _drop(session, still)
-    return len(still)
+    shas = session.scalars(select(BlobRow.sha).where(BlobRow.sha.in_(locked), _unused())).all()
+    session.execute(delete(ChunkRow).where(ChunkRow.sha.in_(shas)))
+    session.execute(delete(BlobRow).where(BlobRow.sha.in_(shas)))
+    return len(shas)
 
 
 def _unused() -> ColumnElement[bool]:
-    """Of a file. As one set: to look for each of them in tables without such an index would take too long."""
+    """A condition on BlobRow: nothing refers to the blob."""
+    # One set of all that are referred to, because the tables have no index to look each blob up by.
     used = select(ModelRow.sha).union(
         select(ModuleRunRow.artifact_sha),
         select(JobRow.artifact_sha).where(JobRow.artifact_sha.is_not(None)),
         select(JobRow.untuned_artifact_sha).where(JobRow.untuned_artifact_sha.is_not(None)),
     )
     return BlobRow.sha.not_in(used)
-
-
-def _drop(session: Session, shas: Sequence[str]) -> None:
-    session.execute(delete(ChunkRow).where(ChunkRow.sha.in_(shas)))
-    session.execute(delete(BlobRow).where(BlobRow.sha.in_(shas)))

@@ -1,4 +1,4 @@
-"""What happened to a job, in order, for those who watch it."""
+"""The events of jobs, in order, for those who watch them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from sqlalchemy.orm import Session
 from records.storage.statements import lock_job, table_of
 from records.storage.tables import EventRow
 
-_ADD = insert(table_of(EventRow)).inline()
+_INSERT = insert(table_of(EventRow)).inline()
 
 
 @dataclass(frozen=True)
 class Event:
-    """Ids grow; `at` is seconds since the epoch."""
+    """Something that happened to a job; clients see it as `tunefarm.client.values.JobEvent`. Ids grow."""
 
     id: int
     kind: str
@@ -25,20 +25,20 @@ class Event:
 
 
 def append(session: Session, job_id: str, kind: str, data: dict[str, Any], now: float) -> None:
-    """Append to the events of a job that exists. `data` must be JSON, so without NaN or infinity."""
+    """Append an event to a job that exists. `data` must be JSON, so without NaN or infinity."""
     lock_job(session, job_id)
-    add(session, job_id, kind, data, now)
+    append_locked(session, job_id, kind, data, now)
 
 
-def add(session: Session, job_id: str, kind: str, data: dict[str, Any], now: float) -> None:
-    """As `append`, for a caller that holds the job's lock."""
-    # Ids are drawn under the job's lock, so that none becomes visible after a higher one of the same job:
-    # whoever reads on after the last id it saw misses nothing.
-    session.execute(_ADD, {"job_id": job_id, "kind": kind, "data": data, "at": now})
+def append_locked(session: Session, job_id: str, kind: str, data: dict[str, Any], now: float) -> None:
+    """Append an event to a job that the caller has locked."""
+    # Ids are drawn under the job's lock, so that none becomes visible after a higher one of the same job: a
+    # reader that goes on after the last id it saw misses nothing.
+    session.execute(_INSERT, {"job_id": job_id, "kind": kind, "data": data, "at": now})
 
 
-def since(session: Session, job_id: str, after_id: int, limit: int) -> list[Event]:
-    """The job's events with an id above `after_id`, oldest first; none for an unknown job."""
+def since(session: Session, job_id: str, after_id: int, limit: int | None = None) -> list[Event]:
+    """Return the job's events with an id above `after_id`, oldest first; none for an unknown job."""
     where = (EventRow.job_id == job_id, EventRow.id > after_id)
     rows = session.scalars(select(EventRow).where(*where).order_by(EventRow.id).limit(limit))
     return [Event(row.id, row.kind, row.data, row.at) for row in rows]

@@ -1,9 +1,10 @@
-"""How jobs share devices: whose trials come next, and how many of them one device gets at once.
+"""The queue in which jobs share devices: which job's trials a worker leases next, and how many of them.
 
 Jobs of higher priority go first. Jobs of equal priority share by weight, as in start-time fair queueing: a
-job's leases follow each other on a time line of its own, on which a trial is the shorter, the heavier the
-job is; the job whose next lease begins earliest is next. None begins before the one that was last served
-began: who had nothing to do has saved nothing up, and who is new begins beside the others.
+lease of n trials lasts n / weight of the job's virtual time, each lease has a start tag and a finish tag, and
+the job whose next start tag is smallest goes first. A job that is new or had nothing to do starts at the
+virtual time of its priority, which is the largest start tag served: it neither waits behind the others nor
+has saved anything up.
 """
 
 from __future__ import annotations
@@ -34,14 +35,16 @@ from records.storage.tables import (
     WorkerRow,
 )
 
-# A lease is as much as its device does in about so many seconds: for so long others may wait for its results.
+# A device gets the trials of about this much time at once: other devices of its class wait as long for its
+# results.
 LEASE_S = 20.0
-# What a device gets first, before it is known how fast it is.
+# The trials that a device gets at once before its speed is known.
 FIRST_LEASE = 8
 
 
-class Takes(StrEnum):
-    """Which of a job's waiting trials a worker gets: where others build, a device those that come built."""
+class TrialFilter(StrEnum):
+    """Which of a job's pending trials a worker may lease: a device leases only BUILT ones of a job that
+    builders build for, a builder only UNBUILT ones."""
 
     ANY = "any"
     BUILT = "built"
@@ -50,126 +53,139 @@ class Takes(StrEnum):
 
 @dataclass(frozen=True)
 class JobShare:
-    """An unfinished job of a device class. `begun` and `ended` are where its last lease lies on its time
-    line; `waits`: it has something to do that no device has taken. So many of its trials are `undone`, and
-    `times`: a module run is among what waits. `built_only`: its trials are built elsewhere before."""
+    """An unfinished job of a device class, with the tags of its last lease in virtual time.
+
+    `waits`: it has work that no device has leased. `unfinished` counts its trials that are pending or leased.
+    `has_module_run`: a module run is pending. `built_only`: builders build its candidates.
+    """
 
     job_id: str
     priority: int
     weight: float
     created_at: float
-    begun: float
-    ended: float
+    start_tag: float
+    finish_tag: float
     waits: bool
-    undone: int = 0
-    times: bool = False
+    unfinished: int = 0
+    has_module_run: bool = False
     built_only: bool = False
 
 
 @dataclass(frozen=True)
 class QueueEntry:
-    """A job that waits for workers, and where its next lease begins on its time line.
+    """A job with work for a worker, and the start tag of its next lease.
 
-    So many of its trials are `undone`: they wait or are in other devices' hands. `times`: a module run waits.
+    `unfinished` counts its trials that are pending or leased. `has_module_run`: a module run is pending.
     """
 
     job_id: str
     weight: float
-    begins: float
-    undone: int
-    times: bool
-    takes: Takes = Takes.ANY
+    start_tag: float
+    unfinished: int
+    has_module_run: bool
+    takes: TrialFilter = TrialFilter.ANY
 
 
 @dataclass(frozen=True)
 class Waiting:
-    """The device classes for whose devices something waits, and whether something waits for builders."""
+    """The device classes whose devices have work waiting, and whether candidates wait to be built."""
 
-    classes: set[str]
-    builds: bool
+    device_classes: set[str]
+    has_unbuilt: bool
 
 
 @dataclass(frozen=True)
 class Quota:
-    """What one device gets at once: at most so many trials, and this part of those that are not done."""
+    """One worker's part of a job's trials: a fraction of the unfinished ones, up to a maximum."""
 
-    most: int
-    part: float
+    max_trials: int
+    fraction: float
 
-    def of(self, undone: int) -> int:
-        """How many of so many that are not done, if as many wait."""
-        # A tenth of 20 is 2, also where it was computed as a little more.
-        return min(self.most, math.ceil(undone * self.part - 1e-9))
+    def trials(self, unfinished: int) -> int:
+        # The tolerance makes a tenth of 20 two, also where the tenth was computed as a little more.
+        return min(self.max_trials, math.ceil(unfinished * self.fraction - 1e-9))
 
 
-def order(standings: Sequence[JobShare]) -> list[QueueEntry]:
-    """The jobs that wait, the next one first."""
-    clocks: defaultdict[int, float] = defaultdict(float)
-    for one in standings:
-        clocks[one.priority] = max(clocks[one.priority], one.begun)
-    waiting = [(one, max(one.ended, clocks[one.priority])) for one in standings if one.waits]
+def order(shares: Sequence[JobShare]) -> list[QueueEntry]:
+    """Return the jobs that wait, the next one first."""
+    virtual_time: defaultdict[int, float] = defaultdict(float)
+    for share in shares:
+        virtual_time[share.priority] = max(virtual_time[share.priority], share.start_tag)
+    waiting = [
+        (share, max(share.finish_tag, virtual_time[share.priority])) for share in shares if share.waits
+    ]
     waiting.sort(key=lambda pair: (-pair[0].priority, pair[1], pair[0].created_at, pair[0].job_id))
-    return [_turn(one, begins) for one, begins in waiting]
+    return [
+        QueueEntry(
+            share.job_id,
+            share.weight,
+            start_tag,
+            share.unfinished,
+            share.has_module_run,
+            TrialFilter.BUILT if share.built_only else TrialFilter.ANY,
+        )
+        for share, start_tag in waiting
+    ]
 
 
-def _turn(one: JobShare, begins: float) -> QueueEntry:
-    takes = Takes.BUILT if one.built_only else Takes.ANY
-    return QueueEntry(one.job_id, one.weight, begins, one.undone, one.times, takes)
+def entries(session: Session, device_class: str, now: float) -> list[QueueEntry]:
+    """Return the jobs that wait for devices of this class, the next one first."""
+    values = {"device_class": device_class, "seen_after": now - LOST_AFTER_S}
+    return order([JobShare(*row) for row in session.execute(_select_shares(), values)])
 
 
-def turns(session: Session, device_class: str, now: float) -> list[QueueEntry]:
-    """The jobs that wait for devices of this class, the next one first."""
-    about = {"device_class": device_class, "seen_after": now - LOST_AFTER_S}
-    return order([JobShare(*row) for row in session.execute(_standings(), about)])
+def entries_to_build(session: Session, worker_id: str) -> list[QueueEntry]:
+    """Return the jobs that wait for this builder, in the order in which devices serve them.
 
-
-def turns_to_build(session: Session, worker_id: str) -> list[QueueEntry]:
-    """The jobs that wait for this builder, in the order in which devices serve them.
-
-    What is built is not charged, because it will be when it is measured.
+    Building is not charged, because the same trials are charged when they are measured.
     """
-    found = order([JobShare(*row) for row in session.execute(_standings_to_build(), {"worker": worker_id})])
-    return [replace(turn, times=False, takes=Takes.UNBUILT) for turn in found]
+    shares = [JobShare(*row) for row in session.execute(_select_shares_to_build(), {"worker": worker_id})]
+    return [replace(entry, has_module_run=False, takes=TrialFilter.UNBUILT) for entry in order(shares)]
 
 
 def waiting(session: Session, now: float) -> Waiting:
-    """What all workers together wait for."""
-    rows = session.execute(_waiting(), {"seen_after": now - LOST_AFTER_S}).all()
-    return Waiting({row.device_class for row in rows if row.waits}, any(row.builds for row in rows))
+    """Return the work of all jobs that waits for devices or builders."""
+    rows = session.execute(_select_waiting(), {"seen_after": now - LOST_AFTER_S}).all()
+    return Waiting({row.device_class for row in rows if row.waits}, any(row.unbuilt for row in rows))
 
 
-def charge(session: Session, turn: QueueEntry, trials: int) -> None:
-    """Note that the job was given so many trials. Exact however many servers do so at once."""
-    length = trials / turn.weight
-    about = {"job_id": turn.job_id, "begun": turn.begins, "ended": turn.begins + length, "length": length}
-    session.execute(_charge(dialect_of(session)), about)
+def charge(session: Session, entry: QueueEntry, trials: int) -> None:
+    """Note that the job was given this many trials. Exact even when several servers do so at once."""
+    length = trials / entry.weight
+    values = {
+        "job_id": entry.job_id,
+        "begun": entry.start_tag,
+        "ended": entry.start_tag + length,
+        "length": length,
+    }
+    session.execute(_insert_share(dialect_of(session)), values)
 
 
-def portion(session: Session, worker_id: str, device_class: str | None, now: float) -> Quota:
-    """What this worker gets of a job's trials, so that it and the others of its class end together; a builder
-    has no class, and the other builders beside it.
+def quota(session: Session, worker_id: str, device_class: str | None, now: float) -> Quota:
+    """Return this worker's part of a job's trials, chosen so that all workers of its class finish together.
 
-    A worker whose speed isn't known yet counts as fast as the others are on average.
+    A builder, which has no device class, shares with the other builders. A worker whose speed isn't known yet
+    counts as fast as the others are on average.
     """
-    about: dict[str, Any] = {"worker": worker_id, "seen_after": now - LOST_AFTER_S}
+    values: dict[str, Any] = {"worker": worker_id, "seen_after": now - LOST_AFTER_S}
     if device_class is not None:
-        about["device_class"] = device_class
-    own_s, count, known, found = session.execute(_speeds(device_class is None), about).one()
-    speed = float(found or 0.0)
-    own = [] if own_s is None else [1.0 / own_s]
-    total = speed + sum(own)
-    typical = total / (known + len(own)) if total else 1.0
-    mine = own[0] if own else typical
-    everyone = mine + speed + (count - known) * typical
-    most = FIRST_LEASE if own_s is None else max(int(LEASE_S / own_s), 1)
-    return Quota(most, mine / everyone)
+        values["device_class"] = device_class
+    row = session.execute(_select_speeds(device_class is None), values).one()
+    own_trial_s, others, others_known, others_speed = row
+    speed = float(others_speed or 0.0)
+    own_speed = None if own_trial_s is None else 1.0 / own_trial_s
+    known = others_known + (own_speed is not None)
+    average = (speed + (own_speed or 0.0)) / known if known else 1.0
+    class_speed = (own_speed or average) + speed + (others - others_known) * average
+    max_trials = FIRST_LEASE if own_trial_s is None else max(int(LEASE_S / own_trial_s), 1)
+    return Quota(max_trials, (own_speed or average) / class_speed)
 
 
-# To build these takes longer than to run them, so it is done once.
+# Building these statements takes longer than running them, so each is built once.
 
 
 @cache
-def _charge(dialect: str) -> ConflictInsert:
+def _insert_share(dialect: str) -> ConflictInsert:
     share = table_of(ShareRow)
     new = insert_of(dialect, share)
     begun = case((share.c.ended > new.excluded.begun, share.c.ended), else_=new.excluded.begun)
@@ -178,23 +194,24 @@ def _charge(dialect: str) -> ConflictInsert:
 
 
 @cache
-def _standings() -> Select[*tuple[Any, ...]]:
-    built_only = building.elsewhere()
-    found = _jobs(_waits(built_only), built_only)
-    return found.where(JobRow.device_class == bindparam("device_class"))
+def _select_shares() -> Select[*tuple[Any, ...]]:
+    built_only = building.is_built_elsewhere()
+    shares = _shares(_has_waiting_work(built_only), built_only)
+    return shares.where(JobRow.device_class == bindparam("device_class"))
 
 
 @cache
-def _standings_to_build() -> Select[*tuple[Any, ...]]:
-    return _jobs(_pending(TrialRow.library_sha.is_(None)), literal(True)).where(building.suits_worker())
+def _select_shares_to_build() -> Select[*tuple[Any, ...]]:
+    unbuilt = _has_pending_trial(TrialRow.library_sha.is_(None))
+    return _shares(unbuilt, literal(True)).where(building.suits_worker())
 
 
-def _jobs(waits: ColumnElement[bool], built_only: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
-    """Unfinished jobs as Standings, beside their device classes."""
+def _shares(waits: ColumnElement[bool], built_only: ColumnElement[bool]) -> Select[*tuple[Any, ...]]:
+    """Select the columns of a JobShare of unfinished jobs, joined to their device classes."""
     return (
         select(JobRow.id, JobRow.priority, JobRow.weight, JobRow.created_at)
         .add_columns(func.coalesce(ShareRow.begun, 0.0), func.coalesce(ShareRow.ended, 0.0), waits)
-        .add_columns(JobRow.trials_issued - JobRow.trials_done, _run_waits(), built_only)
+        .add_columns(JobRow.trials_issued - JobRow.trials_done, _has_pending_run(), built_only)
         .outerjoin(ShareRow, ShareRow.job_id == JobRow.id)
         .join(DeviceClassRow, DeviceClassRow.key == JobRow.device_class)
         .where(JobRow.state.in_(UNFINISHED))
@@ -202,10 +219,11 @@ def _jobs(waits: ColumnElement[bool], built_only: ColumnElement[bool]) -> Select
 
 
 @cache
-def _waiting() -> Select[*tuple[Any, ...]]:
-    builds = and_(building.served(), _pending(TrialRow.library_sha.is_(None)))
+def _select_waiting() -> Select[*tuple[Any, ...]]:
+    waits = _has_waiting_work(building.is_built_elsewhere())
+    unbuilt = and_(building.has_suitable_builder(), _has_pending_trial(TrialRow.library_sha.is_(None)))
     return (
-        select(JobRow.device_class, _waits(building.elsewhere()).label("waits"), builds.label("builds"))
+        select(JobRow.device_class, waits.label("waits"), unbuilt.label("unbuilt"))
         .join(DeviceClassRow, DeviceClassRow.key == JobRow.device_class)
         .where(JobRow.state.in_(UNFINISHED))
         .distinct()
@@ -213,8 +231,9 @@ def _waiting() -> Select[*tuple[Any, ...]]:
 
 
 @cache
-def _speeds(builders: bool) -> Select[*tuple[Any, ...]]:
-    """The seconds of the worker's trials; how many others there are, how many of known speed, and that."""
+def _select_speeds(builders: bool) -> Select[*tuple[Any, ...]]:
+    """Select the worker's seconds per trial; of the others like it that are there, how many they are, how
+    many have a known speed, and the sum of these speeds in trials per second."""
     worker: ColumnElement[str] = bindparam("worker")
     peers = (
         WorkerRow.id.in_(select(BuilderRow.worker_id))
@@ -228,29 +247,29 @@ def _speeds(builders: bool) -> Select[*tuple[Any, ...]]:
         WorkerRow.wanted == Wanted.WORK,
         WorkerRow.last_seen_at > bindparam("seen_after"),
     )
-    facts = select(
+    speeds = select(
         func.max(WorkerRow.trial_s).filter(WorkerRow.id == worker),
         func.count().filter(others),
         func.count(WorkerRow.trial_s).filter(others),
         func.sum(1.0 / WorkerRow.trial_s).filter(others),
     )
-    return facts.where(or_(peers, WorkerRow.id == worker))
+    return speeds.where(or_(peers, WorkerRow.id == worker))
 
 
-def _waits(built_only: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Of a job: whether it has something to do that no device has taken."""
-    built = _pending(TrialRow.library_sha.is_not(None))
-    return or_(_run_waits(), case((built_only, built), else_=_pending()))
+def _has_waiting_work(built_only: ColumnElement[bool]) -> ColumnElement[bool]:
+    """A condition on JobRow: the job has work for devices that none has leased."""
+    built = _has_pending_trial(TrialRow.library_sha.is_not(None))
+    return or_(_has_pending_run(), case((built_only, built), else_=_has_pending_trial()))
 
 
-def _pending(*which: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Of a job: whether one of its trials, of `which` this is true, is not taken by any worker."""
-    trials = select(TrialRow.id).where(TrialRow.job_id == JobRow.id, *which).correlate(JobRow)
-    # Not EXISTS: for that, PostgreSQL may read whatever is done before it comes to one that waits.
+def _has_pending_trial(*where: ColumnElement[bool]) -> ColumnElement[bool]:
+    """A condition on JobRow: one of the job's trials that fulfil `where` is pending."""
+    trials = select(TrialRow.id).where(TrialRow.job_id == JobRow.id, *where).correlate(JobRow)
+    # Not EXISTS: for that, PostgreSQL may read all trials that are done before it finds a pending one.
     return oldest_pending(trials).limit(1).scalar_subquery().is_not(None)
 
 
-def _run_waits() -> ColumnElement[bool]:
-    """Of a job: whether one of its module runs is not taken by any device."""
+def _has_pending_run() -> ColumnElement[bool]:
+    """A condition on JobRow: one of the job's module runs is pending."""
     runs = select(ModuleRunRow.id).where(ModuleRunRow.job_id == JobRow.id, ModuleRunRow.state == "pending")
     return runs.exists()

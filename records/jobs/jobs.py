@@ -1,26 +1,22 @@
-"""Jobs: what was asked for, how far it is, and who may take its next step."""
+"""Jobs: their requests, their states, and the claims by which one scheduler at a time steps them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from sqlalchemy import Select, and_, bindparam, delete, func, or_, select, update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from core.job import MAX_PRIORITY, MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT, UNFINISHED, Build, JobState
+from core.job import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT, UNFINISHED, Budget, Build, JobState
 from records.fleet import devices
 from records.jobs import events, models
 from records.storage.database import NotFound
 from records.storage.statements import changed, insert_into, table_of
 from records.storage.tables import JobRow, ModuleRunRow, TrialRow
-
-Kind: TypeAlias = Literal["untuned", "tuned"]
-
 
 _STOPPED = (JobState.FAILED, JobState.CANCELLED)
 
@@ -35,29 +31,25 @@ class IdempotencyConflict(Exception):
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What a user asks for. `minutes` is the budget of wall-clock minutes, None for no limit.
+    """A request for a job, as stored; clients send it as `tunefarm.client.values.JobRequest`.
 
-    No `trials` at all means: compile with the schedules that are known, and one best guess for every subgraph
-    of which nothing is known. On the devices that jobs share, those of higher `priority` go first; of equal
-    priority, each gets trials in proportion to its `weight`. `build` says who compiles the candidates.
+    Of the jobs that share a device class, those of higher `priority` go first; of equal priority, each gets
+    trials in proportion to its `weight`. `build` says who compiles the candidates. An `exact` job wants no
+    variants, which round differently.
     """
 
     model_sha: str
     model_name: str
     shapes: dict[str, tuple[int, ...]]
     target: str
-    trials: int
-    minutes: float | None
+    budget: Budget
     seed: int
     priority: int = 0
     weight: float = 1.0
     build: Build = Build.AUTO
+    exact: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.trials <= MAX_TRIALS:
-            raise ValueError(f"trials must be between 0 and {MAX_TRIALS}, not {self.trials}")
-        if self.minutes is not None and not 0 < self.minutes < math.inf:
-            raise ValueError(f"minutes must be positive, not {self.minutes}")
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"a seed must be between 0 and 2**63 - 1, not {self.seed}")
         if abs(self.priority) > MAX_PRIORITY:
@@ -71,7 +63,11 @@ class JobRequest:
 
 @dataclass(frozen=True)
 class Job:
-    """A job as stored. `message` says what it is doing or waiting for; `*_secs` are whole-model repeats."""
+    """A job as stored; clients see it as `tunefarm.client.values.Job`.
+
+    `message` says what the job is doing or waiting for. `untuned_secs` and `tuned_secs` are the seconds of
+    each repeat of the whole model.
+    """
 
     id: str
     request: JobRequest
@@ -93,12 +89,13 @@ class Job:
 def create(
     session: Session, job_id: str, request: JobRequest, idempotency_key: str | None, now: float
 ) -> Job:
-    """Store a new job, or return the one that the same key and request made before.
+    """Store a new job, or return the one that an equal request with the same key has made.
 
-    Raises IdempotencyConflict when the key came with another request, ModelNotFound.
+    Raises ModelNotFound, and IdempotencyConflict when the key was used with another request.
     """
     models.get(session, request.model_sha)
-    row = {**asdict(request), "id": job_id, "idempotency_key": idempotency_key, "created_at": now}
+    row = asdict(request)
+    row |= {**row.pop("budget"), "id": job_id, "idempotency_key": idempotency_key, "created_at": now}
     statement = insert_into(session, JobRow).on_conflict_do_nothing(index_elements=["idempotency_key"])
     created = session.scalar(
         statement.values(row | {"state": JobState.QUEUED, "message": ""}).returning(JobRow.id)
@@ -106,11 +103,18 @@ def create(
     if created is not None:
         events.append(session, job_id, "state", _state_data(JobState.QUEUED, None, ""), now)
         return get(session, job_id)
-    return _repeated(session, request, idempotency_key)
+    [job] = _jobs(session, select(JobRow).where(JobRow.idempotency_key == idempotency_key))
+    # A job with `build` AUTO may have been decided to build on its devices since.
+    asked = replace(request, build=job.request.build) if request.build is Build.AUTO else request
+    if job.request != asked:
+        raise IdempotencyConflict(
+            f"the idempotency key {idempotency_key!r} belongs to another request: use a new key"
+        )
+    return job
 
 
 def get(session: Session, job_id: str) -> Job:
-    """Raises JobNotFound."""
+    """Return a job. Raises JobNotFound."""
     found = _jobs(session, select(JobRow).where(JobRow.id == job_id))
     if not found:
         raise JobNotFound(f"there is no job {job_id!r}")
@@ -118,7 +122,7 @@ def get(session: Session, job_id: str) -> Job:
 
 
 def list_jobs(session: Session, limit: int, before: str | None) -> list[Job]:
-    """Newest first, starting after the job with id `before`. Raises JobNotFound for an unknown `before`."""
+    """Return jobs, newest first, starting after the job `before`. Raises JobNotFound if that is unknown."""
     query = select(JobRow).order_by(JobRow.created_at.desc(), JobRow.id.desc()).limit(limit)
     if before is not None:
         last = get(session, before)
@@ -128,13 +132,13 @@ def list_jobs(session: Session, limit: int, before: str | None) -> list[Job]:
 
 
 def unfinished(session: Session) -> list[Job]:
-    """Every job that is not in a final state, oldest first."""
+    """Return the jobs that are in no final state, oldest first."""
     query = select(JobRow).where(JobRow.state.in_(UNFINISHED))
     return _jobs(session, query.order_by(JobRow.created_at, JobRow.id))
 
 
 def published_before(session: Session, job: Job) -> str | None:
-    """The artifact of the last other job that is done of the same model, shapes and device class."""
+    """Return the artifact of the last other job that is DONE for the same model, shapes and device class."""
     same = (JobRow.model_sha == job.request.model_sha, JobRow.device_class == job.device_class)
     done = (JobRow.state == JobState.DONE, JobRow.artifact_sha.is_not(None), JobRow.id != job.id)
     found = select(JobRow.shapes, JobRow.artifact_sha).where(*same, *done)
@@ -145,14 +149,15 @@ def published_before(session: Session, job: Job) -> str | None:
 
 
 def claim(session: Session, job_id: str, holder: str, now: float, ttl_s: float) -> bool:
-    """Become the only one to step this job for `ttl_s` seconds; a claim by its holder renews it."""
+    """Make `holder` the only one to step this job for `ttl_s` seconds, or renew its claim; False if another
+    holds one."""
     free = or_(JobRow.holder.is_(None), JobRow.holder == holder, JobRow.held_until <= now)
     statement = update(JobRow).where(JobRow.id == job_id, free)
     return changed(session, statement.values(holder=holder, held_until=now + ttl_s)) == 1
 
 
 def release(session: Session, job_id: str, holder: str) -> None:
-    """Give up a claim; one that has passed to another holder stays as it is."""
+    """Give up a claim, unless it has passed to another holder."""
     held = update(JobRow).where(JobRow.id == job_id, JobRow.holder == holder)
     session.execute(held.values(holder=None, held_until=None))
 
@@ -167,9 +172,9 @@ def advance(
     error: str | None = None,
     message: str = "",
 ) -> bool:
-    """Move a job from one of the `expected` states; False, and nothing changed, when it is in none of them.
+    """Move a job from one of the `expected` states; False, without a change, when it is in none of them.
 
-    Appends a "state" event. In a final state, trials and module runs that wait for a device are dropped.
+    Appends a "state" event. A final state drops the pending trials and module runs.
     """
     values: dict[str, Any] = {"state": to, "error": error, "message": message}
     if to is not JobState.QUEUED:
@@ -180,41 +185,40 @@ def advance(
     if changed(session, moved) == 0:
         return False
     if to.finished:
-        drop_waiting(session, job_id)
+        drop_pending_work(session, job_id)
     events.append(session, job_id, "state", _state_data(to, error, message), now)
     return True
 
 
 def cancel(session: Session, job_id: str, now: float) -> Job:
-    """Cancel a job unless it is finished; what devices are measuring lapses. Raises JobNotFound."""
+    """Cancel a job unless it is finished; leases of its trials run to their end. Raises JobNotFound."""
     advance(session, job_id, UNFINISHED, JobState.CANCELLED, now, message="cancelled")
     return get(session, job_id)
 
 
-def drop_waiting(session: Session, job_id: str) -> None:
-    """Delete the job's trials and module runs that no device has taken; the caller holds its lock."""
-    drop_pending(session, job_id)
+def drop_pending_work(session: Session, job_id: str) -> None:
+    """Delete the job's pending trials and module runs. The caller holds the job's lock."""
+    drop_pending_trials(session, job_id)
     runs = delete(ModuleRunRow).where(ModuleRunRow.job_id == job_id, ModuleRunRow.state == "pending")
     session.execute(runs)
 
 
-def drop_pending(session: Session, job_id: str) -> int:
-    """Delete the job's trials that no device has taken; how many they were. The caller holds its lock."""
-    waiting = delete(TrialRow).where(TrialRow.job_id == job_id, TrialRow.state == "pending")
-    dropped = changed(session, waiting)
+def drop_pending_trials(session: Session, job_id: str) -> int:
+    """Delete the job's pending trials; return their number. The caller holds the job's lock."""
+    dropped = changed(session, delete(TrialRow).where(TrialRow.job_id == job_id, TrialRow.state == "pending"))
     if dropped:
         count(session, job_id, issued=-dropped)
     return dropped
 
 
 def count(session: Session, job_id: str, issued: int = 0, done: int = 0) -> tuple[int, int]:
-    """Count so many of a job's trials more as issued and as done; how many they are then. Locks the job."""
-    row = session.execute(_count(), {"job": job_id, "more_issued": issued, "more_done": done}).one()
+    """Add to the job's counts of issued and of done trials; return the new counts. Locks the job."""
+    row = session.execute(_update_counts(), {"job": job_id, "more_issued": issued, "more_done": done}).one()
     return row.trials_issued, row.trials_done
 
 
 @cache
-def _count() -> ReturningUpdate[int, int]:
+def _update_counts() -> ReturningUpdate[int, int]:
     job = table_of(JobRow)
     issued = job.c.trials_issued + bindparam("more_issued")
     counted = update(job).values(trials_issued=issued, trials_done=job.c.trials_done + bindparam("more_done"))
@@ -222,20 +226,23 @@ def _count() -> ReturningUpdate[int, int]:
 
 
 def set_device_class(session: Session, job_id: str, device_class: str) -> bool:
-    """False when the job is cancelled or failed. Raises DeviceClassNotFound."""
+    """Store the class that the job is tuned for. False when the job is cancelled or failed.
+
+    Raises DeviceClassNotFound.
+    """
     devices.get_class(session, device_class)
     return _set(session, job_id, device_class=device_class)
 
 
 def set_message(session: Session, job_id: str, message: str) -> bool:
-    """Say what the job is doing or waiting for. False when the job is cancelled or failed."""
+    """Store what the job is doing or waiting for. False when the job is cancelled or failed."""
     return _set(session, job_id, message=message)
 
 
 def set_artifacts(
     session: Session, job_id: str, untuned_sha: str | None = None, tuned_sha: str | None = None
 ) -> bool:
-    """Name the blobs of the compiled models; None leaves one as it is. False when cancelled or failed."""
+    """Store the blobs of the compiled models; None keeps one. False when the job is cancelled or failed."""
     return _set(
         session,
         job_id,
@@ -244,7 +251,9 @@ def set_artifacts(
     )
 
 
-def set_end_to_end(session: Session, job_id: str, kind: Kind, secs: Sequence[float]) -> bool:
+def set_end_to_end(
+    session: Session, job_id: str, kind: Literal["untuned", "tuned"], secs: Sequence[float]
+) -> bool:
     """Store the seconds of each repeat of the whole model. False when the job is cancelled or failed."""
     return _set(session, job_id, **{f"{kind}_secs": list(secs)})
 
@@ -254,56 +263,43 @@ def _set(session: Session, job_id: str, **values: Any) -> bool:
     return changed(session, running.values(values)) == 1
 
 
-def _repeated(session: Session, request: JobRequest, idempotency_key: str | None) -> Job:
-    [job] = _jobs(session, select(JobRow).where(JobRow.idempotency_key == idempotency_key))
-    # Who builds may have been settled since.
-    asked = replace(request, build=job.request.build) if request.build is Build.AUTO else request
-    if job.request != asked:
-        raise IdempotencyConflict(
-            f"the idempotency key {idempotency_key!r} belongs to another request: use a new key"
-        )
-    return job
-
-
 def _state_data(state: JobState, error: str | None, message: str) -> dict[str, Any]:
     return {"state": state, "error": error, "message": message}
 
 
 def _jobs(session: Session, query: Select[JobRow]) -> list[Job]:
-    return [_job(row) for row in session.scalars(query)]
+    return [
+        Job(
+            id=row.id,
+            request=JobRequest(
+                model_sha=row.model_sha,
+                model_name=row.model_name,
+                shapes=_shapes(row.shapes),
+                target=row.target,
+                budget=Budget(row.trials, row.minutes),
+                seed=row.seed,
+                priority=row.priority,
+                weight=row.weight,
+                build=Build(row.build),
+                exact=row.exact,
+            ),
+            state=JobState(row.state),
+            error=row.error,
+            device_class=row.device_class,
+            created_at=row.created_at,
+            started_at=row.started_at,
+            finished_at=row.finished_at,
+            trials_done=row.trials_done,
+            trials_issued=row.trials_issued,
+            untuned_secs=None if row.untuned_secs is None else tuple(row.untuned_secs),
+            tuned_secs=None if row.tuned_secs is None else tuple(row.tuned_secs),
+            artifact_sha=row.artifact_sha,
+            untuned_artifact_sha=row.untuned_artifact_sha,
+            message=row.message,
+        )
+        for row in session.scalars(query)
+    ]
 
 
 def _shapes(stored: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(shape) for name, shape in stored.items()}
-
-
-def _job(row: JobRow) -> Job:
-    request = JobRequest(
-        model_sha=row.model_sha,
-        model_name=row.model_name,
-        shapes=_shapes(row.shapes),
-        target=row.target,
-        trials=row.trials,
-        minutes=row.minutes,
-        seed=row.seed,
-        priority=row.priority,
-        weight=row.weight,
-        build=Build(row.build),
-    )
-    return Job(
-        id=row.id,
-        request=request,
-        state=JobState(row.state),
-        error=row.error,
-        device_class=row.device_class,
-        created_at=row.created_at,
-        started_at=row.started_at,
-        finished_at=row.finished_at,
-        trials_done=row.trials_done,
-        trials_issued=row.trials_issued,
-        untuned_secs=None if row.untuned_secs is None else tuple(row.untuned_secs),
-        tuned_secs=None if row.tuned_secs is None else tuple(row.tuned_secs),
-        artifact_sha=row.artifact_sha,
-        untuned_artifact_sha=row.untuned_artifact_sha,
-        message=row.message,
-    )

@@ -1,4 +1,4 @@
-"""The models that users handed in."""
+"""The models that users uploaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ModelNotFound(NotFound):
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A stored model; its bytes are the blob `sha`, `size` their number. It was handed in at `created_at`."""
+    """A stored model of `size` bytes, which are the blob `sha`. It was last uploaded at `created_at`."""
 
     sha: str
     name: str
@@ -28,18 +28,18 @@ class ModelInfo:
 
 
 def add(session: Session, sha: str, name: str, now: float) -> ModelInfo:
-    """Make the stored blob `sha` a model. One that is known keeps its first name, and is as new as if it were
-    not. Raises BlobNotFound."""
+    """Make the stored blob `sha` a model. A model that is stored already keeps its name, and its time becomes
+    `now`. Raises BlobNotFound."""
     if blobs.size(session, sha) is None:
         raise blobs.BlobNotFound(f"there is no blob {sha!r}")
     row = {"sha": sha, "name": name, "created_at": now}
-    known = insert_into(session, ModelRow).values(row)
-    session.execute(known.on_conflict_do_update(index_elements=["sha"], set_={"created_at": now}))
+    stored = insert_into(session, ModelRow).values(row)
+    session.execute(stored.on_conflict_do_update(index_elements=["sha"], set_={"created_at": now}))
     return get(session, sha)
 
 
 def get(session: Session, sha: str) -> ModelInfo:
-    """It stays until the transaction ends. Raises ModelNotFound."""
+    """Return a model, and keep it from being deleted in this transaction. Raises ModelNotFound."""
     columns = select(ModelRow.sha, ModelRow.name, BlobRow.size, ModelRow.created_at)
     row = session.execute(
         columns.join(BlobRow, BlobRow.sha == ModelRow.sha)

@@ -1,4 +1,4 @@
-"""Workloads, and the tasks that a job makes of them."""
+"""Workloads, and the tasks that jobs have of them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,12 @@ class WorkloadNotFound(NotFound):
 
 @dataclass(frozen=True)
 class TaskSpec:
-    """A task to add. `constants` are the indices of the workload's arguments that are weights of the model;
-    `reason` says why a task that is not `covered` keeps its fallback schedule."""
+    """A task to add to a job.
+
+    `constants` are the indices of the workload's arguments that are weights of the model. A task that is not
+    `covered` keeps its fallback schedule, for this `reason`. A task that may take the place of another
+    workload, `variant_of`, has the name of its `variant`.
+    """
 
     job_id: str
     workload_hash: str
@@ -30,12 +34,17 @@ class TaskSpec:
     covered: bool
     reason: str
     constants: tuple[int, ...]
+    variant: str = ""
+    variant_of: str = ""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A stored task. `trials` counts the job's finished ones; `best_s` is the best latency in seconds that is
-    known of the workload on the job's device class, whichever job measured it."""
+    """A stored task; clients see it as `tunefarm.client.values.Task`.
+
+    `trials` counts the job's trials that are done. `best_s` is the best latency of the workload on the job's
+    device class that any job has measured, in seconds.
+    """
 
     id: int
     job_id: str
@@ -48,6 +57,13 @@ class Task:
     trials: int
     best_s: float | None
     constants: tuple[int, ...]
+    variant: str = ""
+    variant_of: str = ""
+
+    @property
+    def place(self) -> str:
+        """The workload of the model that it computes; the fastest task of a place is compiled in."""
+        return self.variant_of or self.workload_hash
 
 
 def put_workload(
@@ -58,22 +74,22 @@ def put_workload(
     *,
     hashed_here: bool = False,
 ) -> None:
-    """Store a workload unless it is already there; workloads of one `tag` are alike.
+    """Store a workload unless it is there; similar workloads have the same `tag`.
 
-    `hashed_here`: the hash was computed of this text, so it takes the place of one that a client named so.
+    `hashed_here`: this service computed the hash, so the module replaces one that a client stored under it.
     """
     row = {"hash": workload_hash, "module_json": module_json, "tag": tag}
     if insert_missing(session, WorkloadRow, row, key=["hash"]):
         return
-    named = update(WorkloadRow).where(WorkloadRow.hash == workload_hash)
+    stored = update(WorkloadRow).where(WorkloadRow.hash == workload_hash)
     if hashed_here:
-        session.execute(named.where(WorkloadRow.module_json != module_json).values(module_json=module_json))
+        session.execute(stored.where(WorkloadRow.module_json != module_json).values(module_json=module_json))
     if tag is not None:
-        session.execute(named.where(WorkloadRow.tag.is_(None)).values(tag=tag))
+        session.execute(stored.where(WorkloadRow.tag.is_(None)).values(tag=tag))
 
 
 def workload(session: Session, workload_hash: str) -> str:
-    """The workload's module as JSON. Raises WorkloadNotFound."""
+    """Return the workload's module as JSON. Raises WorkloadNotFound."""
     module = session.scalar(select(WorkloadRow.module_json).where(WorkloadRow.hash == workload_hash))
     if module is None:
         raise WorkloadNotFound(f"there is no workload {workload_hash!r}")
@@ -81,13 +97,13 @@ def workload(session: Session, workload_hash: str) -> str:
 
 
 def workloads(session: Session, hashes: Collection[str]) -> dict[str, str]:
-    """The modules as JSON of those of the `hashes` that are stored."""
+    """Return the modules as JSON of those workloads that are stored, by hash."""
     found = select(WorkloadRow.hash, WorkloadRow.module_json).where(WorkloadRow.hash.in_(hashes))
     return {row.hash: row.module_json for row in session.execute(found)}
 
 
 def tags(session: Session, device_class: str) -> dict[str, str]:
-    """The tags of the workloads of which a record on the device class went well."""
+    """Return the tags, by hash, of the workloads that have a record with a latency on the device class."""
     worked = select(RecordRow.id).where(
         RecordRow.workload_hash == WorkloadRow.hash,
         RecordRow.device_class == device_class,
@@ -98,15 +114,15 @@ def tags(session: Session, device_class: str) -> dict[str, str]:
 
 
 def require_workloads(session: Session, hashes: Collection[str]) -> None:
-    """Raises WorkloadNotFound unless every one is stored."""
-    known = set(session.scalars(select(WorkloadRow.hash).where(WorkloadRow.hash.in_(hashes))))
+    """Raise WorkloadNotFound unless all are stored."""
+    stored = set(session.scalars(select(WorkloadRow.hash).where(WorkloadRow.hash.in_(hashes))))
     for hash_ in hashes:
-        if hash_ not in known:
+        if hash_ not in stored:
             raise WorkloadNotFound(f"there is no workload {hash_!r}")
 
 
 def add_tasks(session: Session, job_id: str, specs: Sequence[TaskSpec]) -> None:
-    """Add the tasks whose workload is not yet a task of the job. Raises WorkloadNotFound."""
+    """Add tasks, except those whose workload is already a task of the job. Raises WorkloadNotFound."""
     require_workloads(session, {spec.workload_hash for spec in specs})
     for spec in specs:
         row = asdict(spec) | {"job_id": job_id, "constants": list(spec.constants)}
@@ -114,7 +130,7 @@ def add_tasks(session: Session, job_id: str, specs: Sequence[TaskSpec]) -> None:
 
 
 def for_job(session: Session, job_id: str) -> list[Task]:
-    """The job's tasks in the order they were added."""
+    """Return the job's tasks in the order in which they were added."""
     finished = select(func.count()).where(TrialRow.task_id == TaskRow.id, TrialRow.state == "done")
     best = select(func.min(RecordRow.latency_s)).where(
         RecordRow.workload_hash == TaskRow.workload_hash, RecordRow.device_class == JobRow.device_class
@@ -129,20 +145,21 @@ def for_job(session: Session, job_id: str) -> list[Task]:
         .where(TaskRow.job_id == job_id)
         .order_by(TaskRow.id)
     )
-    return [_task(row, trials, best_s) for row, trials, best_s in session.execute(query)]
-
-
-def _task(row: TaskRow, trials: int, best_s: float | None) -> Task:
-    return Task(
-        id=row.id,
-        job_id=row.job_id,
-        workload_hash=row.workload_hash,
-        name=row.name,
-        weight=row.weight,
-        flops=row.flops,
-        covered=row.covered,
-        reason=row.reason,
-        trials=trials,
-        best_s=best_s,
-        constants=tuple(row.constants),
-    )
+    return [
+        Task(
+            id=row.id,
+            job_id=row.job_id,
+            workload_hash=row.workload_hash,
+            name=row.name,
+            weight=row.weight,
+            flops=row.flops,
+            covered=row.covered,
+            reason=row.reason,
+            trials=trials,
+            best_s=best_s,
+            constants=tuple(row.constants),
+            variant=row.variant,
+            variant_of=row.variant_of,
+        )
+        for row, trials, best_s in session.execute(query)
+    ]

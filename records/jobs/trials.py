@@ -20,7 +20,7 @@ from records.storage.tables import TrialRow
 
 TrialState: TypeAlias = Literal["pending", "leased", "done"]
 
-# What a Trial is read from; a whole TrialRow takes several times as long.
+# The columns of a Trial. Reading them takes a fraction of the time of a whole TrialRow.
 COLUMNS = (
     TrialRow.id,
     TrialRow.job_id,
@@ -40,8 +40,10 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class NewTrial:
-    """A candidate to measure: its trace (JSON text), and the program it was lowered from. One that was
-    measured before is measured again under the next number of `repeat`."""
+    """A candidate to measure: its trace as JSON, and the program from which it was lowered.
+
+    `repeat` is 0, or counts up each time that the job measures the same candidate again.
+    """
 
     task_id: int
     workload_hash: str
@@ -59,9 +61,12 @@ class NewTrial:
 
 @dataclass(frozen=True)
 class Trial:
-    """A stored trial. `attempts` counts the devices that were lost while they held it; `library_sha` names
-    what a builder made of it. With `repeat`, `run_secs` are all that is known of its trace, not only its
-    own."""
+    """A stored trial.
+
+    `attempts` counts the devices that were lost while they held it. `library_sha` names the library that a
+    builder made of it. If `repeat` is not 0, `run_secs` include those of the earlier measurements of its
+    trace.
+    """
 
     id: int
     job_id: str
@@ -79,13 +84,13 @@ class Trial:
 
     @property
     def latency_s(self) -> float | None:
-        """Median seconds, None unless it went well."""
+        """The median of `run_secs`, None unless the trial went well."""
         return statistics.median(self.run_secs) if self.run_secs else None
 
 
 @dataclass(frozen=True)
 class TrialCounts:
-    """How many trials of a job are in each state."""
+    """The numbers of a job's trials in each state."""
 
     pending: int
     leased: int
@@ -99,22 +104,36 @@ def add(
     trials: Sequence[NewTrial],
     now: float,
 ) -> list[int]:
-    """Issue trials and return their ids, without those whose workload, trace and repeat this job has issued.
+    """Issue trials and return their ids, except those whose workload, trace and repeat the job has issued.
 
-    A finished job gets none. Raises JobNotFound.
+    A finished job is issued none. Raises JobNotFound.
     """
     state = lock_job(session, job_id)
     if state is None:
         raise JobNotFound(f"there is no job {job_id!r}")
     if JobState(state).finished or not trials:
         return []
-    issued = _issue(session, {"job_id": job_id, "round": round, "created_at": now}, trials)
+    common = {
+        "job_id": job_id,
+        "round": round,
+        "created_at": now,
+        "state": "pending",
+        "attempts": 0,
+        "error": "",
+    }
+    rows = [common | asdict(trial) | {"trace_sha": digest(trial.trace)} for trial in trials]
+    key = ["workload_hash", "trace_sha", "repeat"]
+    statement = insert_into(session, TrialRow).on_conflict_do_nothing(index_elements=["job_id", *key])
+    columns = (TrialRow.workload_hash, TrialRow.trace_sha, TrialRow.repeat, TrialRow.id)
+    id_of = {tuple(row[:3]): row.id for row in session.execute(statement.returning(*columns), rows)}
+    keys = dict.fromkeys(tuple(row[name] for name in key) for row in rows)
+    issued = [id_of[one] for one in keys if one in id_of]
     jobs.count(session, job_id, issued=len(issued))
     return issued
 
 
 def counts(session: Session, job_id: str) -> TrialCounts:
-    """Zeros for an unknown job."""
+    """Count a job's trials by state; zeros for an unknown job."""
     of_job = select(TrialRow.state, func.count().label("trials")).where(TrialRow.job_id == job_id)
     grouped = of_job.group_by(TrialRow.state)
     by_state = {row.state: row.trials for row in session.execute(grouped)}
@@ -122,24 +141,23 @@ def counts(session: Session, job_id: str) -> TrialCounts:
 
 
 def issued_tasks(session: Session, job_id: str) -> set[int]:
-    """The ids of the job's tasks that have trials in any state."""
+    """Return the ids of the job's tasks that have trials in any state."""
     return set(session.scalars(select(TrialRow.task_id).where(TrialRow.job_id == job_id).distinct()))
 
 
 def for_task(session: Session, task_id: int) -> list[Trial]:
-    """Oldest first."""
+    """Return a task's trials, oldest first."""
     rows = session.scalars(select(TrialRow).where(TrialRow.task_id == task_id).order_by(TrialRow.id))
     return [trial_of(row) for row in rows]
 
 
 def drop_pending(session: Session, job_id: str) -> int:
-    """Delete the trials that no device has taken yet, e.g. when the minutes are spent; how many they were."""
+    """Delete the job's pending trials, for example when its minutes are spent; return their number."""
     lock_job(session, job_id)
-    return jobs.drop_pending(session, job_id)
+    return jobs.drop_pending_trials(session, job_id)
 
 
 def trial_of(row: TrialRow | Row[*tuple[Any, ...]]) -> Trial:
-    """A row as the other rooms see it."""
     return Trial(
         id=row.id,
         job_id=row.job_id,
@@ -155,15 +173,3 @@ def trial_of(row: TrialRow | Row[*tuple[Any, ...]]) -> Trial:
         library_sha=row.library_sha,
         repeat=row.repeat,
     )
-
-
-def _issue(session: Session, issue: dict[str, Any], new: Sequence[NewTrial]) -> list[int]:
-    """The ids of those that the job had not issued before, in their order."""
-    same = {"state": "pending", "attempts": 0, "error": ""}
-    rows = [issue | asdict(trial) | {"trace_sha": digest(trial.trace)} | same for trial in new]
-    key = ["workload_hash", "trace_sha", "repeat"]
-    statement = insert_into(session, TrialRow).on_conflict_do_nothing(index_elements=["job_id", *key])
-    columns = (TrialRow.workload_hash, TrialRow.trace_sha, TrialRow.repeat, TrialRow.id)
-    issued = {tuple(one[:3]): one.id for one in session.execute(statement.returning(*columns), rows)}
-    wanted = dict.fromkeys(tuple(row[name] for name in key) for row in rows)
-    return [issued[one] for one in wanted if one in issued]

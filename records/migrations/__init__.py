@@ -1,5 +1,5 @@
 """The schema's history, one Alembic revision per file in `versions`.
 
-To change the schema, change `records/storage/tables.py` and add a revision: the test of the migration prints
+To change the schema, change `records/storage/tables.py` and add a revision. The test of the migrations prints
 what is still missing.
 """

@@ -1,4 +1,4 @@
-"""Alembic runs this file in a migration's transaction; `records.storage.database` gives it the connection."""
+"""Alembic runs this file in a migration's transaction, on the connection of `records.storage.database`."""
 
 from alembic import context
 

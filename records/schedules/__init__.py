@@ -1,1 +1,1 @@
-"""What was measured: the best schedules, and the cost models that were trained on it."""
+"""Records of measurements, the best schedules among them, and the cost models trained on them."""

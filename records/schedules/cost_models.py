@@ -1,4 +1,4 @@
-"""The versions of each device class's cost model."""
+"""The versions of the cost model of each device class."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ from sqlalchemy.orm import Session
 from records.fleet import devices
 from records.storage.tables import CostModelRow
 
-# Older versions stay listed, without their bytes.
+# This many versions of a class keep their bytes; older ones are only listed.
 KEPT = 10
 
 
 @dataclass(frozen=True)
 class Version:
-    """One training: on how many `records`, of which the newest was stored at `newest_record_at`, finished at
-    `created_at` after `train_secs` seconds. `metrics` are of records held out, None when none were."""
+    """One training of a cost model.
+
+    It used `records` records, of which the newest was stored at `newest_record_at`, took `train_secs` seconds
+    and ended at `created_at`. `metrics` are measured on held-out records, None if there were none.
+    """
 
     device_class: str
     records: int
@@ -34,7 +37,7 @@ _COLUMNS = [getattr(CostModelRow, name) for name in Version.__dataclass_fields__
 
 
 def add(session: Session, version: Version, model: bytes) -> None:
-    """Store a version with its bytes, and drop those of all but the class's newest KEPT.
+    """Store a version with its bytes, and drop the bytes of all but the newest KEPT of the class.
 
     Raises DeviceClassNotFound.
     """
@@ -47,7 +50,7 @@ def add(session: Session, version: Version, model: bytes) -> None:
 
 
 def newest(session: Session, device_class: str) -> tuple[Version, bytes] | None:
-    """The class's newest version with its bytes."""
+    """Return the class's newest version with its bytes."""
     stored = (CostModelRow.device_class == device_class, CostModelRow.model.is_not(None))
     query = select(*_COLUMNS, CostModelRow.model).where(*stored).order_by(CostModelRow.id.desc()).limit(1)
     row = session.execute(query).first()
@@ -55,7 +58,7 @@ def newest(session: Session, device_class: str) -> tuple[Version, bytes] | None:
 
 
 def versions(session: Session, device_class: str | None = None) -> dict[str, list[Version]]:
-    """All versions, newest first, by device class; of one class or of every one that has any."""
+    """Return the versions by device class, newest first; of one class only if it is given."""
     query = select(*_COLUMNS).order_by(CostModelRow.device_class, CostModelRow.id.desc())
     if device_class is not None:
         query = query.where(CostModelRow.device_class == device_class)
@@ -65,6 +68,6 @@ def versions(session: Session, device_class: str | None = None) -> dict[str, lis
     return dict(found)
 
 
-def evaluated(known: Sequence[Version]) -> Version | None:
-    """The first of the versions that has metrics."""
-    return next((version for version in known if version.metrics is not None), None)
+def evaluated(versions: Sequence[Version]) -> Version | None:
+    """Return the first of the versions that has metrics."""
+    return next((version for version in versions if version.metrics is not None), None)

@@ -1,4 +1,4 @@
-"""Records: what was measured of a workload on a device class, and the best of it."""
+"""Records: the measurements of workloads on device classes, and the best schedules among them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from sqlalchemy import Double, Select, bindparam, func, literal, or_, select
 from sqlalchemy.orm import Session
 
 from core.measurement import Outcome
-from core.trace import TraceRefused, check
 from records.fleet import devices
 from records.jobs import tasks
 from records.storage.statements import (
@@ -33,9 +32,9 @@ _VALUES = ("trace", "program", "latency_s", "run_secs", "outcome", "target", "so
 
 @dataclass(frozen=True)
 class Record:
-    """The newest measurement of one trace of a workload on a device class.
+    """The newest measurement of one trace of a workload on a device class, stored at `created_at`.
 
-    `latency_s`, the median of `run_secs`, is None unless `outcome` is OK. `created_at` is when it was stored.
+    `latency_s`, the median of `run_secs`, is None unless `outcome` is OK.
     """
 
     workload_hash: str
@@ -54,17 +53,13 @@ class Record:
             raise ValueError("exactly the records that went well have a latency")
 
 
-class NoSchedule(ValueError):
-    """A trace is none that a schedule needs; one sentence."""
-
-
 def best(session: Session, workload_hash: str, device_class: str) -> Record | None:
-    """The fastest record that went well."""
+    """Return the fastest record of a workload, None if none went well."""
     return best_many(session, [workload_hash], device_class).get(workload_hash)
 
 
 def best_many(session: Session, hashes: Collection[str], device_class: str) -> dict[str, Record]:
-    """The fastest record of each workload that has one."""
+    """Return the fastest record of each workload that has one, by hash."""
     fastest = (
         select(RecordRow.id)
         .where(RecordRow.workload_hash == WorkloadRow.hash, RecordRow.device_class == device_class)
@@ -80,7 +75,7 @@ def best_many(session: Session, hashes: Collection[str], device_class: str) -> d
 
 
 def successes(session: Session, device_class: str, hashes: Collection[str] | None = None) -> list[Record]:
-    """The records that went well, of all workloads or of those given, by workload and then fastest first."""
+    """Return the records that went well, by workload and latency; of all workloads if none are given."""
     query = select(RecordRow).where(RecordRow.device_class == device_class, RecordRow.latency_s.is_not(None))
     if hashes is not None:
         query = query.where(RecordRow.workload_hash.in_(hashes))
@@ -88,19 +83,19 @@ def successes(session: Session, device_class: str, hashes: Collection[str] | Non
 
 
 def of_workloads(session: Session, device_class: str, hashes: Collection[str]) -> list[Record]:
-    """All records of some workloads, of any outcome."""
+    """Return all records of some workloads, of any outcome."""
     query = select(RecordRow).where(RecordRow.device_class == device_class)
     return _records(session, query.where(RecordRow.workload_hash.in_(hashes)).order_by(RecordRow.id))
 
 
 def after(session: Session, device_class: str, record_id: int) -> list[Record]:
-    """All records of any outcome that were stored after this one, oldest first."""
+    """Return the records of any outcome that were stored after this one, oldest first."""
     query = select(RecordRow).where(RecordRow.device_class == device_class, RecordRow.id > record_id)
     return _records(session, query.order_by(RecordRow.id))
 
 
 def fastest(session: Session, device_class: str, workload_hash: str, limit: int) -> list[Record]:
-    """The fastest records of a workload that have a program, fastest first."""
+    """Return the fastest records of a workload that have a program, fastest first."""
     worked = (RecordRow.device_class == device_class, RecordRow.latency_s.is_not(None))
     query = select(RecordRow).where(RecordRow.workload_hash == workload_hash, *worked)
     programs = query.where(RecordRow.program.is_not(None))
@@ -108,10 +103,10 @@ def fastest(session: Session, device_class: str, workload_hash: str, limit: int)
 
 
 def newest(session: Session, device_class: str) -> tuple[int, float]:
-    """The id of the record of the class that was stored last, and when that was; zeros when there is none.
+    """Return the id of the class's newest record and the time when it was stored; zeros if there is none.
 
-    Ids grow whatever clocks do. But transactions of several servers may end in another order than that in
-    which they drew ids: a smaller id may show up a little later.
+    Ids grow even if clocks don't. But a record may become visible a little later than one with a larger id,
+    because servers don't commit in the order in which they drew the ids.
     """
     last = select(RecordRow.id, RecordRow.created_at).where(RecordRow.device_class == device_class)
     found = session.execute(last.order_by(RecordRow.id.desc()).limit(1)).first()
@@ -119,37 +114,35 @@ def newest(session: Session, device_class: str) -> tuple[int, float]:
 
 
 def last_until(session: Session, device_class: str, at: float) -> int:
-    """The id of the last record of the class that was stored by then; 0 when there is none."""
+    """Return the id of the class's last record stored until `at`; 0 if there is none."""
     until = (RecordRow.device_class == device_class, RecordRow.created_at <= at)
     return session.scalar(select(func.max(RecordRow.id)).where(*until)) or 0
 
 
 def count_after(session: Session, device_class: str, record_id: int) -> int:
-    """How many records of the class were stored after this one."""
+    """Return how many records of the class were stored after this one."""
     newer = (RecordRow.device_class == device_class, RecordRow.id > record_id)
     return session.scalar(select(func.count()).where(*newer)) or 0
 
 
 def history(session: Session, device_class: str, limit: int = 20000) -> list[Record]:
-    """The newest records of any outcome that have a program, newest first."""
+    """Return the newest records of any outcome that have a program, newest first."""
     programs = select(RecordRow).where(RecordRow.device_class == device_class, RecordRow.program.is_not(None))
     return _records(session, programs.order_by(RecordRow.id.desc()).limit(limit))
 
 
 def put_trials(session: Session, trial_ids: Sequence[int], now: float) -> None:
-    """Store the measurements of trials of one job that are done, each of another trace, in place of older
-    ones of the same trace. What they are stays in the database.
+    """Store trials of one job that are done as records, which replace older ones of the same traces.
 
-    A failure does not replace a success, unless it says that the result was wrong: then it never was one.
+    No two of the trials have the same trace. A failure doesn't replace a success, except WRONG_RESULT: then
+    the success never was one. The rows are copied within the database.
     """
-    if not trial_ids:
-        return
-    session.execute(_put_trials(dialect_of(session)), {"trials": list(trial_ids), "stored_at": now})
+    if trial_ids:
+        session.execute(_insert_trials(dialect_of(session)), {"trials": list(trial_ids), "stored_at": now})
 
 
 @cache
-def _put_trials(dialect: str) -> ConflictInsert:
-    """What takes the place of a record is a new one, and has its id."""
+def _insert_trials(dialect: str) -> ConflictInsert:
     columns: dict[str, Any] = {
         "workload_hash": TrialRow.workload_hash,
         "device_class": DeviceClassRow.key,
@@ -175,57 +168,44 @@ def _put_trials(dialect: str) -> ConflictInsert:
     convincing = or_(new.outcome == Outcome.OK, new.outcome == Outcome.WRONG_RESULT)
     return insert.on_conflict_do_update(
         index_elements=list(_KEY),
+        # The id as well, so that the record is found among the new ones.
         set_={name: new[name] for name in ("id", *_VALUES)},
         where=or_(RecordRow.outcome != Outcome.OK, convincing),
     )
 
 
-def require_schedules(records: Sequence[Record]) -> None:
-    """Raises NoSchedule for a record whose trace says more than how loops run."""
-    for record in records:
-        try:
-            check(record.trace)
-        except TraceRefused as error:
-            raise NoSchedule(str(error)) from error
-
-
 def add_imported(session: Session, records: Sequence[Record], now: float) -> int:
-    """Store records of other databases, `created_at` now, except those of a trace that has a record.
+    """Store records of other databases, `created_at` now, except those of traces that have a record.
 
-    Returns how many were new. Raises WorkloadNotFound, DeviceClassNotFound.
+    Returns the number of records stored. Raises WorkloadNotFound, DeviceClassNotFound.
     """
     tasks.require_workloads(session, {record.workload_hash for record in records})
     for device_class in {record.device_class for record in records}:
         devices.get_class(session, device_class)
-    imported = {"source": "import", "created_at": now}
-    return sum(insert_missing(session, RecordRow, row | imported, key=_KEY) for row in _rows(records))
-
-
-def _rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """In one order, so that two transactions which write the same rows never wait for each other."""
-    return sorted(map(_row, records), key=lambda row: tuple(row[name] for name in _KEY))
-
-
-def _row(record: Record) -> dict[str, Any]:
-    # asdict would copy the program's lists, which takes longer than to write them.
-    columns = {name: getattr(record, name) for name in Record.__dataclass_fields__}
-    return columns | {"run_secs": list(record.run_secs), "trace_sha": digest(record.trace)}
+    rows = []
+    for record in records:
+        # asdict would copy the program's lists, which takes longer than writing them.
+        row = {name: getattr(record, name) for name in Record.__dataclass_fields__}
+        row |= {"run_secs": list(record.run_secs), "trace_sha": digest(record.trace)}
+        rows.append(row | {"source": "import", "created_at": now})
+    # In one order, so that two transactions that write the same rows never wait for each other.
+    rows.sort(key=lambda row: tuple(row[name] for name in _KEY))
+    return sum(insert_missing(session, RecordRow, row, key=_KEY) for row in rows)
 
 
 def _records(session: Session, query: Select[RecordRow]) -> list[Record]:
-    return [_record(row) for row in session.scalars(query)]
-
-
-def _record(row: RecordRow) -> Record:
-    return Record(
-        workload_hash=row.workload_hash,
-        device_class=row.device_class,
-        trace=row.trace,
-        program=row.program,
-        latency_s=row.latency_s,
-        run_secs=tuple(row.run_secs),
-        outcome=Outcome(row.outcome),
-        target=row.target,
-        source=cast("Source", row.source),
-        created_at=row.created_at,
-    )
+    return [
+        Record(
+            workload_hash=row.workload_hash,
+            device_class=row.device_class,
+            trace=row.trace,
+            program=row.program,
+            latency_s=row.latency_s,
+            run_secs=tuple(row.run_secs),
+            outcome=Outcome(row.outcome),
+            target=row.target,
+            source=cast("Source", row.source),
+            created_at=row.created_at,
+        )
+        for row in session.scalars(query)
+    ]

@@ -1,1 +1,1 @@
-"""The database itself: tables, transactions, files, and its failures in words for people."""
+"""The database itself: its tables, transactions, blobs, and errors."""

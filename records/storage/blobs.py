@@ -1,4 +1,4 @@
-"""Files in the database, addressed by the SHA-256 of their content."""
+"""Blobs: files in the database, addressed by the SHA-256 of their content."""
 
 from __future__ import annotations
 
@@ -20,13 +20,15 @@ class BlobNotFound(NotFound):
 
 
 def put(session: Session, data: bytes) -> str:
-    """Store `data` unless it is already there; its SHA-256 in hex.
+    """Store `data` unless it is there; return its SHA-256 in hexadecimal.
 
-    What nothing refers to when the transaction ends may be deleted at any time.
+    A blob that nothing refers to when the transaction ends may be deleted at any time.
     """
     sha = hashlib.sha256(data).hexdigest()
     while not insert_missing(session, BlobRow, {"sha": sha, "size": len(data)}, key=["sha"]):
-        if _held(session, sha):
+        # Locked, so that nobody deletes it in this transaction; it may have been deleted just before.
+        locked = select(BlobRow.sha).where(BlobRow.sha == sha).with_for_update(read=True, key_share=True)
+        if session.scalar(locked) is not None:
             return sha
     for position, start in enumerate(range(0, len(data), CHUNK_BYTES)):
         chunk = {"sha": sha, "position": position, "data": data[start : start + CHUNK_BYTES]}
@@ -35,14 +37,14 @@ def put(session: Session, data: bytes) -> str:
 
 
 def get(session: Session, sha: str) -> bytes:
-    """Raises BlobNotFound."""
+    """Return a whole blob. Raises BlobNotFound."""
     return b"".join(chunks(session, sha))
 
 
 def chunks(session: Session, sha: str) -> Iterator[bytes]:
-    """The blob in pieces of at most CHUNK_BYTES, read as they are asked for.
+    """Iterate over a blob in pieces of at most CHUNK_BYTES, each read when it is needed.
 
-    Raises BlobNotFound at the call, before the first piece is asked for.
+    Raises BlobNotFound before the first piece is read.
     """
     total = size(session, sha)
     if total is None:
@@ -51,14 +53,8 @@ def chunks(session: Session, sha: str) -> Iterator[bytes]:
 
 
 def size(session: Session, sha: str) -> int | None:
-    """Bytes, or None when there is no such blob."""
+    """Return the size of a blob in bytes, None if there is none."""
     return session.scalar(select(BlobRow.size).where(BlobRow.sha == sha))
-
-
-def _held(session: Session, sha: str) -> bool:
-    """Whether it is there, and so until this transaction ends; False when it was deleted just now."""
-    held = select(BlobRow.sha).where(BlobRow.sha == sha).with_for_update(read=True, key_share=True)
-    return session.scalar(held) is not None
 
 
 def _read(session: Session, sha: str, pieces: int) -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""Opening the database, its transactions and its migration."""
+"""The connection to the database: transactions and migration."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, Engine, create_engine, event, exc, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.orm import Session
 
@@ -22,9 +22,9 @@ from records.storage.failures import cause
 
 # Any number that other programs on a PostgreSQL server are unlikely to lock.
 _MIGRATION_LOCK = 7_305_822_146
-# So many transactions of one process run at once; others wait.
+# At most this many transactions of one process run at once; others wait.
 _POOL_SIZE = 20
-# What the URL says itself goes before these. A server that vanished silently is noticed within a minute.
+# Parameters in the URL override these. A server that vanished silently is noticed within a minute.
 _POSTGRESQL_ARGUMENTS: dict[str, Any] = {
     "application_name": "tunefarm",
     "connect_timeout": 10,
@@ -33,14 +33,14 @@ _POSTGRESQL_ARGUMENTS: dict[str, Any] = {
     "keepalives_count": 4,
     "tcp_user_timeout": 40_000,
 }
-# A process that hangs or is cut off in the middle of a transaction must not keep its rows locked for ever.
+# A process that hangs in the middle of a transaction must not keep its rows locked for ever.
 _IDLE_LIMIT_S = 120.0
-# Statements take milliseconds here, but PostgreSQL may think one worth compiling: for a tenth of a second.
+# These statements take milliseconds, but PostgreSQL may compile one, which takes a tenth of a second.
 _NO_COMPILER = "-c jit=off"
 
 
 class StorageError(Exception):
-    """The database can't be used; the message says why and what to do. `full`: its disk has no space left."""
+    """The database can't be used. The message says why and what to do; `full`: its disk has no space left."""
 
     def __init__(self, message: str, *, full: bool = False) -> None:
         super().__init__(message)
@@ -48,46 +48,66 @@ class StorageError(Exception):
 
 
 class NotFound(KeyError):
-    """Nothing is stored under this key; the message says what was looked for."""
+    """Nothing is stored under a key. The message names what was looked for."""
 
     def __str__(self) -> str:
         return str(self.args[0])
 
 
 class Database:
-    """One process's connections to the database at an SQLAlchemy `url`. `name` is for messages: no secret is
-    in it."""
+    """One process's connections to the database. `name` is for messages: it contains no secret."""
 
     def __init__(self, url: str, *, busy_timeout_s: float = 30.0) -> None:
-        """Opens nothing yet. Raises StorageError when `url` is not a database URL.
+        """Take an SQLAlchemy URL, without connecting yet. Raises StorageError when it can't be used.
 
         A transaction waits `busy_timeout_s` for a lock or for a free connection.
         """
+        # The messages leave out the URL, and what parsers say of numbers: there may be a password in them.
         try:
             self._engine = _engine(url, busy_timeout_s)
-        except (exc.ArgumentError, ImportError, ValueError) as error:
-            raise StorageError(_url_problem(error)) from error
-        self.name = _name(self._engine.url)
-        self._checked = False
+        except ImportError as error:
+            driver = f"the driver of the database URL is missing ({error}): install tunefarm[postgresql]"
+            raise StorageError(driver) from error
+        except (exc.ArgumentError, ValueError) as error:
+            is_port = type(error) is ValueError
+            problem = "its port is no number (is the password percent-encoded?)" if is_port else error
+            message = f"TUNEFARM_DATABASE_URL is not a database URL that can be used here: {problem}"
+            raise StorageError(message) from error
+        location = self._engine.url
+        if location.get_backend_name() == "sqlite":
+            self.name = location.database or ":memory:"
+        else:
+            host = location.host or location.query.get("host") or "this machine"
+            self.name = f"{location.database} on {host}"
+        self._is_current = False
 
     @contextmanager
     def begin(self) -> Iterator[Session]:
-        """One transaction: committed on success, rolled back on any error. Raises StorageError."""
-        # Rows are only ever changed by statements, so what a session remembers of them is never trusted.
+        """Begin a transaction, which commits at the end or rolls back on any error. Raises StorageError."""
+        # Rows are only changed by statements, so a session's copies of them must not be trusted.
         options = {"populate_existing": True, "synchronize_session": False}
         with (
             self._storage_errors(),
             Session(self._engine, expire_on_commit=False, execution_options=options) as session,
             session.begin(),
         ):
-            self._check(session.connection())
+            connection = session.connection()  # so that a database that is away is noticed at once
+            if not self._is_current:
+                self._refuse_newer(connection)
+                if _revisions(connection) != set(_scripts().get_heads()):
+                    raise StorageError(
+                        f"the database {self.name} is older than this tunefarm: migrate it first"
+                    )
+                self._is_current = True
             yield session
 
-    def migrate(self) -> None:
-        """Bring the schema up to this code's; any number of processes may call it at once.
+    def ping(self) -> None:
+        """Read one row, to see that the database can be used. Raises StorageError."""
+        with self.begin() as session:
+            session.execute(text("SELECT version_num FROM alembic_version")).first()
 
-        Raises StorageError.
-        """
+    def migrate(self) -> None:
+        """Bring the schema up to date; any number of processes may do so at once. Raises StorageError."""
         config = _alembic()
         with self._storage_errors(), self._engine.begin() as connection:
             if connection.dialect.name == "postgresql":
@@ -100,17 +120,9 @@ class Database:
         """Close every connection; the next transaction opens a new one."""
         self._engine.dispose()
 
-    def _check(self, connection: Connection) -> None:
-        if self._checked:
-            return
-        self._refuse_newer(connection)
-        if _revisions(connection) != set(_scripts().get_heads()):
-            raise StorageError(f"the database {self.name} is older than this tunefarm: migrate it first")
-        self._checked = True
-
     def _refuse_newer(self, connection: Connection) -> None:
-        known = {script.revision for script in _scripts().walk_revisions()}
-        if not _revisions(connection) <= known:
+        own_revisions = {script.revision for script in _scripts().walk_revisions()}
+        if not _revisions(connection) <= own_revisions:
             raise StorageError(
                 f"the database {self.name} is of a newer tunefarm: upgrade this one or use another database"
             )
@@ -123,21 +135,24 @@ class Database:
             busy = f"all connections to the database {self.name} are in use: try again later"
             raise StorageError(busy) from error
         except exc.DBAPIError as error:
-            found = cause(error)
-            if found is None:
+            why = cause(error)
+            if why is None:
                 raise
-            raise StorageError(f"the database {self.name} failed: {found.words}", full=found.full) from error
+            raise StorageError(f"the database {self.name} failed: {why.words}", full=why.full) from error
 
 
 def _engine(url: str, busy_timeout_s: float) -> Engine:
-    # NaN and infinity are no JSON: PostgreSQL and browsers refuse them, so they must not get in.
+    # NaN and infinity are not JSON: PostgreSQL and browsers refuse them.
     serializer = functools.partial(json.dumps, allow_nan=False)
     parsed = make_url(url)
     if parsed.get_backend_name() == "postgresql":
+        limits_s = {"lock_timeout": busy_timeout_s, "idle_in_transaction_session_timeout": _IDLE_LIMIT_S}
+        options = [f"-c {name}={round(1000 * limit_s)}" for name, limit_s in limits_s.items()]
+        arguments = _POSTGRESQL_ARGUMENTS | {"options": " ".join([_NO_COMPILER, *options])}
         engine = create_engine(
             parsed,
             json_serializer=serializer,
-            connect_args=_postgresql_arguments(parsed, busy_timeout_s),
+            connect_args={name: value for name, value in arguments.items() if name not in parsed.query},
             pool_size=_POOL_SIZE,
             max_overflow=0,
             pool_timeout=busy_timeout_s,
@@ -155,39 +170,17 @@ def _engine(url: str, busy_timeout_s: float) -> Engine:
 
 
 def _replace_closed(connection: Any, _record: Any, _proxy: Any) -> None:
-    """A connection that the server closed meanwhile is replaced before it is used."""
-    # A server says nothing to a connection that is idle, but for its end. To look takes microseconds; to ask
-    # the server, as the pool can, takes as long as a statement.
-    said = select.poll()
-    said.register(connection.fileno(), select.POLLIN)
-    if said.poll(0):
+    """Let the pool replace a connection that the server has closed."""
+    # A server sends nothing on an idle connection except its end. Polling takes microseconds; the pool's own
+    # check takes as long as a statement.
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    if poll.poll(0):
         raise exc.DisconnectionError
 
 
-def _postgresql_arguments(url: URL, busy_timeout_s: float) -> dict[str, Any]:
-    limits_s = {"lock_timeout": busy_timeout_s, "idle_in_transaction_session_timeout": _IDLE_LIMIT_S}
-    options = [f"-c {name}={round(1000 * limit_s)}" for name, limit_s in limits_s.items()]
-    ours = _POSTGRESQL_ARGUMENTS | {"options": " ".join([_NO_COMPILER, *options])}
-    return {name: value for name, value in ours.items() if name not in url.query}
-
-
-def _url_problem(error: Exception) -> str:
-    """Without the URL: there may be a password in it, and parts of one in what parsers say of numbers."""
-    if isinstance(error, ImportError):
-        return f"the driver of the database URL is missing ({error}): install tunefarm[postgresql]"
-    said = "its port is no number (is the password percent-encoded?)" if type(error) is ValueError else error
-    return f"TUNEFARM_DATABASE_URL is not a database URL that can be used here: {said}"
-
-
-def _name(url: URL) -> str:
-    if url.get_backend_name() == "sqlite":
-        return url.database or ":memory:"
-    host = url.host or url.query.get("host") or "this machine"
-    return f"{url.database} on {host}"
-
-
 def _set_up_sqlite(connection: DBAPIConnection, _record: Any) -> None:
-    # Without this, Python's driver decides by itself when a transaction begins.
+    # Otherwise Python's driver decides when a transaction begins.
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute("PRAGMA foreign_keys = ON")
@@ -199,7 +192,7 @@ def _set_up_sqlite(connection: DBAPIConnection, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    # A transaction that reads first and writes later fails when another writes in between; this one waits.
+    # A deferred transaction that reads and then writes fails if another one wrote in between; this one waits.
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 

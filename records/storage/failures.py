@@ -1,4 +1,4 @@
-"""Why a database failed, in words for people: the cause and the next step."""
+"""Causes of database failures in words for people, each with the next step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import exc
 
 @dataclass(frozen=True)
 class Cause:
-    """`full`: a disk has no space left."""
+    """Why the database failed and what to do. `full`: a disk has no space left."""
 
     words: str
     full: bool = False
@@ -33,7 +33,7 @@ _SQLITE = {
 _RESTARTS = Cause("its server stops or starts: try again in a moment")
 _COLLIDED = Cause("another process changed the same rows at that moment: try again")
 _DAMAGED = Cause("its files are damaged: restore it from a backup")
-# By PostgreSQL's SQLSTATE.
+# By SQLSTATE.
 _POSTGRESQL = {
     "25006": Cause("it can only be read: name its primary server in TUNEFARM_DATABASE_URL"),
     "25P03": Cause("its server ended a transaction that stood still: try again"),
@@ -56,15 +56,11 @@ _LOST = Cause("the connection to its server was lost: try again in a moment")
 
 
 def cause(error: exc.DBAPIError) -> Cause | None:
-    """Why the storage failed and what to do; None when it is the statement that was wrong."""
+    """Return why the database failed; None if the statement was wrong."""
     if isinstance(error.orig, sqlite3.Error):
         code = getattr(error.orig, "sqlite_errorcode", sqlite3.SQLITE_ERROR)
         # The low byte is the kind of error, the rest its details.
         return _SQLITE.get(code & 0xFF)
-    return _of_server(error)
-
-
-def _of_server(error: exc.DBAPIError) -> Cause | None:
     state = getattr(error.orig, "sqlstate", None)
     if state in _POSTGRESQL:
         return _POSTGRESQL[state]
@@ -72,8 +68,8 @@ def _of_server(error: exc.DBAPIError) -> Cause | None:
         return _LOST
     if not isinstance(error, exc.OperationalError | exc.InternalError | exc.InterfaceError):
         return None
-    # The first line says it; those after it may quote rows.
-    said = str(error.orig).strip().partition("\n")[0] or type(error.orig).__name__
+    # Only the first line: the others may quote rows.
+    message = str(error.orig).strip().partition("\n")[0] or type(error.orig).__name__
     if state is None:
-        return Cause(f"it can't be reached ({said}): check TUNEFARM_DATABASE_URL and that its server runs")
-    return Cause(f"its server says: {said}: try again later, its log may say more")
+        return Cause(f"it can't be reached ({message}): check TUNEFARM_DATABASE_URL and that its server runs")
+    return Cause(f"its server says: {message}: try again later, its log may say more")

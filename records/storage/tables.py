@@ -1,4 +1,4 @@
-"""The tables. `records/migrations` makes them; a test holds the two equal."""
+"""The tables. The migrations in `records/migrations` create them; a test compares both."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-# SQLite counts rows up by itself only in a column declared INTEGER.
+# SQLite draws ids only in a column declared INTEGER.
 RowId = BigInteger().with_variant(Integer, "sqlite")
 Json = JSON(none_as_null=True)
 
 
 class Prose(TypeDecorator[str]):
-    """Text: characters that a database can't hold are replaced, so as keys they match nothing."""
+    """Text without the characters that a database refuses. As a key, replaced text matches nothing."""
 
     impl = Text
     cache_ok = True
@@ -36,7 +36,7 @@ class Prose(TypeDecorator[str]):
 
 
 def storable(text: str) -> str:
-    """Without characters that a database can't hold."""
+    """Replace the characters that a database refuses."""
     if text.isascii() and "\x00" not in text:
         return text
     return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
@@ -85,11 +85,11 @@ class DeviceClassRow(Base):
     name: Mapped[str] = mapped_column(index=True)
     device: Mapped[str]
     target: Mapped[str]
-    # Of what is built for it elsewhere; no machine where that isn't possible.
+    # The machine that builders link for; null where they can't build for the class.
     machine: Mapped[str | None]
     cores: Mapped[int]
     toolchain: Mapped[str]
-    # What the last calibration of a device of the class measured.
+    # As JSON, measured by the last calibration of a device of the class.
     profile: Mapped[str | None]
 
 
@@ -103,17 +103,18 @@ class WorkerRow(Base):
     trials_done: Mapped[int] = mapped_column(default=0)
     failures: Mapped[int] = mapped_column(default=0)
     failures_by_kind: Mapped[dict[str, Any]] = mapped_column(default=dict)
-    # What people want it to do, whatever it does now.
+    # The instruction of people: work, drain or evicted.
     wanted: Mapped[str] = mapped_column(default="work")
     vitals: Mapped[dict[str, Any] | None]
-    # Seconds that a trial takes on it, lately.
+    # Recent average of seconds per trial.
     trial_s: Mapped[float | None]
-    # People want it to measure its device's profile again.
+    # People want the worker to calibrate its device again.
     calibrate: Mapped[bool] = mapped_column(default=False)
 
 
 class BuilderRow(Base):
-    """A machine that a worker builds for. `own`: it is the worker's own, which has so many cores."""
+    """A machine that a worker builds for. `own`: the worker runs on such a machine itself. `cores` are the
+    worker's."""
 
     __tablename__ = "builders"
     worker_id: Mapped[str] = mapped_column(ForeignKey("workers.id"), primary_key=True)
@@ -124,7 +125,7 @@ class BuilderRow(Base):
 
 
 class FencedSessionRow(Base):
-    """A session whose worker has a newer one."""
+    """A session that a newer one of the same worker has fenced off."""
 
     __tablename__ = "fenced_sessions"
     worker_id: Mapped[str] = mapped_column(ForeignKey("workers.id"), primary_key=True)
@@ -163,17 +164,18 @@ class JobRow(Base):
     held_until: Mapped[float | None]
     priority: Mapped[int] = mapped_column(default=0)
     weight: Mapped[float] = mapped_column(default=1.0)
-    # Who builds its candidates: auto, device or builder.
+    # Where its candidates are built: auto, device or builder.
     build: Mapped[str] = mapped_column(default="auto")
-    # How many trials it has, and how many of them are done. To count them would take the longer, the more.
+    exact: Mapped[bool] = mapped_column(default=False)
+    # The numbers of its trials and of those that are done: counting them takes longer the more there are.
     trials_issued: Mapped[int] = mapped_column(default=0)
     trials_done: Mapped[int] = mapped_column(default=0)
 
 
 class ShareRow(Base):
-    """Where a job stands among those that share its device class, in trials by weight.
+    """The start tag and finish tag of a job's last lease in the fair queue's virtual time.
 
-    Apart from the job's own row, because that is locked before trials are and this is changed after.
+    Not columns of the job, because jobs are locked before trials, and these change after them.
     """
 
     __tablename__ = "shares"
@@ -201,6 +203,9 @@ class TaskRow(Base):
     covered: Mapped[bool]
     reason: Mapped[str]
     constants: Mapped[list[Any]]
+    # A task that may take the place of the workload `variant_of`; both are empty otherwise.
+    variant: Mapped[str] = mapped_column(default="")
+    variant_of: Mapped[str] = mapped_column(default="")
 
 
 class LeaseRow(Base):
@@ -215,18 +220,18 @@ class LeaseRow(Base):
     expires_at: Mapped[float]
     closed_at: Mapped[float | None]
     measured: Mapped[int] = mapped_column(default=0)
-    # Its trials are built, not measured.
+    # Its trials are only built.
     build: Mapped[bool] = mapped_column(default=False)
 
 
 class TrialRow(Base):
     __tablename__ = "trials"
-    # A trace is too long for an index of PostgreSQL, so its digest stands for it.
+    # A trace is too long for an index of PostgreSQL, so its digest is the key.
     __table_args__ = (
         UniqueConstraint("job_id", "workload_hash", "trace_sha", "repeat"),
         Index(None, "job_id", "state", "id"),
         Index(None, "task_id", "state"),
-        # Pending trials may be deleted; their ids must not come back as other trials.
+        # The ids of deleted trials must not be drawn again.
         {"sqlite_autoincrement": True},
     )
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
@@ -237,7 +242,7 @@ class TrialRow(Base):
     program: Mapped[dict[str, Any] | None]
     trace: Mapped[str]
     trace_sha: Mapped[str]
-    # 0, or the how many-th time the job measures the same again.
+    # 0, or the number of this repetition of the same measurement.
     repeat: Mapped[int] = mapped_column(default=0)
     predicted_s: Mapped[float]
     state: Mapped[str]
@@ -245,18 +250,18 @@ class TrialRow(Base):
     lease_id: Mapped[str | None] = mapped_column(ForeignKey("leases.id"), index=True)
     outcome: Mapped[str | None]
     run_secs: Mapped[list[Any] | None]
-    # The median of run_secs; of trials that ended before the column was there, none.
+    # The median of run_secs; null for trials that are older than this column.
     latency_s: Mapped[float | None]
     build_secs: Mapped[float | None]
     error: Mapped[str]
     created_at: Mapped[float]
     finished_at: Mapped[float | None]
-    # Of what a builder made of it; once it is done, that is gone.
+    # Names the library that a builder made, which is deleted once the trial is done.
     library_sha: Mapped[str | None]
 
 
 class LibraryRow(Base):
-    """What a builder made of a trial that is not done yet."""
+    """The library that a builder made of a trial that isn't done yet."""
 
     __tablename__ = "libraries"
     trial_id: Mapped[int] = mapped_column(
@@ -289,7 +294,7 @@ class RecordRow(Base):
     __table_args__ = (
         UniqueConstraint("workload_hash", "device_class", "trace_sha"),
         Index(None, "workload_hash", "device_class", "latency_s"),
-        # What is measured again gets a new id, so that it is found among what is new.
+        # A record that is measured again gets a new id, so that it is found among the new ones.
         Index(None, "device_class", "id"),
     )
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
@@ -330,7 +335,7 @@ class CostModelRow(Base):
 
 
 class TokenRow(Base):
-    """A token without its secret: `sha` is the SHA-256 of it."""
+    """A token; `sha` is the SHA-256 of its secret."""
 
     __tablename__ = "tokens"
     __table_args__ = (Index(None, "created_at", "id"),)
@@ -346,7 +351,7 @@ class TokenRow(Base):
 
 class AuditRow(Base):
     __tablename__ = "audit"
-    # Old lines are deleted; a new one must not come before them on a page.
+    # The ids of deleted lines must not be drawn again: pages are ordered by id.
     __table_args__ = (Index(None, "at"), {"sqlite_autoincrement": True})
     id: Mapped[int] = mapped_column(RowId, primary_key=True)
     at: Mapped[float]

@@ -1,1 +1,1 @@
-"""The cost model of a device class: trained, evaluated, and kept up to date."""
+"""The cost models of device classes: trained, evaluated and kept up to date."""

@@ -1,6 +1,6 @@
-"""The cost model of a device class, trained on what all jobs have measured there.
+"""The cost model of each device class, trained on what all jobs have measured there.
 
-Every training is stored as a version, so that a scheduler that starts again goes on with the newest one.
+Every training is stored as a version, so a scheduler that starts goes on with the newest one.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,19 +16,20 @@ from core.device import Device
 from records.schedules import cost_models, schedules
 from records.schedules.cost_models import Version
 from records.schedules.schedules import Record
-from scheduler.context import Context
+from records.storage.database import Database
 from scheduler.learning.evaluation import Example, evaluate
+from scheduler.spaces import Spaces
 from search.cost.model import ASSUMED, CostModel
 from search.policy import train
 
-# Reading and describing more takes too long; the newest teach the most about what is searched now.
+# More would take too long to read and to describe; the newest records say most about what is searched now.
 HISTORY_LIMIT = 5_000
-# While training took less than this part of the time, any news are learned at once; ...
+# While training has taken less than CHEAP_SHARE of the time, the model is trained on any new record at once.
+# Up to MOST_SHARE, it is trained when there are a batch and GROWTH times as many new records as learned ones.
 CHEAP_SHARE = 0.03
-# ... while it took less than this one, when there are so many times as many records as at the last training.
 MOST_SHARE = 0.06
 GROWTH = 0.05
-# Records are held out, and a second model is trained without them, when there are so many times as many.
+# The model is evaluated when there are this many times as many records as at the last evaluation.
 EVALUATION_GROWTH = 1.5
 MIN_EVALUATED = 100
 
@@ -37,122 +38,132 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class TrainedModel:
-    """What this process knows of a class's cost model: trained on so many `records`, those up to the id
-    `newest_id`; `evaluated` of them when metrics were last worked out. It began with the class at `began_at`
-    and has spent `spent_s` seconds on training since. It holds for the profile of this `digest`: under
-    another, the estimates that it corrects are others."""
+    """The cost model of a device class, and the course of its training in this process.
 
-    began_at: float
+    started_at      epoch seconds at which this process began with the class
+    records         number of records that the model was trained on
+    newest_id       id of the newest record at the last training
+    evaluated       number of records at the last evaluation
+    training_s      seconds spent on training since `started_at`
+    profile_digest  digest of the device profile whose estimates the model corrects
+    """
+
+    started_at: float
     model: CostModel
     records: int = 0
     newest_id: int = 0
     evaluated: int = 0
-    spent_s: float = 0.0
-    digest: str = ASSUMED
+    training_s: float = 0.0
+    profile_digest: str = ASSUMED
 
     @property
     def is_learned(self) -> bool:
         return self.model.is_learned
 
-    def notice_clock(self, now: float) -> None:
-        """One that was set back tells nothing of the time that has passed: begins anew."""
-        if now < self.began_at:
-            self.began_at, self.spent_s = now, 0.0
-
-    def is_due(self, news: int, now: float, batch_size: int) -> bool:
-        """Whether to train again after so many new records, so that training costs next to nothing."""
-        elapsed_s = max(now - self.began_at, 0.0)
-        if news == 0:
+    def is_due(self, num_new: int, now: float, batch_size: int) -> bool:
+        """Whether to train again on `num_new` more records, so that training costs next to nothing."""
+        elapsed_s = max(now - self.started_at, 0.0)
+        if num_new == 0:
             return False
-        if self.spent_s <= CHEAP_SHARE * elapsed_s:
+        if self.training_s <= CHEAP_SHARE * elapsed_s:
             return True
-        return news >= max(batch_size, GROWTH * self.records) and self.spent_s <= MOST_SHARE * elapsed_s
+        is_enough = num_new >= max(batch_size, GROWTH * self.records)
+        return is_enough and self.training_s <= MOST_SHARE * elapsed_s
 
 
-def lesson(context: Context, device: Device) -> TrainedModel:
-    """The class's model, trained again first if that is due; the last one when training fails."""
-    found = context.lessons.get(device.key)
-    if found is None or found.digest != _digest(device):
-        found = context.lessons[device.key] = _resumed(context, device)
-    found.notice_clock(context.now())
-    with context.database.begin() as session:
-        news = schedules.count_after(session, device.key, found.newest_id)
-    if found.is_due(news, context.now(), context.settings.batch_size):
-        _learn(context, device, found)
-    return found
+class Trainer:
+    """Keeps the cost models of device classes up to date: `models`, by the key of the class.
 
+    `now` returns epoch seconds; `batch_size` is the smallest number of new records that a training waits for
+    once training has become expensive.
+    """
 
-def _resumed(context: Context, device: Device) -> TrainedModel:
-    """Begins with the newest version stored, if it is one of this search's features and this profile."""
-    found = TrainedModel(context.now(), CostModel(), digest=_digest(device))
-    with context.database.begin() as session:
-        stored = cost_models.newest(session, device.key)
-    if stored is None:
-        return found
-    version, data = stored
-    try:
-        found.model = CostModel.from_bytes(data, found.digest)
-    except ValueError as error:
-        log.warning("the last cost model of class %s can't be used: %s", device.key, error)
-        return found
-    found.records = version.records
-    with context.database.begin() as session:
-        found.newest_id = schedules.last_until(session, device.key, version.newest_record_at)
-    # As if this process had trained it: it isn't due again at once.
-    found.spent_s = version.train_secs
-    return found
+    def __init__(self, database: Database, spaces: Spaces, now: Callable[[], float], batch_size: int) -> None:
+        self.models: dict[str, TrainedModel] = {}
+        self._database = database
+        self._spaces = spaces
+        self._now = now
+        self._batch_size = batch_size
 
+    def up_to_date(self, device: Device) -> TrainedModel:
+        """Return the model of a device class, trained again first if that is due.
 
-def _learn(context: Context, device: Device, found: TrainedModel) -> None:
-    began = context.now()
-    with context.database.begin() as session:
-        found.newest_id, newest_at = schedules.newest(session, device.key)
-        history = schedules.history(session, device.key, HISTORY_LIMIT)
-    examples = _examples(context, device, history)
-    try:
-        model = train([example.sample for example in examples])
-    except Exception:
-        # Whatever the learner stumbles over must not stop a job: there is still the model before.
-        log.exception("the cost model of class %s can't be trained: the last one stays", device.key)
-        found.spent_s += max(context.now() - began, 0.0)
-        return
-    found.model, found.records = model, len(examples)
-    train_secs = max(context.now() - began, 0.0)
-    metrics = _metrics(found, device, examples)
-    found.spent_s += max(context.now() - began, 0.0)
-    if found.is_learned:
-        version = Version(device.key, found.records, newest_at, context.now(), train_secs, metrics)
-        with context.database.begin() as session:
-            cost_models.add(session, version, model.to_bytes(found.digest))
+        When training fails, that is the model before.
+        """
+        profile = device.profile
+        digest = ASSUMED if profile is None else hashlib.sha256(profile.to_json().encode()).hexdigest()[:16]
+        trained = self.models.get(device.key)
+        if trained is None or trained.profile_digest != digest:
+            trained = self.models[device.key] = self._resume(device, digest)
+        if self._now() < trained.started_at:
+            # The clock was set back: the share of the time that training took can't be told any more.
+            trained.started_at, trained.training_s = self._now(), 0.0
+        with self._database.begin() as session:
+            num_new = schedules.count_after(session, device.key, trained.newest_id)
+        if trained.is_due(num_new, self._now(), self._batch_size):
+            self._train(device, trained)
+        return trained
 
+    def _resume(self, device: Device, digest: str) -> TrainedModel:
+        """Return the newest version stored if its features and its profile are still the same.
 
-def _digest(device: Device) -> str:
-    """Of the profile."""
-    profile = device.profile
-    return ASSUMED if profile is None else hashlib.sha256(profile.to_json().encode()).hexdigest()[:16]
+        Otherwise return a model that hasn't learned anything.
+        """
+        trained = TrainedModel(self._now(), CostModel(), profile_digest=digest)
+        with self._database.begin() as session:
+            stored = cost_models.newest(session, device.key)
+        if stored is None:
+            return trained
+        version, data = stored
+        try:
+            trained.model = CostModel.from_bytes(data, digest)
+        except ValueError as error:
+            log.warning("the last cost model of class %s can't be used: %s", device.key, error)
+            return trained
+        trained.records = version.records
+        with self._database.begin() as session:
+            trained.newest_id = schedules.last_until(session, device.key, version.newest_record_at)
+        # Counted as if this process had trained it, so that a restart doesn't train at once.
+        trained.training_s = version.train_secs
+        return trained
 
+    def _train(self, device: Device, trained: TrainedModel) -> None:
+        """Train on the newest records, evaluate the model if there are many more, and store the version."""
+        started_at = self._now()
+        with self._database.begin() as session:
+            trained.newest_id, newest_at = schedules.newest(session, device.key)
+            history = schedules.history(session, device.key, HISTORY_LIMIT)
+        examples = self._examples(device, history)
+        try:
+            model = train([example.sample for example in examples])
+        except Exception:
+            # Whatever the learner raises must not stop a job: the model before is still there.
+            log.exception("the cost model of class %s can't be trained: the last one stays", device.key)
+            trained.training_s += max(self._now() - started_at, 0.0)
+            return
+        trained.model, trained.records = model, len(examples)
+        train_secs = max(self._now() - started_at, 0.0)
+        metrics: dict[str, Any] | None = None
+        if len(examples) >= max(MIN_EVALUATED, EVALUATION_GROWTH * trained.evaluated):
+            trained.evaluated = len(examples)
+            try:
+                metrics = evaluate(examples)
+            except Exception:
+                log.exception("the cost model of class %s can't be evaluated", device.key)
+        trained.training_s += max(self._now() - started_at, 0.0)
+        if trained.is_learned:
+            version = Version(device.key, trained.records, newest_at, self._now(), train_secs, metrics)
+            with self._database.begin() as session:
+                cost_models.add(session, version, model.to_bytes(trained.profile_digest))
 
-def _metrics(found: TrainedModel, device: Device, examples: Sequence[Example]) -> dict[str, Any] | None:
-    """Metrics of held-out records; None unless there are many more records than the last time."""
-    if len(examples) < max(MIN_EVALUATED, EVALUATION_GROWTH * found.evaluated):
-        return None
-    found.evaluated = len(examples)
-    try:
-        return evaluate(examples)
-    except Exception:
-        log.exception("the cost model of class %s can't be evaluated", device.key)
-        return None
-
-
-def _examples(context: Context, device: Device, history: Sequence[Record]) -> list[Example]:
-    """Oldest first."""
-    hashes = [record.workload_hash for record in history]
-    spaces = context.spaces.load(context.database, hashes, device)
-    examples = []
-    for record in reversed(history):
-        space = spaces.get(record.workload_hash)
-        program = space.program(record.trace, record.program) if space is not None else None
-        if space is not None and program is not None:
-            seconds = math.inf if record.latency_s is None else record.latency_s
-            examples.append(Example(record.workload_hash, (space.search, program, seconds)))
-    return examples
+    def _examples(self, device: Device, newest_first: Sequence[Record]) -> list[Example]:
+        """Return the examples, oldest first, of the records whose program is one of the current spaces."""
+        spaces = self._spaces.load([record.workload_hash for record in newest_first], device)
+        examples = []
+        for record in reversed(newest_first):
+            space = spaces.get(record.workload_hash)
+            program = space.program(record.trace, record.program) if space is not None else None
+            if space is not None and program is not None:
+                seconds = math.inf if record.latency_s is None else record.latency_s
+                examples.append(Example(record.workload_hash, (space.search_task, program, seconds)))
+        return examples

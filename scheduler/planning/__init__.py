@@ -1,1 +1,1 @@
-"""What a round measures: what is known of each task, and the batch that follows from it."""
+"""The planning of a round: the budget, what is known of each task, and the batch of trials."""

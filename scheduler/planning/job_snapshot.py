@@ -9,39 +9,46 @@ from sqlalchemy.orm import Session
 
 from core.device import Device
 from records.fleet import devices
-from records.jobs import tasks, trials
+from records.jobs import events, trials
 from records.jobs.jobs import Job
 from records.jobs.tasks import Task
 from records.jobs.trials import Trial
 from records.schedules.schedules import Record
-from scheduler.learning.record_cache import RecordCache
-from scheduler.steps import attempts
+from scheduler.planning.record_cache import RecordCache
+
+# The kind of event that ends a round.
+ROUND = "round"
 
 
 @dataclass(frozen=True)
 class JobSnapshot:
-    """`tasks` are those the search covers, `trials` the job's own by task, `records` what any job measured of
-    the tasks' workloads on the device class."""
+    """The tasks to plan a round for, with what has been measured of them.
+
+    trials   the job's own trials, by the task's id
+    records  what any job has measured on the device class, by workload hash
+    round    number of rounds that have ended
+    """
 
     job: Job
     device: Device
-    tasks: tuple[Task, ...]
+    tasks: Sequence[Task]
     trials: Mapping[int, Sequence[Trial]]
     records: Mapping[str, Sequence[Record]]
     round: int
 
 
-def read(session: Session, job: Job, memory: RecordCache) -> JobSnapshot:
+def read_snapshot(
+    session: Session, job: Job, tasks: Sequence[Task], record_cache: RecordCache
+) -> JobSnapshot:
     """Raises RuntimeError when the job has no device class yet."""
     if job.device_class is None:
         raise RuntimeError(f"job {job.id} is tuning without a device class")
-    covered = tuple(task for task in tasks.for_job(session, job.id) if task.covered)
-    hashes = [task.workload_hash for task in covered]
+    hashes = [task.workload_hash for task in tasks]
     return JobSnapshot(
         job=job,
         device=devices.get_class(session, job.device_class),
-        tasks=covered,
-        trials={task.id: trials.for_task(session, task.id) for task in covered},
-        records=memory.records(session, job.device_class, hashes),
-        round=attempts.read(session, job.id).rounds,
+        tasks=tasks,
+        trials={task.id: trials.for_task(session, task.id) for task in tasks},
+        records=record_cache.records(session, job.device_class, hashes),
+        round=sum(event.kind == ROUND for event in events.since(session, job.id, 0)),
     )

@@ -1,4 +1,4 @@
-"""What is known of one task when a round is planned: from earlier jobs and from this one."""
+"""The measurements of one task, by earlier jobs and by this one."""
 
 from __future__ import annotations
 
@@ -12,20 +12,22 @@ from core.measurement import Outcome
 from records.jobs.tasks import Task
 from records.jobs.trials import Trial
 from records.schedules.schedules import Record
-from scheduler.planning.spaces import Space
+from scheduler.spaces import Space
 from search.allocate import TaskProgress
 from search.programs.program import Program
-from search.remeasurement import Timed, contenders
+from search.remeasurement import MeasuredProgram, select_for_remeasurement
 
 
 @dataclass(frozen=True)
-class Finished:
-    """A trace and the median seconds of all its measurements, inf where it failed. `data` is what is stored
-    of its program, `program` None where that is not of our space. This job has measured it again `repeat`
-    times."""
+class MeasuredTrace:
+    """A trace and the median seconds of all its measurements, inf where it failed.
+
+    `program_json` is its program as stored; `program` is None where that isn't a program of the space. The
+    job has remeasured the trace `repeat` times.
+    """
 
     trace: str
-    data: Mapping[str, Any] | None
+    program_json: Mapping[str, Any] | None
     program: Program | None
     seconds: float
     repeat: int = 0
@@ -33,73 +35,75 @@ class Finished:
 
 @dataclass(frozen=True)
 class TaskHistory:
-    """`finished` has every trace once; `open` are the programs that are being measured, `waiting` the traces
-    of them all. `latencies` has every finished measurement, oldest first."""
+    """The traces of a task.
 
-    finished: tuple[Finished, ...]
-    open: frozenset[Program]
-    waiting: tuple[str, ...]
+    measured       every measured trace, once
+    open_traces    the traces that wait for a device or are being measured
+    open_programs  their programs, where these are programs of the space
+    latencies      seconds of every measurement, oldest first; inf for a failure
+    """
+
+    measured: tuple[MeasuredTrace, ...]
+    open_traces: tuple[str, ...]
+    open_programs: frozenset[Program]
     latencies: tuple[float, ...]
 
+    @classmethod
+    def gather(cls, space: Space, records: Sequence[Record], trials: Sequence[Trial]) -> TaskHistory:
+        """Join the records of the workload on the device class and this job's own trials, oldest first."""
+        done = [trial for trial in trials if trial.state == "done"]
+        own = {trial.trace for trial in done}
+        earlier = sorted((r for r in records if r.trace not in own), key=lambda r: (r.created_at, r.trace))
+        found: dict[str, MeasuredTrace] = {}
+        for record in earlier:
+            program = space.program(record.trace, record.program)
+            seconds = _seconds(record.outcome, record.latency_s)
+            found[record.trace] = MeasuredTrace(record.trace, record.program, program, seconds)
+        for trial in done:
+            seconds = _seconds(trial.outcome, trial.latency_s)
+            before = found.get(trial.trace)
+            if before is not None and math.isinf(seconds) and trial.outcome is not Outcome.WRONG_RESULT:
+                # It ran before: only a wrong result says that it never should have counted.
+                seconds = before.seconds
+            program = space.program(trial.trace, trial.program)
+            found[trial.trace] = MeasuredTrace(trial.trace, trial.program, program, seconds, trial.repeat)
+        traces = [record.trace for record in earlier] + [trial.trace for trial in done]
+        waiting = [trial for trial in trials if trial.state != "done"]
+        programs = [space.program(trial.trace, trial.program) for trial in waiting]
+        return cls(
+            measured=tuple(found.values()),
+            open_traces=tuple(trial.trace for trial in waiting),
+            open_programs=frozenset(program for program in programs if program is not None),
+            latencies=tuple(found[trace].seconds for trace in traces),
+        )
+
     @property
-    def measured(self) -> list[tuple[Program, float]]:
-        """Our programs with their seconds."""
-        return [(one.program, one.seconds) for one in self.finished if one.program is not None]
-
-    def has(self, trace: str) -> bool:
-        return trace in self.waiting or any(one.trace == trace for one in self.finished)
-
-    def issued(self, trace: str, program: Program | None) -> TaskHistory:
-        programs = self.open if program is None else self.open | {program}
-        return replace(self, open=programs, waiting=(*self.waiting, trace))
-
-    def contenders(self, count: int) -> list[Finished]:
-        """Those to measure again."""
-        idle = [one for one in self.finished if one.trace not in self.waiting]
-        timed = [Timed(number, one.seconds, one.repeat + 1) for number, one in enumerate(idle)]
-        return [idle[number] for number in contenders(timed, count)]
+    def measured_programs(self) -> list[tuple[Program, float]]:
+        """The measured programs of the space, with their seconds."""
+        return [(one.program, one.seconds) for one in self.measured if one.program is not None]
 
     @property
     def num_issued(self) -> int:
-        """Measurements, finished or not."""
-        return len(self.latencies) + len(self.waiting)
+        """The number of measurements, finished or open."""
+        return len(self.latencies) + len(self.open_traces)
+
+    def has(self, trace: str) -> bool:
+        return trace in self.open_traces or any(one.trace == trace for one in self.measured)
+
+    def issue(self, trace: str, program: Program | None) -> TaskHistory:
+        """Return the history with one more open trace."""
+        programs = self.open_programs if program is None else self.open_programs | {program}
+        return replace(self, open_programs=programs, open_traces=(*self.open_traces, trace))
+
+    def to_remeasure(self, count: int) -> list[MeasuredTrace]:
+        """Return up to `count` traces that may be the fastest, but were measured too seldom to tell."""
+        idle = [one for one in self.measured if one.trace not in self.open_traces]
+        timed = [MeasuredProgram(number, one.seconds, one.repeat + 1) for number, one in enumerate(idle)]
+        return [idle[number] for number in select_for_remeasurement(timed, count)]
 
     def progress(self, task: Task, space: Space) -> TaskProgress:
         best = tuple(accumulate(self.latencies, min))
         return TaskProgress(task.weight, task.flops, best, self.num_issued, exhausted=False, tag=space.tag)
-
-
-def gather(space: Space, records: Sequence[Record], trials: Sequence[Trial]) -> TaskHistory:
-    """`records` are of the workload on the device class, `trials` this job's own, oldest first."""
-    done = [trial for trial in trials if trial.state == "done"]
-    own = {trial.trace for trial in done}
-    earlier = sorted((r for r in records if r.trace not in own), key=lambda r: (r.created_at, r.trace))
-    waiting = [trial for trial in trials if trial.state != "done"]
-    found = {record.trace: _recorded(space, record) for record in earlier}
-    for trial in done:
-        found[trial.trace] = _tried(space, trial, found.get(trial.trace))
-    traces = [record.trace for record in earlier] + [trial.trace for trial in done]
-    open_programs = [space.program(trial.trace, trial.program) for trial in waiting]
-    return TaskHistory(
-        finished=tuple(found.values()),
-        open=frozenset(program for program in open_programs if program is not None),
-        waiting=tuple(trial.trace for trial in waiting),
-        latencies=tuple(found[trace].seconds for trace in traces),
-    )
-
-
-def _recorded(space: Space, record: Record) -> Finished:
-    program = space.program(record.trace, record.program)
-    return Finished(record.trace, record.program, program, _seconds(record.outcome, record.latency_s))
-
-
-def _tried(space: Space, trial: Trial, before: Finished | None) -> Finished:
-    seconds = _seconds(trial.outcome, trial.latency_s)
-    if before is not None and math.isinf(seconds) and trial.outcome is not Outcome.WRONG_RESULT:
-        # It ran before: this time something else went wrong.
-        seconds = before.seconds
-    program = space.program(trial.trace, trial.program)
-    return Finished(trial.trace, trial.program, program, seconds, trial.repeat)
 
 
 def _seconds(outcome: Outcome | None, latency_s: float | None) -> float:

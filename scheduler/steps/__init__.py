@@ -1,1 +1,1 @@
-"""The steps of a job, as Celery tasks: intake, rounds, publishing."""
+"""The steps of a job, taken by Celery tasks: intake, rounds of the search, publishing."""

@@ -1,4 +1,4 @@
-"""Choosing the schedules of a model, and packing it with a manifest that says what is in it."""
+"""Packs the compiled model as an artifact, and sorts out schedules that can't be compiled into it."""
 
 from __future__ import annotations
 
@@ -11,73 +11,93 @@ from importlib.metadata import version
 from compiler.importing.model import ExtractedTask
 from compiler.lowering.trace import LoweringError, apply_trace
 from compiler.packaging.artifact import Manifest, TaskEntry, pack, unpack
-from compiler.sandbox.models import Imported
-from compiler.sandbox.traces import try_traces
+from compiler.sandbox.models import ImportedModel
+from compiler.sandbox.traces import check_traces
 from compiler.workload import from_json
 from core.device import Device
-from records.fleet.leases import ModuleKind
+from core.lease import ModuleKind
 from records.jobs.jobs import Job
 from records.schedules.schedules import Record
-from scheduler.steps.fallbacks import History, Plan, Schedule, next_plan, schedule_of
+from scheduler.steps.selection import AssemblyHistory, ScheduleId, Selection, next_selection, schedule_id
 
 PACKAGES = ("apache-tvm", "apache-tvm-ffi")
-# Of each task so many imported schedules are tried, fastest first.
+# The fastest imported schedules of a task that are tried; each may cost a process.
 MAX_IMPORTED = 4
-# Of subgraphs that don't run their best schedules so many are named to the user.
+# The subgraphs without their best schedule that a message names.
 MAX_NAMED = 3
 
 log = logging.getLogger(__name__)
 
 
-def untuned_artifact(job: Job, device: Device, imported: Imported, library: bytes, now: float) -> bytes:
-    """The library that TVM made of the model by default, packed."""
+def untuned_artifact(job: Job, device: Device, imported: ImportedModel, library: bytes, now: float) -> bytes:
+    """Pack the library that TVM makes of the model by default."""
     return pack(library, _manifest(job, device, imported, (), now))
 
 
 def tuned_artifact(
     job: Job,
     device: Device,
-    imported: Imported,
-    plan: Plan,
+    imported: ImportedModel,
+    selection: Selection,
     library: bytes,
     reference: bytes | None,
     now: float,
 ) -> bytes:
-    """The library made as planned (what has no record there has the fallback schedule), packed.
+    """Pack the library that was assembled with the selection; other workloads have their fallback schedule.
 
-    Its outputs must be those of the library `reference`, if there is one.
+    Its outputs will be compared with those of the library `reference`, if there is one.
     """
-    entries = tuple(_entry(task, plan) for task in imported.tasks)
-    return pack(library, _manifest(job, device, imported, entries, now), reference)
+    tasks = {task.workload_hash: task for task in imported.tasks}
+    entries = []
+    for own in imported.tasks:
+        if own.variant:
+            continue
+        record = selection.chosen.get(own.workload_hash)
+        task = own if record is None else tasks[record.workload_hash]
+        reason = selection.reasons.get(own.workload_hash, "")
+        entry = TaskEntry(task.workload_hash, task.name, own.weight, reason=reason, variant=task.variant)
+        if record is not None:
+            entry = replace(entry, trace=record.trace, latency_s=record.latency_s, source=record.source)
+        entries.append(entry)
+    return pack(library, _manifest(job, device, imported, tuple(entries), now), reference)
 
 
-def choose(
-    tasks: Sequence[ExtractedTask], records: Sequence[Record], target: str, history: History
-) -> Plan | None:
-    """The next plan whose traces all apply: one that was imported may not. None when there is none.
+def select_applicable(
+    tasks: Sequence[ExtractedTask], records: Sequence[Record], target: str, history: AssemblyHistory
+) -> Selection | None:
+    """Return the next selection whose traces all apply to their workloads; None when there is none.
 
-    `records` are of each workload fastest first.
+    `records` of a workload come fastest first.
     """
     modules = {task.workload_hash: task.module_json for task in tasks}
-    usable = _usable(records, modules)
-    # Where one turned out not to compile, the next may not either.
-    apart = {workload for workload, _ in history.refused}
-    while (plan := next_plan(usable, history)) is not None:
-        refused = _refused(modules, plan.chosen, target, apart)
+    places = {task.workload_hash: task.place for task in tasks}
+    num_imported: Counter[str] = Counter()
+    usable: list[Record] = []
+    for record in records:
+        num_imported[record.workload_hash] += record.source == "import"
+        is_surplus = record.source == "import" and num_imported[record.workload_hash] > MAX_IMPORTED
+        if record.workload_hash in modules and not is_surplus:
+            usable.append(record)
+    # Where one schedule turned out not to compile, the next may not either.
+    suspicious = {workload for workload, _ in history.refused}
+    while (selection := next_selection(usable, history, places)) is not None:
+        refused = _refused(modules, selection.chosen, target, suspicious)
         if not refused:
-            return plan
+            return selection
         history = replace(history, refused={**history.refused, **refused})
     return None
 
 
-def culprits(tasks: Sequence[ExtractedTask], plan: Plan, target: str) -> dict[Schedule, str]:
-    """What is wrong with those schedules of a plan that can't be compiled: each alone, in another process."""
+def find_uncompilable(
+    tasks: Sequence[ExtractedTask], selection: Selection, target: str
+) -> dict[ScheduleId, str]:
+    """Compile each schedule of a selection alone, in a child process; return those that fail, and why."""
     modules = {task.workload_hash: task.module_json for task in tasks}
-    return _refused(modules, plan.chosen, target, apart=plan.chosen.keys())
+    return _refused(modules, selection.chosen, target, suspicious=selection.traces.keys())
 
 
-def replaced(manifest: Manifest) -> str:
-    """Which subgraphs run something else than their best schedule, and why; empty when none does."""
+def describe_replaced(manifest: Manifest) -> str:
+    """Return which subgraphs run something else than their best schedule, and why; empty when none does."""
     listed = [entry for entry in manifest.tasks if entry.reason]
     if not listed:
         return ""
@@ -90,7 +110,7 @@ def replaced(manifest: Manifest) -> str:
 
 
 def with_timings(artifact: bytes, secs: Mapping[ModuleKind, tuple[float, ...]]) -> bytes:
-    """The artifact with the end-to-end seconds in its manifest, and without what it was compared with.
+    """Return the artifact with the end-to-end seconds in its manifest, and without its reference library.
 
     Raises ArtifactError.
     """
@@ -104,57 +124,34 @@ def with_timings(artifact: bytes, secs: Mapping[ModuleKind, tuple[float, ...]]) 
     return pack(library, timed)
 
 
-def _usable(records: Sequence[Record], modules: Mapping[str, str]) -> list[Record]:
-    """Those of the model's workloads; of what was imported only the first few, because each may cost a
-    process."""
-    imported: Counter[str] = Counter()
-    found: list[Record] = []
-    for record in records:
-        imported[record.workload_hash] += record.source == "import"
-        is_strange = record.source == "import" and imported[record.workload_hash] > MAX_IMPORTED
-        if record.workload_hash in modules and not is_strange:
-            found.append(record)
-    return found
-
-
 def _refused(
-    modules: Mapping[str, str], chosen: Mapping[str, Record], target: str, apart: Collection[str]
-) -> dict[Schedule, str]:
-    """What is wrong with records that don't apply. What strangers sent, and records of the workloads `apart`,
-    are tried in another process first, and compiled there."""
-    strange = [name for name, record in chosen.items() if record.source == "import" or name in apart]
-    tried = try_traces([(modules[name], chosen[name].trace) for name in strange], target)
-    problems = dict(zip(strange, tried, strict=True))
-    refused: dict[Schedule, str] = {}
-    for name, record in chosen.items():
-        problem = problems.get(name) or _problem(modules[name], record.trace)
+    modules: Mapping[str, str], chosen: Mapping[str, Record], target: str, suspicious: Collection[str]
+) -> dict[ScheduleId, str]:
+    """Return the schedules whose traces don't apply, and why.
+
+    Imported ones, and those of `suspicious` workloads, may crash the compiler: they are first applied and
+    compiled in a child process.
+    """
+    records = {record.workload_hash: record for record in chosen.values()}
+    risky = [name for name, record in records.items() if record.source == "import" or name in suspicious]
+    checked = check_traces([(modules[name], records[name].trace) for name in risky], target)
+    problems = dict(zip(risky, checked, strict=True))
+    refused: dict[ScheduleId, str] = {}
+    for name, record in records.items():
+        problem = problems.get(name)
+        if not problem:
+            try:
+                apply_trace(from_json(modules[name]), record.trace)
+            except LoweringError as error:
+                problem = str(error)
         if problem:
             log.warning("a schedule of %s (%s) is left out: %s", name, record.source, problem)
-            refused[schedule_of(record)] = problem
+            refused[schedule_id(record)] = problem
     return refused
 
 
-def _problem(module_json: str, trace: str) -> str:
-    """Why a trace doesn't apply; empty when it does."""
-    try:
-        apply_trace(from_json(module_json), trace)
-    except LoweringError as error:
-        return str(error)
-    return ""
-
-
-def _entry(task: ExtractedTask, plan: Plan) -> TaskEntry:
-    reason = plan.reasons.get(task.workload_hash, "")
-    record = plan.chosen.get(task.workload_hash)
-    if record is None:
-        return TaskEntry(task.workload_hash, task.name, task.weight, reason=reason)
-    return TaskEntry(
-        task.workload_hash, task.name, task.weight, record.trace, record.latency_s, record.source, reason
-    )
-
-
 def _manifest(
-    job: Job, device: Device, imported: Imported, entries: tuple[TaskEntry, ...], now: float
+    job: Job, device: Device, imported: ImportedModel, entries: tuple[TaskEntry, ...], now: float
 ) -> Manifest:
     return Manifest(
         model_name=job.request.model_name,
@@ -164,11 +161,7 @@ def _manifest(
         inputs=imported.inputs,
         outputs=imported.outputs,
         threads=device.cores,
-        versions=_versions(device),
+        versions={name: version(name) for name in PACKAGES} | {"device toolchain": device.toolchain},
         created_at=now,
         tasks=entries,
     )
-
-
-def _versions(device: Device) -> Mapping[str, str]:
-    return {name: version(name) for name in PACKAGES} | {"device toolchain": device.toolchain}

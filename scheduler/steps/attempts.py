@@ -1,71 +1,55 @@
-"""What a job's events say about its steps: how many rounds it had, and what was begun and never finished.
+"""The attempts at a job's steps that came to nothing: retried later and later, and given up in the end.
 
-An attempt is noted before heavy work starts, so that also work which takes the whole process down (a fault
-in native code) is counted and, in the end, given up.
+An attempt is stored as an event before the heavy work begins, so a fault that kills the whole process (in
+native code, say) is counted too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from sqlalchemy.orm import Session
 
 from records.jobs import events, jobs
-from records.jobs.events import Event
 from records.jobs.jobs import Job
 from scheduler.errors import PermanentError
 
+# The kind of event.
 ATTEMPT = "attempt"
-ROUND = "round"
 FIRST_DELAY_S = 5.0
-_ALL = 1_000_000
 
 
 @dataclass(frozen=True)
 class Attempts:
-    """`attempts` begun in a row without anything achieved, the last at `attempted_at`; finished `rounds`."""
+    """The number of attempts in a row without progress, and the epoch seconds at which the last one began."""
 
-    attempts: int
-    attempted_at: float
-    rounds: int
+    count: int
+    last_at: float
 
     @property
     def retry_at(self) -> float:
         """Epoch seconds: the first retry comes at once, each further one after twice the time."""
-        return self.attempted_at + FIRST_DELAY_S * (2 ** max(self.attempts - 1, 0) - 1)
+        return self.last_at + FIRST_DELAY_S * (2 ** max(self.count - 1, 0) - 1)
 
 
 def read(session: Session, job_id: str) -> Attempts:
-    history = events.since(session, job_id, 0, _ALL)
-    failed = _trailing_attempts(history)
-    return Attempts(
-        attempts=len(failed),
-        attempted_at=failed[-1].at if failed else 0.0,
-        rounds=sum(event.kind == ROUND for event in history),
-    )
+    newest_first = reversed(events.since(session, job_id, 0))
+    failed = list(takewhile(lambda event: event.kind == ATTEMPT, newest_first))
+    return Attempts(len(failed), failed[0].at if failed else 0.0)
 
 
 def begin(session: Session, job: Job, step: str, now: float, max_attempts: int) -> bool:
-    """Note that heavy work begins; False when it is too early to try again.
+    """Store that an attempt begins; False when it is too early to try again.
 
-    Raises PermanentError when it was tried `max_attempts` times in vain.
+    Raises PermanentError after `max_attempts` attempts without progress.
     """
-    journal = read(session, job.id)
-    if journal.attempts >= max_attempts:
+    failed = read(session, job.id)
+    if failed.count >= max_attempts:
         cause = job.message.rstrip(".") or "the scheduler's process died"
-        raise PermanentError(f"gave up after {journal.attempts} attempts: {cause}")
-    if now < journal.retry_at:
+        raise PermanentError(f"gave up after {failed.count} attempts: {cause}")
+    if now < failed.retry_at:
         return False
     events.append(session, job.id, ATTEMPT, {"step": step}, now)
-    jobs.set_message(session, job.id, f"{step}, attempt {journal.attempts + 1}" if journal.attempts else step)
+    jobs.set_message(session, job.id, f"{step}, attempt {failed.count + 1}" if failed.count else step)
     return True
-
-
-def _trailing_attempts(history: Sequence[Event]) -> list[Event]:
-    trailing: list[Event] = []
-    for event in reversed(history):
-        if event.kind != ATTEMPT:
-            break
-        trailing.insert(0, event)
-    return trailing

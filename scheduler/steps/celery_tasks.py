@@ -1,28 +1,33 @@
-"""The Celery tasks, called steps here: each looks at one job and leaves the thinking to its module."""
+"""The Celery tasks: one for each step of a job, and one for the sweep.
+
+They are closures, not `shared_task`s of a module, because all of them work with the context of their process.
+"""
 
 from __future__ import annotations
 
 from celery import Celery
 
 from scheduler.context import Context
-from scheduler.steps.drive import drive, sweep
+from scheduler.steps.drive import drive
+from scheduler.upkeep.sweep import Sweeper
 
 
 def register(app: Celery, context: Context) -> None:
-    """Make the steps known to the application."""
+    """Register the tasks with the application. Other processes send them by name."""
+    sweeper = Sweeper(context)
 
     @app.task(name="scheduler.intake", shared=False)
-    def intake_step(job_id: str) -> None:
+    def intake(job_id: str) -> None:
         drive(context, "intake", job_id)
 
     @app.task(name="scheduler.plan", shared=False)
-    def plan_step(job_id: str) -> None:
+    def plan(job_id: str) -> None:
         drive(context, "plan", job_id)
 
     @app.task(name="scheduler.publish", shared=False)
-    def publish_step(job_id: str) -> None:
+    def publish(job_id: str) -> None:
         drive(context, "publish", job_id)
 
     @app.task(name="scheduler.sweep", shared=False)
-    def sweep_step() -> None:
-        sweep(context)
+    def sweep() -> None:
+        sweeper.sweep()

@@ -1,4 +1,4 @@
-"""A job's first step: a device to tune on, the model as tasks, and its untuned build."""
+"""A job's first step: choose a device class, read the model's tasks, compile the model untuned."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sqlalchemy.orm import Session
 
 from compiler.importing.model import ExtractedTask
-from compiler.reading.subgraph import NotCovered, read_dag
+from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from compiler.workload import from_json
 from core.device import Device
 from core.job import JobState
@@ -18,37 +18,46 @@ from records.jobs.jobs import Job
 from records.jobs.tasks import TaskSpec
 from records.storage import blobs
 from scheduler.context import Context
-from scheduler.planning import budget
-from scheduler.planning.spaces import tag_of
+from scheduler.planning.budget import read_remaining
+from scheduler.spaces import tag_of
 from scheduler.steps import attempts, waiting
 from scheduler.steps.artifacts import untuned_artifact
 from search.dag import Dag
 
-OPEN = {JobState.QUEUED, JobState.IMPORTING}
-
 
 def run(context: Context, job: Job) -> None:
-    """Import the model and keep its untuned build; without a device of the target, wait for one.
+    """Import the model and store its tasks and its untuned artifact.
 
-    Raises ModelError, ArtifactError and PermanentError.
+    While no device of the target is known, only say so. Raises ModelError, ArtifactError and PermanentError.
     """
     device = _begin(context, job)
     if device is None:
         return
-    imported, library = context.models.untuned(context.database, job.request, device)
-    subgraphs = [_Subgraph.read(task) for task in imported.tasks]
+    imported, library = context.model_compiler.compile_untuned(job.request, device)
+    wanted = [task for task in imported.tasks if not (task.variant and job.request.exact)]
+    subgraphs = [_Subgraph.read(task) for task in wanted]
     artifact = untuned_artifact(job, device, imported, library, context.now())
     with context.database.begin() as session:
         sha = blobs.put(session, artifact)
-        _store(session, job, subgraphs, context.now())
+        # All jobs store in one order, so that two with the same workloads never wait for each other.
+        for subgraph in sorted(subgraphs, key=lambda subgraph: subgraph.task.workload_hash):
+            task, tag = subgraph.task, tag_of(subgraph.dag) if subgraph.dag is not None else None
+            tasks.put_workload(session, task.workload_hash, task.module_json, tag, hashed_here=True)
+        tasks.add_tasks(session, job.id, [subgraph.spec(job) for subgraph in subgraphs])
+        state, message = _next_state(session, job, subgraphs)
+        before = {JobState.QUEUED, JobState.IMPORTING}
+        jobs.advance(session, job.id, before, state, context.now(), message=message)
         jobs.set_artifacts(session, job.id, untuned_sha=sha)
 
 
 def _begin(context: Context, job: Job) -> Device | None:
-    """The device class to tune for, None when there is none yet or it is too early to try again."""
+    """Return the device class to tune for; None when there is none yet, or it is too early to try again."""
     now = context.now()
     with context.database.begin() as session:
-        device = _device(session, job)
+        if job.device_class is not None:
+            device: Device | None = devices.get_class(session, job.device_class)
+        else:
+            device = devices.resolve_class(session, job.request.target)
         if device is None:
             waiting.note_no_device(session, job, now)
             return None
@@ -58,15 +67,9 @@ def _begin(context: Context, job: Job) -> Device | None:
         return device if is_due else None
 
 
-def _device(session: Session, job: Job) -> Device | None:
-    if job.device_class is not None:
-        return devices.get_class(session, job.device_class)
-    return devices.resolve_class(session, job.request.target)
-
-
 @dataclass(frozen=True)
 class _Subgraph:
-    """A task of the model as the search sees it: `dag` is None, and `reason` says why, where it can't."""
+    """A task of the model in the search's form; without one, `dag` is None and `reason` says why."""
 
     task: ExtractedTask
     dag: Dag | None
@@ -76,13 +79,8 @@ class _Subgraph:
     def read(cls, task: ExtractedTask) -> _Subgraph:
         try:
             return cls(task, read_dag(from_json(task.module_json)), "")
-        except NotCovered as error:
+        except UnsupportedSubgraph as error:
             return cls(task, None, str(error) or "the search has no form for it")
-
-    def store(self, session: Session) -> None:
-        tag = tag_of(self.dag) if self.dag is not None else None
-        name, module_json = self.task.workload_hash, self.task.module_json
-        tasks.put_workload(session, name, module_json, tag, hashed_here=True)
 
     def spec(self, job: Job) -> TaskSpec:
         return TaskSpec(
@@ -94,23 +92,21 @@ class _Subgraph:
             covered=self.dag is not None,
             reason=self.reason,
             constants=self.task.constants,
+            variant=self.task.variant,
+            variant_of=self.task.variant_of,
         )
 
 
-def _store(session: Session, job: Job, subgraphs: Sequence[_Subgraph], now: float) -> None:
-    # In one order, so that two jobs with the same workloads never wait for each other.
-    for subgraph in sorted(subgraphs, key=lambda subgraph: subgraph.task.workload_hash):
-        subgraph.store(session)
-    tasks.add_tasks(session, job.id, [subgraph.spec(job) for subgraph in subgraphs])
-    to, message = _next(session, job, subgraphs)
-    jobs.advance(session, job.id, OPEN, to, now, message=message)
-
-
-def _next(session: Session, job: Job, subgraphs: Sequence[_Subgraph]) -> tuple[JobState, str]:
-    """The state that follows, and what to say of it."""
-    if job.request.trials:
-        num_covered = sum(subgraph.dag is not None for subgraph in subgraphs)
-        return JobState.TUNING, f"searching {num_covered} of {len(subgraphs)} subgraphs"
-    if num_unknown := len(budget.unknown(session, job.id)):
-        return JobState.TUNING, f"trying the best guess for {num_unknown} of {len(subgraphs)} subgraphs"
+def _next_state(session: Session, job: Job, subgraphs: Sequence[_Subgraph]) -> tuple[JobState, str]:
+    """Return the state that follows, and its message."""
+    own = [subgraph for subgraph in subgraphs if not subgraph.task.variant]
+    num_variants = len(subgraphs) - len(own)
+    variants = f", and {num_variants} variant{'s'[: num_variants > 1]}" if num_variants else ""
+    if job.request.budget.trials:
+        num_covered = sum(subgraph.dag is not None for subgraph in own)
+        return JobState.TUNING, f"searching {num_covered} of {len(own)} subgraphs{variants}"
+    if untried := read_remaining(session, job).untried:
+        num_untried = sum(not task.variant for task in untried)
+        message = f"trying the best guess for {num_untried} of {len(own)} subgraphs{variants}"
+        return JobState.TUNING, message
     return JobState.PUBLISHING, "compiling the model with the schedules known"

@@ -1,30 +1,37 @@
-"""A job's last step: compile the model with the best schedules, time it, publish what is fastest."""
+"""A job's last step: compile the model with the best schedules, time it, publish the fastest model."""
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
 from compiler.importing.spec import ModelError
 from compiler.packaging.artifact import ArtifactError, unpack
 from core.job import JobState
-from records.fleet import devices, leases
-from records.fleet.leases import ModuleKind, ModuleRun
+from core.lease import ModuleKind
+from records.fleet import devices, module_runs
+from records.fleet.module_runs import StoredModuleRun
 from records.jobs import jobs, tasks
 from records.jobs.jobs import Job
 from records.schedules import schedules
 from records.storage import blobs
 from scheduler.context import Context
 from scheduler.errors import PermanentError
-from scheduler.steps import attempts, fallbacks, waiting
-from scheduler.steps.artifacts import choose, culprits, replaced, tuned_artifact, with_timings
-from scheduler.steps.fallbacks import History, Plan, Schedule, next_plan, why
+from scheduler.steps import attempts, selection, waiting
+from scheduler.steps.artifacts import (
+    describe_replaced,
+    find_uncompilable,
+    select_applicable,
+    tuned_artifact,
+    with_timings,
+)
+from scheduler.steps.selection import AssemblyHistory, failure_of, next_selection, read_history
 
-# What may be published; of equally fast models, the first.
+# The models that may be published, by their names in messages; of equally fast ones, the first is published.
 NAMES: Mapping[ModuleKind, str] = {
     "tuned": "the tuned model",
     "published": "the one published before",
@@ -34,151 +41,162 @@ NAMES: Mapping[ModuleKind, str] = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which of the timed models to publish, and the sentence that tells the user why."""
+    """The timed model to publish, and the sentence that tells the user why."""
 
-    run: ModuleRun
+    run: StoredModuleRun
     message: str
 
 
 def run(context: Context, job: Job) -> None:
-    """Compile and ask for timings, or, when nothing is left to be tried, publish.
+    """Compile the next model and ask for its timing; when no more are to be tried, publish the fastest.
 
     Raises PermanentError when nothing that was compiled runs on the device.
     """
     with context.database.begin() as session:
-        runs = leases.module_runs(session, job.id)
-        history = fallbacks.read(session, job.id, runs)
+        runs = module_runs.of_job(session, job.id)
+        history = read_history(session, job.id, runs)
         if any(run.state != "done" for run in runs):
             waiting.note_missing_device(session, job, context.now())
             return
     cause: Exception | None = None
-    if not _works_at_once(history):
+    works_at_once = len(history.assemblies) == 1 and not history.assemblies[0].failure
+    if not works_at_once:
         try:
-            if _compile(context, job, runs, history):
+            if _compile_next(context, job, runs, history):
                 return
         except (PermanentError, ArtifactError, ModelError) as error:
             cause = error
-    if not any(run.kind == "tuned" for run in runs) and cause is None:
-        cause = ArtifactError(history.attempts[0].failure)
+    if cause is None and not any(run.kind == "tuned" for run in runs):
+        cause = ArtifactError(history.assemblies[0].failure)
+    not_compiled = f"the model could not be compiled with the schedules found ({cause})"
     if not runs:
-        _time_untuned(context, job, _not_compiled(cause))
+        peers = _peers(context, job)
+        with context.database.begin() as session:
+            _request_timings(session, job, peers, f"{not_compiled}: timing the untuned one", context.now())
     elif not _timed_together(runs):
         with context.database.begin() as session:
-            leases.time_again(session, [run.id for run in runs if not run.failed])
+            module_runs.time_again(session, [run.id for run in runs if not run.failed])
     else:
-        verdict = judge(runs, _not_compiled(cause))
+        verdict = judge(runs, not_compiled)
         if history.uncompared and verdict.run.kind == "tuned" and not _untuned_fails(runs):
-            said = f"{verdict.message}; its outputs could not be compared ({history.uncompared})"
-            verdict = Verdict(verdict.run, said)
+            uncompared = f"its outputs could not be compared ({history.uncompared})"
+            verdict = replace(verdict, message=f"{verdict.message}; {uncompared}")
         _publish(context, job, verdict, runs)
 
 
-def judge(runs: Sequence[ModuleRun], cause: str = "") -> Verdict:
-    """The fastest tuned model, unless all fail or another one is faster. Without one, `cause` says why there
-    is none. Raises PermanentError if none runs."""
-    works = sorted((run for run in runs if not run.failed), key=_rank)
-    tuned = next((run for run in [*works, *runs] if run.kind == "tuned"), None)
-    if not works:
-        raise PermanentError(
-            cause if tuned is None else f"the compiled model does not run on the device: {why(tuned)}"
-        )
-    best = works[0]
+def judge(runs: Sequence[StoredModuleRun], not_compiled: str = "") -> Verdict:
+    """Choose the fastest model that runs; `not_compiled` says why there is no tuned one.
+
+    Raises PermanentError if none runs.
+    """
+    working = sorted((run for run in runs if not run.failed), key=_rank)
+    tuned = next((run for run in [*working, *runs] if run.kind == "tuned"), None)
+    if not working:
+        if tuned is None:
+            raise PermanentError(not_compiled)
+        raise PermanentError(f"the compiled model does not run on the device: {failure_of(tuned)}")
+    best = working[0]
     if best.kind == "tuned":
-        return Verdict(best, _praise(best, works))
+        return Verdict(best, _describe_speed(best, working))
+    cause = not_compiled
     if tuned is not None and tuned.failed:
-        cause = f"the tuned model failed on the device ({why(tuned)})"
+        cause = f"the tuned model failed on the device ({failure_of(tuned)})"
     elif tuned is not None:
         cause = f"the tuned model takes {_ms(tuned)}, {NAMES[best.kind]} {_ms(best)}"
     again = " again" if best.kind == "published" else ""
     return Verdict(best, f"{cause}: {NAMES[best.kind]} is published{again}")
 
 
-def _rank(run: ModuleRun) -> tuple[float, int]:
-    return _latency_s(run), list(NAMES).index(run.kind)
-
-
-def _praise(tuned: ModuleRun, works: Sequence[ModuleRun]) -> str:
-    """How much faster the tuned model is than the others."""
-    others = {run.kind: run for run in works}
+def _describe_speed(tuned: StoredModuleRun, working: Sequence[StoredModuleRun]) -> str:
+    """Return how much faster the tuned model is than the others."""
+    others = {run.kind: run for run in working}
     text = _ms(tuned)
-    if "untuned" in others:
-        text += f", {_times(others['untuned'], tuned)} faster than untuned ({_ms(others['untuned'])})"
-    if "published" in others:
-        before = others["published"]
-        text += f", {_times(before, tuned)} faster than what was published before ({_ms(before)})"
-    if "untuned" not in others:
+    if untuned := others.get("untuned"):
+        text += f", {_latency_s(untuned) / _latency_s(tuned):.1f} times faster than untuned ({_ms(untuned)})"
+    if before := others.get("published"):
+        ratio = _latency_s(before) / _latency_s(tuned)
+        text += f", {ratio:.1f} times faster than what was published before ({_ms(before)})"
+    if untuned is None:
         text += "; the untuned model does not run, so neither speed nor outputs were compared"
     return text
 
 
-def _timed_together(runs: Sequence[ModuleRun]) -> bool:
-    """Whether the models that run were timed in turns, in one lease. Not those of which one outlived a lost
-    device: they had a lease each, and will have."""
-    works = [run for run in runs if not run.failed]
-    return len({run.lease_id for run in works}) < 2 or any(run.attempts for run in works)
+def _timed_together(runs: Sequence[StoredModuleRun]) -> bool:
+    """Whether the working models were timed interleaved, in one lease, so that they can be compared.
+
+    Once one of them has outlived a lost device, each gets a lease of its own, and that has to do.
+    """
+    working = [run for run in runs if not run.failed]
+    return len({run.lease_id for run in working}) < 2 or any(run.attempts for run in working)
 
 
-def _untuned_fails(runs: Sequence[ModuleRun]) -> bool:
+def _untuned_fails(runs: Sequence[StoredModuleRun]) -> bool:
     return any(run.kind == "untuned" and run.failed for run in runs)
 
 
-def _works_at_once(history: History) -> bool:
-    return len(history.attempts) == 1 and not history.attempts[0].failure
+def _compile_next(
+    context: Context, job: Job, runs: Sequence[StoredModuleRun], history: AssemblyHistory
+) -> bool:
+    """Compile the model with the next selection of schedules, and ask for its timing; False if there is none.
 
-
-def _compile(context: Context, job: Job, runs: Sequence[ModuleRun], history: History) -> bool:
-    """Put the model together with the schedules that come next, and ask for its timing; False when there are
-    none. Raises PermanentError, ModelError, ArtifactError."""
-    limit = context.settings.max_failures
+    Raises PermanentError, ModelError, ArtifactError.
+    """
+    doing = "compiling the model"
+    if history.assemblies:
+        doing += f" with fewer of the schedules found ({history.assemblies[-1].failure})"
     with context.database.begin() as session:
         if job.device_class is None:
             raise PermanentError("the job has no device class: submit it again")
         device = devices.get_class(session, job.device_class)
-        hashes = [task.workload_hash for task in tasks.for_job(session, job.id)]
-        records = schedules.successes(session, device.key, hashes)
-        if next_plan(records, history) is None:
+        places = {task.workload_hash: task.place for task in tasks.for_job(session, job.id)}
+        records = schedules.successes(session, device.key, places)
+        if next_selection(records, history, places) is None:
             return False
-        if not attempts.begin(session, job, _doing(history), context.now(), limit):
+        if not attempts.begin(session, job, doing, context.now(), context.settings.max_failures):
             return True
-    imported = context.models.imported(context.database, job.request, device)
-    plan = choose(imported.tasks, records, device.target, history)
-    if plan is None:
+    imported = context.model_compiler.import_model(job.request, device)
+    selected = select_applicable(imported.tasks, records, device.target, history)
+    if selected is None:
         return False
-    traces = {workload: record.trace for workload, record in plan.chosen.items()}
     try:
-        library = context.models.tuned(context.database, job.request, device, traces)
+        library = context.model_compiler.compile_tuned(job.request, device, selected.traces)
     except ArtifactError as error:
-        _note_failure(context, job, plan, culprits(imported.tasks, plan, device.target), str(error))
+        refused = find_uncompilable(imported.tasks, selected, device.target)
+        with context.database.begin() as session:
+            for schedule, problem in refused.items():
+                selection.store_refused(session, job.id, schedule, problem, context.now())
+            selection.store_failure(session, job.id, selected, str(error), context.now())
         return True
-    # Its outputs are those that the tuned model must give, unless it is known not to run.
-    reference = None if history.uncompared or _untuned_fails(runs) else _untuned(context, job)
-    artifact = tuned_artifact(job, device, imported, plan, library, reference, context.now())
-    peers = {} if runs else _peers(context, job, library)
+    # The tuned model must give the untuned one's outputs, unless that one is known not to run.
+    reference = None if history.uncompared or _untuned_fails(runs) else _untuned_library(context, job)
+    artifact = tuned_artifact(job, device, imported, selected, library, reference, context.now())
+    artifacts = {} if runs else _peers(context, job, library)
     with context.database.begin() as session:
-        sha = blobs.put(session, artifact)
-        if jobs.get(session, job.id).state is JobState.PUBLISHING:
-            _ask(session, job, {**peers, "tuned": sha}, "timing the compiled model", context.now())
-            fallbacks.note_timed(session, job.id, plan, sha, reference is not None, context.now())
+        now, sha = context.now(), blobs.put(session, artifact)
+        artifacts["tuned"] = sha
+        if _request_timings(session, job, artifacts, "timing the compiled model", now):
+            selection.store_timed(session, job.id, selected, sha, reference is not None, now)
     return True
 
 
-def _time_untuned(context: Context, job: Job, cause: str) -> None:
-    """Ask for the timings of what may be published without a tuned model."""
-    peers = _peers(context, job)
-    with context.database.begin() as session:
-        if jobs.get(session, job.id).state is JobState.PUBLISHING:
-            _ask(session, job, peers, f"{cause}: timing the untuned one", context.now())
-
-
-def _ask(session: Session, job: Job, artifacts: Mapping[ModuleKind, str], message: str, now: float) -> None:
+def _request_timings(
+    session: Session, job: Job, artifacts: Mapping[ModuleKind, str], message: str, now: float
+) -> bool:
+    """Ask for the timings of artifacts; False if the job has moved on meanwhile."""
+    if jobs.get(session, job.id).state is not JobState.PUBLISHING:
+        return False
     for kind, sha in artifacts.items():
-        leases.add_module_run(session, job.id, kind, sha, now)
+        module_runs.add(session, job.id, kind, sha, now)
     jobs.set_message(session, job.id, message)
+    return True
 
 
 def _peers(context: Context, job: Job, tuned: bytes | None = None) -> dict[ModuleKind, str]:
-    """The artifacts that a tuned library is timed in turns with: the untuned one, and what the last job of
-    the model published for the device class, unless that is one of the two."""
+    """Return the artifacts that a tuned library is timed against.
+
+    They are the untuned one, and what the last job of the model published for the device class, unless its
+    library is one of the other two.
+    """
     assert job.untuned_artifact_sha is not None, "made when the model was imported"
     peers: dict[ModuleKind, str] = {"untuned": job.untuned_artifact_sha}
     with context.database.begin() as session:
@@ -187,36 +205,21 @@ def _peers(context: Context, job: Job, tuned: bytes | None = None) -> dict[Modul
     if sha is None or published is None:
         return peers
     # An artifact that this version can't read is no peer.
-    with contextlib.suppress(ArtifactError):
-        if unpack(published)[0] not in (tuned, _untuned(context, job)):
+    with suppress(ArtifactError):
+        if unpack(published)[0] not in (tuned, _untuned_library(context, job)):
             peers["published"] = sha
     return peers
 
 
-def _doing(history: History) -> str:
-    if not history.attempts:
-        return "compiling the model"
-    return f"compiling the model with fewer of the schedules found ({history.attempts[-1].failure})"
-
-
-def _note_failure(
-    context: Context, job: Job, plan: Plan, refused: Mapping[Schedule, str], failure: str
-) -> None:
-    with context.database.begin() as session:
-        for schedule, problem in refused.items():
-            fallbacks.note_refused(session, job.id, schedule, problem, context.now())
-        fallbacks.note_failure(session, job.id, plan, failure, context.now())
-
-
-def _untuned(context: Context, job: Job) -> bytes:
-    """The library that TVM made of the model by default."""
+def _untuned_library(context: Context, job: Job) -> bytes:
     assert job.untuned_artifact_sha is not None, "made when the model was imported"
     with context.database.begin() as session:
         artifact = blobs.get(session, job.untuned_artifact_sha)
     return unpack(artifact)[0]
 
 
-def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[ModuleRun]) -> None:
+def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[StoredModuleRun]) -> None:
+    """Store the artifact of the verdict with all timings, and end the job."""
     slowest_first = sorted((run for run in runs if not run.failed), key=_rank, reverse=True)
     secs = {run.kind: run.run_secs for run in slowest_first}
     if verdict.run.kind == "published":
@@ -225,32 +228,25 @@ def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[Module
     with context.database.begin() as session:
         timed = blobs.get(session, verdict.run.artifact_sha)
     published = with_timings(timed, secs)
-    message = "; ".join(filter(None, [verdict.message, replaced(unpack(published)[1])]))
+    message = "; ".join(filter(None, [verdict.message, describe_replaced(unpack(published)[1])]))
     with context.database.begin() as session:
         for kind in ("untuned", "tuned"):
             if kind in secs:
                 jobs.set_end_to_end(session, job.id, kind, secs[kind])
         sha = blobs.put(session, published)
-        _finish(session, job, sha, message, context.now())
-    context.barren.pop(job.id, None)
+        if jobs.set_artifacts(session, job.id, tuned_sha=sha):
+            now = context.now()
+            jobs.advance(session, job.id, {JobState.PUBLISHING}, JobState.DONE, now, message=message)
+    context.exhausted_at.pop(job.id, None)
 
 
-def _finish(session: Session, job: Job, artifact_sha: str, message: str, now: float) -> None:
-    if jobs.set_artifacts(session, job.id, tuned_sha=artifact_sha):
-        jobs.advance(session, job.id, {JobState.PUBLISHING}, JobState.DONE, now, message=message)
+def _rank(run: StoredModuleRun) -> tuple[float, int]:
+    return _latency_s(run), list(NAMES).index(run.kind)
 
 
-def _not_compiled(cause: Exception | None) -> str:
-    return f"the model could not be compiled with the schedules found ({cause})"
-
-
-def _latency_s(run: ModuleRun) -> float:
+def _latency_s(run: StoredModuleRun) -> float:
     return statistics.median(run.run_secs)
 
 
-def _ms(run: ModuleRun) -> str:
+def _ms(run: StoredModuleRun) -> str:
     return f"{_latency_s(run) * 1e3:.3g} ms"
-
-
-def _times(slow: ModuleRun, fast: ModuleRun) -> str:
-    return f"{_latency_s(slow) / _latency_s(fast):.1f} times"

@@ -1,1 +1,1 @@
-"""What is done now and then, whatever the jobs are: garbage collection, builders that don't build."""
+"""The upkeep of the service, done by sweeps: lapsed leases, builders that build nothing, unused files."""

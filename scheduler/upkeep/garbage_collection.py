@@ -1,4 +1,4 @@
-"""Now and then, what nobody needs any more is deleted."""
+"""Deletes models and files that no job needs any more, now and then."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from records.storage.database import Database
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 600.0
-# In one transaction: nobody shall have to wait for long.
+# Files deleted in one transaction: few, so that nobody waits for its locks for long.
 FILES = 10
 TRANSACTIONS = 100
 
 
 class GarbageCollector:
-    """Of one scheduler. Others may do the same at the same time."""
+    """The garbage collection of one scheduler. Several schedulers may collect at the same time."""
 
     def __init__(self) -> None:
-        self._tidied_at = float("-inf")
+        self._collected_at = float("-inf")
 
-    def tidy(self, database: Database, now: float) -> None:
-        """If it is time again; what is left then waits for the next time. Raises StorageError."""
-        # A clock that was set back must not end it.
-        if 0.0 <= now - self._tidied_at < INTERVAL_S:
+    def collect(self, database: Database, now: float) -> None:
+        """Delete files if `INTERVAL_S` have passed since the last time; too many are left for the next time.
+
+        Raises StorageError.
+        """
+        # The elapsed time is negative after the clock was set back, which must not end the collection.
+        if 0.0 <= now - self._collected_at < INTERVAL_S:
             return
-        self._tidied_at = now
+        self._collected_at = now
         files = 0
         for _ in range(TRANSACTIONS):
             with database.begin() as session:

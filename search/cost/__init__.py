@@ -1,1 +1,1 @@
-"""What a program costs: the analytic estimate, what the trees see of it, and the trees that correct it."""
+"""Cost models: the analytic estimate, the features taken from it, and the trees that correct it."""

@@ -1,10 +1,11 @@
-"""The analytic estimate of nests, shared out to the cores, on data that lies where the nest before left it.
+"""The analytic estimate of nests, which read data from the cache that the nest before left it in.
 
 An iteration takes, in cycles (speeds and factors in search.cost.machine),
     max(operations / issue, accesses / loads) / parallel + gathers,    at least latency / (parallel * chains)
-where `parallel` lanes are computed together and a reduction has `chains` accumulators; every partial result
-takes a little more when it is added up. Moving the data takes its size over the rate of the cache that holds
-what the loops around share; the nest takes the longer of both and a part of the other.
+where `parallel` lanes are computed together and a reduction has `chains` accumulators. Adding up a partial
+result takes a little more. Moving the data takes its size over the rate of the cache that holds the part of
+it which an iteration of the shared outer loops touches. The nest takes the longer of both and a share of the
+other.
 """
 
 from __future__ import annotations
@@ -15,30 +16,38 @@ import numpy as np
 
 from search.cost.machine import Machine, balance_of
 from search.dag import AxisKind, Node, extent_of
-from search.programs.compute_location import depth_of, gathers_of, is_inlined, vector_extent, vector_of
+from search.programs.compute_location import (
+    count_gathers,
+    is_inlined,
+    location_depth,
+    vector_extent,
+    vector_lanes,
+)
 from search.programs.nest import Floats, Nest, region, vector_instructions
 from search.programs.program import Population
 from search.sketches.stage import Placement, Stage
 
 
 def nest_terms(population: Population, stage: Stage, machine: Machine) -> dict[str, Floats]:
-    """The quantities of a nest, wherever it is computed, each [programs]; `s` is its seconds."""
-    outer = population.sketch.hosts.get(stage.node)
-    in_tiles = outer is not None and population.sketch.stage[outer.name].placement is Placement.TILED
-    if outer is not None and in_tiles:
-        seconds = _moved_seconds(population, stage, outer, machine)
+    """Return the quantities of a nest, wherever it is computed, each [programs]; `s` is its seconds."""
+    host = population.sketch.hosts.get(stage.node)
+    if host is not None and population.sketch.stage[host.name].placement is Placement.TILED:
+        seconds = _seconds_in_tiles(population, stage, host, machine)
     else:
         seconds = _nest_seconds(population, stage, machine)
     return {
         "s": seconds,
-        "vector": vector_of(population, stage).astype(np.float64),
+        "vector": vector_lanes(population, stage).astype(np.float64),
         "chunks": _own_chunks(population, population.sketch.dag.node[stage.node]),
-        "depth": np.where(is_inlined(population, stage.node), 0.0, 1.0 + depth_of(population, stage.node)),
+        "depth": np.where(
+            is_inlined(population, stage.node), 0.0, 1.0 + location_depth(population, stage.node)
+        ),
     }
 
 
 def unrolled_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
-    """[programs]: seconds of a nest around small constant matrices: one pass over its data, in vectors."""
+    """Return [programs]: the seconds of a nest around small constant matrices, one vectorized pass over its
+    data."""
     dag = population.sketch.dag
     node = dag.node[stage.node]
     lanes, chunks = np.ones(len(population)), np.ones(len(population))
@@ -58,16 +67,23 @@ def unrolled_seconds(population: Population, stage: Stage, machine: Machine) -> 
 
 
 def _nest_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
-    """The longer of computing and moving data, and a part of the other."""
-    node = population.sketch.dag.node[stage.node]
+    """Return the longer of computing and moving data, and a share of the other."""
+    sketch = population.sketch
+    node = sketch.dag.node[stage.node]
     inlined = is_inlined(population, stage.node)
-    cycles = _compute_cycles(population, stage, machine) + _row_cycles(population, stage, machine)
+    cycles = _compute_cycles(population, stage, machine)
+    if stage.rfactor:
+        results = extent_of(node, node.spatial) * population.chosen(stage.node, "lanes")
+        cycles = cycles + results * machine.factors.row_cycles
     cycles = np.where(inlined, _inlined_cycles(population, node, machine), cycles)
-    chunks = _chunks(population, stage, machine)
+    # A nest that is computed elsewhere runs in the parallel chunks of its host.
+    elsewhere = (location_depth(population, stage.node) > 0) | inlined
+    hosted = _own_chunks(population, sketch.hosts.get(stage.node, node))
+    chunks = np.where(elsewhere, hosted, _own_chunks(population, node))
     own_s = cycles / machine.hertz / machine.cores / balance_of(chunks, machine.cores)
     memory_s = np.where(inlined, 0.0, _memory_seconds(population, stage, machine))
     longest = np.maximum(own_s, memory_s)
-    is_launched = ~inlined & (depth_of(population, stage.node) == 0) & (chunks > 1)
+    is_launched = ~inlined & (location_depth(population, stage.node) == 0) & (chunks > 1)
     return np.asarray(
         longest
         + machine.factors.overlap * (own_s + memory_s - longest)
@@ -76,92 +92,76 @@ def _nest_seconds(population: Population, stage: Stage, machine: Machine) -> Flo
 
 
 def _compute_cycles(population: Population, stage: Stage, machine: Machine) -> Floats:
-    """Cycles of one core for all iterations."""
+    """Return the cycles of all iterations on one core."""
     dag = population.sketch.dag
     node = dag.node[stage.node]
     lanes = machine.device.lanes(dag.buffer[node.write.buffer].item_bytes)
-    used, extent = vector_of(population, stage), vector_extent(population, stage)
-    gathers = gathers_of(population, stage)
+    used, extent = vector_lanes(population, stage), vector_extent(population, stage)
+    gathers = count_gathers(population, stage)
     if not node.reduction:
-        # The compiler makes vectors of plain loops by itself.
+        # The compiler vectorizes plain loops by itself.
         used = np.where((used == 1) & (gathers == 0), np.minimum(lanes, extent), used)
     parallel = extent / vector_instructions(extent, np.minimum(used, lanes))
     moved = (len(node.reads) + 1) / machine.loads
     step = np.maximum(max(node.flops, 1.0) / machine.issue(dag.buffer[node.write.buffer]), moved) / parallel
     step = step + np.where(used > 1, machine.gather_cycles * gathers, 0.0)
     if node.reduction:
-        # One accumulator for every vector: the next step waits for the last one.
+        # There is one accumulator for each vector, and every step waits for the one before.
         chains = np.maximum(used / lanes, 1.0)
         step = np.maximum(step, machine.latency_cycles / (parallel * chains))
     return np.asarray(node.iterations * step)
 
 
-def _row_cycles(population: Population, stage: Stage, machine: Machine) -> Floats:
-    """Cycles of one core for adding up partial results, one after the other."""
-    node = population.sketch.dag.node[stage.node]
-    if not stage.rfactor:
-        return np.zeros(len(population))
-    lanes = population.options(stage.node, "lanes")
-    return np.asarray(extent_of(node, node.spatial) * lanes * machine.factors.row_cycles)
-
-
 def _inlined_cycles(population: Population, node: Node, machine: Machine) -> Floats:
-    """Cycles of one core where a value is computed for every iteration that reads it, in its reader's
-    vectors."""
+    """Return the cycles on one core of a node that is computed again for every iteration that reads it, in
+    the reader's vectors."""
     sketch = population.sketch
     written = sketch.dag.buffer[node.write.buffer]
     lanes, issue = machine.device.lanes(written.item_bytes), machine.issue(written)
     cycles = np.zeros(len(population))
     for reader in sketch.dag.consumers(node):
         stage = sketch.stage[reader.name]
-        if stage.placement is not Placement.NEST:  # tiles count it among their loads
+        if stage.placement is not Placement.NEST:  # the loads of tiles count it
             continue
-        is_vector = (vector_of(population, stage) > 1) | (not reader.reduction)
+        is_vector = (vector_lanes(population, stage) > 1) | (not reader.reduction)
         parallel = np.where(is_vector, lanes, 1)
         cycles = cycles + reader.iterations * max(node.flops, 1.0) / issue / parallel
     return cycles
 
 
-def _chunks(population: Population, stage: Stage, machine: Machine) -> Floats:
-    """Pieces of work that run in parallel: those of the nest that a node is computed in."""
-    sketch = population.sketch
-    outer = sketch.hosts.get(stage.node, sketch.dag.node[stage.node])
-    own = _own_chunks(population, sketch.dag.node[stage.node])
-    hosted = _own_chunks(population, outer)
-    elsewhere = (depth_of(population, stage.node) > 0) | is_inlined(population, stage.node)
-    return np.where(elsewhere, hosted, own)
-
-
 def _own_chunks(population: Population, node: Node) -> Floats:
+    """Return the number of chunks that the parallel loops of a nest have."""
     if (node.name, "parallel") not in population.sketch.columns:
         return np.ones(len(population))
     extents = [node.axes[axis].extent for axis in node.spatial]
     products = np.cumprod([1, *extents])
-    return products[population.options(node.name, "parallel")].astype(np.float64)
+    return products[population.chosen(node.name, "parallel")].astype(np.float64)
 
 
 def _memory_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
-    """Every operand read and the result written once, from the cache that holds what was just computed."""
+    """Return the seconds of reading every operand and writing the result once.
+
+    They are in the cache that holds their part for one iteration of the host's loops around the nest.
+    """
     sketch = population.sketch
     node = sketch.dag.node[stage.node]
-    shared = np.maximum(depth_of(population, stage.node), 0)
-    outer = sketch.hosts.get(stage.node, node)
-    extents = np.cumprod([1, *(axis.extent for axis in outer.axes if axis.kind is AxisKind.SPATIAL)])
-    pieces = extents[np.minimum(shared, len(extents) - 1)]
+    depth = location_depth(population, stage.node)
+    host = sketch.hosts.get(stage.node, node)
+    extents = np.cumprod([1, *(axis.extent for axis in host.axes if axis.kind is AxisKind.SPATIAL)])
+    pieces = extents[np.minimum(depth, len(extents) - 1)]
     seconds = np.zeros(len(population))
     for access in (*node.reads, *node.writes):
         size = sketch.dag.buffer[access.buffer].num_bytes
-        part = size / pieces
-        rate = machine.rate_of(part)
+        rate = machine.rate_of(size / pieces)
         seconds = seconds + size / rate / machine.hertz / machine.cores
     return seconds
 
 
-def _moved_seconds(population: Population, stage: Stage, outer: Node, machine: Machine) -> Floats:
-    """The cost of a nest that tiles read, at each of its possible locations."""
+def _seconds_in_tiles(population: Population, stage: Stage, host: Node, machine: Machine) -> Floats:
+    """Return the seconds of a nest that a tiled host reads, at its chosen location."""
     sketch = population.sketch
     node = sketch.dag.node[stage.node]
-    nest = Nest.of(population, sketch.stage[outer.name])
+    nest = Nest.of(population, sketch.stage[host.name])
     buffer = sketch.dag.buffer[node.write.buffer]
     reads = [read for read in nest.node.reads if read.buffer == buffer.name]
     lanes = machine.device.lanes(buffer.item_bytes)
@@ -169,15 +169,15 @@ def _moved_seconds(population: Population, stage: Stage, outer: Node, machine: M
     rate = (
         machine.l2_rate if buffer.num_bytes * 2 < machine.device.l2_bytes * machine.cores else machine.l3_rate
     )
-    used = vector_of(population, stage)
-    # The compiler makes vectors of plain loops by itself.
+    used = vector_lanes(population, stage)
+    # The compiler vectorizes plain loops by itself.
     parallel = np.where(used == 1, lanes, np.minimum(used, lanes))
     branches = machine.factors.branch_cycles * node.has_branch
     element = (branches + node.flops / machine.issue(buffer)) / parallel
     chunks = _own_chunks(population, node)
     root = elements * (element + 2 * buffer.item_bytes / rate) / balance_of(chunks, machine.cores)
     root = root + np.where(chunks > 1, machine.launch_s * machine.hertz * machine.cores, 0.0)
-    # Where it is inlined, tiles count it among their loads.
+    # The tiles' loads count an inlined node.
     costs = {"inline": np.zeros(len(population)), "root": root}
     variable = sketch.choice(stage.node, "location")
     assert variable is not None

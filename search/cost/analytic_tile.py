@@ -1,8 +1,8 @@
 """The analytic estimate of a tiled node: a roofline over registers, caches and cores.
 
-Its steps cost what search.cost.tile_registers says, what they touch moves as search.cost.tile_traffic says.
-The node takes the longest of computing and of the transfers between two levels of memory, and a part of the
-others, divided over the cores by how evenly the parallel chunks fall.
+search.cost.tile_registers has the costs of its steps, search.cost.tile_traffic those of moving what they
+touch. The node takes as long as the longest of computing and of the transfers between levels of memory, and a
+share of the others; the parallel chunks are distributed over the cores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from search.sketches.stage import Stage
 
 
 def tile_terms(population: Population, stage: Stage, machine: Machine) -> dict[str, Floats]:
-    """The quantities of one tiled node, each [programs]; `node_s` and `epilogue_s` are its seconds."""
+    """Return the quantities of one tiled node, each [programs]; `node_s` and `epilogue_s` are its seconds."""
     nest = Nest.of(population, stage)
     dag = population.sketch.dag
     chunks = nest.trips(0).astype(np.float64)
@@ -42,7 +42,7 @@ def tile_terms(population: Population, stage: Stage, machine: Machine) -> dict[s
     return {
         **terms,
         **traffic,
-        **_shape_terms(nest),
+        **{f"trips_{level}": nest.trips(level).astype(np.float64) for level in range(nest.depth)},
         "copy_cycles": copies,
         "chunks": chunks,
         "balance": balance,
@@ -54,13 +54,8 @@ def tile_terms(population: Population, stage: Stage, machine: Machine) -> dict[s
     }
 
 
-def _shape_terms(nest: Nest) -> dict[str, Floats]:
-    """The trips of every level and the innermost factors, outermost first."""
-    return {f"trips_{level}": nest.trips(level).astype(np.float64) for level in range(nest.depth)}
-
-
 def _epilogue_seconds(nest: Nest, dag: Dag, machine: Machine) -> Floats:
-    """Writing the result and reading it again, from the cache that holds the tile in between."""
+    """Return the seconds of writing the result and reading it again from the cache that holds a tile."""
     buffer = dag.buffer[nest.node.write.buffer]
     level = nest.stage.epilogue_level
     tile = footprint_bytes(nest.node.write, nest.inside[level], buffer, LINE_BYTES)

@@ -1,4 +1,4 @@
-"""Numbers that describe each program of a population to the learned model."""
+"""The features of programs for the learned model: the quantities behind the analytic estimate."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import zlib
 import numpy as np
 from numpy.typing import NDArray
 
-from search.cost.analytic import Estimate
 from search.dag import Dag
-from search.programs.nest import Floats
+from search.sketches.stage import Estimate
 
-# So many nests of a subgraph are described, those that do the most work.
+# The number of nests that have features: those that do the most work.
 NESTS = 4
 QUANTITIES = (
     "vector_width",
@@ -50,12 +49,13 @@ QUANTITIES = (
     "shared_bytes",
 )
 NUM_FEATURES = len(QUANTITIES) + 3
-# Models know it. Count up when a feature comes to mean another thing.
+# Stored with every model. Count up when a feature comes to mean another thing.
 FEATURES_VERSION = f"3:{zlib.crc32(' '.join(QUANTITIES).encode()):08x}"
 
 
 def extract(dag: Dag, estimate: Estimate) -> NDArray[np.float32]:
-    """[programs, NUM_FEATURES]; quantities that a program lacks are nan, which trees treat as missing."""
+    """Return [programs, NUM_FEATURES]; quantities that a program lacks are nan, which trees treat as
+    missing."""
     length = len(estimate.seconds)
     missing = np.full(length, np.nan)
     columns = [estimate.quantities.get(name, missing) for name in QUANTITIES]
@@ -63,10 +63,7 @@ def extract(dag: Dag, estimate: Estimate) -> NDArray[np.float32]:
     widest = max((node.iterations for node in dag.nodes), default=1)
     constants = (dag.flops, moved_bytes, float(widest))
     columns.extend(np.full(length, constant) for constant in constants)
-    return _squash(np.stack(columns, axis=1)).astype(np.float32)
-
-
-def _squash(values: Floats) -> Floats:
-    """Magnitudes matter by their order: log2, seconds in nanoseconds so that they stay above one."""
+    values = np.stack(columns, axis=1)
+    # Logarithms of magnitudes; small values are seconds, and become nanoseconds so that they stay above one.
     scaled = np.where(np.abs(values) < 1e-1, values * 1e9, values)
-    return np.asarray(np.sign(scaled) * np.log2(np.abs(scaled) + 1))
+    return (np.sign(scaled) * np.log2(np.abs(scaled) + 1)).astype(np.float32)

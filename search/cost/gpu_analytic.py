@@ -1,76 +1,55 @@
 """The analytic estimate of programs for GPUs: a roofline for every kernel.
 
 A tiled kernel takes the longest of its multiply-adds, its loads from shared memory, its traffic with global
-memory and the time its blocks wait for what they fetch, and a part of the others; how many blocks share a
-multiprocessor follows from their threads, registers and shared memory. Other kernels move their operands
-once, each thread or block waiting for one load after another.
+memory and the latency of its fetches, and a share of the others. Threads, registers and shared memory of a
+block limit how many blocks share a multiprocessor. Other kernels move their operands once; each thread or
+block waits for one load after another.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from core.device import Device, Gpu
-from search.cost.machine import balance_of
+from core.device import Gpu
+from search.cost.machine import Machine, balance_of
 from search.dag import Access, Node, extent_of
 from search.programs.gpu_nest import FETCH, VTHREAD, GpuTile
 from search.programs.nest import Floats, region
 from search.programs.program import Population
 from search.programs.tensor_tile import TensorTile
 from search.sketches.factors import Ints
-from search.sketches.gpu_variables import shared_kind, threaded
-from search.sketches.stage import Placement, Stage
+from search.sketches.stage import Stage
+from search.sketches.variables import fetch_kind
 
 CYCLES_PER_S = 1.4e9
 LAUNCH_S = 3e-6
-# Of one multiprocessor, each cycle: multiply-adds, loads from shared memory, bytes from the level-2 cache and
-# from memory.
+# What one multiprocessor does per cycle: multiply-adds, loads from shared memory, bytes from the level-2
+# cache and from memory.
 FMA_LANES, SHARED_LANES, L2_BYTES, MEMORY_BYTES = 64.0, 32.0, 32.0, 10.0
 # Multiply-adds of tensor cores, and the warps that keep them busy.
 TENSOR_LANES, TENSOR_WARPS = 512.0, 8.0
-# What a multiprocessor holds at once.
+# The most that a multiprocessor holds at once.
 RESIDENT_THREADS, RESIDENT_BLOCKS, RESIDENT_SHARED_BYTES = 2048, 32, 96 << 10
-# Cycles from a load of global memory to its value, and instructions in flight that hide those of arithmetic.
+# Cycles of latency of a load from global memory, and instructions in flight that hide the latency of
+# arithmetic.
 LOAD_CYCLES, IN_FLIGHT = 500.0, 16.0
-# Global memory is read in pieces of so many bytes.
+# Global memory is read in sectors.
 SECTOR_BYTES = 32
-# Combining the partial results of a block's threads.
+# The combination of the partial results of a block's threads.
 COMBINE_CYCLES = 100.0
-# How much of what is not the longest adds up.
+# The share of the shorter of several overlapping times that adds to the longest.
 OVERLAP = 0.76
 
 
-def gpu_terms(population: Population, device: Device) -> tuple[Floats, dict[str, Floats]]:
-    """Estimated seconds [programs], and the quantities of the largest tiled kernel."""
-    sketch = population.sketch
-    gpu = sketch.gpu
+def tiled_terms(population: Population, stage: Stage, machine: Machine) -> dict[str, Floats]:
+    """Return the quantities of a tiled kernel, each [programs]; `node_s` is its seconds."""
+    gpu = population.sketch.gpu
     assert gpu is not None
-    seconds = np.zeros(len(population))
-    quantities: dict[str, Floats] = {}
-    most = -1.0
-    for stage in sketch.stages:
-        node = sketch.dag.node[stage.node]
-        if stage.placement is Placement.TILED:
-            terms = _tile_terms(population, stage, device, gpu)
-            seconds = seconds + terms["node_s"]
-            work = node.flops * node.iterations
-            quantities, most = (terms, work) if work > most else (quantities, most)
-        elif stage.placement is Placement.TENSOR:
-            seconds = seconds + _tensor_seconds(population, stage, device)
-        elif stage.placement is Placement.THREADS:
-            seconds = seconds + _thread_seconds(population, node, device)
-        elif stage.placement is Placement.ROWS:
-            seconds = seconds + _row_seconds(population, stage, device)
-    quantities["moved_s"] = seconds - quantities.get("node_s", 0.0)
-    return seconds, quantities
-
-
-def _tile_terms(population: Population, stage: Stage, device: Device, gpu: Gpu) -> dict[str, Floats]:
     tile = GpuTile.of(population, stage)
     blocks = tile.blocks.astype(np.float64)
-    resident = np.minimum(_resident(tile, gpu), np.ceil(blocks / device.cores))
+    resident = np.minimum(_resident(tile, gpu), np.ceil(blocks / machine.cores))
     warps = np.ceil(tile.threads / gpu.warp_size)
-    busy = balance_of(blocks / resident, device.cores)
+    busy = balance_of(blocks / resident, machine.cores)
     in_flight = resident * warps * np.minimum(tile.accumulators, 4) / IN_FLIGHT
     issue = np.minimum(in_flight, 1.0) * tile.threads / (warps * gpu.warp_size)
     steps = tile.nest.inside[0].prod(axis=0, dtype=np.float64)
@@ -84,7 +63,7 @@ def _tile_terms(population: Population, stage: Stage, device: Device, gpu: Gpu) 
         "memory": np.minimum(moved, unique) / MEMORY_BYTES,
         "wait": blocks * tile.fetches * LOAD_CYCLES / resident,
     }
-    every = np.stack(list(cycles.values())) / CYCLES_PER_S / device.cores / busy
+    every = np.stack(list(cycles.values())) / CYCLES_PER_S / machine.cores / busy
     longest = every.max(axis=0)
     return {
         "node_s": longest + OVERLAP * (every.sum(axis=0) - longest) / len(every) + LAUNCH_S,
@@ -106,7 +85,7 @@ def _tile_terms(population: Population, stage: Stage, device: Device, gpu: Gpu) 
 
 
 def _resident(tile: GpuTile, gpu: Gpu) -> Floats:
-    """Blocks that one multiprocessor runs at once."""
+    """Return the blocks that one multiprocessor runs at once."""
     limits = [
         RESIDENT_THREADS // tile.threads,
         gpu.registers // (tile.threads * tile.registers),
@@ -116,7 +95,7 @@ def _resident(tile: GpuTile, gpu: Gpu) -> Floats:
 
 
 def _loads(tile: GpuTile) -> Floats:
-    """Loads from shared memory for one step of the reduction in all of a thread's results."""
+    """Return a thread's loads from shared memory for one step of the reduction in all of its results."""
     nest = tile.nest
     own = nest.inside[FETCH] * nest.extents[VTHREAD]
     own[list(nest.node.reduction)] = 1
@@ -132,18 +111,18 @@ def _loads(tile: GpuTile) -> Floats:
 
 
 def _fetch_instructions(population: Population, tile: GpuTile) -> Floats:
-    """Loads from global memory, with which operands are fetched."""
+    """Return the load instructions that fetch operands from global memory."""
     total = np.zeros(len(population))
     for read in tile.nest.node.reads:
-        lanes = population.sketch.choice(tile.nest.node.name, shared_kind(read.buffer))
+        lanes = population.sketch.choice(tile.nest.node.name, fetch_kind(read.buffer))
         if lanes is not None:
-            width = population.options(tile.nest.node.name, lanes.kind)
+            width = population.chosen(tile.nest.node.name, lanes.kind)
             total = total + tile.blocks * tile.fetches * np.ceil(tile.elements(read) / width)
     return total
 
 
 def _moved_bytes(tile: GpuTile, blocks: Floats) -> Floats:
-    """Bytes that all blocks exchange with global memory, in whole sectors."""
+    """Return the bytes that all blocks exchange with global memory, in whole sectors."""
     moved = np.full(len(blocks), float(_bytes(tile, tile.nest.node.write)))
     for read in tile.nest.node.reads:
         buffer = tile.dag.buffer[read.buffer]
@@ -157,44 +136,46 @@ def _bytes(tile: GpuTile, access: Access) -> int:
     return tile.dag.buffer[access.buffer].num_bytes
 
 
-def _tensor_seconds(population: Population, stage: Stage, device: Device) -> Floats:
-    """A tile on tensor cores: its instructions, its traffic, its waiting."""
+def tensor_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
+    """Return the seconds of a kernel on tensor cores, from its instructions, traffic and latency."""
     tile = TensorTile.of(population, stage)
     item = population.sketch.dag.buffer[tile.node.reads[0].buffer].item_bytes
     blocks, fetches = tile.blocks.astype(np.float64), tile.count("k")
     resident = np.clip(RESIDENT_SHARED_BYTES // tile.shared_bytes, 1, RESIDENT_BLOCKS)
-    resident = np.minimum(resident, np.ceil(blocks / device.cores))
-    busy = balance_of(blocks / resident, device.cores)
+    resident = np.minimum(resident, np.ceil(blocks / machine.cores))
+    busy = balance_of(blocks / resident, machine.cores)
     issue = np.minimum(resident * tile.warps / TENSOR_WARPS, 1.0)
     steps = blocks * fetches * tile.tile("i") * tile.tile("j") * tile.tile("k")
     moved = blocks * fetches * (tile.tile("i") + tile.tile("j")) * tile.tile("k") * item
     wait = blocks * fetches * LOAD_CYCLES / resident
-    every = np.stack([steps / TENSOR_LANES / issue, moved / L2_BYTES, wait]) / CYCLES_PER_S / device.cores
+    every = np.stack([steps / TENSOR_LANES / issue, moved / L2_BYTES, wait]) / CYCLES_PER_S / machine.cores
     longest = every.max(axis=0)
     return np.asarray((longest + OVERLAP * (every.sum(axis=0) - longest) / len(every)) / busy + LAUNCH_S)
 
 
-def _thread_seconds(population: Population, node: Node, device: Device) -> Floats:
-    """Every thread computes a few results by itself."""
-    axes = threaded(node)
+def thread_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
+    """Return the seconds of a kernel whose threads compute a few results each."""
+    node = population.sketch.dag.node[stage.node]
+    axes = node.looped_spatial
     has_lanes = (node.name, "lanes") in population.sketch.columns
-    lanes = population.options(node.name, "lanes") if has_lanes else np.ones(len(population), dtype=np.int64)
+    lanes = population.chosen(node.name, "lanes") if has_lanes else np.ones(len(population), dtype=np.int64)
     count = np.ceil(extent_of(node, axes) / lanes)
-    threads = population.options(node.name, "threads")
+    threads = population.chosen(node.name, "threads")
     blocks = np.ceil(count / threads)
     resident = np.clip(RESIDENT_THREADS // threads, 1, RESIDENT_BLOCKS)
-    rounds = np.ceil(blocks / (resident * device.cores))
+    rounds = np.ceil(blocks / (resident * machine.cores))
     steps = extent_of(node, node.reduction) * max(extent_of(node, node.constant_axes), 1)
     wait = rounds * LOAD_CYCLES * (1 + steps / 4)
-    work = node.iterations * max(node.flops, 1.0) / FMA_LANES / device.cores
-    memory = _traffic(population, node, axes[-1] if axes else None) / MEMORY_BYTES / device.cores
+    work = node.iterations * max(node.flops, 1.0) / FMA_LANES / machine.cores
+    memory = _traffic(population, node, axes[-1] if axes else None) / MEMORY_BYTES / machine.cores
     return np.asarray(
         np.maximum.reduce([wait, np.full_like(wait, max(work, memory))]) / CYCLES_PER_S + LAUNCH_S
     )
 
 
 def _traffic(population: Population, node: Node, neighbours: int | None) -> float:
-    """Bytes that move when neighbouring threads stand along one axis: whole sectors where they are apart."""
+    """Return the bytes that move if neighbouring threads are neighbours along one axis: a whole sector for
+    each element if these aren't adjacent in memory."""
     dag = population.sketch.dag
     total = 0.0
     for access in (*node.reads, *node.writes):
@@ -205,14 +186,14 @@ def _traffic(population: Population, node: Node, neighbours: int | None) -> floa
     return total
 
 
-def _row_seconds(population: Population, stage: Stage, device: Device) -> Floats:
-    """Every block computes some rows, its threads side by side along them."""
+def row_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
+    """Return the seconds of a kernel whose blocks compute some rows each, their threads along the rows."""
     dag = population.sketch.dag
     node = dag.node[stage.node]
-    threads, rows = (population.options(stage.node, kind) for kind in ("threads", "rows"))
+    threads, rows = (population.chosen(stage.node, kind) for kind in ("threads", "rows"))
     blocks = np.ceil(extent_of(node, stage.rows) / rows)
     resident = np.clip(RESIDENT_THREADS // (threads * rows), 1, RESIDENT_BLOCKS)
-    rounds = np.ceil(blocks / (resident * device.cores))
+    rounds = np.ceil(blocks / (resident * machine.cores))
     members = [node, *(dag.node[s.node] for s in population.sketch.stages if s.host == stage.node)]
     wait, traffic = np.zeros(len(population)), 0.0
     for member in members:
@@ -220,5 +201,5 @@ def _row_seconds(population: Population, stage: Stage, device: Device) -> Floats
         along: Ints = -(-extent_of(member, member.reduction or beside) // threads)
         wait = wait + LOAD_CYCLES * (1 + along / 4) + COMBINE_CYCLES
         traffic += _traffic(population, member, len(member.axes) - 1 if member.axes else None)
-    memory = traffic / MEMORY_BYTES / device.cores / balance_of(blocks / resident, device.cores)
+    memory = traffic / MEMORY_BYTES / machine.cores / balance_of(blocks / resident, machine.cores)
     return np.asarray(np.maximum(rounds * wait, memory) / CYCLES_PER_S + LAUNCH_S)

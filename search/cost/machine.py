@@ -1,4 +1,4 @@
-"""A CPU as the analytic estimates see it: its measured speeds, and how much of them programs reach."""
+"""The CPU model of the analytic estimates: measured speeds, and the share of them that programs reach."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ PAGE_BYTES = 4096
 
 @dataclass(frozen=True)
 class ShapeFactors:
-    """What loops reach of a core's speeds, and what their shape costs: numbers of no processor in particular.
+    """The share of a core's speeds that loops reach, and the costs of their shape, whatever the processor is.
 
-    `python -m benchmarks.fit` fits them to measured programs of several device classes. Shares are parts of
-    what the calibration measured (`core.profile`) or of a cache's size, `..._cycles` cycles of a core.
+    `python -m benchmarks.fit` fits them to measured programs of several device classes. Speeds are relative
+    to those that the calibration measured (`core.profile`), `..._share` to a cache's size; `..._cycles` are
+    cycles of a core.
     """
 
-    # Speeds: parts of the profile's.
+    # Speeds, relative to the profile's.
     issue: float = 1.0
     latency: float = 1.1
     loads: float = 1.0
@@ -33,29 +34,29 @@ class ShapeFactors:
     memory_rate: float = 0.45
     launch: float = 3.75
     gather: float = 3.5
-    # How much of each cache a tile can count on.
+    # The share of each cache that a tile can use.
     l1_share: float = 0.93
     l2_share: float = 0.49
     l3_share: float = 0.44
-    # How far rows whose sets collide drive each other out: 0 not at all, 1 as if nothing else chose them.
+    # How far rows that fall into the same cache sets evict each other: 0 not at all, 1 completely.
     crowding: float = 0.08
     branch_cycles: float = 4.8
-    # A load whose value is computed on the spot, such as one of a padded operand.
+    # A load of an inlined value, such as one of a padded operand.
     inline_cycles: float = 0.59
     # A partial result that is added to a sum.
     row_cycles: float = 2.8
-    # What a loop around a register tile costs by itself.
+    # An iteration of a loop around a register tile, without its body.
     loop_cycles: float = 0.041
-    # What jumping to another row costs, in bytes that would have streamed in meanwhile.
+    # A jump to another row, in bytes that would have streamed in meanwhile.
     stall_bytes: float = 120.0
-    # An accumulator that lives in memory, and how many too many it takes until all of them do.
+    # An accumulator that is kept in memory, and the number of missing registers from which on all are.
     spill_cycles: float = 1.0
     spill_all: float = 6.25
     # A vector that is copied: loaded, stored, and loaded again.
     copy_cycles: float = 1.6
-    # Instructions that a core looks ahead.
+    # Instructions in the reorder buffer of a core.
     window: float = 225.0
-    # Of all that isn't the longest, this part adds to the time.
+    # The share of the shorter of several overlapping times that adds to the longest.
     overlap: float = 0.3
 
 
@@ -64,8 +65,10 @@ FITTED = ShapeFactors()
 
 @dataclass(frozen=True)
 class Machine:
-    """A device with the speeds that loops reach on it. Rates are bytes a cycle of one core; `memory_rate` is
-    that of all cores together."""
+    """A device with the speeds that loops reach on it.
+
+    Rates are in bytes per cycle of one core; `memory_rate` is that of all cores together.
+    """
 
     device: Device
     factors: ShapeFactors = FITTED
@@ -92,7 +95,7 @@ class Machine:
 
     @property
     def loads(self) -> float:
-        """Vector loads a cycle."""
+        """Vector loads per cycle."""
         return self.speeds.loads * self.factors.loads
 
     @property
@@ -105,7 +108,7 @@ class Machine:
 
     @property
     def l1_room(self) -> float:
-        """Bytes of the first cache that a tile can count on."""
+        """Bytes of the first cache that a tile can use."""
         return self.device.l1_bytes * self.factors.l1_share
 
     @property
@@ -133,12 +136,14 @@ class Machine:
         return self.speeds.memory_rate_all * self.factors.memory_rate
 
     def issue(self, buffer: Buffer) -> float:
-        """Vector operations a cycle on a buffer's elements."""
+        """Return the vector operations per cycle on a buffer's elements."""
         return self.speeds.issue(buffer.dtype) * self.factors.issue
 
     def rate_of(self, size: Floats) -> Floats:
-        """Bytes a cycle that one core draws where so many bytes were just written: from the first cache whose
-        half holds them."""
+        """Return the rate at which one core reads `size` bytes that were just written.
+
+        They are in the first cache that is at least twice as large.
+        """
         device = self.device
         return np.select(
             [size <= device.l1_bytes / 2, size <= device.l2_bytes / 2, size <= device.l3_bytes / 2],
@@ -148,6 +153,6 @@ class Machine:
 
 
 def balance_of(chunks: Floats, cores: int) -> Floats:
-    """How much of the cores' time is used while `chunks` equal pieces of work are shared out."""
+    """Return the share of the cores' time that is used when they compute `chunks` equal pieces of work."""
     rounds = np.ceil(chunks / cores)
     return np.asarray(chunks / (rounds * cores))

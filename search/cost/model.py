@@ -1,7 +1,7 @@
 """The learned cost model: gradient-boosted trees that correct the analytic estimate.
 
-The trees predict log(measured / analytic seconds), what the estimate gets wrong, so that few records already
-help, and none is the analytic model itself.
+The trees predict log(measured / analytic seconds), the error of the estimate. So a few records already help,
+and without any the model is the estimate itself.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 import xgboost
 from numpy.typing import NDArray
 
-from search.cost.analytic import Estimate
 from search.cost.features import FEATURES_VERSION
 from search.programs.nest import Floats
+from search.sketches.stage import Estimate
 
-# The digest of a profile that wasn't measured.
+# Stands for the digest of a device profile that was assumed, not measured.
 ASSUMED = "assumed"
 MIN_RECORDS = 16
 ROUNDS = 60
@@ -32,7 +32,7 @@ PARAMETERS = {
     "seed": 0,
     "nthread": 1,
 }
-# A failed trial must rank behind every one that ran.
+# A failed trial counts as this times the best of its task, and so ranks behind every one that ran.
 FAILURE_FACTOR = 20.0
 
 
@@ -55,7 +55,7 @@ class CostModel:
 
     @classmethod
     def train(cls, examples: Examples) -> CostModel:
-        """Weighted by throughput, as in the paper: what is close to a task's best matters most."""
+        """Train a model, examples weighted by throughput as in the paper; the analytic one if too few ran."""
         if np.isfinite(examples.measured_s).sum() < MIN_RECORDS:
             return cls()
         best = _best_of_task(examples)
@@ -72,12 +72,14 @@ class CostModel:
 
     @property
     def is_learned(self) -> bool:
-        """Whether it is more than the analytic model."""
+        """Whether the model is more than the analytic one."""
         return self._booster is not None
 
     def to_bytes(self, profile: str = ASSUMED) -> bytes:
-        """XGBoost's binary JSON; empty for the analytic model. `profile` is a digest of the device's: the
-        features are quantities of the estimate, which goes by it."""
+        """Return XGBoost's binary JSON; empty for the analytic model.
+
+        `profile` is the digest of the device's profile, which the estimate and so the features depend on.
+        """
         if self._booster is None:
             return b""
         self._booster.set_attr(profile=profile)
@@ -85,8 +87,8 @@ class CostModel:
 
     @classmethod
     def from_bytes(cls, data: bytes, profile: str = ASSUMED) -> CostModel:
-        """The inverse of `to_bytes`. Raises ValueError for anything else, and for models of other features or
-        another profile."""
+        """Return the model that `to_bytes` wrote. Raises ValueError for other bytes, and for models of other
+        features or another profile."""
         if not data:
             return cls()
         try:
@@ -100,7 +102,7 @@ class CostModel:
         return cls(booster)
 
     def predict(self, features: NDArray[np.float32], estimate: Estimate) -> Floats:
-        """Predicted seconds [programs]."""
+        """Predict the seconds [programs]."""
         if self._booster is None or len(features) == 0:
             return estimate.seconds
         correction = np.asarray(self._booster.inplace_predict(features), dtype=np.float64)
@@ -108,7 +110,7 @@ class CostModel:
 
 
 def _best_of_task(examples: Examples) -> Floats:
-    """For every record the best seconds of its task; the median of all where nothing of it ran."""
+    """Return, for every record, the best seconds of its task; the median of all if none of the task ran."""
     ran = np.isfinite(examples.measured_s)
     best = np.full(examples.task.max() + 1, np.inf)
     np.minimum.at(best, examples.task[ran], examples.measured_s[ran])

@@ -1,5 +1,7 @@
-"""Terms of sums that the compiler finds to be zero and leaves out: those between the rows of a dilated
-operand (transposed convolutions), where unrolling makes the condition a constant.
+"""Summands that the compiler knows to be zero and leaves out.
+
+They lie between the elements of a dilated operand (transposed convolutions): where loops are unrolled, their
+condition is a constant.
 """
 
 from __future__ import annotations
@@ -14,10 +16,10 @@ from search.sketches.factors import Ints
 
 
 def remaining_share(nest: Nest, unrolled: Ints) -> Floats:
-    """[programs]: how much of the sum is computed. `unrolled` are the steps of the innermost reduction level
-    that become code of their own.
+    """Return [programs]: the share of the sum that is computed.
 
-    A quotient (h + kernel) / d reads an element where d divides h + kernel, and zero elsewhere.
+    `unrolled` are the steps of the innermost reduction level that are unrolled. An access at (h + kernel) / d
+    reads an element where d divides h + kernel, and zero elsewhere.
     """
     share = np.ones(nest.extents.shape[-1])
     steps, tile = nest.extents[-2], nest.extents[-1]
@@ -29,7 +31,7 @@ def remaining_share(nest: Nest, unrolled: Ints) -> Floats:
 
 
 def _dilations(node: Node) -> Iterator[tuple[int, int, int]]:
-    """A spatial and a reduction axis that are divided together, and by what."""
+    """Yield every spatial axis that is divided together with a reduction axis, that axis, and the divisor."""
     if not node.has_branch:
         return
     for read in node.reads:

@@ -1,16 +1,17 @@
-"""What the innermost code of a tiled node costs in registers and issue slots.
+"""The cycles of the innermost code of a tiled node, from its registers and instructions.
 
 One step of the innermost reduction level takes, in cycles (speeds and factors in search.cost.machine),
     max(A / issue, L / loads, A * latency / min(A * n, issue * latency)) + spills + 2 A / issue / K + loop / U
 with
     A  accumulators: the innermost spatial factors, the vectorized one counted in instructions
-    L  loads of every access: its vectors, or its scalars where it is the same for all lanes, each with what
-       it takes to compute a value that was inlined, or to gather one that was transposed; none where what is
-       read stays in registers, as what neighbouring tiles of an unrolled body share
-    n  = reorder window / (steps of a chain * (A + vectors of a row)): tiles side by side that run at once
-    K  steps until the accumulators are stored, U  steps that are code of their own
-    spills: of the accumulators that no register holds
-There are as many steps as iterations, less those that add known zeros (search.cost.sparsity).
+    L  loads: vectors, or scalars of an operand that is the same for all lanes. Inlined values count as the
+       loads that take as long, transposed operands as gathers. Operands that stay in registers, and those
+       that neighbouring tiles of an unrolled body share, are loaded once
+    n  = reorder window / (steps of a chain * (A + vectors of a row)): neighbouring tiles in flight at once
+    K  steps until the accumulators are stored
+    U  steps that are unrolled
+    spills: the cost of accumulators beyond the registers
+The node takes as many steps as it has iterations, less those that add known zeros (search.cost.sparsity).
 """
 
 from __future__ import annotations
@@ -31,17 +32,18 @@ from search.programs.nest import Floats, Nest, touched_elements, vector_instruct
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.intrinsics import BY_NAME
-from search.sketches.predicates import is_permutation, lies_apart
+from search.sketches.predicates import is_permutation, is_strided
 from search.sketches.stage import Placement
 
-# Structures with two reduction levels, such as SSRSRS, have a spatial one between them.
+# Structures with at least this many levels, such as SSRSRS, have two reduction levels with a spatial one
+# between.
 MERGING_DEPTH = 6
-# Reductions of so few steps are unrolled by the compiler.
+# The compiler unrolls reductions of up to this many steps by itself.
 FLAT_STEPS = 4
 
 
 def register_terms(population: Population, nest: Nest, machine: Machine) -> dict[str, Floats]:
-    """What one step of the innermost reduction level costs in registers and issue slots."""
+    """Return the quantities of one step of the innermost reduction level, and the node's `cycles`."""
     body = _Body.of(population, nest, machine)
     factors, issue, latency = machine.factors, body.issue, machine.latency_cycles
     loads = _loads_of_all(population, nest, body, machine)
@@ -72,11 +74,11 @@ def register_terms(population: Population, nest: Nest, machine: Machine) -> dict
 class _Body:
     """The innermost code of a tiled node.
 
-    `tile` [axes, programs]; `width` elements of a row take `instructions`, of `lanes` each at most, and
-    `operands` are the registers that a step needs beside the `accumulators`; `chain`
-    steps follow one another on the same accumulators, `unrolled` of them without a loop, and after `kept`
-    steps the accumulators are stored; `is_flat` where the loops around the innermost reduction are unrolled,
-    too; an intrinsic takes `depth` steps at once. A core does `issue` multiply-adds of vectors in a cycle.
+    `tile` is [axes, programs], the other arrays [programs]. A row of `width` elements takes `instructions` of
+    at most `lanes` lanes. A step needs the registers of its `operands` and `accumulators`. `chain` steps
+    follow one another on the same accumulators, `unrolled` of them without a loop, and after `kept` steps the
+    accumulators are stored. `is_flat` says that the loops around the innermost reduction are unrolled, too.
+    An intrinsic does `depth` steps at once. A core issues `issue` multiply-adds of vectors per cycle.
     """
 
     tile: Ints
@@ -118,7 +120,7 @@ class _Body:
             lanes=lanes,
             instructions=instructions,
             accumulators=accumulators,
-            # Either a row's vectors stay while one scalar after the other meets them, or the other way round.
+            # Either a row's vectors stay in registers while scalars are loaded one by one, or the reverse.
             operands=np.minimum(instructions, rows) + 1,
             chain=steps * np.where(between == 1, outer, 1),
             kept=steps * np.where(stays, outer, 1),
@@ -130,7 +132,7 @@ class _Body:
 
 
 def _loops_between(nest: Nest) -> tuple[Ints, Ints]:
-    """[programs]: iterations of the loops between the two reduction levels, and of the outer one of those."""
+    """Return the iterations of the loops between the reduction levels, and of the outer reduction level."""
     if nest.depth < MERGING_DEPTH:
         ones = np.ones_like(nest.tile[0])
         return ones, ones
@@ -138,8 +140,8 @@ def _loops_between(nest: Nest) -> tuple[Ints, Ints]:
 
 
 def _vectorized_by_compiler(nest: Nest, axis: int, unrolled: Ints) -> Ints:
-    """[programs]: iterations of the loop around a reduction without loops, which become vectors where the
-    tile itself has none."""
+    """Return [programs]: the iterations of the loop around an unrolled reduction that the compiler
+    vectorizes if the tile itself has a single element."""
     if nest.depth < MERGING_DEPTH:
         return np.ones_like(nest.tile[0])
     between = nest.extents[-3]
@@ -149,25 +151,25 @@ def _vectorized_by_compiler(nest: Nest, axis: int, unrolled: Ints) -> Ints:
 
 
 def _loads_of_all(population: Population, nest: Nest, body: _Body, machine: Machine) -> Floats:
-    """[programs]: load instructions of one step."""
+    """Return [programs]: the load instructions of one step."""
     node, dag = nest.node, population.sketch.dag
     loads = np.zeros(len(population))
     for read in node.reads:
-        # Intrinsics read nothing but vectors, whatever order the operand lies in at first.
+        # Intrinsics read only vectors, because their operands are copied into the right order.
         is_intrinsic = bool(nest.stage.intrinsic)
         vectors = _loads_of(read, body.tile, node.vector_axis, body.lanes, is_arranged=is_intrinsic)
         if is_permutation(dag, node, read):
             arranged = copied_at(population, nest, read) <= nest.depth
             in_order = _loads_of(read, body.tile, node.vector_axis, body.lanes, is_arranged=True)
             vectors = np.where(arranged, in_order, vectors)
-        # A short reduction is unrolled: what it reads stays in registers while the loop around it goes on.
+        # A short reduction is unrolled: its operands stay in registers while the loop around it goes on.
         kept = vectors * body.chain <= machine.registers - body.accumulators - 1
         repeats = np.where(kept, _repeats(nest, read), 1)
         repeats = np.maximum(
             repeats, _sharing(nest, body, read, vectors, dag.buffer[read.buffer].shape, machine.registers)
         )
-        asked, apart = _conditions_asked(nest, body, read), _loads_apart(nest, body, read, vectors)
-        slots = _slots_of_load(population, read.buffer, asked, apart, machine)
+        conditions, gathers = _conditions(nest, body, read), _loads_of_gather(nest, body, read, vectors)
+        slots = _slots_of_load(population, read.buffer, conditions, gathers, machine)
         loads = loads + vectors * slots / repeats
     return loads
 
@@ -175,8 +177,10 @@ def _loads_of_all(population: Population, nest: Nest, body: _Body, machine: Mach
 def _sharing(
     nest: Nest, body: _Body, read: Access, vectors: Floats, shape: Sequence[int], registers: int
 ) -> Floats:
-    """[programs]: steps that share a load, which takes `vectors` in each, where tiles that overlap are all of
-    one unrolled body and registers hold what it reads."""
+    """Return [programs]: the number of steps that share a load of `vectors` vectors.
+
+    It is more than 1 where overlapping tiles are in one unrolled body, and registers hold all that it reads.
+    """
     if nest.depth < MERGING_DEPTH or not all(index.affine for index in read.indices):
         return np.ones_like(vectors)
     around = nest.depth - 3
@@ -188,45 +192,52 @@ def _sharing(
     return np.where(body.is_flat & (held <= registers), steps * alone / touched, 1.0)
 
 
-def _conditions_asked(nest: Nest, body: _Body, read: Access) -> Floats:
-    """[programs]: how often a load asks a condition on the position outside of its rows: always where a step
-    has several, and once before the loops that don't change the only one."""
+def _conditions(nest: Nest, body: _Body, read: Access) -> Floats:
+    """Return [programs]: how often a condition on the row (such as padding) is evaluated for each load.
+
+    It is 1 if a step reads several rows. The condition of a single row is hoisted out of the innermost
+    reduction loops that it doesn't depend on.
+    """
     outer = sorted({axis for index in read.indices[:-1] for axis in index.axes})
     along = [axis for axis in nest.node.reduction if axis not in outer]
     is_one = body.tile[outer].prod(axis=0) == 1
     return np.where(is_one, 1.0 / nest.extents[nest.depth - 2, along].prod(axis=0), 1.0)
 
 
-def _loads_apart(nest: Nest, body: _Body, read: Access, vectors: Floats) -> Floats:
-    """[programs]: what one of the `vectors` that a step loads counts for where their lanes lie apart."""
+def _loads_of_gather(nest: Nest, body: _Body, read: Access, vectors: Floats) -> Floats:
+    """Return [programs]: the loads that replace each of a step's `vectors` if its lanes must be gathered."""
     if nest.node.vector_axis not in read.axes:
         return np.ones_like(vectors)
     return np.maximum(GATHER_INSTRUCTIONS * body.tile[sorted(read.axes)].prod(axis=0) / vectors, 1.0)
 
 
 def _slots_of_load(
-    population: Population, buffer: str, asked: Floats, apart: Floats, machine: Machine
+    population: Population, buffer: str, conditions: Floats, gathers: Floats, machine: Machine
 ) -> Floats:
-    """[programs]: what a load takes, counted in loads: more where the value is computed on the spot. `asked`
-    is how often it asks the producer's condition, `apart` how many loads it counts for where the producer
-    finds neighbours apart in memory."""
+    """Return [programs]: the loads that take as long as one load of a buffer; 1 unless its producer is
+    inlined.
+
+    `conditions` is how often the producer's condition is evaluated for each load, `gathers` the number of
+    loads if the producer must gather its own operand.
+    """
     sketch = population.sketch
     producer = sketch.dag.producer.get(buffer)
     if producer is None:
         return np.ones(len(population))
-    branches = machine.factors.inline_cycles * producer.has_branch * asked
+    branches = machine.factors.inline_cycles * producer.has_branch * conditions
     issue = machine.issue(sketch.dag.buffer[buffer])
     slots = (producer.flops / issue + branches) * machine.loads
+    one = np.ones_like(gathers)
     for read in producer.reads:
-        loads = apart if lies_apart(read, producer.vector_axis) else np.ones_like(apart)
-        slots = slots + loads * _slots_of_load(population, read.buffer, asked, np.ones_like(apart), machine)
+        loads = gathers if is_strided(read, producer.vector_axis) else one
+        slots = slots + loads * _slots_of_load(population, read.buffer, conditions, one, machine)
     stage = sketch.stage[producer.name]
     inlined = (stage.placement is Placement.INLINE) | is_inlined(population, producer.name)
     return np.where(inlined, slots, 1.0)
 
 
 def _loads_of(read: Access, tile: Ints, axis: int | None, lanes: int, is_arranged: bool = False) -> Floats:
-    """Load instructions of one access per innermost step: vectors, or scalars for all lanes, or a gather."""
+    """Return the load instructions of one access per step: vectors, scalars for all lanes, or a gather."""
     used = read.axes
     rows = tile[[a for a in used if a != axis]].prod(axis=0, dtype=np.float64)
     if axis not in used or axis is None:
@@ -234,7 +245,7 @@ def _loads_of(read: Access, tile: Ints, axis: int | None, lanes: int, is_arrange
     *outer, last = read.indices
     divisors = [term.divisor for index in read.indices for term in index.terms if term.axis == axis]
     if min(divisors) > 1:
-        # A group of lanes reads the same value; where groups are shorter than vectors, it is gathered.
+        # A group of lanes reads the same value; a vector that spans several groups is gathered.
         groups = -(-np.minimum(tile[axis], lanes) // min(divisors))
         return rows * np.where(groups == 1, 1.0, GATHER_INSTRUCTIONS * tile[axis])
     contiguous = Term(axis, 1) in last.terms and not any(axis in index.axes for index in outer)
@@ -243,7 +254,8 @@ def _loads_of(read: Access, tile: Ints, axis: int | None, lanes: int, is_arrange
 
 
 def _repeats(nest: Nest, read: Access) -> Ints:
-    """[programs]: iterations of the loop right outside the innermost reduction, if they all read the same."""
+    """Return [programs]: the iterations of the loop right outside the innermost reduction if all of them read
+    the same elements, else 1."""
     order = np.arange(1, len(nest.node.axes) + 1)[:, None]
     last = np.argmax(np.where(nest.extents[-3] > 1, order, 0), axis=0)
     moves = np.isin(last, sorted(read.axes))

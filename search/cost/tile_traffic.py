@@ -1,8 +1,8 @@
-"""What a tiled node moves between the levels of memory, and copies into the order of its loops.
+"""The traffic of a tiled node between levels of memory, and its copies of operands into the order of loops.
 
-Per cache level of capacity C the outermost loop inside which everything touched fits into C gives the bytes
-that cross from the level below: the sum over accesses of footprint * visits. Rows that lie a large power of
-two apart share cache sets: they fit only where their sets have room for them.
+For a cache of capacity C, the outermost loop inside which all touched lines fit into C determines the bytes
+that are loaded into it: the sum over accesses of footprint * visits. Rows that are a large power of two apart
+fall into the same cache sets, and fit only where these have room for them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from search.dag import Access, Dag
 from search.programs.nest import Floats, Nest, footprint_bytes, region, touched_elements
 from search.programs.program import Population
 from search.sketches.factors import Ints
-from search.sketches.sketch import read_kind
+from search.sketches.variables import read_kind
 
 
 def traffic_terms(population: Population, nest: Nest, machine: Machine) -> dict[str, Floats]:
-    """Bytes that cross into each cache level, and the footprint at each boundary."""
+    """Return the bytes that are loaded into each level of memory, and the footprint at each boundary."""
     dag = population.sketch.dag
     accesses = [*nest.node.reads, nest.node.write]
     loops = nest.by_loop()
     levels = np.array([*(level for level, _ in nest.loops), nest.depth])
-    # [boundaries, programs]: whether what is read there is a copy in the order of the loops.
+    # [boundaries, programs]: whether an access reads a copy there, which is in the order of the loops.
     copied = [levels[:, None] >= copied_at(population, nest, access) for access in accesses]
     sizes = [
         _footprint(population, access, loops.inside, is_copy)
@@ -37,22 +37,21 @@ def traffic_terms(population: Population, nest: Nest, machine: Machine) -> dict[
     for access, size, is_copy in zip(accesses, sizes, copied, strict=True):
         crowding = _crowding(access, loops.inside, dag) ** machine.factors.crowding
         taken = taken + size * np.where(is_copy, 1.0, crowding)
-    crossings = [size * loops.visits(access) for access, size in zip(accesses, sizes, strict=True)]
+    loads = [size * loops.visits(access) for access, size in zip(accesses, sizes, strict=True)]
     stalls = [
         np.where(copied_at(population, nest, access) == 0, 1.0, _stalls(access, nest, dag, machine))
         for access in accesses
     ]
-    stalled = [crossing * stall for crossing, stall in zip(crossings, stalls, strict=True)]
-    everything = np.add.reduce(stalled)
-    # Where all of it fits into the last cache, only the weights come from memory.
+    stalled = [load * stall for load, stall in zip(loads, stalls, strict=True)]
+    # If everything fits into the last cache, only the weights come from memory.
     fits = total[0] <= machine.l3_room
     is_cold = [dag.buffer[access.buffer].constant for access in accesses]
     cold = sum((s[0] for s, constant in zip(stalled, is_cold, strict=True) if constant), start=np.zeros(1))
-    crossing = np.add.reduce(crossings)
+    loaded, from_memory = np.add.reduce(loads), np.add.reduce(stalled)
     terms = {
-        "l2_traffic": _crossing(taken, crossing, machine.l1_room),
-        "l3_traffic": _crossing(taken, crossing, machine.l2_room),
-        "memory_traffic": np.where(fits, cold, _crossing(total, everything, machine.l3_room)),
+        "l2_traffic": _where_it_fits(loaded, taken, machine.l1_room),
+        "l3_traffic": _where_it_fits(loaded, taken, machine.l2_room),
+        "memory_traffic": np.where(fits, cold, _where_it_fits(from_memory, total, machine.l3_room)),
     }
     for boundary in range(1, nest.depth):
         terms[f"footprint_{boundary}"] = total[np.searchsorted(levels, boundary)]
@@ -60,8 +59,10 @@ def traffic_terms(population: Population, nest: Nest, machine: Machine) -> dict[
 
 
 def copied_at(population: Population, nest: Nest, access: Access) -> Ints:
-    """[programs]: the boundary at which an operand is copied into the order of the loops: 0 for one packed
-    ahead of time, one more than there are for one that is read as it lies."""
+    """Return [programs]: the boundary at which an operand is copied into the order of the loops.
+
+    It is 0 if the operand is packed ahead of time, and one more than there are if it isn't copied.
+    """
     never = nest.depth + 1
     variable = population.sketch.choice(nest.node.name, read_kind(access.buffer))
     if variable is None:
@@ -72,8 +73,10 @@ def copied_at(population: Population, nest: Nest, access: Access) -> Ints:
 
 
 def _footprint(population: Population, access: Access, inside: Ints, is_copy: NDArray[np.bool_]) -> Floats:
-    """[boundaries, programs]: bytes of the lines touched where each axis covers `inside` [boundaries, axes,
-    programs]; a copy has no lines but its own."""
+    """Return [boundaries, programs]: the bytes of the lines that an access touches.
+
+    Each axis covers `inside` [boundaries, axes, programs]. Copies fill their lines completely.
+    """
     buffer = population.sketch.dag.buffer[access.buffer]
     lines = footprint_bytes(access, inside, buffer, LINE_BYTES)
     elements = touched_elements(access, inside, buffer.shape)
@@ -81,10 +84,10 @@ def _footprint(population: Population, access: Access, inside: Ints, is_copy: ND
 
 
 def _crowding(access: Access, inside: Ints, dag: Dag) -> Floats:
-    """[boundaries, programs]: how many times its size a region takes of a cache whose sets are chosen by the
-    address within PAGE_BYTES. (Larger caches have more sets, but which of them a page falls into is chance.)
+    """Return [boundaries, programs]: the share of a cache's sets that a region falls into, inverted.
 
-    128 rows of one line each, 4096 bytes apart: all in one of 64 sets  ->  64
+    The address within PAGE_BYTES chooses the set. (Larger caches have more sets, but the address of a page is
+    random.) For example, 128 rows of one line each that are 4096 bytes apart are all in one of 64 sets: 64.
     """
     buffer = dag.buffer[access.buffer]
     *rows, row = region(access, inside, buffer.shape) or [np.ones_like(inside[..., 0, :])]
@@ -98,7 +101,8 @@ def _crowding(access: Access, inside: Ints, dag: Dag) -> Floats:
 
 
 def copy_cycles(population: Population, nest: Nest, machine: Machine) -> Floats:
-    """What it costs to copy operands into the order of the loops, every time their part changes."""
+    """Return [programs]: the cycles of copying operands into the order of the loops, each time their part
+    changes."""
     cycles = np.zeros(len(population))
     for access in dict.fromkeys(nest.node.reads):
         place = copied_at(population, nest, access)
@@ -119,9 +123,11 @@ def copy_cycles(population: Population, nest: Nest, machine: Machine) -> Floats:
 
 
 def _stalls(access: Access, nest: Nest, dag: Dag, machine: Machine) -> Floats | float:
-    """How much longer than streaming it takes to read the rows of a large buffer: the innermost reduction and
-    spatial levels read them in runs, and every jump to the next run costs as much as so many
-    bytes would have taken."""
+    """Return [programs]: the time to read the rows of a large buffer, relative to streaming them.
+
+    The innermost reduction and spatial levels read the rows in runs, and every jump to the next run costs as
+    much as streaming `stall_bytes`.
+    """
     buffer = dag.buffer[access.buffer]
     if buffer.num_bytes <= machine.device.l2_bytes:
         return 1.0
@@ -130,8 +136,9 @@ def _stalls(access: Access, nest: Nest, dag: Dag, machine: Machine) -> Floats | 
     return np.asarray(1.0 + np.where(row < buffer.shape[-1], machine.factors.stall_bytes / run, 0.0))
 
 
-def _crossing(total: Floats, crossing: Floats, capacity: float) -> Floats:
-    """Traffic at the outermost boundary whose regions fit; the innermost where none does."""
-    fits = total <= capacity
+def _where_it_fits(traffic: Floats, footprint: Floats, capacity: float) -> Floats:
+    """Return the traffic at the outermost boundary whose footprint fits; at the innermost one if none
+    does."""
+    fits = footprint <= capacity
     fits[-1] = True
-    return np.asarray(np.take_along_axis(crossing, np.argmax(fits, axis=0)[None], axis=0)[0])
+    return np.asarray(np.take_along_axis(traffic, np.argmax(fits, axis=0)[None], axis=0)[0])

@@ -1,1 +1,1 @@
-"""Better programs from known ones: mutation, crossover, and those of similar workloads."""
+"""Evolution of programs: mutation, crossover, and transfer from similar workloads."""

@@ -13,6 +13,7 @@ from search.programs.nest import Floats
 from search.programs.program import Population, Program, gather
 from search.sketches.sketch import Sketch
 
+# How often a population is drawn again if none of it is valid.
 DRAWS = 8
 
 Predict = Callable[[Population], Floats]
@@ -20,7 +21,10 @@ Predict = Callable[[Population], Floats]
 
 @dataclass(frozen=True)
 class EvolutionConfig:
-    """Sizes of the search of one sketch; `seeds` is the largest share of measured programs at the start."""
+    """Sizes of the evolution of one sketch, and the probability of `crossover`.
+
+    `seeds` is the largest share of measured programs in the initial population.
+    """
 
     population: int = 1024
     generations: int = 8
@@ -39,48 +43,44 @@ def evolve(
     rng: np.random.Generator,
     config: EvolutionConfig,
 ) -> tuple[Population, Floats]:
-    """Every distinct program met, best predicted seconds first.
+    """Return every distinct program of all generations and its predicted seconds, fastest first.
 
-    `measured` are the best programs known, best first; those of this sketch join the initial population.
+    `measured` are programs, best first; those of this sketch join the initial population.
     """
-    population = _start(sketch, measured, rng, config)
+    population = _initial_population(sketch, measured, rng, config)
     if len(population) == 0:
         return population, np.zeros(0)
-    met = [population]
-    scores = predict(population)
-    met_scores = [scores]
+    seconds = predict(population)
+    generations = [(population.values, seconds)]
     for _ in range(config.generations):
-        population = _next_generation(population, scores, rng, config)
-        scores = predict(population)
-        met.append(population)
-        met_scores.append(scores)
-    return _ranked(sketch, met, met_scores)
+        population = _next_generation(population, seconds, rng, config)
+        seconds = predict(population)
+        generations.append((population.values, seconds))
+    everything = Population(sketch, np.concatenate([values for values, _ in generations]))
+    rows = everything.distinct_rows()
+    predicted = np.concatenate([seconds for _, seconds in generations])[rows]
+    order = np.argsort(predicted, kind="stable")
+    return everything.take(rows[order]), predicted[order]
 
 
-def _start(
+def _initial_population(
     sketch: Sketch, measured: Sequence[Program], rng: np.random.Generator, config: EvolutionConfig
 ) -> Population:
-    drawn = _drawn(sketch, config.population, rng)
+    for _ in range(DRAWS):
+        drawn = sample(sketch, config.population, rng)
+        if len(drawn):
+            break
     seeds = [p for p in measured if p.sketch.key == sketch.key][: int(config.seeds * config.population)]
     if not seeds:
         return drawn
     return Population(sketch, np.concatenate([gather(seeds).values, drawn.values]))
 
 
-def _drawn(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
-    """Random programs; drawn again where none of a small number was valid."""
-    for _ in range(DRAWS):
-        drawn = sample(sketch, count, rng)
-        if len(drawn):
-            break
-    return drawn
-
-
 def _next_generation(
-    population: Population, scores: Floats, rng: np.random.Generator, config: EvolutionConfig
+    population: Population, seconds: Floats, rng: np.random.Generator, config: EvolutionConfig
 ) -> Population:
     # Roulette over predicted throughput: twice as fast is twice as likely to have children.
-    fitness = 1.0 / scores
+    fitness = 1.0 / seconds
     parents = rng.choice(len(population), size=(2, config.population), p=fitness / fitness.sum())
     children = mutate(population.take(parents[0]), rng)
     crossed = cross(children, population.take(parents[1]), rng)
@@ -88,11 +88,3 @@ def _next_generation(
     values = np.where(swap[:, None], crossed.values, children.values)
     survivors = legal(Population(population.sketch, values))
     return survivors if len(survivors) else population
-
-
-def _ranked(sketch: Sketch, met: Sequence[Population], scores: Sequence[Floats]) -> tuple[Population, Floats]:
-    population = Population(sketch, np.concatenate([p.values for p in met]))
-    rows = population.distinct_rows()
-    flat = np.concatenate(scores)[rows]
-    order = np.argsort(flat, kind="stable")
-    return population.take(rows[order]), flat[order]

@@ -1,4 +1,4 @@
-"""Small changes to programs, and mixtures of two, over whole populations (paper section 5.1)."""
+"""Mutation and crossover of whole populations (paper section 5.1); the examples show one program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ REDRAW_PROBABILITY = 0.1
 
 
 def mutate(population: Population, rng: np.random.Generator) -> Population:
-    """Changes one variable of every program: mostly a split, now and then a choice."""
+    """Change one variable of every program: mostly a split (see `move_factor`), now and then a choice.
+
+        parallel for i0 in 8:
+          for i1 in 4: b[i] = a[i]
+    ->
+        parallel for i0 in 8:
+          vectorized for i1 in 4: b[i] = a[i]        # the choice "vector" was 1, and is 4
+    """
     splits = [v for v in population.sketch.variables if isinstance(v, Split)]
     choices = [v for v in population.sketch.variables if isinstance(v, Choice)]
     values = population.values.copy()
@@ -27,27 +34,40 @@ def mutate(population: Population, rng: np.random.Generator) -> Population:
     picked_choice = rng.integers(max(len(choices), 1), size=size)
     for number, split in enumerate(splits):
         rows = np.flatnonzero(tiled & (picked_split == number))
-        where = population.sketch.columns[split.node, split.axis]
-        values[rows, where] = _mutate_split(values[rows, where], split, rng)
+        columns = population.sketch.columns[split.key]
+        values[rows, columns] = _mutate_split(values[rows, columns], split, rng)
     for number, choice in enumerate(choices):
         rows = np.flatnonzero(~tiled & (picked_choice == number))
-        where = population.sketch.columns[choice.node, choice.kind]
-        values[rows, where] = rng.integers(len(choice.options), size=(len(rows), 1))
+        values[rows, population.sketch.columns[choice.key]] = choice.draw(len(rows), rng)
     return Population(population.sketch, values)
 
 
 def _mutate_split(factors: Ints, split: Split, rng: np.random.Generator) -> Ints:
-    """[programs, parts]: exact factors mostly exchange a prime; partial tiles are always drawn anew."""
+    """Mutate factors [programs, parts]: exact ones mostly exchange a prime, those of partial tiles are drawn
+    anew.
+
+        for i0 in 3:
+          for i1 in 16: if 16 * i0 + i1 < 42: b[i] = a[i]
+    ->
+        for i0 in 6:
+          for i1 in 7: b[i] = a[i]
+    """
     redrawn = rng.random(len(factors)) < REDRAW_PROBABILITY
     redrawn |= factors.prod(axis=1) != split.extent
-    table = split.table
-    changed = table[rng.integers(len(table), size=len(factors))]
+    changed = split.draw(len(factors), rng)
     changed[~redrawn] = move_factor(factors[~redrawn], split.extent, rng)
     return changed
 
 
 def move_factor(factors: Ints, extent: int, rng: np.random.Generator) -> Ints:
-    """[programs, parts]: one prime factor of every row moves from one part to another."""
+    """Move one prime factor of every row [programs, parts] from one part to another.
+
+        for i0 in 8:
+          for i1 in 4: b[i] = a[i]
+    ->
+        for i0 in 4:
+          for i1 in 8: b[i] = a[i]
+    """
     if len(factors) == 0 or extent == 1 or factors.shape[1] == 1:
         return factors
     rows = np.arange(len(factors))
@@ -63,17 +83,27 @@ def move_factor(factors: Ints, extent: int, rng: np.random.Generator) -> Ints:
 
 
 def cross(first: Population, second: Population, rng: np.random.Generator) -> Population:
-    """Node-wise crossover: every node's variables come together from one of the two parents."""
+    """Combine the programs of two populations, node by node: all variables of a node come from one parent.
+
+        for i0 in 8: for i1 in 4: b[i] = a[i]        # the first parent
+        parallel for i: c[i] = b[i]
+    and
+        for i0 in 2: for i1 in 16: b[i] = a[i]       # the second one
+        vectorized for i: c[i] = b[i]
+    ->
+        for i0 in 8: for i1 in 4: b[i] = a[i]
+        vectorized for i: c[i] = b[i]
+    """
     sketch = first.sketch
     values = first.values.copy()
     for node in dict.fromkeys(variable.node for variable in sketch.variables):
         from_second = rng.random(len(first)) < 0.5
-        for (owner, _), where in sketch.columns.items():
+        for (owner, _), columns in sketch.columns.items():
             if owner == node:
-                values[from_second, where] = second.values[from_second, where]
+                values[from_second, columns] = second.values[from_second, columns]
     return Population(sketch, values)
 
 
 def _random_true(mask: NDArray[np.bool_], rng: np.random.Generator) -> Ints:
-    """One random column per row among those where the mask is true."""
+    """Return a random column for every row, among those where the mask is true."""
     return np.asarray(np.argmax(rng.random(mask.shape) * mask, axis=1), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What was good for one workload, fitted to another one of the same structure."""
+"""Transfer of programs from one workload to another one of the same structure."""
 
 from __future__ import annotations
 
@@ -13,31 +13,36 @@ from search.sketches.factors import Ints
 from search.sketches.sketch import Sketch
 from search.sketches.variables import Choice, Split, Variable
 
-# How much more it matters to keep a factor than to keep the one outside of it.
+# How much more a change of a factor weighs than one of the factor outside of it.
 INWARD = 4.0
 
-Place = tuple[int, int | str]
 
+def transfer_programs(programs: Sequence[Program], sketches: Sequence[Sketch]) -> list[Program]:
+    """Return the programs, fitted to the sketches of the same structure, in their order and each once.
 
-def transferred(programs: Sequence[Program], sketches: Sequence[Sketch]) -> list[Program]:
-    """The programs as those of the sketches that have their structure, in their order and each once; those
-    without such a sketch, and those that would not be legal, are left out.
+        for i0 in 8:                                 # an axis of 32
+          for i1 in 4: b[i] = a[i]
+    ->
+        for j0 in 14:                                # one of 56
+          for j1 in 4: y[j] = x[j]
 
-    Names of nodes and buffers don't matter, where they stand does. Factors become those nearest to them that
-    the other extents allow, the innermost first; choices the same or the nearest option.
+    Programs without such a sketch, and those that would not be legal, are left out. Nodes and buffers
+    correspond by their positions, whatever their names. Factors become the nearest ones that the other
+    extents allow, the innermost first; choices become the same option or the nearest one.
     """
-    by_shape = {_shape(sketch): sketch for sketch in sketches}
+    by_structure = {_structure(sketch): sketch for sketch in sketches}
     found: dict[Program, None] = {}
     for program in programs:
-        sketch = by_shape.get(_shape(program.sketch))
+        sketch = by_structure.get(_structure(program.sketch))
         if sketch is not None:
-            fitted = legal(gather([_fitted(program, sketch)]))
+            fitted = legal(gather([_fit(program, sketch)]))
             found |= {fitted.program(row): None for row in range(len(fitted))}
     return list(found)
 
 
-def _shape(sketch: Sketch) -> tuple[object, ...]:
-    """The stages, with positions in the dag in place of names, and the kinds of every node's axes."""
+def _structure(sketch: Sketch) -> tuple[object, ...]:
+    """Return what two sketches must share: the stages, with positions in place of names, and the kinds of
+    every node's axes."""
     nodes = {node.name: str(at) for at, node in enumerate(sketch.dag.nodes)}
     buffers = {buffer.name: str(at) for at, buffer in enumerate(sketch.dag.buffers)}
     stages = tuple(
@@ -53,33 +58,36 @@ def _shape(sketch: Sketch) -> tuple[object, ...]:
     return stages, tuple(tuple(axis.kind for axis in node.axes) for node in sketch.dag.nodes)
 
 
-def _fitted(program: Program, sketch: Sketch) -> Program:
-    known = {_place(program.sketch, variable): variable for variable in program.sketch.variables}
+def _fit(program: Program, sketch: Sketch) -> Program:
+    variables = {_position(program.sketch, variable): variable for variable in program.sketch.variables}
     values: list[int] = []
     for variable in sketch.variables:
-        before = known.get(_place(sketch, variable))
+        before = variables.get(_position(sketch, variable))
         if isinstance(variable, Split):
-            wanted = program.of(before) if isinstance(before, Split) else (1,) * variable.parts
+            wanted = program.values_of(before) if isinstance(before, Split) else (1,) * variable.parts
             values += nearest_factors(wanted, variable)
         else:
-            option = before.options[program.of(before)[0]] if isinstance(before, Choice) else None
+            option = before.options[program.values_of(before)[0]] if isinstance(before, Choice) else None
             values.append(_nearest_option(option, variable))
     return Program(sketch, tuple(values))
 
 
-def _place(sketch: Sketch, variable: Variable) -> Place:
-    """What stands for a variable in every sketch of this shape: the node's position with an axis, or with a
-    kind of choice that names a buffer by its position."""
+def _position(sketch: Sketch, variable: Variable) -> tuple[int, int | str]:
+    """Return a key that corresponding variables share in all sketches of a structure.
+
+    It is the node's position, and the axis of a split or the kind of a choice, with the position of a buffer
+    in place of its name.
+    """
     node = [node.name for node in sketch.dag.nodes].index(variable.node)
     if isinstance(variable, Split):
         return node, variable.axis
     kind, _, buffer = variable.kind.partition(" ")
-    names = [known.name for known in sketch.dag.buffers]
+    names = [each.name for each in sketch.dag.buffers]
     return node, f"{kind} {names.index(buffer)}" if buffer in names else variable.kind
 
 
 def nearest_factors(wanted: Sequence[int], split: Split) -> list[int]:
-    """The legal factors whose ratios to those wanted are the smallest; the innermost matter the most."""
+    """Return the legal factors with the smallest ratios to those wanted; the innermost weigh the most."""
     table = split.table
     if len(wanted) != split.parts:
         return [int(factor) for factor in table[0]]
@@ -89,7 +97,7 @@ def nearest_factors(wanted: Sequence[int], split: Split) -> list[int]:
 
 
 def _nearest_option(wanted: int | str | None, choice: Choice) -> int:
-    """Its position: the option itself, else the number closest to it, else the first."""
+    """Return the position of the wanted option, else of the closest number, else of the first option."""
     for at, option in enumerate(choice.options):
         if option == wanted:
             return at

@@ -1,1 +1,1 @@
-"""Programs: sketches with numbers, as whole populations: their loops, and which of them are legal."""
+"""Programs, as whole populations: their values, loops and resources, and which of them are valid."""

@@ -1,62 +1,72 @@
-"""Random values for a sketch's variables: the initial population (paper section 4.2)."""
+"""Random annotation: values for a sketch's variables (paper section 4.2), and which of them are legal."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from search.programs.code_size import nest_is_small, tile_is_small
-from search.programs.compute_location import depth_of, encloses_readers, is_inlined
-from search.programs.gpu_valid import gpu_valid, redraw
-from search.programs.nest import Nest
+from search.programs.compute_location import is_inlined, location_depth
 from search.programs.program import Population
 from search.sketches.sketch import Sketch
-from search.sketches.variables import Split
+
+# How often invalid stages are drawn again on GPUs.
+REDRAWS = 48
 
 
 def sample(sketch: Sketch, count: int, rng: np.random.Generator) -> Population:
-    """`count` programs drawn uniformly, variable by variable, without those that `valid` refuses."""
+    """Draw `count` programs uniformly, variable by variable, and return those that are legal."""
     drawn = np.zeros((count, sketch.num_columns), dtype=np.int64)
     for variable in sketch.variables:
-        where = sketch.columns[variable.key]
-        if isinstance(variable, Split):
-            table = variable.table
-            drawn[:, where] = table[rng.integers(len(table), size=count)]
-        else:
-            drawn[:, where] = rng.integers(len(variable.options), size=(count, 1))
+        drawn[:, sketch.columns[variable.key]] = variable.draw(count, rng)
     population = Population(sketch, drawn)
-    return legal(population if sketch.gpu is None else redraw(population, rng))
+    return legal(population if sketch.gpu is None else _redraw(population, rng))
 
 
 def legal(population: Population) -> Population:
-    """Every distinct program that `valid` admits; variables that don't matter stand at their first value."""
-    distinct = _settled(population).distinct()
+    """Return every distinct valid program; variables without effect have their first value."""
+    distinct = _canonical(population).distinct()
     return distinct.take(np.flatnonzero(valid(distinct)))
 
 
 def valid(population: Population) -> NDArray[np.bool_]:
-    """[programs]: whether they compile quickly, and no nest is computed inside loops that one of its readers
-    is outside of; on a GPU, whether it can run them."""
-    if population.sketch.gpu is not None:
-        return gpu_valid(population)
+    """[programs]: whether every stage is valid."""
     keep = np.ones(len(population), dtype=bool)
-    for stage in population.sketch.tiled:
-        keep &= tile_is_small(population, Nest.of(population, stage))
-    for stage in population.sketch.nests:
-        keep &= encloses_readers(population, stage) & nest_is_small(population, stage)
+    for stage in population.sketch.stages:
+        keep &= stage.is_valid(population)
     return keep
 
 
-def _settled(population: Population) -> Population:
-    """Loops of a nest that is computed elsewhere are neither parallel nor unrolled, inlined ones have no
-    loops at all, and nothing is fused for vectors of one element."""
+def _redraw(population: Population, rng: np.random.Generator) -> Population:
+    """Draw stages that aren't valid again, a few times.
+
+    On GPUs few random programs are valid. Nearly all are afterwards, and the valid values of a stage are as
+    likely as each other.
+    """
+    sketch, values = population.sketch, population.values.copy()
+    for stage in sketch.stages:
+        own = [variable for variable in sketch.variables if variable.node == stage.node]
+        for _ in range(REDRAWS):
+            rows = np.flatnonzero(~stage.is_valid(Population(sketch, values)))
+            if not len(rows):
+                break
+            for variable in own:
+                values[rows, sketch.columns[variable.key]] = variable.draw(len(rows), rng)
+    return Population(sketch, values)
+
+
+def _canonical(population: Population) -> Population:
+    """Set variables without effect to their first value.
+
+    A nest that is computed in its host has no parallel or unrolled loops of its own, an inlined one has no
+    loops at all, and loops are fused for vectors only.
+    """
     sketch, values = population.sketch, population.values.copy()
     for stage in sketch.nests:
         variable = sketch.choice(stage.node, "location")
         if variable is None:
             continue
         inlined = is_inlined(population, stage.node)
-        moved = inlined | (depth_of(population, stage.node) > 0)
+        moved = inlined | (location_depth(population, stage.node) > 0)
         for kind, rows in (("parallel", moved), ("unroll", moved), ("vector", inlined)):
             if (stage.node, kind) in sketch.columns:
                 values[rows, sketch.columns[stage.node, kind]] = 0

@@ -1,4 +1,4 @@
-"""How much code a program becomes. What would take the compiler long is not tried: it never runs well."""
+"""Limits on the code that programs become: those that take the compiler long never run well."""
 
 from __future__ import annotations
 
@@ -6,78 +6,77 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search.dag import Node
-from search.programs.compute_location import depth_of, gathers_of, is_inlined, vector_of
+from search.programs.compute_location import count_gathers, is_inlined, location_depth, vector_lanes
 from search.programs.nest import Floats, Nest, vector_instructions
 from search.programs.program import Population
 from search.sketches.factors import Ints
-from search.sketches.predicates import is_arranged, lies_apart
-from search.sketches.sketch import read_kind
+from search.sketches.predicates import is_arranged, is_strided
 from search.sketches.stage import Stage
-from search.sketches.variables import MAX_INNERMOST
+from search.sketches.variables import MAX_INNERMOST, read_kind
 
-# Unrolled bodies of more instructions only spill, and take the compiler seconds.
+# Larger unrolled bodies only spill registers, and take the compiler seconds.
 MAX_TILE_INSTRUCTIONS = 64
 MAX_UNROLLED_INSTRUCTIONS = 512
 MAX_NEST_INSTRUCTIONS = 2048
-# What the longest vector instructions of today work on.
+# The longest vectors of any CPU.
 VECTOR_BYTES = 64
-# A lane that lies apart is loaded and put into its place; a mathematical function is a polynomial.
+# A lane of a gather is loaded and inserted; a mathematical function is a polynomial.
 GATHER_INSTRUCTIONS = 2
 FUNCTION_INSTRUCTIONS = 16
 
 
-def tile_is_small(population: Population, nest: Nest) -> NDArray[np.bool_]:
+def tile_compiles_quickly(population: Population, nest: Nest) -> NDArray[np.bool_]:
     """[programs]: whether the unrolled register tile compiles quickly."""
-    rows, elements, width = _rows(nest)
+    elements, width = _tile_shape(nest)
     item = population.sketch.dag.buffer[nest.node.write.buffer].item_bytes
     vectors = elements // width * vector_instructions(width, VECTOR_BYTES // item)
-    instructions = vectors * _computed_within(population, nest.node) + _gathered(population, nest)
-    unrolled = instructions * np.clip(_covered(population, nest, rows), 1, nest.trips(nest.depth - 2))
+    instructions = vectors * _instructions_a_step(population, nest.node) + _gathers_a_step(population, nest)
+    unrolled = instructions * np.clip(unrolled_steps(population, nest), 1, nest.trips(nest.depth - 2))
     fits = (nest.tile <= MAX_INNERMOST).all(axis=0) & (vectors <= MAX_TILE_INSTRUCTIONS)
     return np.asarray(fits & (unrolled <= MAX_UNROLLED_INSTRUCTIONS))
 
 
-def nest_is_small(population: Population, stage: Stage) -> NDArray[np.bool_]:
-    """[programs]: whether a nest in vectors, unrolled as its loops or its host's are, compiles quickly."""
+def nest_compiles_quickly(population: Population, stage: Stage) -> NDArray[np.bool_]:
+    """[programs]: whether a vectorized nest, unrolled as its own loops or its host's are, compiles
+    quickly."""
     sketch = population.sketch
     node = sketch.dag.node[stage.node]
-    lanes = vector_of(population, stage)
-    work = GATHER_INSTRUCTIONS * gathers_of(population, stage) * lanes + -(-lanes // 16) * max(
-        node.flops, 1.0
-    )
+    lanes = vector_lanes(population, stage)
+    gathered = GATHER_INSTRUCTIONS * count_gathers(population, stage) * lanes
+    work = gathered + -(-lanes // 16) * max(node.flops, 1.0)
     unrolled = _unroll_of(population, stage.node)
     if stage.node in sketch.hosts:
         hosted = _unroll_of(population, sketch.hosts[stage.node].name)
-        unrolled = np.where(depth_of(population, stage.node) > 0, hosted, unrolled)
+        unrolled = np.where(location_depth(population, stage.node) > 0, hosted, unrolled)
     return np.asarray(is_inlined(population, stage.node) | (work * unrolled <= MAX_NEST_INSTRUCTIONS))
 
 
 def _unroll_of(population: Population, node: str) -> Ints:
     if (node, "unroll") not in population.sketch.columns:
         return np.ones(len(population), dtype=np.int64)
-    return np.maximum(population.options(node, "unroll"), 1)
+    return np.maximum(population.chosen(node, "unroll"), 1)
 
 
 def unrolled_steps(population: Population, nest: Nest) -> Ints:
-    """[programs]: how many steps around the register tile become code of their own, if there are so many."""
-    return np.maximum(_covered(population, nest, _rows(nest)[0]), 1)
+    """[programs]: how many steps around the register tile the compiler may unroll; at least 1.
+
+    The chosen limit counts rows of vectors: a tile that consists of several takes up more of it.
+    """
+    elements, width = _tile_shape(nest)
+    rows = elements // width * vector_instructions(width, MAX_INNERMOST)
+    return np.maximum(population.chosen(nest.node.name, "unroll") // rows, 1)
 
 
-def _rows(nest: Nest) -> tuple[Ints, Ints, Ints]:
-    """[programs]: loops over vectors in the register tile, its elements, and those of a vector's loop."""
+def _tile_shape(nest: Nest) -> tuple[Ints, Ints]:
+    """Return the elements of the register tile, and those along the vectorized axis: [programs] each."""
     axis = nest.node.vector_axis
     elements = nest.tile.prod(axis=0)
-    width = nest.tile[axis] if axis is not None else np.ones_like(elements)
-    return elements // width * vector_instructions(width, MAX_INNERMOST), elements, width
+    return elements, nest.tile[axis] if axis is not None else np.ones_like(elements)
 
 
-def _covered(population: Population, nest: Nest, rows: Ints) -> Ints:
-    """The unroll limit counts vector rows."""
-    return population.options(nest.node.name, "unroll") // rows
-
-
-def _computed_within(population: Population, node: Node) -> Ints:
-    """[programs]: instructions where there was one, as mathematical functions were inlined into a tile."""
+def _instructions_a_step(population: Population, node: Node) -> Ints:
+    """[programs]: instructions for each vector of a tile: more than one where mathematical functions are
+    inlined."""
     dag = population.sketch.dag
     count = np.ones(len(population), dtype=np.int64)
     for stage in population.sketch.nests:
@@ -87,12 +86,12 @@ def _computed_within(population: Population, node: Node) -> Ints:
     return count
 
 
-def _gathered(population: Population, nest: Nest) -> Floats:
-    """[programs]: instructions that gather the lanes of operands that lie apart and are read as they lie."""
+def _gathers_a_step(population: Population, nest: Nest) -> Floats:
+    """[programs]: instructions that gather operands whose lanes aren't adjacent and that aren't copied."""
     dag, node = population.sketch.dag, nest.node
     total = np.zeros(len(population))
     for read in node.reads:
-        if not lies_apart(read, node.vector_axis) or nest.stage.intrinsic:
+        if not is_strided(read, node.vector_axis) or nest.stage.intrinsic:
             continue
         lanes = GATHER_INSTRUCTIONS * nest.tile[sorted(read.axes)].prod(axis=0, dtype=np.float64)
         variable = population.sketch.choice(node.name, read_kind(read.buffer))

@@ -1,4 +1,4 @@
-"""Where the nests of each program of a population are computed, and in what vectors."""
+"""Compute locations and vectors of nests, for every program of a population."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from search.dag import extent_of
 from search.programs.program import Population
 from search.sketches.factors import Ints
-from search.sketches.predicates import runs_apart
-from search.sketches.sketch import vector_loops
+from search.sketches.predicates import is_strided_when_fused
 from search.sketches.stage import Rfactor, Stage
+from search.sketches.variables import vector_loops
 
 
-def depth_of(population: Population, node: str) -> Ints:
-    """[programs]: the number of its host's loops inside which a nest is computed; 0 for a nest of its own and
+def location_depth(population: Population, node: str) -> Ints:
+    """[programs]: the number of the host's loops inside which a nest is computed; 0 for a nest of its own and
     for an inlined one."""
     variable = population.sketch.choice(node, "location")
     if variable is None:
@@ -26,7 +26,7 @@ def depth_of(population: Population, node: str) -> Ints:
 
 
 def is_inlined(population: Population, node: str) -> NDArray[np.bool_]:
-    """[programs]"""
+    """[programs]: whether a nest is inlined."""
     variable = population.sketch.choice(node, "location")
     if variable is None or "inline" not in variable.options:
         return np.zeros(len(population), dtype=bool)
@@ -34,60 +34,63 @@ def is_inlined(population: Population, node: str) -> NDArray[np.bool_]:
 
 
 def encloses_readers(population: Population, stage: Stage) -> NDArray[np.bool_]:
-    """[programs]: whether a nest is computed outside of all loops that one of its readers is outside of."""
+    """[programs]: whether the loops in which a nest is computed enclose all of its readers."""
     sketch = population.sketch
-    outer = sketch.hosts.get(stage.node)
-    depth = depth_of(population, stage.node)
-    if outer is None:
+    host = sketch.hosts.get(stage.node)
+    depth = location_depth(population, stage.node)
+    if host is None:
         return np.ones(len(depth), dtype=bool)
-    deepest = _readers_depth(population, stage.node, outer.name)
-    return np.asarray(depth <= np.where(is_inlined(population, outer.name), 0, deepest))
+    deepest = _readers_depth(population, stage.node, host.name)
+    return np.asarray(depth <= np.where(is_inlined(population, host.name), 0, deepest))
 
 
-def _readers_depth(population: Population, node: str, outer: str) -> Ints:
-    """[programs]: the smallest depth at which a reader of `node` stands in the nest of `outer`."""
+def _readers_depth(population: Population, node: str, host: str) -> Ints:
+    """[programs]: the smallest depth in the host's loops at which a reader of `node` is computed."""
     dag = population.sketch.dag
     least = np.full(len(population), np.iinfo(np.int64).max)
     for consumer in dag.consumers(dag.node[node]):
-        if consumer.name == outer:
+        if consumer.name == host:
             continue
-        own = depth_of(population, consumer.name)
-        onward = _readers_depth(population, consumer.name, outer)
+        own = location_depth(population, consumer.name)
+        onward = _readers_depth(population, consumer.name, host)
         passes = is_inlined(population, consumer.name) | (consumer.name not in population.sketch.nest_names)
         least = np.minimum(least, np.where(passes, onward, own))
     return least
 
 
-def vector_of(population: Population, stage: Stage) -> Ints:
-    """[programs]: elements that the innermost loop computes together."""
+def vector_lanes(population: Population, stage: Stage) -> Ints:
+    """[programs]: elements that one iteration of the innermost loop computes."""
     kind = "lanes" if stage.rfactor.fills_vectors else "vector"
     if (stage.node, kind) not in population.sketch.columns:
         return np.ones(len(population), dtype=np.int64)
-    return np.minimum(population.options(stage.node, kind), vector_extent(population, stage))
+    return np.minimum(population.chosen(stage.node, kind), vector_extent(population, stage))
 
 
 def vector_extent(population: Population, stage: Stage) -> Ints:
-    """[programs]: iterations of the loop that vectors are split off from."""
+    """[programs]: iterations of the loop that is vectorized, or split for it."""
     if stage.rfactor is Rfactor.INNER:
-        return population.options(stage.node, "lanes")
+        return population.chosen(stage.node, "lanes")
     node = population.sketch.dag.node[stage.node]
     return _by_loops(population, stage, [extent_of(node, axes) for axes in _vector_axes(population, stage)])
 
 
-def gathers_of(population: Population, stage: Stage) -> Ints:
-    """[programs]: accesses of which neighbouring lanes lie apart."""
+def count_gathers(population: Population, stage: Stage) -> Ints:
+    """[programs]: accesses whose lanes aren't adjacent in memory."""
     dag = population.sketch.dag
     node = dag.node[stage.node]
     accesses = (*node.reads, node.write)
     return _by_loops(
         population,
         stage,
-        [sum(runs_apart(dag, node, a, axes) for a in accesses) for axes in _vector_axes(population, stage)],
+        [
+            sum(is_strided_when_fused(dag, node, a, axes) for a in accesses)
+            for axes in _vector_axes(population, stage)
+        ],
     )
 
 
 def _vector_axes(population: Population, stage: Stage) -> list[tuple[int, ...]]:
-    """The axes of the innermost loop, for each number of loops that may be fused into it."""
+    """Return the axes of the vectorized loop, for each number of loops that may be fused into it."""
     node = population.sketch.dag.node[stage.node]
     if stage.rfactor.fills_vectors:
         return [(node.reduction[-1],)]
@@ -96,7 +99,7 @@ def _vector_axes(population: Population, stage: Stage) -> list[tuple[int, ...]]:
 
 
 def _by_loops(population: Population, stage: Stage, values: Sequence[int]) -> Ints:
-    """[programs]: the value for the number of loops that are fused."""
+    """[programs]: the one of `values` for the number of loops that are fused."""
     if len(values) == 1:
         return np.full(len(population), values[0])
     return np.array(values)[population.column(stage.node, "fused")]

@@ -1,4 +1,4 @@
-"""What a tiled kernel of a GPU asks of the device, over a whole population."""
+"""The resources that a tiled kernel of a GPU takes, for every program of a population."""
 
 from __future__ import annotations
 
@@ -45,41 +45,41 @@ class GpuTile:
 
     @property
     def fetches(self) -> Ints:
-        """How often a block fetches its operands."""
+        """The number of times that a block fetches its operands."""
         return self.nest.trips(FETCH)
 
     @cached_property
     def accumulators(self) -> Ints:
-        """Results that a thread sums up at once."""
+        """Results that a thread holds in registers."""
         nest = self.nest
         inner = nest.inside[FETCH][list(nest.node.spatial)].prod(axis=0)
         return np.asarray(inner * self.vthreads)
 
     @cached_property
     def registers(self) -> Ints:
-        """An estimate, for each thread."""
+        """An estimate of the registers of a thread."""
         item = self.dag.buffer[self.nest.node.write.buffer].item_bytes
         return self.accumulators * max(item // 4, 1) + OTHER_REGISTERS
 
     @property
     def fetched(self) -> Ints:
-        """[axes, programs]: how much of each axis a block covers between two fetches."""
+        """[axes, programs]: the part of each axis that a block covers between two fetches."""
         extents = self.nest.extents
         return np.asarray(self.nest.inside[FETCH + 1] * extents[VTHREAD] * extents[THREAD])
 
     def elements(self, access: Access) -> Ints:
-        """Elements of one operand that a block fetches at once."""
+        """Return the elements of an operand that a block fetches at once."""
         parts = region(access, self.fetched, self.dag.buffer[access.buffer].shape)
         return np.asarray(np.multiply.reduce([np.ones_like(self.blocks), *parts]))
 
     def run(self, access: Access) -> Ints:
-        """Elements of one row of an operand that are fetched together."""
+        """Return the elements of one row of an operand that a block fetches at once."""
         parts = region(access, self.fetched, self.dag.buffer[access.buffer].shape)
         return parts[-1] if parts else np.ones_like(self.blocks)
 
     def keeps_its_shape(self, access: Access) -> NDArray[np.bool_]:
-        """[programs]: whether every fetch of an operand has the same extents: those of a quotient change when
-        tiles straddle it."""
+        """[programs]: whether every fetch of an operand has the same extents. (Where an index has a quotient,
+        they change when tiles straddle multiples of the divisor.)"""
         keep = np.ones(len(self.blocks), dtype=bool)
         outside = self.nest.extents[BLOCK] * self.nest.extents[FETCH]
         for index in access.indices:
@@ -89,7 +89,7 @@ class GpuTile:
 
     @cached_property
     def shared_bytes(self) -> Ints:
-        """Bytes of shared memory of a block."""
+        """The shared memory of a block."""
         total = np.zeros_like(self.blocks)
         for read in self.nest.node.reads:
             if read.buffer in self.stage.shared:

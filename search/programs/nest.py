@@ -1,8 +1,8 @@
-"""The loops of a tiled node over a whole population: extents, touched regions, trips.
+"""The loops of a tiled node, for every program of a population: extents, touched regions, trips.
 
-Everything here is an array whose last dimension is programs. A nest has levels, outermost first, as its
-structure says (`SSRSRS` has six); boundary b is the point just outside level b, so boundary 0 is outside all
-loops and the last one inside all.
+The last dimension of every array is programs. A nest has the levels of its structure, outermost first
+(`SSRSRS` has six). Boundary b is the point just outside level b: boundary 0 is outside all loops, the last
+one inside all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from search.dag import Access, AxisKind, Buffer, Node
 from search.programs.program import Population
 from search.sketches.factors import Ints
-from search.sketches.intrinsics import extents as intrinsic_extents
+from search.sketches.intrinsics import intrinsic_extents
 from search.sketches.stage import Stage
 
 Floats = NDArray[np.float64]
@@ -25,8 +25,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Nest:
-    """`extents` [levels, axes, programs]: trips of each axis's loop in each level; ones where it has none. An
-    intrinsic's own extents count in its axes' innermost levels."""
+    """`extents` [levels, axes, programs] are the trips of each axis's loop in each level, 1 without a loop.
+    The extents of an intrinsic count in the innermost levels of its axes."""
 
     node: Node
     stage: Stage
@@ -56,13 +56,13 @@ class Nest:
 
     @cached_property
     def inside(self) -> Ints:
-        """[boundaries, axes, programs]: how much of each axis the loops inside a boundary cover."""
+        """[boundaries, axes, programs]: the part of each axis that the loops inside a boundary cover."""
         outward = np.cumprod(self.extents[::-1], axis=0)
         return np.concatenate([outward[::-1], np.ones_like(self.extents[:1])])
 
     @cached_property
     def loops(self) -> tuple[tuple[int, int], ...]:
-        """The level and the axis of every loop that a program may have, outermost first."""
+        """The level and the axis of every loop, outermost first."""
         inner = self.node.vector_axis
         order = [axis for axis in range(len(self.node.axes)) if axis != inner]
         order += [] if inner is None else [inner]
@@ -74,21 +74,22 @@ class Nest:
         )
 
     def by_loop(self) -> Nest:
-        """The same nest with a level for every loop."""
+        """Return the same nest with a level for every loop."""
         extents = np.ones((len(self.loops), *self.extents.shape[1:]), dtype=np.int64)
         for number, (level, axis) in enumerate(self.loops):
             extents[number, axis] = self.extents[level, axis]
         return replace(self, extents=extents)
 
     def trips(self, level: int) -> Ints:
-        """Iterations of one level's loops together."""
+        """Return [programs]: the iterations of one level's loops together."""
         return np.asarray(self.extents[level].prod(axis=0))
 
     def visits(self, access: Access) -> Ints:
-        """[boundaries, programs]: how often the region that an access touches inside a boundary changes.
+        """Return [boundaries, programs]: how often the region that an access touches inside a boundary
+        changes.
 
-        Loops right outside the boundary that don't move the access reuse what is there; all iterations up to
-        the last loop that does move it count.
+        Loops right outside the boundary that the access doesn't depend on reuse the region. The iterations of
+        the innermost loop that it does depend on, and of all loops around that, count.
         """
         used = sorted(access.axes)
         moves = np.where(self.extents[:, used] > 1, self._iterations[:, used], 1)
@@ -98,38 +99,41 @@ class Nest:
 
     @cached_property
     def _iterations(self) -> Ints:
-        """[levels, axes, programs]: iterations of a loop and all loops around it."""
+        """[levels, axes, programs]: the iterations of a loop together with all loops around it."""
         levels, axes, programs = self.extents.shape
         flat = self.extents.reshape(levels * axes, programs)
         return np.cumprod(flat, axis=0).reshape(self.extents.shape)
 
 
 def vector_instructions(width: Ints, lanes: Ints | int) -> Ints:
-    """Instructions for a row of `width` elements: full vectors, and one for each power of two in the rest."""
+    """Return the instructions for a row of `width` elements: full vectors, and one for each power of two in
+    the rest."""
     rest = width % lanes
     bits = (rest[..., None] >> np.arange(int(np.max(lanes, initial=1)).bit_length())) & 1
     return np.asarray(width // lanes + bits.sum(axis=-1))
 
 
 def region(access: Access, inner: Ints, shape: Sequence[int]) -> list[Ints]:
-    """Elements touched in each dimension while the axes run over `inner` [..., axes, programs] values."""
+    """Return, for each dimension, the elements touched while the axes run over `inner` [..., axes, programs]
+    values."""
     touched = []
     for index, size in zip(access.indices, shape, strict=True):
         span = np.ones((*inner.shape[:-2], inner.shape[-1]), dtype=np.int64)
         for axis, coefficient, divisor in index.terms:
-            # Tiles start at multiples of their size: those shorter than the divisor see one quotient.
+            # Tiles start at multiples of their size; within one shorter than the divisor, the quotient is the
+            # same.
             span += abs(coefficient) * ((inner[..., axis, :] + divisor - 1) // divisor - 1)
         touched.append(np.minimum(span, size) if index.affine else np.full_like(span, size))
     return touched
 
 
 def touched_elements(access: Access, inner: Ints, shape: Sequence[int]) -> Floats:
-    """[..., programs]: elements of the box that an access touches."""
+    """Return [..., programs]: the elements of the box that an access touches."""
     return np.asarray(np.multiply.reduce(region(access, inner, shape), dtype=np.float64))
 
 
 def footprint_bytes(access: Access, inner: Ints, buffer: Buffer, line_bytes: int) -> Floats:
-    """[..., programs]: bytes of the cache lines that an access touches, where every row starts on a line."""
+    """Return [..., programs]: the bytes of the cache lines that an access touches, if rows start on lines."""
     *rows, row = region(access, inner, buffer.shape) or [np.ones_like(inner[..., 0, :])]
     lines = np.ceil(row * buffer.item_bytes / line_bytes)
     return np.asarray(np.multiply.reduce([lines * line_bytes, *rows]))

@@ -1,4 +1,4 @@
-"""Programs: a sketch with a value for every variable, alone or as whole populations."""
+"""Programs, which are a sketch with a value for every variable, and populations of programs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from search.dag import AxisKind
 from search.sketches.factors import Ints
 from search.sketches.sketch import Sketch
 from search.sketches.stage import Stage
@@ -17,7 +16,8 @@ from search.sketches.variables import Choice, Variable
 
 @dataclass(frozen=True)
 class Program:
-    """Raises ValueError unless the values fit the sketch: factors multiply to extents, choices exist."""
+    """A sketch with values for its variables. Raises ValueError if they don't fit: factors must cover their
+    extents, and chosen options exist."""
 
     sketch: Sketch
     values: tuple[int, ...]
@@ -26,27 +26,27 @@ class Program:
         if len(self.values) != self.sketch.num_columns:
             raise ValueError(f"the sketch has {self.sketch.num_columns} columns, not {len(self.values)}")
         for variable in self.sketch.variables:
-            variable.check(self.of(variable))
+            variable.check(self.values_of(variable))
 
-    def of(self, variable: Variable) -> tuple[int, ...]:
+    def values_of(self, variable: Variable) -> tuple[int, ...]:
         return self.values[self.sketch.columns[variable.key]]
 
     def factors(self, node: str, axis: int) -> tuple[int, ...]:
-        """The tile factors of an axis, outermost first; ones where the axis has extent 1."""
-        where = self.sketch.columns.get((node, axis))
-        if where is not None:
-            return self.values[where]
+        """Return the tile factors of an axis, outermost first; ones for an axis of extent 1."""
+        columns = self.sketch.columns.get((node, axis))
+        if columns is not None:
+            return self.values[columns]
         kind = self.sketch.dag.node[node].axes[axis].kind
         return (1,) * self.sketch.stage[node].structure.count(kind)
 
     def choice(self, node: str, kind: str) -> int | str:
-        """The chosen option; raises KeyError when the sketch leaves no such choice open."""
+        """Return the chosen option. Raises KeyError if the sketch has no such choice."""
         variable = self.sketch.variable[node, kind]
         assert isinstance(variable, Choice)
-        return variable.options[self.of(variable)[0]]
+        return variable.options[self.values_of(variable)[0]]
 
     def location(self, node: str) -> str:
-        """Where a nest is computed: "inline", "root", or a number of its host's loops."""
+        """Return where a nest is computed: "inline", "root", or a number of its host's loops."""
         return str(self.choice(node, "location")) if (node, "location") in self.sketch.variable else "root"
 
     def to_json(self) -> dict[str, Any]:
@@ -61,13 +61,13 @@ class Program:
         return self.values == other.values and self.sketch.key == other.sketch.key
 
     def __str__(self) -> str:
-        return "\n".join(line for stage in self.sketch.stages for line in _describe(self, stage))
+        return "\n".join(line for stage in self.sketch.stages for line in _stage_lines(self, stage))
 
 
 def from_json(sketches: Sequence[Sketch], data: Mapping[str, Any]) -> Program:
-    """The inverse of `Program.to_json` among the sketches of the same dag.
+    """Return the program that `Program.to_json` wrote, its sketch taken from `sketches`.
 
-    Raises ValueError when the sketch is not among them (an older space) or the values don't fit it.
+    Raises ValueError if the sketch is not among them (the space has changed since) or the values don't fit.
     """
     for sketch in sketches:
         if sketch.key == data.get("sketch"):
@@ -89,19 +89,19 @@ class Population:
         return len(self.values)
 
     def factors(self, node: str, axis: int) -> Ints:
-        """[programs, levels], as `Program.factors`."""
-        where = self.sketch.columns.get((node, axis))
-        if where is not None:
-            return self.values[:, where]
+        """Return [programs, levels], like `Program.factors`."""
+        columns = self.sketch.columns.get((node, axis))
+        if columns is not None:
+            return self.values[:, columns]
         kind = self.sketch.dag.node[node].axes[axis].kind
         return np.ones((len(self), self.sketch.stage[node].structure.count(kind)), dtype=np.int64)
 
     def column(self, node: str, kind: str) -> Ints:
-        """[programs]: positions in the options of a choice."""
+        """Return [programs]: the chosen positions among the options of a choice."""
         return self.values[:, self.sketch.columns[node, kind].start]
 
-    def options(self, node: str, kind: str) -> Ints:
-        """[programs]: the chosen numbers of a choice between numbers."""
+    def chosen(self, node: str, kind: str) -> Ints:
+        """Return [programs]: the chosen options of a choice between numbers."""
         variable = self.sketch.variable[node, kind]
         assert isinstance(variable, Choice)
         return np.array(variable.options, dtype=np.int64)[self.column(node, kind)]
@@ -110,11 +110,11 @@ class Population:
         return Population(self.sketch, self.values[rows])
 
     def distinct(self) -> Population:
-        """Every program once, in the order of their values."""
+        """Return every program once, ordered by values."""
         return self.take(self.distinct_rows())
 
     def distinct_rows(self) -> Ints:
-        """Where each distinct program stands first, in the order of their values."""
+        """Return the row of every program's first occurrence, ordered by values."""
         if not self.sketch.num_columns:
             return np.arange(min(len(self), 1))
         order = np.lexsort(self.values.T[::-1])
@@ -128,7 +128,7 @@ class Population:
 
 
 def gather(programs: Sequence[Program]) -> Population:
-    """Raises ValueError when the programs don't share one sketch."""
+    """Return the programs as a population. Raises ValueError if they have different sketches."""
     if len({program.sketch.key for program in programs}) != 1:
         raise ValueError("a population needs programs of one sketch")
     sketch = programs[0].sketch
@@ -137,22 +137,18 @@ def gather(programs: Sequence[Program]) -> Population:
     )
 
 
-def _describe(program: Program, stage: Stage) -> list[str]:
+def _stage_lines(program: Program, stage: Stage) -> list[str]:
+    """Return the stage, the factors of every tile level (such as `S0 i=2 j=3`), and the chosen options."""
     lines = [str(stage)]
-    if stage.structure:
-        levels = {AxisKind.SPATIAL: 0, AxisKind.REDUCTION: 0}
-        for letter in stage.structure:
-            kind = AxisKind(letter)
-            lines.append(f"  {letter}{levels[kind]} {_level(program, stage, kind, levels[kind])}".rstrip())
-            levels[kind] += 1
-    chosen = [v for v in program.sketch.variables if isinstance(v, Choice) and v.node == stage.node]
-    lines += [f"  {v.kind} {v.options[program.of(v)[0]]}" for v in chosen]
-    return lines
-
-
-def _level(program: Program, stage: Stage, kind: AxisKind, level: int) -> str:
     axes = program.sketch.dag.node[stage.node].axes
-    parts = (
-        (axis.name, program.factors(stage.node, i)[level]) for i, axis in enumerate(axes) if axis.kind is kind
-    )
-    return " ".join(f"{name}={factor}" for name, factor in parts if factor > 1)
+    for position, letter in enumerate(stage.structure):
+        level = stage.structure[:position].count(letter)
+        factors = (
+            (axis.name, program.factors(stage.node, number)[level])
+            for number, axis in enumerate(axes)
+            if axis.kind == letter
+        )
+        split = " ".join(f"{name}={factor}" for name, factor in factors if factor > 1)
+        lines.append(f"  {letter}{level} {split}".rstrip())
+    chosen = [v for v in program.sketch.variables if isinstance(v, Choice) and v.node == stage.node]
+    return lines + [f"  {v.kind} {v.options[program.values_of(v)[0]]}" for v in chosen]

@@ -1,4 +1,4 @@
-"""What the tiles of a matrix product on tensor cores ask of a block, over a whole population."""
+"""The resources that a matrix product on tensor cores takes, for every program of a population."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from search.dag import Node, extent_of
 from search.programs.program import Population
 from search.sketches.factors import Ints
 from search.sketches.stage import Stage
-from search.sketches.tensor_core import BANKS, SIDE, SKEW, Product, axes_of, product
+from search.sketches.tensor_core import BANKS, SIDE, SKEW, MatrixProduct, axes_of, match_product
 
 
 @dataclass(frozen=True)
 class TensorTile:
-    """What the chosen tiles of one node ask of a block; every quantity is [programs]."""
+    """One tensorized stage; every quantity is [programs]."""
 
     population: Population
     stage: Stage
-    product: Product
+    product: MatrixProduct
 
     @classmethod
     def of(cls, population: Population, stage: Stage) -> TensorTile:
         gpu = population.sketch.gpu
         assert gpu is not None
-        found = product(population.sketch.dag, population.sketch.dag.node[stage.node], gpu)
+        found = match_product(population.sketch.dag, population.sketch.dag.node[stage.node], gpu)
         assert found is not None
         return cls(population, stage, found)
 
@@ -37,15 +37,15 @@ class TensorTile:
         return extent_of(self.node, axes_of(self.product.parts, part))
 
     def chosen(self, kind: str) -> Ints:
-        return self.population.options(self.stage.node, kind)
+        return self.population.chosen(self.stage.node, kind)
 
     def tile(self, part: str) -> Ints:
-        """How much of a part a block covers between two fetches."""
+        """Return the extent of a part that a block covers between two fetches."""
         fragments = SIDE * self.chosen(f"fragments {part}")
         return fragments if part == "k" else fragments * self.chosen(f"warps {part}")
 
     def count(self, part: str) -> Ints:
-        """Tiles along a part."""
+        """Return the number of tiles along a part."""
         return np.asarray(-(-self.extent(part) // self.tile(part)))
 
     @property
@@ -54,7 +54,7 @@ class TensorTile:
 
     @property
     def fragments(self) -> Ints:
-        """Fragments of sums in one warp."""
+        """The fragments of sums that a warp holds."""
         return np.asarray(self.chosen("fragments i") * self.chosen("fragments j"))
 
     @property
@@ -63,7 +63,7 @@ class TensorTile:
 
     @property
     def operand_bytes(self) -> tuple[Ints, Ints]:
-        """Shared memory of the operands' tiles, their rows moved apart."""
+        """The shared memory of both operands' tiles, with padded rows."""
         item = self.population.sketch.dag.buffer[self.node.reads[0].buffer].item_bytes
         i, j, k = self.tile("i"), self.tile("j"), self.tile("k")
         second = k * self._row(j) if self.product.second_by_rows else j * self._row(k)
@@ -71,7 +71,7 @@ class TensorTile:
 
     @property
     def result_bytes(self) -> Ints:
-        """Shared memory of the results' tile."""
+        """The shared memory of the results' tile."""
         item = self.population.sketch.dag.buffer[self.node.write.buffer].item_bytes
         return np.asarray(self.tile("i") * self.tile("j") * item)
 
@@ -80,4 +80,5 @@ class TensorTile:
         return np.asarray(np.sum(self.operand_bytes, axis=0) + self.result_bytes)
 
     def _row(self, length: Ints) -> Ints:
+        """Return the length of a padded row: the next ones begin `SKEW` elements further among the banks."""
         return length + (SKEW[self.product.operand] - length) % BANKS

@@ -1,1 +1,1 @@
-"""Sketches: the structure of programs, derived by rules; and what they leave open."""
+"""Sketches: the structure of programs, and the variables that it leaves open."""

@@ -1,4 +1,4 @@
-"""Factorizations of extents, the raw material of tiling."""
+"""Factorizations of extents into tile sizes."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 
-# Last factors that suit rows of a register tile, and those that fill vectors.
+# Innermost factors that make good rows of a register tile, and those that fill vectors.
 GOOD_ROWS = range(4, 17)
 GOOD_VECTORS = (16, 32, 48, 64)
+# What partial tiles may cover, relative to the extent.
 MAX_WASTE = 1.25
 
 
 class Tail(StrEnum):
-    """Where factors may multiply to more than the extent, so that the last tile is not a full one: nowhere;
-    with any outer factors; only in the last two factors, which lets the compiler peel the rest off."""
+    """Whether factors may multiply to more than the extent, so that the last tile is partial.
+
+    `ANY`: with any outer factors. `INNER`: with outer factors of 1 but for the last two factors, so that the
+    compiler can peel the partial tile off.
+    """
 
     NONE = "none"
     ANY = "any"
@@ -34,7 +38,7 @@ def divisors(number: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def prime_factors(number: int) -> tuple[int, ...]:
-    """With multiplicity, ascending: 12 -> (2, 2, 3)."""
+    """Return the prime factors with multiplicity, ascending: 12 -> (2, 2, 3)."""
     found = []
     prime = 2
     while number > 1:
@@ -47,9 +51,9 @@ def prime_factors(number: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def factorizations(extent: int, parts: int, max_last: int) -> Ints:
-    """All ordered ways to write `extent` as a product of `parts` factors whose last is at most `max_last`.
+    """Return all ordered ways to write `extent` as a product of `parts` factors, the last at most `max_last`.
 
-    An int64 array [ways, parts]; never empty, as everything may go into the first factor.
+    The result [ways, parts] is never empty, because everything may go into the first factor.
     """
     rows: list[tuple[int, ...]] = [(d,) for d in divisors(extent) if d <= max_last]
     for _ in range(parts - 2):
@@ -62,20 +66,24 @@ def factorizations(extent: int, parts: int, max_last: int) -> Ints:
 
 @lru_cache(maxsize=4096)
 def tilings(extent: int, parts: int, max_last: int, tail: Tail) -> Ints:
-    """The exact factorizations, and those with a partial last tile where no divisor makes a good tile.
-
-    An int64 array [ways, parts].
-    """
+    """Return [ways, parts]: exact factorizations, and those with a partial last tile where no divisor makes a
+    good tile."""
     tables = [factorizations(extent, parts, max_last)]
     if parts > 1:
-        tables += [_partial(extent, parts, last, tail) for last in _partial_tiles(extent, max_last, tail)]
+        for last in _partial_tiles(extent, max_last, tail):
+            count = -(-extent // last)
+            if tail is Tail.INNER or parts == 2:
+                outer = np.array([[1] * (parts - 2) + [count]], dtype=np.int64)
+            else:
+                outer = factorizations(count, parts - 1, count)
+            tables.append(np.insert(outer, parts - 1, last, axis=1))
     table = np.concatenate(tables)
     table.setflags(write=False)
     return table
 
 
 def covers(factors: Sequence[int], extent: int, tail: Tail) -> bool:
-    """Whether the factors are exact, or cover the extent with a partial last tile where `tail` allows it."""
+    """Whether the factors multiply to the extent, or to more where `tail` allows a partial last tile."""
     if min(factors) < 1:
         return False
     if math.prod(factors) == extent:
@@ -87,19 +95,10 @@ def covers(factors: Sequence[int], extent: int, tail: Tail) -> bool:
 
 
 def _partial_tiles(extent: int, max_last: int, tail: Tail) -> list[int]:
-    """Last factors that don't divide an awkward extent; none where a good divisor exists."""
+    """Return the last factors to try that don't divide the extent; none where a good divisor exists."""
     if tail is Tail.ANY and extent > GOOD_ROWS.stop and not any(extent % rows == 0 for rows in GOOD_ROWS):
         limit = min(max_last, GOOD_ROWS.stop - 1)
         return [t for t in range(2, limit + 1) if extent % t and -(-extent // t) * t <= MAX_WASTE * extent]
     if tail is Tail.INNER and extent > max_last and extent % GOOD_VECTORS[0]:
         return [t for t in GOOD_VECTORS if t <= max_last]
     return []
-
-
-def _partial(extent: int, parts: int, last: int, tail: Tail) -> Ints:
-    count = -(-extent // last)
-    if tail is Tail.INNER or parts == 2:
-        outer = np.array([[1] * (parts - 2) + [count]], dtype=np.int64)
-    else:
-        outer = factorizations(count, parts - 1, count)
-    return np.concatenate([outer, np.full((len(outer), 1), last, dtype=np.int64)], axis=1)

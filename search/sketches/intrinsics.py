@@ -1,9 +1,9 @@
-"""Instructions of CPUs that sum up several products at once, and how a node's axes map onto them.
+"""Dot-product instructions of CPUs, and the matching of nodes to them.
 
 An instruction adds to each of its lanes the products of a few neighbours along the reduction:
     sums[lane] += rows[0] * columns[lane, 0] + ... + rows[depth - 1] * columns[lane, depth - 1]
-`columns` must lie in this order, which no operand does by itself: it is packed or copied. `rows` is read as
-it lies, so the reduction must be contiguous in it.
+No operand lies in the order of `columns` by itself, so it is packed or copied. `rows` is read from where it
+lies, so the reduction must be contiguous in it.
 
 Left out: AVX-512's pmaddubsw, whose sums of two products saturate at 16 bits; and int8 times int8 on x86,
 which has no instruction for it (shifting one side by 128 would be another computation).
@@ -22,7 +22,7 @@ from search.sketches.stage import Stage
 
 @dataclass(frozen=True)
 class Intrinsic:
-    """`name` is TVM's; `features` are the kernel's words for what a device needs to have."""
+    """`name` is TVM's; a device needs all `features`, as the Linux kernel calls them."""
 
     name: str
     lanes: int
@@ -46,7 +46,7 @@ BY_NAME = {intrinsic.name: intrinsic for intrinsic in INTRINSICS}
 
 @dataclass(frozen=True)
 class Roles:
-    """The axes and operands of a node in an intrinsic's terms: positions of axes, names of buffers."""
+    """The axes (by position) and operands (by name) of a node that are the intrinsic's."""
 
     lane: int
     depth: int
@@ -54,16 +54,16 @@ class Roles:
     columns: str
 
 
-def usable(dag: Dag, node: Node, device: Device) -> Intrinsic | None:
-    """The best intrinsic that the device has and the node matches."""
+def best_intrinsic(dag: Dag, node: Node, device: Device) -> Intrinsic | None:
+    """Return the best intrinsic that the device has and the node matches."""
     for intrinsic in INTRINSICS:
-        if set(intrinsic.features) <= set(device.features) and roles(dag, node, intrinsic):
+        if set(intrinsic.features) <= set(device.features) and match_roles(dag, node, intrinsic):
             return intrinsic
     return None
 
 
-def roles(dag: Dag, node: Node, intrinsic: Intrinsic) -> Roles | None:
-    """How `node` is a sum of the intrinsic's products; None where it is not, or its extents don't divide."""
+def match_roles(dag: Dag, node: Node, intrinsic: Intrinsic) -> Roles | None:
+    """Return how `node` is a sum of the intrinsic's products; None if it isn't, or extents don't divide."""
     lane = node.vector_axis
     is_dot = node.reducer == "sum" and len(node.reads) == 2 and node.flops == 2
     if (
@@ -80,9 +80,12 @@ def roles(dag: Dag, node: Node, intrinsic: Intrinsic) -> Roles | None:
     return None
 
 
-def extents(dag: Dag, stage: Stage) -> Mapping[int, int]:
-    """How far a tiled stage's intrinsic reaches along its two axes, lanes first, by the axes' positions;
-    empty without an intrinsic. Raises ValueError when it doesn't match its node."""
+def intrinsic_extents(dag: Dag, stage: Stage) -> Mapping[int, int]:
+    """Return the extents of a stage's intrinsic by the positions of the axes that it covers, lanes first;
+    none without an intrinsic.
+
+    Raises ValueError if the intrinsic doesn't match the node.
+    """
     if not stage.intrinsic:
         return {}
     intrinsic = BY_NAME[stage.intrinsic]
@@ -91,8 +94,8 @@ def extents(dag: Dag, stage: Stage) -> Mapping[int, int]:
 
 
 def stage_roles(dag: Dag, stage: Stage) -> Roles:
-    """Raises ValueError when the stage's intrinsic doesn't match its node."""
-    found = roles(dag, dag.node[stage.node], BY_NAME[stage.intrinsic])
+    """Return the roles in a tensorized stage. Raises ValueError if the intrinsic doesn't match the node."""
+    found = match_roles(dag, dag.node[stage.node], BY_NAME[stage.intrinsic])
     if found is None:
         raise ValueError(f"{stage.intrinsic} does not compute {stage.node}")
     return found

@@ -1,12 +1,13 @@
-"""Where a nest may be computed: by itself, inlined, or inside the loops of the nest that reads it.
+"""Possible compute locations of a nest: of its own, inlined, or inside the loops of its host.
 
-Locations are counted in loops of the host from the outside (tile levels of a tiled host, axes of a nest);
-0 is a nest of its own.
+The host is the nest that reads it. A location is a number of the host's loops from the outside (tile levels
+of a tiled host, axes of a nest); 0 is a nest of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import product
 
 from search.dag import Access, AxisKind, Dag, Node
 from search.sketches.stage import Placement, Stage
@@ -15,16 +16,26 @@ Stages = Mapping[str, Stage]
 
 
 def readers(dag: Dag, stages: Stages, node: Node) -> tuple[Node, ...]:
-    """The nodes that read `node`'s results once inlining is done, each once, in the dag's order."""
-    found = set(_after_inlining(dag, stages, node))
+    """Return the nodes that read `node`'s results after inlining, each once, in the dag's order."""
+
+    def names(read: Node) -> Iterator[str]:
+        for consumer in dag.consumers(read):
+            if stages[consumer.name].placement is Placement.INLINE:
+                yield from names(consumer)
+            else:
+                yield consumer.name
+
+    found = set(names(node))
     return tuple(reader for reader in dag.nodes if reader.name in found)
 
 
-def host(dag: Dag, stages: Stages, node: Node) -> Node | None:
-    """The node inside whose loops a nest may be computed: its only reader if that is tiled, or the nest in
-    which all of its readers are or may be computed."""
+def host_of(dag: Dag, stages: Stages, node: Node) -> Node | None:
+    """Return the node inside whose loops `node` may be computed.
+
+    It is the only reader if that is tiled, or the nest in which all readers are or may be computed.
+    """
     stage = stages.get(node.name)
-    if dag.is_output(node) or (stage is not None and stage.rfactor.stands_apart):
+    if dag.is_output(node) or (stage is not None and stage.rfactor.has_own_nest):
         return None
     reading = readers(dag, stages, node)
     if len(reading) == 1 and stages[reading[0].name].placement is Placement.TILED:
@@ -33,22 +44,23 @@ def host(dag: Dag, stages: Stages, node: Node) -> Node | None:
     return dag.node[name] if len(hosts) == 1 and (name := hosts.pop()) else None
 
 
-def depths(dag: Dag, stages: Stages, node: Node) -> tuple[int, ...]:
-    """The numbers of its host's loops inside which `node` may be computed, ascending; empty without a host.
+def possible_depths(dag: Dag, stages: Stages, node: Node) -> tuple[int, ...]:
+    """Return the numbers of its host's loops inside which `node` may be computed, ascending; none without a
+    host.
 
     In a tiled host they end with its outermost reduction level. In a nest they are outer axes that the node
     shares, so that nothing is computed twice.
     """
-    found = host(dag, stages, node)
-    if found is None:
+    host = host_of(dag, stages, node)
+    if host is None:
         return ()
-    structure = stages[found.name].structure
+    structure = stages[host.name].structure
     if structure:
         return tuple(range(1, structure.index("R") + int(structure.count("R") > 1) + 1))
-    shared = set(aligned(dag, found, node).values())
+    shared = set(aligned_axes(dag, host, node).values())
     possible = []
-    for depth, axis in enumerate(found.axes, start=1):
-        is_outer = axis.kind is AxisKind.SPATIAL and depth - 1 != found.vector_axis
+    for depth, axis in enumerate(host.axes, start=1):
+        is_outer = axis.kind is AxisKind.SPATIAL and depth - 1 != host.vector_axis
         if not is_outer or (axis.extent > 1 and depth - 1 not in shared):
             break
         if axis.extent > 1:
@@ -60,42 +72,36 @@ def can_inline(dag: Dag, node: Node) -> bool:
     return not (node.reduction or node.extra_writes or dag.is_output(node))
 
 
-def _after_inlining(dag: Dag, stages: Stages, node: Node) -> Iterator[str]:
-    for consumer in dag.consumers(node):
-        if stages[consumer.name].placement is Placement.INLINE:
-            yield from _after_inlining(dag, stages, consumer)
-        else:
-            yield consumer.name
-
-
 def _nest_of(dag: Dag, stages: Stages, node: Node) -> str | None:
-    """The nest that a reader is or may be part of; none where partial results, which stand apart, read."""
-    if stages[node.name].placement is not Placement.NEST or stages[node.name].rfactor.stands_apart:
+    """Return the nest that `node` is or may be computed in; None for partial results, which have one of their
+    own."""
+    if stages[node.name].placement is not Placement.NEST or stages[node.name].rfactor.has_own_nest:
         return None
-    outer = host(dag, stages, node)
+    outer = host_of(dag, stages, node)
     if outer is None:
         return node.name
     return outer.name if stages[outer.name].placement is Placement.NEST else None
 
 
-def aligned(dag: Dag, outer: Node, node: Node) -> dict[int, int]:
-    """Which axis of `outer` each axis of `node` moves with, in all reads of it, through other nodes too."""
+def aligned_axes(dag: Dag, outer: Node, node: Node) -> dict[int, int]:
+    """Map axes of `node` to the axes of `outer` that they move with, in all reads of it, through other nodes
+    too."""
     if node is outer:
         return {axis: axis for axis in node.spatial}
-    maps = [
-        _through(node, write, read, aligned(dag, outer, consumer))
-        for consumer in dag.consumers(node)
-        for write in node.writes
-        for read in consumer.reads
-        if read.buffer == write.buffer
-    ]
-    return dict(set.intersection(*(set(found.items()) for found in maps))) if maps else {}
+    maps: list[set[tuple[int, int]]] = []
+    for consumer in dag.consumers(node):
+        onward = aligned_axes(dag, outer, consumer)
+        for write, read in product(node.writes, consumer.reads):
+            if read.buffer == write.buffer:
+                maps.append(_aligned_by(write, read, onward))
+    return dict(set.intersection(*maps)) if maps else {}
 
 
-def _through(node: Node, write: Access, read: Access, onward: Mapping[int, int]) -> dict[int, int]:
-    found = {}
+def _aligned_by(write: Access, read: Access, onward: Mapping[int, int]) -> set[tuple[int, int]]:
+    """Return the pairs of axes that one read aligns; `onward` maps the reader's axes to those of the host."""
+    found = set()
     for own, index in zip(write.indices, read.indices, strict=True):
         exact = own.is_single_axis and index.is_single_axis and index.offset == 0
         if exact and own.terms and index.terms and index.terms[0].axis in onward:
-            found[own.terms[0].axis] = onward[index.terms[0].axis]
+            found.add((own.terms[0].axis, onward[index.terms[0].axis]))
     return found

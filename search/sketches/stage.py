@@ -1,19 +1,27 @@
-"""One node's place in a sketch."""
+"""The base of all stages. A stage is the way in which one node of a subgraph is computed.
+
+Each kind of stage is a class in `search.stages`: it has its variables, their validity and its estimate.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from search.cost.machine import Machine
+    from search.programs.program import Population
+    from search.sketches.sketch import Sketch
+    from search.sketches.variables import Variable
 
 
 class Placement(StrEnum):
-    """What becomes of a node: `NEST` is a loop nest of its own or one inside the nest that reads it, `FUSED`
-    is computed inside the tile of its producer, `UNROLLED` is a nest around small constant matrices.
-
-    On GPUs: `THREADS` is a kernel whose iterations are spread over threads, `ROWS` one whose blocks take some
-    rows of a node each, `ACROSS` is a reduction inside the rows of another node by all threads of a block,
-    `LOCAL` is computed by every thread of its reader for itself, `TENSOR` is tiled for tensor cores.
-    """
+    """The names of the kinds of stages, as they stand in a sketch's key."""
 
     INLINE = "inline"
     TILED = "tile"
@@ -28,9 +36,11 @@ class Placement(StrEnum):
 
 
 class Rfactor(StrEnum):
-    """Which half of the last reduction loop becomes an axis of partial results, reduced in a second nest:
-    the inner one, so that they fill vectors, or the outer one, so that cores work on them side by side.
-    `UNEVEN` is the inner half of a loop that it doesn't divide: the last step is shorter."""
+    """The half of the last reduction loop that becomes an axis of partial results, reduced by a second nest.
+
+    `INNER` partial results fill vectors; `OUTER` ones are computed by several cores side by side. `UNEVEN` is
+    the inner half of a loop that it doesn't divide: the last step is shorter.
+    """
 
     NONE = ""
     INNER = "inner"
@@ -42,25 +52,37 @@ class Rfactor(StrEnum):
         return self in (Rfactor.INNER, Rfactor.UNEVEN)
 
     @property
-    def stands_apart(self) -> bool:
+    def has_own_nest(self) -> bool:
         """Whether the partial results have loops of their own, ahead of those that add them up. (TVM forgets
-        the condition of a shorter step when it moves a nest.)"""
+        the condition of a shorter last step when it moves a nest.)"""
         return self in (Rfactor.UNEVEN, Rfactor.OUTER)
 
 
 @dataclass(frozen=True)
-class Stage:
-    """A tiled stage carries its structure, such as `SSRSRS`, and its epilogue: the elementwise consumer (or,
-    with `cache_write`, the copy out of the cache) and the number of spatial tile levels after which the
-    epilogue is computed (0: not fused); its innermost tile may be counted in instructions, each an
-    `intrinsic` of search.sketches.intrinsics. A nest that reduces may carry an `rfactor`.
+class Estimate:
+    """The `seconds` that programs or one of their stages take, and the quantities behind them: [programs]."""
 
-    On GPUs the reads `shared` go through shared memory, fetched at the innermost loop of the outermost
-    reduction level; `host` is the node in whose loops an `ACROSS` or `LOCAL` one is computed; `rows` are the
-    axes of a `ROWS` node that number its rows."""
+    seconds: NDArray[np.float64]
+    quantities: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The way in which `node` is computed. Fields that don't apply to a kind keep their defaults.
+
+    A tiled stage has a `structure` such as `SSRSRS` (spatial and reduction levels, outermost first) and may
+    have an `epilogue`: the elementwise consumer or, with `cache_write`, the copy out of the cache, computed
+    inside the first `epilogue_level` spatial levels (0: not fused). Its innermost tile may be counted in
+    instructions of an `intrinsic` (`search.sketches.intrinsics`). Operands named in `shared` are fetched into
+    shared memory, at the innermost loop of the outermost reduction level.
+
+    A nest that reduces may have an `rfactor`. `host` is the node in whose loops this one is computed, and
+    `rows` are the axes that number the rows of a kernel that takes some rows a block.
+    """
+
+    placement: ClassVar[Placement]
 
     node: str
-    placement: Placement
     structure: str = ""
     epilogue: str | None = None
     epilogue_level: int = 0
@@ -71,15 +93,17 @@ class Stage:
     host: str | None = None
     rows: tuple[int, ...] = ()
 
+    def variables(self, sketch: Sketch) -> Iterator[Variable]:
+        """Yield the variables that the stage leaves open; none unless a kind says so."""
+        return iter(())
+
+    def is_valid(self, population: Population) -> NDArray[np.bool_]:
+        """[programs]: whether the device can run the stage and the compiler builds it quickly."""
+        return np.ones(len(population), dtype=bool)
+
+    def estimate(self, population: Population, machine: Machine) -> Estimate:
+        """Estimate what the stage takes; nothing by itself if other stages compute it."""
+        return Estimate(np.zeros(len(population)))
+
     def __str__(self) -> str:
-        if self.host is not None:
-            return f"{self.placement} {self.node} in {self.host}"
-        if self.placement in (Placement.THREADS, Placement.TENSOR) and self.epilogue:
-            return f"{self.placement} {self.node}, {self.epilogue}"
-        if self.placement is not Placement.TILED:
-            return f"{self.placement} {self.node}" + (f" rfactor {self.rfactor}" if self.rfactor else "")
-        cache = " in a write cache" if self.cache_write else ""
-        fused = f", {self.epilogue or 'copy'} at {self.epilogue_level}" if self.epilogue_level else ""
-        shared = f", shared {' '.join(self.shared)}" if self.shared else ""
-        intrinsic = f" of {self.intrinsic}" if self.intrinsic else ""
-        return f"tile {self.node} {self.structure}{intrinsic}{cache}{fused}{shared}"
+        return f"{self.placement} {self.node}"

@@ -1,7 +1,8 @@
-"""Matrix products of 16 x 16 x 16 that tensor cores compute, and how a node's axes map onto them.
+"""Matching of nodes to the matrix products of 16 x 16 x 16 that tensor cores compute.
 
     C[s, i, j] += A[s, i, k] * B[s, j, k]
-Every axis of the node belongs to one of the parts; the axes of a part become one, padded to whole tiles.
+Every axis of the node belongs to one of the parts s, i, j, k. The axes of a part are fused and padded to
+whole tiles.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from core.device import Gpu
-from search.dag import Access, AxisKind, Dag, Node, extent_of
+from search.dag import Access, Axis, AxisKind, Dag, Node, extent_of
 
 SIDE = 16
-# Types of the operands and of the sums, the compute capability that has them, and how far rows in shared
-# memory are moved apart from each other's banks.
+# The compute capability that multiplies operands of a type into sums of a type.
 TYPES = {("float16", "float32"): 70, ("float16", "float16"): 70, ("int8", "int32"): 72}
+# Rows in shared memory are padded so that each begins SKEW elements further among the BANKS.
 BANKS = 32
 SKEW = {"float16": 8, "int8": 16}
 # Smaller parts would mostly be padding.
@@ -22,8 +23,12 @@ MIN_EXTENTS = {"i": 16, "j": 16, "k": 8}
 
 
 @dataclass(frozen=True)
-class Product:
-    """`parts` has a letter for each axis of the node; `first` and `second` are positions of its reads."""
+class MatrixProduct:
+    """A node as a matrix product.
+
+    `parts` has a letter for each axis of the node; `first` and `second` are the positions of A and B among
+    its reads, `operand` their type and `sums` that of C.
+    """
 
     parts: str
     first: int
@@ -33,8 +38,8 @@ class Product:
     second_by_rows: bool
 
 
-def product(dag: Dag, node: Node, gpu: Gpu) -> Product | None:
-    """How tensor cores can compute a node; None where they can't."""
+def match_product(dag: Dag, node: Node, gpu: Gpu) -> MatrixProduct | None:
+    """Return the node as a matrix product for tensor cores; None where they can't compute it."""
     is_dot = node.reducer == "sum" and len(node.reads) == 2 and node.flops == 2
     if not is_dot or node.has_branch or node.extra_writes:
         return None
@@ -47,21 +52,21 @@ def product(dag: Dag, node: Node, gpu: Gpu) -> Product | None:
     # What the rows of the result run along belongs to the second operand.
     swapped = node.vector_axis is not None and node.vector_axis not in node.reads[1].axes
     first, second = (1, 0) if swapped else (0, 1)
-    parts = "".join(
-        _part(node, axis, node.reads[first], node.reads[second]) for axis in range(len(node.axes))
-    )
+    is_read = [(a in node.reads[first].axes, a in node.reads[second].axes) for a in range(len(node.axes))]
+    parts = "".join(_part(axis, *read) for axis, read in zip(node.axes, is_read, strict=True))
     too_small = any(extent_of(node, axes_of(parts, part)) < least for part, least in MIN_EXTENTS.items())
     if "?" in parts or too_small:
         return None
-    return Product(parts, first, second, operand, sums, not _sums_rows(node, node.reads[second]))
+    return MatrixProduct(parts, first, second, operand, sums, not _sums_rows(node, node.reads[second]))
 
 
-def _part(node: Node, axis: int, first: Access, second: Access) -> str:
-    where = (axis in first.axes, axis in second.axes)
-    if node.axes[axis].kind is AxisKind.REDUCTION:
-        return "k" if all(where) or node.axes[axis].extent == 1 else "?"
-    found = {(True, True): "s", (True, False): "i", (False, True): "j"}.get(where, "?")
-    return "s" if found == "?" and node.axes[axis].extent == 1 else found
+def _part(axis: Axis, in_first: bool, in_second: bool) -> str:
+    """Return the part that an axis belongs to; "?" if none."""
+    if axis.kind is AxisKind.REDUCTION:
+        return "k" if (in_first and in_second) or axis.extent == 1 else "?"
+    if not in_first and not in_second:
+        return "s" if axis.extent == 1 else "?"
+    return "s" if in_first and in_second else "i" if in_first else "j"
 
 
 def axes_of(parts: str, part: str) -> list[int]:

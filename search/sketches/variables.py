@@ -1,4 +1,4 @@
-"""What a sketch leaves open: integers with a few legal values each."""
+"""The variables of a sketch: integers with a few legal values each."""
 
 from __future__ import annotations
 
@@ -7,15 +7,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from search.dag import Node, extent_of
 from search.sketches.factors import Ints, Tail, covers, tilings
 
 MAX_INNERMOST = 64
+VECTOR_LANES = (1, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
 class Split:
-    """The factors of one axis of a tiled node, outermost first; their product is `extent`, or a little more
-    where `tail` allows a partial last tile."""
+    """The tile factors of one axis, outermost first.
+
+    Their product is `extent`, or a little more where `tail` allows a partial last tile.
+    """
 
     node: str
     axis: int
@@ -33,22 +37,22 @@ class Split:
 
     @property
     def table(self) -> Ints:
-        """Every legal value that random programs are drawn from, [ways, parts]."""
+        """[ways, parts]: the factors that random programs are drawn from."""
         return tilings(self.extent, self.parts, MAX_INNERMOST, self.tail)
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
-        """[count, width]: random legal values."""
+        """Return [count, width] random values."""
         return self.table[rng.integers(len(self.table), size=count)]
 
     def check(self, values: Sequence[int]) -> None:
-        """Raises ValueError when the factors don't fit."""
+        """Raise ValueError if the factors don't cover the extent."""
         if not covers(values, self.extent, self.tail):
             raise ValueError(f"factors {values} of axis {self.axis} must multiply to {self.extent}")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A position in `options`."""
+    """One of several `options`; its value is a position among them. `kind` names what is chosen."""
 
     kind: str
     node: str
@@ -63,13 +67,41 @@ class Choice:
         return 1
 
     def draw(self, count: int, rng: np.random.Generator) -> Ints:
-        """[count, 1]: random positions."""
+        """Return [count, 1] random positions."""
         return rng.integers(len(self.options), size=(count, 1))
 
     def check(self, values: Sequence[int]) -> None:
-        """Raises ValueError when there is no such option."""
+        """Raise ValueError if there is no such option."""
         if not 0 <= values[0] < len(self.options):
             raise ValueError(f"{self.kind} of {self.node} has {len(self.options)} options")
 
 
 Variable = Split | Choice
+
+
+def read_kind(buffer: str) -> str:
+    """Return the kind of the choice how a tiled node reads a buffer."""
+    return f"read {buffer}"
+
+
+def fetch_kind(buffer: str) -> str:
+    """Return the kind of the choice how many values of a buffer a thread of a GPU fetches at once."""
+    return f"lanes {buffer}"
+
+
+def vector_loops(node: Node) -> tuple[int, ...]:
+    """Return the axes that can be fused into one vectorized loop, innermost first.
+
+    They are the contiguous axis of the result and, if that is the last one, those around it, until together
+    they are longer than any vector.
+    """
+    if node.vector_axis is None:
+        return ()
+    found = [node.vector_axis]
+    outer = node.spatial[:-1] if node.vector_axis == node.spatial[-1] else ()
+    for axis in reversed(outer):
+        if extent_of(node, found) >= VECTOR_LANES[-1]:
+            break
+        if node.axes[axis].extent > 1:
+            found.append(axis)
+    return tuple(found)

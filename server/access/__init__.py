@@ -1,1 +1,1 @@
-"""Who calls, whether they may, how often, and what is written down of it."""
+"""Authentication, scopes and rate limits of callers, and the audit log of what they did."""

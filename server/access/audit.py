@@ -1,4 +1,4 @@
-"""The audit log as the server writes it: what was changed at once, what was refused counted and bounded."""
+"""The audit log: changes are written at once, refusals are counted, bounded and written every minute."""
 
 from __future__ import annotations
 
@@ -7,76 +7,80 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from cachetools import TTLCache
+
 from records import access
 from records.access import Act, AuditLine
 from records.storage.database import Database
+from server.waiting import sleep_unless_stopping
 
 _log = logging.getLogger(__name__)
 
-# What strangers are refused fills at most so many lines in this time, whatever they send.
+# Refusals fill at most MAX_REFUSED lines (and one for the others) every FLUSH_S, whatever strangers send.
 FLUSH_S = 60.0
 MAX_REFUSED = 20
-# A worker calls every second: that it did is worth a line a day.
-ROUTINE_S = 86400.0
-_MAX_ROUTINE = 10_000
+# A worker calls every second: its calls are worth one line a day.
+DAILY_S = 86400.0
+_MAX_DAILY = 10_000
 _MAX_CHARS = 200
 _OTHERS = Act("nobody", "any", "", "refused", "many addresses")
 
 
 class AuditLog:
-    """Lines older than `keep_s` are deleted. A log that can't be written is a line in the server's own log:
-    what it would tell of has happened already."""
+    """Keeps lines for `keep_s` seconds. `now` returns epoch seconds.
+
+    When the log can't be written, the server's own log says so and the call goes on: what the line would tell
+    of has happened already.
+    """
 
     def __init__(self, database: Database, now: Callable[[], float], keep_s: float) -> None:
         self._database = database
         self._now = now
         self._keep_s = keep_s
         self._refused: Counter[Act] = Counter()
-        self._routine: dict[Act, float] = {}
+        self._written_today: TTLCache[Act, None] = TTLCache(_MAX_DAILY, DAILY_S, timer=now)
 
     async def write(self, act: Act) -> None:
-        """One line, stored before this returns."""
-        await asyncio.to_thread(self._store, {_short(act): 1})
+        """Store one line before this returns."""
+        await asyncio.to_thread(self._store, {_shortened(act): 1})
 
-    async def routine(self, act: Act) -> None:
+    async def write_daily(self, act: Act) -> None:
         """As `write`, but once a day for the same act."""
-        if self._now() - self._routine.get(act, float("-inf")) < ROUTINE_S:
+        if act in self._written_today:
             return
-        if len(self._routine) >= _MAX_ROUTINE:
-            self._routine.clear()
-        self._routine[act] = self._now()
+        self._written_today[act] = None
         await self.write(act)
 
-    def refused(self, act: Act) -> None:
-        """Counted, and stored by the next `flush`."""
-        self._count(_short(act), 1)
+    def count_refused(self, act: Act) -> None:
+        """Count a refusal; the next `flush` stores it."""
+        self._count(_shortened(act), 1)
 
     async def flush(self) -> None:
-        """Stores what was counted, and deletes what is old."""
+        """Store the refusals counted so far, and delete lines that are too old."""
         waiting, self._refused = self._refused, Counter()
         if not await asyncio.to_thread(self._store, waiting, prune=True):
             for act, times in waiting.items():
                 self._count(act, times)
 
-    async def tend(self, stopping: asyncio.Event) -> None:
-        """Flushes regularly until `stopping` is set, and once more then."""
-        while not stopping.is_set():
-            try:
-                await asyncio.wait_for(stopping.wait(), FLUSH_S)
-            except TimeoutError:
-                await self.flush()
-        await self.flush()
+    async def flush_regularly(self, stopping: asyncio.Event) -> None:
+        """Flush every FLUSH_S until `stopping` is set, and once more then."""
+        is_last = False
+        while not is_last:
+            await sleep_unless_stopping(stopping, FLUSH_S)
+            is_last = stopping.is_set()
+            await self.flush()
 
     def page(self, limit: int, before: int | None) -> list[AuditLine]:
-        """Newest first, with ids below `before`. Raises StorageError."""
+        """Return lines with ids below `before`, newest first. Raises StorageError."""
         with self._database.begin() as session:
             return access.audit(session, limit, before)
 
     def _count(self, act: Act, times: int) -> None:
-        room = act in self._refused or len(self._refused) < MAX_REFUSED
-        self._refused[act if room else _OTHERS] += times
+        fits = act in self._refused or len(self._refused) < MAX_REFUSED
+        self._refused[act if fits else _OTHERS] += times
 
     def _store(self, acts: Mapping[Act, int], *, prune: bool = False) -> bool:
+        """Append one line for each act, with how often it was seen. Return whether that worked."""
         now = self._now()
         try:
             with self._database.begin() as session:
@@ -89,6 +93,6 @@ class AuditLog:
         return True
 
 
-def _short(act: Act) -> Act:
-    """No line is longer than a few of these, whatever a client sends."""
+def _shortened(act: Act) -> Act:
+    """Return the act with every text cut, so that no client can write long lines."""
     return Act(*(text[:_MAX_CHARS] for text in vars(act).values()))

@@ -1,4 +1,7 @@
-"""Which scope a call needs. What stands in no line here needs ADMIN; the probes need nothing."""
+"""The table of scopes: each route and gRPC service with the scope that it needs.
+
+A call that the table doesn't name needs ADMIN; the probes need no token.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,9 @@ from dataclasses import dataclass
 
 from starlette.routing import compile_path
 
-from records.access import Scope
+from core.access import Scope
 
-# Probes carry no token, and tell nothing but "up".
+# Probes send no token, and are told nothing but "ok".
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 
 ROUTES = {
@@ -50,26 +53,30 @@ _COMPILED = [
 
 
 @dataclass(frozen=True)
-class Need:
-    """What a request asks for: a route, as it stands in the OpenAPI document, the object in its path if there
-    is one, and the scope that this needs. `changes`: it is there to change something."""
+class Operation:
+    """The operation that an HTTP request calls.
+
+    `route` is its method and path template as in the OpenAPI document, `subject` the object that the path
+    names ("" for none), `scope` the scope it needs. `is_write`: it is meant to change something.
+    """
 
     route: str
     subject: str
     scope: Scope
-    changes: bool
+    is_write: bool
 
 
-def of_route(method: str, path: str) -> Need:
-    asked = "GET" if method == "HEAD" else method
+def operation_of(method: str, path: str) -> Operation:
+    """Return the operation of a request; one that ROUTES doesn't name is UNKNOWN and needs ADMIN."""
+    method = "GET" if method == "HEAD" else method
     for known, pattern, template, scope in _COMPILED:
-        match = pattern.match(path) if known == asked else None
+        match = pattern.match(path) if known == method else None
         if match is not None:
-            changes = asked != "GET" and scope is not Scope.READ
-            return Need(f"{asked} {template}", "/".join(match.groups()), scope, changes)
-    return Need(UNKNOWN, "", Scope.ADMIN, changes=asked != "GET")
+            is_write = method != "GET" and scope is not Scope.READ
+            return Operation(f"{method} {template}", "/".join(match.groups()), scope, is_write)
+    return Operation(UNKNOWN, "", Scope.ADMIN, is_write=method != "GET")
 
 
-def of_procedure(method: str) -> Scope:
-    """The scope that a gRPC method, like "/tunefarm.v1.Fleet/Synchronize", needs."""
-    return next((scope for start, scope in _SERVICES.items() if method.startswith(start)), Scope.ADMIN)
+def procedure_scope(method: str) -> Scope:
+    """Return the scope that a gRPC method, like "/tunefarm.v1.Fleet/Synchronize", needs."""
+    return next((scope for prefix, scope in _SERVICES.items() if method.startswith(prefix)), Scope.ADMIN)

@@ -1,1 +1,1 @@
-"""The HTTP API: routes, their bodies, and every error as a problem document."""
+"""The HTTP API: routes, with the bodies of their requests and answers."""

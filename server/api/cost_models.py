@@ -2,30 +2,103 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from fastapi import APIRouter, Query
+from pydantic import BaseModel
 
 from records.fleet import devices
 from records.schedules import cost_models
-from server.api.problems import Problem, problems
-from server.api.schemas import CostModelBody, CostModelsBody, Name
+from records.schedules.cost_models import Version, evaluated
+from server.api.fields import Name
 from server.api.targets import device_class
 from server.context import ContextDep
+from server.problems import Problem, problems
 
 router = APIRouter(prefix="/v1/cost-models", tags=["cost models"])
+
+
+class MetricsBody(BaseModel):
+    """How well the throughput of `records` is predicted, relative to the best record of each task.
+
+    `pairwise` is the share of pairs in the right order, `recall` the share of the 30 fastest records that are
+    among the 30 predicted to be the fastest. A metric is null where too few records define it.
+    """
+
+    records: int
+    r2: float | None
+    pairwise: float | None
+    recall: float | None
+
+
+class ComparedBody(BaseModel):
+    """The metrics of the learned model and of the analytic estimate on the same records."""
+
+    learned: MetricsBody
+    analytic: MetricsBody
+
+
+class HeldOutBody(ComparedBody):
+    """Metrics on records held out of training, over all of them and by workload in `tasks`. The model was
+    trained on the other `trained_on` records."""
+
+    trained_on: int
+    tasks: dict[str, ComparedBody]
+
+
+class CostModelBody(BaseModel):
+    """A device class's cost model, trained `versions` times, last on `records` records.
+
+    `train_secs` are the seconds of the last training, `total_train_secs` of all of them. `metrics` are the
+    newest, computed for the version that was trained at `metrics_at`; null while there are too few records.
+    Times are epoch seconds.
+    """
+
+    device_class: str
+    device_name: str
+    versions: int
+    records: int
+    newest_record_at: float
+    created_at: float
+    train_secs: float
+    total_train_secs: float
+    metrics_at: float | None
+    metrics: HeldOutBody | None
+
+    @classmethod
+    def of(cls, device_name: str, versions: Sequence[Version]) -> CostModelBody:
+        newest, measured = versions[0], evaluated(versions)
+        return cls(
+            device_class=newest.device_class,
+            device_name=device_name,
+            versions=len(versions),
+            records=newest.records,
+            newest_record_at=newest.newest_record_at,
+            created_at=newest.created_at,
+            train_secs=newest.train_secs,
+            total_train_secs=sum(version.train_secs for version in versions),
+            metrics_at=measured.created_at if measured else None,
+            metrics=HeldOutBody.model_validate(measured.metrics) if measured else None,
+        )
+
+
+class CostModelsBody(BaseModel):
+    """Cost models, by device class."""
+
+    items: list[CostModelBody]
 
 
 @router.get("", responses=problems(404))
 def show_cost_models(
     context: ContextDep, target: Annotated[Name | None, Query(description="only of this class")] = None
 ) -> CostModelsBody:
-    """The cost model of every device class that has one, with its metrics on records held out."""
+    """Return the cost model of every device class that has one, with its metrics on records held out."""
     with context.database.begin() as session:
         key = None if target is None else device_class(session, target)
-        known = cost_models.versions(session, key)
+        versions = cost_models.versions(session, key)
         names = {device.key: device.name for device in devices.classes(session)}
-    if key is not None and key not in known:
+    if key is not None and key not in versions:
         detail = f"No cost model of {key} was trained yet: that begins with the first trials, tune a model."
         raise Problem(404, "no-cost-model", detail)
-    return CostModelsBody(items=[CostModelBody.of(names[one], found) for one, found in known.items()])
+    return CostModelsBody(items=[CostModelBody.of(names[one], found) for one, found in versions.items()])

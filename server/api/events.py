@@ -1,4 +1,4 @@
-"""`/v1/jobs/{id}/events`: what happens to a job, as server-sent events."""
+"""`/v1/jobs/{id}/events`: a job's events as they happen, by server-sent events."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from records.jobs import events, jobs
 from records.jobs.events import Event
-from server.api.problems import problems
-from server.context import Context, ContextDep
+from server.context import ContextDep, ServerContext
+from server.problems import problems
+from server.waiting import sleep_unless_stopping
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -29,53 +30,45 @@ _EVENT = {
     "required": ["id", "event", "data"],
 }
 _EVENTS_ANSWER = {"content": {"text/event-stream": {"itemSchema": _EVENT}}}
-_NO_MORE = {"description": "The job is finished and has nothing more to tell"}
+_NO_MORE_EVENTS = {"description": "The job is finished and has no more events"}
 
 
 @router.get(
     "/{job_id}/events",
     response_class=EventSourceResponse,
-    responses={200: _EVENTS_ANSWER, 204: _NO_MORE, **problems(404)},
+    responses={200: _EVENTS_ANSWER, 204: _NO_MORE_EVENTS, **problems(404)},
 )
 async def watch(
     job_id: str,
     context: ContextDep,
     last_event_id: Annotated[int, Header(ge=0, lt=2**63)] = 0,
 ) -> Response:
-    """The job's events after Last-Event-ID (default: all), then new ones until the job is finished.
+    """Stream the job's events after Last-Event-ID (default: all), and new ones until the job is finished.
 
-    Each event's data is JSON with what happened and `at`, epoch seconds. When a finished job has nothing
-    more to tell, the answer is 204, which tells a browser to stop asking.
+    Each event's data is JSON, with `at` in epoch seconds. When a finished job has no more events, the answer
+    is 204, which tells a browser to stop asking.
     """
-    news, finished = await asyncio.to_thread(_read, context, job_id, last_event_id)
-    if finished and not news:
+    page, finished = await asyncio.to_thread(_next_events, context, job_id, last_event_id)
+    if finished and not page:
         return Response(status_code=204)
     return EventSourceResponse(_stream(context, job_id, last_event_id))
 
 
-async def _stream(context: Context, job_id: str, after: int) -> AsyncIterator[ServerSentEvent]:
+async def _stream(context: ServerContext, job_id: str, after: int) -> AsyncIterator[ServerSentEvent]:
     while not context.stopping.is_set():
-        news, finished = await asyncio.to_thread(_read, context, job_id, after)
-        for event in news:
+        page, finished = await asyncio.to_thread(_next_events, context, job_id, after)
+        for event in page:
             after = event.id
             data = json.dumps(event.data | {"at": event.at})
             yield ServerSentEvent(data, event=event.kind, id=str(event.id))
-        if not news:
+        if not page:
             if finished:
                 return
-            await pause(context.stopping, _POLL_S)
+            await sleep_unless_stopping(context.stopping, _POLL_S)
 
 
-def _read(context: Context, job_id: str, after: int) -> tuple[list[Event], bool]:
-    """The next events, and whether the job was finished before they were read."""
+def _next_events(context: ServerContext, job_id: str, after: int) -> tuple[list[Event], bool]:
+    """Return the next events, and whether the job was finished before they were read."""
     with context.database.begin() as session:
         finished = jobs.get(session, job_id).state.finished
         return events.since(session, job_id, after, _PAGE), finished
-
-
-async def pause(stopping: asyncio.Event, seconds: float) -> None:
-    """Waits, but not beyond the moment the server stops."""
-    try:
-        await asyncio.wait_for(stopping.wait(), seconds)
-    except TimeoutError:
-        return

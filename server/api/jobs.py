@@ -1,30 +1,200 @@
-"""`/v1/jobs`: asking for a tuned model, watching it, cancelling it, fetching it, deleting it."""
+"""`/v1/jobs`: submitting, watching, cancelling and deleting jobs, and fetching the tuned model.
+
+Times are epoch seconds, durations seconds.
+"""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator
-from typing import IO, Annotated
+import statistics
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
+from pydantic import BaseModel, Field, field_validator, model_validator
 from sqlalchemy.orm import Session
 
-from core.job import Build, JobState
+from core.job import MAX_PRIORITY, MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT, Budget, Build, JobState
 from records.jobs import deletion, jobs, models, tasks
 from records.jobs.deletion import JobInUse
-from records.jobs.jobs import JobNotFound, JobRequest
+from records.jobs.jobs import Job, JobNotFound, JobRequest
 from records.jobs.models import ModelNotFound
-from records.storage import blobs
-from server.api.problems import Problem, problems
-from server.api.schemas import JobBody, JobRequestBody, JobsBody, Name, TaskBody, TasksBody
+from records.jobs.tasks import Task
+from server.api.fields import Name, RequestBody
 from server.api.targets import NATIVE, device_class
+from server.blob_files import copy_of_blob, read_and_close
 from server.context import ContextDep
+from server.problems import Problem, problems
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-_SPOOL_BYTES = 1 << 20
+_MAX_DIMENSION = 2**31 - 1
 _TAR_ANSWER = {"content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}}
+
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class JobRequestBody(RequestBody):
+    """What to tune: `model` is the sha256 of an uploaded model, `shapes` are those of its dynamic inputs.
+
+    `target` is "native" (the class of any worker that is ready) or a device class's key or unique name. The
+    job ends when its budget of `trials` or of `minutes` is spent. A subgraph of which no schedule is known
+    gets one trial whatever the budget. With `compile_only` no other trials are made: the model is compiled
+    with the schedules known already and these first guesses, timed as a whole, and `trials` is left out.
+
+    Where jobs share devices, those of higher `priority` go first; jobs of equal priority get trials in
+    proportion to their `weight`.
+
+    `build` says who compiles the candidates: "device", the devices that measure them; "builder", workers that
+    only build, for which the job waits; "auto", a builder if there is one of another kind than the device or
+    with at least twice its cores, and otherwise the device.
+
+    With `exact`, operators are computed as they were imported, without variants that round differently, such
+    as Winograd's convolutions.
+    """
+
+    model: Sha256
+    shapes: dict[Name, list[int]] = Field(default={})
+    target: Name = NATIVE
+    trials: int = 0
+    compile_only: bool = False
+    minutes: float | None = None
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
+    weight: float = Field(default=1.0, ge=MIN_WEIGHT, le=MAX_WEIGHT, allow_inf_nan=False)
+    build: Literal["auto", "device", "builder"] = "auto"
+    exact: bool = False
+
+    @model_validator(mode="after")
+    def _trials_unless_compile_only(self) -> JobRequestBody:
+        if self.compile_only and self.trials != 0:
+            raise ValueError(f"compile_only spends no trials: leave trials out, not {self.trials}")
+        if not self.compile_only and not 1 <= self.trials <= MAX_TRIALS:
+            raise ValueError(f"trials must be at least 1 and at most {MAX_TRIALS}, not {self.trials}")
+        return self
+
+    @field_validator("minutes")
+    @classmethod
+    def _minutes_of_a_budget(cls, minutes: float | None) -> float | None:
+        return Budget(0, minutes).minutes
+
+    @field_validator("shapes")
+    @classmethod
+    def _positive_extents(cls, shapes: dict[str, list[int]]) -> dict[str, list[int]]:
+        if len(shapes) > 256:
+            raise ValueError(f"shapes are given for {len(shapes)} inputs, and 256 are allowed")
+        for name, shape in shapes.items():
+            if len(shape) > 16 or not all(1 <= extent <= _MAX_DIMENSION for extent in shape):
+                raise ValueError(f"the shape of {name} must be up to 16 positive whole numbers, not {shape}")
+        return shapes
+
+
+class JobBody(BaseModel):
+    """A job. `message` says what it is doing or waiting for, `error` why it failed."""
+
+    id: str
+    state: str
+    finished: bool
+    message: str
+    error: str | None
+    model: str
+    model_name: str
+    shapes: dict[str, list[int]]
+    target: str
+    device_class: str | None
+    trials: int
+    minutes: float | None
+    seed: int
+    priority: int
+    weight: float
+    build: str
+    exact: bool
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    trials_issued: int
+    trials_done: int
+    untuned_latency_s: float | None
+    tuned_latency_s: float | None
+    untuned_secs: list[float]
+    tuned_secs: list[float]
+
+    @classmethod
+    def of(cls, job: Job) -> JobBody:
+        request = job.request
+        return cls(
+            id=job.id,
+            state=job.state.value,
+            finished=job.state.finished,
+            message=job.message,
+            error=job.error,
+            model=request.model_sha,
+            model_name=request.model_name,
+            shapes={name: list(shape) for name, shape in request.shapes.items()},
+            target=request.target,
+            device_class=job.device_class,
+            trials=request.budget.trials,
+            minutes=request.budget.minutes,
+            seed=request.seed,
+            priority=request.priority,
+            weight=request.weight,
+            build=request.build.value,
+            exact=request.exact,
+            created_at=job.created_at,
+            started_at=job.started_at,
+            finished_at=job.finished_at,
+            trials_issued=job.trials_issued,
+            trials_done=job.trials_done,
+            untuned_latency_s=statistics.median(job.untuned_secs) if job.untuned_secs else None,
+            tuned_latency_s=statistics.median(job.tuned_secs) if job.tuned_secs else None,
+            untuned_secs=list(job.untuned_secs or ()),
+            tuned_secs=list(job.tuned_secs or ()),
+        )
+
+
+class JobsBody(BaseModel):
+    """Jobs, newest first. `next` is the `before` of the next page, null on the last one."""
+
+    items: list[JobBody]
+    next: str | None
+
+
+class TaskBody(BaseModel):
+    """One subgraph of a job. One that is not `covered` keeps its fallback schedule: `reason` says why.
+
+    A task with a `variant` may take the place of the workload `variant_of`; the fastest is compiled in.
+    """
+
+    id: int
+    name: str
+    workload: str
+    weight: int
+    flops: float
+    covered: bool
+    reason: str
+    trials: int
+    best_s: float | None
+    variant: str
+    variant_of: str
+
+    @classmethod
+    def of(cls, task: Task) -> TaskBody:
+        return cls(
+            id=task.id,
+            name=task.name,
+            workload=task.workload_hash,
+            weight=task.weight,
+            flops=task.flops,
+            covered=task.covered,
+            reason=task.reason,
+            trials=task.trials,
+            best_s=task.best_s,
+            variant=task.variant,
+            variant_of=task.variant_of,
+        )
+
+
+class TasksBody(BaseModel):
+    items: list[TaskBody]
 
 
 @router.post("", status_code=202, responses=problems(400, 409))
@@ -35,7 +205,7 @@ def create(
     context: ContextDep,
     idempotency_key: Annotated[Name | None, Header()] = None,
 ) -> JobBody:
-    """Starts a job. The same Idempotency-Key with the same request gives the job it made before."""
+    """Start a job. The same Idempotency-Key with the same request returns the job that it started before."""
     with context.database.begin() as session:
         wanted = _job_request(session, body)
         job = jobs.create(session, context.new_id(), wanted, idempotency_key, context.now())
@@ -52,7 +222,7 @@ def list_jobs(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
     before: Annotated[Name | None, Query(description="the `next` of the page before")] = None,
 ) -> JobsBody:
-    """Newest first."""
+    """Return a page of jobs, newest first."""
     with context.database.begin() as session:
         try:
             found = jobs.list_jobs(session, limit + 1, before)
@@ -72,7 +242,7 @@ def show(job_id: str, context: ContextDep) -> JobBody:
 
 @router.post("/{job_id}:cancel", responses=problems(404, 409))
 def cancel(job_id: str, context: ContextDep) -> JobBody:
-    """Cancels an unfinished job; cancelling it again changes nothing."""
+    """Cancel an unfinished job. Cancelling it again changes nothing."""
     with context.database.begin() as session:
         job = jobs.cancel(session, job_id, context.now())
     if job.state is not JobState.CANCELLED:
@@ -84,7 +254,7 @@ def cancel(job_id: str, context: ContextDep) -> JobBody:
 
 @router.delete("/{job_id}", status_code=204, responses=problems(404, 409))
 def delete(job_id: str, context: ContextDep) -> None:
-    """Deletes a finished job with its artifact and its events. What was measured for it stays."""
+    """Delete a finished job with its artifact and its events. The measurements made for it stay."""
     with context.database.begin() as session:
         try:
             deletion.delete_job(session, job_id, context.now())
@@ -94,10 +264,11 @@ def delete(job_id: str, context: ContextDep) -> None:
 
 @router.get("/{job_id}/tasks", responses=problems(404))
 def show_tasks(job_id: str, context: ContextDep) -> TasksBody:
-    """The job's subgraphs, with the best latency known of each."""
+    """Return the job's subgraphs, with the best latency known of each."""
     with context.database.begin() as session:
         jobs.get(session, job_id)
-        return TasksBody(items=[TaskBody.of(task) for task in tasks.for_job(session, job_id)])
+        found = tasks.for_job(session, job_id)
+    return TasksBody(items=[TaskBody.of(task) for task in found])
 
 
 @router.get(
@@ -106,38 +277,23 @@ def show_tasks(job_id: str, context: ContextDep) -> TasksBody:
     responses={200: _TAR_ANSWER, **problems(404, 409)},
 )
 def artifact(job_id: str, context: ContextDep) -> StreamingResponse:
-    """The tuned model as a tar file: `model.so` and `manifest.json`."""
+    """Return the tuned model as a tar file of `model.so` and `manifest.json`."""
     with context.database.begin() as session:
         job = jobs.get(session, job_id)
         if job.state is not JobState.DONE or job.artifact_sha is None:
-            raise Problem(409, "no-artifact", _no_artifact(job), state=job.state.value)
-        file = spool(session, job.artifact_sha)
+            if job.state.finished:
+                why = f"and made no tuned model: {job.error or 'start a new job'}."
+                detail = f"Job {job.id} is {job.state} {why}"
+            else:
+                detail = f"Job {job.id} is {job.state}: its tuned model can be fetched when it is done."
+            raise Problem(409, "no-artifact", detail, state=job.state.value)
+        file = copy_of_blob(session, job.artifact_sha)
     headers = {
         "Content-Disposition": f'attachment; filename="{job.id}.tar"',
         "Content-Length": str(file.seek(0, 2)),
         "ETag": f'"{job.artifact_sha}"',
     }
-    return StreamingResponse(pieces(file), media_type="application/x-tar", headers=headers)
-
-
-def spool(session: Session, sha: str) -> IO[bytes]:
-    """A temporary copy of a blob, so that no transaction lasts as long as a slow client reads."""
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - `pieces` closes it
-    try:
-        for chunk in blobs.chunks(session, sha):
-            file.write(chunk)
-    except BaseException:
-        file.close()
-        raise
-    return file
-
-
-def pieces(file: IO[bytes]) -> Iterator[bytes]:
-    """The file from its start, closed at its end."""
-    with file:
-        file.seek(0)
-        while chunk := file.read(_SPOOL_BYTES):
-            yield chunk
+    return StreamingResponse(read_and_close(file), media_type="application/x-tar", headers=headers)
 
 
 def _job_request(session: Session, body: JobRequestBody) -> JobRequest:
@@ -148,22 +304,16 @@ def _job_request(session: Session, body: JobRequestBody) -> JobRequest:
             422, "unknown-model", f"No model is stored as {body.model}: upload it first."
         ) from error
     if body.target != NATIVE:
-        device_class(session, body.target)
+        device_class(session, body.target)  # raises a Problem for an unknown one
     return JobRequest(
         model_sha=model.sha,
         model_name=model.name,
         shapes={name: tuple(shape) for name, shape in body.shapes.items()},
         target=body.target,
-        trials=body.trials,
-        minutes=body.minutes,
+        budget=Budget(body.trials, body.minutes),
         seed=body.seed,
         priority=body.priority,
         weight=body.weight,
         build=Build(body.build),
+        exact=body.exact,
     )
-
-
-def _no_artifact(job: jobs.Job) -> str:
-    if job.state.finished:
-        return f"Job {job.id} is {job.state} and made no tuned model: {job.error or 'start a new job'}."
-    return f"Job {job.id} is {job.state}: its tuned model can be fetched when it is done."

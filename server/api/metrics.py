@@ -1,61 +1,63 @@
-"""Counters for Prometheus, one registry per application."""
+"""`/metrics` for Prometheus, and the middleware that counts requests."""
 
 from __future__ import annotations
 
 import time
+from collections import Counter, defaultdict
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from core.job import JobState
+from core.worker import Wanted, WorkerState
+from records.fleet import devices, leases
+from records.fleet.devices import WorkerInfo
+from records.jobs import jobs
+from server.context import ContextDep
+from server.metrics import Metrics
 
-class Metrics:
-    """What `/metrics` shows."""
+router = APIRouter(tags=["health"])
 
-    def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "tunefarm_http_requests",
-            "HTTP requests answered",
-            ["method", "route", "status"],
-            registry=self.registry,
-        )
-        self.answer_seconds = Histogram(
-            "tunefarm_http_answer_seconds",
-            "Seconds until an answer began",
-            ["route"],
-            registry=self.registry,
-        )
-        self.synchronizations = Counter(
-            "tunefarm_worker_synchronizations", "Calls of workers", registry=self.registry
-        )
-        self.leases = Counter("tunefarm_leases", "Leases given to workers", registry=self.registry)
-        self.results = Counter("tunefarm_results", "Results received from workers", registry=self.registry)
-        self.jobs = Gauge("tunefarm_jobs", "Unfinished jobs", ["state"], registry=self.registry)
-        self.workers = Gauge("tunefarm_workers", "Known workers", ["state"], registry=self.registry)
-        self.workers_in_trouble = Gauge(
-            "tunefarm_workers_in_trouble",
-            "Workers that are there and can't measure or build; `tunefarm workers` says why",
-            registry=self.registry,
-        )
-        self.trials_per_minute = Gauge(
-            "tunefarm_trials_per_minute",
-            "Trials that the workers of a device class measured a minute, over the last five",
-            ["device_class"],
-            registry=self.registry,
-        )
-        self.held_leases = Gauge("tunefarm_held_leases", "Leases that workers hold", registry=self.registry)
-        self.oldest_lease_s = Gauge(
-            "tunefarm_oldest_lease_seconds",
-            "How long ago the oldest lease that a worker holds was given, 0 without any",
-            registry=self.registry,
-        )
-
-    def exposition(self) -> bytes:
-        """Everything in Prometheus' text format."""
-        return generate_latest(self.registry)
+_TEXT_ANSWER = {"content": {"text/plain": {"schema": {"type": "string"}}}}
+_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+_LOST = "lost"
 
 
-class CountRequests:
+@router.get("/metrics", response_class=Response, responses={200: _TEXT_ANSWER})
+def metrics(context: ContextDep) -> Response:
+    """Return counters and gauges in Prometheus' text format."""
+    gauges, now = context.metrics, context.now()
+    with context.database.begin() as session:
+        unfinished = jobs.unfinished(session)
+        workers = devices.workers(session)
+        rates, held = leases.trials_per_minute(session, now), leases.held(session, now)
+    jobs_by_state = Counter(job.state for job in unfinished)
+    for state in (state for state in JobState if not state.finished):
+        gauges.jobs.labels(state.value).set(jobs_by_state[state])
+    workers_by_state = Counter(_state(worker, now) for worker in workers)
+    for label in (*WorkerState, _LOST, Wanted.EVICTED):
+        gauges.workers.labels(str(label)).set(workers_by_state[label])
+    gone = (WorkerState.OFFLINE, _LOST, Wanted.EVICTED)
+    gauges.workers_in_trouble.set(sum(bool(one.unable) and _state(one, now) not in gone for one in workers))
+    rate_by_class: defaultdict[str, float] = defaultdict(float)
+    for worker in workers:
+        if worker.device_class is not None:
+            rate_by_class[worker.device_class] += rates.get(worker.id, 0.0)
+    for device_class, rate in rate_by_class.items():
+        gauges.trials_per_minute.labels(device_class).set(rate)
+    gauges.held_leases.set(len(held))
+    gauges.oldest_lease_s.set(max((now - lease.taken_at for lease in held), default=0.0))
+    return Response(gauges.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _state(worker: WorkerInfo, now: float) -> str:
+    if worker.wanted is Wanted.EVICTED:
+        return Wanted.EVICTED
+    return _LOST if worker.is_lost(now) else worker.state
+
+
+class RequestMetricsMiddleware:
     """ASGI middleware that counts requests by route template, so that ids don't become labels."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
@@ -68,18 +70,12 @@ class CountRequests:
             return
         began = time.perf_counter()
 
-        async def counted(message: Message) -> None:
+        async def count_and_send(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._count(scope, message["status"], time.perf_counter() - began)
+                route = getattr(scope.get("route"), "path", "none")
+                method = scope["method"] if scope["method"] in _METHODS else "other"
+                self._metrics.requests.labels(method, route, str(message["status"])).inc()
+                self._metrics.answer_seconds.labels(route).observe(time.perf_counter() - began)
             await send(message)
 
-        await self._app(scope, receive, counted)
-
-    def _count(self, scope: Scope, status: int, seconds: float) -> None:
-        route = getattr(scope.get("route"), "path", "none")
-        method = scope["method"] if scope["method"] in _METHODS else "other"
-        self._metrics.requests.labels(method, route, str(status)).inc()
-        self._metrics.answer_seconds.labels(route).observe(seconds)
-
-
-_METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
+        await self._app(scope, receive, count_and_send)

@@ -1,4 +1,4 @@
-"""`/v1/models`: models handed in."""
+"""`/v1/models`: uploads of models."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import tempfile
 from typing import IO, Annotated
 
 from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel
 
 from records.jobs import models
+from records.jobs.models import ModelInfo
 from records.storage import blobs
 from server.api import onnx_file
-from server.api.problems import Problem, problems
-from server.api.schemas import ModelBody, Name
-from server.context import Context, ContextDep
+from server.api.fields import Name
+from server.context import ContextDep, ServerContext
+from server.problems import Problem, problems
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
@@ -22,34 +24,42 @@ _ONNX_CONTENT = {"application/octet-stream": {"schema": {"type": "string", "form
 _ONNX_BODY = {"requestBody": {"required": True, "content": _ONNX_CONTENT}}
 
 
+class ModelBody(BaseModel):
+    """A stored model; `size` is bytes."""
+
+    sha256: str
+    name: str
+    size: int
+
+    @classmethod
+    def of(cls, model: ModelInfo) -> ModelBody:
+        return cls(sha256=model.sha, name=model.name, size=model.size)
+
+
 @router.post("", status_code=201, openapi_extra=_ONNX_BODY, responses=problems(415))
 async def upload(
     request: Request, context: ContextDep, name: Annotated[Name, Query()] = "model"
 ) -> ModelBody:
-    """Stores the ONNX file that is the request's body; sending the same file again changes nothing."""
+    """Store the ONNX file that is the request's body. Sending the same file again changes nothing."""
     if request.headers.get("content-type", "").startswith("multipart/"):
         raise Problem(415, "not-a-form", "Send the ONNX file itself as the request's body, not as a form.")
     with tempfile.TemporaryFile() as file:
-        await _receive(request, file)
+        buffer = bytearray()
+        async for chunk in request.stream():
+            buffer += chunk
+            if len(buffer) >= _WRITE_BYTES:
+                await asyncio.to_thread(file.write, bytes(buffer))
+                buffer.clear()
+        await asyncio.to_thread(file.write, bytes(buffer))
         stored = await asyncio.to_thread(_store, context, file, name)
     request.state.audited = stored.sha256
     return stored
 
 
-async def _receive(request: Request, file: IO[bytes]) -> None:
-    waiting = bytearray()
-    async for chunk in request.stream():
-        waiting += chunk
-        if len(waiting) >= _WRITE_BYTES:
-            await asyncio.to_thread(file.write, bytes(waiting))
-            waiting.clear()
-    await asyncio.to_thread(file.write, bytes(waiting))
-
-
-def _store(context: Context, file: IO[bytes], name: str) -> ModelBody:
-    complaint = onnx_file.complaint(file)
-    if complaint is not None:
-        raise Problem(422, "not-onnx", complaint)
+def _store(context: ServerContext, file: IO[bytes], name: str) -> ModelBody:
+    reason = onnx_file.rejection_reason(file)
+    if reason:
+        raise Problem(422, "not-onnx", reason)
     file.seek(0)
     data = file.read()
     with context.database.begin() as session:

@@ -1,17 +1,17 @@
-"""What a request's `target` means: one of the device classes that workers have brought."""
+"""The device class that a request's `target` names."""
 
 from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
 from records.fleet import devices
-from server.api.problems import Problem
+from server.problems import Problem
 
 NATIVE = "native"
 
 
 def device_class(session: Session, target: str) -> str:
-    """The key of the target's device class. Raises a Problem that lists the known ones."""
+    """Return the key of the target's device class. Raises a Problem that lists the known classes."""
     device = devices.resolve_class(session, target)
     if device is not None:
         return device.key

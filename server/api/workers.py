@@ -1,4 +1,7 @@
-"""`/v1/workers` and `/v1/device-classes`: what measures."""
+"""`/v1/workers` and `/v1/device-classes`: the machines that measure and build, and what they are to do.
+
+Times are epoch seconds, durations seconds, sizes bytes.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +9,150 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from fastapi import APIRouter
+from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
+from core.profile import Profile
 from core.worker import Wanted
-from records.fleet import devices, leases, pace
+from records.fleet import devices, leases
 from records.fleet.devices import WorkerInfo
-from server.api.problems import Problem, problems
-from server.api.worker_bodies import DeviceClassBody, DeviceClassesBody, WorkerBody, WorkersBody
+from records.fleet.leases import HeldLease
 from server.context import ContextDep
+from server.problems import Problem, problems
 
 router = APIRouter(prefix="/v1", tags=["workers"])
 
 
+class WorkerBody(BaseModel):
+    """A worker as last seen.
+
+    `connected`: it called lately and has not said farewell. `state` is what it reported last, `wanted` what
+    people want it to do: work, drain or be evicted. Its `role` is measure or build. A worker that builds has
+    no device class: it links for the machines in `builds_for`, and its trials are those that it built.
+
+    `trials_per_minute` is the rate of the last five minutes, `trial_s` the time that a trial takes on it.
+    `load` is the number of processes that wanted to run, averaged over a minute; `temperature_c` is of its
+    processor; `candidates` and `candidates_done` are of the `lease` it holds. All of them are null where they
+    are unknown.
+
+    `trouble` says in one line why it can't measure (or build), and is empty while it can or has not yet found
+    out. `uncontained` says what measured code is not kept from. `calibrate`: it has been asked to measure its
+    device's profile again, and hasn't yet.
+    """
+
+    id: str
+    state: str
+    wanted: str
+    role: str
+    builds_for: list[str]
+    connected: bool
+    device_class: str | None
+    device_name: str | None
+    cores: int | None
+    last_seen_at: float
+    last_seen_ago_s: float
+    trials_done: int
+    failures: int
+    failures_by_kind: dict[str, int]
+    trials_per_minute: float
+    trial_s: float | None
+    load: float | None
+    temperature_c: float | None
+    memory_free_bytes: int | None
+    tunefarm_version: str
+    tvm_version: str
+    lease: str | None
+    candidates: int | None
+    candidates_done: int | None
+    uncontained: str
+    trouble: str
+    calibrate: bool
+
+    @classmethod
+    def of(
+        cls, worker: WorkerInfo, now: float, trials_per_minute: float, held: HeldLease | None
+    ) -> WorkerBody:
+        vitals = worker.vitals
+        return cls(
+            id=worker.id,
+            state=worker.state.value,
+            wanted=worker.wanted.value,
+            role=worker.role.value,
+            builds_for=list(worker.builder.builds_for) if worker.builder else [],
+            connected=not (worker.has_left or worker.is_lost(now)),
+            device_class=worker.device_class,
+            device_name=worker.device_name,
+            cores=worker.cores,
+            last_seen_at=worker.last_seen_at,
+            last_seen_ago_s=max(now - worker.last_seen_at, 0.0),
+            trials_done=worker.trials_done,
+            failures=worker.failures,
+            failures_by_kind=dict(worker.failures_by_kind),
+            trials_per_minute=trials_per_minute,
+            trial_s=worker.trial_s,
+            load=vitals.load,
+            temperature_c=vitals.temperature_c,
+            memory_free_bytes=vitals.memory_free_bytes,
+            tunefarm_version=vitals.tunefarm_version,
+            tvm_version=vitals.tvm_version,
+            lease=held.id if held else None,
+            candidates=vitals.candidates if held else None,
+            candidates_done=vitals.candidates_done if held else None,
+            uncontained=vitals.uncontained,
+            trouble=vitals.trouble,
+            calibrate=worker.calibrate,
+        )
+
+
+class WorkersBody(BaseModel):
+    items: list[WorkerBody]
+
+
+class DeviceClassBody(BaseModel):
+    """Devices of equal hardware and toolchain. A job's target can be their `key` or `name`. The `profile` is
+    null until one of them has been calibrated."""
+
+    key: str
+    name: str
+    triple: str
+    mcpu: str
+    features: list[str]
+    cores: int
+    vector_bytes: int
+    l1_bytes: int
+    l2_bytes: int
+    l3_bytes: int
+    toolchain: str
+    target: str
+    profile: Profile | None
+
+
+class DeviceClassesBody(BaseModel):
+    items: list[DeviceClassBody]
+
+
 @router.get("/workers")
 def show_workers(context: ContextDep) -> WorkersBody:
-    """Every worker ever seen, with when that was."""
+    """Return every worker ever seen, with when that was."""
     with context.database.begin() as session:
         return WorkersBody(items=_bodies(session, devices.workers(session), context.now()))
 
 
 @router.post("/workers/{worker_id:path}:drain", responses=problems(404))
 def drain(worker_id: str, context: ContextDep) -> WorkerBody:
-    """Has the worker finish its lease and take no other, until it is resumed."""
+    """Have the worker finish its lease and take no other, until it is resumed."""
     return _want(context, worker_id, Wanted.DRAIN)
 
 
 @router.post("/workers/{worker_id:path}:resume", responses=problems(404))
 def resume(worker_id: str, context: ContextDep) -> WorkerBody:
-    """Has a worker that was drained or evicted work again."""
+    """Have a worker that was drained or evicted work again."""
     return _want(context, worker_id, Wanted.WORK)
 
 
 @router.post("/workers/{worker_id:path}:evict", responses=problems(404))
 def evict(worker_id: str, context: ContextDep) -> WorkerBody:
-    """Takes the worker's lease away at once and lets nobody in under its name, until it is resumed."""
+    """Revoke the worker's lease at once and admit nobody under its name, until it is resumed."""
     now = context.now()
     with context.database.begin() as session:
         leases.evict(session, worker_id, now)
@@ -48,26 +161,26 @@ def evict(worker_id: str, context: ContextDep) -> WorkerBody:
 
 @router.post("/workers/{worker_id:path}:calibrate", responses=problems(404, 409))
 def calibrate(worker_id: str, context: ContextDep) -> WorkerBody:
-    """Has the worker measure its device's profile again as soon as it holds no lease."""
+    """Have the worker measure its device's profile again as soon as it holds no lease."""
     with context.database.begin() as session:
         if devices.worker(session, worker_id).builder is not None:
             sentence = f"Worker {worker_id} only builds: name one that measures."
             raise Problem(409, "worker-builds", sentence)
-        devices.calibrate(session, worker_id)
+        devices.request_calibration(session, worker_id)
         return _body(session, worker_id, context.now())
 
 
 @router.get("/device-classes")
 def show_device_classes(context: ContextDep) -> DeviceClassesBody:
     with context.database.begin() as session:
-        known = devices.classes(session)
-    items = [DeviceClassBody.model_validate({"key": device.key, **asdict(device)}) for device in known]
+        classes = devices.classes(session)
+    items = [DeviceClassBody.model_validate({"key": device.key, **asdict(device)}) for device in classes]
     return DeviceClassesBody(items=items)
 
 
 def _want(context: ContextDep, worker_id: str, what: Wanted) -> WorkerBody:
     with context.database.begin() as session:
-        devices.want(session, worker_id, what)
+        devices.set_wanted(session, worker_id, what)
         return _body(session, worker_id, context.now())
 
 
@@ -77,6 +190,6 @@ def _body(session: Session, worker_id: str, now: float) -> WorkerBody:
 
 
 def _bodies(session: Session, workers: Sequence[WorkerInfo], now: float) -> list[WorkerBody]:
-    rates = pace.trials_per_minute(session, now)
-    held = {lease.worker_id: lease for lease in pace.held(session, now)}
+    rates = leases.trials_per_minute(session, now)
+    held = {lease.worker_id: lease for lease in leases.held(session, now)}
     return [WorkerBody.of(one, now, rates.get(one.id, 0.0), held.get(one.id)) for one in workers]

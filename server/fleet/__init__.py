@@ -1,1 +1,1 @@
-"""Workers: what they report becomes state, and the work that they are given."""
+"""The gRPC service for workers: sessions, leases, results and files."""

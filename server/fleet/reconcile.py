@@ -1,24 +1,23 @@
-"""What one worker's report changes in the database, and what the worker is told: one transaction each."""
+"""Brings the database up to a worker's report and decides what the worker should hold, in one transaction."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
 from core.job import JobState
-from core.lease import Built, Candidate, Lease, LeaseId, Limits, ModuleRun
+from core.lease import Candidate, Lease, LeaseId, Limits, ModuleRun
 from core.worker import Role, Wanted, WorkerState
 from proto.messages import Answer, Result, WorkerReport
-from records.fleet import building, devices, leases
-from records.fleet.builders import Builder
-from records.fleet.devices import Asked, SessionFenced
-from records.fleet.results import TrialResult
+from records.fleet import building, devices, leases, module_runs
+from records.fleet.building import Builder
+from records.fleet.devices import Instructions, SessionFenced
+from records.fleet.results import LeaseResult
 from records.jobs import jobs
 from records.storage import blobs
-from server.fleet.plausible import believed, believed_report
+from server.fleet.plausibility import reject_implausible, reject_implausible_profile
 
 IDLE_S = 1.0
 EVICTED_S = 5.0
@@ -29,180 +28,145 @@ Wake = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """An answer, and the steps (name, job id) to wake once the transaction is done."""
+class Reconciliation:
+    """The answer to a report, and the steps (name, job id) to wake once the transaction is committed."""
 
     answer: Answer
     wakes: tuple[Wake, ...] = ()
 
 
 def reconcile(
-    session: Session, report: WorkerReport, announced: bool, lease_id: str, now: float, ttl_s: float
-) -> Outcome:
-    """Brings the database up to the report and decides what the worker should hold. How soon one that holds
-    something is to call again, the caller decides.
+    session: Session, report: WorkerReport, registered: bool, lease_id: str, now: float, lease_ttl_s: float
+) -> Reconciliation:
+    """Store what a worker reports, and return what it should hold.
 
-    `announced`: this session's device is known already. `lease_id` names a new lease, if one is given. What
-    the worker holds is its for `ttl_s` from now.
+    `registered`: this session's device is stored already. `lease_id` is the id of a new lease, if one is
+    taken. A lease that the worker holds is valid for `lease_ttl_s` from now. The caller decides when a worker
+    that holds something is to call again.
     """
-    asked = _present(session, report, announced, now)
-    if asked is None:
-        why = Wanted(devices.wanted(session, report.worker_id).value)
-        return Outcome(Answer(fenced=True, wanted=why, call_again_after_s=EVICTED_S))
+    instructions = _note_call(session, report, registered, now)
+    if instructions is None:
+        wanted = devices.wanted(session, report.worker_id)
+        return Reconciliation(Answer(fenced=True, wanted=wanted, call_again_after_s=EVICTED_S))
     wakes, closed = _store_results(session, report, now)
     if report.state in _GIVES_BACK and report.held is None:
         leases.give_back(session, report.worker_id, report.session_id, now)
-    if report.state is WorkerState.READY and not announced:
-        wakes += _waiting_jobs(session)
-    # A session holds one lease at most: if that has just been closed, there is none to look for.
-    lost = None if closed else _lost_on_the_way(session, report, now)
-    answer = _decide(session, report, asked, lost, lease_id, now, ttl_s)
-    return Outcome(answer, tuple(dict.fromkeys(wakes)))
+    if report.state is WorkerState.READY and not registered:
+        # These jobs may have waited for a device like this one.
+        wakes += [("intake", job.id) for job in jobs.unfinished(session) if job.state is JobState.QUEUED]
+    keeps, lease, call_again_after_s = report.held, None, IDLE_S
+    if keeps is None or not leases.renew(session, keeps.id, report.session_id, now, lease_ttl_s):
+        keeps = None
+        if report.state is WorkerState.READY and not closed:
+            # A lease that the worker doesn't name although it holds one: the answer with it got lost. After
+            # one was closed there is none to look for, because a session holds one lease at most.
+            unnamed = leases.current(session, report.worker_id, report.session_id, now)
+            lease = None if unnamed is None else _lease_of(session, unnamed, report, now)
+        if lease is None and instructions.wanted is Wanted.WORK:
+            lease = take(session, report, lease_id, now, lease_ttl_s)
+        # A worker that is willing to wait does so in its next call, not between calls. But one that is to
+        # calibrate and doesn't know how must not call in a loop.
+        if wants_work(report) and report.wait_s > 0 and not instructions.calibrate:
+            call_again_after_s = 0.0
+    answer = Answer(
+        keeps=keeps,
+        lease=lease,
+        acknowledged=tuple(result.number for result in report.results),
+        call_again_after_s=call_again_after_s,
+        wanted=instructions.wanted,
+        calibrate=instructions.calibrate,
+    )
+    return Reconciliation(answer, tuple(dict.fromkeys(wakes)))
 
 
 def wants_work(report: WorkerReport) -> bool:
     return report.state is WorkerState.READY and report.slots > 0
 
 
-def take(session: Session, report: WorkerReport, lease_id: str, now: float, ttl_s: float) -> Lease | None:
-    """A new lease for a worker that is ready for one."""
+def take(
+    session: Session, report: WorkerReport, lease_id: str, now: float, lease_ttl_s: float
+) -> Lease | None:
+    """Take a new lease for a worker; None when it wants no work or there is none."""
     if not wants_work(report) or report.device is None:
         return None
     slots = min(report.slots, _MAX_LEASE)
     worker = report.worker_id, report.session_id
     device_class = None if report.role is Role.BUILD else report.device.key
-    lease = leases.take(session, lease_id, *worker, device_class, slots, now, ttl_s)
-    return None if lease is None else _described(session, lease, report, now)
+    lease = leases.take(session, lease_id, *worker, device_class, slots, now, lease_ttl_s)
+    return None if lease is None else _lease_of(session, lease, report, now)
 
 
-def _present(session: Session, report: WorkerReport, announced: bool, now: float) -> Asked | None:
-    """Notes that the worker is there; what people ask of it. None when another session has taken its place,
-    or it was evicted."""
-    worker_id, session_id = report.worker_id, report.session_id
-    state = WorkerState(report.state.value)
-    vitals = devices.Vitals(**asdict(report.vitals), builds=report.role is Role.BUILD)
-    known = (announced and not report.calibrated) or report.device is None
-    if known and not report.starting:
-        return devices.seen(session, worker_id, session_id, state, now, vitals)
-    builder = _builder(report)
-    device = None if builder else believed_report(report).device
-    who = session, worker_id, session_id
+def _note_call(session: Session, report: WorkerReport, registered: bool, now: float) -> Instructions | None:
+    """Store that the worker called, and return what people want of it.
+
+    None when another session has taken this one's place, or the worker was evicted.
+    """
+    worker = report.worker_id, report.session_id
+    device, vitals, role = report.device, report.vitals, report.role
+    is_new = report.starting or (device is not None and (report.calibrated or not registered))
+    if not is_new:
+        return devices.heartbeat(session, *worker, report.state, now, vitals, role)
+    builder = None
+    if role is Role.BUILD and device is not None:
+        builder = Builder(report.builds_for, device.machine, device.cores, device.toolchain)
+    device = None if builder else reject_implausible_profile(report).device
     try:
-        devices.register(*who, device, state, now, vitals, builder, calibrated=report.calibrated)
+        devices.register(
+            session, *worker, device, report.state, now, vitals, role, builder, calibrated=report.calibrated
+        )
     except SessionFenced:
         return None
-    return devices.asked(session, worker_id)
-
-
-def _builder(report: WorkerReport) -> Builder | None:
-    """What the worker builds for, if that is its role and it has probed its device."""
-    device = report.device
-    if report.role is not Role.BUILD or device is None:
-        return None
-    return Builder(report.builds_for, device.machine, device.cores, device.toolchain)
+    return devices.instructions(session, report.worker_id)
 
 
 def _store_results(session: Session, report: WorkerReport, now: float) -> tuple[list[Wake], bool]:
-    """The steps to wake, and whether a lease is closed: then a batch is wanted, or a timing is in."""
+    """Store a report's results. Return the steps to wake, and whether a lease was closed."""
     by_lease: defaultdict[str, list[Result]] = defaultdict(list)
     for result in report.results:
         by_lease[result.lease.id].append(result)
     wakes, closed = [], False
     for lease_id, results in by_lease.items():
-        reported = leases.report(session, lease_id, report.session_id, _stored(results), now)
+        plausible = [
+            LeaseResult(result.measurement, result.trial_id, result.module_run_id)
+            for result in map(reject_implausible, results)
+        ]
+        reported = leases.report(session, lease_id, report.session_id, plausible, now)
         closed |= reported.closed
-        if reported.job_id is not None and (reported.closed or reported.many):
-            timed = any(result.module_run_id is not None for result in results)
-            wakes.append(("publish" if timed else "plan", reported.job_id))
+        if reported.job_id is not None and (reported.closed or reported.worth_planning):
+            is_timing = any(result.module_run_id is not None for result in results)
+            wakes.append(("publish" if is_timing else "plan", reported.job_id))
     return wakes, closed
 
 
-def _stored(results: Sequence[Result]) -> list[TrialResult]:
-    return [_recorded(result) for result in map(believed, results)]
-
-
-def _recorded(result: Result) -> TrialResult:
-    end = result.measurement
-    known = building.Built(end.sha, end.build_secs) if isinstance(end, Built) else end
-    return TrialResult(known, trial_id=result.trial_id, module_run_id=result.module_run_id)
-
-
-def _waiting_jobs(session: Session) -> list[Wake]:
-    """The jobs that may have waited for a device to be there."""
-    return [("intake", job.id) for job in jobs.unfinished(session) if job.state is JobState.QUEUED]
-
-
-def _decide(
-    session: Session,
-    report: WorkerReport,
-    asked: Asked,
-    lost: Lease | None,
-    lease_id: str,
-    now: float,
-    ttl_s: float,
-) -> Answer:
-    acknowledged = tuple(result.number for result in report.results)
-    wanted, calibrate = Wanted(asked.wanted.value), asked.calibrate
-    if report.held is not None and leases.renew(session, report.held.id, report.session_id, now, ttl_s):
-        return Answer(keeps=report.held, acknowledged=acknowledged, wanted=wanted, calibrate=calibrate)
-    lease = lost
-    if lease is None and wanted is Wanted.WORK:
-        lease = take(session, report, lease_id, now, ttl_s)
-    # A worker that is willing to wait does so in its next call, not between calls. One that doesn't know how
-    # to calibrate must not call in a loop.
-    waits = wants_work(report) and report.wait_s > 0 and not calibrate
-    again_s = 0.0 if waits else IDLE_S
-    return Answer(
-        lease=lease,
-        acknowledged=acknowledged,
-        call_again_after_s=again_s,
-        wanted=wanted,
-        calibrate=calibrate,
-    )
-
-
-def _lost_on_the_way(session: Session, report: WorkerReport, now: float) -> Lease | None:
-    """The lease that the session holds by our books but not by its own: its answer never arrived."""
-    if report.state is not WorkerState.READY:
-        return None
-    lease = leases.current(session, report.worker_id, report.session_id, now)
-    return None if lease is None else _described(session, lease, report, now)
-
-
-def _described(session: Session, lease: leases.Lease, report: WorkerReport, now: float) -> Lease:
+def _lease_of(session: Session, stored: leases.StoredLease, report: WorkerReport, now: float) -> Lease:
+    """Return a stored lease as its worker gets it."""
     assert report.device is not None, "a ready worker has a device"
+    limits, runs = Limits(), []
+    if stored.module_runs:
+        sizes = [blobs.size(session, run.artifact_sha) or 0 for run in stored.module_runs]
+        limits = Limits.for_module(max(sizes))
+        failed = {run.kind for run in module_runs.of_job(session, stored.job_id) if run.failed}
+        # The tuned model is compared with the untuned one, unless that one is known not to run.
+        compares = set() if "untuned" in failed else {"tuned"}
+        runs = [
+            ModuleRun(run.id, run.kind, run.artifact_sha, run.kind in compares) for run in stored.module_runs
+        ]
     return Lease(
-        id=LeaseId(lease.id, lease.attempt),
-        target=building.target(session, lease.job_id) if lease.build else report.device.target,
-        limits=_limits(session, lease),
-        expires_after_s=max(lease.expires_at - now, 1.0),
+        id=LeaseId(stored.id, stored.attempt),
+        target=building.target(session, stored.job_id) if stored.build else report.device.target,
+        limits=limits,
+        expires_after_s=max(stored.expires_at - now, 1.0),
         candidates=tuple(
             Candidate(
                 trial.id,
                 trial.workload_hash,
                 trial.trace,
-                lease.constants.get(trial.workload_hash, ()),
-                lease.best_s.get(trial.workload_hash),
-                None if lease.build else trial.library_sha,
+                stored.constants.get(trial.workload_hash, ()),
+                stored.best_s.get(trial.workload_hash),
+                None if stored.build else trial.library_sha,
             )
-            for trial in lease.trials
+            for trial in stored.trials
         ),
-        module_runs=_module_runs(session, lease),
-        build=lease.build,
-    )
-
-
-def _limits(session: Session, lease: leases.Lease) -> Limits:
-    sizes = [blobs.size(session, run.artifact_sha) or 0 for run in lease.module_runs]
-    return Limits.for_module(max(sizes)) if sizes else Limits()
-
-
-def _module_runs(session: Session, lease: leases.Lease) -> tuple[ModuleRun, ...]:
-    """The tuned model is compared with the untuned one, unless that is known not to run."""
-    if not lease.module_runs:
-        return ()
-    failed = {run.kind for run in leases.module_runs(session, lease.job_id) if run.failed}
-    return tuple(
-        ModuleRun(run.id, run.kind, run.artifact_sha, run.kind == "tuned" and "untuned" not in failed)
-        for run in lease.module_runs
+        module_runs=tuple(runs),
+        build=stored.build,
     )

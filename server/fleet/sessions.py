@@ -1,25 +1,32 @@
-"""The workers' sessions that called this server lately, and how often it wants to hear from them."""
+"""The worker sessions that called this server lately, and how often each worker is to call."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import math
+import time
+from collections.abc import Callable
 from typing import NamedTuple
+
+from cachetools import TTLCache
 
 from records.jobs.fair_queue import LEASE_S
 
-# Longer than any worker that is there is silent: a call is held back for 30 s at most.
+# Longer than the silence of any live worker: a call is held back for 30 s at most.
 FORGET_S = 60.0
-# With few workers, people see every second how far they are. A thousand that did so would keep any server
-# busy; so all together call about so many times a second, until each calls once in a lease.
+# Few workers call every second, so that people see progress. A thousand would overload the server at that
+# rate, so that all together make about this many calls a second, but each calls at least once in a lease.
 CALLS_A_SECOND = 50.0
-LEAST_S, MOST_S = 1.0, LEASE_S
-# A lease outlives two calls that were lost.
-_CALLS_A_LEASE, _LEAST_TTL_S = 3, 30.0
+MIN_INTERVAL_S, MAX_INTERVAL_S = 1.0, LEASE_S
+# A lease outlives two lost calls.
+_CALLS_PER_LEASE, _MIN_LEASE_TTL_S = 3, 30.0
 
 
-class Known(NamedTuple):
-    """What has to be stored of a session before it may work. One that works again after it was drained is
-    stored anew: jobs may have waited for it."""
+class RegisteredSession(NamedTuple):
+    """What the database must hold of a session before the worker may work.
+
+    A call that reports anything else registers the session again. `draining` is a part of it because jobs may
+    have waited for a worker that works again after it was drained: registering it wakes them.
+    """
 
     session_id: str
     device_class: str | None
@@ -27,34 +34,31 @@ class Known(NamedTuple):
     builds_for: tuple[str, ...]
 
 
-class Sessions:
-    """What is known of each worker's session; one that was forgotten is stored anew when it calls again."""
+class SessionCache:
+    """The registered session of every worker that called in the last FORGET_S seconds.
 
-    def __init__(self) -> None:
-        # Who called last is last.
-        self._known: OrderedDict[str, tuple[Known, float]] = OrderedDict()
+    A worker that was forgotten is registered again when it calls. The cache belongs to the event loop.
+    """
 
-    def get(self, worker_id: str) -> Known | None:
-        known, _ = self._known.get(worker_id, (None, 0.0))
-        return known
+    def __init__(self, timer: Callable[[], float] = time.monotonic) -> None:
+        self._by_worker: TTLCache[str, RegisteredSession] = TTLCache(math.inf, FORGET_S, timer)
 
-    def put(self, worker_id: str, known: Known, now: float) -> None:
-        """Note that the worker has called; those that have been silent for long are forgotten. `now` are the
-        seconds of a clock that nobody sets."""
-        self._known[worker_id] = known, now
-        self._known.move_to_end(worker_id)
-        while now - next(iter(self._known.values()))[1] > FORGET_S:
-            self._known.popitem(last=False)
+    def get(self, worker_id: str) -> RegisteredSession | None:
+        return self._by_worker.get(worker_id)
+
+    def put(self, worker_id: str, session: RegisteredSession) -> None:
+        """Note that the worker has called with this session."""
+        self._by_worker[worker_id] = session
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._by_worker)
 
     @property
-    def busy_s(self) -> float:
-        """After how many seconds a worker that holds a lease is to call again."""
-        return min(max(len(self) / CALLS_A_SECOND, LEAST_S), MOST_S)
+    def call_interval_s(self) -> float:
+        """Seconds after which a worker that holds a lease is to call again."""
+        return min(max(len(self) / CALLS_A_SECOND, MIN_INTERVAL_S), MAX_INTERVAL_S)
 
     @property
-    def ttl_s(self) -> float:
-        """For so long a lease is a worker's that doesn't call."""
-        return max(_CALLS_A_LEASE * self.busy_s, _LEAST_TTL_S)
+    def lease_ttl_s(self) -> float:
+        """Seconds for which a worker that doesn't call keeps its lease."""
+        return max(_CALLS_PER_LEASE * self.call_interval_s, _MIN_LEASE_TTL_S)

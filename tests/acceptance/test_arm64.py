@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from compiler.packaging.linker import machine_of
+from compiler.packaging.linker import elf_machine
 from core.measurement import Outcome
 from records.jobs import jobs, tasks, trials
 from records.storage.database import Database
@@ -51,13 +51,13 @@ def convolution() -> onnx.ModelProto:
 
 @pytest.fixture
 def farm(tmp_path: Path) -> Iterator[Service]:
-    """With a worker that builds, and none that measures."""
+    """A service with a worker that builds, and none that measures."""
     with service(tmp_path) as made, worker(made, "builder", "--build"):
         yield made
 
 
 def well_built(farm: Service) -> list[bool]:
-    """Of the trials that went well, which were built elsewhere."""
+    """Return, for each trial that went well, whether a builder built it."""
     database = Database(farm.database_url)
     with database.begin() as session:
         (job,) = jobs.list_jobs(session, 10, None)
@@ -98,7 +98,7 @@ def test_a_convolution_is_tuned_for_arm64_and_runs_there(farm: Service, tmp_path
 
 def computes_the_same(root: Path, folder: Path) -> None:
     library = (folder / "conv-tuned" / "model.so").read_bytes()
-    assert machine_of(library) == "aarch64"
+    assert elf_machine(library) == "aarch64"
     image = np.random.default_rng(1).standard_normal((1, 8, 14, 14), dtype=np.float32)
     shared = root / "var" / "tmp"
     (shared / "model.so").write_bytes(library)

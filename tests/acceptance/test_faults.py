@@ -23,20 +23,20 @@ TRIALS = 64
 
 
 def family(of: int, module: str) -> list[psutil.Process]:
-    """The running processes of `python -m MODULE` below this one, those that were started last at the end."""
+    """Return the descendants that run `python -m MODULE`, the youngest last."""
     found = []
     for process in psutil.Process(of).children(recursive=True):
         try:
             words = process.cmdline()
         except psutil.NoSuchProcess:
             continue
-        if module in words and "tunefarm.embedded.tether" not in words:
+        if module in words and "tunefarm.embedded.die_with_parent" not in words:
             found.append(process)
     return found
 
 
 def kill_one(of: subprocess.Popen[bytes], module: str, errors: Path) -> None:
-    """Once there is one."""
+    """Wait for a process of the module, and kill the youngest."""
     found: list[psutil.Process] = []
     while not found:
         assert of.poll() is None, errors.read_text()

@@ -1,4 +1,4 @@
-"""Every fault of `benchmarks.faults`, played on real processes: nothing lost, twice or wrong."""
+"""Every fault scenario on real processes: no trial lost, none counted twice, no wrong schedule."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.faults.places import Missing
-from benchmarks.faults.plays import Rigs
-from benchmarks.faults.scenarios import SCENARIOS, Scenario
-from benchmarks.faults.stage import Ledger
+from tests.faults.environments import Unsupported
+from tests.faults.job_run import Ledger
+from tests.faults.rigs import Rigs
+from tests.faults.scenarios import SCENARIOS, Scenario
 
 pytestmark = pytest.mark.slow
 
 RUNS = 2
-# These wait for something that takes its time.
+# These wait for time-outs of several seconds.
 LONG = (
     *("server killed", "scheduler killed", "database locked", "disk full"),
     *("network cut", "network half-open"),
@@ -31,7 +31,7 @@ def rigs() -> Iterator[Rigs]:
 def test_a_fault_costs_nothing(scenario: Scenario, rigs: Rigs) -> None:
     for _ in range(1 if scenario.name in LONG else RUNS):
         try:
-            seen = rigs.play(scenario)
-        except Missing as missing:
+            run = rigs.run(scenario)
+        except Unsupported as missing:
             pytest.skip(str(missing))
-        assert seen.ledger == Ledger("done", lost=0, twice=0, wrong=0, given_up=scenario.given_up)
+        assert run.ledger == Ledger("done", lost=0, twice=0, wrong=0, given_up=scenario.given_up)

@@ -1,4 +1,4 @@
-"""What fuzzing has found, once more."""
+"""Regression tests for the bugs that fuzzing has found."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 @pytest.mark.parametrize("name", ["x" * 100_000, "\U0001f600" * 10_000, "\0" * 5000])
 def test_a_name_of_any_length_is_not_found(service: Service, name: str) -> None:
-    """The words of a status travel as a header, which may not be longer than a few kilobytes."""
+    """The details of a status travel as a header of at most a few kilobytes."""
     for call in (
         lambda: service.fleet.GetWorkload(pb.WorkloadRequest(workload_hash=name), timeout=10),
         lambda: list(service.fleet.GetBlob(pb.BlobRequest(sha256=name), timeout=10)),
@@ -35,8 +35,8 @@ def test_a_name_of_any_length_is_not_found(service: Service, name: str) -> None:
 
 
 @pytest.mark.parametrize("seconds", ["NaN", "Infinity", "-Infinity"])
-def test_a_token_never_lives_for_what_is_no_number(service: Service, seconds: str) -> None:
-    """NaN is not more than a century, and a token that ends then never ends."""
+def test_a_tokens_lifetime_is_a_number(service: Service, seconds: str) -> None:
+    """NaN is not more than a century, and a token that expires at NaN never does."""
     body = f'{{"name": "x", "scopes": ["read"], "expires_after_s": {seconds}}}'
     answer = service.http.post("/v1/tokens", content=body, headers={"Content-Type": "application/json"})
     assert answer.status_code == 422
@@ -44,7 +44,7 @@ def test_a_token_never_lives_for_what_is_no_number(service: Service, seconds: st
 
 
 def test_no_schedule_takes_a_million_years(service: Service) -> None:
-    """The median of such times is infinite, which is not what the document says a latency is."""
+    """The median of such times is infinite, and the OpenAPI document says that a latency is finite."""
     Worker(service.fleet).call()
     record = {"workload": "abc", "trace": "[[],[]]", "run_secs": [1.7e308, 1.7e308], "target": "{}"}
     body = {"workloads": [{"hash": "abc", "module_json": "{}"}], "records": [record]}

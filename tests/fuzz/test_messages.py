@@ -1,4 +1,4 @@
-"""Messages that make no sense, to real processes: always a proper answer, nothing ends, nothing grows."""
+"""Real processes answer invalid messages properly, don't crash and don't grow."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from random import Random
 
 import pytest
 
-from benchmarks.fuzz import fleet, imports, uploads
-from benchmarks.fuzz.figures import MAX_NEW_FILES
-from benchmarks.fuzz.imports import Importer, importing
-from benchmarks.fuzz.service import Growth, Service, running
-from benchmarks.fuzz.wrong import Wrong
+from tests.fuzz import fleet, imports, uploads
+from tests.fuzz.failures import Failures
+from tests.fuzz.figures import MAX_NEW_FILES
+from tests.fuzz.imports import Importer, importing
+from tests.fuzz.service import Growth, Service, running
 from tests.onnx_models import MODELS
 
 pytestmark = pytest.mark.slow
@@ -27,9 +27,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 
 
 @pytest.fixture
-def wrong(tmp_path: Path) -> Wrong:
-    """Its messages are kept where pytest keeps temporary files."""
-    return Wrong(print, tmp_path)
+def failures(tmp_path: Path) -> Failures:
+    """Failures whose messages are kept in pytest's temporary folder."""
+    return Failures(print, tmp_path)
 
 
 @pytest.fixture
@@ -38,11 +38,11 @@ def importer() -> Iterator[Importer]:
         yield started
 
 
-def test_workers_that_make_no_sense(service: Service, wrong: Wrong) -> None:
+def test_the_service_survives_invalid_worker_messages(service: Service, failures: Failures) -> None:
     growth = Growth()
-    sender = fleet.Sender(service, wrong, growth)
+    sender = fleet.Sender(service, failures, growth)
     sender.send(CALLS, Random(1))
-    assert wrong.kinds == {}
+    assert failures.kinds == {}
     assert sender.answers.total() == CALLS
     expected = {"OK", "INVALID_ARGUMENT", "NOT_FOUND", "FAILED_PRECONDITION", "UNAUTHENTICATED"}
     assert expected <= set(sender.answers)
@@ -50,19 +50,19 @@ def test_workers_that_make_no_sense(service: Service, wrong: Wrong) -> None:
     assert fleet.is_served(service, 2)
 
 
-def test_uploads_that_are_no_models(service: Service, wrong: Wrong) -> None:
+def test_the_service_survives_uploads_that_are_no_models(service: Service, failures: Failures) -> None:
     growth = Growth()
-    uploader = uploads.Uploader(service, wrong, growth)
+    uploader = uploads.Uploader(service, failures, growth)
     uploader.send(UPLOADS, Random(2))
-    assert wrong.kinds == {}
+    assert failures.kinds == {}
     assert set(uploader.answers) == {"201", "422"}
     assert growth.new_files <= MAX_NEW_FILES
     assert fleet.is_served(service, 3)
 
 
-def test_models_that_make_no_sense(importer: Importer, wrong: Wrong) -> None:
-    endings = imports.send(importer, IMPORTS, Random(3), wrong)
-    assert wrong.kinds == {}
+def test_the_importer_survives_invalid_models(importer: Importer, failures: Failures) -> None:
+    endings = imports.send(importer, IMPORTS, Random(3), failures)
+    assert failures.kinds == {}
     assert set(endings) == {"imported", "refused"}
     assert importer.most_taken_bytes < 1 << 30
 

@@ -1,4 +1,4 @@
-"""The OpenAPI document is true: whatever schemathesis makes of it is answered as the document says."""
+"""The OpenAPI document is true: requests that schemathesis makes up from it are answered as it says."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from schemathesis.config import SchemathesisConfig
 from schemathesis.generation.feedback import FeedbackSources
 from schemathesis.pytest._test_builder import build_operation_test
 
-from core.job import JobState
+from core.access import Scope
+from core.job import Budget, JobState
 from core.measurement import Measurement, Outcome
 from core.worker import WorkerState
 from records import access
-from records.access import Scope, Token
+from records.access import Token
 from records.jobs import jobs, tasks, trials
 from records.jobs.jobs import JobRequest
 from records.jobs.tasks import TaskSpec
@@ -28,10 +29,10 @@ from records.schedules.cost_models import Version
 from records.storage import blobs
 from records.storage.database import Database
 from server.access.scopes import OPEN_PATHS
-from server.api.problems import MEDIA_TYPE
 from server.app import create_app
-from server.context import Context
-from server.settings import Settings
+from server.context import ServerContext
+from server.problems import MEDIA_TYPE
+from server.settings import ServerSettings
 from tests.integration.server.conftest import DEVICE, Service, Worker, launch
 from tests.integration.server.test_cost_models import METRICS
 from tests.integration.server.test_fleet import leased, results
@@ -47,18 +48,18 @@ CHECKS = (
 )
 SECRET = "the bootstrap token"
 JOB, WORKER, TOKEN, WORKLOAD = "job-1", "board", "token-1", "abc"
-# h11 refuses them before there is a request.
+# h11 refuses these characters before there is a request.
 CONTROLS = "".join(map(chr, (*range(32), 127)))
 
 
 def document() -> dict[str, Any]:
-    settings = Settings(database_url="sqlite://", broker="none")
-    context = Context(settings, Database("sqlite://"), lambda *_: None, time.time, lambda: "id")
+    settings = ServerSettings(database_url="sqlite://", broker="none")
+    context = ServerContext(settings, Database("sqlite://"), lambda *_: None, time.time, lambda: "id")
     return create_app(context).openapi()
 
 
 def schema(examples: int, phases: tuple[str, ...], **more: Any) -> schemathesis.BaseSchema:
-    """The document, and how many requests are made of each operation in it."""
+    """Return the document's schema, configured to make `examples` requests of each operation."""
     config = {
         "seed": 1,
         "checks": {"enabled": False} | {name: {"enabled": True} for name in CHECKS},
@@ -75,7 +76,7 @@ def schema(examples: int, phases: tuple[str, ...], **more: Any) -> schemathesis.
 
 @dataclass(frozen=True)
 class Site:
-    """A running server, and a client's connection to it. `model` is stored there, if it is not empty."""
+    """A running server with a client's session; `model` is the digest of a model stored there, or ""."""
 
     url: str
     session: requests.Session
@@ -99,7 +100,7 @@ def empty(tmp_path_factory: pytest.TempPathFactory, session: requests.Session) -
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory, session: requests.Session) -> Iterator[Site]:
-    """There is a finished job."""
+    """A server with a finished job."""
     service, stop = launch(tmp_path_factory.mktemp("full"))
     yield Site(service.url, session, filled(service))
     session.close()
@@ -108,8 +109,8 @@ def full(tmp_path_factory: pytest.TempPathFactory, session: requests.Session) ->
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, session: requests.Session) -> Iterator[Site]:
-    """It takes a token."""
-    unlimited = {"rate_limit": "off", "failure_limit": "off"}
+    """A server that needs a token."""
+    unlimited: dict[str, Any] = {"rate_limit": "off", "failure_limit": "off"}
     service, stop = launch(tmp_path_factory.mktemp("guarded"), token=SECRET, **unlimited)
     yield Site(service.url, session)
     session.close()
@@ -117,7 +118,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory, session: requests.Session)
 
 
 def filled(service: Service) -> str:
-    """A job that has gone all its way, and one of everything else; the model's digest."""
+    """Store a finished job, and one of everything else. Return the model's digest."""
     worker = Worker(service.fleet, id=WORKER)
     worker.call(WorkerState.PROBING)
     worker.call()
@@ -125,7 +126,7 @@ def filled(service: Service) -> str:
     with service.database.begin() as session:
         access.add_token(session, Token(TOKEN, "reader", frozenset({Scope.READ}), 1.0), "0" * 64)
         cost_models.add(session, Version(DEVICE.key, 100, 5.0, 6.0, 0.25, METRICS), b"trees")
-        request = JobRequest(model, "relu", {"x": (4,)}, "native", 3, 1.5, 0)
+        request = JobRequest(model, "relu", {"x": (4,)}, "native", Budget(3, 1.5), 0)
         jobs.create(session, JOB, request, None, 1.0)
         jobs.set_device_class(session, JOB, DEVICE.key)
         jobs.advance(session, JOB, {JobState.QUEUED}, JobState.TUNING, 1.0)
@@ -145,8 +146,8 @@ def filled(service: Service) -> str:
     return model
 
 
-def send(case: schemathesis.Case, site: Site, **headers: str) -> int:
-    """The status of an answer that is what the document says; what is no success is a problem."""
+def send(case: schemathesis.Case[Any], site: Site, **headers: str) -> int:
+    """Send a request and check its answer against the document. Return the status."""
     answer = case.call_and_validate(base_url=site.url, session=site.session, headers=headers)
     if answer.status_code >= 400:
         body = answer.json()
@@ -158,7 +159,7 @@ def send(case: schemathesis.Case, site: Site, **headers: str) -> int:
 
 PATHS = document()["paths"]
 OPERATIONS = [f"{method.upper()} {path}" for path, methods in PATHS.items() for method in methods]
-# The job is deleted when all else was asked about it.
+# The job is deleted last.
 OPERATIONS.sort(key=lambda operation: operation.startswith("DELETE"))
 IDS = {"job_id": JOB, "worker_id": WORKER, "token_id": TOKEN, "workload": WORKLOAD}
 ANY = schema(20, ("examples", "coverage", "fuzzing"))
@@ -168,17 +169,18 @@ of_every_operation = pytest.mark.parametrize("label", OPERATIONS)
 
 
 def request_all(
-    of: schemathesis.BaseSchema, label: str, request: Callable[[schemathesis.Case], None]
+    of: schemathesis.BaseSchema, label: str, request: Callable[[schemathesis.Case[Any]], object]
 ) -> None:
-    """Everything that schemathesis makes up for one operation.
+    """Call `request` with every case that schemathesis makes up for one operation.
 
-    By its own decorator, requests would be made up while tests are collected, which takes twenty seconds.
+    Its own decorator would make up the cases while tests are collected, which takes twenty seconds.
     """
 
-    def test(case: schemathesis.Case) -> None:
+    def test(case: schemathesis.Case[Any]) -> None:
         request(case)
 
-    (operation,) = [one for found in of.get_all_operations() for one in [found.ok()] if one.label == label]
+    results: list[Any] = list(of.get_all_operations())
+    (operation,) = [one for result in results for one in [result.ok()] if one.label == label]
     nothing = FeedbackSources()
     build_operation_test(
         config=of.config, operation=operation, test_func=test, given_kwargs={}, feedback=nothing
@@ -192,7 +194,7 @@ def test_an_empty_service_answers_as_the_document_says(label: str, empty: Site) 
 
 @of_every_operation
 def test_a_service_with_a_job_answers_as_the_document_says(label: str, full: Site) -> None:
-    def request(case: schemathesis.Case) -> None:
+    def request(case: schemathesis.Case[Any]) -> None:
         if isinstance(case.body, dict) and "model" in case.body:
             case.body["model"] = full.model
         send(case, full)
@@ -202,7 +204,7 @@ def test_a_service_with_a_job_answers_as_the_document_says(label: str, full: Sit
 
 @of_every_operation
 def test_without_a_token_nothing_but_probes_is_answered(label: str, guarded: Site) -> None:
-    def request(case: schemathesis.Case) -> None:
+    def request(case: schemathesis.Case[Any]) -> None:
         assert send(case, guarded) == (200 if case.path in OPEN_PATHS else 401)
 
     request_all(FEW, label, request)
@@ -210,7 +212,7 @@ def test_without_a_token_nothing_but_probes_is_answered(label: str, guarded: Sit
 
 @of_every_operation
 def test_with_a_token_the_document_is_as_true(label: str, guarded: Site) -> None:
-    def request(case: schemathesis.Case) -> None:
+    def request(case: schemathesis.Case[Any]) -> None:
         assert send(case, guarded, Authorization=f"Bearer {SECRET}") != 401
 
     request_all(FEW, label, request)

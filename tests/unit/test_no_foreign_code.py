@@ -15,7 +15,7 @@ from kombu.exceptions import ContentDisallowed
 from scheduler.app import QUEUE, make_app
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("server", "records", "scheduler", "proto", "worker")
+PACKAGES = ("server", "records", "scheduler", "proto", "worker", "core", "system")
 MODULES = {
     *("pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve", "jsonpickle"),
     *("code", "codeop", "runpy", "ctypes", "cffi", "yaml", "imp"),
@@ -34,12 +34,9 @@ CALLS = {
 }
 FLAGS = {("shell", True), ("allow_pickle", True)}
 ALLOWED = {
-    (
-        "worker/sandbox/isolation.py",
-        "ctypes",
-    ): "the C library's own functions, which Python 3.11 has no names for",
-    ("worker/sandbox/isolation.py", "CDLL"): "of the process itself: no file is named",
-    ("worker/runner/child.py", "import_module"): "the bench's name is in the agent's code",
+    ("system/linux.py", "ctypes"): "the C library's own functions, which Python 3.11 has no names for",
+    ("system/linux.py", "CDLL"): "of the process itself: no file is named",
+    ("worker/runner/child.py", "import_module"): "the runner's name is in the agent's code",
 }
 
 
@@ -61,7 +58,7 @@ def _of_call(node: ast.Call) -> Iterator[str]:
         yield called
     for keyword in node.keywords:
         if isinstance(keyword.value, ast.Constant) and (keyword.arg, keyword.value.value) in FLAGS:
-            yield f"{keyword.arg}={keyword.value.value}"
+            yield f"{keyword.arg}={keyword.value.value!s}"
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -1,10 +1,13 @@
-"""What the commands share: their options, finding the service, and printing."""
+"""Options that several commands have, the checks of their values, and how commands print."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
+import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +15,12 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tunefarm.embedded.service import Service, running_service
+from core.exit_code import ExitCode
+from core.instruction_sets import FeatureError, disabled_features
+from core.job import MAX_WEIGHT, MIN_WEIGHT
+from system.command import CommandError
+from tunefarm.embedded.service import Service, connect
+from tunefarm.errors import InputError
 from tunefarm.settings import load
 
 Server = Annotated[str | None, typer.Option("--server", metavar="URL", help="A running service.")]
@@ -40,15 +48,90 @@ Features = Annotated[
 JobId = Annotated[str, typer.Argument(metavar="JOB")]
 
 
+def checked_model(path: Path) -> Path:
+    """Return the path of a file that can be read and isn't empty. Raises InputError for any other."""
+    if not path.exists():
+        raise InputError(f"there is no file {path}: check the path")
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name the ONNX file in it")
+    try:
+        with path.open("rb") as file:
+            empty = not file.read(1)
+    except OSError as error:
+        raise InputError(f"{path} can't be read ({error.strerror}): check its permissions") from error
+    if empty:
+        raise InputError(f"{path} is empty: export the model again")
+    return path
+
+
+def parsed_shapes(flags: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """Return shapes by input name from flags like `NAME=1,3,224,224`. Raises CommandError."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for flag in flags:
+        name, equals, extents = flag.rpartition("=")
+        try:
+            shape = tuple(int(extent) for extent in extents.split(","))
+        except ValueError:
+            shape = ()
+        if not (name and equals and shape and all(extent > 0 for extent in shape)):
+            raise CommandError(
+                f"--shape {flag!r} is not understood: write NAME=1,3,224,224, all numbers above 0",
+                ExitCode.USAGE,
+            )
+        if name in shapes:
+            raise CommandError(f"--shape is given twice for input {name!r}: keep one", ExitCode.USAGE)
+        shapes[name] = shape
+    return shapes
+
+
+def checked_minutes(minutes: float | None) -> float | None:
+    """Return the minutes if they are positive and finite, or None. Raises CommandError."""
+    if minutes is not None and not 0 < minutes < math.inf:
+        raise CommandError(f"--minutes must be more than 0, not {minutes:g}", ExitCode.USAGE)
+    return minutes
+
+
+def checked_weight(weight: float) -> float:
+    """Return the weight if a job may have it. Raises CommandError."""
+    if not MIN_WEIGHT <= weight <= MAX_WEIGHT:
+        bounds = f"{MIN_WEIGHT:g} and {MAX_WEIGHT:g}"
+        raise CommandError(f"--weight must be between {bounds}, not {weight:g}", ExitCode.USAGE)
+    return weight
+
+
+def checked_features(features: str | None) -> str | None:
+    """Return the flag's value if it names instruction sets of this kind of machine. Raises CommandError."""
+    try:
+        disabled_features(features or "", platform.machine())
+    except FeatureError as error:
+        raise CommandError(f"--features is wrong: {error}, not {features!r}", ExitCode.USAGE) from error
+    return features
+
+
+def prepared_output(path: Path) -> Path:
+    """Return the folder after making it if necessary. Raises CommandError when it can't be written."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(None, "permission denied")
+    except OSError as error:
+        raise CommandError(
+            f"the output folder {path} can't be written ({error.strerror}): "
+            "choose another one with --output DIR",
+            ExitCode.LOCAL,
+        ) from error
+    return path
+
+
 @contextmanager
-def running(server: str | None, token: str | None, data: Path | None) -> Iterator[Service]:
-    """The service that is running already. Raises what `running_service` and `load` do."""
-    with running_service(load(server=server, token=token, data=data)) as found:
-        yield found
+def connected(server: str | None, token: str | None, data: Path | None) -> Iterator[Service]:
+    """Connect to the service that is running already. Raises CommandError and SettingsError."""
+    with connect(load(server=server, token=token, data=data)) as service:
+        yield service
 
 
 def stdout() -> Console:
-    """Wide where nobody looks, so that a program reads whole lines."""
+    """Return a console that is wide unless it is a terminal, so that programs read whole lines."""
     console = Console()
     return console if console.is_terminal else Console(width=160)
 
@@ -57,6 +140,11 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
+def print_plain(line: str) -> None:
+    """Print text as it is, without markup, highlighting or line breaks of rich's."""
+    stdout().print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 def say(line: str) -> None:
-    """To the person at the terminal; standard output is for results."""
+    """Print a line on standard error; standard output is for results."""
     print(line, file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -14,17 +15,87 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from core.durations import duration_text, latency_text
 from core.job import JobState
-from tunefarm.cli.estimate import by_time, duration_text, latency_text, network_s, share
 from tunefarm.client.values import Job, Task
 
+RATE_WINDOW_S = 60.0
 PLAIN_EVERY_S = 10.0
 ROWS_BESIDE_TASKS = 9
 
 
+@dataclass
+class TrialRate:
+    """Trials a second over the last minute."""
+
+    _samples: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def note(self, at_s: float, trials_done: int) -> None:
+        """Take a sample; `at_s` is the time of a monotonic clock."""
+        self._samples.append((at_s, trials_done))
+        while self._samples[0][0] < at_s - RATE_WINDOW_S:
+            self._samples.popleft()
+
+    def trials_per_s(self) -> float | None:
+        """Return None until a trial has been seen to finish."""
+        (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (last_s - first_s) if last > first and last_s > first_s else None
+
+
+def seconds_left(job: Job, trials_per_s: float | None, now: float) -> float | None:
+    """Return the seconds of tuning left, or None while they are unknown. `now` is seconds since the epoch."""
+    if job.state is not JobState.TUNING:
+        return None
+    limits = []
+    if trials_per_s:
+        limits.append(max(0, job.trials - job.trials_done) / trials_per_s)
+    if job.minutes is not None and job.started_at is not None:
+        limits.append(max(0.0, job.minutes * 60 - (now - job.started_at)))
+    return min(limits, default=None)
+
+
+def network_s(tasks: Sequence[Task]) -> float | None:
+    """Return the network's latency as the sum of the fastest task of each place, or None until every covered
+    place has one."""
+    places = {task.place for task in tasks if task.covered}
+    fastest = fastest_tasks(tasks)
+    is_known = bool(places) and places <= {task.place for task in fastest}
+    return sum(task.network_s or 0.0 for task in fastest if task.place in places) if is_known else None
+
+
+def fastest_tasks(tasks: Sequence[Task]) -> list[Task]:
+    """Return the fastest measured task of each place: those that would be compiled in now."""
+    measured = sorted(
+        (task for task in tasks if task.best_s is not None), key=lambda task: task.best_s or 0.0
+    )
+    fastest: dict[str, Task] = {}
+    for task in measured:
+        fastest.setdefault(task.place, task)
+    return list(fastest.values())
+
+
+def share(task: Task, tasks: Sequence[Task]) -> float | None:
+    """Return the task's fraction of the time that is known of the network; None when it has none."""
+    fastest = fastest_tasks(tasks)
+    total = sum(other.network_s or 0.0 for other in fastest)
+    return task.network_s / total if task in fastest and task.network_s is not None else None
+
+
+def by_time(tasks: Sequence[Task]) -> list[Task]:
+    """Sort the costliest tasks first, then those not measured yet, those slower than another one of their
+    place, and those that the search can't tune."""
+    fastest = fastest_tasks(tasks)
+
+    def order(task: Task) -> tuple[bool, bool, float, str]:
+        is_slower = task.best_s is not None and task not in fastest
+        return not task.covered, is_slower, -(task.network_s or 0.0), task.name
+
+    return sorted(tasks, key=order)
+
+
 @dataclass(frozen=True)
-class Picture:
-    """What is known of a job at one moment. `at_s` is the time of a clock that never goes back."""
+class JobProgress:
+    """What is known of a job at one moment; `at_s` is the time of a monotonic clock."""
 
     job: Job
     tasks: Sequence[Task]
@@ -42,87 +113,86 @@ class Picture:
         if job.state is JobState.TUNING:
             parts.append(f"{job.trials_text} trials")
             parts.append(f"{latency_text(network_s(self.tasks))} end to end (estimate)")
-            parts.append(
-                f"{duration_text(self.left_s)} left" if self.left_s is not None else "time left unknown"
-            )
+            left = "time left unknown" if self.left_s is None else f"{duration_text(self.left_s)} left"
+            parts.append(left)
         return " · ".join(parts)
 
 
-class Display(Protocol):
-    """Is shown every new picture of a job."""
+class JobDisplay(Protocol):
+    """Shows the progress of a job."""
 
-    def show(self, picture: Picture) -> None: ...
+    def show(self, progress: JobProgress) -> None: ...
 
 
-class SilentDisplay:
+class SilentJobDisplay:
     """For `--json`: the result is all that is wanted."""
 
-    def show(self, picture: Picture) -> None:
-        """Shows nothing."""
+    def show(self, progress: JobProgress) -> None:
+        """Show nothing."""
 
 
 @dataclass
-class PlainDisplay:
-    """A line whenever the job's state or message changes, and now and then in between."""
+class PlainJobDisplay:
+    """A line whenever the job's state or message changes, and every ten seconds while it is tuned."""
 
     console: Console
-    _said: tuple[JobState, str] | None = None
-    _said_at_s: float = field(default=0.0)
+    _shown: tuple[JobState, str] | None = None
+    _shown_at_s: float = field(default=0.0)
 
-    def show(self, picture: Picture) -> None:
-        state = (picture.job.state, picture.job.message)
-        due = picture.job.state is JobState.TUNING and picture.at_s - self._said_at_s >= PLAIN_EVERY_S
-        if state != self._said or due:
-            self.console.print(picture.headline, markup=False, highlight=False, soft_wrap=True)
-            self._said, self._said_at_s = state, picture.at_s
+    def show(self, progress: JobProgress) -> None:
+        job = progress.job
+        is_due = job.state is JobState.TUNING and progress.at_s - self._shown_at_s >= PLAIN_EVERY_S
+        if is_due or (job.state, job.message) != self._shown:
+            self.console.print(progress.headline, markup=False, highlight=False, soft_wrap=True)
+            self._shown, self._shown_at_s = (job.state, job.message), progress.at_s
 
 
 @dataclass
-class LiveDisplay:
+class LiveJobDisplay:
     """A table that stays in place."""
 
     live: Live
 
-    def show(self, picture: Picture) -> None:
+    def show(self, progress: JobProgress) -> None:
         rows = max(3, self.live.console.height - ROWS_BESIDE_TASKS)
-        self.live.update(render(picture, rows))
+        self.live.update(render(progress, rows))
 
 
 @contextlib.contextmanager
-def display(console: Console, *, silent: bool) -> Iterator[Display]:
-    """The display that suits where the output goes."""
+def display(console: Console, *, silent: bool) -> Iterator[JobDisplay]:
+    """Yield the display that suits the console."""
     if silent:
-        yield SilentDisplay()
+        yield SilentJobDisplay()
     elif not console.is_terminal:
-        yield PlainDisplay(console)
+        yield PlainJobDisplay(console)
     else:
         with Live(console=console, refresh_per_second=4, transient=True) as live:
-            yield LiveDisplay(live)
+            yield LiveJobDisplay(live)
 
 
-def render(picture: Picture, rows: int) -> Group:
-    """The live display, its table cut to `rows` tasks."""
-    job = picture.job
+def render(progress: JobProgress, rows: int) -> Group:
+    """Return the content of the live display, its table cut to `rows` tasks."""
+    job = progress.job
     bar = ProgressBar(total=max(1, job.trials), completed=job.trials_done, width=40)
-    pace = f"{picture.trials_per_s:.1f} trials/s" if picture.trials_per_s else ""
-    return Group(Text(picture.headline), bar, Text(pace, style="dim"), task_table(picture.tasks, rows))
+    rate = f"{progress.trials_per_s:.1f} trials/s" if progress.trials_per_s else ""
+    return Group(Text(progress.headline), bar, Text(rate, style="dim"), task_table(progress.tasks, rows))
 
 
 def task_table(tasks: Sequence[Task], rows: int | None = None) -> Table:
-    """Per task: how often it occurs, trials, best latency, share of the network's time."""
+    """Return a row for each task: how often it occurs, trials, best latency, share of the network's time."""
     table = Table(box=None, pad_edge=False)
     for name, justify in (("task", "left"), ("times", "right"), ("trials", "right"), ("best", "right")):
         table.add_column(name, justify=justify, no_wrap=name == "times")  # type: ignore[arg-type]
     table.add_column("of network", justify="right")
     shown = by_time(tasks)[:rows]
     for task in shown:
-        portion = share(task, tasks)
+        fraction = share(task, tasks)
         table.add_row(
             escape(task.name),
             str(task.weight),
             str(task.trials) if task.covered else "",
             latency_text(task.best_s) if task.covered else f"fallback: {escape(task.reason)}",
-            f"{portion:.0%}" if portion is not None else "",
+            "" if fraction is None else f"{fraction:.0%}",
         )
     if len(shown) < len(tasks):
         table.add_row(f"and {len(tasks) - len(shown)} more", style="dim")

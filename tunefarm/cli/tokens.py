@@ -1,4 +1,4 @@
-"""`tunefarm token`: who may do what with the service."""
+"""`tunefarm token`: make, list and revoke tokens."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from tunefarm.cli.options import AsJson, Data, Server, Token, print_json, running, say, stdout
-from tunefarm.client.values import Scope, StoredToken
-from tunefarm.errors import CommandError, ExitCode
+from core.access import Scope
+from core.exit_code import ExitCode
+from system.command import CommandError
+from tunefarm.cli.options import AsJson, Data, Server, Token, connected, print_json, print_plain, say, stdout
+from tunefarm.client.values import StoredToken
 
 app = typer.Typer(help="Make, list and revoke the service's tokens.", rich_markup_mode=None)
 
@@ -32,8 +34,8 @@ def create(
 ) -> None:
     """Make a token. It is shown this once: the service keeps only its digest."""
     expires_after_s = lifetime_s(expires)
-    with running(server, token, data) as found:
-        made = found.client.create_token(name, scope, expires_after_s)
+    with connected(server, token, data) as service:
+        made = service.client.create_token(name, scope, expires_after_s)
     if as_json:
         print_json(asdict(made))
         return
@@ -45,12 +47,12 @@ def create(
 @app.command("list")
 def list_(server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False) -> None:
     """List the tokens, newest first."""
-    with running(server, token, data) as found:
-        known = found.client.tokens()
+    with connected(server, token, data) as service:
+        stored = service.client.tokens()
     if as_json:
-        print_json([asdict(one) for one in known])
+        print_json([asdict(one) for one in stored])
     else:
-        stdout().print(_table(known))
+        stdout().print(_table(stored))
 
 
 @app.command()
@@ -62,16 +64,16 @@ def revoke(
     as_json: AsJson = False,
 ) -> None:
     """Revoke a token. Every server refuses it within a few seconds."""
-    with running(server, token, data) as found:
-        revoked = found.client.revoke_token(token_id)
+    with connected(server, token, data) as service:
+        revoked = service.client.revoke_token(token_id)
     if as_json:
         print_json(asdict(revoked))
     else:
-        stdout().print(f"token {revoked.id} ({revoked.name}) is revoked", markup=False, highlight=False)
+        print_plain(f"token {revoked.id} ({revoked.name}) is revoked")
 
 
 def lifetime_s(text: str) -> float | None:
-    """Seconds, None for `never`. Raises CommandError for anything else."""
+    """Return the seconds of 30m, 12h, 90d or 2w, None for `never`. Raises CommandError for other texts."""
     if text == "never":
         return None
     match = re.fullmatch(r"([1-9]\d{0,4})([mhdw])", text)
@@ -80,10 +82,10 @@ def lifetime_s(text: str) -> float | None:
     return int(match[1]) * _UNITS_S[match[2]]
 
 
-def _table(known: Sequence[StoredToken]) -> Table:
+def _table(stored: Sequence[StoredToken]) -> Table:
     columns = ("id", "name", "scopes", "state", "created", "expires", "last used")
     table = Table(*columns, box=None, pad_edge=False)
-    for one in known:
+    for one in stored:
         times = _time(one.created_at), _time(one.expires_at), _time(one.last_used_at)
         table.add_row(one.id, one.name, " ".join(one.scopes), one.state, *times)
     return table

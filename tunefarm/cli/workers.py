@@ -1,8 +1,8 @@
-"""`tunefarm workers`: the devices that measure, and what they are wanted to do."""
+"""`tunefarm workers` and `calibrate`: the workers, their devices, and what they are told to do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -10,12 +10,20 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from tunefarm.cli.estimate import duration_text
-from tunefarm.cli.options import AsJson, Data, Server, Token, print_json, running, stdout
-from tunefarm.client.client import Client
+from core.durations import duration_text
+from core.exit_code import ExitCode
+from system.command import CommandError
+from tunefarm.cli.options import (
+    AsJson,
+    Data,
+    Server,
+    Token,
+    connected,
+    print_json,
+    print_plain,
+    stdout,
+)
 from tunefarm.client.values import DeviceClass, Worker
-from tunefarm.embedded.service import Service
-from tunefarm.errors import CommandError, ExitCode
 
 app = typer.Typer(
     help="List the workers and their devices; drain, resume or evict one.",
@@ -40,23 +48,22 @@ def list_(
             asked = f"tunefarm workers {context.invoked_subcommand} NAME"
             raise CommandError(f"options come after the name: {asked} --server URL", ExitCode.USAGE)
         return
-    with running(server, token, data) as found:
-        known = found.client.workers()
-        classes = {one.key: one for one in found.client.device_classes()}
+    with connected(server, token, data) as service:
+        workers = service.client.workers()
+        classes = {one.key: one for one in service.client.device_classes()}
     if as_json:
         profiles: dict[str | None, Any] = {key: one.profile for key, one in classes.items()}
-        print_json([asdict(one) | {"profile": profiles.get(one.device_class)} for one in known])
-    elif known:
-        stdout().print(table(known))
-        for key in dict.fromkeys(one.device_class for one in known):
+        print_json([asdict(one) | {"profile": profiles.get(one.device_class)} for one in workers])
+    elif workers:
+        stdout().print(_table(workers))
+        for key in dict.fromkeys(worker.device_class for worker in workers):
             if key in classes:
-                said = f"class {key}: {speeds(classes[key])}"
-                stdout().print(said, markup=False, highlight=False, soft_wrap=True)
-        for one in known:
-            if one.unable and _state(one) == "connected":
-                stdout().print(f"{one.id} {one.unable}", markup=False, highlight=False, soft_wrap=True)
-            if one.uncontained:
-                stdout().print(f"{one.id}: {one.uncontained}", markup=False, highlight=False, soft_wrap=True)
+                print_plain(f"class {key}: {_speeds(classes[key])}")
+        for worker in workers:
+            if worker.unable and _state(worker) == "connected":
+                print_plain(f"{worker.id} {worker.unable}")
+            if worker.uncontained:
+                print_plain(f"{worker.id}: {worker.uncontained}")
     else:
         stdout().print("no worker was here yet: start one with `tunefarm worker --server HOST:PORT`")
 
@@ -66,8 +73,9 @@ def drain(
     name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
 ) -> None:
     """Have a worker finish its lease and take no other, until it is resumed."""
-    with running(server, token, data) as found:
-        _act(found, Client.drain, name, "finishes its lease and takes no other", as_json)
+    with connected(server, token, data) as service:
+        worker = service.client.drain(name)
+    _print_result(worker, f"{name} finishes its lease and takes no other", as_json)
 
 
 @app.command()
@@ -75,8 +83,9 @@ def resume(
     name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
 ) -> None:
     """Have a worker that was drained or evicted work again."""
-    with running(server, token, data) as found:
-        _act(found, Client.resume, name, "may work", as_json)
+    with connected(server, token, data) as service:
+        worker = service.client.resume(name)
+    _print_result(worker, f"{name} may work", as_json)
 
 
 @app.command()
@@ -84,66 +93,78 @@ def evict(
     name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
 ) -> None:
     """Take a worker's lease away at once, and let nobody in under its name until it is resumed."""
-    with running(server, token, data) as found:
-        _act(found, Client.evict, name, "has lost its lease and is not let in until resumed", as_json)
+    with connected(server, token, data) as service:
+        worker = service.client.evict(name)
+    _print_result(worker, f"{name} has lost its lease and is not let in until resumed", as_json)
 
 
 def calibrate(
     name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
 ) -> None:
     """Have a worker measure again what its device can do, as soon as it holds no lease."""
-    with running(server, token, data) as found:
-        _act(found, Client.calibrate, name, "measures its device's profile once it holds no lease", as_json)
+    with connected(server, token, data) as service:
+        worker = service.client.calibrate(name)
+    _print_result(worker, f"{name} measures its device's profile once it holds no lease", as_json)
 
 
-def speeds(one: DeviceClass) -> str:
-    """For people: what its calibration measured, in a line; a ~ before what only follows from the rest."""
-    profile = one.profile
+def _print_result(worker: Worker, line: str, as_json: bool) -> None:
+    if as_json:
+        print_json(asdict(worker))
+    else:
+        print_plain(line)
+
+
+def _speeds(device_class: DeviceClass) -> str:
+    """Describe a calibration in one line; a ~ stands before what was derived instead of measured."""
+    profile = device_class.profile
     if profile is None:
         return "not calibrated, an ordinary core is assumed"
 
-    def said(field: str, value: float, form: str = "{:.0f}") -> str:
-        return ("~" if field in profile["derived"] else "") + form.format(value)
+    def number(field: str, value: float, form: str = ".0f") -> str:
+        return f"{'~' if field in profile['derived'] else ''}{value:{form}}"
 
-    multiply_adds = said("multiply_adds", profile["multiply_adds"]["float32"], "{:.2g}")
+    multiply_adds = number("multiply_adds", profile["multiply_adds"]["float32"], ".2g")
     levels = (("L1", "l1_rate"), ("L2", "l2_rate"), ("L3", "l3_rate"), ("memory", "memory_rate"))
-    rates = " / ".join(f"{level} {said(field, profile[field])}" for level, field in levels)
+    rates = " / ".join(f"{level} {number(field, profile[field])}" for level, field in levels)
     parts = (
-        f"{said('hertz', profile['hertz'] / 1e9, '{:.1f}')} GHz",
-        f"{multiply_adds} x {8 * one.vector_bytes}-bit multiply-adds",
+        f"{number('hertz', profile['hertz'] / 1e9, '.1f')} GHz",
+        f"{multiply_adds} x {8 * device_class.vector_bytes}-bit multiply-adds",
         f"{profile['registers']} registers",
         f"{rates} B/cycle",
-        f"launch {said('launch_s', profile['launch_s'] * 1e6, '{:.2g}')} us",
+        f"launch {number('launch_s', profile['launch_s'] * 1e6, '.2g')} us",
     )
     return ", ".join(parts)
 
 
-def table(workers: Sequence[Worker]) -> Table:
-    """For people: a line for each worker."""
-    made = Table(box=None, pad_edge=False)
+def _table(workers: Sequence[Worker]) -> Table:
+    table = Table(box=None, pad_edge=False)
     for title in ("name", "state", "device", "class"):
-        made.add_column(title)
+        table.add_column(title)
     for title in ("cores", "load", "temp", "trials/min", "trials"):
-        made.add_column(title, justify="right")
+        table.add_column(title, justify="right")
     for title in ("failed", "seen", "does"):
-        made.add_column(title)
-    for one in workers:
-        device = _device(one), one.device_class or "-", _number(one.cores, ".0f")
-        vitals = _number(one.load, ".1f"), _number(one.temperature_c, ".0f", " °C")
-        counts = _number(one.trials_per_minute, ".1f"), str(one.trials_done), _failures(one)
-        cells = (one.id, _state(one), *device, *vitals, *counts, _seen(one), _does(one))
-        made.add_row(*map(escape, cells))
-    return made
-
-
-def _act(
-    found: Service, action: Callable[[Client, str], Worker], name: str, said: str, as_json: bool
-) -> None:
-    worker = action(found.client, name)
-    if as_json:
-        print_json(asdict(worker))
-    else:
-        stdout().print(f"{name} {said}", markup=False, highlight=False, soft_wrap=True)
+        table.add_column(title)
+    for worker in workers:
+        device = worker.device_name or "-"
+        if worker.role == "build":
+            device = f"builds for {', '.join(worker.builds_for)}"
+        seen_ago_s = worker.last_seen_ago_s
+        cells = (
+            worker.id,
+            _state(worker),
+            device,
+            worker.device_class or "-",
+            _number(worker.cores, ".0f"),
+            _number(worker.load, ".1f"),
+            _number(worker.temperature_c, ".0f", " °C"),
+            _number(worker.trials_per_minute, ".1f"),
+            str(worker.trials_done),
+            _failures(worker),
+            "-" if seen_ago_s is None else f"{duration_text(seen_ago_s)} ago",
+            _activity(worker),
+        )
+        table.add_row(*map(escape, cells))
+    return table
 
 
 def _state(worker: Worker) -> str:
@@ -154,14 +175,8 @@ def _state(worker: Worker) -> str:
     return "connected" if worker.connected else "lost"
 
 
-def _device(worker: Worker) -> str:
-    if worker.role == "build":
-        return f"builds for {', '.join(worker.builds_for)}"
-    return worker.device_name or "-"
-
-
-def _does(worker: Worker) -> str:
-    """What it said last that it does."""
+def _activity(worker: Worker) -> str:
+    """Describe what the worker is doing, as it said last."""
     if _state(worker) != "connected":
         return "-"
     if worker.trouble:
@@ -173,19 +188,15 @@ def _does(worker: Worker) -> str:
         done, of = worker.candidates_done, worker.candidates
         count = "" if done is None or of is None else f": {done} of {of}"
         return f"{'drains, ' if drains else ''}lease {worker.lease[:8]}{count}"
-    said = {"probing": "probes the device", "ready": "waits for work", "draining": "stops"}
-    return "drained" if drains else said.get(worker.state, worker.state)
+    activities = {"probing": "probes the device", "ready": "waits for work", "draining": "stops"}
+    return "drained" if drains else activities.get(worker.state, worker.state)
 
 
 def _failures(worker: Worker) -> str:
-    """How many, and of which kinds, the most frequent first."""
+    """Return the number of failures, then the number of each kind, the most frequent first."""
     kinds = sorted(worker.failures_by_kind.items(), key=lambda pair: (-pair[1], pair[0]))
     named = ", ".join(f"{kind.replace('_', ' ')} {count}" for kind, count in kinds)
     return f"{worker.failures} ({named})" if named else str(worker.failures)
-
-
-def _seen(worker: Worker) -> str:
-    return "-" if worker.last_seen_ago_s is None else f"{duration_text(worker.last_seen_ago_s)} ago"
 
 
 def _number(value: float | None, form: str, unit: str = "") -> str:

@@ -1,6 +1,56 @@
-"""The Python client of a tunefarm service. Needs no compiler."""
+"""The Python client of a tunefarm service. Needs neither TVM nor a server installed."""
 
-from tunefarm.client.client import Client as Client
-from tunefarm.client.client import ClientError as ClientError
-from tunefarm.client.client import ProblemError as ProblemError
-from tunefarm.client.client import UnreachableError as UnreachableError
+from core.access import Scope
+from core.job import Build, JobState
+from system.tls import TlsError, TlsFiles
+from tunefarm.client.client import Client, ClientError, ProblemError, UnreachableError
+from tunefarm.client.values import (
+    Accuracy,
+    AccuracyComparison,
+    CostModelReport,
+    DeviceClass,
+    ExportedRecord,
+    ExportedWorkload,
+    HeldOutAccuracy,
+    ImportResult,
+    Job,
+    JobEvent,
+    JobRequest,
+    NewToken,
+    Schedule,
+    ScheduleDatabase,
+    StoredModel,
+    StoredToken,
+    Task,
+    Worker,
+)
+
+__all__ = [
+    "Accuracy",
+    "AccuracyComparison",
+    "Build",
+    "Client",
+    "ClientError",
+    "CostModelReport",
+    "DeviceClass",
+    "ExportedRecord",
+    "ExportedWorkload",
+    "HeldOutAccuracy",
+    "ImportResult",
+    "Job",
+    "JobEvent",
+    "JobRequest",
+    "JobState",
+    "NewToken",
+    "ProblemError",
+    "Schedule",
+    "ScheduleDatabase",
+    "Scope",
+    "StoredModel",
+    "StoredToken",
+    "Task",
+    "TlsError",
+    "TlsFiles",
+    "UnreachableError",
+    "Worker",
+]

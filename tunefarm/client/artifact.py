@@ -1,4 +1,4 @@
-"""Unpacks what a job made: a tar file with a shared library and its manifest."""
+"""Unpacks a job's artifact: a tar file with a shared library and its manifest."""
 
 from __future__ import annotations
 
@@ -6,20 +6,27 @@ import shutil
 import tarfile
 from pathlib import Path
 
-from tunefarm.errors import CommandError, ExitCode
+from core.exit_code import ExitCode
+from system.command import CommandError
 
 MEMBERS = ("model.so", "manifest.json")
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Writes the members that an artifact has into a folder. Nothing else in the archive is looked at.
+    """Write `model.so` and `manifest.json` into a folder; ignore whatever else the archive holds.
 
-    Raises CommandError when one is missing or can't be written.
+    Raises CommandError when a member is missing or can't be written.
     """
     try:
         with tarfile.open(archive) as tar:
             for name in MEMBERS:
-                _extract(tar, name, folder / name)
+                stream = tar.extractfile(name)
+                if stream is None:
+                    raise KeyError(f"{name} is not a regular file")
+                fresh = folder / f".{name}.new"
+                with stream, fresh.open("wb") as file:
+                    shutil.copyfileobj(stream, file)
+                fresh.replace(folder / name)  # processes that use the old library keep its pages
     except (tarfile.TarError, KeyError) as error:
         raise CommandError(
             f"the service sent a damaged artifact ({error}): fetch it again", ExitCode.REFUSED
@@ -28,13 +35,3 @@ def unpack(archive: Path, folder: Path) -> None:
         raise CommandError(
             f"the artifact can't be written to {folder} ({error.strerror})", ExitCode.LOCAL
         ) from error
-
-
-def _extract(tar: tarfile.TarFile, name: str, path: Path) -> None:
-    stream = tar.extractfile(name)
-    if stream is None:
-        raise KeyError(f"{name} is not a regular file")
-    fresh = path.with_name(f".{path.name}.new")
-    with stream, fresh.open("wb") as file:
-        shutil.copyfileobj(stream, file)
-    fresh.replace(path)  # a library that is in use keeps its pages

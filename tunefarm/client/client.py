@@ -1,4 +1,4 @@
-"""The Python client of a tunefarm service. Needs no compiler.
+"""The client class: one method for each request that a service answers.
 
 with Client("http://127.0.0.1:8760") as client:
     model = client.upload(Path("resnet18.onnx"))
@@ -10,7 +10,6 @@ with Client("http://127.0.0.1:8760") as client:
 from __future__ import annotations
 
 import functools
-import ipaddress
 import logging
 import ssl
 import time
@@ -27,45 +26,49 @@ import httpx_sse
 import tenacity
 from pydantic import TypeAdapter, ValidationError
 
+from core.access import Scope
+from system.network import is_loopback
 from system.tls import TlsFiles
 from tunefarm.client.values import (
-    CostModel,
-    Database,
+    CostModelReport,
     DeviceClass,
-    Event,
-    Imported,
+    ImportResult,
     Job,
+    JobEvent,
     JobRequest,
-    Model,
     NewToken,
     Schedule,
-    Scope,
+    ScheduleDatabase,
+    StoredModel,
     StoredToken,
     Task,
     Worker,
 )
 
 Value = TypeVar("Value")
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 TIMEOUT = httpx.Timeout(30.0, connect=5.0)
-QUIET_S = 60.0  # the service sends a sign of life more often than this while a job is watched
+EVENT_TIMEOUT_S = 60.0  # the service sends something more often than this while a job is watched
 ATTEMPTS = 5
 CHUNK_BYTES = 1 << 20
+TOO_MANY_REQUESTS = httpx.codes.TOO_MANY_REQUESTS
 MAX_PAUSE_S = 60.0
+
+# Fields of a job that older services don't know, with the values that mean what those do.
+_NEWER_FIELDS = {"compile_only": False, "priority": 0, "weight": 1.0, "build": "auto", "exact": False}
 
 _log = logging.getLogger(__name__)
 
 
 class ClientError(Exception):
-    """The service could not be used; the message is one sentence for people."""
+    """The service could not be used; the message is one sentence for the user."""
 
 
 class UnreachableError(ClientError):
-    """Nothing answers at the address, or the connection broke and could not be made again."""
+    """No service answers at the address, or the connection broke and could not be made again."""
 
 
 class ProblemError(ClientError):
-    """The service refused: an RFC 9457 problem."""
+    """The service refused a request with an RFC 9457 problem."""
 
     def __init__(self, status: int, kind: str, title: str, detail: str) -> None:
         super().__init__(detail or title)
@@ -73,11 +76,11 @@ class ProblemError(ClientError):
 
 
 class Client:
-    """Talks to the service at `url`. Calls that broke on the way are tried again: all of them may be.
+    """Talks to the service at `url`. Requests that a broken connection ended are sent again.
 
-    With `tls`, its authorities alone may vouch for an https service, and its certificate is shown to it.
-    Every method raises ProblemError when the service refuses and UnreachableError when it does not answer;
-    making a client raises TlsError for files that can't be used.
+    With `tls`, an https service must have a certificate of its authorities, and is shown its certificate.
+    Every method raises ProblemError when the service refuses and UnreachableError when it does not answer.
+    The constructor raises ValueError for an address that isn't a URL, and TlsError.
     """
 
     def __init__(
@@ -94,7 +97,7 @@ class Client:
         self.url = url.rstrip("/")
         self._sleep = sleep
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        remote = not _is_loopback(httpx.URL(self.url).host)
+        remote = not is_loopback(httpx.URL(self.url).host)
         if token and remote and self.url.startswith("http://"):
             _log.warning("the token crosses the network in clear to %s: use https:// if it can", self.url)
         self._http = httpx.Client(
@@ -102,8 +105,8 @@ class Client:
             headers=headers,
             timeout=TIMEOUT,
             transport=transport,
-            verify=trust(tls),
-            trust_env=remote,  # a proxy can't reach this machine's own loopback
+            verify=tls_verification(tls),
+            trust_env=remote,  # a proxy can't reach this machine's loopback
         )
 
     def __enter__(self) -> Self:
@@ -114,9 +117,8 @@ class Client:
     ) -> None:
         self._http.close()
 
-    def upload(self, model: Path, name: str | None = None) -> Model:
-        """Stores an ONNX file. The same bytes are the same model. Raises OSError when it can't be read."""
-
+    def upload(self, model: Path, name: str | None = None) -> StoredModel:
+        """Store an ONNX file. The same bytes are the same model. Raises OSError when it can't be read."""
         length = str(model.stat().st_size)
         headers = {"Content-Type": "application/octet-stream", "Content-Length": length}
 
@@ -126,13 +128,16 @@ class Client:
                 query = {"name": name or model.stem}
                 return self._http.post("/v1/models", params=query, content=chunks, headers=headers)
 
-        return _parse(Model, _object(self._call(send)))
+        return _parse(StoredModel, _object(self._call(send)))
 
     def submit(self, request: JobRequest, idempotency_key: str | None = None) -> Job:
-        """Starts a job. The same key with the same request is the same job."""
+        """Start a job. The same key with the same request is the same job."""
         body = asdict(request)
-        # An older service refuses what it doesn't know.
-        body = {name: value for name, value in body.items() if name not in _NEWER or value != _NEWER[name]}
+        body = {
+            name: value
+            for name, value in body.items()
+            if name not in _NEWER_FIELDS or value != _NEWER_FIELDS[name]
+        }
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         return _parse(Job, self._post("/v1/jobs", body, headers))
 
@@ -140,7 +145,7 @@ class Client:
         return _parse(Job, self._get(f"/v1/jobs/{job_id}"))
 
     def jobs(self, page_size: int = 50) -> Iterator[Job]:
-        """All jobs, newest first, fetched a page at a time."""
+        """Return all jobs, newest first, fetched a page at a time."""
         query: dict[str, str | int] = {"limit": page_size}
         while True:
             page = self._get("/v1/jobs", query)
@@ -153,7 +158,7 @@ class Client:
         return _parse(Job, self._post(f"/v1/jobs/{job_id}:cancel"))
 
     def delete(self, job_id: str) -> None:
-        """Deletes a finished job and its artifact; what was measured for it stays."""
+        """Delete a finished job and its artifact; what was measured for it stays."""
         self._call(lambda: self._http.delete(f"/v1/jobs/{quote(job_id, safe='')}"))
 
     def tasks(self, job_id: str) -> list[Task]:
@@ -163,67 +168,69 @@ class Client:
         return _parse(list[Worker], self._get("/v1/workers").get("items"))
 
     def drain(self, worker_id: str) -> Worker:
-        """Has a worker finish its lease and take no other, until it is resumed."""
+        """Have a worker finish its lease and take no other, until it is resumed."""
         return self._act(worker_id, "drain")
 
     def resume(self, worker_id: str) -> Worker:
-        """Has a worker that was drained or evicted work again."""
+        """Have a worker that was drained or evicted work again."""
         return self._act(worker_id, "resume")
 
     def evict(self, worker_id: str) -> Worker:
-        """Takes a worker's lease away at once and lets nobody in under its name, until it is resumed."""
+        """Take a worker's lease away at once and let nobody in under its name, until it is resumed."""
         return self._act(worker_id, "evict")
 
     def calibrate(self, worker_id: str) -> Worker:
-        """Has a worker measure its device's profile again as soon as it holds no lease."""
+        """Have a worker measure its device's profile again as soon as it holds no lease."""
         return self._act(worker_id, "calibrate")
 
     def device_classes(self) -> list[DeviceClass]:
-        """What workers have brought, with the profiles that calibration measured."""
+        """Return the device classes of all workers, with the profiles that calibration measured."""
         return _parse(list[DeviceClass], self._get("/v1/device-classes").get("items"))
 
-    def cost_models(self, target: str | None = None) -> list[CostModel]:
-        """The cost models of every device class that has one, or of one class."""
+    def cost_models(self, target: str | None = None) -> list[CostModelReport]:
+        """Return reports on the cost models of every device class that has one, or of one class."""
         query = {} if target is None else {"target": target}
-        return _parse(list[CostModel], self._get("/v1/cost-models", query).get("items"))
+        return _parse(list[CostModelReport], self._get("/v1/cost-models", query).get("items"))
 
     def best(self, workload: str, target: str = "native") -> Schedule:
-        """The best schedule of one workload, given by its structural hash."""
+        """Return the best schedule of one workload, given by its structural hash."""
         return _parse(Schedule, self._get("/v1/schedules/best", {"workload": workload, "target": target}))
 
     def best_of(self, workloads: Sequence[str], target: str = "native") -> dict[str, Schedule]:
-        """The best schedules of those workloads that have one."""
+        """Return the best schedules of those workloads that have one, by workload."""
         answer = self._post("/v1/schedules:query", {"target": target, "workloads": list(workloads)})
         found = _parse(dict[str, Schedule | None], answer.get("schedules"))
         return {workload: schedule for workload, schedule in found.items() if schedule is not None}
 
-    def export(self, *, target: str | None = None, job_id: str | None = None) -> Database:
-        """The schedules known on a device class, or of one job's workloads; by default the native ones."""
+    def export(self, *, target: str | None = None, job_id: str | None = None) -> ScheduleDatabase:
+        """Return the schedules of a device class, by default the native one, or of one job's workloads."""
         query = {name: value for name, value in (("target", target), ("job", job_id)) if value is not None}
-        return _parse(Database, self._get("/v1/schedules/export", query))
+        return _parse(ScheduleDatabase, self._get("/v1/schedules/export", query))
 
-    def import_(self, database: Database, target: str = "native") -> Imported:
-        """Stores schedules; those that are known already change nothing."""
-        return _parse(Imported, self._post(f"/v1/schedules/import?target={quote(target)}", asdict(database)))
+    def import_(self, database: ScheduleDatabase, target: str = "native") -> ImportResult:
+        """Store schedules; those that are known already change nothing."""
+        return _parse(
+            ImportResult, self._post(f"/v1/schedules/import?target={quote(target)}", asdict(database))
+        )
 
     def create_token(self, name: str, scopes: Sequence[Scope], expires_after_s: float | None) -> NewToken:
-        """A new token with its secret, which is told only now. None: it never expires."""
+        """Create a token. Only this answer holds its secret. With None it never expires."""
         body = {"name": name, "scopes": list(scopes), "expires_after_s": expires_after_s}
-        # Not repeated: a first one that was made would stay, its secret unknown.
+        # Not sent again: a token of the first attempt would stay, its secret unknown.
         answer = self._call(lambda: self._http.post("/v1/tokens", json=body), attempts=1)
         return _parse(NewToken, _object(answer))
 
     def tokens(self) -> list[StoredToken]:
-        """Every token ever made, newest first."""
+        """Return every token ever created, newest first."""
         return _parse(list[StoredToken], self._get("/v1/tokens").get("items"))
 
     def revoke_token(self, token_id: str) -> StoredToken:
-        """Revoking it again changes nothing."""
+        """Revoke a token. Revoking it again changes nothing."""
         path = f"/v1/tokens/{quote(token_id, safe='')}"
         return _parse(StoredToken, _object(self._call(lambda: self._http.delete(path))))
 
-    def events(self, job_id: str, after: str | None = None) -> Iterator[Event]:
-        """What happens to a job, from its beginning or after an event, until it is finished.
+    def events(self, job_id: str, after: str | None = None) -> Iterator[JobEvent]:
+        """Yield a job's events until it is finished, from its first or those after the event `after`.
 
         A connection that breaks is made again, and no event is lost or seen twice.
         """
@@ -243,7 +250,7 @@ class Client:
             self._sleep(min(0.2 * 2**failures, 5.0))
 
     def download(self, job_id: str, into: Path) -> None:
-        """Writes a finished job's artifact, a tar file. Raises OSError when `into` can't be written."""
+        """Write a finished job's artifact, a tar file. Raises OSError when `into` can't be written."""
 
         def fetch() -> httpx.Response:
             with self._http.stream("GET", f"/v1/jobs/{job_id}/artifact") as response:
@@ -260,17 +267,23 @@ class Client:
     def _act(self, worker_id: str, action: str) -> Worker:
         return _parse(Worker, self._post(f"/v1/workers/{quote(worker_id, safe='')}:{action}"))
 
-    def _stream(self, job_id: str, after: str | None) -> Iterator[Event]:
+    def _stream(self, job_id: str, after: str | None) -> Iterator[JobEvent]:
         headers = {"Last-Event-ID": after} if after is not None else {}
         path = f"/v1/jobs/{job_id}/events"
-        timeout = httpx.Timeout(QUIET_S, connect=5.0)
+        timeout = httpx.Timeout(EVENT_TIMEOUT_S, connect=5.0)
         with httpx_sse.connect_sse(self._http, "GET", path, headers=headers, timeout=timeout) as source:
             if not source.response.is_success:
                 source.response.read()
                 raise _problem(source.response)
             if source.response.status_code != httpx.codes.NO_CONTENT:
                 for sent in source.iter_sse():
-                    yield _event(sent)
+                    try:
+                        data = sent.json()
+                    except ValueError as error:
+                        raise ClientError(
+                            f"the service sent an event that is not understood: {error}"
+                        ) from error
+                    yield _parse(JobEvent, {"id": sent.id, "kind": sent.event, "data": data})
 
     def _get(self, path: str, query: Mapping[str, str | int] | None = None) -> dict[str, Any]:
         return _object(self._call(lambda: self._http.get(path, params=query)))
@@ -281,11 +294,11 @@ class Client:
         return _object(self._call(lambda: self._http.post(path, json=body, headers=headers)))
 
     def _call(self, send: Callable[[], httpx.Response], attempts: int = ATTEMPTS) -> httpx.Response:
-        """Sends until an answer comes that is not "later". What is sent more than once must bear that: it
-        reads, or says the same thing again."""
+        """Send a request until it is answered with anything but 429. `send` must be idempotent unless it has
+        one attempt."""
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(httpx.TransportError)
-            | tenacity.retry_if_result(_is_later),
+            | tenacity.retry_if_result(lambda answer: answer.status_code == TOO_MANY_REQUESTS),
             stop=tenacity.stop_after_attempt(attempts),
             wait=_pause_s,
             sleep=self._sleep,
@@ -304,8 +317,8 @@ class Client:
         return UnreachableError(f"no tunefarm service answers at {self.url} ({cause})")
 
 
-def trust(tls: TlsFiles | None) -> ssl.SSLContext | bool:
-    """What httpx takes as `verify`. Raises TlsError."""
+def tls_verification(tls: TlsFiles | None) -> ssl.SSLContext | bool:
+    """Return httpx's argument `verify`. Raises TlsError."""
     if not tls:
         return True
     context = httpx.create_ssl_context() if tls.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -313,19 +326,8 @@ def trust(tls: TlsFiles | None) -> ssl.SSLContext | bool:
     return context
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host in LOOPBACK
-
-
-def _is_later(response: httpx.Response) -> bool:
-    return response.status_code == httpx.codes.TOO_MANY_REQUESTS
-
-
 def _pause_s(state: tenacity.RetryCallState) -> float:
-    """As long as the service asked for, or ever longer after failures."""
+    """Return the pause that the service asked for, or a longer one after each failure."""
     if state.outcome is None or state.outcome.failed:
         return min(0.1 * 2.0 ** (state.attempt_number - 1), 2.0)
     asked = state.outcome.result().headers.get("retry-after", "")
@@ -334,23 +336,10 @@ def _pause_s(state: tenacity.RetryCallState) -> float:
     return pause_s
 
 
-_BROKEN = tenacity.retry_if_exception_type(httpx.TransportError)
-
-
 def _last_answer(state: tenacity.RetryCallState) -> Any:
-    """The last try's; raises what it raised."""
-    assert state.outcome is not None, "there was a try"
+    """Return the answer to the last attempt, or raise what that raised."""
+    assert state.outcome is not None, "there was an attempt"
     return state.outcome.result()
-
-
-_NEWER = {"compile_only": False, "priority": 0, "weight": 1.0, "build": "auto"}
-
-
-def _event(sent: httpx_sse.ServerSentEvent) -> Event:
-    try:
-        return _parse(Event, {"id": sent.id, "kind": sent.event, "data": sent.json()})
-    except ValueError as error:
-        raise ClientError(f"the service sent an event that is not understood: {error}") from error
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:

@@ -1,17 +1,17 @@
-"""What the service answers, as values. Fields it may add later are ignored."""
+"""The service's answers and a job's request as dataclasses. Fields that a newer service adds are ignored."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
+from core.access import Scope
 from core.job import Build, JobState
 
 
 @dataclass(frozen=True)
-class Model:
-    """A stored model; `sha256` is what jobs call it by."""
+class StoredModel:
+    """A stored model; jobs name it by its `sha256`."""
 
     sha256: str
     name: str
@@ -20,11 +20,13 @@ class Model:
 
 @dataclass(frozen=True)
 class JobRequest:
-    """What to tune: `shapes` fixes dynamic inputs, `minutes` is a budget of wall-clock minutes or None.
+    """A model to tune, named by its SHA-256, and the budget: `trials` and, unless None, `minutes`.
 
-    `compile_only` asks for the model with the schedules known already and best guesses for the rest; its
-    `trials` are 0. Where jobs share devices, those of higher `priority` go first; of equal priority, each
-    gets trials in proportion to its `weight`. `build` says who compiles the candidates.
+    `shapes` fixes the shapes of dynamic inputs. `seed` seeds the search's random choices. `compile_only` asks
+    for the model compiled with the schedules known already and best guesses for the rest; its `trials` are 0.
+    Where jobs share devices, those of higher `priority` go first; those of equal priority get trials in
+    proportion to their `weight`. `build` tells whether the device or a builder compiles the candidates.
+    `exact` keeps operators as they were imported, without variants that round differently.
     """
 
     model: str
@@ -37,11 +39,12 @@ class JobRequest:
     priority: int = 0
     weight: float = 1.0
     build: str = Build.AUTO.value
+    exact: bool = False
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job as the service sees it now. Times are seconds since the epoch.
+    """A job in its present state. Times are seconds since the epoch.
 
     `untuned_latency_s` is the whole model as TVM compiles it by default, `tuned_latency_s` the same with
     its best schedules, both measured on the device.
@@ -68,16 +71,20 @@ class Job:
     priority: int = 0
     weight: float = 1.0
     build: str = Build.AUTO.value
+    exact: bool = False
 
     @property
     def trials_text(self) -> str:
-        """Done of its budget, or of the first guesses that go beyond it."""
+        """Trials done of all, such as 3/100. First guesses may exceed the budget."""
         return f"{self.trials_done}/{max(self.trials, self.trials_done)}"
 
 
 @dataclass(frozen=True)
 class Task:
-    """A subgraph of a job's model that occurs `weight` times; `best_s` is its best latency so far."""
+    """A subgraph that occurs `weight` times in a job's model; `best_s` is its best latency so far.
+
+    If it isn't `covered`, the search can't tune it, for this `reason`.
+    """
 
     workload: str
     name: str
@@ -86,16 +93,23 @@ class Task:
     reason: str
     trials: int
     best_s: float | None
+    variant: str = ""
+    variant_of: str = ""
+
+    @property
+    def place(self) -> str:
+        """The workload of the model that it computes; the fastest task of a place is compiled in."""
+        return self.variant_of or self.workload
 
     @property
     def network_s(self) -> float | None:
-        """Its part of the whole model's seconds."""
+        """Seconds that the task takes in one run of the whole model."""
         return None if self.best_s is None else self.weight * self.best_s
 
 
 @dataclass(frozen=True)
-class Event:
-    """Something that happened to a job; `id` is what a watcher continues after."""
+class JobEvent:
+    """A change of a job. `Client.events` continues after the `id` of the last one received."""
 
     id: str
     kind: str
@@ -104,14 +118,14 @@ class Event:
 
 @dataclass(frozen=True)
 class Worker:
-    """A device's agent, as it was last seen. None is what isn't known.
+    """A worker as it was last seen. Unknown values are None.
 
-    `state` is what it said then, `wanted` what people want it to do: work, drain or be evicted. `connected`:
-    it was seen lately. `load` is how many processes wanted to run, on average over a minute. `candidates` are
-    those of the `lease` it holds. `uncontained` says what measured code isn't kept from there, if anything;
-    `trouble` why it can't measure or build, in one line, if it can't. One whose `role` is build measures
-    nothing; its trials are those that it built, for the machines in `builds_for`. `calibrate`: it is wanted
-    to measure its device's profile again, which it hasn't yet.
+    `state` is the worker's own, `wanted` the state that users have asked for: work, drain or evicted. A
+    `connected` worker was seen lately. `load` is the system's average over one minute. `candidates` counts
+    those of the `lease` that it holds. `uncontained` says what the sandbox doesn't keep measured code from,
+    `trouble` why the worker can't measure or build; both are empty if all is well. A worker whose `role` is
+    build measures nothing; its trials are those it built, for the machines in `builds_for`. `calibrate` is
+    true while it has been asked to calibrate its device and hasn't done so yet.
     """
 
     id: str
@@ -143,30 +157,23 @@ class Worker:
 
     @property
     def unable(self) -> str:
-        """What it can't do and why, as it goes on after its name; empty when it can."""
+        """A phrase that follows the worker's name, "can't measure: ...", or nothing when it can."""
         does = "build" if self.role == "build" else "measure"
         return f"can't {does}: {self.trouble}" if self.trouble else ""
 
 
 @dataclass(frozen=True)
 class DeviceClass:
-    """Devices of equal hardware and toolchain. The `profile` has the fields of core.profile's; None until
-    one of them has been calibrated."""
+    """Devices of equal hardware and toolchain.
+
+    `profile` has the fields of `core.profile.Profile`; it is None until one of the devices was calibrated.
+    """
 
     key: str
     name: str
     cores: int
     vector_bytes: int
     profile: dict[str, Any] | None = None
-
-
-class Scope(StrEnum):
-    """What a token allows; `admin` allows everything."""
-
-    SUBMIT = "submit"
-    READ = "read"
-    ADMIN = "admin"
-    WORKER = "worker"
 
 
 @dataclass(frozen=True)
@@ -185,16 +192,18 @@ class StoredToken:
 
 @dataclass(frozen=True)
 class NewToken(StoredToken):
-    """A token that was just made: `token` is the secret, which the service tells only now."""
+    """A token that was just created, with its secret, which the service doesn't tell again."""
 
     token: str = field(repr=False)
 
 
 @dataclass(frozen=True)
-class Metrics:
-    """How well a model predicts so many `records`; None where they can't tell. `r2` is of throughput relative
-    to the task's best, `pairwise` the share of pairs in the right order, `recall` the share of the 30 fastest
-    that are among the 30 predicted to be the fastest."""
+class Accuracy:
+    """A cost model's accuracy on a number of `records`; None where these are too few to tell.
+
+    `r2` is of throughput relative to the task's best, `pairwise` the fraction of pairs in the right order,
+    `recall` the fraction of the 30 fastest that are among the 30 predicted to be the fastest.
+    """
 
     records: int
     r2: float | None
@@ -203,25 +212,27 @@ class Metrics:
 
 
 @dataclass(frozen=True)
-class Compared:
-    """The learned model beside the analytic estimate, on the same records."""
+class AccuracyComparison:
+    """The accuracy of the learned model and that of the analytic estimate, on the same records."""
 
-    learned: Metrics
-    analytic: Metrics
+    learned: Accuracy
+    analytic: Accuracy
 
 
 @dataclass(frozen=True)
-class HeldOut(Compared):
-    """On records held out of a model `trained_on` the others; `tasks` are by workload."""
+class HeldOutAccuracy(AccuracyComparison):
+    """Accuracy on records held out of the training on `trained_on` others; `tasks` is by workload."""
 
     trained_on: int
-    tasks: dict[str, Compared]
+    tasks: dict[str, AccuracyComparison]
 
 
 @dataclass(frozen=True)
-class CostModel:
-    """A device class's cost model: `versions` trainings, the newest on so many `records`. `metrics` are the
-    newest, None until there are enough records."""
+class CostModelReport:
+    """A device class's cost model: the number of `versions` trained, and the `records` of the newest.
+
+    `metrics` are None until there are enough records.
+    """
 
     device_class: str
     device_name: str
@@ -230,7 +241,7 @@ class CostModel:
     created_at: float
     train_secs: float
     total_train_secs: float
-    metrics: HeldOut | None
+    metrics: HeldOutAccuracy | None
 
 
 @dataclass(frozen=True)
@@ -264,16 +275,16 @@ class ExportedRecord:
 
 
 @dataclass(frozen=True)
-class Database:
-    """Schedules on their way into or out of a service; every record's workload is among the workloads."""
+class ScheduleDatabase:
+    """Schedules to import or as exported; every record's workload is among the workloads."""
 
     workloads: tuple[ExportedWorkload, ...]
     records: tuple[ExportedRecord, ...]
 
 
 @dataclass(frozen=True)
-class Imported:
-    """How many records an import held, and how many were new."""
+class ImportResult:
+    """The number of records in an import, and of those that the service didn't have."""
 
     device_class: str
     records: int

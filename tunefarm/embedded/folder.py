@@ -1,4 +1,4 @@
-"""The data folder: one running stack owns it, and says where it can be reached."""
+"""The data folder of an embedded stack: one running stack owns it and writes down where it answers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 
 from tunefarm.errors import StackError
 
-# Above everything that supervisord closes before it starts a process: the stack's processes inherit the
-# lock, so the folder stays taken until the last one of them has ended.
+# supervisord closes the descriptors below this number before it starts a process. The stack's processes
+# inherit the lock above it, so the folder stays locked until the last one of them has ended.
 FIRST_LOCK_FD = 100
 
 
 @dataclass(frozen=True)
-class Running:
-    """The stack that owns a folder. `lasting` ones outlive a single job."""
+class RunningStack:
+    """The stack that owns a folder. A `lasting` one was started by `up`; others end with their job."""
 
     url: str
     workers_address: str
@@ -29,7 +29,7 @@ class Running:
 
 @dataclass(frozen=True)
 class DataFolder:
-    """Where the embedded stack keeps its database, broker, logs and settings."""
+    """The folder of an embedded stack's database, broker, logs and lock."""
 
     path: Path
 
@@ -46,14 +46,21 @@ class DataFolder:
         return self.path / "logs"
 
     @property
-    def _note(self) -> Path:
+    def _running_file(self) -> Path:
         return self.path / "running.json"
 
     def prepare(self) -> None:
-        """Raises StackError when the folder can't be made or written."""
+        """Make the folder, which only its owner may read. Raises StackError when it can't be made or written.
+
+        A folder that was there before and isn't a data folder yet keeps its mode.
+        """
         try:
+            is_ours = not self.path.exists() or (self.path / "lock").exists()
             for folder in (self.path, self.logs, self.broker):
                 folder.mkdir(parents=True, exist_ok=True)
+                # mkdir's own mode is subject to the umask. Who isn't the owner leaves the mode as it is.
+                if folder.stat().st_uid == os.geteuid() and (is_ours or folder != self.path):
+                    folder.chmod(0o700)
             probe = self.path / ".writable"
             probe.write_bytes(b"1")
             probe.unlink()
@@ -65,40 +72,41 @@ class DataFolder:
 
     @contextmanager
     def locked(self) -> Iterator[int]:
-        """Yields the lock's file descriptor. Raises StackError naming the stack that holds it."""
-        taken = _take(self.path / "lock")
-        if taken is None:
+        """Lock the folder; yield the lock's descriptor. Raises StackError naming the stack that has it."""
+        descriptor = _lock(self.path / "lock")
+        if descriptor is None:
             running = self.running()
             where = f"by the tunefarm at {running.url} (process {running.pid})" if running else "already"
             hint = f"use --server {running.url}" if running else "wait until it has stopped"
             raise StackError(f"the data folder {self.path} is in use {where}: {hint}, or another --data DIR")
         try:
-            yield taken
+            yield descriptor
         finally:
-            self._note.unlink(missing_ok=True)
-            os.close(taken)
+            self._running_file.unlink(missing_ok=True)
+            os.close(descriptor)
 
-    def announce(self, running: Running) -> None:
-        fresh = self._note.with_suffix(".new")
+    def announce(self, running: RunningStack) -> None:
+        """Write down where the stack answers."""
+        fresh = self._running_file.with_suffix(".new")
         fresh.write_text(json.dumps(asdict(running)))
-        fresh.replace(self._note)
+        fresh.replace(self._running_file)
 
-    def running(self) -> Running | None:
-        """The stack that owns the folder now, or None: nobody does, or it is not ready yet."""
+    def running(self) -> RunningStack | None:
+        """Return the stack that owns the folder, or None while nobody does or it is not ready yet."""
         if not (self.path / "lock").exists():
             return None
-        free = _take(self.path / "lock")
-        if free is not None:
-            os.close(free)
+        descriptor = _lock(self.path / "lock")
+        if descriptor is not None:
+            os.close(descriptor)
             return None
         try:
-            return Running(**json.loads(self._note.read_text()))
+            return RunningStack(**json.loads(self._running_file.read_text()))
         except (OSError, ValueError, TypeError):
             return None
 
 
-def _take(path: Path) -> int | None:
-    """The descriptor of the locked file, or None when another process holds it."""
+def _lock(path: Path) -> int | None:
+    """Lock a file and return its descriptor, or None when another process holds it."""
     try:
         opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Finds the service that a command talks to, or starts one for as long as the command runs."""
+"""Connects a command to the service that runs already, or starts one for as long as the command runs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from core.exit_code import ExitCode
+from system.command import CommandError
 from tunefarm.client.client import Client, ClientError
 from tunefarm.client.values import Worker
 from tunefarm.embedded.folder import DataFolder
-from tunefarm.errors import CommandError, ExitCode, StackError
-from tunefarm.settings import Settings
+from tunefarm.errors import StackError
+from tunefarm.settings import CommandSettings
 
 if TYPE_CHECKING:
     from tunefarm.embedded.stack import Stack
@@ -23,32 +25,42 @@ POLL_S = 0.2
 
 @dataclass(frozen=True)
 class Service:
-    """A client, and a check that raises StackError when a stack started for the command has broken down, or
-    can't measure."""
+    """A service to talk to. `embedded`: it was started for this command.
+
+    `check` raises StackError when an embedded one has broken down, or its device can't measure.
+    """
 
     client: Client
-    check: Callable[[], None]
-    embedded: bool
+    check: Callable[[], None] = lambda: None
+    embedded: bool = False
 
 
 @contextlib.contextmanager
-def running_service(settings: Settings) -> Iterator[Service]:
-    """The service at `--server`, or the one that owns the data folder. Raises CommandError without either."""
-    url = settings.server or _running_at(settings, lasting=False)
+def connect(settings: CommandSettings) -> Iterator[Service]:
+    """Connect to the service at `--server`, or the one that owns the data folder.
+
+    Raises CommandError without either.
+    """
+    url = settings.server or _running_url(settings, only_lasting=False)
     if url is None:
         raise CommandError(
             "no service is running here: start one with `tunefarm up` or name one with --server URL",
             ExitCode.UNREACHABLE,
         )
-    with _connect(url, settings) as client:
-        yield Service(client, _nothing_to_check, embedded=False)
+    with _client(url, settings) as client:
+        yield Service(client)
 
 
 @contextlib.contextmanager
-def service(settings: Settings, say: Callable[[str], None], features: str | None = None) -> Iterator[Service]:
-    """As `running_service`, but where none runs, one is started for the length of the context, whose worker
-    gives up the instruction sets that `features` names."""
-    url = settings.server or _running_at(settings, lasting=True)
+def connect_or_start(
+    settings: CommandSettings, say: Callable[[str], None], features: str | None = None
+) -> Iterator[Service]:
+    """Connect as `connect` does; where no service runs, start one for the length of the context.
+
+    The worker of one that is started here gives up the instruction sets in `features`. Raises CommandError
+    and what `stack.start` does.
+    """
+    url = settings.server or _running_url(settings, only_lasting=True)
     if url is not None:
         if features:
             raise CommandError(
@@ -56,8 +68,8 @@ def service(settings: Settings, say: Callable[[str], None], features: str | None
                 "`tunefarm worker --features`, and name its class with --target",
                 ExitCode.USAGE,
             )
-        with _connect(url, settings) as client:
-            yield Service(client, _nothing_to_check, embedded=False)
+        with _client(url, settings) as client:
+            yield Service(client)
         return
     from tunefarm.embedded import stack
 
@@ -65,40 +77,42 @@ def service(settings: Settings, say: Callable[[str], None], features: str | None
     config = stack.StackConfig(
         settings.data, token=settings.secret, threads=settings.threads, features=features
     )
-    with stack.start(config) as started, _connect(started.running.url, settings) as client:
-        yield Service(client, OwnStack(started, client).check, embedded=True)
+    with stack.start(config) as started, _client(started.running.url, settings) as client:
+        yield Service(client, StackMonitor(started, client).check, embedded=True)
 
 
-class OwnStack:
-    """A stack that was started for the command, or by it."""
+class StackMonitor:
+    """Watches the processes and the workers of a stack that this command has started."""
 
     def __init__(self, stack: Stack, client: Client) -> None:
         self._stack = stack
         self._client = client
-        # What a worker of an earlier stack said last is no news: one of this stack has been seen since.
+        # The database still holds what workers of an earlier stack reported. A worker of this stack is one
+        # whose report has changed since this stack started.
         self._first_seen_at: dict[str, float] = {}
 
     def check(self) -> None:
-        """Raises StackError when a process has ended for good, or no worker that is there can measure."""
+        """Raise StackError when a process has ended for good, or no connected worker can measure."""
         self._stack.check()
-        there = self.workers()
-        if there and all(one.trouble for one in there):
+        workers = self.workers()
+        if workers and all(worker.trouble for worker in workers):
             log = self._stack.supervisor.log("worker")
-            raise StackError(f"worker {there[0].id} {there[0].unable} (see {log})")
+            raise StackError(f"worker {workers[0].id} {workers[0].unable} (see {log})")
 
     def workers(self) -> list[Worker]:
-        """Those that measure and have called this stack; none while its server can't be asked."""
+        """Return the workers that measure and have called this stack; none while its server is away."""
         found = []
         with contextlib.suppress(ClientError):
-            for one in self._client.workers():
-                first_seen_at = self._first_seen_at.setdefault(one.id, one.last_seen_at)
-                if one.connected and one.last_seen_at != first_seen_at and one.role != "build":
-                    found.append(one)
+            for worker in self._client.workers():
+                first_seen_at = self._first_seen_at.setdefault(worker.id, worker.last_seen_at)
+                is_here = worker.connected and worker.last_seen_at != first_seen_at
+                if is_here and worker.role != "build":
+                    found.append(worker)
         return found
 
 
 def wait_for_device(service: Service, target: str | None) -> None:
-    """On a stack that was just started, waits until its worker says what `native` means.
+    """Wait until the worker of an embedded stack has registered the device that `native` means.
 
     Raises CommandError when that takes too long.
     """
@@ -115,18 +129,14 @@ def wait_for_device(service: Service, target: str | None) -> None:
         time.sleep(POLL_S)
 
 
-def _running_at(settings: Settings, *, lasting: bool) -> str | None:
-    """The address of the stack that owns the data folder; only of one started by `up` if `lasting`."""
+def _running_url(settings: CommandSettings, *, only_lasting: bool) -> str | None:
+    """Return the URL of the stack that owns the data folder, if there is one."""
     running = DataFolder(settings.data).running()
-    return running.url if running and (running.lasting or not lasting) else None
+    return running.url if running and (running.lasting or not only_lasting) else None
 
 
-def _connect(url: str, settings: Settings) -> Client:
+def _client(url: str, settings: CommandSettings) -> Client:
     try:
         return Client(url, settings.secret, tls=settings.tls)
     except ValueError as error:
         raise CommandError(f"--server is not an address: {error}", ExitCode.USAGE) from error
-
-
-def _nothing_to_check() -> None:
-    """A service that was not started here has no processes to look after."""

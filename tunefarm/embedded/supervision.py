@@ -1,4 +1,4 @@
-"""supervisord, run in the foreground over a generated configuration: starts, restarts and stops processes."""
+"""Keeps processes running: supervisord in the foreground, over a generated configuration."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ from supervisor.xmlrpc import SupervisorTransport
 from tunefarm.embedded.folder import FIRST_LOCK_FD
 
 PYTHON = (sys.executable, "-P")  # -P: a folder named `server` where the user stands is not our package
-TETHER = (*PYTHON, "-m", "tunefarm.embedded.tether")
+DIE_WITH_PARENT = (*PYTHON, "-m", "tunefarm.embedded.die_with_parent")
 STOP_TIMEOUT_S = 60.0
 RETRIES = 4  # after 1, 2, 3 and 4 seconds
 
 
 @dataclass(frozen=True)
-class Program:
-    """A process to keep alive. One that ends within `up_after_s` did not start.
+class SupervisedProcess:
+    """A command to keep running.
 
-    Starting is tried a few times only. One that was asked to stop is killed after `stop_after_s`.
+    A process that ends within `up_after_s` has failed to start, which is tried a few times only. One that was
+    asked to stop is killed after `stop_after_s`.
     """
 
     name: str
@@ -48,11 +49,11 @@ class Supervisor:
         return self.process.poll() is None
 
     def given_up(self) -> str | None:
-        """The name of a program that failed so often that it is not started again, if there is one."""
+        """Return the name of a process that failed too often to be started again, if there is one."""
         return next((name for name, state in self.states().items() if state == "FATAL"), None)
 
     def states(self) -> dict[str, str]:
-        """supervisord's word for the state of every program; empty while it can't be asked."""
+        """Return supervisord's state of every process by name; nothing while supervisord doesn't answer."""
         transport = SupervisorTransport(None, None, f"unix://{self.control}")
         with xmlrpc.client.ServerProxy("http://127.0.0.1", transport=transport) as proxy:
             try:
@@ -64,43 +65,39 @@ class Supervisor:
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
 
-    def last_words(self, name: str) -> str:
-        """The last line that a program wrote, for a message; empty when it wrote none."""
+    def last_line(self, name: str) -> str:
+        """Return the last line that a process wrote, for a message; empty when it wrote none."""
         with contextlib.suppress(OSError):
             lines = self.log(name).read_text(errors="replace").split("\n")
             return next((line.strip() for line in reversed(lines) if line.strip()), "")
         return ""
 
     def stop(self) -> None:
-        """Stops every program, then supervisord; kills what does not stop in time."""
+        """Stop every process, then supervisord; kill what does not stop in time."""
         if self.alive():
             self.process.terminate()
         try:
             self.process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self.process.kill()  # the programs are tethered to it
+            self.process.kill()  # its processes die with it
             self.process.wait()
 
 
 @contextlib.contextmanager
 def supervise(
-    programs: Sequence[Program], scratch: Path, logs: Path, environment: Mapping[str, str], lock: int
+    processes: Sequence[SupervisedProcess],
+    scratch: Path,
+    logs: Path,
+    environment: Mapping[str, str],
+    lock: int,
 ) -> Iterator[Supervisor]:
-    """Runs the programs until the context ends. They inherit the descriptor `lock`."""
-    control = scratch / "control"
-    settings = scratch / "supervisord.conf"
-    settings.write_text(settings_text(programs, scratch))
+    """Run the processes until the context ends. They inherit the descriptor `lock`."""
+    configuration = scratch / "supervisord.conf"
+    configuration.write_text(configuration_text(processes, scratch))
+    command = ("supervisor.supervisord", "--nodaemon", "--configuration", str(configuration))
     with (logs / "supervisor.log").open("ab") as log:
         process = subprocess.Popen(
-            [
-                *TETHER,
-                *PYTHON,
-                "-m",
-                "supervisor.supervisord",
-                "--nodaemon",
-                "--configuration",
-                str(settings),
-            ],
+            [*DIE_WITH_PARENT, *PYTHON, "-m", *command],
             cwd=logs,
             env=dict(environment),
             pass_fds=(lock,),
@@ -109,64 +106,59 @@ def supervise(
             stdout=log,
             stderr=log,
         )
-    supervisor = Supervisor(process, control, logs)
+    supervisor = Supervisor(process, scratch / "control", logs)
     try:
         yield supervisor
     finally:
-        with _uninterrupted():
+        # A second Ctrl-C must not leave processes behind.
+        signals = signal.SIGINT, signal.SIGTERM
+        handlers = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+        try:
             supervisor.stop()
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
 
 
-def settings_text(programs: Sequence[Program], scratch: Path) -> str:
-    """supervisord's configuration file. Logs go where it is started: their names are relative."""
-    head = f"""\
+def configuration_text(processes: Sequence[SupervisedProcess], scratch: Path) -> str:
+    """Return supervisord's configuration file. Log files are relative to the folder it is started in."""
+
+    def escaped(value: object) -> str:
+        return str(value).replace("%", "%%")
+
+    # Processes of one group are stopped at the same time.
+    text = f"""\
 [supervisord]
 nodaemon=true
 silent=true
 logfile=supervisor.log
 logfile_maxbytes=1MB
 logfile_backups=1
-pidfile={_literal(scratch / "pid")}
+pidfile={escaped(scratch / "pid")}
 minfds={FIRST_LOCK_FD}
 
 [unix_http_server]
-file={_literal(scratch / "control")}
+file={escaped(scratch / "control")}
 chmod=0600
 
 [rpcinterface:supervisor]
 supervisor.rpcinterface_factory=supervisor.rpcinterface:make_main_rpcinterface
+
+[group:stack]
+programs={",".join(process.name for process in processes)}
 """
-    # As one group they stop at the same time.
-    group = "\n[group:stack]\nprograms=" + ",".join(program.name for program in programs) + "\n"
-    return head + group + "".join(map(_section, programs))
-
-
-def _section(program: Program) -> str:
-    return f"""
-[program:{program.name}]
-command={_literal(shlex.join((*TETHER, *program.command)))}
+    for process in processes:
+        text += f"""
+[program:{process.name}]
+command={escaped(shlex.join((*DIE_WITH_PARENT, *process.command)))}
 autorestart=true
-startsecs={program.up_after_s}
+startsecs={process.up_after_s}
 startretries={RETRIES}
-stopwaitsecs={program.stop_after_s}
+stopwaitsecs={process.stop_after_s}
 killasgroup=true
 redirect_stderr=true
-stdout_logfile={program.name}.log
+stdout_logfile={process.name}.log
 stdout_logfile_maxbytes=10MB
 stdout_logfile_backups=2
 """
-
-
-def _literal(value: object) -> str:
-    return str(value).replace("%", "%%")
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """A second Ctrl-C must not leave processes behind."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return text

@@ -1,1 +1,1 @@
-"""The agent: tells the service how the device is, and does what the service answers."""
+"""The agent: reports the device's state to the service, and works on leases."""

@@ -1,9 +1,10 @@
-"""Shows what the worker does: one live line on a terminal, lines in the log anywhere else."""
+"""Shows people what the worker does: one live line on a terminal, lines in the log anywhere else."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,15 +17,16 @@ from rich.live import Live
 from rich.logging import RichHandler
 from rich.text import Text
 
-from core.lease import Built, Lease
-from core.measurement import Measurement, Outcome
+from core.durations import latency_text
+from core.lease import Lease
+from core.measurement import Built, Measurement, Outcome
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass
-class Work:
-    """A lease on the way: what was measured or built of it so far."""
+class LeaseProgress:
+    """A lease that is being worked on, with the outcomes and the best latency so far."""
 
     lease: Lease
     outcomes: Counter[Outcome] = field(default_factory=Counter)
@@ -43,49 +45,51 @@ class Work:
         return f"lease {self.lease.id.id[:8]}"
 
     def note(self, measurement: Measurement | Built) -> None:
-        if isinstance(measurement, Built):
-            self.outcomes[Outcome.OK] += 1
-            return
+        """Count a result."""
         self.outcomes[measurement.outcome] += 1
-        if measurement.outcome is Outcome.OK:
-            self.best_s = min(filter(None, (self.best_s, measurement.latency_s)))
+        if measurement.run_secs:
+            self.best_s = min(filter(None, (self.best_s, statistics.median(measurement.run_secs))))
 
     def __str__(self) -> str:
         if self.lease.module_runs:
             kinds = " and the ".join(run.kind for run in self.lease.module_runs)
             return f"{self.name}: times the {kinds} model end to end"
-        best = "" if self.best_s is None else f", best so far {seconds(self.best_s)}"
+        best = "" if self.best_s is None else f", best so far {latency_text(self.best_s)}"
         does = "built" if self.lease.build else "measured"
         return f"{self.name}: {self.done} of {self.size} candidates {does}{best}"
 
     def result(self) -> str:
-        """One line once it is over."""
+        """Return a line for people once the lease is done."""
         counts = [f"{count} {outcome.value.replace('_', ' ')}" for outcome, count in self.outcomes.items()]
-        best = [] if self.best_s is None else [f"best {seconds(self.best_s)}"]
+        best = [] if self.best_s is None else [f"best {latency_text(self.best_s)}"]
         return f"{self.name} is done: {', '.join(sorted(counts) + best)}"
 
 
 class Display(Protocol):
-    """Is told what the worker does at the moment, in one line; and of every candidate that is settled."""
+    """Shows what the worker does."""
 
-    def does(self, line: str) -> None: ...
+    def show(self, line: str) -> None:
+        """Show what the worker does now."""
+        ...
 
-    def measured(self, work: Work) -> None: ...
+    def show_progress(self, progress: LeaseProgress) -> None:
+        """Show that another candidate has a result."""
+        ...
 
 
 class LogDisplay:
-    """A line in the log whenever the worker does something else."""
+    """Writes a line to the log whenever the worker does something else."""
 
-    def does(self, line: str) -> None:
+    def show(self, line: str) -> None:
         _log.info("%s", line)
 
-    def measured(self, work: Work) -> None:
-        """Sixteen lines a lease would be too many."""
+    def show_progress(self, progress: LeaseProgress) -> None:
+        """Show nothing: a line for each candidate would be too many."""
 
 
 @dataclass
 class LiveDisplay:
-    """As the log, with a last line that stays in place and tells how far the lease is."""
+    """Writes the log, and below it a line that stays in place and shows how far the lease is."""
 
     live: Live
     clock: Callable[[], float] = time.monotonic
@@ -95,15 +99,15 @@ class LiveDisplay:
     def __post_init__(self) -> None:
         self._began_s = self.clock()
 
-    def does(self, line: str) -> None:
+    def show(self, line: str) -> None:
         _log.info("%s", line)
-        self._show(line)
+        self._update(line)
 
-    def measured(self, work: Work) -> None:
+    def show_progress(self, progress: LeaseProgress) -> None:
         self._total += 1
-        self._show(str(work))
+        self._update(str(progress))
 
-    def _show(self, line: str) -> None:
+    def _update(self, line: str) -> None:
         minutes = max(self.clock() - self._began_s, 1.0) / 60
         pace = f" · {self._total} in all, {self._total / minutes:.1f} a minute" if self._total else ""
         self.live.update(Text(f"{line}{pace}", overflow="ellipsis", no_wrap=True), refresh=True)
@@ -111,7 +115,7 @@ class LiveDisplay:
 
 @contextlib.contextmanager
 def display(console: Console) -> Iterator[Display]:
-    """The display that suits where standard error goes; the log goes there too."""
+    """Return a live display for a terminal, else one that logs; set up the log to go to the console too."""
     if not console.is_terminal:
         logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
         yield LogDisplay()
@@ -120,11 +124,3 @@ def display(console: Console) -> Iterator[Display]:
     logging.basicConfig(format="%(message)s", level=logging.INFO, handlers=[handler])
     with Live(console=console, auto_refresh=False, transient=True) as live:
         yield LiveDisplay(live)
-
-
-def seconds(secs: float) -> str:
-    """Three digits in a unit that suits."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if secs >= size:
-            return f"{secs / size:.3g} {unit}"
-    return f"{secs / 1e-6:.3g} us"

@@ -1,4 +1,4 @@
-"""How this device is: load, temperature, memory, versions. What can't be known is left out."""
+"""This device's vitals: load, temperature, memory, versions. What can't be read is left out."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import psutil
 
 from core.worker import Vitals
 
-Fact = TypeVar("Fact")
+_T = TypeVar("_T")
 
 # Reading sensors takes milliseconds, and candidates may be timed meanwhile.
 READ_EVERY_S = 10.0
-# Names that Linux drivers give to processors' sensors; other sensors count where there is none of these.
+# Prefixes of the names that Linux drivers give to the sensors of processors.
 _PROCESSORS = ("coretemp", "k10temp", "zenpower", "cpu", "soc")
 
 
 class Sensor(Protocol):
-    """What is used of one of psutil's readings."""
+    """A reading of psutil's, as far as it is used here."""
 
     @property
     def current(self) -> float: ...
@@ -29,7 +29,7 @@ class Sensor(Protocol):
 
 @dataclass
 class HealthMonitor:
-    """Reads the vitals, not more often than every ten seconds."""
+    """Reads the vitals, at most every READ_EVERY_S seconds."""
 
     clock: Callable[[], float] = time.monotonic
     _read_at: float | None = None
@@ -38,32 +38,34 @@ class HealthMonitor:
     def __call__(self) -> Vitals:
         now = self.clock()
         if self._read_at is None or now - self._read_at >= READ_EVERY_S:
-            self._latest, self._read_at = read(), now
+            self._latest, self._read_at = read_vitals(), now
         return self._latest
 
 
-def read() -> Vitals:
+def read_vitals() -> Vitals:
     return Vitals(
         tunefarm_version=_version("tunefarm"),
         tvm_version=_version("apache-tvm"),
-        load=_known(lambda: psutil.getloadavg()[0]),
-        temperature_c=_known(lambda: hottest(psutil.sensors_temperatures())),
-        memory_free_bytes=_known(lambda: int(psutil.virtual_memory().available)),
+        load=_read(lambda: psutil.getloadavg()[0]),
+        temperature_c=_read(lambda: hottest(psutil.sensors_temperatures())),
+        memory_free_bytes=_read(lambda: int(psutil.virtual_memory().available)),
     )
 
 
 def hottest(sensors: Mapping[str, Sequence[Sensor]]) -> float | None:
-    """The hottest processor's degrees Celsius, by the names of drivers; None where no sensor makes sense."""
+    """Return the highest temperature in degrees Celsius, from readings by driver.
+
+    Other sensors count where there is none of a processor. None where no reading is plausible.
+    """
     named = {name: readings for name, readings in sensors.items() if name.lower().startswith(_PROCESSORS)}
     degrees = (reading.current for readings in (named or sensors).values() for reading in readings)
-    return max((one for one in degrees if -50.0 < one < 150.0), default=None)
+    return max((each for each in degrees if -50.0 < each < 150.0), default=None)
 
 
-def _known(ask: Callable[[], Fact]) -> Fact | None:
-    """Not every system can be asked everything."""
+def _read(reading: Callable[[], _T]) -> _T | None:
     try:
-        return ask()
-    except (AttributeError, OSError, NotImplementedError, psutil.Error):
+        return reading()
+    except (AttributeError, OSError, NotImplementedError, psutil.Error):  # not on this system
         return None
 
 

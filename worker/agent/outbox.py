@@ -1,17 +1,17 @@
-"""Results on their way to the service: each is kept until the service has acknowledged it."""
+"""Results on their way to the service, each kept until the service has acknowledged it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
 
-from core.lease import Built, LeaseId
-from core.measurement import Measurement
+from core.lease import LeaseId
+from core.measurement import Built, Measurement
 from proto.messages import MAX_RESULTS, Result
 
 
 class Outbox:
-    """Numbers results in the order they came. Nothing is ever dropped unacknowledged."""
+    """Numbers results in the order in which they are added."""
 
     def __init__(self) -> None:
         self._results: dict[int, Result] = {}
@@ -23,17 +23,17 @@ class Outbox:
     def add_module_run(self, lease: LeaseId, module_run_id: int, measurement: Measurement) -> None:
         self._add(Result(self._next, lease, measurement, module_run_id=module_run_id))
 
-    def waiting(self) -> tuple[Result, ...]:
-        """The oldest unacknowledged results, as many as fit in one report."""
+    def pending(self) -> tuple[Result, ...]:
+        """Return the oldest unacknowledged results, as many as fit in one report."""
         return tuple(islice(self._results.values(), MAX_RESULTS))
 
     def acknowledge(self, numbers: Iterable[int]) -> None:
-        """A number that isn't waiting is a repeated answer: no matter."""
+        """Forget these results. Unknown numbers, from an answer that came twice, are ignored."""
         for number in numbers:
             self._results.pop(number, None)
 
-    def settled(self, lease: LeaseId) -> dict[int, Measurement | Built]:
-        """The trials of a lease whose results still wait: a lease that is sent again holds them too."""
+    def results_of(self, lease: LeaseId) -> dict[int, Measurement | Built]:
+        """Return a lease's unacknowledged results, by trial."""
         return {
             result.trial_id: result.measurement
             for result in self._results.values()

@@ -1,4 +1,4 @@
-"""The profiles that this machine was found to have, kept so that a restart needs no calibration."""
+"""The cache of measured profiles, so that a restart needs no calibration."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from core.profile import VERSION, Profile
 MAX_BYTES = 64 << 10
 
 
-class Profiles:
-    """In files of a folder, one for each device class and version of the calibration, and in memory where
-    nothing can be written."""
+class ProfileCache:
+    """Profiles by device class, in memory and in files, one for each class and version of the calibration.
+
+    Where no file can be written, profiles last as long as the process.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._known: dict[str, Profile] = {}
+        self._in_memory: dict[str, Profile] = {}
 
-    def find(self, device: Device) -> Profile | None:
-        """None for what is not there, or damaged."""
-        known = self._known.get(device.key)
-        if known is not None:
-            return known
+    def get(self, device: Device) -> Profile | None:
+        """Return the device's profile; None where there is none or its file is damaged."""
+        profile = self._in_memory.get(device.key)
+        if profile is not None:
+            return profile
         try:
             with self._file(device).open("rb") as file:
                 return Profile.from_json(file.read(MAX_BYTES).decode())
         except (OSError, ValueError):
             return None
 
-    def keep(self, device: Device, profile: Profile) -> None:
-        self._known[device.key] = profile
-        # Written aside, so that nobody reads the half of it.
+    def put(self, device: Device, profile: Profile) -> None:
+        self._in_memory[device.key] = profile
+        # Written under another name first, so that nobody reads half a profile.
         with contextlib.suppress(OSError):
             self._folder.mkdir(parents=True, exist_ok=True)
             handle, name = tempfile.mkstemp(dir=self._folder)

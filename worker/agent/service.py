@@ -1,4 +1,4 @@
-"""The service as the worker sees it: calls that survive its absence, and errors that end the worker."""
+"""Calls to the service: repeated while it is away, final when it refuses this worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,10 +14,9 @@ import grpc.aio
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, wait_random_exponential
 
 from proto import fleet_pb2 as pb
-from proto.convert import WireError, answer_from_wire, report_to_wire
-from proto.convert_library import library_to_wire
+from proto.convert import WireError, answer_from_wire, library_to_wire, report_to_wire
 from proto.fleet_pb2_grpc import FleetStub
-from proto.messages import MAX_LIBRARY_BYTES, MAX_MESSAGE_BYTES, Answer, Library, WorkerReport
+from proto.messages import MAX_LIBRARY_BYTES, MAX_MESSAGE_BYTES, Answer, LibraryUpload, WorkerReport
 from system.tls import TlsFiles
 
 _log = logging.getLogger(__name__)
@@ -30,7 +28,7 @@ BLOB_TRIES = 3
 MAX_CACHED_CHARS = 64 << 20
 FIRST_PAUSE_S = 0.2
 
-# Calling again would get the same answer.
+# Statuses that another try would get again, with the next step for people.
 _FINAL = {
     grpc.StatusCode.UNAUTHENTICATED: "check --token",
     grpc.StatusCode.PERMISSION_DENIED: "make it one with `tunefarm token create --scope worker`",
@@ -39,7 +37,7 @@ _FINAL = {
     grpc.StatusCode.UNIMPLEMENTED: "check that --server is the address of the service's gRPC port",
 }
 
-# What a connection fails with for the lack of a flag, in the words of gRPC.
+# Parts of gRPC's errors that a wrong flag causes, with the next step for people.
 _HINTS = {
     "CERTIFICATE_VERIFY_FAILED": ", give the service's authority with --ca",
     "WRONG_VERSION_NUMBER": ", leave --tls out or turn TLS on in the service",
@@ -48,18 +46,18 @@ _HINTS = {
 }
 
 
-class Refused(Exception):
-    """The service will not work with this worker as it is; the message says why and what to do."""
+class WorkerRefused(Exception):
+    """The service refuses to work with this worker; the message says why and what to do."""
 
 
 class NotStored(Exception):
-    """The service doesn't have what its lease names."""
+    """The service doesn't have a file or workload that its lease names."""
 
 
 def open_channel(address: str, reconnect_max_s: float, tls: TlsFiles | None = None) -> grpc.aio.Channel:
-    """A channel to HOST:PORT that notices a vanished peer and finds it again soon after it is back.
+    """Open a channel to HOST:PORT that notices a vanished peer, and finds it soon after it is back.
 
-    In clear without `tls`. Raises TlsError.
+    The channel is unencrypted without `tls`. Raises TlsError.
     """
     options = [
         ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -72,13 +70,13 @@ def open_channel(address: str, reconnect_max_s: float, tls: TlsFiles | None = No
     ]
     if tls is None:
         return grpc.aio.insecure_channel(address, options=options)
-    texts = tls.checked()
+    texts = tls.read()
     credentials = grpc.ssl_channel_credentials(texts.ca, texts.key, texts.cert)
     return grpc.aio.secure_channel(address, credentials, options=options)
 
 
 class FleetClient:
-    """Calls that are repeated, ever more slowly, until the service answers. All raise Refused."""
+    """Calls that are retried, with growing pauses, until the service answers. All raise WorkerRefused."""
 
     def __init__(
         self, channel: grpc.aio.Channel, address: str, token: str | None, reconnect_max_s: float
@@ -90,16 +88,16 @@ class FleetClient:
         self._workloads: OrderedDict[str, str] = OrderedDict()
 
     async def synchronize(self, report: Callable[[], WorkerReport]) -> tuple[WorkerReport, Answer]:
-        """The report that got through, made anew for every try, and its answer."""
+        """Send a report, made anew for every try; return the one that got through, and its answer."""
 
         async def call() -> tuple[WorkerReport, Answer]:
             current = report()
             return current, await self.synchronize_once(current, current.wait_s + ANSWER_TIMEOUT_S)
 
-        return await self._insist(call)
+        return await self._retry(call)
 
     async def synchronize_once(self, report: WorkerReport, timeout_s: float) -> Answer:
-        """A single try. Raises grpc.RpcError too."""
+        """Try to send a report once. Raises grpc.RpcError too."""
         wire = await self._stub.Synchronize(  # type: ignore[misc]
             report_to_wire(report), timeout=timeout_s, metadata=self._metadata
         )
@@ -107,10 +105,10 @@ class FleetClient:
             return answer_from_wire(wire, report.held)
         except WireError as error:
             hint = _FINAL[grpc.StatusCode.FAILED_PRECONDITION]
-            raise Refused(f"the service's answer makes no sense ({error}): {hint}") from error
+            raise WorkerRefused(f"the service's answer makes no sense ({error}): {hint}") from error
 
     async def workload(self, workload_hash: str) -> str:
-        """A workload's text, fetched once. Raises NotStored."""
+        """Return a workload's text, fetched at first and then from a cache. Raises NotStored."""
 
         async def call() -> str:
             request = pb.WorkloadRequest(workload_hash=workload_hash)
@@ -120,20 +118,33 @@ class FleetClient:
             return str(wire.module_json)
 
         if workload_hash not in self._workloads:
-            self._remember(workload_hash, await self._insist(call))
+            self._workloads[workload_hash] = await self._retry(call)
+            while len(self._workloads) > 1 and sum(map(len, self._workloads.values())) > MAX_CACHED_CHARS:
+                self._workloads.popitem(last=False)
         self._workloads.move_to_end(workload_hash)
         return self._workloads[workload_hash]
 
     async def fetch_blob(self, sha256: str, path: Path) -> None:
-        """Writes a stored file to `path`. Raises NotStored, or OSError when it can't be written here."""
+        """Write a stored file to `path`. Raises NotStored, or OSError when it can't be written here."""
+
+        async def download() -> str:
+            digest = hashlib.sha256()
+            request = pb.BlobRequest(sha256=sha256)
+            call = self._stub.GetBlob(request, timeout=BLOB_TIMEOUT_S, metadata=self._metadata)
+            with path.open("wb") as file:
+                async for chunk in call:  # type: ignore[attr-defined]
+                    digest.update(chunk.data)
+                    file.write(chunk.data)
+            return digest.hexdigest()
+
         for _ in range(BLOB_TRIES):
-            if await self._insist(partial(self._stream, sha256, path)) == sha256:
+            if await self._retry(download) == sha256:
                 return
             _log.warning("the file %s arrived damaged", sha256)
         raise NotStored(f"the file {sha256} arrived damaged {BLOB_TRIES} times")
 
-    async def put_library(self, library: Library) -> str:
-        """Stores what was built of a trial. Why the service refuses it, in a sentence; or empty."""
+    async def put_library(self, library: LibraryUpload) -> str:
+        """Store the library of a trial. Return a sentence on why the service refuses it, or an empty one."""
         if len(library.data) > MAX_LIBRARY_BYTES:
             return f"it has {len(library.data)} bytes, and {MAX_LIBRARY_BYTES} are allowed"
 
@@ -143,44 +154,27 @@ class FleetClient:
             )
             return str(wire.refused)
 
-        return await self._insist(call)
+        return await self._retry(call)
 
-    async def _stream(self, sha256: str, path: Path) -> str:
-        """The digest of what arrived."""
-        digest = hashlib.sha256()
-        request = pb.BlobRequest(sha256=sha256)
-        call = self._stub.GetBlob(request, timeout=BLOB_TIMEOUT_S, metadata=self._metadata)
-        with path.open("wb") as file:
-            async for chunk in call:  # type: ignore[attr-defined]
-                digest.update(chunk.data)
-                file.write(chunk.data)
-        return digest.hexdigest()
-
-    def _remember(self, workload_hash: str, module_json: str) -> None:
-        self._workloads[workload_hash] = module_json
-        while len(self._workloads) > 1 and sum(map(len, self._workloads.values())) > MAX_CACHED_CHARS:
-            self._workloads.popitem(last=False)
-
-    async def _insist(self, call: Callable[[], Awaitable[_T]]) -> _T:
-        """Calls until there is an answer. Raises Refused and NotStored."""
+    async def _retry(self, call: Callable[[], Awaitable[_T]]) -> _T:
+        """Call until there is an answer. Raises WorkerRefused and NotStored."""
         tries = AsyncRetrying(
-            retry=retry_if_exception(_passes),
+            retry=retry_if_exception(_is_transient),
             wait=wait_random_exponential(multiplier=FIRST_PAUSE_S, max=self._reconnect_max_s),
-            before_sleep=self._explain_pause,
+            before_sleep=self._log_retry,
             reraise=True,
         )
         try:
             return await tries(call)
         except grpc.RpcError as error:
-            raise self._final(error) from error
+            if _code(error) is grpc.StatusCode.NOT_FOUND:
+                raise NotStored(_details(error)) from error
+            raise WorkerRefused(
+                f"{self._address} refused this worker: {_details(error)}; {_FINAL[_code(error)]}"
+            ) from error
 
-    def _final(self, error: grpc.RpcError) -> Refused | NotStored:
-        if _code(error) is grpc.StatusCode.NOT_FOUND:
-            return NotStored(_details(error))
-        return Refused(f"{self._address} refused this worker: {_details(error)}; {_FINAL[_code(error)]}")
-
-    def _explain_pause(self, state: RetryCallState) -> None:
-        """After 1, 2, 4, 8... tries: a service that is away for a night doesn't fill the log."""
+    def _log_retry(self, state: RetryCallState) -> None:
+        """Warn after 1, 2, 4, 8... tries, so that a service that is away for a night doesn't fill the log."""
         tries = state.attempt_number
         if tries & (tries - 1) == 0 and state.outcome is not None:
             reason = _details(state.outcome.exception())
@@ -190,7 +184,7 @@ class FleetClient:
             )
 
 
-def _passes(error: BaseException) -> bool:
+def _is_transient(error: BaseException) -> bool:
     if not isinstance(error, grpc.RpcError):
         return False
     return _code(error) is not grpc.StatusCode.NOT_FOUND and _code(error) not in _FINAL

@@ -1,1 +1,1 @@
-"""Builds, verifies and times candidates in a child process."""
+"""Building, verifying and timing of candidates in a child process."""

@@ -1,28 +1,32 @@
-"""The process that candidates run in: it may crash, hang or be killed, the agent goes on.
+"""The child: the process that candidates run in. It may crash, hang or be killed; the agent goes on.
 
-    python -m worker.runner.child --parent PID --bench MODULE:NAME --threads N [--user NAME] [--build]
+    python -m worker.runner.child --parent PID --runner MODULE:NAME --threads N [--user NAME] [--build]
         [--without NAME ...]
 
-What is started so becomes the reaper (`worker.sandbox.reaper`) of the process that serves, which is contained
-as far as this machine allows, and belongs to the user NAME where the agent is root. TMPDIR is its own folder.
+This command becomes the reaper of the child (`worker.sandbox`), which is sandboxed as far as this machine
+allows, and runs as the user NAME where the agent is root. TMPDIR is the child's own folder.
 
-Requests come in as frames on standard input, replies go out on standard output; both are moved out of a
-candidate's reach before anything else happens, and what is printed goes to standard error. The first
-reply is `{"device": ..., "gaps": [SENTENCE, ...]}` once the bench has passed its check; the gaps are what is
-not contained; `{"unusable": SENTENCE}` instead of it, when this machine can't do --without what it lacks
-anyway. With --build it has `"machines": {"names": [NAME, ...], "problems": [SENTENCE, ...]}` too, for
-which it exports candidates. The requests, each with "memory_bytes" and "cpu_s" too, and their answers:
+Requests arrive as frames on standard input, replies leave on standard output. Both are moved out of a
+candidate's reach before anything else happens; what a candidate prints goes to standard error.
 
-    {"do": "build", "subjects": [{"number": ..., ...}, ...]}
+The first reply comes once the runner has passed its check:
+
+    {"device": ..., "gaps": [SENTENCE, ...]}        gaps are restrictions that this machine doesn't allow
+        with --build also "machines": {"names": [NAME, ...], "problems": [SENTENCE, ...]}
+    {"unusable": SENTENCE}                          instead, when the machine lacks what --without names
+
+Then each request, which also has "memory_bytes" and "cpu_s", gets its replies:
+
+    {"do": "build", "requests": [{"number": ..., ...}, ...]}
         {"begun": NUMBER} and {"ended": NUMBER} for each, several at a time, then {"refused": [NUMBER, ...]}
     {"do": "run", "number": ..., "best_s": ...} or {"do": "measure_module", "path": ..., "compare": ...}
         {"measurement": ..., "grown_bytes": ...}
     {"do": "calibrate", "budget_s": ...}
         {"profile": JSON, "grown_bytes": ...}
     {"do": "export", "number": ...}
-        {"library": BASE64, "build_secs": ..., "grown_bytes": ...}, or as above of one that was refused
+        {"library": BASE64, "build_secs": ..., "grown_bytes": ...}, or a measurement when it failed to build
 
-When the bench itself raised, the last answer is `{"failed": ...}`. The process ends when its input does.
+When the runner raises, the last reply is `{"failed": TRACEBACK}`. The child ends when its input ends.
 """
 
 from __future__ import annotations
@@ -39,114 +43,114 @@ from pathlib import Path
 from typing import BinaryIO
 
 from core.instruction_sets import FeatureError
-from core.measurement import Measurement
-from worker.runner.interface import BenchFactory, Runner
+from worker.runner import messages
+from worker.runner.interface import Runner, RunnerFactory
 from worker.sandbox import frames, isolation, reaper
 
 MAX_TRACEBACK_CHARS = 4000
 
 
-class Child:
-    """Serves requests until there are no more."""
+class ChildServer:
+    """Answers the agent's requests with a runner, one after the other."""
 
     def __init__(
-        self, bench: Runner, requests: BinaryIO, replies: BinaryIO, gaps: Sequence[str], builds: bool = False
+        self,
+        runner: Runner,
+        requests: BinaryIO,
+        replies: BinaryIO,
+        gaps: Sequence[str],
+        builds: bool = False,
     ) -> None:
-        self._bench = bench
+        self._runner = runner
         self._builds = builds
         self._requests = requests
         self._replies = replies
         self._gaps = gaps
-        self._replying = threading.Lock()
+        self._reply_lock = threading.Lock()
         self._baseline_bytes = 0
 
     def serve(self) -> None:
-        """Raises what the bench's check raises: then this process is of no use."""
-        first: frames.Message = {"device": self._bench.check().to_json(), "gaps": list(self._gaps)}
+        """Serve until the requests end. Raises what the runner's check raises."""
+        first: frames.Message = {"device": self._runner.check().to_json(), "gaps": list(self._gaps)}
         if self._builds:
-            first["machines"] = frames.from_machines(self._bench.machines())
-        # Only now do the thread pool's stacks exist, which grow with the number of cores.
+            first["machines"] = messages.encode_machines(self._runner.machines())
+        # Taken only now: the check has started the thread pools, whose stacks grow with the number of cores.
         self._baseline_bytes = isolation.address_bytes()
         self._reply(first)
         while (request := frames.read(self._requests)) is not None:
             self._reply(self._answer(request))
 
     def _answer(self, request: frames.Message) -> frames.Message:
+        """Return the last reply to a request."""
         try:
             if self._baseline_bytes:
                 isolation.limit_memory(self._baseline_bytes + request["memory_bytes"])
             isolation.limit_cpu(request["cpu_s"])
-            if request["do"] == "build":
-                return {"refused": self._build(request)}
             answer: frames.Message
-            if request["do"] == "export":
-                answer = frames.from_export(self._bench.export(request["number"]))
-            elif request["do"] == "calibrate":
-                answer = {"profile": self._bench.calibrate(request["budget_s"]).to_json()}
-            else:
-                answer = {"measurement": frames.from_measurement(self._measure(request))}
+            match request["do"]:
+                case "build":
+                    refused = self._runner.build(
+                        {one["number"]: messages.decode_build_request(one) for one in request["requests"]},
+                        begun=lambda number: self._reply({"begun": number}),
+                        ended=lambda number: self._reply({"ended": number}),
+                    )
+                    return {"refused": list(refused)}
+                case "export":
+                    answer = messages.encode_export(self._runner.export(request["number"]))
+                case "calibrate":
+                    answer = {"profile": self._runner.calibrate(request["budget_s"]).to_json()}
+                case "run":
+                    measurement = self._runner.run(request["number"], request["best_s"])
+                    answer = {"measurement": messages.encode_measurement(measurement)}
+                case "measure_module":
+                    artifact = Path(request["path"]).read_bytes()
+                    measurement = self._runner.measure_module(artifact, request["compare"])
+                    answer = {"measurement": messages.encode_measurement(measurement)}
+                case unknown:
+                    raise ValueError(f"there is no request {unknown!r}")
         except Exception:
-            # Whatever it was, the agent decides: it replaces this process and the candidate has failed.
+            # The agent decides about any exception: the candidate fails, and this process is replaced.
             return {"failed": traceback.format_exc()[-MAX_TRACEBACK_CHARS:]}
         return answer | {"grown_bytes": max(isolation.address_bytes() - self._baseline_bytes, 0)}
 
-    def _build(self, request: frames.Message) -> list[int]:
-        subjects = {data["number"]: frames.to_subject(data) for data in request["subjects"]}
-        refused = self._bench.build(
-            subjects,
-            begun=lambda number: self._reply({"begun": number}),
-            ended=lambda number: self._reply({"ended": number}),
-        )
-        return list(refused)
-
-    def _measure(self, request: frames.Message) -> Measurement:
-        if request["do"] == "run":
-            return self._bench.run(request["number"], request["best_s"])
-        return self._bench.measure_module(Path(request["path"]).read_bytes(), request["compare"])
-
     def _reply(self, message: frames.Message) -> None:
-        """From any thread."""
-        with self._replying:
+        with self._reply_lock:  # builders reply from threads of their own
             self._replies.write(frames.encode(message))
             self._replies.flush()
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Ends with an error message on standard error when the bench can't be used."""
+    """Exit with an error message on standard error when the runner can't be used."""
     parser = argparse.ArgumentParser(prog="python -m worker.runner.child")
     parser.add_argument("--parent", type=int, required=True)
-    parser.add_argument("--bench", required=True)
+    parser.add_argument("--runner", required=True)
     parser.add_argument("--threads", type=int, required=True)
     parser.add_argument("--without", nargs="+", default=[])
     parser.add_argument("--user")
     parser.add_argument("--build", action="store_true")
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gaps = reaper.contain(given.parent, given.user, Path(os.environ["TMPDIR"]))
+    gaps = reaper.enter_sandbox(given.parent, given.user, Path(os.environ["TMPDIR"]))
     requests, replies = _take_pipes()
+    module, _, name = given.runner.partition(":")
+    factory: RunnerFactory = getattr(importlib.import_module(module), name)
     try:
-        bench = _factory(given.bench)(given.threads, given.without)
+        runner = factory(given.threads, given.without)
     except FeatureError as error:
         replies.write(frames.encode({"unusable": str(error)}))
         replies.flush()
         return
-    Child(bench, requests, replies, gaps, given.build).serve()
+    ChildServer(runner, requests, replies, gaps, given.build).serve()
 
 
 def _take_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Standard input and output under other numbers, not inherited by anything that is started here."""
+    """Move standard input and output to other descriptors, which programs started here don't inherit."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     os.dup2(2, 1)
     return requests, replies
-
-
-def _factory(name: str) -> BenchFactory:
-    module, _, attribute = name.partition(":")
-    factory: BenchFactory = getattr(importlib.import_module(module), attribute)
-    return factory
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""What the agent and its child say to each other about one request, and what silence means."""
+"""The agent's side of one call to the child: its request, its replies, its time limit."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from typing import TypeVar
 
 from core.measurement import Measurement, Outcome
-from core.profile import Profile
-from worker.runner.interface import Exported, Phase
-from worker.sandbox import frames
+from worker.runner import messages
+from worker.runner.interface import Phase
 from worker.sandbox.child_process import ChildDied, ChildProcess
+from worker.sandbox.frames import FrameError, Message
 
 MAX_ERROR_CHARS = 8192
 
@@ -28,139 +28,106 @@ _HUNG = {
 }
 
 
-class _BenchFailed(Exception):
-    """The bench raised; the message is its traceback."""
+class _RunnerError(Exception):
+    """The runner raised in the child; the message is its traceback."""
 
 
-class ChildRequest:
-    """One request and its replies. Nothing that the child does raises an exception here: a child that doesn't
-    answer as it should is killed, and that is the answer."""
+class ChildCall:
+    """One call to the child. Nothing that the child does raises an exception here: a child that doesn't reply
+    as it should is killed, and its failure is the result."""
 
-    def __init__(self, child: ChildProcess, phase: Phase, allowed_s: float) -> None:
+    def __init__(self, child: ChildProcess, phase: Phase, timeout_s: float) -> None:
         self._child = child
         self._phase = phase
-        self._allowed_s = allowed_s
+        self._timeout_s = timeout_s
 
-    async def _concluded(self, replies: Awaitable[_T]) -> _T | Measurement:
-        """What the replies amount to, or how they failed to come."""
-        self._child.forget_words()
+    async def _outcome(self, replies: Awaitable[_T]) -> _T | Measurement:
+        """Await the replies; return what was made of them, or the child's failure."""
+        self._child.clear_stderr()
         try:
             return await replies
         except TimeoutError:
-            reason = f"the {self._phase} took longer than {self._allowed_s:g} s"
-            return await self._failure(_HUNG[self._phase], reason)
-        except (ChildDied, frames.FrameError) as error:
-            return await self._failure(_DIED[self._phase], f"{error} during the {self._phase}")
-        except _BenchFailed as error:
-            return await self._failure(_DIED[self._phase], str(error))
-
-    async def _send(self, request: frames.Message) -> None:
-        async with asyncio.timeout(self._allowed_s):
-            await self._child.send(request)
-
-    async def _receive(self, until: float) -> frames.Message:
-        """The next reply, if it comes before the event loop's clock says `until`."""
-        async with asyncio.timeout_at(until):
-            reply = await self._child.receive()
-        if "failed" in reply:
-            raise _BenchFailed(str(reply["failed"]))
-        return reply
-
-    async def _failure(self, outcome: Outcome, reason: str) -> Measurement:
-        """The child is killed first: what it wrote until then is why it failed."""
+            outcome, reason = _HUNG[self._phase], f"the {self._phase} took longer than {self._timeout_s:g} s"
+        except (ChildDied, FrameError) as error:
+            outcome, reason = _DIED[self._phase], f"{error} during the {self._phase}"
+        except _RunnerError as error:
+            outcome, reason = _DIED[self._phase], str(error)
+        # Killed first, so that all of its standard error has arrived, which explains the failure.
         await self._child.kill()
-        text = f"{reason}\n{await self._child.last_words()}".strip()
+        text = f"{reason}\n{await self._child.stderr_tail()}".strip()
         return Measurement(outcome, error=text[-MAX_ERROR_CHARS:])
 
+    async def _send(self, request: Message) -> None:
+        async with asyncio.timeout(self._timeout_s):
+            await self._child.send(request)
 
-class Running(ChildRequest):
-    """About a candidate or a module that runs. `sound` tells afterwards whether the child answered."""
-
-    sound = False
-    grown_bytes = 0
-
-    async def hold(self, request: frames.Message) -> Measurement:
-        return await self._concluded(self._replies(request))
-
-    async def _replies(self, request: frames.Message) -> Measurement:
-        reply = await self._answered(request)
-        measurement = frames.to_measurement(reply.get("measurement"))
-        self.sound = True
-        return measurement
-
-    async def _answered(self, request: frames.Message) -> frames.Message:
-        """The one reply that there is."""
-        await self._send(request)
-        reply = await self._receive(_now() + self._allowed_s)
-        self.grown_bytes = frames.to_number(reply.get("grown_bytes"))
+    async def _receive(self, deadline: float) -> Message:
+        """Await the next reply, until the event loop's clock reaches the deadline."""
+        async with asyncio.timeout_at(deadline):
+            reply = await self._child.receive()
+        if "failed" in reply:
+            raise _RunnerError(str(reply["failed"]))
         return reply
 
 
-class Exporting(Running):
-    """About a candidate that was built to be exported."""
+class UnaryCall(ChildCall):
+    """A call with one reply. Afterwards `succeeded` says whether that reply could be decoded, and
+    `grown_bytes` by how much the child's address space has grown since it started."""
 
-    async def export(self, request: frames.Message) -> Exported | Measurement:
-        return await self._concluded(self._exported(request))
+    succeeded = False
+    grown_bytes = 0
 
-    async def _exported(self, request: frames.Message) -> Exported | Measurement:
-        exported = frames.to_export(await self._answered(request))
-        self.sound = True
-        return exported
+    async def result(self, request: Message, decode: Callable[[Message], _T]) -> _T | Measurement:
+        return await self._outcome(self._reply(request, decode))
 
-
-class Calibrating(Running):
-    """About the device itself."""
-
-    async def calibrate(self, request: frames.Message) -> Profile | Measurement:
-        """The device's profile, or how the child failed to measure it."""
-        return await self._concluded(self._profile(request))
-
-    async def _profile(self, request: frames.Message) -> Profile:
-        profile = frames.to_profile((await self._answered(request)).get("profile"))
-        self.sound = True
-        return profile
+    async def _reply(self, request: Message, decode: Callable[[Message], _T]) -> _T:
+        await self._send(request)
+        reply = await self._receive(_now() + self._timeout_s)
+        self.grown_bytes = messages.decode_number(reply.get("grown_bytes"))
+        decoded = decode(reply)
+        self.succeeded = True
+        return decoded
 
 
-class Building(ChildRequest):
-    """About candidates that are built, several at a time; each has the time limit for itself."""
+class BuildCall(ChildCall):
+    """A call to build candidates, several at a time: the child replies when it begins and ends each of them.
+    Each has the time limit to itself."""
 
-    def __init__(self, child: ChildProcess, numbers: Collection[int], allowed_s: float) -> None:
-        super().__init__(child, Phase.BUILD, allowed_s)
+    def __init__(self, child: ChildProcess, numbers: Collection[int], timeout_s: float) -> None:
+        super().__init__(child, Phase.BUILD, timeout_s)
         self._numbers = frozenset(numbers)
         self._waiting = set(numbers)
         self._began_at: dict[int, float] = {}
 
     @property
     def in_flight(self) -> frozenset[int]:
-        """After a failure: the candidates that were being built."""
+        """The candidates that were being built when the child failed."""
         return frozenset(self._began_at)
 
-    async def hold(self, request: frames.Message) -> frozenset[int] | Measurement:
-        """Which candidates the bench refused, or how the child failed."""
-        return await self._concluded(self._replies(request))
+    async def result(self, request: Message) -> frozenset[int] | Measurement:
+        """Return which candidates failed to build, or how the child failed."""
+        return await self._outcome(self._replies(request))
 
-    async def _replies(self, request: frames.Message) -> frozenset[int]:
+    async def _replies(self, request: Message) -> frozenset[int]:
         await self._send(request)
-        while "refused" not in (reply := await self._receive(self._deadline())):
-            self._note(reply)
-        refused = frames.to_numbers(reply["refused"])
+        while True:
+            deadline = min(self._began_at.values(), default=_now()) + self._timeout_s
+            reply = await self._receive(deadline)
+            if "refused" in reply:
+                break
+            # Every candidate begins once and ends once, so the replies come to an end.
+            number = messages.decode_number(reply.get("begun", reply.get("ended")))
+            if "begun" in reply and number in self._waiting:
+                self._waiting.remove(number)
+                self._began_at[number] = _now()
+            elif "ended" in reply and number in self._began_at:
+                del self._began_at[number]
+            else:
+                raise FrameError(f"the child's reply makes no sense: {str(reply)[:200]}")
+        refused = messages.decode_numbers(reply["refused"])
         if self._waiting or self._began_at or not refused <= self._numbers:
-            raise frames.FrameError("the child's reply is not about what it was asked to build")
+            raise FrameError("the child's reply is not about what it was asked to build")
         return refused
-
-    def _deadline(self) -> float:
-        return min(self._began_at.values(), default=_now()) + self._allowed_s
-
-    def _note(self, reply: frames.Message) -> None:
-        """Every candidate begins once and ends once, so replies can't go on for ever. Raises FrameError."""
-        number = frames.to_number(reply.get("begun", reply.get("ended")))
-        if "begun" in reply and number in self._waiting:
-            self._waiting.remove(number)
-            self._began_at[number] = _now()
-        elif "ended" in reply and number in self._began_at:
-            del self._began_at[number]
-        else:
-            raise frames.FrameError(f"the child's reply makes no sense: {str(reply)[:200]}")
 
 
 def _now() -> float:

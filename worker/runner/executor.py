@@ -1,4 +1,4 @@
-"""Has a child process build and measure candidates, and replaces the child when it can't be trusted."""
+"""Builds and measures candidates in a child process, and replaces a child that can't be trusted any more."""
 
 from __future__ import annotations
 
@@ -12,54 +12,53 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import psutil
 
-from compiler.sandbox.environment import passed
 from core.device import Device
 from core.lease import Limits
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
-from worker.agent.failed_checks import ChildStartError, End, died, ended, timed_out
-from worker.runner.child_protocol import Building, Calibrating, Exporting, Running
+from system.environment import allowed_variables
+from system.settings import SettingsError
+from worker.runner import messages
+from worker.runner.child_protocol import BuildCall, UnaryCall
 from worker.runner.interface import BuildRequest, Exported, Phase
-from worker.sandbox import frames
+from worker.runner.start_failure import ChildStartError, died, start_failure, timed_out
 from worker.sandbox.child_process import ChildDied, ChildProcess
 from worker.sandbox.file_transfer import FileTransfer
+from worker.sandbox.frames import FrameError, Message
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 PACKAGES = Path(__file__).resolve().parents[2]
-# What the allocators of C++, Python and TVM say.
+# What the allocators of C++, Python and TVM report.
 OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Cannot allocate memory")
-# A candidate may use so many times as much time of every core as it is given seconds.
+# A candidate may use this many times its time limit as CPU time, on each core.
 CPU_SLACK = 2.0
-# No other quantity of a device's profile is begun to be measured after this time. What is begun may take as
-# long as a child may to start: both are compiled.
+# Calibration begins no measurement after this time. The last one may take as long as a child's start may,
+# because both compile.
 CALIBRATION_S = 20.0
 
 
-class UnusableSettings(Exception):
-    """No child will ever come up as it was asked for; the message says why."""
-
-
-class _NoMachine(Exception):
+class NoMachineError(Exception):
     """Candidates can't be exported for any machine here; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class ChildConfig:
-    """How a child is started. `bench` is the MODULE:NAME of a `worker.runner.interface.BenchFactory`.
+    """Configuration of children. `runner` is the MODULE:NAME of a `worker.runner.interface.RunnerFactory`.
 
-    It does `without` some instruction sets. Where the agent is root, it belongs to `user`; None leaves it
-    root's, without its capabilities. One that `builds` exports candidates, and is of no use where it can't do
-    so for any machine.
+    They do `without` some instruction sets. Where the agent is root, they run as `user`; with None as root
+    without its capabilities. A child that `builds` exports candidates; it fails to start where it can't do so
+    for any machine.
     """
 
     threads: int
-    bench: str = "worker.runner.compiler_runner:CompilerBench"
+    runner: str = "worker.runner.compiler_runner:CompilerRunner"
     start_timeout_s: float = 120.0
     user: str | None = None
     builds: bool = False
@@ -67,10 +66,10 @@ class ChildConfig:
 
 
 class Executor:
-    """Owns the child. One call at a time; nothing that a candidate does raises an exception here.
+    """Owns the child. Takes one call at a time. Nothing that a candidate does raises an exception here.
 
-    `measure...` and `export` raise what `start` does, and when they are cancelled the child dies with the
-    candidate.
+    Calls that need a child start one, and raise what `start` raises. One that is cancelled kills the child,
+    and the candidate with it.
     """
 
     def __init__(self, config: ChildConfig, environment: Mapping[str, str]) -> None:
@@ -78,14 +77,13 @@ class Executor:
         self._environment = environment
         self._child: ChildProcess | None = None
         self._scratch: Path | None = None
-        self._given: FileTransfer | None = None
+        self._transfer: FileTransfer | None = None
         self._gaps: tuple[str, ...] = ()
         self._builds_for: tuple[str, ...] = ()
         self._numbers = itertools.count()
-        # What the present child has built, by the numbers it knows it under; what failed to build, all alone.
-        self._built: dict[BuildRequest, int] = {}
-        self._failed: dict[BuildRequest, Measurement] = {}
-        self._has_run = False
+        self._built: dict[BuildRequest, int] = {}  # in the present child, with the numbers it knows them by
+        self._failed: dict[BuildRequest, Measurement] = {}  # to build, even alone
+        self._has_run = False  # whether a candidate has run in the present child
 
     @property
     def child_pid(self) -> int | None:
@@ -93,241 +91,111 @@ class Executor:
 
     @property
     def gaps(self) -> tuple[str, ...]:
-        """What is not contained on this machine, in sentences, since a child was there."""
+        """Sentences about the restrictions that the last child's sandbox lacks."""
         return self._gaps
 
     @property
     def builds_for(self) -> tuple[str, ...]:
-        """The machines that candidates can be exported for, as the last child that came up found."""
+        """The machines that the last child can export candidates for."""
         return self._builds_for
 
     async def start(self) -> Device:
-        """A fresh child, and the device that it found; its check has been passed. Raises ChildStartError, and
-        UnusableSettings when trying again makes no sense."""
+        """Start a new child and return the device that it found, once it has passed its self-check.
+
+        Raises ChildStartError, and SettingsError when another try would be of no use.
+        """
         await self.close()
         try:
             self._scratch = Path(tempfile.mkdtemp(prefix="tunefarm-child-"))
-            self._given = FileTransfer(self._config.user)
-            self._child = await ChildProcess.start(self._command(), self._child_environment(self._scratch))
+            self._transfer = FileTransfer(self._config.user)
+            self._child = await self._start_process(self._scratch)
             async with asyncio.timeout(self._config.start_timeout_s):
-                first = await self._child.receive()
-                device = _device(first)
-                self._note_gaps(_gaps(first))
-                if self._config.builds:
-                    self._note_machines(first)
-                return device
-        except TimeoutError as error:
-            raise await self._start_failure(lambda _: timed_out(self._config.start_timeout_s)) from error
-        except ChildDied as error:
-            raise await self._start_failure(partial(died, error)) from error
-        except OSError as error:
-            end = ended("start", f"its measuring process can't be started: {error}")
-            raise await self._start_failure(lambda _: end) from error
-        except (frames.FrameError, _NoMachine) as error:
-            end = ended(type(error).__name__, str(error))
-            raise await self._start_failure(lambda _: end) from error
-        except (asyncio.CancelledError, UnusableSettings):
+                return self._accept(await self._child.receive())
+        except (OSError, ChildDied, FrameError, NoMachineError) as error:  # TimeoutError is an OSError
+            raise await self._start_error(error) from error
+        except (asyncio.CancelledError, SettingsError):
             await self.close()
             raise
 
     async def measure(
         self,
-        subject: BuildRequest,
+        request: BuildRequest,
         limits: Limits,
         ahead: Sequence[BuildRequest] = (),
         best_s: float | None = None,
     ) -> Measurement:
-        """Building and running have a time limit each. `best_s` is the best latency known of the workload.
+        """Build, verify and time a candidate. `best_s` is the best latency known of its workload.
 
-        Those `ahead` are measured next: they are built along, so that none is built while another runs.
+        The candidates `ahead` are measured next. They are built now, together with this one, so that none is
+        built while another one runs.
         """
-        failure = await self._prepare(subject, limits, ahead)
+        failure = await self._prepare(request, limits, ahead)
         if failure is not None:
             return failure
-        request = {"do": "run", "number": self._built.pop(subject), "best_s": best_s}
-        return await self._run(request, limits.run_timeout_s, limits.memory_bytes)
+        message = {"do": "run", "number": self._built.pop(request), "best_s": best_s}
+        return await self._run(message, limits.run_timeout_s, limits.memory_bytes)
+
+    async def export(
+        self, request: BuildRequest, limits: Limits, ahead: Sequence[BuildRequest] = ()
+    ) -> Exported | Measurement:
+        """Build a candidate for another machine, together with those `ahead`, as `measure` does."""
+        failure = await self._prepare(request, limits, ahead)
+        if failure is not None:
+            return failure
+        message = {"do": "export", "number": self._built.pop(request)}
+        return await self._call(
+            Phase.BUILD, message, messages.decode_export, limits.build_timeout_s, limits.memory_bytes
+        )
+
+    async def measure_module(self, artifact: Path, limits: Limits, compare: bool) -> Measurement:
+        """Time the packed module in a file for one turn; see `worker.runner.interface.Runner`."""
+        await self._replace_dead_child()
+        await self._present_child()
+        assert self._transfer is not None, "made together with the child"
+        try:
+            path = await asyncio.to_thread(self._transfer.add, artifact)
+        except OSError as error:
+            return Measurement(Outcome.UNKNOWN, error=f"the module can't be given to the child: {error}")
+        message = {"do": "measure_module", "path": str(path), "compare": compare}
+        try:
+            measurement = await self._run(message, limits.module_timeout_s, limits.memory_bytes)
+            return _explain_memory(measurement, limits.memory_bytes)
+        finally:
+            path.unlink(missing_ok=True)
 
     async def calibrate(self, memory_bytes: int) -> Profile | None:
-        """What the device can do. None, and the reason in the log, when that can't be measured: the device
-        passed its check, so it is good for work all the same. Raises ChildStartError."""
-        allowed_s = CALIBRATION_S + self._config.start_timeout_s
-        calibrating = Calibrating(await self._present_child(), Phase.CALIBRATION, allowed_s)
-        request = {"do": "calibrate", "budget_s": CALIBRATION_S}
-        try:
-            use = {"memory_bytes": memory_bytes, "cpu_s": self._cpu_s(allowed_s)}
-            profile = await calibrating.calibrate(request | use)
-        finally:
-            if not calibrating.sound or calibrating.grown_bytes > memory_bytes // 2:
-                await self.close()
+        """Measure the device's speeds. Return None, and log the reason, when that fails.
+
+        The device has passed its self-check, so it can work all the same.
+        """
+        profile = await self._call(
+            Phase.CALIBRATION,
+            {"do": "calibrate", "budget_s": CALIBRATION_S},
+            lambda reply: messages.decode_profile(reply.get("profile")),
+            CALIBRATION_S + self._config.start_timeout_s,
+            memory_bytes,
+        )
         if isinstance(profile, Profile):
             return profile
         _log.error("this device can't be calibrated, an ordinary one's speeds are assumed: %s", profile.error)
         return None
 
-    async def export(
-        self, subject: BuildRequest, limits: Limits, ahead: Sequence[BuildRequest] = ()
-    ) -> Exported | Measurement:
-        """A candidate for another machine; see `measure` for those `ahead`."""
-        failure = await self._prepare(subject, limits, ahead)
-        if failure is not None:
-            return failure
-        exporting = Exporting(await self._present_child(), Phase.BUILD, limits.build_timeout_s)
-        try:
-            use = {"memory_bytes": limits.memory_bytes, "cpu_s": self._cpu_s(limits.build_timeout_s)}
-            return await exporting.export({"do": "export", "number": self._built.pop(subject)} | use)
-        finally:
-            if not exporting.sound or exporting.grown_bytes > limits.memory_bytes // 2:
-                await self.close()
-
-    async def measure_module(self, artifact: Path, limits: Limits, compare: bool) -> Measurement:
-        """A turn of the packed module that is stored in a file; see `worker.runner.interface.Bench`."""
-        await self._notice_death()
-        await self._present_child()
-        assert self._given is not None, "beside the child"
-        try:
-            given = await asyncio.to_thread(self._given.give, artifact)
-        except OSError as error:
-            return Measurement(Outcome.UNKNOWN, error=f"the module can't be given to the child: {error}")
-        request = {"do": "measure_module", "path": str(given), "compare": compare}
-        try:
-            measurement = await self._run(request, limits.module_timeout_s, limits.memory_bytes)
-            return _explained(measurement, limits.memory_bytes)
-        finally:
-            given.unlink(missing_ok=True)
-
     async def close(self) -> None:
-        """Kills the child, if there is one, and removes what it left behind."""
+        """Kill the child, if there is one, and remove its files."""
         child, self._child = self._child, None
         scratch, self._scratch = self._scratch, None
-        given, self._given = self._given, None
+        transfer, self._transfer = self._transfer, None
         self._built.clear()
         self._has_run = False
         if child is not None:
             await child.kill()
+        # In a thread: deleting a child's files may take seconds, in which the agent must go on calling.
         if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
-        if given is not None:
-            given.close()
+            await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+        if transfer is not None:
+            await asyncio.to_thread(transfer.close)
 
-    async def _prepare(
-        self, subject: BuildRequest, limits: Limits, ahead: Sequence[BuildRequest]
-    ) -> Measurement | None:
-        """Afterwards the candidate is built in the present child, or this is how it failed."""
-        batch = list(dict.fromkeys([subject, *ahead]))
-        self._failed = {known: failure for known, failure in self._failed.items() if known in batch}
-        await self._notice_death()
-        if subject not in self._built and subject not in self._failed:
-            await self._build(batch, limits)
-        return self._failed.pop(subject, None)
-
-    async def _notice_death(self) -> None:
-        """A child that died while it had nothing to do: that is no candidate's fault."""
-        if self._child is not None and self._child.has_ended:
-            await self.close()
-
-    async def _build(self, subjects: Sequence[BuildRequest], limits: Limits) -> None:
-        """Afterwards each of them is built in the present child, or has failed.
-
-        When a child dies, any of those that it was building may be to blame, and any that ran in it before.
-        So each is judged by what it does alone in a child in which nothing has run, then the others are built
-        again. When none of them was to blame, all are judged.
-        """
-        while waiting := [one for one in subjects if one not in self._built and one not in self._failed]:
-            ran_before = self._has_run
-            failure, suspects = await self._build_together(waiting, limits)
-            if len(waiting) > 1:
-                await self._judge(suspects, limits)
-                if failure is not None and not any(one in self._failed for one in suspects):
-                    await self._judge(waiting, limits)
-            elif failure is not None and not ran_before:
-                self._failed[waiting[0]] = failure
-
-    async def _judge(self, suspects: Sequence[BuildRequest], limits: Limits) -> None:
-        for suspect in suspects:
-            await self._build([suspect], limits)
-
-    async def _build_together(
-        self, subjects: Sequence[BuildRequest], limits: Limits
-    ) -> tuple[Measurement | None, list[BuildRequest]]:
-        """How the child failed, if it did, and which candidates that may be due to.
-
-        One that the bench refused among others is a suspect too: it may only have lacked memory.
-        """
-        child = await self._present_child()
-        numbered = {next(self._numbers): subject for subject in subjects}
-        building = Building(child, numbered, limits.build_timeout_s)
-        answer: frozenset[int] | Measurement | None = None
-        try:
-            request = {
-                "do": "build",
-                "subjects": await asyncio.to_thread(self._handed_over, numbered),
-                "memory_bytes": limits.memory_bytes,
-                "cpu_s": self._cpu_s(limits.build_timeout_s * len(subjects)),
-            }
-            answer = await building.hold(request)
-        except OSError as error:
-            answer = Measurement(Outcome.UNKNOWN, error=f"a library can't be given to the child: {error}")
-        finally:
-            if not isinstance(answer, frozenset):
-                await self.close()
-        if isinstance(answer, Measurement):
-            return answer, [one for number, one in numbered.items() if number in building.in_flight]
-        self._take_back()
-        suspects = {numbered[number] for number in answer if len(numbered) > 1}
-        self._built |= {one: number for number, one in numbered.items() if one not in suspects}
-        return None, [one for one in subjects if one in suspects]
-
-    async def _run(self, request: frames.Message, allowed_s: float, memory_bytes: int) -> Measurement:
-        child = await self._present_child()
-        running = Running(child, Phase.RUN, allowed_s)
-        self._has_run = True
-        sound = False
-        try:
-            use = {"memory_bytes": memory_bytes, "cpu_s": self._cpu_s(allowed_s)}
-            measurement = await running.hold(request | use)
-            # A wrong result has written who knows where; a child that has grown would fail good candidates.
-            sound = running.sound and measurement.outcome is not Outcome.WRONG_RESULT
-            sound = sound and running.grown_bytes <= memory_bytes // 2
-        finally:
-            if not sound:
-                await self.close()
-        return measurement
-
-    def _handed_over(self, numbered: Mapping[int, BuildRequest]) -> list[frames.Message]:
-        """The candidates as the child is told of them: it finds their libraries where it may read. Raises
-        OSError."""
-        assert self._given is not None, "beside the child"
-        messages = []
-        for number, one in numbered.items():
-            if one.library is not None:
-                one = replace(one, library=str(self._given.give(Path(one.library))))
-            messages.append(frames.from_subject(one) | {"number": number})
-        return messages
-
-    def _take_back(self) -> None:
-        """What the child has loaded, it needs no more."""
-        if self._given is not None:
-            self._given.take_back()
-
-    def _cpu_s(self, allowed_s: float) -> float:
-        """The agent's clock comes first; this ends a candidate when the agent can't."""
-        return CPU_SLACK * allowed_s * self._config.threads
-
-    def _note_machines(self, first: frames.Message) -> None:
-        """Raises FrameError, or _NoMachine when there is none to build for."""
-        machines = frames.to_machines(first.get("machines", {}))
-        if not machines.names:
-            raise _NoMachine("; ".join(machines.problems) or "it can link for no machine")
-        if machines.names != self._builds_for:
-            for problem in machines.problems:
-                _log.warning("builds for %s only: %s", ", ".join(machines.names), problem)
-        self._builds_for = machines.names
-
-    def _note_gaps(self, gaps: tuple[str, ...]) -> None:
-        for gap in gaps:
-            if gap not in self._gaps:
-                _log.warning("%s", gap)
-        self._gaps = gaps
+    # Starting a child
 
     async def _present_child(self) -> ChildProcess:
         if self._child is None:
@@ -335,48 +203,202 @@ class Executor:
         assert self._child is not None, "started"
         return self._child
 
-    async def _start_failure(self, end: Callable[[str], End]) -> ChildStartError:
-        """`end` is told what the child wrote."""
-        words = ""
-        if self._child is not None:
-            await self._child.kill()
-            words = await self._child.last_words()
-        await self.close()
-        return ChildStartError(end(words), words)
+    async def _replace_dead_child(self) -> None:
+        """Forget a child that died while it was idle, so that no candidate is blamed."""
+        if self._child is not None and self._child.has_ended:
+            await self.close()
 
-    def _command(self) -> tuple[str, ...]:
-        # -P: a folder named `compiler` where the user stands is not our package
-        child = (sys.executable, "-P", "-m", "worker.runner.child", "--parent", str(os.getpid()))
-        bench = ("--bench", self._config.bench, "--threads", str(self._config.threads))
-        builds = ("--build",) if self._config.builds else ()
-        user = () if self._config.user is None else ("--user", self._config.user)
-        without = ("--without", *self._config.without) if self._config.without else ()
-        return (*child, *bench, *builds, *user, *without)
-
-    def _child_environment(self, scratch: Path) -> dict[str, str]:
-        kept = passed(self._environment)
-        path = [str(PACKAGES), *filter(None, [kept.get("PYTHONPATH")])]
-        ours = {
+    async def _start_process(self, scratch: Path) -> ChildProcess:
+        # -P: a folder named `compiler` in the working directory isn't our package.
+        command = [sys.executable, "-P", "-m", "worker.runner.child", "--parent", str(os.getpid())]
+        command += ["--runner", self._config.runner, "--threads", str(self._config.threads)]
+        if self._config.builds:
+            command.append("--build")
+        if self._config.user is not None:
+            command += ["--user", self._config.user]
+        if self._config.without:
+            command += ["--without", *self._config.without]
+        environment = allowed_variables(self._environment)
+        path = [str(PACKAGES), *filter(None, [environment.get("PYTHONPATH")])]
+        environment |= {
             "PYTHONPATH": os.pathsep.join(path),
             "PYTHONFAULTHANDLER": "1",
             "TMPDIR": str(scratch),
             "HOME": str(scratch),
             "TVM_NUM_THREADS": str(self._config.threads),
         }
-        return kept | ours
+        return await ChildProcess.start(command, environment)
+
+    def _accept(self, first: Message) -> Device:
+        """Note the gaps and machines in a child's first reply, and return its device.
+
+        Raises FrameError, NoMachineError when the child is to build but can't, and SettingsError.
+        """
+        if "unusable" in first:
+            raise SettingsError(str(first["unusable"]))
+        if "device" not in first:
+            raise FrameError("its first word was not the device")
+        device = messages.decode_device(first["device"])
+        gaps = tuple(map(str, first.get("gaps", ())))
+        for gap in gaps:
+            if gap not in self._gaps:
+                _log.warning("%s", gap)
+        self._gaps = gaps
+        if self._config.builds:
+            machines = messages.decode_machines(first.get("machines", {}))
+            if not machines.names:
+                raise NoMachineError("; ".join(machines.problems) or "it can link for no machine")
+            if machines.names != self._builds_for:
+                for problem in machines.problems:
+                    _log.warning("builds for %s only: %s", ", ".join(machines.names), problem)
+            self._builds_for = machines.names
+        return device
+
+    async def _start_error(self, error: Exception) -> ChildStartError:
+        """Kill the child, and name the cause of its failure."""
+        stderr = ""
+        if self._child is not None:
+            await self._child.kill()
+            stderr = await self._child.stderr_tail()
+        await self.close()
+        match error:
+            case TimeoutError():
+                failure = timed_out(self._config.start_timeout_s)
+            case ChildDied():
+                failure = died(error, stderr)
+            case OSError():
+                failure = start_failure("start", f"its measuring process can't be started: {error}")
+            case _:
+                failure = start_failure(type(error).__name__, str(error))
+        return ChildStartError(failure, stderr)
+
+    # Building
+
+    async def _prepare(
+        self, request: BuildRequest, limits: Limits, ahead: Sequence[BuildRequest]
+    ) -> Measurement | None:
+        """Have a candidate built in the present child; return its failure if it fails to build."""
+        batch = list(dict.fromkeys([request, *ahead]))
+        self._failed = {one: failure for one, failure in self._failed.items() if one in batch}
+        await self._replace_dead_child()
+        if request not in self._built and request not in self._failed:
+            await self._build(batch, limits)
+        return self._failed.pop(request, None)
+
+    async def _build(self, requests: Sequence[BuildRequest], limits: Limits) -> None:
+        """Build each candidate in the present child, or find out that it fails to build.
+
+        When a child dies, any candidate that it was building may be to blame, and any that had run in it
+        before. So each of these suspects is built alone in a child in which nothing has run, then the others
+        are built together again. If no suspect fails alone, every candidate is built alone.
+        """
+        while waiting := [one for one in requests if one not in self._built and one not in self._failed]:
+            had_run = self._has_run
+            failure, suspects = await self._build_together(waiting, limits)
+            if len(waiting) == 1:
+                if failure is not None and not had_run:
+                    self._failed[waiting[0]] = failure
+                continue
+            for suspect in suspects:
+                await self._build([suspect], limits)
+            if failure is not None and not any(suspect in self._failed for suspect in suspects):
+                for one in waiting:
+                    await self._build([one], limits)
+
+    async def _build_together(
+        self, requests: Sequence[BuildRequest], limits: Limits
+    ) -> tuple[Measurement | None, list[BuildRequest]]:
+        """Build candidates in the present child; return the child's failure, if any, and the suspects.
+
+        Suspects are the candidates that the child was building when it failed, and those that failed to build
+        beside others: they may only have lacked memory.
+        """
+        child = await self._present_child()
+        numbered = {next(self._numbers): request for request in requests}
+        call = BuildCall(child, numbered, limits.build_timeout_s)
+        result: frozenset[int] | Measurement | None = None
+        try:
+            message = {
+                "do": "build",
+                "requests": await asyncio.to_thread(self._transfer_libraries, numbered),
+                "memory_bytes": limits.memory_bytes,
+                "cpu_s": self._cpu_s(limits.build_timeout_s * len(requests)),
+            }
+            result = await call.result(message)
+        except OSError as error:
+            result = Measurement(Outcome.UNKNOWN, error=f"a library can't be given to the child: {error}")
+        finally:
+            if not isinstance(result, frozenset):
+                await self.close()
+        if isinstance(result, Measurement):
+            return result, [numbered[number] for number in numbered if number in call.in_flight]
+        if self._transfer is not None:
+            self._transfer.clear()  # the child has loaded the libraries
+        suspects = {numbered[number] for number in result if len(numbered) > 1}
+        self._built |= {one: number for number, one in numbered.items() if one not in suspects}
+        return None, [one for one in requests if one in suspects]
+
+    def _transfer_libraries(self, numbered: Mapping[int, BuildRequest]) -> list[Message]:
+        """Encode the requests, their libraries where the child may read them. Raises OSError."""
+        assert self._transfer is not None, "made together with the child"
+        encoded = []
+        for number, request in numbered.items():
+            if request.library is not None:
+                request = replace(request, library=str(self._transfer.add(Path(request.library))))
+            encoded.append(messages.encode_build_request(request) | {"number": number})
+        return encoded
+
+    # Calling the child
+
+    async def _run(self, message: Message, timeout_s: float, memory_bytes: int) -> Measurement:
+        await self._present_child()
+        self._has_run = True
+        return await self._call(
+            Phase.RUN,
+            message,
+            lambda reply: messages.decode_measurement(reply.get("measurement")),
+            timeout_s,
+            memory_bytes,
+        )
+
+    async def _call(
+        self,
+        phase: Phase,
+        message: Message,
+        decode: Callable[[Message], _T],
+        timeout_s: float,
+        memory_bytes: int,
+    ) -> _T | Measurement:
+        """Make one call to the child, and kill the child afterwards if it can't be trusted any longer."""
+        call = UnaryCall(await self._present_child(), phase, timeout_s)
+        usage = {"memory_bytes": memory_bytes, "cpu_s": self._cpu_s(timeout_s)}
+        trusted = False
+        try:
+            result = await call.result(message | usage, decode)
+            # A wrong result has written anywhere; a child that has grown would fail good candidates.
+            is_wrong = isinstance(result, Measurement) and result.outcome is Outcome.WRONG_RESULT
+            trusted = call.succeeded and not is_wrong and call.grown_bytes <= memory_bytes // 2
+        finally:
+            if not trusted:
+                await self.close()
+        return result
+
+    def _cpu_s(self, timeout_s: float) -> float:
+        """Return the limit of CPU time, which takes effect only when the agent fails to end a candidate."""
+        return CPU_SLACK * timeout_s * self._config.threads
 
 
-def _explained(measurement: Measurement, memory_bytes: int) -> Measurement:
-    """A module run's end; of one that lacked memory, with a last line that says so and what to do."""
+def _explain_memory(measurement: Measurement, memory_bytes: int) -> Measurement:
+    """Add a line to the error of a module run that lacked memory, with the limit and the next step."""
     if measurement.outcome is not Outcome.RUN_ERROR:
         return measurement
-    there = psutil.virtual_memory().total
-    killed = f"ended by {signal.SIGKILL.name}" in measurement.error and memory_bytes > there
-    if not killed and not any(word in measurement.error for word in OUT_OF_MEMORY):
+    installed_bytes = psutil.virtual_memory().total
+    killed = f"ended by {signal.SIGKILL.name}" in measurement.error and memory_bytes > installed_bytes
+    if not killed and not any(text in measurement.error for text in OUT_OF_MEMORY):
         return measurement
     may = f"the model and the untuned one, which it is compared with, may take {_gb(memory_bytes)} here"
-    if memory_bytes > there:
-        sentence = f"{may}, and this device has {_gb(there)}: time it on a device with more memory"
+    if memory_bytes > installed_bytes:
+        sentence = f"{may}, and this device has {_gb(installed_bytes)}: time it on a device with more memory"
     else:
         sentence = f"{may}, which isn't enough: raise TUNEFARM_WORKER_MEMORY_BYTES on this device"
     return replace(measurement, error=f"{measurement.error.rstrip()}\n{sentence}")
@@ -384,19 +406,3 @@ def _explained(measurement: Measurement, memory_bytes: int) -> Measurement:
 
 def _gb(size: int) -> str:
     return f"{size / 1e9:.3g} GB"
-
-
-def _gaps(first: frames.Message) -> tuple[str, ...]:
-    return tuple(map(str, first.get("gaps", ())))
-
-
-def _device(reply: frames.Message) -> Device:
-    """Raises FrameError, and UnusableSettings when the child says so."""
-    if "unusable" in reply:
-        raise UnusableSettings(str(reply["unusable"]))
-    if "device" not in reply:
-        raise frames.FrameError("its first word was not the device")
-    try:
-        return Device.from_json(reply["device"])
-    except (ValueError, TypeError) as error:
-        raise frames.FrameError(f"the device that it found makes no sense: {error}") from error

@@ -1,4 +1,4 @@
-"""What the child asks of whatever measures: the compiler's bench, or a test's."""
+"""The interface between a child and what builds, verifies and times candidates in it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from core.profile import Profile
 
 
 class Phase(StrEnum):
-    """What a child does, with a candidate or to know its device. Each has a time limit of its own."""
+    """The kinds of work that a child does. Each has a time limit of its own."""
 
     BUILD = "build"
     RUN = "run"
@@ -22,10 +22,10 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """A candidate with all that it takes to measure it: `trace` is replayed on the workload `module_json`.
+    """A candidate with everything that building it takes: `trace` is replayed on the workload `module_json`.
 
-    `library` is the file of what was exported of it elsewhere: it is loaded instead of built. With `export`
-    it is built for the machine of its target, to be exported and not to be run here.
+    `library` is the file of a library that a builder has made of the candidate: it is loaded instead. With
+    `export` the candidate is built for the machine of its target, to be exported rather than run here.
     """
 
     target: str
@@ -38,7 +38,7 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class Exported:
-    """A candidate as a library, packed for another machine, and the seconds that building it took."""
+    """A candidate as a packed library for another machine, and the seconds that building it took."""
 
     data: bytes
     build_secs: float
@@ -46,60 +46,64 @@ class Exported:
 
 @dataclass(frozen=True)
 class Machines:
-    """The machines that candidates can be exported for, and sentences about those for which they can't."""
+    """The machines that candidates can be exported for, and a sentence for each one that they can't be."""
 
     names: tuple[str, ...]
     problems: tuple[str, ...] = ()
 
 
-Note = Callable[[int], None]  # takes a candidate's number; from any thread
+Notify = Callable[[int], None]  # is given a candidate's number, from any thread
 
 
 class Runner(Protocol):
-    """Bad candidates come back as measurements; an exception means that the bench itself is in trouble.
+    """Builds and measures candidates. A bad candidate is a measurement; an exception is a bug in the runner.
 
-    Building and running are apart: nothing is built while a candidate is timed, and yet all cores build.
+    Building and running are separate calls: building uses all cores, and nothing is built while a candidate
+    is timed.
     """
 
     def check(self) -> Device:
-        """Compiles, runs and verifies a probe; this device. Raises RuntimeError when it can't be trusted."""
+        """Compile, run and verify a probe, and return this device. Raises RuntimeError when that fails."""
         ...
 
     def calibrate(self, budget_s: float) -> Profile:
-        """What the device can do. Begins to measure nothing else once so many seconds are spent. Raises
-        RuntimeError when nothing can be measured."""
+        """Measure the device's speeds; begin no other measurement after `budget_s` seconds.
+
+        Raises RuntimeError when nothing can be measured.
+        """
         ...
 
-    def build(self, subjects: Mapping[int, BuildRequest], begun: Note, ended: Note) -> Collection[int]:
-        """Builds candidates, several at a time, and keeps them under their numbers; which of them it refused.
+    def build(self, requests: Mapping[int, BuildRequest], begun: Notify, ended: Notify) -> Collection[int]:
+        """Build candidates, several at a time, and keep them under their numbers.
 
-        Every one's number is given to `begun` and then, once it is built or refused, to `ended`.
+        Call `begun` with each number, and `ended` once that candidate is built or has failed to. Return the
+        numbers of those that failed; `run` and `export` return why.
         """
         ...
 
     def machines(self) -> Machines:
-        """For which machines candidates can be exported here; each is tried."""
+        """Return the machines that candidates can be exported for, having tried each."""
         ...
 
     def run(self, number: int, best_s: float | None) -> Measurement:
-        """Verifies and times a candidate that was built, or says why it was refused; then it is gone.
+        """Verify and time a candidate that was built, and forget it.
 
-        It is timed the longer, the closer it comes to `best_s`, the best latency known of its workload.
+        `best_s` is the best latency known of its workload: a candidate that comes close is timed for longer.
         """
         ...
 
     def export(self, number: int) -> Exported | Measurement:
-        """A candidate that was built to be exported, or why it was refused; then it is gone."""
+        """Return a candidate that was built for export, or why it failed, and forget it."""
         ...
 
     def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
-        """One turn of a packed module: it is loaded, called for a while, and gone.
+        """Load a packed module, call it for a while, and unload it.
 
-        With `compare`, only if it computes what the untuned library does that is packed with it.
+        With `compare`, first compare its outputs with those of the untuned library that is packed with it.
         """
         ...
 
 
-# The number of threads that candidates run on, and the instruction sets that the device gives up. Raises
-# FeatureError when it lacks one of them.
-BenchFactory = Callable[[int, Sequence[str]], Runner]
+# Makes a runner for a number of threads, on a device that is to do without some instruction sets. Raises
+# FeatureError when the device lacks one of them anyway.
+RunnerFactory = Callable[[int, Sequence[str]], Runner]

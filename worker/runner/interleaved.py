@@ -1,4 +1,4 @@
-"""Times whole models in turns: how fast the machine is, and what else it does, they all see alike."""
+"""Interleaved timing of whole models, so that what slows the machine down slows all of them alike."""
 
 from __future__ import annotations
 
@@ -10,48 +10,42 @@ from typing import TypeVar
 from core.measurement import Measurement, Outcome
 
 ROUNDS = 5
-# When turns after the first have taken so long, no other begins. What takes more than SLOW times as long as
-# the fastest has only its first.
-MOST_S = 60.0
+# No turn begins once those after the first round have taken this long. A model that takes more than SLOW
+# times as long as the fastest is timed in the first round only.
+MAX_S = 60.0
 SLOW = 2.0
 
 _Model = TypeVar("_Model")
 
 
-async def in_turns(
+async def time_interleaved(
     models: Sequence[_Model],
     first: Callable[[_Model, Sequence[Measurement]], Awaitable[Measurement]],
     again: Callable[[_Model], Awaitable[Measurement]],
     clock: Callable[[], float] | None = None,
 ) -> list[Measurement]:
-    """How long each model takes, by all of its turns; or how it failed in one of them.
+    """Time each model in up to ROUNDS turns; return its latencies of all turns, or the failure of one turn.
 
-    `first` is a model's first turn, and is told how those of the models before it have ended. Each turn loads
-    one model and lets it go again: the memory of one suffices, and one that takes the measuring process down
-    costs the others nothing.
+    `first` times a model in the first round, and is given the measurements of the models before it; `again`
+    times it in later rounds. Each turn loads one model and unloads it, so that memory for one suffices, and a
+    model that crashes the child costs the others nothing.
     """
     now = clock or asyncio.get_running_loop().time
-    found: list[Measurement] = []
+    measurements: list[Measurement] = []
     for model in models:
-        found.append(await first(model, found))
-    begun_s = now()
+        measurements.append(await first(model, measurements))
+    started_s = now()
     for number in range(1, ROUNDS):
-        # Each round begins with another one.
-        for place in [*range(number % len(models), len(models)), *range(number % len(models))]:
-            if now() - begun_s < MOST_S and _is_of_interest(found[place], found):
-                found[place] = _together(found[place], await again(models[place]))
-    return found
-
-
-def _is_of_interest(one: Measurement, found: Sequence[Measurement]) -> bool:
-    if one.outcome is not Outcome.OK:
-        return False
-    fastest_s = min(each.latency_s for each in found if each.outcome is Outcome.OK)
-    return one.latency_s <= SLOW * fastest_s
-
-
-def _together(before: Measurement, after: Measurement) -> Measurement:
-    """A model that failed once fails."""
-    if after.outcome is not Outcome.OK:
-        return after
-    return replace(before, run_secs=(*before.run_secs, *after.run_secs))
+        # Each round begins with another model.
+        for index in [*range(number % len(models), len(models)), *range(number % len(models))]:
+            before = measurements[index]
+            if now() - started_s >= MAX_S or before.outcome is not Outcome.OK:
+                continue
+            fastest_s = min(each.latency_s for each in measurements if each.outcome is Outcome.OK)
+            if before.latency_s > SLOW * fastest_s:
+                continue
+            after = await again(models[index])
+            if after.outcome is Outcome.OK:
+                after = replace(before, run_secs=(*before.run_secs, *after.run_secs))
+            measurements[index] = after
+    return measurements

@@ -1,4 +1,4 @@
-"""A child process as the agent sees it: send, receive, kill, and what it wrote on standard error."""
+"""The agent's end of a child process: send, receive, kill, and read its standard error."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from collections.abc import Mapping, Sequence
 from worker.sandbox import frames
 
 TAIL_BYTES = 4096
-# How long a dead child's last words are waited for: another process may hold its standard error open.
-LAST_WORDS_S = 1.0
-# How long a child may take to end what it has started.
-END_S = 5.0
+# Reading a dead child's standard error ends after this time: another process may hold the pipe open.
+STDERR_TIMEOUT_S = 1.0
+# The reaper is killed if it takes longer to end the child and what that has started.
+END_TIMEOUT_S = 5.0
 
 
 class ChildDied(Exception):
-    """The child ended, or sent what makes no sense; the message says how.
+    """The child ended or sent something that isn't a message; the text says which.
 
-    `code` is its exit code, the negated number of the signal that ended it; None when it isn't known.
+    `code` is its exit code, or the negated number of the signal that ended it; None when it isn't known.
     """
 
     def __init__(self, message: str, code: int | None = None) -> None:
@@ -29,7 +29,7 @@ class ChildDied(Exception):
 
 
 class ChildProcess:
-    """A running child; the agent started its reaper (`worker.sandbox.reaper`), in a session of its own."""
+    """A running child. `process` is its reaper (`worker.sandbox.reaper`), in a session of its own."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         assert process.stdin is not None
@@ -38,8 +38,8 @@ class ChildProcess:
         self._process = process
         self._requests = process.stdin
         self._replies = process.stdout
-        self._tail = bytearray()
-        self._listening = asyncio.create_task(self._listen(process.stderr))
+        self._stderr_tail = bytearray()
+        self._reading_stderr = asyncio.create_task(self._read_stderr(process.stderr))
 
     @classmethod
     async def start(cls, command: Sequence[str], environment: Mapping[str, str]) -> ChildProcess:
@@ -56,6 +56,7 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
+        """The reaper's process id."""
         return self._process.pid
 
     @property
@@ -71,7 +72,7 @@ class ChildProcess:
             raise await self._death() from error
 
     async def receive(self) -> frames.Message:
-        """The next reply. Raises ChildDied."""
+        """Await the next reply. Raises ChildDied."""
         try:
             return await frames.receive(self._replies)
         except asyncio.IncompleteReadError as error:
@@ -79,39 +80,39 @@ class ChildProcess:
         except frames.FrameError as error:
             raise ChildDied(f"the child's reply makes no sense: {error}") from error
 
-    async def last_words(self) -> str:
-        """The end of what it has written on standard error, all of it when it is dead."""
+    async def stderr_tail(self) -> str:
+        """Return the end of what the child has written on standard error; all has arrived if it is dead."""
         if self._process.returncode is not None:
-            await asyncio.wait([self._listening], timeout=LAST_WORDS_S)
-        return bytes(self._tail).decode(errors="replace").strip()
+            await asyncio.wait([self._reading_stderr], timeout=STDERR_TIMEOUT_S)
+        return bytes(self._stderr_tail).decode(errors="replace").strip()
 
-    def forget_words(self) -> None:
-        """What comes from now on belongs to the next candidate."""
-        self._tail.clear()
+    def clear_stderr(self) -> None:
+        """Forget what was written so far: the rest belongs to the next candidate."""
+        self._stderr_tail.clear()
 
     async def kill(self) -> None:
-        """Kills it and everything it started; returns when it is gone. May be called again."""
+        """Kill the child and everything it started; return when all is gone. May be called again."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(END_TIMEOUT_S):
                 await self._process.wait()
         except TimeoutError:
             os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
         self._requests.close()
-        await asyncio.wait([self._listening], timeout=LAST_WORDS_S)
-        self._listening.cancel()
+        await asyncio.wait([self._reading_stderr], timeout=STDERR_TIMEOUT_S)
+        self._reading_stderr.cancel()
 
-    async def _listen(self, errors: asyncio.StreamReader) -> None:
-        while piece := await errors.read(TAIL_BYTES):
-            self._tail += piece
-            del self._tail[:-TAIL_BYTES]
+    async def _read_stderr(self, stderr: asyncio.StreamReader) -> None:
+        while piece := await stderr.read(TAIL_BYTES):
+            self._stderr_tail += piece
+            del self._stderr_tail[:-TAIL_BYTES]
 
     async def _death(self) -> ChildDied:
-        """It closed its end of the pipes, so it is dead or about to be killed for that."""
+        """Return how the child ended. It has closed its pipes, so it is dead or about to be killed."""
         try:
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(END_TIMEOUT_S):
                 code = await self._process.wait()
         except TimeoutError:
             return ChildDied("the child stopped answering")
@@ -121,6 +122,7 @@ class ChildProcess:
 
 
 def signal_name(number: int) -> str:
+    """Return a name such as SIGSEGV, or "signal 250" for a number that has none here."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,4 +1,4 @@
-"""Files that the agent gives to its child, which may be another user's."""
+"""Files that the agent makes readable to its child, which may run as another user."""
 
 from __future__ import annotations
 
@@ -14,49 +14,58 @@ from worker.sandbox.reaper import account_of
 
 
 @contextlib.contextmanager
-def linkers_cache(user: str) -> Iterator[Path]:
-    """A folder that all children of a builder may write, whether they belong to `user` or not: to fill a
-    linker's cache takes half a minute. Only for those that run no candidates. Raises OSError."""
+def linker_cache(user: str) -> Iterator[Path]:
+    """A folder that every child of a builder may write, as `user` or as root; removed at the end.
+
+    It outlives the children because filling a linker's cache takes half a minute. A worker that runs
+    candidates must not share one between them. Raises OSError.
+    """
     with tempfile.TemporaryDirectory(prefix="tunefarm-linkers-", ignore_cleanup_errors=True) as name:
-        _open_to(Path(name), user, 0o770)
+        _open_to_group(Path(name), user, 0o770)
         yield Path(name)
 
 
 class FileTransfer:
-    """A folder that the child may read and not write: where it could leave a link, an agent of root's would
-    write to wherever that leads."""
+    """A folder that the child may read but not write: through a link left there, an agent that runs as root
+    would write to any file."""
 
     def __init__(self, user: str | None) -> None:
-        """`user` is whom the child belongs to if this process is root's. Raises OSError."""
+        """Make the folder readable to `user`, whom the child runs as if this process is root's.
+
+        Raises OSError.
+        """
         self._folder = Path(tempfile.mkdtemp(prefix="tunefarm-given-"))
         self._numbers = itertools.count()
         if user is not None:
-            _open_to(self._folder, user, 0o750)
+            _open_to_group(self._folder, user, 0o750)
 
-    def give(self, file: Path) -> Path:
-        """The file for the child: the same one, because to copy a large model takes seconds, or a copy where
-        that can't be. Raises OSError."""
-        given = self._folder / str(next(self._numbers))
+    def add(self, file: Path) -> Path:
+        """Return the file's path for the child. Raises OSError.
+
+        It is a hard link where possible, since copying a large model takes seconds, and a copy elsewhere.
+        """
+        added = self._folder / str(next(self._numbers))
         try:
-            os.link(file, given)
+            os.link(file, added)
         except OSError:
-            shutil.copyfile(file, given)
-        given.chmod(0o644)
-        return given
+            shutil.copyfile(file, added)
+        added.chmod(0o644)
+        return added
 
-    def take_back(self) -> None:
-        """Removes what was given so far."""
-        for given in self._folder.iterdir():
-            given.unlink(missing_ok=True)
+    def clear(self) -> None:
+        """Remove the files that were added so far."""
+        for added in self._folder.iterdir():
+            added.unlink(missing_ok=True)
 
     def close(self) -> None:
+        """Remove the folder."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _open_to(folder: Path, user: str, mode: int) -> None:
-    """To the user's group, if this process is root's: who else it is, owns what it makes."""
+def _open_to_group(folder: Path, user: str, mode: int) -> None:
+    """Give the folder to the user's group, if this process is root's; otherwise both are the same user."""
     if os.geteuid() == 0:
-        # A user that doesn't exist is named when the child starts.
+        # The child names a user that doesn't exist when it starts.
         with contextlib.suppress(KeyError):
             os.chown(folder, 0, account_of(user).gid)
             folder.chmod(mode)

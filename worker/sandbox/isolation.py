@@ -1,19 +1,19 @@
-"""What a process takes from itself before it runs code that nobody has looked at, one thing each."""
+"""Restrictions that a process puts on itself before it runs untrusted code, one function each."""
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import resource
-import signal
+import struct
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from socket import AF_UNIX
 
-PR_SET_PDEATHSIG = 1
+from system import linux
+
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
@@ -22,13 +22,9 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 CAPABILITIES_VERSION = 0x20080522
-# More than any packed module; it stops a candidate's process from filling the disk.
+# Larger than any packed module; it stops a candidate from filling the disk.
 MAX_FILE_BYTES = 8 << 30
 MAX_OPEN_FILES = 4096
-
-_libc = ctypes.CDLL(None, use_errno=True)
-if sys.platform == "linux":
-    _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
 
 
 @dataclass(frozen=True)
@@ -40,35 +36,25 @@ class Account:
     groups: tuple[int, ...]
 
 
-def die_with_parent(parent_pid: int, with_signal: signal.Signals = signal.SIGKILL) -> None:
-    """Has the kernel send a signal when this process's parent dies; ends it if that has happened already.
-
-    Another user's rights make the kernel forget it. A parent outside of this PID namespace looks like 0.
-    """
-    if sys.platform == "linux":
-        _prctl(PR_SET_PDEATHSIG, with_signal)
-    if os.getppid() not in (parent_pid, 0):
-        sys.exit("the agent that started this process is gone")
-
-
 def hide_memory() -> None:
-    """Keeps this process's environment, where secrets may be, from other processes of its user."""
+    """Hide this process's memory and environment, which may hold secrets, from its user's other processes."""
     if sys.platform == "linux":
-        _prctl(PR_SET_DUMPABLE, 0)
+        linux.prctl(PR_SET_DUMPABLE, 0)
 
 
-def adopt_orphans() -> None:
-    """Processes started by descendants become this one's children when their own parents end."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+def become_subreaper() -> None:
+    """Make this process the parent of every descendant whose own parent ends."""
+    linux.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def unshare() -> None:
-    """No network for this process; processes that it starts see only each other, and die with the first.
+def unshare_namespaces() -> None:
+    """Cut this process off from the network, and put the processes that it starts into a PID namespace.
 
-    Without root's rights that takes a user namespace. Raises OSError where the kernel refuses.
+    They see only each other and end with the first of them. Without root's rights this takes a user
+    namespace. Raises OSError where the kernel refuses.
     """
     uid, gid = os.geteuid(), os.getegid()
-    _call("unshare", CLONE_NEWNET | CLONE_NEWPID | CLONE_NEWIPC | (CLONE_NEWUSER if uid else 0))
+    linux.call("unshare", CLONE_NEWNET | CLONE_NEWPID | CLONE_NEWIPC | (CLONE_NEWUSER if uid else 0))
     if uid:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
@@ -76,12 +62,12 @@ def unshare() -> None:
 
 
 def deny_sockets() -> None:
-    """A filter in the kernel that refuses sockets other than those within this machine; it is inherited.
+    """Have the kernel refuse this process, and what it starts, every socket but those within this machine.
 
-    Raises OSError where the kernel or libseccomp lacks it.
+    Raises OSError where the kernel or libseccomp lacks such a filter.
     """
     try:
-        import pyseccomp  # it looks for libseccomp at once, and few systems need it
+        import pyseccomp  # looks for libseccomp when it is imported, and few systems need it
 
         refuse = pyseccomp.ERRNO(errno.EPERM)
         rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
@@ -92,48 +78,47 @@ def deny_sockets() -> None:
         raise OSError(errno.ENOSYS, str(error)) from error
 
 
-def become(account: Account) -> None:
-    """Raises OSError without root's rights."""
+def switch_user(account: Account) -> None:
+    """Continue as another user. Raises OSError without root's rights."""
     os.setgroups(account.groups)
     os.setresgid(account.gid, account.gid, account.gid)
     os.setresuid(account.uid, account.uid, account.uid)
 
 
 def drop_capabilities() -> None:
-    """Leaves this process, even root's, with the rights of a file's owner only."""
-    header = (ctypes.c_uint32 * 2)(CAPABILITIES_VERSION, 0)
-    _call("capset", header, (ctypes.c_uint32 * 6)())
+    """Leave this process, even root's, only the rights that its user has to files."""
+    linux.call("capset", struct.pack("=II", CAPABILITIES_VERSION, 0), bytes(6 * 4))
 
 
-def gain_nothing() -> None:
-    """Programs that are started from now on get no more rights than this process has."""
-    _prctl(PR_SET_NO_NEW_PRIVS, 1)
+def forbid_new_privileges() -> None:
+    """Keep programs that are started from now on from gaining rights, as set-user-ID programs do."""
+    linux.prctl(PR_SET_NO_NEW_PRIVS, 1)
 
 
 def limit_files() -> None:
-    """No core dumps (they take seconds and gigabytes), no endless files, not too many open ones."""
+    """Forbid core dumps (they take seconds and gigabytes); limit the size of files and how many are open."""
     _lower(resource.RLIMIT_CORE, 0)
     _lower(resource.RLIMIT_FSIZE, MAX_FILE_BYTES)
     _lower(resource.RLIMIT_NOFILE, MAX_OPEN_FILES)
 
 
 def limit_processes(most: int) -> None:
-    """Limits the threads and processes of this process's user. Root's have no limit."""
+    """Limit the threads and processes of this process's user. The kernel exempts root from this limit."""
     _lower(resource.RLIMIT_NPROC, most)
 
 
 def limit_memory(address_bytes: int) -> None:
-    """Limits this process's address space. May be raised and lowered again."""
+    """Limit this process's address space. The limit may be raised and lowered again."""
     _limit(resource.RLIMIT_AS, address_bytes)
 
 
 def limit_cpu(more_s: float) -> None:
-    """SIGXCPU ends this process when it has used so many more seconds, those of all cores added up."""
+    """Have SIGXCPU end this process once it has used `more_s` more seconds, summed over all cores."""
     _limit(resource.RLIMIT_CPU, int(time.process_time() + more_s) + 1)
 
 
 def address_bytes() -> int:
-    """How much address space this process uses now; 0 where the system doesn't tell."""
+    """Return how much address space this process uses now; 0 where the system doesn't tell."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
     except OSError:
@@ -141,23 +126,13 @@ def address_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-def _prctl(what: int, value: int) -> None:
-    _call("prctl", what, value, 0, 0, 0)
+def _limit(kind: int, most: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def _call(name: str, *arguments: object) -> None:
-    """A function of the C library that returns 0. Raises OSError."""
-    if getattr(_libc, name)(*arguments):
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
-
-
-def _limit(what: int, most: int) -> None:
-    _, hard = resource.getrlimit(what)
-    resource.setrlimit(what, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
-
-
-def _lower(what: int, most: int) -> None:
-    _, hard = resource.getrlimit(what)
+def _lower(kind: int, most: int) -> None:
+    """Limit for good: the hard limit can't be raised again."""
+    _, hard = resource.getrlimit(kind)
     if hard == resource.RLIM_INFINITY or hard > most:
-        resource.setrlimit(what, (most, most))
+        resource.setrlimit(kind, (most, most))

@@ -9,19 +9,13 @@ import numpy as np
 import onnx
 import pytest
 
-from benchmarks.networks import untuned
-from benchmarks.timing.agreement import compare, random_inputs
-from benchmarks.timing.contestants import (
-    OnnxFile,
-    OpenVinoFile,
-    ProcessContestant,
-    TvmLibrary,
-    own_process,
-)
+from benchmarks.networks.tvm_builds import build_untuned
+from benchmarks.timing.contestants import OnnxFile, OpenVinoFile, ProcessContestant, TvmLibrary, spawn_process
+from benchmarks.timing.deviation import compare_outputs, random_inputs
 from benchmarks.timing.interleaved import Block, measure
-from compiler.importing.model import ModelError
+from compiler.importing.spec import ModelError
 from compiler.packaging.artifact import ArtifactError
-from compiler.target import probe
+from compiler.target import detect_device
 from examples import make_models
 
 INPUTS = [random_inputs([((1, 3, 32, 32), "float32")], seed) for seed in range(2)]
@@ -36,21 +30,21 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _target() -> str:
-    """Asked in another process: TVM reads how many threads it has only once."""
-    with own_process() as process:
-        return process.submit(probe).result().target
+    """Detect the target in another process, because TVM reads its number of threads only once."""
+    with spawn_process() as process:
+        return process.submit(detect_device).result().target
 
 
 @pytest.mark.slow
 def test_an_untuned_build_takes_turns_and_agrees_with_onnxruntime(model: Path, tmp_path: Path) -> None:
-    untuned.build(model, _target(), tmp_path / "untuned.so")
+    build_untuned(model, _target(), tmp_path / "untuned.so")
     with (
         ProcessContestant(TvmLibrary(tmp_path / "untuned.so"), 2, INPUTS[0]) as ours,
         ProcessContestant(OnnxFile(model), 2, INPUTS[0]) as theirs,
     ):
         timings = measure({"ours": ours, "theirs": theirs}, 2, SHORT, rest_s=0.0)
         assert all(0 < secs < 10 for each in timings.values() for secs in each.blocks)
-        assert compare(ours, theirs, INPUTS).of_allowed < 1
+        assert compare_outputs(ours, theirs, INPUTS).of_allowed < 1
         first, second = (theirs.outputs(each)[0] for each in INPUTS)
         assert first.shape == (1, 10)
         assert not np.allclose(first, second)
@@ -63,8 +57,8 @@ def test_openvino_agrees_with_onnxruntime(model: Path) -> None:
         ProcessContestant(OpenVinoFile(model, "AVX2"), 2, INPUTS[0]) as less,
         ProcessContestant(OnnxFile(model), 2, INPUTS[0]) as theirs,
     ):
-        assert compare(ours, theirs, INPUTS).of_allowed < 1
-        assert compare(less, theirs, INPUTS).of_allowed < 1
+        assert compare_outputs(ours, theirs, INPUTS).of_allowed < 1
+        assert compare_outputs(less, theirs, INPUTS).of_allowed < 1
         assert all(secs > 0 for secs in ours.time_block(SHORT))
 
 
@@ -90,7 +84,7 @@ def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path) -> None:
 def test_a_model_that_cannot_be_built_says_why(model: Path, tmp_path: Path) -> None:
     (tmp_path / "bad.onnx").write_bytes(b"no model")
     with pytest.raises(ModelError):
-        untuned.build(tmp_path / "bad.onnx", "{}", tmp_path / "bad.so")
+        build_untuned(tmp_path / "bad.onnx", "{}", tmp_path / "bad.so")
     with pytest.raises((ArtifactError, ValueError), match="target"):
-        untuned.build(model, "{}", tmp_path / "bad.so")
+        build_untuned(model, "{}", tmp_path / "bad.so")
     assert not (tmp_path / "bad.so").exists()

@@ -11,30 +11,39 @@ import numpy as np
 import pytest
 
 from benchmarks import models
-from benchmarks.models import ESTIMATE, FITS, OURS, THEIRS, Records, figures_of, measured, predicted
+from benchmarks.models import (
+    ESTIMATE,
+    FITS,
+    OURS,
+    THEIRS,
+    MeasuredPrograms,
+    figures_of,
+    measured,
+    predict_held_out,
+)
 from benchmarks.suite import OPERATORS
-from compiler.target import probe
+from compiler.target import detect_device
 
 SMALL = (64, 64, 64)
 
 
 @pytest.fixture(scope="module")
-def known() -> dict[str, Records]:
-    return {"GMM": measured(OPERATORS["GMM"].module(SMALL), probe(2), 40, 0)}
+def known() -> dict[str, MeasuredPrograms]:
+    return {"GMM": measured(OPERATORS["GMM"].module(SMALL), detect_device(2), 40, 0)}
 
 
 @pytest.mark.slow
-def test_every_model_predicts_what_it_was_not_shown(known: dict[str, Records]) -> None:
+def test_every_model_predicts_what_it_was_not_shown(known: dict[str, MeasuredPrograms]) -> None:
     for who, fit in FITS.items():
-        told = predicted(known, fit, 0)["GMM"]
+        told = predict_held_out(known, fit, 0)["GMM"]
         assert told.shape == known["GMM"].secs.shape, who
         assert (told > 0).all(), who
         assert len(np.unique(told)) > 10, who
 
 
 @pytest.mark.slow
-def test_what_is_held_out_stays_unknown(known: dict[str, Records]) -> None:
-    """A program whose latency was never told can't have taught anything."""
+def test_what_is_held_out_stays_unknown(known: dict[str, MeasuredPrograms]) -> None:
+    """The model that predicts a program wasn't trained on it."""
     held = {"GMM": np.arange(len(known["GMM"].secs)) % 2 == 0}
     secs = known["GMM"].secs
     other = {"GMM": replace(known["GMM"], secs=np.where(held["GMM"], 3 * secs, secs))}
@@ -43,9 +52,9 @@ def test_what_is_held_out_stays_unknown(known: dict[str, Records]) -> None:
 
 
 @pytest.mark.slow
-def test_failures_are_learned_from(known: dict[str, Records]) -> None:
+def test_failures_are_learned_from(known: dict[str, MeasuredPrograms]) -> None:
     failing = replace(known["GMM"], secs=np.where(np.arange(40) == 7, math.inf, known["GMM"].secs))
-    told = {who: predicted({"GMM": failing}, fit, 0) for who, fit in FITS.items()}
+    told = {who: predict_held_out({"GMM": failing}, fit, 0) for who, fit in FITS.items()}
     names = [each.name for each in figures_of({"GMM": failing}, told)]
     assert "GMM: rank correlation of the estimate with 39 measured latencies" in names
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.networks import __main__ as networks
-from benchmarks.results import curves, figures
+from benchmarks.results import figures
+from benchmarks.results.curves import CURVES
 from benchmarks.results.figures import Figure
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -34,7 +35,7 @@ def test_a_network_is_tuned_and_takes_turns_with_its_peers(tmp_path: Path) -> No
     assert found[f"{label}: latency relative to ONNX Runtime"].value > 0
     assert found[f"{label}: published latency relative to a user's process"].value > 0
     assert not any("MetaSchedule" in name for name in found)
-    (curve,) = curves.read(curves.beside(file))
+    (curve,) = CURVES.read(file)
     assert curve.network == label
     assert curve.points
 

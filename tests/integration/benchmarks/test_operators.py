@@ -1,4 +1,4 @@
-"""Both engines' searches of small workloads, as they are run by their users."""
+"""Both engines' searches of small workloads, for real."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.engines import shipped
-from benchmarks.engines.ours import OurSpace
-from benchmarks.operators import ablation, alone, settled
+from benchmarks.engines import metaschedule_search
+from benchmarks.engines.tunefarm_search import TunefarmSearch
+from benchmarks.operators import ablation, settled, variants
 from benchmarks.operators import figures as operators_figures
 from benchmarks.operators import run as operators_run
 from benchmarks.operators.ablation import VARIANTS, NoEstimate
 from benchmarks.operators.run import OURS, THEIRS, WARM, Plan
 from benchmarks.suite import OPERATORS
 from benchmarks.timing.interleaved import Block
-from benchmarks.timing.judge import Candidate, Judge
-from compiler.measuring.bench import BuiltKernel
-from compiler.target import probe
+from benchmarks.timing.measurer import Candidate, ProgramMeasurer
+from compiler.measuring.builder import BuiltKernel
+from compiler.target import detect_device
 from search.policy import SearchTask
 from search.programs.annotate import sample
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.suite import Case
 
-DEVICE = probe()
+DEVICE = detect_device()
 CASE = Case("GMM", (16, 32, 64))
 SMALL = ((16, 32, 64), (32, 32, 32), (8, 16, 32), (16, 16, 16))
 
@@ -57,27 +57,27 @@ def test_the_limited_space_has_one_sketch_whose_operands_are_read_as_they_lie() 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_searches(name: str) -> None:
-    judge = Judge(CASE.module(), DEVICE)
-    space = OurSpace(CASE.module(), DEVICE, VARIANTS[name])
-    found = space.tune(20, judge.timed, np.random.default_rng(0))
+    measurer = ProgramMeasurer(CASE.module(), DEVICE)
+    space = TunefarmSearch(CASE.module(), DEVICE, VARIANTS[name])
+    found = space.tune(20, measurer.timed, np.random.default_rng(0))
     assert len(found.trials) == 20
     assert all(0 < trial.secs < 1 for trial in found.trials)
 
 
 def test_our_programs_can_be_timed_by_metaschedule_too(tmp_path: Path) -> None:
-    judge = Judge(CASE.module(), DEVICE)
-    (built,) = judge.build([Candidate.scheduled(CASE.module())])
+    measurer = ProgramMeasurer(CASE.module(), DEVICE)
+    (built,) = measurer.build([Candidate.scheduled(CASE.module())])
     assert isinstance(built, BuiltKernel)
-    (secs,) = shipped.Timer(CASE.module(), tmp_path).timing(built).time_block(Block())
+    (secs,) = metaschedule_search.Timer(CASE.module(), tmp_path).timing(built).time_block(Block())
     assert 0 < secs < 1
 
 
 def test_our_search_is_held_against_itself_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
     small = replace(OPERATORS["GMM"], shapes=SMALL, benchmark=SMALL[0])
-    monkeypatch.setattr(alone, "OPERATORS", {"GMM": small})
-    (side,) = settled.run("GMM", trials=20, rounds=2, threads=DEVICE.cores, seed=0)
-    assert [each.trials for each in side.judged] == [16, 20]
-    names = [each.name for each in settled.figures_of([side], 20)]
+    monkeypatch.setattr(variants, "OPERATORS", {"GMM": small})
+    (result,) = settled.run("GMM", trials=20, rounds=2, threads=DEVICE.cores, seed=0)
+    assert [each.trials for each in result.milestones] == [16, 20]
+    names = [each.name for each in settled.figures_of([result], 20)]
     name = "our latency after 16 trials relative to ours after 20"
     assert names == [f"geometric mean of 1 operators: {name}", f"GMM: {name}"]
 
@@ -91,10 +91,10 @@ def test_one_operator_from_search_to_figures(tmp_path: Path, monkeypatch: pytest
     assert found.errors == ()
     assert [search.engine for search in found.searches] == [OURS, THEIRS, WARM]
     assert [search.trials for search in found.searches] == [10, 10, 10]
-    assert [each.trials for each in found.ours.judged] == [8, 10]
-    assert [each.trials for each in found.theirs.judged] == [8, 10]
-    stamps = [point.at_s for point in found.theirs.search.points]
-    assert 0 < found.set_up_s < stamps[0] <= stamps[-1] <= found.theirs.search.seconds
+    assert [each.trials for each in found.ours.milestones] == [8, 10]
+    assert [each.trials for each in found.theirs.milestones] == [8, 10]
+    stamps = [point.at_s for point in found.theirs.curve.points]
+    assert 0 < found.set_up_s < stamps[0] <= stamps[-1] <= found.theirs.curve.seconds
     assert len(found.precision) == 2
     assert found.scored is not None
     assert [compared.shape for compared in found.libraries] == list(SMALL)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import scale, scale_workers
+from benchmarks import scale, simulated_workers
 from benchmarks.results import figures
-from benchmarks.scale_workers import Clock, Meter, Seen
+from benchmarks.simulated_workers import CountingWindow, CpuMeter, FleetStats
 from records.jobs.trials import counts
 from records.storage.database import Database
 from tests.services import Postgresql
@@ -38,10 +38,10 @@ def test_figures_of_a_small_fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_who_never_gets_work_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def watch() -> None:
-        monkeypatch.setattr(scale_workers, "BEGIN_LIMIT_S", 0.0)
-        await scale_workers._watch(Clock(3, 1.0), Seen(1.0), Meter({}))
+        monkeypatch.setattr(simulated_workers, "BEGIN_LIMIT_S", 0.0)
+        await simulated_workers._watch(CountingWindow(3, 1.0), FleetStats(1.0), CpuMeter({}))
 
-    with pytest.raises(scale_workers.TooSlow, match="3 workers have not had a lease"):
+    with pytest.raises(simulated_workers.TooSlow, match="3 workers have not had a lease"):
         asyncio.run(watch())
 
 
@@ -53,9 +53,9 @@ def test_a_process_is_metered_with_its_children() -> None:
     ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline() == b"done\n"
-        used = Meter({"it": parent.pid}).read()
+        used = CpuMeter({"it": parent.pid}).read()
         assert used["it"] > 0
-        assert used[scale_workers.OURS] > 0
+        assert used[simulated_workers.OURS] > 0
         parent.communicate(b"\n")
 
 

@@ -9,24 +9,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.engines.ours import OurSpace
-from benchmarks.engines.theirs import TheirSpace
+from benchmarks.engines.metaschedule_space import MetaScheduleSpace
+from benchmarks.engines.tunefarm_search import TunefarmSearch
 from benchmarks.results import figures
 from benchmarks.space import __main__ as space
-from benchmarks.timing.finals import known
+from benchmarks.timing.finals import median_seconds
 from benchmarks.timing.interleaved import Block
-from benchmarks.timing.judge import Candidate, Finalist, Judge, seconds
-from compiler.measuring.bench import BuiltKernel
-from compiler.target import probe
+from benchmarks.timing.measurer import Candidate, Finalist, ProgramMeasurer, seconds
+from compiler.measuring.builder import BuiltKernel
+from compiler.target import detect_device
 from core.measurement import Outcome
 from tests.suite import Case
 
-DEVICE = probe()
+DEVICE = detect_device()
 CASE = Case("GMM", (16, 32, 64))
 
 
 def test_ours_are_random_and_searched() -> None:
-    ours, judge = OurSpace(CASE.module(), DEVICE), Judge(CASE.module(), DEVICE)
+    ours, measurer = TunefarmSearch(CASE.module(), DEVICE), ProgramMeasurer(CASE.module(), DEVICE)
     rng = np.random.default_rng(0)
     first, *others = ours.random(6, rng)
     assert any(one != first for one in others)
@@ -37,25 +37,25 @@ def test_ours_are_random_and_searched() -> None:
     def measure(candidates: Sequence[Candidate | None], best_s: float) -> Iterator[float]:
         rounds.append(len(candidates))
         best_known.append(best_s)
-        return judge.timed(candidates, best_s)
+        return measurer.timed(candidates, best_s)
 
     found = ours.tune(40, measure, rng)
     assert rounds == [8, 8, 16, 8]
-    medians = [known(found.trials[:done]) for done in (8, 16, 32)]
+    medians = [median_seconds(found.trials[:done]) for done in (8, 16, 32)]
     assert best_known == [math.inf, *(min(each.values()) for each in medians)]
     assert all(0 < trial.secs < 1 for trial in found.trials)
     stamps = [trial.at_s for trial in found.trials]
     assert stamps == sorted(set(stamps))
-    assert [secs for _, _, secs in found.samples] == list(known(found.trials).values())
+    assert [secs for _, _, secs in found.samples] == list(median_seconds(found.trials).values())
     population = ours.population(1000, rng)
     assert 100 < ours.score(population, found.model) == len(population) <= 1000
 
 
 def test_candidates_that_never_came_to_be_or_are_wrong_are_infinitely_slow() -> None:
-    judge = Judge(CASE.module(), DEVICE)
+    measurer = ProgramMeasurer(CASE.module(), DEVICE)
     other = Candidate.scheduled(Case("GMM", (16, 32, 49)).module())
     good = Candidate.scheduled(CASE.module())
-    missing, wrong, right = judge.measure([None, other, good])
+    missing, wrong, right = measurer.measure([None, other, good])
     assert missing.outcome is Outcome.BUILD_ERROR
     assert wrong.outcome in (Outcome.WRONG_RESULT, Outcome.RUN_ERROR)
     assert (seconds(missing), seconds(wrong)) == (math.inf, math.inf)
@@ -63,21 +63,21 @@ def test_candidates_that_never_came_to_be_or_are_wrong_are_infinitely_slow() -> 
 
 
 def test_a_finalist_is_timed_again() -> None:
-    judge = Judge(CASE.module(), DEVICE)
-    (built,) = judge.build([Candidate.scheduled(CASE.module())])
+    measurer = ProgramMeasurer(CASE.module(), DEVICE)
+    (built,) = measurer.build([Candidate.scheduled(CASE.module())])
     assert isinstance(built, BuiltKernel)
-    assert all(0 < secs < 1 for secs in Finalist(judge, built).time_block(Block()))
+    assert all(0 < secs < 1 for secs in Finalist(measurer, built).time_block(Block()))
 
 
 @pytest.mark.slow
 def test_theirs_are_random_and_searched(tmp_path: Path) -> None:
-    theirs, judge = TheirSpace(CASE.module(), DEVICE, 0), Judge(CASE.module(), DEVICE)
+    theirs, measurer = MetaScheduleSpace(CASE.module(), DEVICE, 0), ProgramMeasurer(CASE.module(), DEVICE)
     assert 0 < len(theirs.sample()) <= 64
     candidates = theirs.random(70)
     assert len(candidates) == 70
     assert len(set(candidates)) > 60
-    assert all(one.outcome is Outcome.OK for one in judge.measure(candidates[:4]))
-    found = theirs.tune(6, judge, tmp_path)
+    assert all(one.outcome is Outcome.OK for one in measurer.measure(candidates[:4]))
+    found = theirs.tune(6, measurer, tmp_path)
     assert len(found) == 6
     assert all(0 < secs < 1 for _, secs in found)
 

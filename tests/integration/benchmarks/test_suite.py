@@ -10,15 +10,15 @@ from tvm.s_tir.meta_schedule.testing.te_workload import CONFIGS, create_te_workl
 
 from benchmarks.suite import OPERATORS
 from compiler import fallback
-from compiler.target import parse_target, probe
+from compiler.target import detect_device, parse_target
 from tests.suite import CASES, REFERENCES, SHAPES, Case
 
-TARGET = parse_target(probe().target)
+TARGET = parse_target(detect_device().target)
 IN_TVM = {"ConvLayer": "CBR", "softmax": "SFM"}
 
 
 def _run(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """What the workload gives under the fallback schedule, and what the reference says."""
+    """Return the workload's output under the fallback schedule, and the reference's."""
     *inputs, output = case.arguments()
     placed = [tvm.runtime.tensor(array, device=tvm.cpu()) for array in (*inputs, output)]
     tvm.compile(fallback.schedule(case.module()), target=TARGET)["main"](*placed)

@@ -17,15 +17,15 @@ from compiler.importing.model import ExtractedTask, extract_tasks, fuse, read_on
 from compiler.lowering.trace import lower
 from compiler.packaging.artifact import build_library
 from compiler.packaging.metaschedule import export_database
-from compiler.reading.subgraph import NotCovered, read_dag
-from compiler.target import probe
+from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
+from compiler.target import detect_device
 from compiler.workload import from_json
 from search.cost.model import CostModel
 from search.policy import SearchTask, propose
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.onnx_models import residual
 
-DEVICE = probe(cores=2)
+DEVICE = detect_device(cores=2)
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class _Stored:
 
 
 def _proposed(task: ExtractedTask) -> str | None:
-    """The first schedule that the search would try."""
+    """Return the first schedule that the search would try."""
     module = from_json(task.module_json)
     try:
         dag = read_dag(module)
-    except NotCovered:
+    except UnsupportedSubgraph:
         return None
     search_task = SearchTask(dag, generate(dag, DEVICE), DEVICE)
     rng = np.random.default_rng(0)
@@ -85,7 +85,7 @@ def test_every_function_with_a_record_is_scheduled(
     assert all("transpose" in name for name in same)
 
 
-def test_functions_that_are_scheduled_are_no_tasks(
+def test_scheduled_functions_are_not_tasks(
     fused: tvm.IRModule, traces: dict[str, str], tmp_path: Path
 ) -> None:
     left = {task.workload_hash for task in extract_tasks(_applied(fused, traces, tmp_path))}

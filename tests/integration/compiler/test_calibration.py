@@ -1,4 +1,4 @@
-"""This machine is calibrated, as it is and as less than it is. What must hold on any machine, holds."""
+"""This machine is calibrated, with all of its instruction sets and with fewer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from compiler.measuring import calibration
 from compiler.measuring.calibration import CalibrationError, calibrate
-from compiler.target import probe
+from compiler.target import detect_device
 from core.device import Device
 from core.profile import Profile
 
@@ -35,13 +35,13 @@ def lesser(device: Device, mcpu: str, vector_bytes: int, *features: str) -> Devi
 
 
 def elements(profile: Profile, device: Device) -> float:
-    """Of float32, multiplied and added in a cycle."""
+    """Return the float32 elements that are multiplied and added per cycle."""
     return profile.issue("float32") * device.vector_bytes / 4
 
 
 @pytest.mark.slow
 def test_this_machine() -> None:
-    device = probe(CORES)
+    device = detect_device(CORES)
     profile = calibrate(device)
     assert set(profile.derived) <= {"registers", "l3_rate", "memory_rate", "memory_rate_all"}
     assert set(profile.multiply_adds) >= {"float32", "float64", "int32", "int8"}
@@ -55,7 +55,7 @@ def test_this_machine() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have other names for less")
 def test_wider_vectors_compute_no_less() -> None:
-    device = probe(CORES)
+    device = detect_device(CORES)
     classes = [lesser(device, "nehalem", 16, "sse4_1", "sse4_2")]
     if {"avx2", "fma"} <= set(device.features):
         classes.append(lesser(device, "haswell", 32, "avx", "avx2", "fma", "sse4_1", "sse4_2"))
@@ -63,7 +63,7 @@ def test_wider_vectors_compute_no_less() -> None:
         classes.append(device)
     found = [elements(calibrate(one), one) for one in classes]
     for narrow, wide in itertools.pairwise(found):
-        # As fast where a wide instruction is two narrow ones inside; less would be another width than meant.
+        # A wide instruction may be executed as two narrow ones. Anything slower has another width than meant.
         assert wide > 0.5 * narrow
     for one, count in zip(classes, found, strict=True):
         # No core does more than four of them in a cycle.
@@ -71,7 +71,7 @@ def test_wider_vectors_compute_no_less() -> None:
 
 
 class Leaping:
-    """A clock that is far ahead once it has leapt."""
+    """A clock that can leap ahead."""
 
     def __init__(self) -> None:
         self.ahead_s = 0.0
@@ -80,7 +80,7 @@ class Leaping:
         return time.perf_counter() + self.ahead_s
 
 
-def test_nothing_is_begun_when_the_time_is_spent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_measurement_begins_after_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Leaping()
 
     def leap(self: object) -> Iterator[None]:
@@ -88,14 +88,14 @@ def test_nothing_is_begun_when_the_time_is_spent(monkeypatch: pytest.MonkeyPatch
         yield from ()
 
     monkeypatch.setattr(calibration._Calibration, "_launch", leap)
-    profile = calibrate(probe(CORES), budget_s=100.0, clock=clock)
+    profile = calibrate(detect_device(CORES), budget_s=100.0, clock=clock)
     assert set(profile.multiply_adds) == {"float32"}
     assert "hertz" not in profile.derived
     assert set(profile.derived) >= {"launch_s", "latency_cycles", "loads", *RATES}
 
 
-def test_a_machine_for_which_nothing_compiles() -> None:
-    device = probe(CORES)
+def test_a_target_that_nothing_compiles_for_is_an_error() -> None:
+    device = detect_device(CORES)
     other = "riscv64-linux-gnu"
     target = json.dumps({"kind": "llvm", "mtriple": other, "mcpu": "generic-rv64"})
     with pytest.raises(CalibrationError, match="no kernel compiles and runs"):

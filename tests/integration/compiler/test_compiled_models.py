@@ -15,14 +15,14 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
-from compiler.importing.model import Model, fuse, read_onnx, untuned
+from compiler.importing.model import RelaxModel, fuse, fuse_untuned, read_onnx
 from compiler.packaging.artifact import build_library, build_module
 from tests.onnx_models import MODELS
 
 TARGET = '{"kind":"llvm","num-cores":2}'
 
 
-def _inputs(model: Model) -> list[NDArray[Any]]:
+def _inputs(model: RelaxModel) -> list[NDArray[Any]]:
     rng = np.random.default_rng(1)
     return [rng.standard_normal(spec.shape).astype(spec.dtype) for spec in model.inputs]
 
@@ -35,7 +35,7 @@ def _run(library: bytes, inputs: list[NDArray[Any]], folder: Path) -> list[NDArr
     return [result.numpy()] if isinstance(result, tvm.runtime.Tensor) else [part.numpy() for part in result]
 
 
-def _reference(data: bytes, model: Model, inputs: list[NDArray[Any]]) -> list[NDArray[Any]]:
+def _reference(data: bytes, model: RelaxModel, inputs: list[NDArray[Any]]) -> list[NDArray[Any]]:
     session = onnxruntime.InferenceSession(data, providers=["CPUExecutionProvider"])
     named = {spec.name: value for spec, value in zip(model.inputs, inputs, strict=True)}
     return list(session.run(None, named))
@@ -57,7 +57,7 @@ def test_the_untuned_module_gives_what_onnx_runtime_gives(tmp_path: Path) -> Non
     data = MODELS["residual"]()
     model = read_onnx(data, {})
     inputs = _inputs(model)
-    (output,) = _run(build_library(untuned(model, TARGET), TARGET), inputs, tmp_path)
+    (output,) = _run(build_library(fuse_untuned(model, TARGET), TARGET), inputs, tmp_path)
     np.testing.assert_allclose(output, _reference(data, model, inputs)[0], rtol=1e-4, atol=1e-5)
 
 

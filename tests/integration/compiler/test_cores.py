@@ -1,4 +1,4 @@
-"""Where the threads of a kernel run: on real cores, in processes of their own, because TVM's pool stays."""
+"""Threads of a kernel run on the right cores; in processes of their own, because TVM's pool lives on."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import threading
 
 import pytest
 
-from compiler.measuring.cores import apart_from_pool
+from compiler.measuring.cores import off_pool_cores
 
 CORES = sorted(os.sched_getaffinity(0))
 # Prints the cores of all threads but those of libraries that were there before, the caller's first.
 SCRIPT = """
 import json, os, sys, threading
 import numpy as np, tvm
-from compiler.measuring.cores import apart_from_pool, bind_pool
+from compiler.measuring.cores import off_pool_cores, bind_thread_pool
 from tests.workloads import matmul
 
 def cores():
@@ -31,17 +31,17 @@ schedule = tvm.s_tir.Schedule(matmul(8, 8, 8))
 schedule.parallel(schedule.get_loops(block)[0])
 function = tvm.compile(schedule.mod, target="llvm")["main"]
 others = set(map(int, os.listdir("/proc/self/task")))
-bind_pool(threads)
+bind_thread_pool(threads)
 function(*(tvm.runtime.tensor(np.ones((8, 8), "float32")) for _ in range(3)))
 before = cores()
-with apart_from_pool():
+with off_pool_cores():
     timed = cores()
 print(json.dumps([before, timed, cores()]))
 """
 
 
 def _cores(allowed: list[int], threads: int) -> list[list[list[int]]]:
-    """The cores of the threads of a pool, the caller's first: before, while and after something is timed."""
+    """Return the cores of a pool's threads, the caller's first: before, during and after a timing."""
     environment = {**os.environ, "TVM_NUM_THREADS": str(threads)}
     command = [sys.executable, "-c", SCRIPT, json.dumps(allowed)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -72,8 +72,8 @@ def test_more_threads_than_cores_are_timed_where_they_may_run() -> None:
         assert set().union(*found) == set(CORES[:1])
 
 
-def test_a_thread_that_is_alone_stays_where_it_may_run() -> None:
+def test_without_a_pool_a_thread_keeps_its_cores() -> None:
     before = os.sched_getaffinity(threading.get_native_id())
-    with pytest.raises(ValueError, match="while it ran"), apart_from_pool():
+    with pytest.raises(ValueError, match="while it ran"), off_pool_cores():
         raise ValueError("while it ran")
     assert os.sched_getaffinity(threading.get_native_id()) == before

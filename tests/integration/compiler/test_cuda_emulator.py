@@ -1,4 +1,4 @@
-"""The emulator itself, on kernels written by hand: it must see what a GPU would get wrong."""
+"""The emulator runs kernels written by hand, and finds what a GPU would compute wrongly."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pytest
 import tvm
 from tvm import relax
 
-from benchmarks.timing.agreement import random_inputs
+from benchmarks.timing.deviation import random_inputs
 from compiler.importing.model import extract_tasks, fuse, read_onnx
 from compiler.packaging.artifact import build_module
 from examples import make_models

@@ -12,7 +12,7 @@ import pytest
 
 from compiler.reading.subgraph import read_dag
 from search.programs.annotate import sample
-from search.sketches.space import generate
+from search.rules.space import generate
 from search.sketches.stage import Placement
 from tests.devices import GPU
 from tests.gpu_programs import Failure, compiled, draw, failures, why_not_checked

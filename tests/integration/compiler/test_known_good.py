@@ -1,17 +1,19 @@
-"""The programs that are known to be good compile and compute the right results."""
+"""Programs that are known to be fast compile and compute the right results."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import tvm
 from tvm import te, tirx
 
 from compiler.lowering.trace import lower
-from compiler.measuring.bench import Bench, BuiltKernel
+from compiler.measuring.builder import BuiltKernel, LocalBuilder
+from compiler.measuring.runner import LocalRunner
 from compiler.reading.subgraph import read_dag
-from compiler.target import probe
+from compiler.target import detect_device
 from compiler.workload import to_json
 from core.measurement import Outcome
 from search.dag import Dag
@@ -19,7 +21,8 @@ from tests.packing import with_constants
 from tests.unit.search.known_good import KNOWN_GOOD
 from tests.workloads import module
 
-DEVICE = probe()
+DEVICE = detect_device()
+BUILDER = LocalBuilder(DEVICE.target)
 
 Tensors = list[te.Tensor]
 
@@ -38,7 +41,7 @@ def _compute(graph: Dag, name: str, value: Callable[..., object]) -> te.Tensor:
     return te.compute(graph.buffer[name].shape, value, name=name)
 
 
-def _between(low: int, value: object, high: int) -> object:
+def _between(low: int, value: Any, high: int) -> Any:
     return tirx.all(value >= low, value < high)
 
 
@@ -57,7 +60,7 @@ def _gemv(graph: Dag) -> Tensors:
 def _pad(graph: Dag, data: te.Tensor) -> te.Tensor:
     size = data.shape[1]
 
-    def inside(n: object, y: object, x: object, c: object) -> object:
+    def inside(n: Any, y: Any, x: Any, c: Any) -> Any:
         is_there = tirx.all(_between(1, y, size + 1), _between(1, x, size + 1))
         return tirx.if_then_else(is_there, data[n, y - 1, x - 1, c], 0.0)
 
@@ -120,12 +123,12 @@ def _transposed(graph: Dag) -> Tensors:
     data, weight = _inputs(graph)
     wide = graph.buffer["dilate"].shape[1]
 
-    def dilated(n: object, y: object, x: object, c: object) -> object:
+    def dilated(n: Any, y: Any, x: Any, c: Any) -> Any:
         return tirx.if_then_else(tirx.all(y % 2 == 0, x % 2 == 0), data[n, y // 2, x // 2, c], 0.0)
 
     dilate = _compute(graph, "dilate", dilated)
 
-    def padded(n: object, y: object, x: object, c: object) -> object:
+    def padded(n: Any, y: Any, x: Any, c: Any) -> Any:
         is_there = tirx.all(_between(2, y, wide + 2), _between(2, x, wide + 2))
         return tirx.if_then_else(is_there, dilate[n, y - 2, x - 2, c], 0.0)
 
@@ -191,17 +194,17 @@ def _workload(graph: Dag) -> tvm.IRModule:
 
 
 @pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench(DEVICE.target)
+def runner() -> LocalRunner:
+    return LocalRunner(DEVICE.target)
 
 
 @pytest.mark.parametrize("name", KNOWN_GOOD)
-def test_a_good_program_computes_the_right_result(name: str, bench: Bench) -> None:
+def test_a_good_program_computes_the_right_result(name: str, runner: LocalRunner) -> None:
     known = KNOWN_GOOD[name]
     workload = _workload(known.graph)
     assert str(read_dag(workload)).splitlines() == str(known.graph).splitlines()
     text = to_json(workload)
-    built = bench.build(text, lower(workload, known.program, DEVICE))
+    built = BUILDER.build(text, lower(workload, known.program, DEVICE))
     assert isinstance(built, BuiltKernel), built
-    measured = bench.run(built, text, _constants(known.graph))
+    measured = runner.run(built, text, _constants(known.graph))
     assert measured.outcome is Outcome.OK, measured.error

@@ -1,20 +1,23 @@
-"""Candidates compiled here, linked, packed, loaded again and measured; or linked for another machine."""
+"""Candidates are compiled here, linked, packed, loaded again and measured; or linked for another machine."""
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import platform
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from compiler.constants.packing import Packed
-from compiler.measuring.bench import Bench, BuiltKernel, can_export
+from compiler.constants.packing import PackedConstants
+from compiler.measuring.builder import BuiltKernel, LocalBuilder, check_export
+from compiler.measuring.runner import LocalRunner
 from compiler.packaging import archive
-from compiler.packaging.library import LIBRARY, MANIFEST, Library, LibraryError
-from compiler.packaging.linker import LinkerError, machine_of
-from compiler.target import probe
+from compiler.packaging.library import LIBRARY, MANIFEST, KernelLibrary, LibraryError
+from compiler.packaging.linker import LinkerError, elf_machine
+from compiler.target import detect_device
 from compiler.workload import to_json
 from core.measurement import Measurement, Outcome
 from tests.packing import packed_everywhere, with_constants
@@ -22,104 +25,119 @@ from tests.workloads import matmul
 
 THIS = platform.machine()
 OTHER = "aarch64" if THIS == "x86_64" else "x86_64"
-DEVICE = probe(1)
+DEVICE = detect_device(1)
+BUILDER = LocalBuilder(DEVICE.target)
 # The trace that leaves a workload as it is.
 UNTOUCHED = "[[],[]]"
-PACKED = Packed((1,), ((4, 8), (2,)), ("float32", "int8"))
+PACKED = PackedConstants((1,), ((4, 8), (2,)), ("float32", "int8"))
 
 
 @pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench(DEVICE.target)
+def runner() -> LocalRunner:
+    return LocalRunner(DEVICE.target)
 
 
 @pytest.fixture(scope="module")
-def exported(bench: Bench) -> Library:
-    library = bench.export(to_json(matmul(8, 8, 8)), UNTOUCHED)
-    assert isinstance(library, Library), library
+def exported() -> KernelLibrary:
+    library = BUILDER.export(to_json(matmul(8, 8, 8)), UNTOUCHED)
+    assert isinstance(library, KernelLibrary), library
     return library
 
 
-def test_what_is_exported_is_loaded_verified_and_timed(bench: Bench, exported: Library) -> None:
-    built = bench.load(exported.pack())
+def test_an_exported_candidate_is_loaded_verified_and_timed(
+    runner: LocalRunner, exported: KernelLibrary
+) -> None:
+    built = runner.load(exported.pack())
     assert isinstance(built, BuiltKernel), built
     assert built.build_secs == exported.build_secs > 0.0
-    measurement = bench.run(built, to_json(matmul(8, 8, 8)), ())
+    measurement = runner.run(built, to_json(matmul(8, 8, 8)), ())
     assert measurement.outcome is Outcome.OK, measurement.error
     assert measurement.build_secs == exported.build_secs
 
 
-def test_outputs_are_verified_as_those_of_any_candidate(bench: Bench, exported: Library) -> None:
-    built = bench.load(exported.pack())
+def test_outputs_of_a_loaded_candidate_are_verified(runner: LocalRunner, exported: KernelLibrary) -> None:
+    built = runner.load(exported.pack())
     assert isinstance(built, BuiltKernel)
     other = to_json(matmul(8, 8, 16))
-    assert bench.run(built, other, ()).outcome in (Outcome.RUN_ERROR, Outcome.WRONG_RESULT)
+    assert runner.run(built, other, ()).outcome in (Outcome.RUN_ERROR, Outcome.WRONG_RESULT)
 
 
-def test_what_it_packs_is_packed_before_it_is_timed(bench: Bench) -> None:
+def test_a_loaded_candidate_packs_before_it_is_timed(runner: LocalRunner) -> None:
     workload = with_constants(matmul(8, 32, 16), (1,))
     trace = packed_everywhere(workload, 8)
     assert trace is not None
-    library = bench.export(to_json(workload), trace)
-    assert isinstance(library, Library), library
-    assert library.parts is not None
-    assert (library.parts.operands, library.parts.dtypes) == ((1,), ("float32",))
-    built = bench.load(library.pack())
+    library = BUILDER.export(to_json(workload), trace)
+    assert isinstance(library, KernelLibrary), library
+    assert library.packed_constants is not None
+    assert (library.packed_constants.operands, library.packed_constants.dtypes) == ((1,), ("float32",))
+    built = runner.load(library.pack())
     assert isinstance(built, BuiltKernel), built
-    measurement = bench.run(built, to_json(workload), (1,))
+    measurement = runner.run(built, to_json(workload), (1,))
     assert measurement.outcome is Outcome.OK, measurement.error
 
 
-def test_several_are_loaded_side_by_side(bench: Bench) -> None:
+def test_a_library_is_unloaded_with_the_candidate(runner: LocalRunner, exported: KernelLibrary) -> None:
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count(f"/{LIBRARY}")
+
+    before = mapped()
+    built = runner.load(exported.pack())
+    assert isinstance(built, BuiltKernel), built
+    assert runner.run(built, to_json(matmul(8, 8, 8)), ()).outcome is Outcome.OK
+    assert mapped() > before
+    del built
+    gc.collect()
+    assert mapped() == before
+
+
+def test_several_are_loaded_side_by_side(runner: LocalRunner) -> None:
     sizes = (4, 8, 12)
     loaded = []
     for size in sizes:
-        library = bench.export(to_json(matmul(size, size, size)), UNTOUCHED)
-        assert isinstance(library, Library)
-        loaded.append(bench.load(library.pack()))
+        library = BUILDER.export(to_json(matmul(size, size, size)), UNTOUCHED)
+        assert isinstance(library, KernelLibrary)
+        loaded.append(runner.load(library.pack()))
     for size, built in zip(sizes, loaded, strict=True):
         assert isinstance(built, BuiltKernel)
-        assert bench.run(built, to_json(matmul(size, size, size)), ()).outcome is Outcome.OK
+        assert runner.run(built, to_json(matmul(size, size, size)), ()).outcome is Outcome.OK
 
 
-def test_a_wrong_trace_is_a_build_error(bench: Bench) -> None:
-    refused = bench.export(to_json(matmul(8, 8, 8)), "nonsense")
+def test_a_wrong_trace_is_a_build_error() -> None:
+    refused = BUILDER.export(to_json(matmul(8, 8, 8)), "nonsense")
     assert isinstance(refused, Measurement)
     assert (refused.outcome, bool(refused.error)) == (Outcome.BUILD_ERROR, True)
 
 
-def test_without_a_linker_the_failure_says_what_to_install(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_linker_the_failure_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("PATH", "/nowhere"), ("CC", ""), ("CXX", "")):
         monkeypatch.setenv(name, value)
-    refused = bench.export(to_json(matmul(8, 8, 8)), UNTOUCHED)
+    refused = BUILDER.export(to_json(matmul(8, 8, 8)), UNTOUCHED)
     assert isinstance(refused, Measurement)
     assert "install gcc or clang" in refused.error
     with pytest.raises(LinkerError, match="install gcc or clang"):
-        can_export(THIS)
+        check_export(THIS)
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra 'cross' is not installed")
-def test_for_another_machine_it_is_linked_and_refused_here(bench: Bench) -> None:
+def test_for_another_machine_it_is_linked_and_refused_here(runner: LocalRunner) -> None:
     target = json.loads(DEVICE.target) | {"mtriple": f"{OTHER}-linux-gnu", "mcpu": "generic"}
     target.pop("mattr", None)
-    can_export(OTHER)
-    library = Bench(json.dumps(target)).export(to_json(matmul(8, 8, 8)), UNTOUCHED)
-    assert isinstance(library, Library), library
-    assert machine_of(library.data) == OTHER
-    refused = bench.load(library.pack())
+    check_export(OTHER)
+    library = LocalBuilder(json.dumps(target)).export(to_json(matmul(8, 8, 8)), UNTOUCHED)
+    assert isinstance(library, KernelLibrary), library
+    assert elf_machine(library.data) == OTHER
+    refused = runner.load(library.pack())
     assert isinstance(refused, Measurement)
     assert refused.error == f"the library is for {OTHER}, not {THIS}"
 
 
-def test_packing_changes_nothing(exported: Library) -> None:
-    for library in (exported, replace(exported, parts=PACKED)):
-        assert Library.unpack(library.pack()) == library
+def test_packing_changes_nothing(exported: KernelLibrary) -> None:
+    for library in (exported, replace(exported, packed_constants=PACKED)):
+        assert KernelLibrary.unpack(library.pack()) == library
 
 
-def test_the_library_stands_where_its_header_is_looked_for(exported: Library) -> None:
+def test_the_library_is_the_first_file(exported: KernelLibrary) -> None:
     assert exported.pack()[512:].startswith(exported.data)
 
 
@@ -142,15 +160,15 @@ MANIFEST_TEXT = b'{"parts":null,"build_secs":0.1}'
         archive.pack([(LIBRARY, b"x"), (MANIFEST, b"[" * 100_000)]),
     ],
 )
-def test_what_is_no_packed_library_is_refused(bench: Bench, packed: bytes) -> None:
+def test_other_bytes_are_refused(runner: LocalRunner, packed: bytes) -> None:
     with pytest.raises(LibraryError):
-        Library.unpack(packed)
-    assert isinstance(bench.load(packed), Measurement)
+        KernelLibrary.unpack(packed)
+    assert isinstance(runner.load(packed), Measurement)
 
 
 @pytest.mark.parametrize("data", [b"no library", b"\x7fELF\x02\x01" + bytes(64)])
-def test_what_can_not_be_loaded_is_a_build_error(bench: Bench, data: bytes) -> None:
-    refused = bench.load(archive.pack([(LIBRARY, data), (MANIFEST, MANIFEST_TEXT)]))
+def test_a_library_that_can_not_be_loaded_is_a_build_error(runner: LocalRunner, data: bytes) -> None:
+    refused = runner.load(archive.pack([(LIBRARY, data), (MANIFEST, MANIFEST_TEXT)]))
     assert isinstance(refused, Measurement)
     assert refused.outcome is Outcome.BUILD_ERROR
-    assert "no machine that is known" in refused.error
+    assert "an unknown machine" in refused.error

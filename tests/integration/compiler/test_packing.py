@@ -1,4 +1,4 @@
-"""Models whose schedules pack: their libraries hold packed weights, and TVM's own passes find the records."""
+"""Models whose schedules pack: libraries contain packed weights, and TVM's passes find the records."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase
 
 from compiler.constants import packing
 from compiler.importing.model import extract_tasks, fuse, read_onnx
-from compiler.measuring.bench import Bench, BuiltKernel
+from compiler.measuring.builder import BuiltKernel, LocalBuilder
+from compiler.measuring.runner import LocalRunner
 from compiler.packaging.artifact import ArtifactError, build_library, build_module
 from compiler.packaging.metaschedule import export_database, import_database
-from compiler.target import probe
+from compiler.target import detect_device
 from compiler.workload import from_json, to_json
 from core.measurement import Measurement, Outcome
 from tests.onnx_models import MODELS, Builder, residual
@@ -34,12 +35,13 @@ from tests.packing import pack, packed_everywhere, packed_twice, text, tile, wit
 from tests.workloads import matmul
 
 TARGET = '{"kind":"llvm","num-cores":2}'
-DEVICE = probe(cores=2)
+DEVICE = detect_device(cores=2)
+BUILDER = LocalBuilder(DEVICE.target)
 WIDTH = 8
 
 
 def _packing(fused: tvm.IRModule, width: int = WIDTH) -> dict[str, str]:
-    """For every workload with constants a trace that packs them."""
+    """Return a trace that packs the constants, for every workload with constants."""
     traces = {
         t.workload_hash: packed_everywhere(from_json(t.module_json), width) for t in extract_tasks(fused)
     }
@@ -55,7 +57,7 @@ def _run(library: bytes, inputs: Mapping[str, NDArray[Any]], folder: Path) -> li
 
 
 def _check(data: bytes, library: bytes, folder: Path) -> None:
-    """The library gives what ONNX Runtime gives."""
+    """Check that the library computes what ONNX Runtime does."""
     rng = np.random.default_rng(2)
     specs = read_onnx(data, {}).inputs
     inputs = {spec.name: rng.standard_normal(spec.shape).astype(spec.dtype) for spec in specs}
@@ -65,7 +67,7 @@ def _check(data: bytes, library: bytes, folder: Path) -> None:
 
 
 def _constants(mod: tvm.IRModule) -> list[tuple[int, ...]]:
-    """The shapes of the different constants that a module's `main` holds."""
+    """Return the shapes of the different constants in a module's `main`."""
     found: dict[GenericConst, tuple[int, ...]] = {}
     relax.analysis.post_order_visit(
         mod["main"],
@@ -75,7 +77,7 @@ def _constants(mod: tvm.IRModule) -> list[tuple[int, ...]]:
 
 
 def _shared(widths: int) -> bytes:
-    """One weight that two or more products use: of 4 rows, 5 rows..."""
+    """Return a model in which products of 4, 5, ... rows share one weight."""
     builder = Builder()
     weight = builder.weight(64, 96)
     names = [f"input{i}" for i in range(widths)]
@@ -96,11 +98,14 @@ def test_a_model_with_packed_weights_computes_the_same(name: str, tmp_path: Path
 
 
 def _scheduled(fused: tvm.IRModule, schedules: Mapping[str, str], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module as `build_module` compiles it."""
+    """Return the module that `build_module` compiles."""
     seen: list[tvm.IRModule] = []
-    monkeypatch.setattr(
-        "compiler.packaging.artifact.build_library", lambda mod, target: seen.append(mod) or b""
-    )
+
+    def build_nothing(mod: tvm.IRModule, target: str) -> bytes:
+        seen.append(mod)
+        return b""
+
+    monkeypatch.setattr("compiler.packaging.artifact.build_library", build_nothing)
     build_module(fused, schedules, TARGET)
     return seen[0]
 
@@ -134,7 +139,7 @@ def test_a_weight_that_is_packed_in_two_ways_is_stored_twice(
     assert _constants(_scheduled(fused, schedules, monkeypatch)) == [(6, 64, 16), (12, 64, 8)]
 
 
-def test_a_weight_that_is_also_read_plainly_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_that_is_also_read_unpacked_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = _shared(2)
     fused = fuse(read_onnx(data, {}), TARGET)
     schedules = dict(list(_packing(fused).items())[:1])
@@ -142,7 +147,7 @@ def test_a_weight_that_is_also_read_plainly_stays(tmp_path: Path, monkeypatch: p
     assert _constants(_scheduled(fused, schedules, monkeypatch)) == [(12, 64, 8), (64, 96)]
 
 
-def test_weights_are_packed_for_a_device_that_is_not_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_packed_here_for_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     fused = fuse(read_onnx(residual(), {}), TARGET)
     target = '{"kind":"llvm","mtriple":"aarch64-linux-gnu"}'
     monkeypatch.setattr("compiler.packaging.artifact.build_library", lambda mod, target: b"")
@@ -186,12 +191,12 @@ def test_tvms_passes_find_the_exported_records_and_pack(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def bench() -> Bench:
-    return Bench(DEVICE.target)
+def runner() -> LocalRunner:
+    return LocalRunner(DEVICE.target)
 
 
 def _candidate(workload: tvm.IRModule) -> str:
-    """Packed in vectors of 16, tiled to fit."""
+    """Return a trace that packs in vectors of 16 and tiles accordingly."""
     sch = Schedule(workload, debug_mask="none")
     block = sch.get_sblock("T_matmul")
     pack(sch, block, workload["main"].params[1], 16)
@@ -199,20 +204,20 @@ def _candidate(workload: tvm.IRModule) -> str:
     return text(sch)
 
 
-def _measured(bench: Bench, workload: tvm.IRModule, trace: str) -> tuple[BuiltKernel, Measurement]:
-    built = bench.build(to_json(workload), trace)
+def _measured(runner: LocalRunner, workload: tvm.IRModule, trace: str) -> tuple[BuiltKernel, Measurement]:
+    built = BUILDER.build(to_json(workload), trace)
     assert isinstance(built, BuiltKernel), built
-    return built, bench.run(built, to_json(workload), (1,))
+    return built, runner.run(built, to_json(workload), (1,))
 
 
 @pytest.mark.parametrize("columns", [64, 50])
 def test_a_candidate_that_packs_is_measured_on_packed_constants(
-    bench: Bench, columns: int, monkeypatch: pytest.MonkeyPatch
+    runner: LocalRunner, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flushed: list[tuple[int, ...]] = []
     find = tvm.get_global_func
     monkeypatch.setattr(
-        "compiler.measuring.bench.tvm.get_global_func",
+        "compiler.measuring.runner.tvm.get_global_func",
         lambda name: (
             (lambda _first, *rest: flushed.extend(tuple(tensor.shape) for tensor in rest))
             if name == "cache_flush_cpu_non_first_arg"
@@ -220,39 +225,39 @@ def test_a_candidate_that_packs_is_measured_on_packed_constants(
         ),
     )
     workload = with_constants(matmul(8, columns, 32), [1])
-    built, measurement = _measured(bench, workload, _candidate(workload))
+    built, measurement = _measured(runner, workload, _candidate(workload))
     assert measurement.outcome is Outcome.OK, measurement.error
-    assert built.parts is not None
+    assert built.packed_constants is not None
     assert set(flushed) == {(4, 32, 16)}
 
 
-def test_candidates_that_pack_are_built_side_by_side(bench: Bench) -> None:
+def test_candidates_that_pack_are_built_side_by_side() -> None:
     workload = with_constants(matmul(8, 64, 32), [1])
     trace = _candidate(workload)
     with ThreadPoolExecutor(4) as pool:
-        built = list(pool.map(lambda _: bench.build(to_json(workload), trace), range(8)))
-    assert all(isinstance(one, BuiltKernel) and one.parts for one in built)
+        built = list(pool.map(lambda _: BUILDER.build(to_json(workload), trace), range(8)))
+    assert all(isinstance(one, BuiltKernel) and one.packed_constants for one in built)
 
 
-def test_a_candidate_that_packs_what_is_no_constant_packs_while_it_is_timed(bench: Bench) -> None:
+def test_an_argument_that_is_not_constant_is_packed_while_it_is_timed(runner: LocalRunner) -> None:
     workload = with_constants(matmul(8, 64, 32), [])
-    built, measurement = _measured(bench, workload, _candidate(workload))
+    built, measurement = _measured(runner, workload, _candidate(workload))
     assert measurement.outcome is Outcome.OK, measurement.error
-    assert built.parts is None
+    assert built.packed_constants is None
 
 
-def test_packing_that_can_not_be_split_off_is_a_build_error(bench: Bench) -> None:
+def test_packing_that_can_not_be_split_off_is_a_build_error() -> None:
     workload = with_constants(matmul(8, 64, 32), [1])
-    measurement = bench.build(to_json(workload), packed_twice(workload, "T_matmul", 1))
+    measurement = BUILDER.build(to_json(workload), packed_twice(workload, "T_matmul", 1))
     assert isinstance(measurement, Measurement)
     assert measurement.outcome is Outcome.BUILD_ERROR
 
 
-def test_wrongly_packed_constants_are_caught(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrongly_packed_constants_are_caught(runner: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     workload = with_constants(matmul(8, 64, 32), [1])
-    built = bench.build(to_json(workload), _candidate(workload))
+    built = BUILDER.build(to_json(workload), _candidate(workload))
     assert isinstance(built, BuiltKernel)
     skipped = {"pack": lambda *arguments: None}
     monkeypatch.setattr("tvm.runtime.empty", lambda shape, *_: tvm.runtime.tensor(np.ones(shape, "float32")))
-    measurement = bench.run(dataclasses.replace(built, library=skipped), to_json(workload), constants=(1,))
+    measurement = runner.run(dataclasses.replace(built, library=skipped), to_json(workload), constants=(1,))
     assert measurement.outcome is Outcome.WRONG_RESULT

@@ -1,4 +1,4 @@
-"""Programs of every workload's every sketch become schedules that compute what the workload says."""
+"""Programs of all sketches of all workloads become schedules that compute the right result."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ import tvm_ffi
 from tvm.s_tir import Schedule
 
 from compiler.lowering.trace import LoweringError, _plain, apply_trace, lower
-from compiler.measuring.bench import Bench, BuiltKernel
+from compiler.measuring.builder import BuiltKernel, LocalBuilder
+from compiler.measuring.runner import LocalRunner
 from compiler.reading.subgraph import read_dag
-from compiler.target import probe
+from compiler.target import detect_device
 from compiler.workload import from_json, to_json, workload_hash
 from core.measurement import Measurement, Outcome
 from search.programs.annotate import sample
 from search.programs.program import Population, Program
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.workloads import WORKLOADS
 
-DEVICE = probe()
+DEVICE = detect_device()
+BUILDER = LocalBuilder(DEVICE.target)
 
 
 def _programs(module: tvm.IRModule, per_sketch: int, seed: int) -> Iterator[Program]:
@@ -42,14 +44,14 @@ def _sampled(population: Population, count: int, rng: np.random.Generator) -> Po
 
 
 @cache
-def _bench() -> Bench:
-    return Bench(DEVICE.target)
+def _runner() -> LocalRunner:
+    return LocalRunner(DEVICE.target)
 
 
 def _measure(module: tvm.IRModule, trace: str) -> Measurement:
     text = to_json(module)
-    built = _bench().build(text, trace)
-    return _bench().run(built, text, ()) if isinstance(built, BuiltKernel) else built
+    built = BUILDER.build(text, trace)
+    return _runner().run(built, text, ()) if isinstance(built, BuiltKernel) else built
 
 
 def _check(name: str, programs: list[Program]) -> None:
@@ -138,7 +140,7 @@ def test_vectors_of_copies_follow_the_device() -> None:
 
 
 def _vectors_of_copy(module: tvm.IRModule) -> list[int]:
-    """Extents of the vectorized loops around the block that copies the result out of its cache."""
+    """Return the extents of the vectorized loops around the block that copies the result out of its cache."""
     found: list[int] = []
 
     def collect(loop: tvm.tirx.For) -> None:
@@ -153,13 +155,13 @@ def _vectors_of_copy(module: tvm.IRModule) -> list[int]:
 @pytest.mark.parametrize(
     "trace", ["", "no trace", "[]", "{}", "null", '[["SplitThatNobodyKnows", [], [], []]]']
 )
-def test_what_is_no_trace_is_refused(trace: str) -> None:
+def test_a_text_that_is_not_a_trace_is_refused(trace: str) -> None:
     with pytest.raises(LoweringError):
         apply_trace(WORKLOADS["matmul"](), trace)
 
 
 def test_a_trace_that_carries_code_is_refused() -> None:
-    """TVM replays it like any other, and would link what the pragma holds into the library."""
+    """TVM would replay it like any other, and link the code in the pragma into the library."""
     workload = WORKLOADS["matmul"]()
     schedule = Schedule(workload)
     block = next(iter(schedule.get_child_blocks(schedule.get_sblock("root"))))

@@ -20,25 +20,27 @@ import tvm
 
 from benchmarks.suite import OPERATORS
 from compiler.lowering.trace import LoweringError, lower
-from compiler.measuring.bench import Bench, BuiltKernel
+from compiler.measuring.builder import BuiltKernel, LocalBuilder
+from compiler.measuring.runner import LocalRunner
 from compiler.reading.subgraph import read_dag
-from compiler.target import probe
+from compiler.target import detect_device
 from compiler.workload import to_json
 from search.programs.annotate import sample
 from search.programs.program import Program
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.suite import Case, cases
 
 FEW, MANY = 12, 200
 DRAWN = 64  # of which one is taken
 SHOWN = 3  # failures that a message tells of
-DEVICE = probe()
-BENCH = Bench(DEVICE.target)
+DEVICE = detect_device()
+BUILDER = LocalBuilder(DEVICE.target)
+RUNNER = LocalRunner(DEVICE.target)
 
 
 @dataclass(frozen=True)
 class Tried:
-    """One program: at most one of the errors, empty when it did well."""
+    """One program and its error, if any: that of building it or that of its result."""
 
     case: Case
     program: Program
@@ -50,7 +52,7 @@ class Tried:
 
 
 class _Workload:
-    """One case's space, inputs and expected result."""
+    """The search space, inputs and expected result of one case."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -64,12 +66,12 @@ class _Workload:
         return population.program(int(rng.integers(len(population))))
 
     def build(self, program: Program) -> BuiltKernel | str:
-        """The compiled program, or why there is none."""
+        """Compile a program; return it or the error."""
         try:
             trace = lower(self.workload, program, DEVICE)
         except LoweringError as error:
             return f"lowering: {error}"
-        built = BENCH.build(to_json(self.workload), trace)
+        built = BUILDER.build(to_json(self.workload), trace)
         return built if isinstance(built, BuiltKernel) else f"building: {built.error}"
 
     def difference(self, built: BuiltKernel) -> str:
@@ -82,7 +84,7 @@ class _Workload:
 
 
 def _try(operator: str, count: int, seed: int) -> tuple[Tried, ...]:
-    """Two are compiled at a time; LLVM lets go of Python's lock."""
+    """Compile two programs at a time: LLVM releases Python's lock."""
     rng = np.random.default_rng(seed)
     workloads = islice(cycle([_Workload(case) for case in cases(operator)]), count)
     drawn = [(workload, workload.draw(rng)) for workload in workloads]
@@ -112,7 +114,7 @@ def test_random_programs_compute_the_right_result(operator: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_of_many_programs_next_to_all_compile_and_none_is_wrong(operator: str) -> None:
+def test_nearly_all_of_many_programs_compile_and_none_is_wrong(operator: str) -> None:
     tried = _try(operator, MANY, seed=2)
     wrong = [one for one in tried if one.wrong]
     assert not wrong, _told(wrong)

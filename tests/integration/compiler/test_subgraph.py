@@ -1,4 +1,4 @@
-"""TVM's workloads in the search's own form."""
+"""TVM's workloads are read into the search's own form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.workloads import WORKLOADS, module
 
 
 def _shape(graph: Dag) -> object:
-    """Everything that the search looks at; names by their position."""
+    """Return all that the search looks at, with names replaced by positions."""
     number = {buffer.name: i for i, buffer in enumerate(graph.buffers)}
     buffers = [(b.shape, b.dtype, b.role) for b in graph.buffers]
     nodes = [
@@ -54,7 +54,7 @@ def test_a_workload_is_the_dag_written_by_hand(module: tvm.IRModule, graph: Dag)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_every_workload_is_covered(name: str) -> None:
+def test_every_workload_is_supported(name: str) -> None:
     module = WORKLOADS[name]()
     graph = read_dag(module)
     assert [b.role for b in graph.buffers].count(BufferRole.OUTPUT) == 1
@@ -163,8 +163,8 @@ def test_layout_free_buffers_are_constants() -> None:
     assert [b.name for b in read_dag(marked).buffers if b.constant] == ["b"]
 
 
-def test_what_layout_free_buffers_are_called_by_relax() -> None:
-    """The attribute is TVM's; this is the pass that writes it for constants of a network."""
+def test_relax_marks_constants_as_layout_free_buffers() -> None:
+    """TVM's own pass writes the attribute for constants of a network."""
     builder = relax.BlockBuilder()
     data = relax.Var("data", relax.TensorType((4, 8), "float32"))
     weight = relax.const(np.ones((8, 8), "float32"))
@@ -205,15 +205,15 @@ def test_a_reduction_does_not_read_its_own_accumulator() -> None:
     assert [read.buffer for read in product.reads] == ["a", "b"]
 
 
-def test_namesakes_are_told_apart() -> None:
-    """Fused graphs name many a buffer the same."""
+def test_buffers_of_equal_names_get_different_ones() -> None:
+    """In fused graphs several buffers often have the same name."""
     first, second = te.placeholder((4, 4), name="x"), te.placeholder((4, 4), name="x")
     graph = read_dag(module([first, second, topi.add(first, second)]))
     assert [buffer.name for buffer in graph.buffers] == ["x", "x1", "T_add"]
     assert [read.buffer for read in graph.nodes[0].reads] == ["x", "x1"]
 
 
-def test_namesakes_are_no_others_name() -> None:
+def test_a_numbered_name_is_not_taken_twice() -> None:
     shapes = [te.placeholder((4,), name=name) for name in ("x", "x1", "x")]
     graph = read_dag(
         module([*shapes, te.compute((4,), lambda i: shapes[0][i] + shapes[1][i] + shapes[2][i])])
@@ -222,7 +222,7 @@ def test_namesakes_are_no_others_name() -> None:
 
 
 def _reading(index: Callable[[te.Var, te.Var], object]) -> tuple[tuple[tuple[int, ...], ...], int, bool]:
-    """The first index of one read, of a computation over i < 8 and j < 4."""
+    """Return the first index of the read in a computation over i < 8 and j < 4."""
     data = te.placeholder((64,), name="data")
     result = te.compute((8, 4), lambda i, j: data[index(i, j)])
     (node,) = read_dag(module([data, result])).nodes
@@ -266,20 +266,20 @@ def _reading(index: Callable[[te.Var, te.Var], object]) -> tuple[tuple[tuple[int
         "i*j",
     ],
 )
-def test_indices_are_affine_where_they_can_be(
+def test_indices_are_read_as_affine_where_possible(
     index: Callable[[te.Var, te.Var], object], expected: object
 ) -> None:
     assert _reading(index) == expected
 
 
-def test_a_data_dependent_index_touches_anything() -> None:
+def test_a_data_dependent_index_is_not_affine() -> None:
     (node,) = read_dag(workloads.take(50, 16, 12)).nodes
     by_buffer = {read.buffer: read.indices for read in node.reads}
     assert not by_buffer["table"][0].affine
     assert by_buffer["table"][1].affine
 
 
-def test_calls_and_branches_are_noticed() -> None:
+def test_calls_and_branches_are_found() -> None:
     data = te.placeholder((8,), name="data")
     (exponent,) = read_dag(module([data, topi.exp(data)])).nodes
     assert (exponent.is_expensive, exponent.has_branch, exponent.flops) == (True, False, 16.0)

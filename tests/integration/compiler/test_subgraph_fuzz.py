@@ -1,4 +1,4 @@
-"""Random graphs of operators: each is read faithfully, or refused in a sentence."""
+"""Random graphs of operators are read faithfully or refused with a reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
-from compiler.reading.subgraph import NotCovered, read_dag
+from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from search.dag import BufferRole, Dag
 from tests.workloads import WORKLOADS, module
 
@@ -74,7 +74,7 @@ STEPS: dict[str, Step] = {
     "looked up": _looked_up,
     "cumulative": lambda data: topi.cumsum(data, axis=0),
 }
-# Those that need an axis to work on.
+# Operators that need an axis.
 AXES = set(STEPS) - {"relu", "exp", "double", "half", "rounded", "outer", "flat", "folded", "gram"}
 
 
@@ -89,9 +89,9 @@ def _composed(shape: Sequence[int], names: Sequence[str]) -> list[te.Tensor]:
 
 @settings(max_examples=80)
 @given(st.lists(st.integers(1, 6), max_size=3), st.lists(st.sampled_from(sorted(STEPS)), max_size=6))
-def test_whatever_is_composed_is_read_or_refused(shape: list[int], names: list[str]) -> None:
+def test_every_graph_is_read_or_refused(shape: list[int], names: list[str]) -> None:
     workload = module(_composed(shape, names))
-    with contextlib.suppress(NotCovered):
+    with contextlib.suppress(UnsupportedSubgraph):
         graph = read_dag(workload)
         _check_axes(graph, Schedule(workload))
         assert str(graph)
@@ -106,7 +106,7 @@ def _check_axes(graph: Dag, schedule: Schedule) -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.sampled_from(sorted(set(STEPS) - {"cumulative"})), max_size=6))
-def test_all_but_library_routines_is_covered(names: list[str]) -> None:
+def test_all_operators_but_library_routines_are_supported(names: list[str]) -> None:
     assert read_dag(module(_composed((4, 6), names))).nodes
 
 
@@ -141,14 +141,12 @@ PRIMITIVES = ("split", "fuse", "reorder", "decompose", "factor", "cache", "paral
     st.lists(st.sampled_from(PRIMITIVES), max_size=4),
     st.integers(0, 2**32 - 1),
 )
-def test_functions_that_someone_scheduled_already_are_read_or_refused(
-    name: str, primitives: list[str], seed: int
-) -> None:
+def test_scheduled_functions_are_read_or_refused(name: str, primitives: list[str], seed: int) -> None:
     rng = Random(seed)
     schedule = Schedule(WORKLOADS[name](), debug_mask="none")
     blocks = [node.name for node in read_dag(schedule.mod).nodes]
     for primitive in primitives:
         with contextlib.suppress(Exception):  # TVM refuses many of them
             _transform(schedule, rng.choice(blocks), primitive, rng)
-    with contextlib.suppress(NotCovered):
+    with contextlib.suppress(UnsupportedSubgraph):
         _check_axes(read_dag(schedule.mod), schedule)

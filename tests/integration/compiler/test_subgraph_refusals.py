@@ -1,4 +1,4 @@
-"""Functions that the search has no form for, and the sentence that says so."""
+"""Unsupported functions are refused with a reason."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tvm
 from tvm import te, topi
 from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
-from compiler.reading.subgraph import NotCovered, read_dag
+from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from tests.workloads import module
 
 
@@ -225,7 +225,7 @@ def _dynamic() -> tvm.IRModule:
     ("make", "reason"),
     [
         (_opaque_loop, "block copy: the loop i is parallel"),
-        (_root, "block root has the name that TVM gives to what is around all blocks"),
+        (_root, "block root has the name that TVM gives to the block around all others"),
         (_scan, "block scan has a loop i that is neither spatial nor a reduction"),
         (_bound_elsewhere, "block reverse is bound to its loops in a way that TVM can't reorder"),
         (_shared_loop, "blocks both_v0 and both_v1 share the loop i"),
@@ -248,6 +248,6 @@ def _dynamic() -> tvm.IRModule:
         (_dynamic, "block compute: the loop i0 has no fixed extent"),
     ],
 )
-def test_what_is_not_covered_says_why(make: Callable[[], tvm.IRModule], reason: str) -> None:
-    with pytest.raises(NotCovered, match=reason):
+def test_an_unsupported_subgraph_says_why(make: Callable[[], tvm.IRModule], reason: str) -> None:
+    with pytest.raises(UnsupportedSubgraph, match=reason):
         read_dag(make())

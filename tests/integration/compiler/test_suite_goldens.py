@@ -1,4 +1,4 @@
-"""The sketches of the suite's operators, as text, for each kind of device.
+"""The sketches of the suite's operators stay the same, as text, for each kind of device.
 
 `python -m tests.integration.compiler.test_suite_goldens` writes the files anew: read the difference before
 you commit it.

@@ -1,9 +1,11 @@
-"""What this machine is, and what other machines would say of themselves."""
+"""This machine and others are detected as devices."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import platform
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,17 +17,18 @@ from tvm.s_tir import Schedule
 from tvm.target.codegen import llvm_get_cpu_features, target_has_features
 
 import compiler.target
-from compiler.codegen.steps import compiled
-from compiler.target import parse_target, probe
+from compiler.codegen.steps import compile_scheduled
+from compiler.target import detect_device, parse_target
 from core.device import Device
-from core.instruction_sets import CLASSES, FeatureError, instruction_sets
+from core.instruction_sets import FeatureError, instruction_sets
 from search.sketches.intrinsics import INTRINSICS
+from tests.devices import EMULATED_CLASSES
 from tests.machines import AVX2, AVX512, MACHINES, SSE, ZEN4
 from tests.workloads import module
 
 
 def test_this_machine_is_a_device_whose_target_tvm_knows() -> None:
-    device = probe()
+    device = detect_device()
     assert device.cores == len(os.sched_getaffinity(0))
     assert device.mcpu
     assert device.toolchain.startswith("tvm ")
@@ -34,18 +37,18 @@ def test_this_machine_is_a_device_whose_target_tvm_knows() -> None:
 
 
 def test_the_target_is_json_that_says_how_many_cores() -> None:
-    facts = json.loads(probe(cores=3).target)
+    facts = json.loads(detect_device(cores=3).target)
     assert facts["num-cores"] == 3
     assert facts["kind"] == "llvm"
     assert facts["mtriple"].endswith("-linux-gnu")
 
 
-def test_probing_twice_gives_the_same_class() -> None:
-    assert probe(cores=2).key == probe(cores=2).key
-    assert probe(cores=2).key != probe(cores=1).key
+def test_detecting_twice_gives_the_same_class() -> None:
+    assert detect_device(cores=2).key == detect_device(cores=2).key
+    assert detect_device(cores=2).key != detect_device(cores=1).key
 
 
-def test_what_is_switched_on_and_off_are_names_that_llvm_knows() -> None:
+def test_llvm_knows_all_features_in_mattr() -> None:
     known = {str(name) for name in tvm.get_global_func("tvm.codegen.llvm.GetHostCPUFeatures")()}
     if "avx512f" in known:  # LLVM names what this kind of processor might have, not only what it has
         assert {one.name for one in instruction_sets("x86_64")} <= known
@@ -55,12 +58,12 @@ def test_what_is_switched_on_and_off_are_names_that_llvm_knows() -> None:
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_a_device_is_what_its_machine_executes(
+def test_a_devices_features_are_those_that_its_machine_executes(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     machine = MACHINES[name]
     machine.stand_in(monkeypatch, tmp_path)
-    device = probe()
+    device = detect_device()
     assert device.mcpu == machine.mcpu
     assert device.features == tuple(machine.features.split())
     assert device.vector_bytes == machine.vector_bytes
@@ -71,12 +74,12 @@ def test_a_device_is_what_its_machine_executes(
 
 
 @pytest.mark.parametrize("name", MACHINES)
-def test_llvm_counts_on_nothing_that_the_machine_lacks(
+def test_a_target_has_no_feature_that_the_machine_lacks(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     machine = MACHINES[name]
     machine.stand_in(monkeypatch, tmp_path)
-    target = parse_target(probe().target)
+    target = parse_target(detect_device().target)
     known = {one.name for one in instruction_sets(machine.architecture)}
     assert {str(one) for one in llvm_get_cpu_features(target)} & known <= set(machine.llvm.split())
 
@@ -84,29 +87,31 @@ def test_llvm_counts_on_nothing_that_the_machine_lacks(
 def test_a_container_has_the_cores_that_it_may_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ZEN4.stand_in(monkeypatch, tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 9})
-    device = probe()
+    device = detect_device()
     assert (device.cores, json.loads(device.target)["num-cores"]) == (3, 3)
     assert device.features == tuple(ZEN4.features.split())
 
 
 @pytest.mark.parametrize("name", ["neon", "dotprod", "i8mm", "sve", "sve2"])
-def test_an_arm_machine_is_asked_by_its_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's bits are in a process wherever it runs; /proc/cpuinfo may be another machine's."""
+def test_an_arm_machines_features_are_read_from_its_hwcap_bits(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bits are this machine's also in an emulator, where /proc/cpuinfo is another machine's."""
     numbers = {"neon": (16, 1), "dotprod": (16, 20), "sve": (16, 22), "sve2": (26, 1), "i8mm": (26, 13)}
     kind, bit = numbers[name]
     bits = {16: 0, 26: 0} | {kind: 1 << bit}
-    monkeypatch.setattr(compiler.target.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     library = SimpleNamespace(getauxval=lambda kind: bits[kind])
-    monkeypatch.setattr(compiler.target.ctypes, "CDLL", lambda _: library)
-    assert [known for known, there in compiler.target._host().items() if there] == [name]
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
+    assert [known for known, there in compiler.target._host_features().items() if there] == [name]
 
 
 @pytest.mark.parametrize(
     ("without", "left", "vector_bytes", "mattr"),
     [
-        (CLASSES["avx512"], f"{AVX2} {AVX512}", 64, []),
-        (CLASSES["avx2"], AVX2, 32, ["-avx512f"]),
-        (CLASSES["sse4.2"], SSE, 16, ["-avx"]),
+        (EMULATED_CLASSES["avx512"], f"{AVX2} {AVX512}", 64, []),
+        (EMULATED_CLASSES["avx2"], AVX2, 32, ["-avx512f"]),
+        (EMULATED_CLASSES["sse4.2"], SSE, 16, ["-avx"]),
         (("avx512_vnni",), AVX512, 64, ["-avx512vnni"]),
         (("avx512vnni",), AVX512, 64, ["-avx512vnni"]),
         (("avx2",), "avx fma f16c", 16, ["-avx2"]),
@@ -115,7 +120,7 @@ def test_an_arm_machine_is_asked_by_its_bits(name: str, monkeypatch: pytest.Monk
         (("sse4_2",), "sse4.1 ssse3", 16, ["-sse4.2"]),
     ],
 )
-def test_what_is_given_up_takes_along_what_needs_it(
+def test_giving_up_a_feature_gives_up_those_that_need_it(
     without: tuple[str, ...],
     left: str,
     vector_bytes: int,
@@ -124,7 +129,7 @@ def test_what_is_given_up_takes_along_what_needs_it(
     tmp_path: Path,
 ) -> None:
     ZEN4.stand_in(monkeypatch, tmp_path)
-    device = probe(2, without=without)
+    device = detect_device(2, without=without)
     assert json.loads(device.target).get("mattr", []) == mattr
     assert device.vector_bytes == vector_bytes
     gone = {one.name for one in instruction_sets("x86_64") if one.name in without or one.word in without}
@@ -133,14 +138,14 @@ def test_what_is_given_up_takes_along_what_needs_it(
     assert not gone & has
     words = {one.word: one.name for one in instruction_sets("x86_64")}
     assert {words[word] for word in device.features} <= has
-    assert (device.key == probe(2).key) == (not without)
+    assert (device.key == detect_device(2).key) == (not without)
 
 
 def test_without_avx512_there_is_neither_its_dot_product_nor_its_registers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ZEN4.stand_in(monkeypatch, tmp_path)
-    devices = {name: probe(2, without) for name, without in CLASSES.items()}
+    devices = {name: detect_device(2, without) for name, without in EMULATED_CLASSES.items()}
     assert {name: device.speeds.registers for name, device in devices.items()} == {
         "avx512": 32,
         "avx2": 16,
@@ -155,7 +160,7 @@ def test_without_avx512_there_is_neither_its_dot_product_nor_its_registers(
 
 def test_an_arm_device_gives_up_its_dot_product(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     MACHINES["neoverse-v1"].stand_in(monkeypatch, tmp_path)
-    device = probe(2, without=("asimddp", "sve"))
+    device = detect_device(2, without=("asimddp", "sve"))
     assert "asimddp" not in device.features
     assert not any(word.startswith("sve") for word in device.features)
     assert json.loads(device.target)["mattr"] == ["-dotprod", "-sve"]
@@ -170,12 +175,12 @@ def test_an_arm_device_gives_up_its_dot_product(monkeypatch: pytest.MonkeyPatch,
         ("amx_tile", "this machine has no amx_tile to give up"),
     ],
 )
-def test_only_what_is_there_can_be_given_up(
+def test_only_a_present_feature_can_be_given_up(
     name: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     MACHINES["haswell"].stand_in(monkeypatch, tmp_path)
     with pytest.raises(FeatureError, match=says):
-        probe(2, without=("avx2", name))
+        detect_device(2, without=("avx2", name))
 
 
 @pytest.mark.parametrize(
@@ -187,18 +192,18 @@ def test_generated_code_uses_the_devices_registers(
 ) -> None:
     with monkeypatch.context() as patch:
         MACHINES[name].stand_in(patch, tmp_path)
-        device = probe(1)
+        device = detect_device(1)
     a, b = (te.placeholder((1024,), name=name) for name in "ab")
     summed = te.compute(a.shape, lambda i: tirx.exp(a[i]) * b[i], name="product")
     schedule = Schedule(module([a, b, summed]))
     (loop,) = schedule.get_loops(schedule.get_sblock("product"))
     schedule.vectorize(schedule.split(loop, [None, 64])[1])
-    library, _ = compiled(schedule.mod, parse_target(device.target))
+    library, _ = compile_scheduled(schedule.mod, parse_target(device.target))
     assembly = library.mod.inspect_source("asm")
     assert max(re.findall(r"[xyz]mm", assembly)) == widest
 
 
-def test_caches_are_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_caches_are_those_that_linux_reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _caches(
         monkeypatch,
         tmp_path,
@@ -209,18 +214,18 @@ def test_caches_are_the_systems(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
             ("Unified", "3", "105M"),
         ],
     )
-    device = probe()
+    device = detect_device()
     assert (device.l1_bytes, device.l2_bytes, device.l3_bytes) == (48 << 10, 2 << 20, 105 << 20)
 
 
-def test_a_board_that_tells_nothing_has_small_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_caches_are_small_where_linux_reports_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     _caches(monkeypatch, tmp_path, [("Unified", "2", "unknown"), ("Data", "1", "")])
-    device = probe()
+    device = detect_device()
     assert (device.l1_bytes, device.l2_bytes, device.l3_bytes) == (32 << 10, 512 << 10, 2 << 20)
 
 
 def _caches(monkeypatch: pytest.MonkeyPatch, folder: Path, caches: list[tuple[str, ...]]) -> None:
-    """A system that tells of these: (type, level, size)."""
+    """Have Linux report these caches: (type, level, size)."""
     for number, facts in enumerate(caches):
         cache = folder / f"index{number}"
         cache.mkdir()
@@ -229,19 +234,17 @@ def _caches(monkeypatch: pytest.MonkeyPatch, folder: Path, caches: list[tuple[st
     monkeypatch.setattr(compiler.target, "CACHES", folder)
 
 
-def test_a_machine_without_these_files_is_probed_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    known = probe()
+def test_a_machine_without_these_files_is_detected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    known = detect_device()
     monkeypatch.setattr(compiler.target, "CPU_INFO", tmp_path / "nowhere")
     monkeypatch.setattr(compiler.target, "CACHES", tmp_path / "nowhere")
-    assert probe().vector_bytes == known.vector_bytes
-    assert probe().target == known.target
+    assert detect_device().vector_bytes == known.vector_bytes
+    assert detect_device().target == known.target
 
 
 @pytest.mark.parametrize(
     "text", ["", "llvm", "{}", "[]", "null", '{"kind":"abacus"}', '{"kind":"llvm","legs":4}']
 )
-def test_what_is_no_target_is_refused(text: str) -> None:
+def test_an_unknown_target_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a target that TVM knows"):
         parse_target(text)

@@ -1,4 +1,4 @@
-"""Programs that use dot product instructions: right for every byte, in this process and in others."""
+"""Programs that use dot product instructions are right for every byte, in this process and in others."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tvm import te, topi
 
 from compiler.lowering.trace import LoweringError, apply_trace, lower
 from compiler.reading.subgraph import read_dag
-from compiler.target import parse_target, probe
+from compiler.target import detect_device, parse_target
 from compiler.workload import to_json
 from core.device import Device
 from search.programs.annotate import sample
 from search.programs.program import Program
-from search.sketches.space import generate
+from search.rules.space import generate
 
 Array = NDArray[Any]
-DEVICE = probe()
+DEVICE = detect_device()
 FEW, MANY = 2, 12  # programs of a sketch
 needs_vnni = pytest.mark.skipif(
     "avx512_vnni" not in DEVICE.features, reason="this CPU has no such instruction"
@@ -37,12 +37,12 @@ COPIED_OR_PACKED = pytest.mark.parametrize("constants", [(), (1,)], ids=["copied
 
 @dataclass(frozen=True)
 class Case:
-    """`compute` makes the result from the operands as TE tensors, `expect` from arrays of int64."""
+    """`compute` computes the result from TE tensors, `expect` from arrays of int64."""
 
     operands: tuple[tuple[int, ...], tuple[int, ...]]
     compute: Callable[[te.Tensor, te.Tensor], te.Tensor]
     expect: Callable[[Array, Array], Array]
-    dtypes: tuple[str, str, str] = ("uint8", "int8", "int32")
+    dtypes: tuple[str, ...] = ("uint8", "int8", "int32")
 
     def module(self, constants: Sequence[int] = ()) -> tvm.IRModule:
         a, b = (
@@ -54,7 +54,7 @@ class Case:
         return tvm.IRModule({"main": function})
 
     def inputs(self) -> list[Array]:
-        """Every byte that there is: sums of two products don't fit into 16 bits."""
+        """Return all byte values, in an order in which sums of two products exceed 16 bits."""
         rng = np.random.default_rng(0)
         return [_bytes(rng, shape, dtype) for shape, dtype in zip(self.operands, self.dtypes, strict=False)]
 
@@ -96,7 +96,7 @@ def _batched(batch: int, n: int, m: int, k: int) -> Case:
 
 
 def _conv(size: int, inputs: int, outputs: int, kernel: int, stride: int, padding: int) -> Case:
-    """Channels last, rectified."""
+    """Return a convolution with channels last and a rectifier."""
 
     def compute(a: te.Tensor, b: te.Tensor) -> te.Tensor:
         conv = topi.nn.conv2d(a, b, stride, padding, 1, "NHWC", "HWIO", out_dtype="int32")
@@ -124,7 +124,7 @@ CASES = {
 
 
 def _programs(module: tvm.IRModule, device: Device, seed: int, each: int) -> list[Program]:
-    """Tensorized ones, some of every sketch."""
+    """Return tensorized programs, some of every sketch."""
     rng = np.random.default_rng(seed)
     found = []
     for sketch in generate(read_dag(module), device):
@@ -235,7 +235,7 @@ def test_all_of_tvms_instructions_can_still_be_imported(tmp_path: Any) -> None:
 
 @needs_vnni
 @pytest.mark.slow
-def test_a_trace_with_an_instruction_that_nobody_knows_is_refused() -> None:
+def test_a_trace_with_an_unknown_instruction_is_refused() -> None:
     module = CASES["matmul"].module()
     (program, *_) = _programs(module, DEVICE, seed=0, each=1)
     trace = lower(module, program, DEVICE)

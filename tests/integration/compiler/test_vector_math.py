@@ -1,4 +1,4 @@
-"""Kernels with mathematical functions, compiled and run: no call of libm is left, the results are right."""
+"""Compiled kernels with mathematical functions contain no call of libm, and their results are right."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from tvm import te, tirx, topi
 from tvm.s_tir import Schedule
 
 from compiler.codegen.vector_math import FUNCTIONS, expand_math
-from compiler.measuring.bench import Bench, BuiltKernel
-from compiler.target import probe
+from compiler.measuring.builder import BuiltKernel, LocalBuilder
+from compiler.measuring.runner import LocalRunner
+from compiler.target import detect_device
 from compiler.workload import to_json
 from core.measurement import Outcome
 from tests.workloads import layer_norm, module, softmax
 
-DEVICE = probe()
+DEVICE = detect_device()
+BUILDER = LocalBuilder(DEVICE.target)
 NATIVE = tvm.target.Target(json.loads(DEVICE.target))
 LENGTH = 512
 LIBM = re.compile(r"@(?:llvm\.)?(?:exp2?|log(?:2|10|1p)?|tanh|erf|pow)f?[.(]")
@@ -31,7 +33,7 @@ def _gelu(x: Any) -> Any:
 
 
 def _mish(x: Any) -> Any:
-    """Functions of functions, three deep: TVM takes long over those, so the third stays a call."""
+    """Nest three functions: TVM would take long to compile all, so the third stays a call."""
     return x * tirx.tanh(tirx.log1p(tirx.exp(x)))
 
 
@@ -54,7 +56,7 @@ def _compile(workload: tvm.IRModule) -> Any:
 
 
 def _run(library: Any, *arguments: NDArray[Any]) -> NDArray[Any]:
-    """The last argument's contents after the call."""
+    """Call a kernel and return the contents of its last argument."""
     placed = [tvm.runtime.tensor(argument) for argument in arguments]
     library["main"](*placed)
     return placed[-1].numpy()
@@ -71,7 +73,7 @@ def test_no_call_is_left_in_a_vector_loop(name: str, lanes: int) -> None:
     assert not LIBM.search(_compile(workload).mod.inspect_source("ll"))
 
 
-def test_a_call_would_be_seen() -> None:
+def test_the_check_finds_a_call() -> None:
     library = tvm.compile(_scheduled(_elementwise(tirx.exp), 16).mod, target=NATIVE)
     assert LIBM.search(library.mod.inspect_source("ll"))
 
@@ -92,7 +94,7 @@ def test_a_vectorized_exp_is_vector_code(lanes: int) -> None:
 
 
 @pytest.mark.parametrize("unrolled", [1, 4])
-def test_functions_of_functions(unrolled: int) -> None:
+def test_nested_functions_are_right(unrolled: int) -> None:
     x = _values()
     actual = _run(_compile(_scheduled(_elementwise(_mish), 16, unrolled).mod), x, np.zeros_like(x))
     wide = x.astype(np.float64)
@@ -101,7 +103,7 @@ def test_functions_of_functions(unrolled: int) -> None:
 
 @pytest.mark.parametrize(("dtype", "rtol"), [("float16", 2e-3), ("bfloat16", 1e-2)])
 @pytest.mark.parametrize("lanes", [1, 16])
-def test_narrow_floats(dtype: str, rtol: float, lanes: int) -> None:
+def test_float16_is_computed_in_float32(dtype: str, rtol: float, lanes: int) -> None:
     library = _compile(_scheduled(_elementwise(_mish, dtype), lanes, 2).mod)
     x = tvm.runtime.empty((LENGTH,), dtype)
     values = _values().astype(x.numpy().dtype)
@@ -114,7 +116,7 @@ def test_narrow_floats(dtype: str, rtol: float, lanes: int) -> None:
 
 
 def test_a_guarded_read_stays_guarded() -> None:
-    """The padding's condition is all that keeps the read in bounds."""
+    """Only the condition of the padding keeps the read in bounds."""
     data = te.placeholder((100,), name="data")
     padded = te.compute(
         (LENGTH,),
@@ -127,7 +129,7 @@ def test_a_guarded_read_stays_guarded() -> None:
 
 
 def _attention(rows: int, columns: int) -> tvm.IRModule:
-    """Scores under a causal mask, their softmax, the values."""
+    """Compute attention: scores under a causal mask, their softmax, a mean of the values."""
     scores, values = (te.placeholder((rows, rows), name="scores"), te.placeholder((rows, columns), name="v"))
     masked = te.compute(
         (rows, rows), lambda i, j: tirx.Select(j <= i, scores[i, j], tirx.const(-1e9, "float32")), name="mask"
@@ -148,10 +150,10 @@ WORKLOADS = {
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_candidates_agree_with_the_reference(name: str) -> None:
-    """The bench's reference is TVM's own code, which calls libm."""
+    """The runner's reference is TVM's own code, which calls libm."""
     workload = to_json(WORKLOADS[name]())
-    bench = Bench(DEVICE.target)
-    built = bench.build(workload, "[[],[]]")
+    runner = LocalRunner(DEVICE.target)
+    built = BUILDER.build(workload, "[[],[]]")
     assert isinstance(built, BuiltKernel), built.error
     assert not LIBM.search(built.library.mod.inspect_source("ll"))
-    assert bench.run(built, workload, ()).outcome is Outcome.OK
+    assert runner.run(built, workload, ()).outcome is Outcome.OK

@@ -11,26 +11,31 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-import scheduler.models
-from compiler.measuring.bench import Bench
+from compiler.measuring.builder import LocalBuilder
+from compiler.measuring.runner import LocalRunner
 from compiler.packaging.artifact import Manifest, unpack
-from compiler.target import probe
-from core.job import JobState
+from compiler.sandbox import models as sandbox
+from compiler.target import detect_device
+from core.job import Budget, JobState
 from core.measurement import Measurement
 from core.worker import WorkerState
 from records.fleet import devices, leases
-from records.fleet.leases import Lease, TrialResult
+from records.fleet.leases import StoredLease
+from records.fleet.results import LeaseResult
 from records.jobs import jobs, models, tasks
 from records.jobs.jobs import Job, JobRequest
 from records.schedules import schedules
 from records.storage import blobs
 from records.storage.database import Database
 from scheduler.context import Context
-from scheduler.settings import Settings
-from scheduler.steps.drive import drive, sweep
+from scheduler.settings import SchedulerSettings
+from scheduler.steps.drive import drive
+from scheduler.upkeep.sweep import Sweeper
 from tests.children import kill_the_child
 
-SETTINGS = Settings(broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0)
+SETTINGS = SchedulerSettings(
+    broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0
+)
 NOW = 1000.0
 
 
@@ -55,9 +60,10 @@ class Device:
     """This machine as a worker without the network."""
 
     def __init__(self, database: Database) -> None:
-        self.fingerprint = probe()
+        self.fingerprint = detect_device()
         self._database = database
-        self._bench = Bench(self.fingerprint.target)
+        self._builder = LocalBuilder(self.fingerprint.target)
+        self._runner = LocalRunner(self.fingerprint.target)
         with database.begin() as session:
             devices.register(session, "worker", "session", self.fingerprint, WorkerState.READY, NOW)
 
@@ -72,23 +78,23 @@ class Device:
             leases.report(session, lease.id, "session", results, NOW)
         return True
 
-    def _measure(self, lease: Lease) -> list[TrialResult]:
+    def _measure(self, lease: StoredLease) -> list[LeaseResult]:
         with self._database.begin() as session:
             texts = tasks.workloads(session, {trial.workload_hash for trial in lease.trials})
             artifacts = {run.id: blobs.get(session, run.artifact_sha) for run in lease.module_runs}
         if artifacts:
             return [
-                TrialResult(self._bench.measure_module(artifact, compare=True), module_run_id=run_id)
+                LeaseResult(self._runner.measure_module(artifact, compare=True), module_run_id=run_id)
                 for run_id, artifact in artifacts.items()
             ]
         return [
-            TrialResult(self._trial(texts[t.workload_hash], t.trace, lease.constants[t.workload_hash]), t.id)
+            LeaseResult(self._trial(texts[t.workload_hash], t.trace, lease.constants[t.workload_hash]), t.id)
             for t in lease.trials
         ]
 
     def _trial(self, module_json: str, trace: str, constants: tuple[int, ...]) -> Measurement:
-        built = self._bench.build(module_json, trace)
-        return built if isinstance(built, Measurement) else self._bench.run(built, module_json, constants)
+        built = self._builder.build(module_json, trace)
+        return built if isinstance(built, Measurement) else self._runner.run(built, module_json, constants)
 
 
 @pytest.fixture
@@ -119,13 +125,13 @@ def test_a_real_model_is_tuned_and_published(database: Database) -> None:
 def test_a_model_that_computes_something_else_than_untuned_is_not_published(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = scheduler.models.compile_tuned
+    real = sandbox.compile_tuned
 
     def compile_another(_data: bytes, _shapes: object, target: str, _schedules: object) -> bytes:
         """As if kernels that are right by themselves were put together wrongly."""
         return real(small_network(seed=1), {}, target, {})
 
-    monkeypatch.setattr(scheduler.models, "compile_tuned", compile_another)
+    monkeypatch.setattr(sandbox, "compile_tuned", compile_another)
     _submit(database)
     job = _finish(database, Device(database))
     assert job.state is JobState.DONE
@@ -159,7 +165,7 @@ def _submit(database: Database) -> None:
     with database.begin() as session:
         sha = blobs.put(session, small_network())
         models.add(session, sha, "small", NOW)
-        request = JobRequest(sha, "small", {}, "native", trials=8, minutes=None, seed=0)
+        request = JobRequest(sha, "small", {}, "native", Budget(8), seed=0)
         jobs.create(session, "job", request, None, NOW)
 
 
@@ -171,8 +177,9 @@ def _context(database: Database, wakes: list[tuple[str, str]]) -> Context:
 def _finish(database: Database, device: Device) -> Job:
     wakes: list[tuple[str, str]] = []
     context = _context(database, wakes)
+    sweeper = Sweeper(context)
     for turn in range(40):
-        sweep(context)
+        sweeper.sweep()
         while wakes:
             drive(context, *wakes.pop(0))
         device.work(f"lease {turn}")

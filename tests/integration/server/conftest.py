@@ -1,4 +1,4 @@
-"""A real server: uvicorn and grpc on free ports over a real database; only the scheduler is not there."""
+"""A real server: uvicorn and gRPC on free ports and a real database, without a scheduler."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -25,12 +26,12 @@ from proto import fleet_pb2 as pb
 from proto.fleet_pb2_grpc import FleetStub
 from proto.messages import Answer, Result, WorkerReport
 from records.storage.database import Database
-from server.context import Context
+from server.context import ServerContext
 from server.main import serve
-from server.settings import Settings
+from server.settings import ServerSettings
 from system.tls import TlsFiles
 from tests.services import Emptied, free_port
-from tunefarm.client.client import trust as client_trust
+from tunefarm.client.client import tls_verification
 
 DEVICE = Device(
     name="test board",
@@ -58,7 +59,7 @@ def onnx_model(size: int = 4) -> bytes:
 class Service:
     """A running server, seen from outside and from its database."""
 
-    context: Context
+    context: ServerContext
     url: str
     http: httpx.Client
     fleet: FleetStub
@@ -117,7 +118,7 @@ class Worker:
 Start = Callable[..., Service]
 
 
-# For modules whose tests run on both; the others use SQLite.
+# Runs the tests of a module on both databases; the others use SQLite.
 on_both_databases = pytest.mark.parametrize("database_url", ["sqlite", "postgresql"], indirect=True)
 
 
@@ -132,10 +133,10 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def start(tmp_path: Path, database_url: str) -> Iterator[Start]:
-    """Starts servers with other settings than the usual."""
+    """Start servers with settings other than the usual."""
     stops: list[Callable[[], None]] = []
 
-    def start_one(**changes: object) -> Service:
+    def start_one(**changes: Any) -> Service:
         service, stop = launch(tmp_path, database_url=database_url, **changes)
         stops.append(stop)
         return service
@@ -158,18 +159,18 @@ def worker(service: Service) -> Worker:
 def launch(
     folder: Path, trust: TlsFiles | None = None, **changes: object
 ) -> tuple[Service, Callable[[], None]]:
-    """A server whose data is in `folder`, and what stops it. With `trust` it is spoken to over TLS."""
+    """Start a server with its data in `folder`; return it and a function that stops it. `trust` means TLS."""
     listening = socket.create_server(("127.0.0.1", 0))
     usual = {
         "database_url": f"sqlite:///{folder}/tunefarm.db",
         "broker": str(folder / "broker"),
         "grpc_port": free_port(),
     }
-    settings = Settings(**usual | changes)  # type: ignore[arg-type]
+    settings = ServerSettings(**usual | changes)  # type: ignore[arg-type]
     database = Database(settings.database_url)
     database.migrate()
     wakes: list[tuple[str, str]] = []
-    context = Context(
+    context = ServerContext(
         settings, database, lambda step, job: wakes.append((step, job)), time.time, lambda: uuid.uuid4().hex
     )
     loops: list[asyncio.AbstractEventLoop] = []
@@ -181,11 +182,11 @@ def launch(
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
     url = f"{'https' if trust else 'http'}://127.0.0.1:{listening.getsockname()[1]}"
-    client = httpx.Client(base_url=url, trust_env=False, timeout=20, verify=client_trust(trust))
+    client = httpx.Client(base_url=url, trust_env=False, timeout=20, verify=tls_verification(trust))
     channel = channel_to(settings.grpc_port, trust)
 
     def stop() -> None:
-        # First: a server that says goodbye over TLS waits for the answer.
+        # Closed first: a server that shuts TLS down waits for the client.
         client.close()
         channel.close()
         loops[0].call_soon_threadsafe(context.stopping.set)
@@ -201,13 +202,13 @@ def launch(
 def channel_to(port: int, trust: TlsFiles | None = None) -> grpc.Channel:
     if trust is None:
         return grpc.insecure_channel(f"127.0.0.1:{port}")
-    texts = trust.checked()
+    texts = trust.read()
     credentials = grpc.ssl_channel_credentials(texts.ca, texts.key, texts.cert)
     return grpc.secure_channel(f"127.0.0.1:{port}", credentials)
 
 
-def wait_until(true: Callable[[], bool], timeout_s: float = 10.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
     deadline = time.monotonic() + timeout_s
-    while not true():
+    while not condition():
         assert time.monotonic() < deadline, "it did not come true in time"
         time.sleep(0.02)

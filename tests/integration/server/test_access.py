@@ -1,25 +1,28 @@
-"""Who may do what: every route and every procedure, with tokens of every kind."""
+"""Access control: every route and every procedure, with tokens of every kind."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
 import pytest
 
+from core.access import Scope
 from proto import fleet_pb2 as pb
 from records import access
-from records.access import Scope, Token
+from records.access import Token
 from records.storage.database import Database
-from server.access.callers import PREFIX, digest
-from server.access.scopes import OPEN_PATHS, ROUTES, of_route
+from server.access.authentication import TOKEN_PREFIX, token_digest
+from server.access.scopes import OPEN_PATHS, ROUTES, operation_of
 from server.app import create_app
-from server.context import Context
-from server.settings import Settings
+from server.context import ServerContext
+from server.settings import ServerSettings
 
 from .conftest import Service, Start, Worker, launch, onnx_model, wait_until
 
@@ -29,9 +32,9 @@ UNDOCUMENTED = ("GET", "/openapi.json")
 
 
 def routes() -> list[tuple[str, str]]:
-    """Method and path of everything that the application answers."""
-    settings = Settings(database_url="sqlite://", broker="none")
-    context = Context(settings, Database("sqlite://"), lambda *_: None, time.time, lambda: "id")
+    """Return method and path of every operation of the application."""
+    settings = ServerSettings(database_url="sqlite://", broker="none")
+    context = ServerContext(settings, Database("sqlite://"), lambda *_: None, time.time, lambda: "id")
     paths = create_app(context).openapi()["paths"]
     documented = [(method.upper(), path) for path, methods in paths.items() for method in methods]
     return sorted([*documented, UNDOCUMENTED])
@@ -43,7 +46,7 @@ GUARDED = [(method, path) for method, path in routes() if path not in OPEN_PATHS
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A server with a bootstrap token and without limits."""
-    unlimited = {"rate_limit": "off", "failure_limit": "off"}
+    unlimited: dict[str, Any] = {"rate_limit": "off", "failure_limit": "off"}
     service, stop = launch(tmp_path_factory.mktemp("guarded"), token=BOOTSTRAP, **unlimited)
     yield service
     stop()
@@ -54,7 +57,7 @@ def bearer(secret: str) -> dict[str, str]:
 
 
 def made(service: Service, *scopes: Scope, name: str = "test", secret: str = BOOTSTRAP) -> dict[str, str]:
-    """What the service answers when it makes a token."""
+    """Have the service make a token; return its answer."""
     body = {"name": name, "scopes": list(scopes)}
     answer = service.http.post("/v1/tokens", json=body, headers=bearer(secret))
     assert answer.status_code == 201, answer.text
@@ -62,16 +65,16 @@ def made(service: Service, *scopes: Scope, name: str = "test", secret: str = BOO
     return token
 
 
-def stored(service: Service, name: str, **changes: object) -> str:
-    """The secret of a token that is put straight into the database."""
-    secret = PREFIX + name.ljust(43, "_")
+def stored(service: Service, name: str, **changes: Any) -> str:
+    """Store a token in the database; return its secret."""
+    secret = TOKEN_PREFIX + name.ljust(43, "_")
     token = Token(f"id of {name}", name, frozenset(Scope), 1.0)
     with service.database.begin() as session:
-        access.add_token(session, replace(token, **changes), digest(secret))
+        access.add_token(session, replace(token, **changes), token_digest(secret))
     return secret
 
 
-def audit(service: Service, **query: object) -> list[dict[str, object]]:
+def audit(service: Service, **query: str) -> list[dict[str, object]]:
     answer = service.http.get("/v1/audit", params=query, headers=bearer(BOOTSTRAP))
     assert answer.is_success, answer.text
     lines: list[dict[str, object]] = answer.json()["items"]
@@ -79,7 +82,7 @@ def audit(service: Service, **query: object) -> list[dict[str, object]]:
 
 
 def kind(answer: httpx.Response, status: int) -> str:
-    """The kind of the problem that an answer has to be."""
+    """Return the kind of problem of an answer that must be one."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     return str(answer.json()["type"]).removeprefix("urn:tunefarm:problem:")
@@ -91,21 +94,21 @@ def filled(path: str) -> str:
 
 def test_the_table_names_every_route_and_no_other() -> None:
     answered = {f"{method} {path}" for method, path in GUARDED}
-    assert {of_route(method, path).route for method, path in GUARDED} == answered
+    assert {operation_of(method, path).route for method, path in GUARDED} == answered
     assert {route.replace(":path}", "}") for route in ROUTES} == answered
 
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
 def test_no_route_answers_without_credentials(guarded: Service, method: str, path: str) -> None:
-    for headers in ({}, bearer("wrong"), bearer(PREFIX + "x" * 43)):
+    for headers in ({}, bearer("wrong"), bearer(TOKEN_PREFIX + "x" * 43)):
         answer = guarded.http.request(method, filled(path), headers=headers)
         assert kind(answer, 401) == "token-needed"
         assert answer.headers["www-authenticate"] == "Bearer"
 
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
-def test_every_route_wants_its_scope_and_is_content_with_it(guarded: Service, method: str, path: str) -> None:
-    needed = of_route(method, path).scope
+def test_every_route_needs_its_scope_and_no_other(guarded: Service, method: str, path: str) -> None:
+    needed = operation_of(method, path).scope
     others = [scope for scope in Scope if scope not in (needed, Scope.ADMIN)]
     refused = guarded.http.request(method, filled(path), headers=bearer(made(guarded, *others)["token"]))
     assert kind(refused, 403) == "scope-missing"
@@ -116,7 +119,7 @@ def test_every_route_wants_its_scope_and_is_content_with_it(guarded: Service, me
 
 
 @pytest.mark.parametrize("method", ["GET", "POST", "PATCH", "BREW"])
-def test_what_is_no_route_needs_an_administrator(guarded: Service, method: str) -> None:
+def test_an_unknown_route_needs_an_administrator(guarded: Service, method: str) -> None:
     others = bearer(made(guarded, Scope.READ, Scope.SUBMIT, Scope.WORKER)["token"])
     assert kind(guarded.http.request(method, "/v2/new", headers=others), 403) == "scope-missing"
     answer = guarded.http.request(method, "/v2/new", headers=bearer(BOOTSTRAP))
@@ -124,14 +127,14 @@ def test_what_is_no_route_needs_an_administrator(guarded: Service, method: str) 
 
 
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))
-def test_probes_are_for_everybody(guarded: Service, path: str) -> None:
+def test_probes_are_open_to_everybody(guarded: Service, path: str) -> None:
     assert guarded.http.get(path).json() == {"status": "ok"}
 
 
 def test_a_token_is_shown_once(guarded: Service) -> None:
     token = made(guarded, Scope.READ, Scope.SUBMIT, name="ci")
-    assert token["token"].startswith(PREFIX)
-    assert len(token["token"]) == len(PREFIX) + 43
+    assert token["token"].startswith(TOKEN_PREFIX)
+    assert len(token["token"]) == len(TOKEN_PREFIX) + 43
     listed = guarded.http.get("/v1/tokens", headers=bearer(BOOTSTRAP)).json()["items"]
     (shown,) = [one for one in listed if one["id"] == token["id"]]
     assert (shown["name"], shown["scopes"], shown["state"]) == ("ci", ["read", "submit"], "active")
@@ -153,7 +156,7 @@ def test_a_token_is_shown_once(guarded: Service) -> None:
         {"owner": "me"},
     ],
 )
-def test_a_senseless_token_is_not_made(guarded: Service, wrong: dict[str, object]) -> None:
+def test_an_invalid_token_is_not_made(guarded: Service, wrong: dict[str, object]) -> None:
     body = {"name": "x", "scopes": ["read"]} | wrong
     answer = guarded.http.post("/v1/tokens", json=body, headers=bearer(BOOTSTRAP))
     assert kind(answer, 422) == "invalid-request"
@@ -178,14 +181,15 @@ def test_a_revoked_token_is_refused_at_once(guarded: Service) -> None:
 
 
 def test_a_token_that_another_process_revoked_is_refused_soon(
-    guarded: Service, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("server.access.callers.CACHE_S", 0.2)
-    token = made(guarded, Scope.READ)
-    assert guarded.http.get("/v1/jobs", headers=bearer(token["token"])).is_success
-    with guarded.database.begin() as session:
+    monkeypatch.setattr("server.access.authentication.CACHE_S", 0.2)
+    service = start(token=BOOTSTRAP)
+    token = made(service, Scope.READ)
+    assert service.http.get("/v1/jobs", headers=bearer(token["token"])).is_success
+    with service.database.begin() as session:
         access.revoke_token(session, token["id"], time.time())
-    wait_until(lambda: guarded.http.get("/v1/jobs", headers=bearer(token["token"])).status_code == 401)
+    wait_until(lambda: service.http.get("/v1/jobs", headers=bearer(token["token"])).status_code == 401)
 
 
 def test_an_unknown_token_cannot_be_revoked(guarded: Service) -> None:
@@ -206,7 +210,7 @@ def calls(service: Service, secret: str | None) -> list[Callable[[], object]]:
 def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as refused:
         call()
-    return refused.value.code(), refused.value.details()
+    return refused.value.code(), refused.value.details() or ""
 
 
 @pytest.mark.parametrize(
@@ -225,7 +229,7 @@ def test_a_worker_is_told_what_its_token_lacks(
         assert (found, says in details) == (code, True)
 
 
-@pytest.mark.parametrize("secret", [None, "wrong", PREFIX + "y" * 43])
+@pytest.mark.parametrize("secret", [None, "wrong", TOKEN_PREFIX + "y" * 43])
 def test_a_worker_without_a_token_is_refused(guarded: Service, secret: str | None) -> None:
     assert {refusal(call)[0] for call in calls(guarded, secret)} == {grpc.StatusCode.UNAUTHENTICATED}
 
@@ -238,7 +242,7 @@ def test_a_revoked_worker_is_refused(guarded: Service) -> None:
     assert (code, details) == (grpc.StatusCode.UNAUTHENTICATED, "this token was revoked")
 
 
-def test_a_worker_with_its_scope_is_heard(guarded: Service) -> None:
+def test_a_worker_with_its_scope_is_let_through(guarded: Service) -> None:
     codes = [refusal(call)[0] for call in calls(guarded, made(guarded, Scope.WORKER)["token"])]
     assert codes[1:] == [grpc.StatusCode.NOT_FOUND, grpc.StatusCode.NOT_FOUND]
     assert codes[0] in (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)
@@ -250,12 +254,12 @@ def test_a_message_that_cannot_be_parsed_is_refused(guarded: Service) -> None:
         ("wrong", grpc.StatusCode.UNAUTHENTICATED),
     ):
         with grpc.insecure_channel(f"127.0.0.1:{guarded.context.settings.grpc_port}") as channel:
-            raw = channel.unary_unary("/tunefarm.v1.Fleet/Synchronize")
+            raw: Any = channel.unary_unary("/tunefarm.v1.Fleet/Synchronize")
             metadata = (("authorization", f"Bearer {secret}"),)
-            assert refusal(lambda raw=raw, metadata=metadata: raw(b"\xff" * 9, metadata=metadata))[0] is code
+            assert refusal(partial(raw, b"\xff" * 9, metadata=metadata))[0] is code
 
 
-def test_changes_are_audited_with_who_what_and_where(guarded: Service) -> None:
+def test_changes_are_audited_with_caller_action_and_address(guarded: Service) -> None:
     token = made(guarded, Scope.SUBMIT)
     headers = bearer(token["token"])
     sha = guarded.http.post("/v1/models", content=onnx_model(), headers=headers).json()["sha256"]
@@ -316,7 +320,7 @@ def test_the_audit_log_is_read_by_page(start: Start) -> None:
     assert seen == ids[::-1]
 
 
-def test_this_machine_alone_needs_no_token(service: Service, worker: Worker) -> None:
+def test_a_loopback_server_needs_no_token(service: Service, worker: Worker) -> None:
     worker.call()
     service.submit()
     assert service.http.get("/v1/tokens", headers=bearer("whatever")).is_success
@@ -334,7 +338,9 @@ def test_this_machine_alone_needs_no_token(service: Service, worker: Worker) -> 
         {"Host": "127.0.0.1.evil.example"},
     ],
 )
-def test_a_web_page_cannot_call_by_its_visitors_browser(service: Service, headers: dict[str, str]) -> None:
+def test_a_web_page_cannot_call_through_its_visitors_browser(
+    service: Service, headers: dict[str, str]
+) -> None:
     answer = service.http.post("/v1/models", content=onnx_model(), headers=headers)
     assert kind(answer, 403) == "not-from-here"
     assert service.http.get("/v1/jobs", headers={"Host": "localhost:1", "Origin": service.url}).is_success
@@ -351,16 +357,25 @@ def test_too_many_requests_of_one_client_have_to_wait(start: Start) -> None:
     assert service.http.get("/healthz").is_success
 
 
-def test_wrong_tokens_are_limited_and_lock_nobody_out_who_is_in(start: Start) -> None:
+def test_wrong_tokens_are_limited_and_lock_no_valid_token_out(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("server.access.authentication.CACHE_S", 0.2)
     service = start(token=BOOTSTRAP, failure_limit="3/minute")
     used, unused = stored(service, "used"), stored(service, "unused")
+    expired = stored(service, "expired", expires_at=2.0)
     assert service.http.get("/v1/jobs", headers=bearer(used)).is_success
-    answers = [service.http.get("/v1/jobs", headers=bearer(PREFIX + "x" * 43)) for _ in range(4)]
+    answers = [service.http.get("/v1/jobs", headers=bearer(TOKEN_PREFIX + "x" * 43)) for _ in range(4)]
     assert [answer.status_code for answer in answers] == [401, 401, 401, 429]
-    for secret in (used, BOOTSTRAP):
+    time.sleep(0.3)  # the token used before is cached no longer
+    for secret in (used, unused, BOOTSTRAP):
         assert service.http.get("/v1/jobs", headers=bearer(secret)).is_success
-    assert kind(service.http.get("/v1/jobs", headers=bearer(unused)), 429) == "too-many-requests"
+        assert refusal(calls(service, secret)[1])[0] is grpc.StatusCode.NOT_FOUND
+    for secret in (expired, "wrong"):
+        assert kind(service.http.get("/v1/jobs", headers=bearer(secret)), 429) == "too-many-requests"
     assert refusal(calls(service, "wrong")[0])[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
+    made_later = stored(service, "made-later")
+    wait_until(lambda: service.http.get("/v1/jobs", headers=bearer(made_later)).is_success)
 
 
 def test_secrets_stand_in_no_file_and_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -373,7 +388,7 @@ def test_secrets_stand_in_no_file_and_no_log(tmp_path: Path, caplog: pytest.LogC
     assert audit(service)
     stop()
     kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
-    assert digest(token).encode() in kept
+    assert token_digest(token).encode() in kept
     for secret in (token, BOOTSTRAP, "a wrong one"):
         assert secret.encode() not in kept
         assert secret not in caplog.text

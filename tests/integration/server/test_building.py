@@ -1,4 +1,4 @@
-"""Builders at a real server: what one builds, a device of another class measures; over real gRPC."""
+"""Builders at a real server over gRPC: a device of another class measures what they build."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import grpc
 import pytest
 
 from compiler.packaging.archive import pack
-from core.lease import Built, Lease, LeaseId
-from core.measurement import Outcome
+from core.lease import Lease, LeaseId
+from core.measurement import Built, Outcome
 from core.worker import WorkerState
 from proto import fleet_pb2 as pb
-from proto.convert_library import library_to_wire
-from proto.messages import Library, Result
+from proto.convert import library_to_wire
+from proto.messages import LibraryUpload, Result
 from records.jobs import jobs, tasks, trials
 from records.jobs.trials import Trial
 
@@ -42,7 +42,7 @@ def board(service: Service) -> Worker:
 
 
 def put(worker: Worker, lease: LeaseId, trial_id: int, data: bytes = LIBRARY) -> str:
-    message = library_to_wire(Library(worker.session, lease, trial_id, data))
+    message = library_to_wire(LibraryUpload(worker.session, lease, trial_id, data))
     stored: pb.LibraryStored = worker.fleet.PutLibrary(message, timeout=20)
     return stored.refused
 
@@ -73,7 +73,7 @@ def test_a_builder_is_shown_as_one(service: Service, builder: Worker) -> None:
     assert service.http.get("/v1/device-classes").json()["items"] == []
 
 
-def test_what_one_builds_another_measures(service: Service, builder: Worker, board: Worker) -> None:
+def test_a_device_measures_what_a_builder_built(service: Service, builder: Worker, board: Worker) -> None:
     builder.call(slots=0)
     board.call(slots=0)
     job_id = tuning_job(service, board, count=2)
@@ -130,7 +130,7 @@ def test_a_library_of_another_machine_is_refused(
     assert (trial.state, trial.outcome) == ("done", Outcome.UNKNOWN)
 
 
-def test_libraries_are_kept_only_for_who_holds_the_lease(
+def test_libraries_are_kept_only_for_the_holder_of_the_lease(
     service: Service, builder: Worker, board: Worker
 ) -> None:
     builder.call(slots=0)
@@ -141,7 +141,7 @@ def test_libraries_are_kept_only_for_who_holds_the_lease(
     assert put(stranger, lease.id, trial_id) == "the lease is over"
     assert put(builder, LeaseId("another", 1), trial_id) == "the lease is over"
     assert put(builder, lease.id, trial_id + 1) == "the lease doesn't hold its trial"
-    damaged = library_to_wire(Library(builder.session, lease.id, trial_id, LIBRARY))
+    damaged = library_to_wire(LibraryUpload(builder.session, lease.id, trial_id, LIBRARY))
     damaged.data = LIBRARY[:-1]
     assert "damaged" in service.fleet.PutLibrary(damaged, timeout=20).refused
     with pytest.raises(grpc.RpcError):

@@ -1,4 +1,4 @@
-"""Cost models over HTTP: what is stored of them, told for people and programs."""
+"""Cost models over HTTP."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def test_the_newest_version_with_the_newest_metrics(service: Service, worker: Wo
         }
 
 
-def test_without_metrics_yet(service: Service, worker: Worker) -> None:
+def test_metrics_are_null_before_the_first_evaluation(service: Service, worker: Worker) -> None:
     worker.call()
     store(service, Version(DEVICE.key, 50, 5.0, 6.0, 0.25, None))
     [found] = service.http.get("/v1/cost-models").json()["items"]
     assert (found["metrics"], found["metrics_at"]) == (None, None)
 
 
-def test_before_the_first_training(service: Service, worker: Worker) -> None:
+def test_there_is_no_cost_model_before_the_first_training(service: Service, worker: Worker) -> None:
     assert service.http.get("/v1/cost-models").json() == {"items": []}
     worker.call()
     answer = service.http.get("/v1/cost-models", params={"target": DEVICE.key})
@@ -60,12 +60,12 @@ def test_before_the_first_training(service: Service, worker: Worker) -> None:
     assert "tune a model" in answer.json()["detail"]
 
 
-def test_of_an_unknown_class(service: Service) -> None:
+def test_the_cost_model_of_an_unknown_class_is_not_found(service: Service) -> None:
     answer = service.http.get("/v1/cost-models", params={"target": "toaster"})
     assert (answer.status_code, answer.json()["title"]) == (422, "Unknown target")
 
 
-def test_it_is_part_of_the_published_interface(service: Service) -> None:
+def test_cost_models_are_in_the_openapi_document(service: Service) -> None:
     schema = service.http.get("/openapi.json").json()
     answer = schema["paths"]["/v1/cost-models"]["get"]["responses"]["200"]["content"]["application/json"]
     assert answer["schema"]["$ref"].endswith("/CostModelsBody")

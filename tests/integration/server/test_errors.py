@@ -1,4 +1,4 @@
-"""Bad input of every kind: always a problem document, nothing stored, the service goes on."""
+"""Invalid input of every kind gets a problem document, stores nothing and does the service no harm."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from .conftest import Service, Start, launch, onnx_model
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """One server for them all: that it takes the next request is a part of what is tested."""
+    """One server for all tests: each also shows that the requests before did no harm."""
     service, stop = launch(tmp_path_factory.mktemp("service"))
     yield service
     stop()
 
 
 def problem(answer: httpx.Response, status: int) -> dict[str, object]:
-    """The problem document of an answer that has to be one."""
+    """Return the problem document of an answer that must be one."""
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
     body: dict[str, object] = answer.json()
@@ -64,7 +64,7 @@ def problem(answer: httpx.Response, status: int) -> dict[str, object]:
         ({"trails": 5}, "trails"),
     ],
 )
-def test_a_senseless_job_is_refused(service: Service, changes: dict[str, object], says: str) -> None:
+def test_an_invalid_job_is_refused(service: Service, changes: dict[str, object], says: str) -> None:
     body = {"model": service.upload(), "trials": 10} | changes
     detail = problem(service.http.post("/v1/jobs", json=body), 422)["detail"]
     assert says in str(detail)
@@ -87,20 +87,20 @@ def test_a_senseless_job_is_refused(service: Service, changes: dict[str, object]
         (b'{"trials": ' + b"9" * 5000 + b"}", 400),
     ],
 )
-def test_a_body_that_is_no_request_is_refused(service: Service, content: bytes, status: int) -> None:
+def test_an_invalid_body_is_refused(service: Service, content: bytes, status: int) -> None:
     headers = {"Content-Type": "application/json"}
     problem(service.http.post("/v1/jobs", content=content, headers=headers), status)
     assert service.http.get("/readyz").is_success
 
 
-def test_minutes_that_are_no_number_are_refused(service: Service) -> None:
+def test_nan_minutes_are_refused(service: Service) -> None:
     body = json.dumps({"model": service.upload(), "trials": 1, "minutes": float("nan")})
     answer = service.http.post("/v1/jobs", content=body, headers={"Content-Type": "application/json"})
     assert "minutes must be" in str(problem(answer, 422)["detail"])
 
 
 @pytest.mark.parametrize("key", ["", "k" * 300])
-def test_a_senseless_idempotency_key_is_refused(service: Service, key: str) -> None:
+def test_an_invalid_idempotency_key_is_refused(service: Service, key: str) -> None:
     body = {"model": service.upload(), "trials": 1}
     problem(service.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": key}), 422)
 
@@ -127,12 +127,12 @@ def test_a_senseless_idempotency_key_is_refused(service: Service, key: str) -> N
         ("GET", "/v1/schedules/export?job=nope&target=native", 422),
     ],
 )
-def test_a_senseless_address_is_refused(service: Service, method: str, path: str, status: int) -> None:
+def test_an_invalid_address_is_refused(service: Service, method: str, path: str, status: int) -> None:
     problem(service.http.request(method, path), status)
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", onnx_model()[:-3], b"\x00" * 1000])
-def test_what_is_no_model_is_not_stored(service: Service, content: bytes) -> None:
+def test_a_body_that_is_no_model_is_not_stored(service: Service, content: bytes) -> None:
     problem(service.http.post("/v1/models", content=content), 422)
 
 
@@ -158,7 +158,7 @@ def test_other_bodies_are_limited_as_well(service: Service) -> None:
 
 
 @pytest.mark.parametrize("length", ["-1", "abc", "9" * 400])
-def test_a_senseless_content_length_does_no_harm(service: Service, length: str) -> None:
+def test_an_invalid_content_length_does_no_harm(service: Service, length: str) -> None:
     host, port = service.http.base_url.host, service.http.base_url.port
     with socket.create_connection((host, port or 0), timeout=5) as raw:
         raw.sendall(f"POST /v1/models HTTP/1.1\r\nHost: {host}\r\nContent-Length: {length}\r\n\r\n".encode())
@@ -168,7 +168,7 @@ def test_a_senseless_content_length_does_no_harm(service: Service, length: str) 
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A server with a token, that bears any number of wrong ones."""
+    """A server with a token and without a limit on wrong ones."""
     service, stop = launch(tmp_path_factory.mktemp("guarded"), token="s3cret", failure_limit="off")
     yield service
     stop()
@@ -177,7 +177,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.mark.parametrize("path", ["/v1/jobs", "/metrics", "/openapi.json", "/nothing", "/v1/jobs/x/events"])
 @pytest.mark.parametrize("given", [None, "Bearer wrong", "Basic s3cret", "s3cret", "Bearer", "Bearer \u00e9"])
 def test_the_token_is_needed(guarded: Service, path: str, given: str | None) -> None:
-    headers = {} if given is None else {"Authorization": given.encode()}
+    headers = {} if given is None else {b"Authorization": given.encode()}
     answer = guarded.http.get(path, headers=headers)
     assert problem(answer, 401)["type"] == "urn:tunefarm:problem:token-needed"
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -205,7 +205,7 @@ def test_workers_need_the_token(guarded: Service, metadata: tuple[tuple[str, str
         assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
-def test_a_worker_with_the_token_is_heard(guarded: Service) -> None:
+def test_a_worker_with_the_token_is_let_through(guarded: Service) -> None:
     right = (("authorization", "Bearer s3cret"),)
     with pytest.raises(grpc.RpcError) as refused:
         guarded.fleet.GetWorkload(pb.WorkloadRequest(workload_hash="none"), metadata=right, timeout=5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import httpx
 import httpx_sse
@@ -22,7 +22,9 @@ def advance(service: Service, job_id: str, to: JobState) -> None:
         assert jobs.advance(session, job_id, expected, to, time.time())
 
 
-def watch(service: Service, job_id: str, after: str | None = None) -> Iterator[httpx_sse.ServerSentEvent]:
+def watch(
+    service: Service, job_id: str, after: str | None = None
+) -> Generator[httpx_sse.ServerSentEvent, None, None]:
     headers = {} if after is None else {"Last-Event-ID": after}
     with httpx_sse.connect_sse(service.http, "GET", f"/v1/jobs/{job_id}/events", headers=headers) as source:
         assert source.response.status_code == 200
@@ -57,7 +59,7 @@ def test_a_watcher_resumes_after_the_last_event_it_saw(service: Service) -> None
     assert seen[-1].json()["state"] == "done"
 
 
-def test_nothing_more_is_no_content(service: Service) -> None:
+def test_a_finished_job_without_more_events_is_no_content(service: Service) -> None:
     job_id = service.submit()
     advance(service, job_id, JobState.DONE)
     last = list(watch(service, job_id))[-1].id
@@ -66,7 +68,7 @@ def test_nothing_more_is_no_content(service: Service) -> None:
 
 
 @pytest.mark.parametrize("given", ["abc", "-1", str(2**70)])
-def test_a_senseless_last_event_id_is_refused(service: Service, given: str) -> None:
+def test_an_invalid_last_event_id_is_refused(service: Service, given: str) -> None:
     job_id = service.submit()
     answer = service.http.get(f"/v1/jobs/{job_id}/events", headers={"Last-Event-ID": given})
     assert answer.status_code == 422

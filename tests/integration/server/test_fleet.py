@@ -1,10 +1,11 @@
-"""The workers' side: sessions, leases, results, files; over real gRPC."""
+"""The gRPC service for workers: sessions, leases, results and files."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -18,16 +19,16 @@ from core.worker import WorkerState
 from proto import convert
 from proto import fleet_pb2 as pb
 from proto.messages import PROTOCOL, Result
-from records.fleet import devices, leases
+from records.fleet import devices, leases, module_runs
 from records.jobs import jobs, tasks, trials
 from records.jobs.tasks import TaskSpec
 from records.jobs.trials import NewTrial
 from records.schedules import schedules
 from records.storage import blobs
 from records.storage.database import StorageError
-from server.fleet.sessions import LEAST_S
+from server.fleet.sessions import MIN_INTERVAL_S
 
-from .conftest import DEVICE, Service, Worker, on_both_databases, wait_until
+from .conftest import DEVICE, Service, Start, Worker, on_both_databases, wait_until
 
 pytestmark = on_both_databases
 
@@ -36,7 +37,7 @@ FAILED = Measurement(Outcome.BUILD_ERROR, error="no such intrinsic")
 
 
 def tuning_job(service: Service, worker: Worker, count: int = 3) -> str:
-    """A job in the middle of its tuning, with trials that wait for the worker's device class."""
+    """Store a job that is being tuned, with trials that wait for the worker's device class."""
     job_id = service.submit()
     with service.database.begin() as session:
         devices.put_class(session, worker.device)
@@ -184,14 +185,16 @@ def test_a_worker_of_many_calls_seldom_and_keeps_its_lease_for_longer(
 
 
 def test_a_worker_that_the_server_has_forgotten_works_on(
-    service: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch
+    start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("server.fleet.sessions.FORGET_S", 0.0)
+    service = start()
+    worker = Worker(service.fleet)
     job_id = tuning_job(service, worker)
     lease = leased(worker)
     Worker(service.fleet, id="other").call(WorkerState.PROBING)
     kept = worker.call(WorkerState.BUSY, held=lease.id, results=results(lease)[:1])
-    assert (kept.keeps, kept.acknowledged, kept.call_again_after_s) == (lease.id, (1,), LEAST_S)
+    assert (kept.keeps, kept.acknowledged, kept.call_again_after_s) == (lease.id, (1,), MIN_INTERVAL_S)
     assert worker.call(results=results(lease)[1:]).acknowledged == (2, 3)
     assert done(service, job_id) == 3
 
@@ -260,7 +263,7 @@ def test_a_module_run_gets_memory_by_the_size_of_its_artifact(service: Service, 
     job_id = tuning_job(service, worker, count=1)
     with service.database.begin() as session:
         sha = blobs.put(session, bytes(10 << 20))
-        leases.add_module_run(session, job_id, "untuned", sha, 3.0)
+        module_runs.add(session, job_id, "untuned", sha, 3.0)
     lease = leased(worker)
     assert lease.limits == Limits.for_module(10 << 20)
     assert lease.limits.memory_bytes > Limits().memory_bytes + (50 << 20)
@@ -271,8 +274,8 @@ def test_a_module_run_is_leased_timed_and_published(service: Service, worker: Wo
     packed = bytes(range(256)) * 20_000
     with service.database.begin() as session:
         sha = blobs.put(session, packed)
-        run_id = leases.add_module_run(session, job_id, "untuned", sha, 3.0)
-        tuned_id = leases.add_module_run(session, job_id, "tuned", sha, 3.0)
+        run_id = module_runs.add(session, job_id, "untuned", sha, 3.0)
+        tuned_id = module_runs.add(session, job_id, "tuned", sha, 3.0)
     lease = leased(worker)
     assert lease.module_runs == (
         ModuleRun(run_id, "untuned", sha),
@@ -287,7 +290,7 @@ def test_a_module_run_is_leased_timed_and_published(service: Service, worker: Wo
     worker.call(slots=0, results=(Result(2, lease.id, OK, module_run_id=tuned_id),))
     assert service.wakes == [("publish", job_id)]
     with service.database.begin() as session:
-        ends = [(run.outcome, run.run_secs) for run in leases.module_runs(session, job_id)]
+        ends = [(run.outcome, run.run_secs) for run in module_runs.of_job(session, job_id)]
     assert ends == [(Outcome.RUN_ERROR, ()), (Outcome.OK, OK.run_secs)]
 
 
@@ -297,12 +300,12 @@ def test_a_tuned_model_is_not_compared_with_one_that_is_known_not_to_run(
     job_id = tuning_job(service, worker, count=1)
     with service.database.begin() as session:
         sha = blobs.put(session, b"packed")
-        untuned_id = leases.add_module_run(session, job_id, "untuned", sha, 3.0)
+        untuned_id = module_runs.add(session, job_id, "untuned", sha, 3.0)
     lost = Measurement(Outcome.DEVICE_LOST, error="lost")
     lease = leased(worker)
     worker.call(slots=0, results=(Result(1, lease.id, lost, module_run_id=untuned_id),))
     with service.database.begin() as session:
-        tuned_id = leases.add_module_run(session, job_id, "tuned", sha, 4.0)
+        tuned_id = module_runs.add(session, job_id, "tuned", sha, 4.0)
     assert leased(worker).module_runs == (ModuleRun(tuned_id, "tuned", sha, compare=False),)
 
 
@@ -315,7 +318,7 @@ def test_workloads_are_fetched_by_hash(service: Service, worker: Worker) -> None
 def refused(service: Service, message: pb.SynchronizeRequest) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as error:
         service.fleet.Synchronize(message, timeout=5)
-    return error.value.code(), error.value.details()
+    return error.value.code(), error.value.details() or ""
 
 
 def request() -> pb.SynchronizeRequest:
@@ -328,7 +331,7 @@ def request() -> pb.SynchronizeRequest:
     )
 
 
-def test_senseless_calls_are_refused_and_change_nothing(service: Service) -> None:
+def test_invalid_calls_are_refused_and_change_nothing(service: Service) -> None:
     for protocol in (1, 9):
         code, details = refused(service, pb.SynchronizeRequest(protocol=protocol))
         assert code is grpc.StatusCode.FAILED_PRECONDITION
@@ -345,7 +348,7 @@ def test_senseless_calls_are_refused_and_change_nothing(service: Service) -> Non
     assert service.http.get("/v1/workers").json()["items"] == []
 
 
-def test_a_measurement_that_makes_no_sense_costs_only_itself(service: Service, worker: Worker) -> None:
+def test_an_invalid_measurement_costs_only_itself(service: Service, worker: Worker) -> None:
     job_id = tuning_job(service, worker)
     sent = results(leased(worker))
     message = request()
@@ -372,7 +375,7 @@ def test_a_failing_storage_asks_the_worker_to_try_again(
     service: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def failing() -> object:
+    def failing() -> Iterator[None]:
         raise StorageError("the disk is full", full=True)
         yield
 

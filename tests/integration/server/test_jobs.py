@@ -1,4 +1,4 @@
-"""Jobs over HTTP: asking, listing, cancelling, fetching."""
+"""Jobs over HTTP: submitting, listing, cancelling and fetching."""
 
 from __future__ import annotations
 

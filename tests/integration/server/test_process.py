@@ -16,6 +16,7 @@ import grpc
 import httpx
 import pytest
 
+from core.exit_code import ExitCode
 from proto.fleet_pb2_grpc import FleetStub
 
 from .conftest import Worker, free_port, onnx_model, wait_until
@@ -38,7 +39,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def run(environment: dict[str, str]) -> Iterator[Run]:
-    """Starts server processes; what is left of them is killed at the end."""
+    """Start server processes; those still running are killed at the end."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*flags: str, **changes: str) -> subprocess.Popen[str]:
@@ -55,8 +56,8 @@ def run(environment: dict[str, str]) -> Iterator[Run]:
         process.communicate()
 
 
-def refusal(process: subprocess.Popen[str], code: int) -> str:
-    """The one line of a server that didn't start."""
+def refusal(process: subprocess.Popen[str], code: ExitCode) -> str:
+    """Return the one line of a server that must not start."""
     _, errors = process.communicate(timeout=30)
     assert process.returncode == code, errors
     (line,) = errors.splitlines()
@@ -73,7 +74,7 @@ def answers(environment: dict[str, str]) -> bool:
 
 
 @pytest.mark.slow
-def test_it_serves_and_stops_at_once_when_told(run: Run, environment: dict[str, str]) -> None:
+def test_a_server_stops_at_once_when_told(run: Run, environment: dict[str, str]) -> None:
     process = run()
     wait_until(lambda: answers(environment), 30)
     url = f"http://127.0.0.1:{environment['TUNEFARM_PORT']}"
@@ -109,17 +110,17 @@ def test_it_serves_and_stops_at_once_when_told(run: Run, environment: dict[str, 
 @pytest.mark.parametrize("variable", ["TUNEFARM_PORT", "TUNEFARM_GRPC_PORT"])
 def test_a_port_in_use_is_named(run: Run, environment: dict[str, str], variable: str) -> None:
     with socket.create_server(("127.0.0.1", int(environment[variable]))):
-        line = refusal(run(), 1)
+        line = refusal(run(), ExitCode.LOCAL)
     assert environment[variable] in line
     assert f"set {variable}" in line
 
 
 def test_a_network_address_without_a_token_is_refused(run: Run) -> None:
-    assert "TUNEFARM_TOKEN" in refusal(run("--host", "0.0.0.0"), 2)
+    assert "TUNEFARM_TOKEN" in refusal(run("--host", "0.0.0.0"), ExitCode.USAGE)
 
 
 def test_an_address_of_another_machine_is_refused(run: Run) -> None:
-    assert "203.0.113.7" in refusal(run(TUNEFARM_HOST="203.0.113.7", TUNEFARM_TOKEN="s3cret"), 1)
+    assert "203.0.113.7" in refusal(run(TUNEFARM_HOST="203.0.113.7", TUNEFARM_TOKEN="s3cret"), ExitCode.LOCAL)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +128,7 @@ def test_an_address_of_another_machine_is_refused(run: Run) -> None:
     [("TUNEFARM_PORT", "http"), ("TUNEFARM_DATABASE_URL", ""), ("TUNEFARM_BROKER", "")],
 )
 def test_wrong_settings_are_named(run: Run, variable: str, value: str) -> None:
-    assert variable in refusal(run(**{variable: value}), 2)
+    assert variable in refusal(run(**{variable: value}), ExitCode.USAGE)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +139,8 @@ def test_wrong_settings_are_named(run: Run, variable: str, value: str) -> None:
         ({"TUNEFARM_TLS_CERT": "/gone.pem"}, "TUNEFARM_TLS_KEY"),
     ],
 )
-def test_files_for_tls_that_cannot_be_used_are_named(run: Run, changes: dict[str, str], says: str) -> None:
-    assert says in refusal(run(**changes), 2)
+def test_unusable_tls_files_are_named(run: Run, changes: dict[str, str], says: str) -> None:
+    assert says in refusal(run(**changes), ExitCode.USAGE)
 
 
 @pytest.mark.slow
@@ -160,5 +161,5 @@ def test_a_database_that_cannot_be_used_is_named(run: Run, tmp_path: Path, kind:
         "not a database": f"sqlite:///{tmp_path}/text.db",
         "not a URL": "tunefarm.db",
     }
-    line = refusal(run(TUNEFARM_DATABASE_URL=urls[kind]), 1)
+    line = refusal(run(TUNEFARM_DATABASE_URL=urls[kind]), ExitCode.LOCAL)
     assert "database" in line

@@ -1,4 +1,4 @@
-"""Schedules over HTTP: best ones, export, import."""
+"""Schedules over HTTP: best ones, export and import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .conftest import Service, Start, Worker
 
 
 def trace_of(number: int) -> str:
-    """A trace unlike those of other numbers, which does nothing."""
+    """Return a trace that does nothing and differs from those of other numbers."""
     return json.dumps([[["EnterPostproc", [], [], []]] * number, []], separators=(",", ":"))
 
 
@@ -117,7 +117,7 @@ def changed(field: str, value: object) -> dict[str, Any]:
         database(1e-3) | {"comment": "hi"},
     ],
 )
-def test_a_senseless_import_stores_nothing(ready: Service, body: dict[str, Any]) -> None:
+def test_an_invalid_import_stores_nothing(ready: Service, body: dict[str, Any]) -> None:
     answer = ready.http.post("/v1/schedules/import", json=body)
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
@@ -127,7 +127,7 @@ def test_a_senseless_import_stores_nothing(ready: Service, body: dict[str, Any])
 @pytest.mark.parametrize(
     "content", [b"", b"\xff", b"[" * 50_000, json.dumps(database(float("nan"))).encode()]
 )
-def test_what_is_no_import_is_refused(ready: Service, content: bytes) -> None:
+def test_a_body_that_is_no_import_is_refused(ready: Service, content: bytes) -> None:
     assert ready.http.post("/v1/schedules/import", content=content).status_code == 422
 
 

@@ -28,7 +28,7 @@ TOKEN = "a token for TLS"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An authority with a certificate for the server and one for clients, and somebody else's the same."""
+    """Certificates for a server and for clients, from our authority and from another."""
     folder = tmp_path_factory.mktemp("certificates")
     for owner in ("ours", "theirs"):
         authority = trustme.CA()
@@ -59,7 +59,7 @@ def tls(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serv
 
 @pytest.fixture(scope="module")
 def mutual(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A server that wants to see a certificate of our authority."""
+    """A server that demands a certificate of our authority."""
     pair = {"tls_cert": folder / "ours-server.pem", "tls_key": folder / "ours-server.key"}
     where, own = tmp_path_factory.mktemp("mutual"), client_files(folder, "ours")
     service, stop = launch(where, own, token=TOKEN, tls_client_ca=folder / "ours.ca", **pair)
@@ -68,7 +68,7 @@ def mutual(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def workload_code(port: int, trust: TlsFiles | None, token: str = TOKEN) -> grpc.StatusCode:
-    """The status of asking for a workload that is not there."""
+    """Ask for a workload that doesn't exist; return the status."""
     metadata = (("authorization", f"Bearer {token}"),)
     with channel_to(port, trust) as channel, pytest.raises(grpc.RpcError) as refused:
         FleetStub(channel).GetWorkload(pb.WorkloadRequest(workload_hash="x"), metadata=metadata, timeout=10)
@@ -76,13 +76,13 @@ def workload_code(port: int, trust: TlsFiles | None, token: str = TOKEN) -> grpc
     return code
 
 
-def test_the_client_speaks_tls_with_whom_its_authority_vouches_for(tls: Service, folder: Path) -> None:
+def test_the_client_trusts_a_server_of_its_authority(tls: Service, folder: Path) -> None:
     with Client(tls.url, TOKEN, tls=client_files(folder)) as client:
         assert list(client.jobs()) == []
 
 
 @pytest.mark.parametrize("stranger", [None, "theirs"])
-def test_the_client_trusts_nobody_else(tls: Service, folder: Path, stranger: str | None) -> None:
+def test_the_client_trusts_no_other_server(tls: Service, folder: Path, stranger: str | None) -> None:
     files = None if stranger is None else client_files(folder, ca_of=stranger)
     with (
         Client(tls.url, TOKEN, tls=files, sleep=lambda _: None) as client,
@@ -91,7 +91,7 @@ def test_the_client_trusts_nobody_else(tls: Service, folder: Path, stranger: str
         list(client.jobs())
 
 
-def test_nobody_is_heard_in_clear(tls: Service) -> None:
+def test_a_tls_server_answers_nobody_in_clear(tls: Service) -> None:
     with pytest.raises(httpx.TransportError):
         httpx.get(tls.url.replace("https", "http") + "/healthz", trust_env=False)
     assert workload_code(tls.context.settings.grpc_port, None) is grpc.StatusCode.UNAVAILABLE
@@ -143,7 +143,7 @@ def test_a_worker_that_gets_no_connection_says_what_it_may_lack(
 
 
 @pytest.mark.parametrize("shown", [None, "theirs"])
-def test_mutual_tls_refuses_who_shows_no_certificate_of_ours(
+def test_mutual_tls_refuses_clients_without_our_certificate(
     mutual: Service, folder: Path, shown: str | None
 ) -> None:
     files = client_files(folder, shown)

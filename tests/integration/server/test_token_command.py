@@ -6,9 +6,10 @@ import json
 
 import pytest
 
-from tunefarm.cli.exits import run
+from core.exit_code import ExitCode
+from system.command import CommandError
+from tunefarm.cli.app import run
 from tunefarm.cli.tokens import app, lifetime_s
-from tunefarm.errors import CommandError, ExitCode
 
 from .conftest import Service, Start
 
@@ -46,7 +47,7 @@ def test_a_token_is_made_used_listed_and_revoked(
     assert "revoked" in capsys.readouterr().out
 
 
-def test_json_has_everything(guarded: Service, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_every_field(guarded: Service, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["create", "--name", "board", "--scope", "worker", "--expires", "never", "--json"]
     assert run(app, arguments) == ExitCode.OK
     made = json.loads(capsys.readouterr().out)
@@ -54,7 +55,7 @@ def test_json_has_everything(guarded: Service, capsys: pytest.CaptureFixture[str
     assert (made["expires_at"], made["scopes"]) == (None, ["worker"])
 
 
-def test_who_may_not_is_told_what_is_missing(
+def test_a_caller_without_the_scope_is_told_which_one(
     guarded: Service, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run(app, ["create", "--name", "ci", "--scope", "read"])
@@ -71,6 +72,6 @@ def test_lifetimes(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "90", "d", "0d", "-1d", "1.5d", "forever", "1000000d"])
-def test_what_is_no_lifetime_is_named(text: str) -> None:
+def test_an_invalid_lifetime_is_named(text: str) -> None:
     with pytest.raises(CommandError, match="90d"):
         lifetime_s(text)

@@ -1,4 +1,4 @@
-"""What people see of workers over HTTP, and what they have them do; the workers call over real gRPC."""
+"""Workers as people see and steer them over HTTP, while they call over gRPC."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import event
 
 from core.measurement import Measurement, Outcome
 from core.worker import Vitals, Wanted, WorkerState
@@ -60,7 +61,7 @@ def test_a_worker_is_shown_with_all_it_says_of_itself(service: Service, worker: 
     assert 0.0 <= seen["last_seen_ago_s"] < 60.0  # type: ignore[operator]
 
 
-def test_its_failures_are_shown_by_kind(service: Service, worker: Worker) -> None:
+def test_a_workers_failures_are_shown_by_kind(service: Service, worker: Worker) -> None:
     tuning_job(service, worker, count=4)
     lease = leased(worker)
     ends = (OK, *(Measurement(outcome) for outcome in (Outcome.RUN_TIMEOUT, Outcome.RUN_TIMEOUT)))
@@ -233,7 +234,7 @@ def test_a_worker_that_cannot_measure_says_why(
     assert "tunefarm_workers_in_trouble 0.0" in service.http.get("/metrics").text
 
 
-def test_one_in_trouble_that_is_gone_is_not_counted(service: Service, worker: Worker) -> None:
+def test_a_worker_in_trouble_that_is_gone_is_not_counted(service: Service, worker: Worker) -> None:
     vitals = replace(VITALS, trouble="its check took longer than 120 s")
     worker.call(WorkerState.PROBING, vitals=vitals)
     worker.call(WorkerState.OFFLINE, vitals=vitals)
@@ -259,7 +260,7 @@ def test_priority_and_weight_are_kept_with_the_job(service: Service) -> None:
     assert (plain["priority"], plain["weight"]) == (0, 1.0)
 
 
-def test_who_builds_is_kept_with_the_job(service: Service) -> None:
+def test_the_choice_of_builder_is_kept_with_the_job(service: Service) -> None:
     jobs = [service.submit(), service.submit(build="builder")]
     kept = [service.http.get(f"/v1/jobs/{job_id}").json()["build"] for job_id in jobs]
     assert kept == ["auto", "builder"]
@@ -268,7 +269,7 @@ def test_who_builds_is_kept_with_the_job(service: Service) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"weight": 0}, {"weight": 1e9}, {"weight": "2"}, {"priority": 1.5}])
-def test_impossible_shares_are_refused(service: Service, wrong: dict[str, object]) -> None:
+def test_invalid_weights_and_priorities_are_refused(service: Service, wrong: dict[str, object]) -> None:
     body = {"model": service.upload(), "trials": 10} | wrong
     assert service.http.post("/v1/jobs", json=body).status_code == 422
 
@@ -302,7 +303,7 @@ def test_a_worker_that_said_farewell_is_away_at_once_and_never_lost(service: Ser
     assert (shown(service)["connected"], shown(service)["state"]) == (False, "offline")
     with service.database.begin() as session:
         gone = WorkerState.OFFLINE
-        devices.seen(session, worker.id, worker.session, gone, time.time() - 100)
+        devices.heartbeat(session, worker.id, worker.session, gone, time.time() - 100)
     metrics = service.http.get("/metrics").text
     assert 'tunefarm_workers{state="offline"} 1.0' in metrics
     assert 'tunefarm_workers{state="lost"} 0.0' in metrics
@@ -310,10 +311,25 @@ def test_a_worker_that_said_farewell_is_away_at_once_and_never_lost(service: Ser
     assert (shown(service)["connected"], shown(service)["state"]) == (True, "ready")
 
 
+def test_readiness_costs_the_same_however_many_workers_there_are(service: Service, worker: Worker) -> None:
+    worker.call()
+    statements: list[str] = []
+
+    def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.append(statement)
+
+    with service.database.begin() as session:
+        engine = session.get_bind()
+    event.listen(engine, "before_cursor_execute", note)
+    assert service.http.get("/readyz").json() == {"status": "ok"}
+    event.remove(engine, "before_cursor_execute", note)
+    assert not [statement for statement in statements if "worker" in statement.lower()]
+
+
 def test_a_silent_worker_is_lost(service: Service, worker: Worker) -> None:
     worker.call()
     with service.database.begin() as session:
-        devices.seen(session, worker.id, worker.session, WorkerState.READY, time.time() - 100)
+        devices.heartbeat(session, worker.id, worker.session, WorkerState.READY, time.time() - 100)
     assert (shown(service)["connected"], shown(service)["state"]) == (False, "ready")
     worker.call()
     assert shown(service)["connected"]

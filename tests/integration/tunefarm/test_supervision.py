@@ -1,4 +1,4 @@
-"""Processes are kept alive, given up in the end, and never outlive the one that asked for them."""
+"""Processes are started again, given up in the end, and never outlive the command that started them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tunefarm.embedded.folder import DataFolder
-from tunefarm.embedded.supervision import Program, Supervisor, supervise
+from tunefarm.embedded.supervision import SupervisedProcess, Supervisor, supervise
 
 ROOT = Path(__file__).parents[3]
 SLEEPER = (sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)")
@@ -44,15 +44,17 @@ def scratch(tmp_path: Path) -> Path:
 
 
 @contextmanager
-def start(folder: DataFolder, scratch: Path, *programs: Program) -> Iterator[Supervisor]:
+def start(folder: DataFolder, scratch: Path, *programs: SupervisedProcess) -> Iterator[Supervisor]:
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with folder.locked() as lock, supervise(programs, scratch, folder.logs, environment, lock) as supervisor:
         yield supervisor
 
 
 @pytest.mark.slow
-def test_a_killed_program_is_started_again_and_all_stop_together(folder: DataFolder, scratch: Path) -> None:
-    with start(folder, scratch, Program("one", SLEEPER, 5, 1), Program("two", SLEEPER, 5, 1)) as supervisor:
+def test_a_killed_process_is_started_again_and_all_stop_together(folder: DataFolder, scratch: Path) -> None:
+    with start(
+        folder, scratch, SupervisedProcess("one", SLEEPER, 5, 1), SupervisedProcess("two", SLEEPER, 5, 1)
+    ) as supervisor:
         until(lambda: supervisor.states() == {"one": "RUNNING", "two": "RUNNING"})
         before = psutil.Process(supervisor.process.pid).children()
         before[0].kill()
@@ -65,23 +67,25 @@ def test_a_killed_program_is_started_again_and_all_stop_together(folder: DataFol
 
 
 @pytest.mark.slow
-def test_a_program_that_keeps_failing_is_given_up_with_its_last_words(
+def test_a_process_that_keeps_failing_is_given_up_with_its_last_line(
     folder: DataFolder, scratch: Path
 ) -> None:
     broken = (sys.executable, "-c", "raise SystemExit('100% out of luck')")
-    with start(folder, scratch, Program("good", SLEEPER, 5, 1), Program("bad", broken, 5, 1)) as supervisor:
+    with start(
+        folder, scratch, SupervisedProcess("good", SLEEPER, 5, 1), SupervisedProcess("bad", broken, 5, 1)
+    ) as supervisor:
         until(lambda: supervisor.given_up() == "bad")
-        assert supervisor.last_words("bad") == "100% out of luck"
-        assert supervisor.last_words("nobody") == ""
+        assert supervisor.last_line("bad") == "100% out of luck"
+        assert supervisor.last_line("nobody") == ""
 
 
 KILLED_LATER = """
 import os, sys, time
 from pathlib import Path
 from tunefarm.embedded.folder import DataFolder
-from tunefarm.embedded.supervision import Program, supervise
+from tunefarm.embedded.supervision import SupervisedProcess, supervise
 folder = DataFolder(Path(sys.argv[1]))
-program = Program("sleeper", (sys.executable, "-c", "import time; time.sleep(600)"), 5, 1)
+program = SupervisedProcess("sleeper", (sys.executable, "-c", "import time; time.sleep(600)"), 5, 1)
 scratch = Path(sys.argv[2])
 with folder.locked() as lock, supervise([program], scratch, folder.logs, os.environ, lock) as running:
     while running.states() != {"sleeper": "RUNNING"}:
@@ -92,7 +96,7 @@ with folder.locked() as lock, supervise([program], scratch, folder.logs, os.envi
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="the tether is Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux knows it")
 @pytest.mark.parametrize("victim", ["command", "supervisor"])
 def test_nothing_is_left_behind_when_something_is_killed(
     folder: DataFolder, scratch: Path, victim: str

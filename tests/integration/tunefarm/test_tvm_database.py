@@ -14,9 +14,9 @@ import tvm
 from tvm import relax, te
 
 from compiler.workload import normalise, to_json, workload_hash
-from tunefarm.client import transfer
+from tunefarm.client import metaschedule_files
 from tunefarm.client.client import Client
-from tunefarm.client.values import Database, ExportedRecord, ExportedWorkload, Schedule
+from tunefarm.client.values import ExportedRecord, ExportedWorkload, Schedule, ScheduleDatabase
 from tunefarm.errors import InputError
 from tunefarm.tvm_database import service_database
 
@@ -100,23 +100,23 @@ def test_a_workload_without_a_schedule_stays_as_it_is() -> None:
     assert len(database) == 0
 
 
-def test_a_service_that_refuses_is_not_taken_for_one_that_knows_nothing() -> None:
+def test_a_refusal_is_an_error_and_not_a_missing_schedule() -> None:
     database = service_database(Service(status=401).client())
     with pytest.raises(RuntimeError, match="No schedule"):
         database.has_workload(normalise(matmul()))
 
 
-def exported() -> Database:
+def exported() -> ScheduleDatabase:
     mod = normalise(matmul())
     name = workload_hash(mod)
     record = ExportedRecord(name, TRACE, (1e-3, 2e-3), TARGET)
-    return Database((ExportedWorkload(name, to_json(mod)),), (record,))
+    return ScheduleDatabase((ExportedWorkload(name, to_json(mod)),), (record,))
 
 
 def test_files_written_are_read_back(tmp_path: Path) -> None:
-    written = transfer.write(exported(), tmp_path)
+    written = metaschedule_files.write(exported(), tmp_path)
     assert (written.workloads, written.records) == (1, 1)
-    read = transfer.read(tmp_path)
+    read = metaschedule_files.read(tmp_path)
     assert read.workloads == exported().workloads
     (record,) = read.records
     assert json.loads(record.trace) == json.loads(TRACE)
@@ -126,17 +126,17 @@ def test_files_written_are_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "cause"),
     [
-        (transfer.RECORD_FILE, b"[0, ", "database_tuning_record.json, line 1"),
-        (transfer.WORKLOAD_FILE, b'["1", "!"]', "database_workload.json, line 1"),
-        (transfer.WORKLOAD_FILE, b"\xff\xfe", "no text"),
-        (transfer.WORKLOAD_FILE, None, "can't be read"),
+        (metaschedule_files.RECORD_FILE, b"[0, ", "database_tuning_record.json, line 1"),
+        (metaschedule_files.WORKLOAD_FILE, b'["1", "!"]', "database_workload.json, line 1"),
+        (metaschedule_files.WORKLOAD_FILE, b"\xff\xfe", "no text"),
+        (metaschedule_files.WORKLOAD_FILE, None, "can't be read"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: Any, cause: str) -> None:
-    transfer.write(exported(), tmp_path)
+    metaschedule_files.write(exported(), tmp_path)
     if content is None:
         (tmp_path / name).unlink()
     else:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=cause):
-        transfer.read(tmp_path)
+        metaschedule_files.read(tmp_path)

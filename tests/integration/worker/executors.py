@@ -1,4 +1,4 @@
-"""Executors with real child processes, whose bench is `fault_bench`."""
+"""Executors for tests: their child processes are real, and run `fault_runner`."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(HERE), **more}
 
 
-def subject(trace: str, module_json: str = "") -> BuildRequest:
+def build_request(trace: str, module_json: str = "") -> BuildRequest:
     return BuildRequest('{"kind":"llvm"}', module_json, trace, ())
 
 
 def with_executor(
     work: Callable[[Executor], Awaitable[None]],
-    bench: str = "FaultBench",
+    runner: str = "FaultRunner",
     start_timeout_s: float = 60.0,
     builds: bool = False,
     **env: str,
 ) -> None:
     async def run() -> None:
-        config = ChildConfig(2, f"fault_bench:{bench}", start_timeout_s, builds=builds)
+        config = ChildConfig(2, f"fault_runner:{runner}", start_timeout_s, builds=builds)
         executor = Executor(config, environment(**env))
         try:
             await work(executor)
@@ -48,8 +48,8 @@ def with_executor(
 
 
 async def child_of_next(executor: Executor) -> float:
-    """The process id of the child that serves a good candidate."""
-    measurement = await executor.measure(subject("ok"), GENEROUS)
+    """Measure a good candidate; return the process id of the child that measured it."""
+    measurement = await executor.measure(build_request("ok"), GENEROUS)
     assert measurement.outcome is Outcome.OK
     return measurement.build_secs
 
@@ -57,8 +57,8 @@ async def child_of_next(executor: Executor) -> float:
 async def measure_all(
     executor: Executor, traces: Sequence[str], limits: Limits, module_json: str = ""
 ) -> list[Measurement]:
-    """As the agent does: those that come next are always built along."""
-    batch = [subject(trace, module_json) for trace in traces]
+    """Measure candidates as the agent does: the next ones are always built along."""
+    batch = [build_request(trace, module_json) for trace in traces]
     return [await executor.measure(one, limits, batch[number + 1 :]) for number, one in enumerate(batch)]
 
 

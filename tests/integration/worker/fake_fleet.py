@@ -1,4 +1,4 @@
-"""The service's side of the protocol in memory: real gRPC that follows the comments of fleet.proto."""
+"""A service in memory: real gRPC that follows the comments of fleet.proto."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from core.lease import Built, Candidate, Lease, LeaseId, Limits, ModuleRun
+from core.lease import Candidate, Lease, LeaseId, Limits, ModuleRun
+from core.measurement import Built
 from core.worker import Wanted, WorkerState
 from proto import fleet_pb2 as pb
-from proto.convert import answer_to_wire, report_from_wire
-from proto.convert_library import library_from_wire
+from proto.convert import answer_to_wire, library_from_wire, report_from_wire
 from proto.fleet_pb2_grpc import FleetServicer, add_FleetServicer_to_server
-from proto.messages import Answer, Library, Result, WorkerReport
+from proto.messages import Answer, LibraryUpload, Result, WorkerReport
 
 LIMITS = Limits(build_timeout_s=60.0, run_timeout_s=60.0, module_timeout_s=60.0, memory_bytes=1 << 28)
 
 
 class FakeFleet(FleetServicer):
-    """Keeps every report. Outlives its server, which may stop and start again on the same port."""
+    """Keeps every report. Its server may stop, and start again on the same port."""
 
     def __init__(self) -> None:
         self.reports: list[WorkerReport] = []
@@ -32,7 +32,7 @@ class FakeFleet(FleetServicer):
         self.workloads: dict[str, str] = {}
         self.fetched: list[str] = []
         self.blobs: dict[str, bytes] = {}
-        self.libraries: list[Library] = []
+        self.libraries: list[LibraryUpload] = []
         self.refusing = ""
         self.damaged = 0
         self.fence = False
@@ -58,7 +58,7 @@ class FakeFleet(FleetServicer):
         await self._server.stop(grace=None)
 
     async def until(self, heard: Callable[[], bool]) -> None:
-        """Looks again after every report."""
+        """Wait until `heard` is true after a report."""
         async with self._heard:
             await self._heard.wait_for(heard)
 
@@ -72,7 +72,7 @@ class FakeFleet(FleetServicer):
         library_sha: str | None = None,
         build: bool = False,
     ) -> Lease:
-        """A lease with a candidate per trace, to be given to the next worker that is ready."""
+        """Make a lease with a candidate for each trace, for the next worker that is ready."""
         first = 1 + sum(len(lease.candidates) for lease in self.leases)
         candidates = tuple(
             Candidate(first + i, workload, trace, best_s=best_s, library_sha=library_sha)
@@ -90,7 +90,7 @@ class FakeFleet(FleetServicer):
         return lease
 
     def outcomes(self) -> list[str]:
-        """Of the stored results, by the number of their trial."""
+        """Return the outcomes of the stored results, in the order of their trials."""
         ordered = sorted(self.stored.values(), key=lambda result: result.trial_id or 0)
         ends = [result.measurement for result in ordered]
         return ["built" if isinstance(end, Built) else end.outcome.value for end in ends]

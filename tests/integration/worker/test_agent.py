@@ -18,8 +18,8 @@ from core.measurement import Measurement
 from core.worker import Role, WorkerState
 from tests.integration.worker.fake_fleet import FakeFleet
 from worker.agent.agent import Agent, AgentConfig, Fenced
-from worker.agent.profile_cache import Profiles
-from worker.agent.service import FleetClient, Refused, open_channel
+from worker.agent.profile_cache import ProfileCache
+from worker.agent.service import FleetClient, WorkerRefused, open_channel
 from worker.runner.executor import ChildConfig, Executor
 from worker.runner.interleaved import ROUNDS
 
@@ -39,19 +39,19 @@ class Worker:
 @contextlib.asynccontextmanager
 async def working(
     fleet: FakeFleet,
-    manners: AgentConfig = BRISK,
+    config: AgentConfig = BRISK,
     session: str = "session",
     token: str | None = None,
-    profiles: Profiles | None = None,
+    profiles: ProfileCache | None = None,
     **env: str,
 ) -> AsyncIterator[Worker]:
-    builds = manners.role is Role.BUILD
+    builds = config.role is Role.BUILD
     address = f"127.0.0.1:{fleet.port}"
     environment = {**os.environ, "PYTHONPATH": str(HERE), **env}
     async with open_channel(address, RECONNECT_MAX_S) as channel:
         client = FleetClient(channel, address, token, RECONNECT_MAX_S)
-        executor = Executor(ChildConfig(2, "fault_bench:FaultBench", builds=builds), environment)
-        agent = Agent("board", session, client, executor, manners, profiles=profiles)
+        executor = Executor(ChildConfig(2, "fault_runner:FaultRunner", builds=builds), environment)
+        agent = Agent("board", session, client, executor, config, profiles=profiles)
         running = asyncio.create_task(agent.run())
         try:
             yield Worker(agent, executor, running)
@@ -73,9 +73,15 @@ def with_fleet(work: Callable[[FakeFleet], Awaitable[None]]) -> None:
 
 
 def states(fleet: FakeFleet) -> list[WorkerState]:
-    """Without repetitions."""
+    """Return the reported states, without repetitions."""
     seen = [report.state for report in fleet.reports]
     return [state for i, state in enumerate(seen) if i == 0 or seen[i - 1] is not state]
+
+
+def measurement_of(fleet: FakeFleet, trial_id: int) -> Measurement:
+    measurement = fleet.stored[trial_id].measurement
+    assert isinstance(measurement, Measurement)
+    return measurement
 
 
 def in_state(fleet: FakeFleet, state: WorkerState) -> bool:
@@ -161,7 +167,7 @@ def test_candidates_are_held_against_the_best_that_is_known_of_their_workload() 
         fleet.offer("ok", "best", best_s=0.0005)
         async with working(fleet):
             await fleet.until(lambda: len(fleet.stored) == 7)
-        errors = [fleet.stored[number].measurement.error for number in range(1, 8)]
+        errors = [measurement_of(fleet, number).error for number in range(1, 8)]
         assert errors == ["0.5", "0.5", "None", "", "0.001", "", "0.0005"]
 
     with_fleet(work)
@@ -170,11 +176,11 @@ def test_candidates_are_held_against_the_best_that_is_known_of_their_workload() 
 def test_the_limits_of_the_lease_hold_unless_this_device_has_its_own() -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("run hang", limits=Limits(run_timeout_s=0.2))
-        manners = AgentConfig(2, 0.05, overrule=lambda limits: Limits(build_timeout_s=0.3))
+        config = AgentConfig(2, 0.05, override_limits=lambda limits: Limits(build_timeout_s=0.3))
         async with working(fleet):
             await fleet.until(lambda: fleet.outcomes() == ["run_timeout"])
         fleet.offer("build hang")
-        async with working(fleet, manners, session="other"):
+        async with working(fleet, config, session="other"):
             await fleet.until(lambda: fleet.outcomes() == ["run_timeout", "build_timeout"])
 
     with_fleet(work)
@@ -321,7 +327,7 @@ def test_a_refusal_ends_the_worker_with_a_hint(status: grpc.StatusCode, hint: st
     async def work(fleet: FakeFleet) -> None:
         fleet.refusal = status, "no"
         async with working(fleet) as worker:
-            with pytest.raises(Refused, match=f"{fleet.port} refused this worker: no; .*{hint}"):
+            with pytest.raises(WorkerRefused, match=f"{fleet.port} refused this worker: no; .*{hint}"):
                 await worker.running
 
     with_fleet(work)
@@ -338,7 +344,7 @@ def test_a_workload_that_is_not_there_costs_its_candidates_only() -> None:
         async with working(fleet, replace(BRISK, build_together=8)):
             await fleet.until(lambda: len(fleet.stored) == 3)
         assert fleet.outcomes() == ["ok", "unknown", "ok"]
-        assert "no such workload" in fleet.stored[2].measurement.error
+        assert "no such workload" in measurement_of(fleet, 2).error
 
     with_fleet(work)
 
@@ -359,7 +365,7 @@ def test_a_module_is_fetched_checked_and_timed(damaged: int, outcome: str, fetch
 
 
 def test_a_model_that_crashes_costs_the_others_nothing() -> None:
-    """Nor is the tuned one compared with an untuned one that takes the process down."""
+    """The tuned model isn't compared with an untuned one that crashes."""
     shas = {text: hashlib.sha256(text.encode()).hexdigest() for text in ("segfault", "ok", SAYS)}
     kinds: tuple[tuple[ModuleKind, str], ...] = (
         ("untuned", "segfault"),
@@ -419,9 +425,9 @@ def test_a_device_that_breaks_gives_its_lease_up_and_probes(tmp_path: Path) -> N
 def test_a_device_in_trouble_tells_the_service_why(tmp_path: Path, role: Role) -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok", build=role is Role.BUILD)
-        manners = replace(BRISK, role=role)
+        config = replace(BRISK, role=role)
         mended = tmp_path / "mended"
-        async with working(fleet, manners, TVM_FAULT_UNTIL=str(mended), TVM_FAULT_HOW="SIGILL"):
+        async with working(fleet, config, TVM_FAULT_UNTIL=str(mended), TVM_FAULT_HOW="SIGILL"):
             await fleet.until(lambda: fleet.reports != [] and fleet.reports[-1].vitals.trouble != "")
             assert states(fleet) == [WorkerState.PROBING]
             told = fleet.reports[-1].vitals.trouble

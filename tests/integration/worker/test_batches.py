@@ -14,11 +14,11 @@ from core.measurement import Outcome
 from tests.integration.worker.executors import (
     GENEROUS,
     HASTY_BUILD_ALONG,
+    build_request,
     child_of_next,
     gone,
     measure_all,
     outcomes,
-    subject,
     with_executor,
 )
 from worker.runner.executor import Executor
@@ -28,8 +28,8 @@ from worker.runner.executor import Executor
 def test_a_candidate_does_not_pay_for_one_that_was_built_along(fault: str) -> None:
     async def work(executor: Executor) -> None:
         first = await child_of_next(executor)
-        guilty = subject(fault)
-        innocent = await executor.measure(subject("ok"), HASTY_BUILD_ALONG, [guilty])
+        guilty = build_request(fault)
+        innocent = await executor.measure(build_request("ok"), HASTY_BUILD_ALONG, [guilty])
         assert innocent.outcome is Outcome.OK
         assert innocent.build_secs != first, "the child that died with both was replaced"
         alone = await executor.measure(guilty, HASTY_BUILD_ALONG)
@@ -44,7 +44,7 @@ def test_a_candidate_does_not_pay_for_one_that_was_built_along(fault: str) -> No
         ("kill", GENEROUS, "build_error", "SIGKILL during the build"),
         ("segfault", GENEROUS, "build_error", "about to follow a bad pointer"),
         ("exit", GENEROUS, "build_error", "exited with code 3"),
-        ("raise", GENEROUS, "build_error", "a bug in the bench"),
+        ("raise", GENEROUS, "build_error", "a bug in the runner"),
         ("hang", HASTY_BUILD_ALONG, "build_timeout", "the build took longer than 2 s"),
         ("refuse", GENEROUS, "build_error", "no such loop"),
     ],
@@ -129,8 +129,8 @@ def test_what_fails_to_build_for_want_of_memory_among_others_is_built_alone() ->
 
 def test_a_candidate_does_not_pay_for_what_ran_before_it() -> None:
     async def work(executor: Executor) -> None:
-        assert outcomes([await executor.measure(subject("run plant"), GENEROUS)]) == ["ok"]
-        assert outcomes([await executor.measure(subject("build trip"), GENEROUS)]) == ["ok"]
+        assert outcomes([await executor.measure(build_request("run plant"), GENEROUS)]) == ["ok"]
+        assert outcomes([await executor.measure(build_request("build trip"), GENEROUS)]) == ["ok"]
 
     with_executor(work)
 
@@ -142,4 +142,4 @@ def test_a_child_that_tells_of_other_candidates_is_not_believed() -> None:
         assert all("makes no sense" in measurement.error for measurement in measurements)
         assert executor.child_pid is None
 
-    with_executor(work, bench="LyingBench")
+    with_executor(work, runner="LyingRunner")

@@ -1,4 +1,4 @@
-"""The agent as a builder, and as one that measures what was built: real gRPC to a service in memory."""
+"""A real agent that builds, and one that measures what was built, with a service in memory."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from core.lease import Built, LeaseId, Limits
-from core.measurement import Measurement
+from core.lease import LeaseId, Limits
+from core.measurement import Built, Measurement
 from core.worker import Role, WorkerState
 from tests.integration.worker.fake_fleet import FakeFleet
 from tests.integration.worker.test_agent import BRISK, in_state, with_fleet, working
-from worker.agent.service import Refused
+from worker.agent.service import WorkerRefused
 
 BUILDER = replace(BRISK, role=Role.BUILD, build_together=4)
 LIBRARY = b"library of ok"
@@ -62,12 +62,12 @@ def test_a_library_that_the_service_refuses_is_a_failure_that_says_so() -> None:
     with_fleet(work)
 
 
-@pytest.mark.parametrize(("manners", "build"), [(BUILDER, False), (BRISK, True)])
-def test_a_service_that_knows_no_builders_is_left(manners: object, build: bool) -> None:
+@pytest.mark.parametrize(("config", "build"), [(BUILDER, False), (BRISK, True)])
+def test_a_service_that_knows_no_builders_is_left(config: object, build: bool) -> None:
     async def work(fleet: FakeFleet) -> None:
         fleet.offer("ok", build=build)
-        async with working(fleet, manners) as worker:  # type: ignore[arg-type]
-            with pytest.raises(Refused, match="install the same tunefarm version on both sides"):
+        async with working(fleet, config) as worker:  # type: ignore[arg-type]
+            with pytest.raises(WorkerRefused, match="install the same tunefarm version on both sides"):
                 await worker.running
         assert fleet.stored == {}
 

@@ -1,4 +1,4 @@
-"""A real agent whose child calibrates: when, how often, what it tells, and what it keeps."""
+"""Calibration by a real agent with a real child: when it happens, how often, what is reported and cached."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import pytest
 
 from core.worker import WorkerState
 from tests.integration.worker.fake_fleet import FakeFleet
-from tests.integration.worker.fault_bench import DEVICE
+from tests.integration.worker.fault_runner import DEVICE
 from tests.integration.worker.test_agent import in_state, states, with_fleet, working
-from worker.agent.profile_cache import Profiles
+from worker.agent.profile_cache import ProfileCache
 
 
 @pytest.fixture
 def notes(tmp_path: Path) -> Path:
-    """Its length is how often a child has calibrated."""
+    """Return a file to which each calibration adds a character."""
     file = tmp_path / "calibrations"
     file.touch()
     return file
 
 
 def hertz(fleet: FakeFleet) -> list[float]:
-    """Of the devices that were sent, without repetitions."""
+    """Return the clock rates in the reported profiles, without repetitions."""
     sent = [r.device.profile.hertz for r in fleet.reports if r.device is not None and r.device.profile]
     return list(dict.fromkeys(sent))
 
 
 def test_it_calibrates_before_it_is_ready_and_says_so_once(tmp_path: Path, notes: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
-        kept = Profiles(tmp_path / "profiles")
+        kept = ProfileCache(tmp_path / "profiles")
         async with working(fleet, profiles=kept, TVM_FAULT_CALIBRATIONS=str(notes)):
             await fleet.until(lambda: len(fleet.reports) >= 4 and in_state(fleet, WorkerState.READY))
         assert hertz(fleet) == [1e9]
@@ -44,13 +44,13 @@ def test_it_calibrates_before_it_is_ready_and_says_so_once(tmp_path: Path, notes
 def test_a_new_session_goes_on_with_what_was_kept(tmp_path: Path, notes: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
         for session in ("first", "second"):
-            kept = Profiles(tmp_path / "profiles")
+            kept = ProfileCache(tmp_path / "profiles")
             async with working(fleet, session=session, profiles=kept, TVM_FAULT_CALIBRATIONS=str(notes)):
-                await fleet.until(
-                    lambda session=session: (
-                        in_state(fleet, WorkerState.READY) and fleet.reports[-1].session_id == session
-                    )
-                )
+
+                def is_ready(session: str = session) -> bool:
+                    return in_state(fleet, WorkerState.READY) and fleet.reports[-1].session_id == session
+
+                await fleet.until(is_ready)
         assert notes.read_text() == "."
         assert hertz(fleet) == [1e9]
         assert not any(report.calibrated for report in fleet.reports if report.session_id == "second")
@@ -60,7 +60,7 @@ def test_a_new_session_goes_on_with_what_was_kept(tmp_path: Path, notes: Path) -
 
 def test_people_have_it_calibrate_again_after_its_lease(tmp_path: Path, notes: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
-        kept = Profiles(tmp_path / "profiles")
+        kept = ProfileCache(tmp_path / "profiles")
         fleet.workloads["gate"] = str(tmp_path / "gate")
         lease = fleet.offer("ok", "wait_for_file", workload="gate")
         async with working(fleet, profiles=kept, TVM_FAULT_CALIBRATIONS=str(notes)):
@@ -78,7 +78,7 @@ def test_people_have_it_calibrate_again_after_its_lease(tmp_path: Path, notes: P
         assert hertz(fleet) == [1e9, 1e9 + 1]
         assert WorkerState.PROBING in states(fleet)[1:]
         assert fleet.outcomes() == ["ok"] * 3
-        found = Profiles(tmp_path / "profiles").find(DEVICE)
+        found = ProfileCache(tmp_path / "profiles").get(DEVICE)
         assert found is not None
         assert found.hertz == 1e9 + 1
 
@@ -89,7 +89,7 @@ def test_a_child_that_dies_leaves_the_device_without_a_profile(
     tmp_path: Path, notes: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def work(fleet: FakeFleet) -> None:
-        kept = Profiles(tmp_path / "profiles")
+        kept = ProfileCache(tmp_path / "profiles")
         notes.write_text("die")
         fleet.offer("ok")
         fleet.calibrate = True
@@ -97,7 +97,7 @@ def test_a_child_that_dies_leaves_the_device_without_a_profile(
             await fleet.until(lambda: len(fleet.stored) == 1 and in_state(fleet, WorkerState.READY))
         assert hertz(fleet) == []
         assert not fleet.calibrate, "what can't be measured isn't asked for again and again"
-        assert kept.find(DEVICE) is None
+        assert kept.get(DEVICE) is None
 
     with caplog.at_level(logging.ERROR, logger="worker"):
         with_fleet(work)
@@ -107,7 +107,7 @@ def test_a_child_that_dies_leaves_the_device_without_a_profile(
 
 def test_a_child_that_is_gone_is_replaced_by_one_that_calibrates(tmp_path: Path, notes: Path) -> None:
     async def work(fleet: FakeFleet) -> None:
-        kept = Profiles(tmp_path / "profiles")
+        kept = ProfileCache(tmp_path / "profiles")
         async with working(fleet, profiles=kept, TVM_FAULT_CALIBRATIONS=str(notes)) as worker:
             await fleet.until(lambda: in_state(fleet, WorkerState.READY))
             await worker.executor.close()

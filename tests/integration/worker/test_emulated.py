@@ -1,4 +1,4 @@
-"""A worker's child on processors that execute less than this one does, or than LLVM expects of them."""
+"""A worker's child on emulated processors, which execute less than this one or than LLVM expects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from core.lease import Limits
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
 from search.policy import SearchTask, draw
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests import emulated
 from tests.workloads import matmul
 from worker.runner.executor import ChildConfig, Executor
@@ -35,7 +35,7 @@ PATIENT = Limits(build_timeout_s=120.0, run_timeout_s=120.0)
 
 
 async def measured(without: tuple[str, ...]) -> tuple[Device, list[Measurement]]:
-    """What a child finds out about its device, and two programs that the search draws for that."""
+    """Return the device that a child finds, and measurements of two programs that the search draws for it."""
     config = ChildConfig(2, start_timeout_s=300.0, without=without)
     executor = Executor(config, os.environ)
     try:
@@ -45,8 +45,8 @@ async def measured(without: tuple[str, ...]) -> tuple[Device, list[Measurement]]
         task = SearchTask(dag, generate(dag, device), device)
         programs = draw(task, 2, np.random.default_rng(0))
         traces = [lower(workload, program, device) for program in programs]
-        subjects = [BuildRequest(device.target, to_json(workload), trace, ()) for trace in traces]
-        return device, [await executor.measure(one, PATIENT, subjects) for one in subjects]
+        requests = [BuildRequest(device.target, to_json(workload), trace, ()) for trace in traces]
+        return device, [await executor.measure(one, PATIENT, requests) for one in requests]
     finally:
         await executor.close()
 
@@ -80,7 +80,7 @@ def test_candidates_run_on_what_the_processor_executes(
     monkeypatch.setattr(sys, "executable", str(emulated.python(tmp_path, processor)))
     device, measurements = asyncio.run(measured(without))
     assert (device.mcpu, device.vector_bytes) == (mcpu, 32 if "avx2" in features else 16)
-    # What this machine's own kernel doesn't name, isn't said of the emulated one.
+    # Features that this machine's kernel doesn't name are missing in the emulated one.
     assert features - {"sse4a"} <= set(device.features) <= features
     assert json.loads(device.target).get("mattr", []) == mattr
     assert [one.outcome for one in measurements] == [Outcome.OK] * 2, measurements

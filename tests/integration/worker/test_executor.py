@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,14 +22,14 @@ from tests.integration.worker.executors import (
     HASTY_BUILD,
     HASTY_RUN,
     HERE,
+    build_request,
     child_of_next,
     environment,
     gone,
-    subject,
     with_executor,
 )
-from worker.agent.failed_checks import ChildStartError
 from worker.runner.executor import PACKAGES, Executor
+from worker.runner.start_failure import ChildStartError
 
 
 def test_a_child_that_behaves_is_kept() -> None:
@@ -35,17 +37,39 @@ def test_a_child_that_behaves_is_kept() -> None:
         device = await executor.start()
         assert device.name == "test board"
         first = await child_of_next(executor)
-        refused = await executor.measure(subject("build refuse"), GENEROUS)
+        refused = await executor.measure(build_request("build refuse"), GENEROUS)
         assert refused == Measurement(Outcome.BUILD_ERROR, error="no such loop")
         assert await child_of_next(executor) == first
 
     with_executor(work)
 
 
-def test_the_bench_is_told_the_best_latency_known() -> None:
+def test_files_are_removed_while_the_event_loop_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    removed: list[Path] = []
+    really_remove = shutil.rmtree
+
+    async def work(executor: Executor) -> None:
+        await executor.start()
+        loop = asyncio.get_running_loop()
+
+        def rmtree(path: Path, ignore_errors: bool) -> None:
+            turned = threading.Event()
+            loop.call_soon_threadsafe(turned.set)
+            assert turned.wait(10), "the event loop stands still"
+            removed.append(path)
+            really_remove(path, ignore_errors)
+
+        monkeypatch.setattr("shutil.rmtree", rmtree)
+        await executor.close()
+
+    with_executor(work)
+    assert len(removed) == 2
+
+
+def test_the_runner_is_told_the_best_latency_known() -> None:
     async def work(executor: Executor) -> None:
         for best_s in (None, 0.25):
-            assert (await executor.measure(subject("best"), GENEROUS, (), best_s)).error == str(best_s)
+            assert (await executor.measure(build_request("best"), GENEROUS, (), best_s)).error == str(best_s)
 
     with_executor(work)
 
@@ -61,14 +85,14 @@ def test_the_bench_is_told_the_best_latency_known() -> None:
         ("run hang", HASTY_RUN, Outcome.RUN_TIMEOUT, "the run took longer than 0.2 s"),
         ("run wrong", GENEROUS, Outcome.WRONG_RESULT, "output 0 differs"),
         ("run allocate", GENEROUS, Outcome.RUN_ERROR, "MemoryError"),
-        ("build raise", GENEROUS, Outcome.BUILD_ERROR, "a bug in the bench"),
+        ("build raise", GENEROUS, Outcome.BUILD_ERROR, "a bug in the runner"),
         ("run scribble", GENEROUS, Outcome.RUN_ERROR, "makes no sense"),
     ],
 )
 def test_a_child_that_misbehaved_is_replaced(trace: str, limits: Limits, outcome: Outcome, says: str) -> None:
     async def work(executor: Executor) -> None:
         first = await child_of_next(executor)
-        measurement = await executor.measure(subject(trace), limits)
+        measurement = await executor.measure(build_request(trace), limits)
         assert measurement.outcome is outcome
         assert says in measurement.error
         assert gone(int(first))
@@ -80,7 +104,7 @@ def test_a_child_that_misbehaved_is_replaced(trace: str, limits: Limits, outcome
 def test_what_a_hanging_candidate_wrote_is_kept() -> None:
     async def work(executor: Executor) -> None:
         # The limit is what ends it, so it has to leave time to write.
-        measurement = await executor.measure(subject("run hang"), Limits(run_timeout_s=2.0))
+        measurement = await executor.measure(build_request("run hang"), Limits(run_timeout_s=2.0))
         assert "spinning" in measurement.error
 
     with_executor(work)
@@ -90,16 +114,16 @@ def test_prints_and_reads_of_a_candidate_stay_out_of_the_protocol() -> None:
     async def work(executor: Executor) -> None:
         first = await child_of_next(executor)
         for trace in ("print", "read", "print"):
-            assert (await executor.measure(subject(trace), GENEROUS)).outcome is Outcome.OK
+            assert (await executor.measure(build_request(trace), GENEROUS)).outcome is Outcome.OK
         assert await child_of_next(executor) == first
 
     with_executor(work)
 
 
-def test_the_words_of_one_candidate_are_not_held_against_the_next() -> None:
+def test_an_error_quotes_what_its_own_candidate_wrote_only() -> None:
     async def work(executor: Executor) -> None:
-        await executor.measure(subject("print"), GENEROUS)
-        measurement = await executor.measure(subject("run exit"), GENEROUS)
+        await executor.measure(build_request("print"), GENEROUS)
+        measurement = await executor.measure(build_request("run exit"), GENEROUS)
         assert "xxx" not in measurement.error
 
     with_executor(work)
@@ -108,7 +132,7 @@ def test_the_words_of_one_candidate_are_not_held_against_the_next() -> None:
 def test_a_child_that_has_grown_is_replaced_before_it_fails_good_candidates() -> None:
     async def work(executor: Executor) -> None:
         first = await child_of_next(executor)
-        assert (await executor.measure(subject("grow"), GENEROUS)).outcome is Outcome.OK
+        assert (await executor.measure(build_request("grow"), GENEROUS)).outcome is Outcome.OK
         assert await child_of_next(executor) != first
 
     with_executor(work)
@@ -117,7 +141,7 @@ def test_a_child_that_has_grown_is_replaced_before_it_fails_good_candidates() ->
 def test_processes_that_a_candidate_started_die_with_it(tmp_path: Path) -> None:
     async def work(executor: Executor) -> None:
         note = tmp_path / "pid"
-        measuring = asyncio.create_task(executor.measure(subject("spawn", str(note)), GENEROUS))
+        measuring = asyncio.create_task(executor.measure(build_request("spawn", str(note)), GENEROUS))
         while not note.exists() or not note.read_text():
             await asyncio.sleep(0.01)
         measuring.cancel()
@@ -132,7 +156,7 @@ def test_processes_that_a_candidate_started_die_with_it(tmp_path: Path) -> None:
 
 def test_the_child_knows_no_secrets_and_how_many_threads_to_use() -> None:
     async def work(executor: Executor) -> None:
-        measurement = await executor.measure(subject("environment"), GENEROUS)
+        measurement = await executor.measure(build_request("environment"), GENEROUS)
         assert measurement.error == "2 None None"
 
     with_executor(work, TUNEFARM_TOKEN="secret", AWS_SECRET_ACCESS_KEY="secret")
@@ -141,7 +165,7 @@ def test_the_child_knows_no_secrets_and_how_many_threads_to_use() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_the_child_is_limited() -> None:
     async def work(executor: Executor) -> None:
-        lines = (await executor.measure(subject("limits"), GENEROUS)).error.splitlines()
+        lines = (await executor.measure(build_request("limits"), GENEROUS)).error.splitlines()
         limits = {line[:26].strip(): line[26:].split()[0] for line in lines}
         assert limits["Max core file size"] == "0"
         assert int(limits["Max file size"]) > 0
@@ -152,7 +176,7 @@ def test_the_child_is_limited() -> None:
 
 def test_what_a_child_left_on_disk_goes_with_it() -> None:
     async def work(executor: Executor) -> None:
-        measurement = await executor.measure(subject("leave_file"), GENEROUS)
+        measurement = await executor.measure(build_request("leave_file"), GENEROUS)
         assert measurement.outcome is Outcome.WRONG_RESULT
         assert not Path(measurement.error).parent.exists()
 
@@ -208,7 +232,7 @@ def test_a_child_that_fails_its_check_says_why(tmp_path: Path) -> None:
         with pytest.raises(ChildStartError, match=r"(?s)exited with code 7.*the probe computed nonsense"):
             await executor.start()
         with pytest.raises(ChildStartError):
-            await executor.measure(subject("ok"), GENEROUS)
+            await executor.measure(build_request("ok"), GENEROUS)
         (tmp_path / "mended").touch()
         await child_of_next(executor)
 
@@ -228,7 +252,7 @@ def test_a_child_that_dies_in_its_check_is_told_of_in_one_line(tmp_path: Path, h
     async def work(executor: Executor) -> None:
         with pytest.raises(ChildStartError) as raised:
             await executor.start()
-        assert re.fullmatch(line, raised.value.end.line)
+        assert re.fullmatch(line, raised.value.failure.line)
 
     with_executor(work, TVM_FAULT_UNTIL=str(tmp_path / "never"), TVM_FAULT_HOW=how)
 
@@ -239,15 +263,15 @@ def test_a_child_that_never_gets_ready_is_given_up() -> None:
             await executor.start()
         assert executor.child_pid is None
 
-    with_executor(work, bench="MuteBench", start_timeout_s=0.2)
+    with_executor(work, runner="MuteRunner", start_timeout_s=0.2)
 
 
-def test_a_bench_that_does_not_exist_is_named() -> None:
+def test_a_runner_that_does_not_exist_is_named() -> None:
     async def work(executor: Executor) -> None:
-        with pytest.raises(ChildStartError, match="NoSuchBench"):
+        with pytest.raises(ChildStartError, match="NoSuchRunner"):
             await executor.start()
 
-    with_executor(work, bench="NoSuchBench")
+    with_executor(work, runner="NoSuchRunner")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process that its parent died")
@@ -258,7 +282,7 @@ from worker.runner.interface import BuildRequest
 from worker.runner.executor import ChildConfig, Executor
 from core.lease import Limits
 async def main():
-    executor = Executor(ChildConfig(2, "fault_bench:FaultBench"), os.environ)
+    executor = Executor(ChildConfig(2, "fault_runner:FaultRunner"), os.environ)
     await executor.start()
     print(executor.child_pid, flush=True)
     await executor.measure(BuildRequest("", sys.argv[1], "hang", ()), Limits(run_timeout_s=3600.0))

@@ -1,4 +1,4 @@
-"""The executor as a builder's, and with what a builder has made: a real child, faults that really happen."""
+"""The executor of a builder, and one that loads what a builder made: real children, real faults."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from core.measurement import Measurement, Outcome
-from tests.integration.worker.executors import GENEROUS, HASTY_BUILD_ALONG, gone, subject, with_executor
-from worker.agent.failed_checks import ChildStartError
+from tests.integration.worker.executors import GENEROUS, HASTY_BUILD_ALONG, build_request, gone, with_executor
 from worker.runner.executor import Executor
 from worker.runner.interface import BuildRequest, Exported
+from worker.runner.start_failure import ChildStartError
 
 
 def to_export(trace: str) -> BuildRequest:
-    return replace(subject(trace), export=True)
+    return replace(build_request(trace), export=True)
 
 
 async def export_all(executor: Executor, *traces: str) -> list[Exported | Measurement]:
@@ -44,7 +44,7 @@ def test_candidates_come_back_as_libraries() -> None:
         ("build kill", Outcome.BUILD_ERROR, "SIGKILL during the build"),
         ("build hang", Outcome.BUILD_TIMEOUT, "the build took longer than 2 s"),
         ("run kill", Outcome.BUILD_ERROR, "SIGKILL during the build"),
-        ("run raise", Outcome.BUILD_ERROR, "a bug in the bench"),
+        ("run raise", Outcome.BUILD_ERROR, "a bug in the runner"),
         ("run scribble", Outcome.BUILD_ERROR, "makes no sense"),
     ],
 )
@@ -96,7 +96,9 @@ def test_a_library_is_loaded_where_the_child_may_read_and_taken_back(tmp_path: P
     library.write_text("what a builder made")
 
     async def work(executor: Executor) -> None:
-        came_built = [replace(subject(f"{when} library"), library=str(library)) for when in ("build", "run")]
+        came_built = [
+            replace(build_request(f"{when} library"), library=str(library)) for when in ("build", "run")
+        ]
         loaded = await executor.measure(came_built[0], GENEROUS)
         assert loaded.error == "what a builder made"
         ran = await executor.measure(came_built[1], GENEROUS)
@@ -109,8 +111,8 @@ def test_a_library_is_loaded_where_the_child_may_read_and_taken_back(tmp_path: P
 
 def test_a_library_that_is_not_there_fails_its_own_candidate(tmp_path: Path) -> None:
     async def work(executor: Executor) -> None:
-        lost = replace(subject("ok"), library=str(tmp_path / "nowhere"))
-        good = subject("ok 2")
+        lost = replace(build_request("ok"), library=str(tmp_path / "nowhere"))
+        good = build_request("ok 2")
         outcomes = [await executor.measure(good, GENEROUS, [lost]), await executor.measure(lost, GENEROUS)]
         assert [measurement.outcome for measurement in outcomes] == [Outcome.OK, Outcome.UNKNOWN]
         assert "can't be given to the child" in outcomes[1].error

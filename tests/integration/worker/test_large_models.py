@@ -11,7 +11,7 @@ import pytest
 
 from compiler.importing.model import fuse, read_onnx
 from compiler.packaging.artifact import Manifest, build_module, pack
-from compiler.target import probe
+from compiler.target import detect_device
 from core.lease import Limits
 from core.measurement import Measurement, Outcome
 from tests.onnx_models import Builder
@@ -52,7 +52,7 @@ def _artifact() -> bytes:
     for _ in range(LAYERS):
         weight = b.rng.standard_normal((SIZE, SIZE), dtype=np.float32) / np.float32(SIZE**0.5)
         x = b.op("Relu", b.op("MatMul", x, b.constant(weight)))
-    device = probe(2)
+    device = detect_device(2)
     model = read_onnx(b.model({"input": [1, SIZE]}, {x: [1, SIZE]}), {})
     library = build_module(fuse(model, device.target), {}, device.target)
     manifest = Manifest(

@@ -1,4 +1,4 @@
-"""A real agent that is drained, resumed and evicted: what it does and what it tells."""
+"""A real agent that is drained, resumed and evicted."""
 
 from __future__ import annotations
 

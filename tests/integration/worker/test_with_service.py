@@ -1,4 +1,4 @@
-"""A real agent at a real server: what leaves a device goes back into the queue at once."""
+"""A real agent at a real server: trials that a device gives back are queued again at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from records.jobs import jobs, tasks, trials
 from records.jobs.tasks import TaskSpec
 from records.jobs.trials import NewTrial, Trial
 from tests.integration.server.conftest import Service, launch
-from tests.integration.worker.fault_bench import DEVICE
+from tests.integration.worker.fault_runner import DEVICE
 from worker.agent.agent import Agent, AgentConfig
 from worker.agent.service import FleetClient, open_channel
 from worker.runner.executor import ChildConfig, Executor
@@ -26,7 +26,7 @@ TIMEOUT_S = 60.0
 
 
 def queue(service: Service, workload: str, *traces: str) -> str:
-    """A job in the middle of its tuning, whose trials wait for the bench's device class."""
+    """Submit a job that is being tuned, whose trials wait for the test board's device class."""
     job_id = service.submit()
     with service.database.begin() as session:
         devices.put_class(session, DEVICE)
@@ -65,10 +65,10 @@ def with_agent(
         async with open_channel(address, 0.1) as channel:
             fleet = FleetClient(channel, address, None, 0.1)
             executor = Executor(
-                ChildConfig(2, "fault_bench:FaultBench"), {**os.environ, "PYTHONPATH": str(HERE), **env}
+                ChildConfig(2, "fault_runner:FaultRunner"), {**os.environ, "PYTHONPATH": str(HERE), **env}
             )
-            manners = AgentConfig(4, 1.0, probe_again_max_s=0.05)
-            agent = Agent("board", "session", fleet, executor, manners)
+            config = AgentConfig(4, 1.0, probe_again_max_s=0.05)
+            agent = Agent("board", "session", fleet, executor, config)
             running = asyncio.create_task(agent.run())
             try:
                 await work(service, agent, running)

@@ -1,19 +1,19 @@
-"""A network as it might have been measured."""
+"""Measurements of a network, made up."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.engines.metaschedule import TrialRate
-from benchmarks.networks.compiled import AFTER, AT_ONCE, Compiled
-from benchmarks.networks.network import Measured
+from benchmarks.engines.metaschedule_networks import TrialRate
+from benchmarks.networks.compiled import AFTER, AT_ONCE, CompiledNetwork
 from benchmarks.networks.peers import ONNXRUNTIME, OPENVINO, Peer
-from benchmarks.networks.tuning import Input, Manifest, Tuning
-from benchmarks.networks.turns import EXPORTED, TUNED
+from benchmarks.networks.plan import EXPORTED, TUNED
+from benchmarks.networks.session import Input, Manifest, Tuning
+from benchmarks.networks.tuned import TunedNetwork
 from benchmarks.results.curves import Point
-from benchmarks.timing.agreement import Deviation
 from benchmarks.timing.contestants import OnnxFile, OpenVinoFile
+from benchmarks.timing.deviation import Deviation
 from benchmarks.timing.interleaved import Pair, Timings
 from core.job import JobState
 from tunefarm.client.values import Job
@@ -52,7 +52,7 @@ PEERS = (
     Peer(ONNXRUNTIME, "ONNX Runtime 1", OnnxFile(Path("model.onnx"))),
     Peer(OPENVINO, "OpenVINO 2", OpenVinoFile(Path("model.onnx"))),
 )
-MEASURED = Measured(
+MEASURED = TunedNetwork(
     "resnet18",
     TUNING,
     {
@@ -66,7 +66,7 @@ MEASURED = Measured(
     Deviation(0.5, 1e-6, 1e-5),
     TrialRate(trials=64, failed=2, seconds=94.0, set_up_s=30.0),
 )
-COMPILED = Compiled(
+COMPILED = CompiledNetwork(
     "resnet18",
     replace(
         TUNING,

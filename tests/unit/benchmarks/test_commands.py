@@ -1,4 +1,4 @@
-"""The commands: what they list, what they refuse, what they plan and write."""
+"""The commands: the list of benchmarks, and the flags, plans and files of `benchmarks.networks`."""
 
 from __future__ import annotations
 
@@ -12,61 +12,65 @@ import pytest
 
 from benchmarks import __main__ as listing
 from benchmarks.networks import __main__ as networks
-from benchmarks.networks.compiled import Compiled
-from benchmarks.networks.network import Measured, TuningPlan
-from benchmarks.networks.turns import Plan
-from benchmarks.results import curves, figures, machine
-from benchmarks.timing.hidden import Hidden
+from benchmarks.networks import compiled as compiled_network
+from benchmarks.networks import tuned
+from benchmarks.networks.compiled import CompiledNetwork
+from benchmarks.networks.plan import Plan
+from benchmarks.networks.tuned import TunedNetwork, TuningPlan
+from benchmarks.results import figures, machine
+from benchmarks.results.curves import CURVES
+from benchmarks.timing.cpu_masking import MaskedOnnxRuntime
 from tests.unit.benchmarks.measured import COMPILED, MEASURED
 from tunefarm.errors import StackError
 
-HIDDEN = Hidden(Path("hidden"), Path("cpuid.so"), hides_avx=False)
+MASKED = MaskedOnnxRuntime(Path("hidden"), Path("cpuid.so"), masks_avx=False)
 
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[TuningPlan]:
-    """Networks are not measured but noted."""
+    """Record plans instead of measuring networks."""
     seen: list[TuningPlan] = []
 
-    def run(plan: TuningPlan, folder: Path, *_: Any) -> Measured:
+    def run(plan: TuningPlan, folder: Path, *_: Any) -> TunedNetwork:
         assert not any(folder.iterdir())
         seen.append(plan)
         return replace(MEASURED, label=plan.label)
 
-    monkeypatch.setattr(networks.network, "run", run)
+    monkeypatch.setattr(tuned, "run", run)
     return seen
 
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """Networks are not compiled but noted."""
+    """Record plans instead of compiling networks."""
     seen: list[Plan] = []
 
-    def run(plan: Plan, folder: Path, *_: Any) -> Compiled:
+    def run(plan: Plan, folder: Path, *_: Any) -> CompiledNetwork:
         assert not any(folder.iterdir())
         seen.append(plan)
         return replace(COMPILED, label=plan.label)
 
-    monkeypatch.setattr(networks.compiled, "run", run)
+    monkeypatch.setattr(compiled_network, "run", run)
     return seen
 
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
-    """What ONNX Runtime is told that the processor doesn't have, which shows AVX-512."""
+    """Record the features masked for ONNX Runtime, on a processor that shows AVX-512."""
     seen: list[Sequence[str]] = []
 
-    def without(features: Sequence[str], folder: Path) -> Hidden:
+    def without(features: Sequence[str], folder: Path) -> MaskedOnnxRuntime:
         seen.append(features)
-        return HIDDEN
+        return MASKED
 
-    monkeypatch.setattr(networks, "onnxruntime_without", without)
+    monkeypatch.setattr(networks, "mask_onnxruntime", without)
     monkeypatch.setattr(machine, "flags", lambda: frozenset({"sse4_2", "avx", "avx2", "avx512f"}))
     return seen
 
 
 def test_the_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> None:
-    """What is a package with a command, or a module that ends as one; simulated workers are no benchmark."""
+    """A benchmark is a package with `__main__.py` or a module with a command; simulated workers are a part
+    of one."""
     folder = Path(listing.__file__).parent
     packages = {file.parent.name for file in folder.glob("*/__main__.py")}
     modules = {
@@ -77,7 +81,7 @@ def test_the_list_names_every_benchmark(capsys: pytest.CaptureFixture[str]) -> N
     listed = {
         line.split()[2].partition(".")[2] for line in text.splitlines() if line.startswith("python -m ")
     }
-    assert (packages | modules) - {"scale_workers"} <= listed
+    assert (packages | modules) - {"simulated_workers"} <= listed
 
 
 def test_quick_measures_two_networks_within_limits(tmp_path: Path, plans: list[TuningPlan]) -> None:
@@ -85,7 +89,7 @@ def test_quick_measures_two_networks_within_limits(tmp_path: Path, plans: list[T
     assert networks.main(["--quick", "--threads", "2", "--json", str(file)]) == 0
     assert [plan.network for plan in plans] == ["resnet18", "mobilenet_v2"]
     assert all((plan.trials, plan.threads, plan.tiny) == (300, 2, False) for plan in plans)
-    assert all(plan.peer_trials == 0 and plan.hidden is None for plan in plans)
+    assert all(plan.peer_trials == 0 and plan.masked is None for plan in plans)
     assert sum(plan.minutes or 60 for plan in plans) <= 6
     results = figures.read(file)
     assert results.command == shlex.join(
@@ -93,7 +97,7 @@ def test_quick_measures_two_networks_within_limits(tmp_path: Path, plans: list[T
     )
     assert "2 threads" in results.machine
     assert "given up" not in results.machine
-    assert [curve.network for curve in curves.read(curves.beside(file))] == ["resnet18", "mobilenet_v2"]
+    assert [curve.network for curve in CURVES.read(file)] == ["resnet18", "mobilenet_v2"]
 
 
 def test_the_full_benchmark_measures_three_networks(tmp_path: Path, plans: list[TuningPlan]) -> None:
@@ -113,7 +117,7 @@ def test_six_networks_are_compiled(tmp_path: Path, compiled: list[Plan]) -> None
     found = {figure.name: figure for figure in figures.read(file).figures}
     mean = found["geometric mean of 6 networks: latency without trials relative to ONNX Runtime"]
     assert mean.peer == ", ".join(names)
-    assert not curves.beside(file).exists()
+    assert not CURVES.path(file).exists()
 
 
 @pytest.mark.parametrize(
@@ -130,7 +134,7 @@ def test_a_device_class_is_kept_by_everyone_and_said(
     file = tmp_path / "compiled.json"
     assert networks.main(["--compile", "--device-class", name, "--json", str(file)]) == 0
     assert told == [without]
-    assert {plan.hidden for plan in compiled} == {HIDDEN}
+    assert {plan.masked for plan in compiled} == {MASKED}
     assert {(plan.device_class.without, plan.device_class.onednn) for plan in compiled} == {(without, onednn)}
     assert f"given up: {without[0]} and what builds on it" in figures.read(file).machine
 
@@ -141,7 +145,7 @@ def test_a_class_that_gives_nothing_up_leaves_the_peers_as_they_are(
     file = tmp_path / "compiled.json"
     assert networks.main(["--compile", "--device-class", "avx512", "--json", str(file)]) == 0
     assert told == []
-    assert all(plan.hidden is None and plan.device_class.onednn is None for plan in compiled)
+    assert all(plan.masked is None and plan.device_class.onednn is None for plan in compiled)
 
 
 def test_a_class_that_the_machine_cannot_stand_for_is_refused(
@@ -156,12 +160,12 @@ def test_a_class_that_the_machine_cannot_stand_for_is_refused(
 def test_networks_measured_before_a_failure_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(plan: TuningPlan, *_: Any) -> Measured:
+    def run(plan: TuningPlan, *_: Any) -> TunedNetwork:
         if plan.network != "resnet18":
             raise StackError("the worker keeps stopping")
         return MEASURED
 
-    monkeypatch.setattr(networks.network, "run", run)
+    monkeypatch.setattr(tuned, "run", run)
     assert networks.main(["--json", str(tmp_path / "networks.json")]) == 1
     assert capsys.readouterr().err == "benchmarks.networks: the worker keeps stopping\n"
     assert figures.read(tmp_path / "networks.json").figures

@@ -1,4 +1,4 @@
-"""Curves are kept a line each, and settle where they stay low."""
+"""Tuning curves are kept one a line, and settle where they stay low."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.results import curves
-from benchmarks.results.curves import Curve, Point
+from benchmarks.results.curves import CURVES, Curve, Point
+from benchmarks.results.figures import FiguresError
 
 
 def _curve(*latencies_s: float) -> Curve:
@@ -16,19 +16,17 @@ def _curve(*latencies_s: float) -> Curve:
 
 
 def test_curves_are_read_again(tmp_path: Path) -> None:
-    path = curves.beside(tmp_path / "networks.json")
     kept = (_curve(0.3, 0.2), _curve())
-    curves.write(kept, path)
-    assert path.name == "networks.curves.jsonl"
-    assert len(path.read_text().splitlines()) == 2
-    assert curves.read(path) == kept
-    assert curves.read(tmp_path / "absent.curves.jsonl") == ()
+    CURVES.write(kept, tmp_path / "networks.json")
+    assert len((tmp_path / "networks.curves.jsonl").read_text().splitlines()) == 2
+    assert CURVES.read(tmp_path / "networks.json") == kept
+    assert CURVES.read(tmp_path / "absent.json") == ()
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.curves.jsonl").write_text('{"figures": []}\n')
-    with pytest.raises(ValueError, match="network"):
-        curves.read(tmp_path / "a.curves.jsonl")
+    with pytest.raises(FiguresError, match=r"a\.curves\.jsonl holds no curves"):
+        CURVES.read(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A machine stands for lesser ones, and no figure can hide it."""
+"""Device classes that give features up, and how results name them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.device_class import CLASSES, WORKER_FEATURES, device_class
 from benchmarks.networks.peers import ONNXRUNTIME, OPENVINO, peers_of
 from benchmarks.results import machine
 from benchmarks.timing.contestants import OnnxFile, OpenVinoFile
-from benchmarks.timing.hidden import Hidden
+from benchmarks.timing.cpu_masking import MaskedOnnxRuntime
 
 SERVER = """processor\t: 0
 model name\t: Some Server
@@ -73,7 +73,7 @@ def test_the_machine_says_what_it_shows_and_what_was_given_up(cpu_info: Path) ->
 
 
 def test_peers_are_kept_to_the_class_and_say_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, hidden = Path("model.onnx"), Hidden(Path("copy"), Path("cpuid.so"), hides_avx=False)
+    model, masked = Path("model.onnx"), MaskedOnnxRuntime(Path("copy"), Path("cpuid.so"), masks_avx=False)
     monkeypatch.setattr("benchmarks.networks.peers.importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr("benchmarks.networks.peers.importlib.metadata.version", lambda name: "1.2")
     plain = peers_of(model, CLASSES["avx512"], None)
@@ -81,8 +81,8 @@ def test_peers_are_kept_to_the_class_and_say_how(monkeypatch: pytest.MonkeyPatch
         (ONNXRUNTIME, "ONNX Runtime 1.2"),
         (OPENVINO, "OpenVINO 1.2"),
     ]
-    kept = peers_of(model, CLASSES["avx2"], hidden)
-    assert [peer.file for peer in kept] == [OnnxFile(model, hidden), OpenVinoFile(model, "AVX2")]
+    kept = peers_of(model, CLASSES["avx2"], masked)
+    assert [peer.file for peer in kept] == [OnnxFile(model, masked), OpenVinoFile(model, "AVX2")]
     assert kept[0].words == "ONNX Runtime 1.2 told that the processor has no avx512f"
     assert kept[1].words == "OpenVINO 1.2 with ONEDNN_MAX_CPU_ISA=AVX2"
 

@@ -1,4 +1,4 @@
-"""Figures: held against their aims, written and read again, and nothing else accepted."""
+"""Figures: compared with their aims, written, read again; other files are refused."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_bound_itself_is_still_reached(aim: figures.Aim, value: float, reached
 def test_the_file_has_exactly_the_fields_agreed_on(tmp_path: Path) -> None:
     RESULTS.write(tmp_path / "networks.json")
     data = json.loads((tmp_path / "networks.json").read_text())
-    assert set(data) == {"figures", "machine", "date", "command"}
+    assert set(data) == {"figures", "machine", "date", "command", "commit"}
     assert all(
         set(one) == {"name", "value", "unit", "aim", "reached", "peer", "spread"} for one in data["figures"]
     )

@@ -1,4 +1,4 @@
-"""Which programs get into the finals of several searches, and what is said of them."""
+"""The best programs of several searches: which are timed in turns, and the milestones made of them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.timing.finals import Trials, best, judge_all
-from benchmarks.timing.judge import Candidate, Trial
+from benchmarks.timing.finals import Trials, best, time_best_programs
+from benchmarks.timing.measurer import Candidate, Trial
 from core.measurement import Measurement, Outcome
 
 A, B, WRONG, UNBUILT = (Candidate(name, None) for name in ("a", "b", "wrong", "unbuilt"))
 SECONDS = {"a": 2e-3, "b": 1e-3}
 
 
-class FakeJudge:
-    """What is built is a name; `ran` counts how often each was run."""
+class FakeMeasurer:
+    """Builds candidates into their names; `ran` counts how often each was run."""
 
     def __init__(self) -> None:
         self.ran: Counter[str] = Counter()
@@ -40,47 +40,48 @@ def _trials(*timed: tuple[Candidate | None, float]) -> list[Trial]:
     return [Trial(candidate, secs, float(at)) for at, (candidate, secs) in enumerate(timed, start=1)]
 
 
-def _judge(**searches: Trials) -> tuple[Any, FakeJudge, list[str]]:
-    judge, errors = FakeJudge(), []
-    return judge_all(judge, "GMM", searches, 3, errors), judge, errors  # type: ignore[arg-type]
+def _time(**searches: Trials) -> tuple[Any, FakeMeasurer, list[str]]:
+    measurer: Any = FakeMeasurer()
+    errors: list[str] = []
+    return time_best_programs(measurer, "GMM", searches, 3, errors), measurer, errors
 
 
 def test_the_best_after_every_milestone_is_timed_in_turns() -> None:
     tried = Trials(_trials((None, math.inf), (A, 3e-3), (B, 2e-3)), (1, 2, 3, 9))
-    sides, _, errors = _judge(ours=tried)
-    judged = sides["ours"].judged
-    assert [(one.trials, one.searched_s) for one in judged] == [(2, 3e-3), (3, 2e-3), (9, 2e-3)]
-    assert [one.timings.blocks for one in judged] == [(2e-3,) * 3, (1e-3,) * 3, (1e-3,) * 3]
-    assert sides["ours"].search.trials == 3
-    assert sides["ours"].after(1) is None
+    results, _, errors = _time(ours=tried)
+    milestones = results["ours"].milestones
+    assert [(one.trials, one.searched_s) for one in milestones] == [(2, 3e-3), (3, 2e-3), (9, 2e-3)]
+    assert [one.timings.blocks for one in milestones] == [(2e-3,) * 3, (1e-3,) * 3, (1e-3,) * 3]
+    assert results["ours"].curve.trials == 3
+    assert results["ours"].after(1) is None
     assert not errors
 
 
 def test_what_was_measured_again_counts_by_the_median() -> None:
-    """The first was lucky; its second measurement takes it from the lead."""
+    """The first program was lucky; its second measurement takes the lead from it."""
     tried = Trials(_trials((A, 1e-3), (B, 2e-3), (A, 4e-3)), (2, 3))
-    sides, _, _ = _judge(ours=tried)
-    assert [one.timings.blocks[0] for one in sides["ours"].judged] == [SECONDS["a"], SECONDS["b"]]
-    assert [one.searched_s for one in sides["ours"].judged] == [2.5e-3, 2e-3]
-    assert [point.latency_s for point in sides["ours"].search.points] == [1e-3, 2e-3]
+    results, _, _ = _time(ours=tried)
+    assert [one.timings.blocks[0] for one in results["ours"].milestones] == [SECONDS["a"], SECONDS["b"]]
+    assert [one.searched_s for one in results["ours"].milestones] == [2.5e-3, 2e-3]
+    assert [point.latency_s for point in results["ours"].curve.points] == [1e-3, 2e-3]
 
 
 def test_what_several_found_is_timed_once_a_turn() -> None:
     tried = Trials(_trials((A, 3e-3)), (1,))
-    sides, judge, _ = _judge(ours=tried, theirs=tried)
-    assert sides["ours"].judged == sides["theirs"].judged
-    assert judge.ran["a"] == 4  # to verify it, and in three turns
+    results, measurer, _ = _time(ours=tried, theirs=tried)
+    assert results["ours"].milestones == results["theirs"].milestones
+    assert measurer.ran["a"] == 4  # to verify it, and in three turns
 
 
 def test_wrong_and_broken_programs_are_nobody_s_best() -> None:
     theirs = Trials(_trials((UNBUILT, 5e-3), (WRONG, 1e-3), (A, 4e-3)), (1, 3))
-    sides, _, errors = _judge(ours=Trials(_trials((B, 1e-3)), (1,)), theirs=theirs)
-    assert sides["theirs"].judged == ()
-    assert len(sides["ours"].judged) == 1
+    results, _, errors = _time(ours=Trials(_trials((B, 1e-3)), (1,)), theirs=theirs)
+    assert results["theirs"].milestones == ()
+    assert len(results["ours"].milestones) == 1
     assert errors == ["a finalist: build_error: no", "a finalist: wrong_result: values differ"]
 
 
 def test_nobody_in_the_finals_is_no_failure() -> None:
-    sides, _, errors = _judge(ours=Trials(_trials((A, math.inf)), (1,)), theirs=Trials([], (1,)))
-    assert (sides["ours"].judged, sides["theirs"].judged, errors) == ((), (), [])
+    results, _, errors = _time(ours=Trials(_trials((A, math.inf)), (1,)), theirs=Trials([], (1,)))
+    assert (results["ours"].milestones, results["theirs"].milestones, errors) == ((), (), [])
     assert best([]) == []

@@ -12,7 +12,7 @@ from benchmarks.timing.interleaved import Block, Counted, Timings, measure, time
 
 @dataclass
 class Scripted:
-    """A contestant whose turns are known; it notes when it had them."""
+    """A contestant with given timings that records its turns."""
 
     name: str
     turns: Sequence[Sequence[float]]
@@ -92,7 +92,7 @@ def test_what_is_made_is_counted_but_not_while_warming_up() -> None:
     (secs_each,) = Counted(lambda: next(made)).time_block(Block(0.0, 0.0, 2, 2))
     assert next(made, None) is None
     assert secs_each > 0
-    with pytest.raises(RuntimeError, match="nothing was made"):
+    with pytest.raises(RuntimeError, match="no item was made"):
         Counted(lambda: 0).time_block(Block(0.0, 0.0, 1, 1))
 
 

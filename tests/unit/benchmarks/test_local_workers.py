@@ -1,17 +1,18 @@
-"""What two workers did beside one becomes figures; cores are counted as what they are."""
+"""Figures of two workers and of one, and physical cores."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from benchmarks import local_workers
-from benchmarks.local_workers import Plan, Seen, figures_of, own_cores
+from benchmarks.local_workers import Plan, WindowStats, figures_of, own_cores
 
 
-def seen(per_s: float, cores: float = 0.1, failed: float = 0.02) -> Seen:
-    return Seen(trials=100, seconds=100 / per_s, service_cpu_s=cores * 100 / per_s, failed=failed)
+def seen(per_s: float, cores: float = 0.1, failed: float = 0.02) -> WindowStats:
+    return WindowStats(trials=100, seconds=100 / per_s, service_cpu_s=cores * 100 / per_s, failed=failed)
 
 
 def test_every_turn_is_compared_by_itself() -> None:
@@ -50,7 +51,7 @@ def topology(root: Path, cpus: dict[int, tuple[int, int]]) -> None:
 
 def test_two_threads_of_a_core_are_no_two_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_workers, "TOPOLOGY", tmp_path)
-    monkeypatch.setattr(local_workers.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 6})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 6})
     topology(tmp_path, {0: (0, 0), 1: (0, 0), 2: (0, 1), 3: (1, 0), 4: (1, 1)})
     assert own_cores() == [0, 2, 3, 6]
 

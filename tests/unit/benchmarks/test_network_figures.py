@@ -1,4 +1,4 @@
-"""What was measured becomes figures with the aims of its network."""
+"""Figures of networks, with the aims of each network."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import pytest
 
 from benchmarks.networks.compiled import AFTER, AT_ONCE
 from benchmarks.networks.figures import figures_of_compiled, figures_of_tuned
-from benchmarks.networks.network import Measured
 from benchmarks.networks.peers import OPENVINO
-from benchmarks.networks.tuning import Recorder, Tuning
-from benchmarks.networks.turns import TUNED
+from benchmarks.networks.plan import TUNED
+from benchmarks.networks.session import Recorder, Tuning
+from benchmarks.networks.tuned import TunedNetwork
 from benchmarks.results.curves import Point
 from benchmarks.results.figures import Figure
-from benchmarks.timing.agreement import Deviation
+from benchmarks.timing.deviation import Deviation
 from benchmarks.timing.interleaved import Timings
 from core.job import JobState
 from tests.unit.benchmarks.measured import COMPILED, JOB, MEASURED, PEERS, TUNING
-from tunefarm.cli.progress import Picture, SilentDisplay
+from tunefarm.cli.progress import JobProgress, SilentJobDisplay
 from tunefarm.client.values import Task
 
 PUBLISHED = "published latency differs from a user's process by, median over networks"
@@ -32,8 +32,8 @@ def _named(found: Sequence[Figure]) -> dict[str, Figure]:
     return by_name
 
 
-def _by_name(measured: Measured) -> dict[str, Figure]:
-    """Without the network's label."""
+def _by_name(measured: TunedNetwork) -> dict[str, Figure]:
+    """Return the figures by their names without the network's label."""
     found = _named(figures_of_tuned([measured]))
     return {name.removeprefix(f"{measured.label}: "): figure for name, figure in found.items()}
 
@@ -171,13 +171,13 @@ def test_the_rates_differ_in_what_they_leave_out() -> None:
     assert found["until 10% above the last estimate"].value == 50.0
 
 
-def _picture(at_s: float, state: JobState, trials: int, best_s: float | None) -> Picture:
+def _picture(at_s: float, state: JobState, trials: int, best_s: float | None) -> JobProgress:
     task = Task("hash", "conv", 2, covered=True, reason="", trials=trials, best_s=best_s)
-    return Picture(replace(JOB, state=state, trials_done=trials), [task], None, None, at_s)
+    return JobProgress(replace(JOB, state=state, trials_done=trials), [task], None, None, at_s)
 
 
 def test_a_recorder_keeps_a_point_for_every_change() -> None:
-    recorder = Recorder(SilentDisplay())
+    recorder = Recorder(SilentJobDisplay())
     for picture in (
         _picture(100.0, JobState.IMPORTING, 0, None),
         _picture(101.0, JobState.TUNING, 0, None),
@@ -192,7 +192,7 @@ def test_a_recorder_keeps_a_point_for_every_change() -> None:
 
 
 def test_a_search_that_was_never_seen_has_no_length() -> None:
-    recorder = Recorder(SilentDisplay())
+    recorder = Recorder(SilentJobDisplay())
     recorder.show(_picture(1.0, JobState.DONE, 8, None))
     assert recorder.search_s() is None
     assert recorder.points(0.0) == ()

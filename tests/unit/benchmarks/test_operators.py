@@ -1,4 +1,4 @@
-"""The comparison of two searches: what it concludes from time lines, what it plans, how it fails."""
+"""The comparison of two searches: its figures, its plans and its failures."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pytest
 from benchmarks.operators import __main__ as operators
 from benchmarks.operators import ablation, settled
 from benchmarks.operators import run as operators_run
-from benchmarks.operators.figures import correction, figures_of, quality, sooner
+from benchmarks.operators.figures import correction, figures_of, quality, time_to_match
 from benchmarks.operators.libraries import Compared
-from benchmarks.operators.run import OURS, THEIRS, WARM, Found, Plan
-from benchmarks.results import figures, searches
+from benchmarks.operators.run import OURS, THEIRS, WARM, OperatorResult, Plan
+from benchmarks.results import figures
 from benchmarks.results.figures import Figure
 from benchmarks.results.output import Output
-from benchmarks.results.searches import Search
-from benchmarks.timing import apart
-from benchmarks.timing.apart import Failed
-from benchmarks.timing.finals import Judged, Side
+from benchmarks.results.searches import SEARCHES, Search
+from benchmarks.timing import isolation
+from benchmarks.timing.finals import Milestone, SearchResult, milestones_up_to
 from benchmarks.timing.interleaved import Pair, Timings
+from benchmarks.timing.isolation import MeasurementFailed
 
 AS_FAST = "MetaSchedule's seconds for 64 trials relative to ours until as fast"
 PLAN = Plan(trials=64, threads=2)
@@ -33,25 +33,27 @@ def _timings(secs: float) -> Timings:
     return Timings((secs, secs, secs))
 
 
-def _side(engine: str, timed: list[tuple[float, float]], judged: dict[int, tuple[float, float]]) -> Side:
-    """`judged` has (searched, in turns) seconds by trials."""
-    found = tuple(Judged(n, searched, _timings(turns)) for n, (searched, turns) in judged.items())
-    return Side(Search.of("GMM", engine, timed), found)
+def _result(
+    engine: str, timed: list[tuple[float, float]], milestones: dict[int, tuple[float, float]]
+) -> SearchResult:
+    """`milestones` has (searched, in turns) seconds by trials."""
+    found = tuple(Milestone(n, searched, _timings(turns)) for n, (searched, turns) in milestones.items())
+    return SearchResult(Search.of("GMM", engine, timed), found)
 
 
 # In turns everything of ours takes a tenth longer than its search measured.
 SEARCHED = [(1.0, 4e-3), (2.0, 2e-3), (3.0, 1e-3)]
-OUR_JUDGED = {8: (4e-3, 4.4e-3), 16: (2e-3, 2.2e-3), 64: (1e-3, 1.1e-3)}
+OUR_MILESTONES = {8: (4e-3, 4.4e-3), 16: (2e-3, 2.2e-3), 64: (1e-3, 1.1e-3)}
 NOTHING = [(1.0, math.inf), (4.0, math.inf)]
-FOUND = Found(
+FOUND = OperatorResult(
     operator="GMM",
-    ours=_side(OURS, SEARCHED, OUR_JUDGED),
-    theirs=_side(
+    ours=_result(OURS, SEARCHED, OUR_MILESTONES),
+    theirs=_result(
         THEIRS,
         [(20.0, 8e-3), (50.0, 2e-3), (60.0, 2e-3)],
         {8: (8e-3, 8.8e-3), 16: (8e-3, 4.4e-3), 64: (2e-3, 2.2e-3)},
     ),
-    warm=_side(WARM, [(0.5, 2e-3), (1.0, 1e-3)], {64: (1e-3, 1.1e-3)}),
+    warm=_result(WARM, [(0.5, 2e-3), (1.0, 1e-3)], {64: (1e-3, 1.1e-3)}),
     set_up_s=15.0,
     precision=(Pair(Timings((1.0, 1.0, 1.0)), Timings((1.0, 1.5, 2.0))),),
     scored=Pair(Timings((1e-6, 1e-6)), Timings((2e-3, 2e-3))),
@@ -75,26 +77,28 @@ def _overall(found: list[Figure], part: str) -> Figure:
 
 
 def test_as_fast_is_judged_by_turns() -> None:
-    """Theirs takes 2.2 ms in turns, which is what ours has when its search says 2 ms."""
+    """MetaSchedule's best takes 2.2 ms in turns, as ours does when its search measured 2 ms."""
     assert correction(FOUND.ours) == pytest.approx(1.1)
-    found = sooner(FOUND, FOUND.ours, 64)
+    found = time_to_match(FOUND, FOUND.ours, 64)
     assert found is not None
     assert (found.at_s, found.trials) == (2.0, 2)
     assert (found.ratio, found.own_ratio) == (30.0, 25.0)
 
 
 def test_slower_in_turns_is_later() -> None:
-    """Were 2 ms in the search 2.4 ms in turns, only the next program would be as fast as 2.2 ms."""
-    judged = tuple(replace(each, timings=_timings(1.2 * each.searched_s)) for each in FOUND.ours.judged)
-    found = sooner(FOUND, replace(FOUND.ours, judged=judged), 64)
+    """If 2 ms in the search are 2.4 ms in turns, only the next program is as fast as 2.2 ms."""
+    milestones = tuple(
+        replace(each, timings=_timings(1.2 * each.searched_s)) for each in FOUND.ours.milestones
+    )
+    found = time_to_match(FOUND, replace(FOUND.ours, milestones=milestones), 64)
     assert found is not None
     assert found.at_s == 3.0
 
 
 def test_a_search_that_never_is_as_fast_has_no_time() -> None:
-    goal = (*FOUND.theirs.judged[:2], Judged(64, 5e-4, _timings(5e-4)))
-    hard = replace(FOUND, theirs=replace(FOUND.theirs, judged=goal))
-    assert sooner(hard, hard.ours, 64) is None
+    goal = (*FOUND.theirs.milestones[:2], Milestone(64, 5e-4, _timings(5e-4)))
+    hard = replace(FOUND, theirs=replace(FOUND.theirs, milestones=goal))
+    assert time_to_match(hard, hard.ours, 64) is None
     found = figures_of([hard, replace(FOUND, operator="C2D")], PLAN)
     mean = _named_exactly(found, f"geometric mean of 1 operators: {AS_FAST}")
     assert mean.value == pytest.approx(30.0)
@@ -103,7 +107,7 @@ def test_a_search_that_never_is_as_fast_has_no_time() -> None:
 
 
 def test_time_to_quality_is_a_geometric_mean_with_its_aim() -> None:
-    slow = replace(FOUND, operator="C2D", ours=_side(OURS, [(30.0, 1e-3)], {64: (1e-3, 1e-3)}))
+    slow = replace(FOUND, operator="C2D", ours=_result(OURS, [(30.0, 1e-3)], {64: (1e-3, 1e-3)}))
     found = figures_of([FOUND, slow], PLAN)
     name = f"geometric mean of 2 operators: {AS_FAST}"
     mean = _named_exactly(found, name)
@@ -136,14 +140,14 @@ def test_quality_is_theirs_over_ours_after_as_many_trials() -> None:
 
 
 def test_the_lowest_after_64_trials_is_named() -> None:
-    worse = _side(OURS, SEARCHED, OUR_JUDGED | {64: (2.5e-3, 2.5e-3)})
+    worse = _result(OURS, SEARCHED, OUR_MILESTONES | {64: (2.5e-3, 2.5e-3)})
     found = figures_of([FOUND, replace(FOUND, operator="C2D", ours=worse)], PLAN)
     lowest = _named(found, "lowest of these")
     assert (lowest.value, lowest.reached, lowest.peer) == (pytest.approx(0.88), False, "C2D")
 
 
 def test_when_ours_fails_everything_it_is_said_and_not_averaged_away() -> None:
-    lost = replace(FOUND, operator="C2D", ours=_side(OURS, NOTHING, {}))
+    lost = replace(FOUND, operator="C2D", ours=_result(OURS, NOTHING, {}))
     found = figures_of([FOUND, lost], PLAN)
     assert quality(lost, 8) is None
     mean = _named(found, "geometric mean of 1 operators: MetaSchedule's latency relative to ours after 8 ")
@@ -155,8 +159,8 @@ def test_when_ours_fails_everything_it_is_said_and_not_averaged_away() -> None:
 
 
 def test_when_theirs_fails_everything_there_is_nothing_to_reach() -> None:
-    lost = replace(FOUND, operator="C2D", theirs=_side(THEIRS, NOTHING, {}), scored=None, precision=())
-    assert sooner(lost, lost.ours, 64) is None
+    lost = replace(FOUND, operator="C2D", theirs=_result(THEIRS, NOTHING, {}), scored=None, precision=())
+    assert time_to_match(lost, lost.ours, 64) is None
     found = figures_of([lost], PLAN)
     assert not [each for each in found if "as fast" in each.name or "latency relative" in each.name]
     assert _overall(found, "trials a second relative").value == pytest.approx(1.0 / (2 / 4.0))
@@ -165,7 +169,7 @@ def test_when_theirs_fails_everything_there_is_nothing_to_reach() -> None:
 
 
 def test_nothing_found_by_anybody_is_no_figure() -> None:
-    empty = Side(Search.of("GMM", OURS, []), ())
+    empty = SearchResult(Search.of("GMM", OURS, []), ())
     lost = replace(
         FOUND, ours=empty, theirs=empty, warm=empty, scored=None, precision=(), libraries=(), errors=("why",)
     )
@@ -203,17 +207,19 @@ def test_milestones_end_with_the_trials() -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Plan]]:
-    """Operators are not measured but noted; C3D can't be."""
+    """Record operators instead of measuring them; C3D fails."""
     seen: list[tuple[str, Plan]] = []
 
-    def note(name: str, threads: int, run: Callable[..., Found], given: str, plan: Plan) -> Found:
+    def note(
+        name: str, threads: int, run: Callable[..., OperatorResult], given: str, plan: Plan
+    ) -> OperatorResult:
         assert (run, given, threads) == (operators_run.run, name, plan.threads)
         seen.append((name, plan))
         if name == "C3D":
-            raise Failed("a candidate of C3D ended the process that timed it")
+            raise MeasurementFailed("a candidate of C3D ended the process that timed it")
         return replace(FOUND, operator=name, errors=("a finalist: wrong",) if name == "C1D" else ())
 
-    monkeypatch.setattr(operators, "apart", note)
+    monkeypatch.setattr(operators, "run_isolated", note)
     return seen
 
 
@@ -225,7 +231,7 @@ def test_quick_measures_three_operators(
     assert measured == [(name, Plan(64, 2, rounds=5)) for name in ("GMM", "C1D", "DEP")]
     results = figures.read(file)
     assert results.command == f"python -m benchmarks.operators --quick --threads 2 --json {file}"
-    kept = searches.read(searches.beside(file))
+    kept = SEARCHES.read(file)
     assert len(kept) == 9
     assert {search.engine for search in kept} == {OURS, THEIRS, WARM}
     assert "C1D (2 of 3, about 1 min left)" in capsys.readouterr().out
@@ -255,9 +261,9 @@ def test_when_nothing_can_be_measured_nothing_is_written(
 
 
 def test_the_time_left_comes_from_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    output = Output("operators", [], Path("none.json"), 1)
+    output = Output("benchmarks.operators", [], Path("none.json"), 1)
     ticks = iter((0.0, 600.0, 600.0))
-    assert apart.each(["GMM", "C2D"], 120.0, lambda _: None, output, lambda: next(ticks)) == 0
+    assert isolation.measure_each(["GMM", "C2D"], 120.0, lambda _: None, output, lambda: next(ticks)) == 0
     assert capsys.readouterr().out.splitlines() == [
         "GMM (1 of 2, about 4 min left)",
         "C2D (2 of 2, about 10 min left)",
@@ -302,34 +308,34 @@ def test_what_breaks_is_a_failure_of_its_operator(
         def submit(self, *_: object) -> None:
             raise error
 
-    monkeypatch.setattr(apart, "own_process", Breaking)
+    monkeypatch.setattr(isolation, "spawn_process", Breaking)
     monkeypatch.setenv("TVM_NUM_THREADS", "1")
-    with pytest.raises(Failed, match=told):
-        apart.apart("GMM", 2, operators_run.run, "GMM", PLAN)
+    with pytest.raises(MeasurementFailed, match=told):
+        isolation.run_isolated("GMM", 2, operators_run.run, "GMM", PLAN)
 
 
-def _variants(operator: str) -> tuple[Side, ...]:
-    """Without evolution it takes twice as long in the end; the limited space has nothing."""
+def _variants(operator: str) -> tuple[SearchResult, ...]:
+    """Return variants: twice as slow without evolution, no program in the limited space."""
     late = {16: (2e-3, 3e-3), 64: (1e-3, 2e-3)}
     found = (
-        _side(ablation.EVERYTHING, SEARCHED, {16: (1e-3, 2e-3), 64: (1e-3, 1e-3)}),
-        _side("no evolution", SEARCHED, late),
-        _side("limited space", NOTHING, {}),
+        _result(ablation.EVERYTHING, SEARCHED, {16: (1e-3, 2e-3), 64: (1e-3, 1e-3)}),
+        _result("no evolution", SEARCHED, late),
+        _result("limited space", NOTHING, {}),
     )
-    return tuple(replace(side, search=replace(side.search, operator=operator)) for side in found)
+    return tuple(replace(result, curve=replace(result.curve, operator=operator)) for result in found)
 
 
 def test_an_ablation_compares_ours_with_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def note(name: str, threads: int, run: Callable[..., object], *given: object) -> tuple[Side, ...]:
+    def note(name: str, threads: int, run: Callable[..., object], *given: object) -> tuple[SearchResult, ...]:
         assert (run, given) == (ablation.run, (name, 64, 5, 2, 7))
         return _variants(name)
 
-    monkeypatch.setattr(operators, "apart", note)
+    monkeypatch.setattr(operators, "run_isolated", note)
     file = tmp_path / "ablation.json"
     flags = ["--ablation", "--quick", "--threads", "2", "--seed", "7", "--json", str(file)]
     assert operators.main(flags) == 0
-    kept = searches.read(searches.beside(file))
-    assert kept == tuple(side.search for name in ("GMM", "C1D", "DEP") for side in _variants(name))
+    kept = SEARCHES.read(file)
+    assert kept == tuple(result.curve for name in ("GMM", "C1D", "DEP") for result in _variants(name))
     found = figures.read(file).figures
     assert [each.value for each in found] == pytest.approx([1.5, 2.0])
     assert not any("limited space" in each.name for each in found)
@@ -340,11 +346,13 @@ def test_an_ablation_is_measured_after_some_trials_and_after_all() -> None:
     names = [each.name for each in found]
     start = "geometric mean of 1 operators: no evolution: latency after"
     assert names == [f"{start} {count} trials relative to that of everything" for count in (16, 64)]
-    assert ablation.milestones(256) == (16, 64, 256)
+    assert milestones_up_to(256, ablation.AFTER) == (16, 64, 256)
 
 
 # After 64 trials a tenth slower than after all, with the second figure for the operator itself.
-LONGER = _side(OURS, SEARCHED, {16: (2e-3, 2e-3), 64: (1e-3, 1.1e-3), 256: (1e-3, 1e-3), 1000: (1e-3, 1e-3)})
+LONGER = _result(
+    OURS, SEARCHED, {16: (2e-3, 2e-3), 64: (1e-3, 1.1e-3), 256: (1e-3, 1e-3), 1000: (1e-3, 1e-3)}
+)
 
 
 @pytest.mark.parametrize(("trials", "aim"), [(256, None), (1000, "at most 1.03")])
@@ -356,7 +364,7 @@ def test_64_trials_are_held_against_a_thousand(trials: int, aim: str | None) -> 
 
 
 def test_an_operator_without_a_program_is_named_and_in_no_mean() -> None:
-    lost = replace(LONGER, search=replace(LONGER.search, operator="C2D"), judged=())
+    lost = replace(LONGER, curve=replace(LONGER.curve, operator="C2D"), milestones=())
     one = _overall(settled.figures_of([LONGER, lost], 1000), "after 64 trials")
     assert one.name.startswith("geometric mean of 1 operators")
     assert one.peer is not None
@@ -364,14 +372,14 @@ def test_an_operator_without_a_program_is_named_and_in_no_mean() -> None:
 
 
 def test_settled_goes_on_for_a_thousand_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def note(name: str, threads: int, run: Callable[..., object], *given: object) -> tuple[Side, ...]:
+    def note(name: str, threads: int, run: Callable[..., object], *given: object) -> tuple[SearchResult, ...]:
         assert (run, given) == (settled.run, (name, 1000, 10, 2, 0))
-        return (replace(LONGER, search=replace(LONGER.search, operator=name)),)
+        return (replace(LONGER, curve=replace(LONGER.curve, operator=name)),)
 
-    monkeypatch.setattr(operators, "apart", note)
+    monkeypatch.setattr(operators, "run_isolated", note)
     file = tmp_path / "settled.json"
     assert operators.main(["--settled", "--threads", "2", "--json", str(file)]) == 0
-    assert [search.operator for search in searches.read(searches.beside(file))] == list(operators.PAPER)
+    assert [search.operator for search in SEARCHES.read(file)] == list(operators.PAPER)
     names = [each.name for each in figures.read(file).figures]
     assert (
         names[1] == "geometric mean of 12 operators: our latency after 64 trials relative to ours after 1000"

@@ -1,4 +1,4 @@
-"""The document's sections are made from files of figures, and nothing around them changes."""
+"""The report: the document's tables are made from files of figures, and nothing around them changes."""
 
 from __future__ import annotations
 
@@ -8,95 +8,92 @@ from pathlib import Path
 import pytest
 
 from benchmarks.report import __main__ as report
-from benchmarks.results import curves, searches
-from benchmarks.results.curves import Curve, Point
-from benchmarks.results.figures import FiguresError, Results, at_least, figure
-from benchmarks.results.searches import Search
+from benchmarks.report import summary
+from benchmarks.results import figures
+from benchmarks.results.curves import CURVES, Curve, Point
+from benchmarks.results.figures import Figure, FiguresError, Results, at_least, at_most, figure
+from benchmarks.results.searches import SEARCHES, Search
 
-DOCUMENT = """# Benchmarks
-
-Before.
-
-<!-- begin networks -->
-
-Old.
-
-<!-- end networks -->
-
-<!-- begin operators -->
-Others.
-<!-- end operators -->
-"""
-RESULTS = Results(
-    (figure("speed-up", 32.5, "x", aim=at_least(30), peer="1 + 2 |b|", spread=(31.0, 33.5)),),
-    "a machine",
-    "2025-01-02",
-    "python -m benchmarks.networks",
+SECTIONS = ("layers", "compiled", "tuned", "others", "missed", "runs")
+DOCUMENT = "# Benchmarks\n\nBefore.\n" + "".join(
+    f"\n<!-- begin {name} -->\nOld.\n<!-- end {name} -->\n\nAfter {name}.\n" for name in SECTIONS
 )
+NATIVE = "a processor (sse4_2, avx, avx2, avx512f), 2 threads"
 CURVE = Curve("resnet18", (Point(10.0, 16, 0.05), Point(20.0, 64, 0.02)), 0.012, 0.5, 0.011)
+
+
+def results(*found: Figure, flags: str = "", date: str = "2025-01-02", machine: str = NATIVE) -> Results:
+    return Results(found, machine, date, f"python -m benchmarks.networks{flags} --json f.json", "abc1234")
+
+
+def tuned(network: str = "resnet18", latency_ms: float = 10.0) -> tuple[Figure, ...]:
+    return (
+        figure(f"{network}: speed-up over TVM untuned", 32.0, "x", aim=at_least(30)),
+        figure(f"{network}: latency, tunefarm", latency_ms, "ms"),
+        figure(f"{network}: latency relative to ONNX Runtime", 0.8, "x"),
+        figure(f"{network}: trials", 300, ""),
+        figure(f"{network}: from start to finish", 92.0, "s"),
+    )
+
+
+def layer(device_class: str, name: str, ratio: float, trials: int = 64) -> Figure:
+    what = f"MetaSchedule's latency relative to ours after {trials} trials"
+    return figure(f"{device_class}, {name}: {what}", ratio, "x")
+
+
+def layers_time(device_class: str, count: int, ratio: float) -> Figure:
+    what = "MetaSchedule's seconds for 64 trials relative to ours until as fast"
+    return figure(f"geometric mean of {count} operators: {device_class}: {what}", ratio, "x")
+
+
+def rows(table: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "docs" / "benchmarks").mkdir(parents=True)
-    (tmp_path / "docs" / "benchmarks.md").write_text(DOCUMENT)
-    RESULTS.write(tmp_path / "docs" / "benchmarks" / "networks.json")
-    curves.write([CURVE], tmp_path / "docs" / "benchmarks" / "networks.curves.jsonl")
-    return tmp_path / "docs"
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks.md").write_text(DOCUMENT)
+    results(*tuned()).write(tmp_path / "benchmarks" / "networks.json")
+    CURVES.write([CURVE], tmp_path / "benchmarks" / "networks.json")
+    return tmp_path
 
 
-def _run(folder: Path, name: str = "networks.json") -> int:
-    file = str(folder / "benchmarks" / name)
-    return report.main([file, "--document", str(folder / "benchmarks.md"), "--plots", str(folder / "plots")])
+def run(folder: Path, *flags: str, name: str = "networks.json") -> int:
+    places = ["--document", str(folder / "benchmarks.md"), "--plots", str(folder / "plots")]
+    return report.main([str(folder / "benchmarks" / name), *places, *flags])
 
 
-def test_the_section_is_replaced_and_only_it(folder: Path) -> None:
-    assert _run(folder) == 0
+def test_the_sections_are_replaced_and_nothing_else(folder: Path) -> None:
+    assert run(folder) == 0
     text = (folder / "benchmarks.md").read_text()
-    assert text.startswith("# Benchmarks\n\nBefore.\n\n<!-- begin networks -->\n")
-    assert text.endswith("<!-- end networks -->\n\n" + DOCUMENT.split("<!-- end networks -->\n\n")[1])
     assert "Old." not in text
-    assert "| speed-up | 32.5 x | 31 .. 33.5 | at least 30: reached | 1 + 2 \\|b\\| |" in text
-    assert "Measured 2025-01-02 with `python -m benchmarks.networks` on a machine." in text
+    assert text.startswith("# Benchmarks\n\nBefore.\n")
+    assert all(f"<!-- end {name} -->\n\nAfter {name}.\n" in text for name in SECTIONS)
+    assert "| AVX-512 | resnet18 | 10 ms | 0.8 |" in text
 
 
 def test_running_it_again_changes_nothing(folder: Path) -> None:
     files = [folder / "benchmarks.md", folder / "plots" / "networks-resnet18.svg"]
-    assert _run(folder) == 0
+    assert run(folder) == 0
     first = [file.read_bytes() for file in files]
-    assert _run(folder) == 0
+    assert run(folder) == 0
     assert [file.read_bytes() for file in files] == first
 
 
-def test_curves_are_drawn_small_and_linked_from_the_document(folder: Path) -> None:
-    _run(folder)
-    assert "(plots/networks-resnet18.svg)" in (folder / "benchmarks.md").read_text()
+def test_curves_are_drawn_small(folder: Path) -> None:
+    run(folder)
     drawn = (folder / "plots" / "networks-resnet18.svg").read_text()
     assert len(drawn) < 40_000
     assert all(word in drawn for word in ("ONNX Runtime", "TVM untuned", "seconds since the job was sent"))
 
 
-def test_without_curves_there_is_a_table_alone(folder: Path) -> None:
-    (folder / "benchmarks" / "networks.curves.jsonl").unlink()
-    assert _run(folder) == 0
-    assert "![" not in (folder / "benchmarks.md").read_text()
-
-
-def test_a_document_without_the_section_is_left_alone(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    RESULTS.write(folder / "benchmarks" / "unknown.json")
-    assert _run(folder, "unknown.json") == 1
-    assert "<!-- begin unknown -->" in capsys.readouterr().err
-    assert (folder / "benchmarks.md").read_text() == DOCUMENT
-
-
-@pytest.mark.parametrize("name", ["networks.curves.jsonl", "absent.json"])
-def test_files_without_figures_are_refused_in_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
-    assert _run(folder, name) == 1
-    assert capsys.readouterr().err.count("\n") == 1
+def test_a_document_without_a_section_is_left_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = DOCUMENT.replace("<!-- begin runs -->", "")
+    (folder / "benchmarks.md").write_text(text)
+    assert run(folder) == 1
+    assert "<!-- begin runs -->" in capsys.readouterr().err
+    assert (folder / "benchmarks.md").read_text() == text
 
 
 def test_two_sections_of_one_name_are_too_many() -> None:
@@ -105,25 +102,105 @@ def test_two_sections_of_one_name_are_too_many() -> None:
         report.replace_section(twice, "a", "new")
 
 
-@pytest.mark.parametrize("name", ["networks", "space", "operators", "settled", "ablation", "scale", "fuzz"])
-def test_the_document_kept_here_has_the_sections(name: str) -> None:
-    text = Path("docs/benchmarks.md").read_text()
-    assert "\nnew\n" in report.replace_section(text, name, "new")
+@pytest.mark.parametrize("name", ["networks.curves.jsonl", "absent.json"])
+def test_files_without_figures_are_refused_in_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert run(folder, name=name) == 1
+    assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_searches_are_drawn_against_seconds_and_trials(folder: Path) -> None:
-    RESULTS.write(folder / "benchmarks" / "operators.json")
+def test_details_are_a_page_with_all_figures_and_plots(folder: Path) -> None:
+    file = folder / "benchmarks" / "operators.json"
+    speedup = figure("speed-up", 32.5, "x", aim=at_least(30), peer="1 + 2 |b|", spread=(31.0, 33.5))
+    results(speedup).write(file)
     found = [Search.of("GMM", engine, [(1.0, 2e-3), (2.0, 1e-3)]) for engine in ("ours", "MetaSchedule")]
-    failed = Search.of("C2D", "ours", [(1.0, math.inf)])
-    searches.write([failed, *found], folder / "benchmarks" / "operators.searches.jsonl")
-    assert _run(folder, "operators.json") == 0
-    text = (folder / "benchmarks.md").read_text()
+    SEARCHES.write([Search.of("C2D", "ours", [(1.0, math.inf)]), *found], file)
+    assert run(folder, "--details", str(folder / "pages"), name="operators.json") == 0
+    page = (folder / "pages" / "operators.md").read_text()
+    assert "| speed-up | 32.5 x | 31 .. 33.5 | at least 30: reached | 1 + 2 \\|b\\| |" in page
+    assert "Measured 2025-01-02 at commit abc1234 with `python -m benchmarks.networks" in page
     for name in ("seconds", "trials"):
-        assert f"(plots/operators-{name}.svg)" in text
-        assert "MetaSchedule" in (folder / "plots" / f"operators-{name}.svg").read_text()
+        assert f"(operators-{name}.svg)" in page
+        assert "MetaSchedule" in (folder / "pages" / f"operators-{name}.svg").read_text()
+    assert (folder / "benchmarks.md").read_text() == DOCUMENT
 
 
 def test_searches_that_are_none_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "benchmarks" / "networks.searches.jsonl").write_text("{}\n")
-    assert _run(folder) == 1
+    assert run(folder, "--details", str(folder / "pages")) == 1
     assert "networks.searches.jsonl holds no searches" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "machine", "name"),
+    [
+        ("", NATIVE, "AVX-512"),
+        ("", "a processor (sse4_2, avx, avx2), 2 threads", "AVX2"),
+        (" --device-class native", NATIVE, "AVX-512"),
+        (" --device-class avx2", NATIVE, "AVX2"),
+        (" --device-class sse42", "a processor (sse4_2, avx2, avx512f; given up: avx), 2 threads", "SSE4.2"),
+        ("", "a board (asimd)", "unknown"),
+    ],
+)
+def test_a_run_has_the_device_class_that_everyone_was_kept_to(flags: str, machine: str, name: str) -> None:
+    assert summary.device_class(results(flags=flags, machine=machine)) == name
+
+
+def test_layers_of_a_class_are_taken_together_from_all_files() -> None:
+    first = results(
+        layer("native", "dense", 2.0), layer("native", "conv", 1.0), layers_time("native", 2, 10.0)
+    )
+    second = results(layer("native", "dense", 8.0), layers_time("native", 1, 80.0), date="2025-01-03")
+    third = results(layer("avx2", "dense", 3.0), layer("avx2", "dense", 5.0, 1), layers_time("avx2", 1, 7.0))
+    found = rows(summary.layers([second, first, third]))
+    # The later of the two measurements of one layer counts; times weigh as many layers as they are of.
+    assert [found[0][at] for at in (0, 1, 5, 6, 7)] == ["AVX-512", "2", "2.83", "1 (conv)", "20 x"]
+    assert [found[1][at] for at in (0, 1, 2, 5)] == ["AVX2", "1", "5", "3"]
+    assert found[2][:2] == ["SSE4.2", "not measured"]
+
+
+def test_networks_are_sorted_by_class_and_have_a_mean() -> None:
+    older, newer = results(*tuned(latency_ms=99.0)), results(*tuned(), date="2025-01-03")
+    other = results(*tuned("bert_base"), flags=" --device-class avx2")
+    found = rows(summary.tuned([newer, other, older]))
+    assert [row[:3] for row in found] == [
+        ["AVX-512", "resnet18", "10 ms"],
+        ["AVX-512", "mean of 1", ""],
+        ["AVX2", "bert_base", "10 ms"],
+        ["AVX2", "mean of 1", ""],
+        ["SSE4.2", "not measured", ""],
+    ]
+    assert found[0][3:] == ["0.8", "", "0.0312", "300 in 92 s"]
+
+
+def test_missed_aims_of_one_figure_share_a_row() -> None:
+    late = [figure(f"{name}: latency", 2.0, "x", aim=at_most(1)) for name in ("GMM", "C2D")]
+    whole = figure("published latency, median of all: resnet18", 9.0, "%", aim=at_most(3))
+    repeated = figure("lowest of these: latency", 2.0, "x", aim=at_most(1))
+    files = {"networks": results(*late, whole, repeated, figure("kept", 1.0, "x", aim=at_most(1)))}
+    assert rows(summary.missed(files)) == [
+        ["networks", "latency", "at most 1", "GMM 2, C2D 2"],
+        ["networks", "published latency, median of all: resnet18", "at most 3", "9 %"],
+    ]
+
+
+def test_every_file_is_a_run_with_date_commit_and_flags() -> None:
+    flags = " --layer a --layer b --rounds 4"
+    assert rows(summary.runs({"unseen": results(flags=flags, date="2025-01-02T03:04:05+00:00")})) == [
+        ["unseen", "2025-01-02 03:04", "abc1234", "AVX-512", "`networks --layer ... --rounds 4`"]
+    ]
+
+
+def test_the_document_is_what_the_figures_kept_here_make_it() -> None:
+    text = report.DOCUMENT.read_text()
+    files = {file.stem: figures.read(file) for file in report.FIGURES.glob("*.json")}
+    for name, table in summary.tables(files).items():
+        text = report.replace_section(text, name, table)
+    assert text == report.DOCUMENT.read_text()
+
+
+def test_every_headline_is_a_figure_of_its_file() -> None:
+    for file, names in summary.HEADLINES.items():
+        found = {each.name for each in figures.read(report.FIGURES / f"{file}.json").figures}
+        assert found.issuperset(names)

@@ -1,4 +1,4 @@
-"""What many workers saw becomes figures."""
+"""Figures of simulated workers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.scale import OURS, ScaleError, figures_of
-from benchmarks.scale_workers import Clock, Seen, Worker, device_of, measured
+from benchmarks.scale import ScaleError, figures_of
+from benchmarks.simulated_workers import (
+    OURS,
+    CountingWindow,
+    FleetStats,
+    SimulatedWorker,
+    results_for,
+    simulated_device,
+)
 from proto import fleet_pb2 as pb
 
 
-def seen(stored: int, slowest_s: float) -> Seen:
+def seen(stored: int, slowest_s: float) -> FleetStats:
     used = {"server 1": 8.0, "PostgreSQL": 5.0, "Redis": 0.1, OURS: 1.0}
-    return Seen(10.0, stored, stored, [0.01] * 197 + [slowest_s] * 3, used)
+    return FleetStats(10.0, stored, stored, [0.01] * 197 + [slowest_s] * 3, used)
 
 
 def test_all_workers_are_held_against_the_aims_and_one_beside_them() -> None:
@@ -42,35 +49,37 @@ def test_all_workers_are_held_against_the_aims_and_one_beside_them() -> None:
 
 
 def test_too_few_leases_are_no_measurement() -> None:
-    few = Seen(10.0, 100, 100, [0.01] * 50)
+    few = FleetStats(10.0, 100, 100, [0.01] * 50)
     with pytest.raises(ScaleError, match="only 50 leases"):
         figures_of(1000, few, few, few, few)
 
 
 def test_every_candidate_of_a_lease_gets_a_result() -> None:
     lease = pb.Lease(id=pb.LeaseId(id="x", attempt=2), candidates=[pb.Candidate(trial_id=n) for n in (7, 9)])
-    results = measured(lease)
+    results = results_for(lease)
     assert [(one.number, one.trial_id, one.lease.attempt) for one in results] == [(1, 7, 2), (2, 9, 2)]
-    assert measured(pb.Lease()) == []
+    assert results_for(pb.Lease()) == []
 
 
 def test_a_worker_reports_while_it_measures_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, list[int]]] = []
 
-    async def call(_self: Worker, results: Sequence[pb.Result], held: pb.LeaseId) -> pb.SynchronizeResponse:
+    async def call(
+        _self: SimulatedWorker, results: Sequence[pb.Result], held: pb.LeaseId
+    ) -> pb.SynchronizeResponse:
         told.append((held.id, [one.trial_id for one in results]))
         return pb.SynchronizeResponse(
             lease=pb.Lease(id=held), acknowledged=[one.number for one in results], call_again_after_s=0.02
         )
 
     async def run() -> tuple[list[int], int]:
-        worker, total = Worker("nowhere:1", 1, device_of(1), trial_s=0.01), Seen(1.0)
+        worker, total = SimulatedWorker("nowhere:1", 1, simulated_device(1), trial_s=0.01), FleetStats(1.0)
         lease = pb.Lease(id=pb.LeaseId(id="x"), candidates=[pb.Candidate(trial_id=n) for n in range(8)])
         answer = pb.SynchronizeResponse(lease=lease, call_again_after_s=0.02)
-        left = await worker._measure(answer, Clock(1, 1.0), total)
+        left = await worker._measure(answer, CountingWindow(1, 1.0), total)
         return [one.trial_id for one in left], total.acknowledged
 
-    monkeypatch.setattr(Worker, "_call", call)
+    monkeypatch.setattr(SimulatedWorker, "_call", call)
     left, acknowledged = asyncio.run(run())
     assert told
     assert {lease for lease, _ in told} == {"x"}
@@ -79,4 +88,4 @@ def test_a_worker_reports_while_it_measures_and_loses_nothing(monkeypatch: pytes
 
 
 def test_classes_are_different_ones() -> None:
-    assert len({device_of(number).key for number in range(50)}) == 50
+    assert len({simulated_device(number).key for number in range(50)}) == 50

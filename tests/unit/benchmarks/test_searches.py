@@ -1,16 +1,16 @@
-"""Time lines of searches: what is kept of them, what they answer, how they are drawn."""
+"""Search curves: their points, their queries and their plots."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from benchmarks.report import plots
-from benchmarks.results import searches
 from benchmarks.results.curves import Point
-from benchmarks.results.searches import Search
+from benchmarks.results.searches import SEARCHES, Search
 
 TIMED = [(1.0, math.inf), (2.0, 5e-3), (2.5, 5e-3), (3.0, 4e-3), (4.0, 4e-3)]
 # The second program was lucky, which its second measurement shows.
@@ -64,21 +64,13 @@ def test_what_turns_out_to_be_slower_is_told_so() -> None:
 
 
 def test_searches_are_read_again(tmp_path: Path) -> None:
-    path = searches.beside(tmp_path / "operators.json")
-    searches.write([SEARCH, FAILED], path)
-    assert path.name == "operators.searches.jsonl"
-    assert searches.read(path) == (SEARCH, FAILED)
-    assert searches.read(tmp_path / "absent.searches.jsonl") == ()
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.searches.jsonl").write_text('{"figures": []}\n')
-    with pytest.raises(ValueError, match="operator"):
-        searches.read(tmp_path / "a.searches.jsonl")
+    SEARCHES.write([SEARCH, FAILED], tmp_path / "operators.json")
+    assert (tmp_path / "operators.searches.jsonl").exists()
+    assert SEARCHES.read(tmp_path / "operators.json") == (SEARCH, FAILED)
 
 
 @pytest.mark.parametrize("draw", [plots.draw_searches_by_seconds, plots.draw_searches_by_trials])
-def test_plots_name_their_operators_and_engines(draw: object) -> None:
+def test_plots_name_their_operators_and_engines(draw: Callable[[Sequence[Search]], bytes]) -> None:
     found = [Search.of("C2D", "ours", TIMED[:2]), SEARCH, Search.of("GMM", "MetaSchedule", TIMED[1:])]
     image = draw(found)
     assert image == draw(found)

@@ -1,4 +1,4 @@
-"""The comparison of two spaces: what it concludes from timings, what it plans, how it fails."""
+"""The comparison of two spaces: its figures, its plans and its failures."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.results import drawn, figures
+from benchmarks.results import figures
 from benchmarks.results.figures import Figure
+from benchmarks.results.random_programs import RANDOM_PROGRAMS
 from benchmarks.space import __main__ as space
 from benchmarks.space import run as space_run
 from benchmarks.space.figures import density, figures_of
-from benchmarks.space.run import Found, Plan, Rates
+from benchmarks.space.run import OperatorResult, Plan, Rates
 from benchmarks.suite import OPERATORS
-from benchmarks.timing.apart import Failed
 from benchmarks.timing.interleaved import Pair, Timings
-from benchmarks.timing.judge import Candidate, fastest
+from benchmarks.timing.isolation import MeasurementFailed
+from benchmarks.timing.measurer import Candidate, fastest
 
 PLAN = Plan(programs=3, trials=8, threads=2)
-FOUND = Found(
+FOUND = OperatorResult(
     operator="GMM",
     ours_s=(1e-3, 2e-3, 9e-3),
     theirs_s=(1e-3, 8e-3, 9e-3),
@@ -110,17 +111,19 @@ def test_finalists_are_the_fastest_different_ones_that_ran() -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Plan]]:
-    """Operators are not measured but noted; C3D can't be."""
+    """Record operators instead of measuring them; C3D fails."""
     seen: list[tuple[str, Plan]] = []
 
-    def note(name: str, threads: int, run: Callable[..., Found], given: str, plan: Plan) -> Found:
+    def note(
+        name: str, threads: int, run: Callable[..., OperatorResult], given: str, plan: Plan
+    ) -> OperatorResult:
         assert (run, given, threads) == (space_run.run, name, plan.threads)
         seen.append((name, plan))
         if name == "C3D":
-            raise Failed("a candidate of C3D ended the process that timed it")
+            raise MeasurementFailed("a candidate of C3D ended the process that timed it")
         return replace(FOUND, operator=name, errors=("build_error: no schedule",) if name == "C1D" else ())
 
-    monkeypatch.setattr(space, "apart", note)
+    monkeypatch.setattr(space, "run_isolated", note)
     return seen
 
 
@@ -132,12 +135,16 @@ def test_quick_measures_three_operators(tmp_path: Path, measured: list[tuple[str
     results = figures.read(file)
     assert results.command == f"python -m benchmarks.space --quick --threads 2 --json {file}"
     assert results.figures[0].name.startswith("geometric mean of 3 operators")
-    assert [each.operator for each in drawn.read(drawn.beside(file))] == ["GMM", "C2D", "softmax"]
+    assert [each.operator for each in RANDOM_PROGRAMS.read(file)] == [
+        "GMM",
+        "C2D",
+        "softmax",
+    ]
 
 
 def test_only_programs_that_ran_are_drawn_fastest_first() -> None:
     found = replace(FOUND, ours_s=(3.0, math.inf, 1.0))
-    assert found.drawn().ours_s == (1.0, 3.0)
+    assert found.random_programs().ours_s == (1.0, 3.0)
 
 
 def test_the_whole_suite_goes_on_after_a_failure(

@@ -1,8 +1,9 @@
-"""Fits odd functions by x p(x²) / q(x²), for tanh and erf in compiler/codegen/vector_math.py."""
+"""Fit odd functions by x p(x²) / q(x²), for tanh and erf in compiler/codegen/vector_math.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.polynomial import Polynomial, chebyshev
@@ -13,16 +14,17 @@ POINTS, ROUNDS = 600, 40
 
 
 def fit(function: Callable[[Array], Array], limit: float, degrees: tuple[int, int]) -> tuple[Array, Array]:
-    """p and q, highest power first and q(0) = 1, whose largest relative error on [0, limit] is nearly least.
+    """Return p and q, highest power first and q(0) = 1, whose largest relative error on [0, limit] is small.
 
-    Linear least squares of (p - f q) / (f q'), where q' is the round before's q. Lawson's weights, multiplied
-    by the error in every round, level the errors.
+    Each round solves linear least squares of (p - f q) / (f q'), where q' is q of the round before. Lawson's
+    weights are multiplied by the error in every round, which levels the errors.
     """
     x = limit * (1 - np.cos(np.pi * (np.arange(POINTS) + 0.5) / POINTS)) / 2
     quotient = function(x) / x
     upper, lower = (chebyshev.chebvander(2 * (x / limit) ** 2 - 1, degree) for degree in degrees)
     columns = np.hstack([upper, -quotient[:, None] * lower[:, 1:]])
-    weights, denominator, best, solution = np.ones(POINTS), np.ones(POINTS), np.inf, np.zeros(0)
+    weights, denominator, best = np.ones(POINTS), np.ones(POINTS), np.inf
+    solution: NDArray[Any] = np.zeros(0)
     for _ in range(ROUNDS):
         scale = np.sqrt(weights) / (quotient * denominator)
         found = np.linalg.lstsq(columns * scale[:, None], quotient * scale, rcond=None)[0]
@@ -38,5 +40,6 @@ def fit(function: Callable[[Array], Array], limit: float, degrees: tuple[int, in
 
 
 def _powers(series: Array, limit: float) -> Array:
-    """A Chebyshev series over [0, limit²] as coefficients of powers."""
-    return Polynomial(chebyshev.cheb2poly(series))(Polynomial([-1.0, 2 / limit**2])).coef
+    """Convert a Chebyshev series over [0, limit²] to coefficients of powers."""
+    powers: Any = Polynomial(chebyshev.cheb2poly(series))(Polynomial([-1.0, 2 / limit**2])).coef
+    return np.asarray(powers, np.float64)

@@ -19,8 +19,8 @@ from compiler.packaging.artifact import (
     build_library,
     build_module,
     pack,
-    reference_of,
     unpack,
+    unpack_reference,
 )
 from tests.onnx_models import two_outputs
 
@@ -64,13 +64,13 @@ def test_equal_contents_pack_to_equal_bytes() -> None:
     assert pack(b"library", MANIFEST) == pack(b"library", dataclasses.replace(MANIFEST))
 
 
-def test_what_it_is_compared_with_travels_along_and_goes_no_further() -> None:
+def test_a_reference_is_packed_beside_the_library() -> None:
     packed = pack(b"library", MANIFEST, b"reference")
     assert unpack(packed) == (b"library", MANIFEST)
-    assert reference_of(packed) == b"reference"
-    assert reference_of(pack(*unpack(packed))) is None
+    assert unpack_reference(packed) == b"reference"
+    assert unpack_reference(pack(*unpack(packed))) is None
     with pytest.raises(ArtifactError, match="damaged"):
-        reference_of(packed[:600])
+        unpack_reference(packed[:600])
 
 
 def test_a_plain_tar_holds_the_two_files() -> None:
@@ -95,7 +95,7 @@ GOOD = (tarfile.TarInfo("manifest.json"), MANIFEST.to_json().encode())
         (_tar([(tarfile.TarInfo("manifest.json"), b"\xff"), (tarfile.TarInfo("model.so"), b"x")]), "damaged"),
     ],
 )
-def test_what_is_no_artifact_is_refused(data: bytes, message: str) -> None:
+def test_other_bytes_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(ArtifactError, match=message):
         unpack(data)
 

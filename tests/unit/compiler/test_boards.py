@@ -1,4 +1,4 @@
-"""Boards: recognised by what their device tree says, and code for every one of them."""
+"""Boards are recognised by their device tree, and LLVM generates code for all of them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from tvm.target.codegen import target_has_features
 
 import compiler.target
-from compiler.boards import BOARDS, recognised
-from compiler.target import parse_target, probe
+from compiler.boards import BOARDS, Board, find_board
+from compiler.target import detect_device, parse_target
 
 
 @pytest.mark.parametrize(
@@ -28,30 +28,30 @@ from compiler.target import parse_target, probe
     ],
 )
 def test_boards_are_recognised(model: str, name: str) -> None:
-    board = recognised(model)
+    board = find_board(model)
     assert board is not None
     assert board.name == name
 
 
 @pytest.mark.parametrize("model", ["", "Raspberry Pi Zero 2 W Rev 1.0", "A board of its own"])
 def test_other_boards_are_not(model: str) -> None:
-    assert recognised(model) is None
+    assert find_board(model) is None
 
 
-def test_a_board_is_what_its_maker_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The kernel of a Raspberry Pi 4 names no caches."""
+def test_a_board_has_the_caches_of_its_data_sheet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Linux on a Raspberry Pi 4 reports no caches."""
     model = tmp_path / "model"
     model.write_bytes(b"Raspberry Pi 4 Model B Rev 1.5\x00")
     monkeypatch.setattr(compiler.target, "DEVICE_TREE", model)
     monkeypatch.setattr(compiler.target, "CACHES", tmp_path / "nowhere")
-    device = probe()
+    device = detect_device()
     assert (device.l1_bytes, device.l2_bytes, device.l3_bytes) == (32 << 10, 256 << 10, 1 << 20)
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-def test_llvm_knows_every_board(board: compiler.target.Board) -> None:
+def test_llvm_knows_every_board(board: Board) -> None:
     facts = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": board.mcpu, "num-cores": board.cores}
     target = json.dumps(facts)
     assert board.device("any", target).cores == board.cores
-    assert compiler.target.triple_of(parse_target(target)) == "aarch64-linux-gnu"
+    assert compiler.target.host_triple(parse_target(target)) == "aarch64-linux-gnu"
     assert ("asimddp" in board.features) == target_has_features("dotprod", parse_target(target))

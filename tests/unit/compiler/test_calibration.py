@@ -1,4 +1,4 @@
-"""What becomes of a profile when only a part of it was measured."""
+"""Fields of a profile that weren't measured follow from others or are assumed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from compiler.measuring import calibration
-from compiler.measuring.calibration import calibrate, completed
-from core.profile import Profile, assumed
-from tests.integration.worker.fault_bench import DEVICE
+from compiler.measuring.calibration import calibrate, complete_profile
+from core.profile import Profile, assumed_profile
+from tests.integration.worker.fault_runner import DEVICE
 
 ALL = {f.name for f in fields(Profile)} - {"derived"}
-BASE = assumed(DEVICE.machine, DEVICE.features, DEVICE.cores)
+BASE = assumed_profile(DEVICE.machine, DEVICE.features, DEVICE.cores)
 RATES = {"l1_rate": 100.0, "l2_rate": 40.0, "l3_rate": 20.0, "memory_rate": 5.0}
 
 
@@ -21,9 +21,9 @@ def test_without_time_everything_is_assumed() -> None:
     assert calibrate(DEVICE, budget_s=0.0) == replace(BASE, derived=tuple(sorted(ALL)))
 
 
-def test_what_was_measured_is_not_named_as_derived() -> None:
+def test_measured_fields_are_not_derived() -> None:
     found = {"hertz": 3.3e9, "multiply_adds": {"float32": 1.9, "int8": 0.3}, **RATES}
-    profile = completed(found, DEVICE)
+    profile = complete_profile(found, DEVICE)
     assert set(profile.derived) == ALL - set(found)
     assert profile.hertz == 3.3e9
     assert profile.multiply_adds == {"float32": 1.9, "int8": 0.3}
@@ -32,14 +32,14 @@ def test_what_was_measured_is_not_named_as_derived() -> None:
 
 
 def test_other_element_types_alone_leave_float32_assumed() -> None:
-    profile = completed({"multiply_adds": {"float64": 0.5}}, DEVICE)
+    profile = complete_profile({"multiply_adds": {"float64": 0.5}}, DEVICE)
     assert profile.multiply_adds == {"float32": BASE.issue("float32"), "float64": 0.5}
     assert "multiply_adds" in profile.derived
 
 
 @pytest.mark.parametrize("missing", list(RATES))
 def test_a_rate_that_is_missing_lies_between_its_neighbours(missing: str) -> None:
-    profile = completed({name: rate for name, rate in RATES.items() if name != missing}, DEVICE)
+    profile = complete_profile({name: rate for name, rate in RATES.items() if name != missing}, DEVICE)
     rates = [getattr(profile, name) for name in RATES]
     assert rates == sorted(rates, reverse=True)
     assert missing in profile.derived
@@ -47,14 +47,14 @@ def test_a_rate_that_is_missing_lies_between_its_neighbours(missing: str) -> Non
 
 
 def test_a_slow_device_has_slow_rates_where_none_was_measured() -> None:
-    profile = completed({"l1_rate": BASE.l1_rate / 10}, DEVICE)
+    profile = complete_profile({"l1_rate": BASE.l1_rate / 10}, DEVICE)
     assert profile.memory_rate == pytest.approx(BASE.memory_rate / 10)
     assert profile.memory_rate_all == pytest.approx(BASE.memory_rate_all / 10)
     assert profile.loads == pytest.approx(BASE.l1_rate / 10 / DEVICE.vector_bytes)
 
 
 def test_noise_makes_no_near_level_slower_than_a_far_one() -> None:
-    profile = completed(RATES | {"l2_rate": 10.0, "memory_rate_all": 4.0, "loads": 0.1}, DEVICE)
+    profile = complete_profile(RATES | {"l2_rate": 10.0, "memory_rate_all": 4.0, "loads": 0.1}, DEVICE)
     assert (profile.l2_rate, profile.l3_rate) == (20.0, 20.0)
     assert profile.memory_rate_all == 5.0, "one of the cores draws as much alone"
     assert profile.loads == pytest.approx(100.0 / DEVICE.vector_bytes)
@@ -65,7 +65,7 @@ def test_a_target_that_tvm_does_not_know() -> None:
         calibrate(replace(DEVICE, target='{"kind":"abacus"}'))
 
 
-def test_a_machine_without_room_for_more_than_its_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_memory_for_a_working_set_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     measuring = calibration._Calibration(DEVICE, clock=lambda: 0.0)
     monkeypatch.setattr(calibration, "free_bytes", lambda: 4 * DEVICE.l3_bytes)
     with pytest.raises(MemoryError, match="too few beside a cache of 16"):
@@ -84,7 +84,7 @@ def test_a_machine_without_room_for_more_than_its_cache(monkeypatch: pytest.Monk
         (None, None, 0),
     ],
 )
-def test_what_is_free_is_no_more_than_a_container_may_have(
+def test_free_memory_is_limited_by_the_container(
     info: str | None, limit: str | None, free: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, text in (("MEMORY_INFO", info), ("MEMORY_LIMIT", limit)):

@@ -94,7 +94,7 @@ def test_scales_and_shifts_go_into_the_convolution() -> None:
     [_const(1, 8, 4, 4), _const(1, 1, 1, 4), _const(2, 8, 1, 1), relax.const(0.0)],
     ids=["per element", "per column", "grows the batch", "division by zero"],
 )
-def test_what_is_not_per_channel_and_finite_stays(value: Any) -> None:
+def test_arithmetic_that_is_not_per_channel_or_not_finite_stays(value: Any) -> None:
     mod = _module(lambda b, x: relax.op.divide(_convolution(b, x), value))
     assert _operators(fold_scales(mod)) == ["nn.conv2d", "divide"]
 

@@ -1,4 +1,4 @@
-"""Linking: what is chosen, what libraries say they are for, what goes wrong."""
+"""Linkers are chosen by machine, libraries name their machine, and failures say what to do."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from compiler.packaging import linker as linking
-from compiler.packaging.linker import LinkerError, linker, machine_of
+from compiler.packaging.linker import LinkerError, elf_machine, find_linker
 
 THIS = platform.machine()
 OTHER = "aarch64" if THIS == "x86_64" else "x86_64"
@@ -31,50 +31,48 @@ def test_libraries_for_this_machine(tmp_path: Path) -> None:
     compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     assert compiler is not None
     library = tmp_path / "answer.so"
-    link = linker(f"{THIS}-linux-gnu")
+    link = find_linker(f"{THIS}-linux-gnu")
     link(str(library), objects(tmp_path, compiler))
-    assert machine_of(library.read_bytes()) == THIS
+    assert elf_machine(library.read_bytes()) == THIS
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra 'cross' is not installed")
 def test_libraries_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linking.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     zig = (sys.executable, "-m", "ziglang", "cc", "-target", f"{OTHER}-linux-gnu")
     library = tmp_path / "answer.so"
-    linker(f"{OTHER}-unknown-linux-gnu")(str(library), objects(tmp_path, *zig))
-    assert machine_of(library.read_bytes()) == OTHER
+    find_linker(f"{OTHER}-unknown-linux-gnu")(str(library), objects(tmp_path, *zig))
+    assert elf_machine(library.read_bytes()) == OTHER
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra 'cross' is not installed")
-def test_nobody_else_chooses_where_the_linker_keeps_its_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(linking.shutil, "which", lambda name: None)
-    monkeypatch.setattr(linking.tempfile, "tempdir", str(tmp_path))
+def test_the_linkers_cache_belongs_to_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv("ZIG_GLOBAL_CACHE_DIR", raising=False)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (tmp_path / f"tunefarm-zig-{os.getuid()}").symlink_to(elsewhere)
     with pytest.raises(LinkerError, match="is not this user's own: remove it, or set ZIG_GLOBAL_CACHE_DIR"):
-        linker(f"{OTHER}-linux-gnu")(str(tmp_path / "x.so"), [])
+        find_linker(f"{OTHER}-linux-gnu")(str(tmp_path / "x.so"), [])
     assert not any(elsewhere.iterdir())
 
 
 def test_without_a_cross_compiler_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linking.shutil, "which", lambda name: None)
-    monkeypatch.setattr(linking.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(LinkerError, match=f"extra 'cross', or {OTHER}-linux-gnu-gcc"):
-        linker(f"{OTHER}-linux-gnu")
+        find_linker(f"{OTHER}-linux-gnu")
 
 
 def test_a_linker_that_fails_is_quoted(tmp_path: Path) -> None:
     broken = tmp_path / "broken.o"
     broken.write_bytes(b"no object at all")
     with pytest.raises(LinkerError, match=r"could not link: .*broken\.o"):
-        linker(f"{THIS}-linux-gnu")(str(tmp_path / "x.so"), [str(broken)])
+        find_linker(f"{THIS}-linux-gnu")(str(tmp_path / "x.so"), [str(broken)])
 
 
 @pytest.mark.parametrize("data", [b"", b"\x7fELF", b"MZ" + bytes(64), b"\x7fELF\x02\x01" + bytes(64)])
-def test_what_is_no_library_is_for_no_machine(data: bytes) -> None:
-    assert machine_of(data) is None
+def test_other_files_are_for_no_machine(data: bytes) -> None:
+    assert elf_machine(data) is None

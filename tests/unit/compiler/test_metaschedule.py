@@ -95,7 +95,7 @@ def test_nothing_exports_to_empty_files() -> None:
     assert _import("", "\n") == []
 
 
-def test_a_record_without_its_workload_is_no_export() -> None:
+def test_a_record_without_its_workload_is_not_exported() -> None:
     with pytest.raises(KeyError):
         export_database([_Stored("1", _trace(2), (0.1,))], {})
 

@@ -9,7 +9,8 @@ import tvm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compiler.importing.model import ExtractedTask, ModelError, extract_tasks, fuse, read_onnx, untuned
+from compiler.importing.model import ExtractedTask, extract_tasks, fuse, fuse_untuned, read_onnx
+from compiler.importing.spec import ModelError
 from compiler.workload import from_json, workload_hash
 from tests.onnx_models import Builder, attention, depthwise, residual, shared_convolution, two_outputs
 
@@ -78,8 +79,8 @@ def test_a_shared_convolution_keeps_its_weights() -> None:
     assert any("subtract_divide_multiply" in task.name for task in _tasks(shared_convolution()))
 
 
-def test_untuned_is_tvms_own_form_of_the_model() -> None:
-    module = untuned(read_onnx(residual(), {}), TARGET)
+def test_an_untuned_model_is_fused_by_tvms_default_pipeline() -> None:
+    module = fuse_untuned(read_onnx(residual(), {}), TARGET)
     names = [name.name_hint for name, func in module.functions_items() if isinstance(func, tvm.tirx.PrimFunc)]
     assert any(name.startswith("conv2d") for name in names)
     assert not any("transpose" in name and "conv2d" in name for name in names)
@@ -141,7 +142,7 @@ def test_a_small_file_that_asks_for_a_huge_tensor_is_refused() -> None:
         read_onnx(data, {})
 
 
-def test_an_unknown_target_is_a_model_error_free_failure() -> None:
+def test_an_unknown_target_is_a_model_error() -> None:
     with pytest.raises(ModelError, match="not a target"):
         fuse(read_onnx(two_outputs(), {}), "no-such-target")
 

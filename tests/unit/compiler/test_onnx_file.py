@@ -65,7 +65,7 @@ def _hide_external_data_in_a_node(model: onnx.ModelProto) -> None:
 
 
 def _set_number(name: str, number: int) -> Callable[[onnx.ModelProto], None]:
-    """Of the first convolution."""
+    """Set an attribute of the first convolution."""
 
     def change(model: onnx.ModelProto) -> None:
         node = next(node for node in model.graph.node if node.op_type == "Conv")
@@ -99,7 +99,7 @@ def _hide_sparse_weights_in_a_node(model: onnx.ModelProto) -> None:
 
 
 def _add_function(model: onnx.ModelProto, name: str, *nodes: onnx.NodeProto) -> None:
-    """Of `x`; what it computes is `y`."""
+    """Add a function that computes `y` from `x`."""
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("own", 1)]
     model.functions.append(helper.make_function("own", name, ["x"], ["y"], nodes, imports))
 
@@ -109,7 +109,7 @@ def _call(name: str, data: str, result: str) -> onnx.NodeProto:
 
 
 def _double(depth: int) -> Callable[[onnx.ModelProto], None]:
-    """Functions that call the one before twice: 2**depth operators in all."""
+    """Add functions that each call the one before twice: 2**depth operators in all."""
 
     def change(model: onnx.ModelProto) -> None:
         _add_function(model, "f0", helper.make_node("Relu", ["x"], ["y"]))
@@ -185,7 +185,7 @@ def test_too_many_nodes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         read_file(residual(), {})
 
 
-def test_functions_are_put_in_place_of_their_calls() -> None:
+def test_functions_are_inlined() -> None:
     file = read_file(_changed(_double(3)), {})
     assert not file.proto.functions
     before = onnx.load_from_string(residual()).graph.node

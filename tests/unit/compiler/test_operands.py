@@ -1,4 +1,4 @@
-"""What a workload's outputs may be."""
+"""A candidate's outputs are compared with the expected ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZE = 6
 
 
 def operands(outputs: Any, dtype: str = "float32") -> Operands:
-    """Of a workload that gives `outputs` for whatever inputs."""
+    """Return the operands of a workload that computes `outputs` from any inputs."""
     data = te.placeholder((SIZE,), dtype, name="data")
     result = te.compute((SIZE,), lambda i: data[i] + data[i], name="result")
     function = te.create_prim_func([data, result])
@@ -44,7 +44,7 @@ def test_arguments_are_the_same_every_time_and_outputs_garbage() -> None:
 @pytest.mark.parametrize(
     "values", [np.arange(SIZE), [np.nan, np.inf, -np.inf, 1.0, 2.0, 3.0], np.zeros(SIZE)]
 )
-def test_the_outputs_themselves_are_right(values: Any) -> None:
+def test_the_expected_outputs_are_right(values: Any) -> None:
     assert difference(operands(values), values) == ""
 
 
@@ -71,13 +71,13 @@ def test_some_types_are_compared_more_strictly(dtype: str, step: float) -> None:
 
 
 @given(st.lists(st.floats(-1e3, 1e3, width=32), min_size=SIZE, max_size=SIZE), st.floats(-2e-3, 2e-3))
-def test_how_far_values_may_be_off(values: list[float], off: float) -> None:
-    """As numpy's `isclose` with a thousandth of each value and a ten-thousandth of the largest."""
+def test_values_may_differ_as_far_as_isclose_allows(values: list[float], off: float) -> None:
+    """The tolerance is a thousandth of each value and a ten-thousandth of the largest one."""
     wanted = np.array(values, "float32")
     actual = (wanted + off * np.abs(wanted)).astype("float32")
     absolute = 1e-4 * float(np.max(np.abs(wanted)))
     error = np.abs(actual.astype(float) - wanted)
     bounds = 1e-3 * np.abs(wanted.astype(float)) + absolute
     if np.any(np.abs(error - bounds) < 1e-5 * bounds):
-        return  # Roundings decide.
+        return  # rounding errors decide
     assert (difference(operands(wanted), actual) == "") == bool((error <= bounds).all())

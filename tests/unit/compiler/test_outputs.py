@@ -1,4 +1,4 @@
-"""Two builds of a model agree when nothing but roundings is between them."""
+"""Two builds of a model agree when their outputs differ by rounding errors only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from compiler.measuring.outputs import difference
+from compiler.measuring.outputs import compare_outputs
 
 RNG = np.random.default_rng(0)
 LOGITS = RNG.standard_normal((1, 1000), dtype=np.float32)
@@ -25,8 +25,8 @@ def softmax(values: NDArray[Any]) -> NDArray[Any]:
 
 
 @pytest.mark.parametrize("by", [0.0, 1e-6, 1e-4, 5e-3])
-def test_what_roundings_do_is_allowed(by: float) -> None:
-    assert difference([LOGITS], [shaken(LOGITS, by)]) == ""
+def test_rounding_errors_are_allowed(by: float) -> None:
+    assert compare_outputs([LOGITS], [shaken(LOGITS, by)]) == ""
 
 
 @pytest.mark.parametrize(
@@ -41,50 +41,50 @@ def test_what_roundings_do_is_allowed(by: float) -> None:
     ],
     ids=["permuted", "zeros", "scaled", "shifted", "undone in part", "no numbers"],
 )
-def test_what_only_a_mistake_does_is_not(wrong: NDArray[Any]) -> None:
-    assert difference([LOGITS], [np.ascontiguousarray(wrong)]).startswith("output 0: ")
+def test_larger_errors_are_not_allowed(wrong: NDArray[Any]) -> None:
+    assert compare_outputs([LOGITS], [np.ascontiguousarray(wrong)]).startswith("output 0: ")
 
 
-def test_values_that_hardly_vary_are_told_apart_all_the_same() -> None:
+def test_values_that_hardly_vary_are_compared_by_their_spread() -> None:
     flat = softmax(LOGITS / 50)
-    assert difference([flat], [shaken(flat, 1e-6)]) == ""
-    assert "are off by" in difference([flat], [np.ascontiguousarray(flat[:, ::-1])])
+    assert compare_outputs([flat], [shaken(flat, 1e-6)]) == ""
+    assert "are off by" in compare_outputs([flat], [np.ascontiguousarray(flat[:, ::-1])])
 
 
-def test_one_value_is_held_to_its_size() -> None:
+def test_a_single_value_is_compared_by_its_size() -> None:
     one = np.array([3.0], np.float32)
-    assert difference([one], [one * np.float32(1.001)]) == ""
-    assert difference([one], [one * np.float32(1.1)]) != ""
+    assert compare_outputs([one], [one * np.float32(1.001)]) == ""
+    assert compare_outputs([one], [one * np.float32(1.1)]) != ""
 
 
 @pytest.mark.parametrize(("dtype", "allowed", "forbidden"), [("float16", 0.02, 0.5), ("float64", 1e-3, 0.05)])
-def test_other_floats_round_in_their_own_way(dtype: str, allowed: float, forbidden: float) -> None:
+def test_every_float_type_has_a_tolerance_of_its_own(dtype: str, allowed: float, forbidden: float) -> None:
     values = LOGITS.astype(dtype)
-    assert difference([values], [shaken(values, allowed)]) == ""
-    assert difference([values], [shaken(values, forbidden)]) != ""
+    assert compare_outputs([values], [shaken(values, allowed)]) == ""
+    assert compare_outputs([values], [shaken(values, forbidden)]) != ""
 
 
-def test_a_few_integers_may_be_others() -> None:
+def test_a_few_integers_may_differ() -> None:
     classes = RNG.integers(0, 20, size=(1, 64, 64))
     few, many = classes.copy(), classes.copy()
     few[0, 0, :30] += 1
     many[0, :2] += 1
-    assert difference([classes], [few]) == ""
-    assert difference([classes], [many]) == "output 0: 128 of 4096 values are others"
+    assert compare_outputs([classes], [few]) == ""
+    assert compare_outputs([classes], [many]) == "output 0: 128 of 4096 values differ"
 
 
-def test_values_that_are_no_numbers_must_be_so_in_both() -> None:
+def test_nan_must_be_in_the_same_places() -> None:
     values = LOGITS.copy()
     values[0, :100] = np.nan
-    assert difference([values], [shaken(values, 1e-5)]) == ""
-    assert difference([values], [LOGITS]) == "output 0: 100 of 1000 values are others"
-    assert difference([np.full(3, np.nan)], [np.full(3, np.nan)]) == ""
+    assert compare_outputs([values], [shaken(values, 1e-5)]) == ""
+    assert compare_outputs([values], [LOGITS]) == "output 0: 100 of 1000 values differ"
+    assert compare_outputs([np.full(3, np.nan)], [np.full(3, np.nan)]) == ""
 
 
 def test_all_outputs_are_compared_with_their_shapes_and_types() -> None:
-    assert difference([LOGITS, LOGITS], [LOGITS, LOGITS + 1]).startswith("output 1: ")
-    assert difference([LOGITS], [LOGITS, LOGITS]) == "there are 2 outputs instead of 1"
-    assert difference([LOGITS], [LOGITS.reshape(1000)]) == (
+    assert compare_outputs([LOGITS, LOGITS], [LOGITS, LOGITS + 1]).startswith("output 1: ")
+    assert compare_outputs([LOGITS], [LOGITS, LOGITS]) == "there are 2 outputs instead of 1"
+    assert compare_outputs([LOGITS], [LOGITS.reshape(1000)]) == (
         "output 0: it is float32 (1000,) instead of float32 (1, 1000)"
     )
-    assert "float64" in difference([LOGITS], [LOGITS.astype(np.float64)])
+    assert "float64" in compare_outputs([LOGITS], [LOGITS.astype(np.float64)])

@@ -1,4 +1,4 @@
-"""Packing blocks are split from the computation, and only where a workload's constants are packed."""
+"""Packing is split from the computation, if it packs constants of the workload."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import tvm_ffi
 from numpy.typing import NDArray
 from tvm.s_tir import Schedule
 
-from compiler.constants.packing import Split, prepack, split
+from compiler.constants.packing import PackedWorkload, prepack, split_packing
 from compiler.lowering.trace import apply_trace
 from tests.packing import pack, packed_everywhere, packed_twice, text, tile, with_constants
 from tests.workloads import conv2d, matmul, residual
@@ -21,27 +21,27 @@ Array = NDArray[Any]
 
 
 def _packed(mod: tvm.IRModule, constants: Sequence[int], width: int = 16) -> tvm.IRModule:
-    """The workload under a trace that packs all its constants."""
+    """Return the workload under a trace that packs all its constants."""
     workload = with_constants(mod, constants)
     trace = packed_everywhere(workload, width)
     assert trace is not None
     return apply_trace(workload, trace)
 
 
-def _parts(scheduled: tvm.IRModule) -> Split:
-    parts = split(scheduled)
+def _parts(scheduled: tvm.IRModule) -> PackedWorkload:
+    parts = split_packing(scheduled)
     assert parts is not None
     return parts
 
 
 def _blocked(weight: Array, width: int) -> Array:
-    """What packing makes of a matrix: columns in pieces, the pieces outermost, zeros behind the last one."""
+    """Pack a matrix: columns in pieces, the pieces outermost, zeros after the last column."""
     filled = np.pad(weight, ((0, 0), (0, -weight.shape[1] % width)))
     return np.ascontiguousarray(filled.reshape(len(weight), -1, width).transpose(1, 0, 2))
 
 
 def _run(mod: tvm.IRModule, name: str, arguments: Sequence[Array]) -> None:
-    """Results are written into the last of the arrays."""
+    """Call a kernel; it writes its result into the last of the arrays."""
     placed = [tvm.runtime.tensor(argument) for argument in arguments]
     tvm.compile(mod, target="llvm")[name](*placed)
     arguments[-1][...] = placed[-1].numpy()
@@ -72,29 +72,29 @@ def test_several_operands_are_packed_by_one_function(order: tuple[int, int]) -> 
     assert taken == [*(plain[operand] for operand in parts.operands), *parts.shapes]
 
 
-def test_the_computation_no_longer_takes_the_plain_constant() -> None:
+def test_the_computation_takes_the_packed_constant_only() -> None:
     parts = _parts(_packed(conv2d(8, 4, 20, 3, 1, 1), [1]))
     shapes = [tuple(map(int, param.ty.shape)) for param in parts.module["main"].params]
     assert shapes == [(1, 8, 8, 4), (2, 3, 3, 4, 16), (1, 1, 1, 20), (1, 8, 8, 20)]
 
 
 @pytest.mark.parametrize("constants", [[], [0]])
-def test_what_is_no_constant_is_packed_at_every_call(constants: list[int]) -> None:
+def test_an_argument_that_is_not_constant_is_not_split_off(constants: list[int]) -> None:
     workload = with_constants(matmul(8, 48, 24), constants)
     sch = Schedule(workload, debug_mask="none")
     pack(sch, sch.get_sblock("T_matmul"), workload["main"].params[1], 16)
-    assert split(sch.mod) is None
+    assert split_packing(sch.mod) is None
 
 
-def test_what_packs_nothing_is_not_split() -> None:
-    assert split(matmul(8, 48, 24)) is None
-    assert split(with_constants(matmul(8, 48, 24), [1])) is None
+def test_a_workload_that_packs_nothing_is_not_split() -> None:
+    assert split_packing(matmul(8, 48, 24)) is None
+    assert split_packing(with_constants(matmul(8, 48, 24), [1])) is None
 
 
 def test_a_constant_that_is_packed_twice_is_refused() -> None:
     workload = with_constants(matmul(8, 48, 24), [1])
     with pytest.raises(Exception, match="preproc buffer is not found"):
-        split(apply_trace(workload, packed_twice(workload, "T_matmul", 1)))
+        split_packing(apply_trace(workload, packed_twice(workload, "T_matmul", 1)))
 
 
 @pytest.mark.parametrize("columns", [48, 50])

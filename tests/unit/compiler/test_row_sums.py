@@ -1,6 +1,8 @@
-"""Partial results are added up as trees, and nothing else is touched."""
+"""Partial results are added up as trees; other code stays as it is."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from tests.workloads import module
 
 NATIVE = tvm.target.Target("llvm")
 ROWS = 5
-REDUCERS = {
+REDUCERS: dict[str, tuple[Any, Any]] = {
     "sum": (te.sum, np.sum),
     "max": (te.max, np.max),
     "min": (te.min, np.min),
@@ -55,7 +57,7 @@ def test_a_tree_gives_the_same_result(reducer: str, lanes: int) -> None:
     assert np.allclose(_computed(add_as_trees(scheduled, NATIVE), data), expected, rtol=1e-5)
 
 
-def test_a_tree_takes_the_place_of_the_loop_over_partial_results_alone() -> None:
+def test_only_the_loop_over_partial_results_becomes_a_tree() -> None:
     scheduled = _partial("sum", 4)
     before, after = _extents(scheduled), _extents(add_as_trees(scheduled, NATIVE))
     assert sorted(before) == [3, 4, 4, ROWS, ROWS]
@@ -76,7 +78,7 @@ def test_a_sum_that_sets_its_own_initial_value_stays_a_loop() -> None:
 
 
 def test_a_row_of_results_is_not_added_up() -> None:
-    """The innermost loop of a pooling goes over channels: each has a result of its own."""
+    """The innermost loop of a pooling is over channels, each with a result of its own."""
     data = te.placeholder((ROWS, 3, 8), name="data")
     k = te.reduce_axis((0, 3), name="k")
     pooled = te.compute((ROWS, 8), lambda i, c: te.max(data[i, k, c], axis=k), name="r")

@@ -1,7 +1,8 @@
-"""How often a candidate is repeated, on a clock that only the candidate moves."""
+"""A candidate gets as many repeats as it takes to rank it, on a clock that only its calls advance."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -11,14 +12,14 @@ import pytest
 import tvm
 
 from compiler.measuring import timing
-from compiler.measuring.timing import MAX_CLOSE_REPEATS, MAX_REPEATS, MIN_REPEATS, Kernel
+from compiler.measuring.timing import MAX_CLOSE_REPEATS, MAX_REPEATS, MIN_REPEATS, TimedKernel
 
 BEST_S = 2e-3
 
 
 @dataclass
 class Machine:
-    """A candidate's calls take `secs`, one after the other, and the last of them for all that follow."""
+    """The calls of a candidate take `secs`, one after the other; further calls take the last of them."""
 
     secs: list[float]
     constants: tuple[int, ...] = ()
@@ -33,7 +34,7 @@ class Machine:
     def time_evaluator(
         self, _name: str, _device: object, number: int, repeat: int, min_repeat_ms: int, f_preproc: str
     ) -> Any:
-        """Warms up first, as TVM's does."""
+        """Return a timer that warms up first, as TVM's does."""
         assert (number, f_preproc) == (1, timing.FLUSH)
 
         def evaluate(*_: object) -> Any:
@@ -45,13 +46,13 @@ class Machine:
 
     def measure(self, best_s: float | None) -> tuple[float, ...]:
         device = SimpleNamespace(sync=lambda: None)
-        kernel = Kernel(
+        kernel = TimedKernel(
             SimpleNamespace(mod=self), self.call, device, [tvm.runtime.empty((1,))] * 2, self.constants
         )
         return kernel.timed(kernel.call(), best_s)
 
     def _mean(self, at_least_s: float) -> float:
-        """Of as many calls as take so long."""
+        """Return the mean seconds of calls that take at least this long together."""
         before, calls = self.now, self.calls
         self.call()
         while self.now - before < at_least_s:
@@ -63,7 +64,7 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
     def make(*secs: float, constants: tuple[int, ...] = ()) -> Machine:
         made = Machine(list(secs), constants)
-        monkeypatch.setattr(timing.time, "perf_counter", lambda: made.now)
+        monkeypatch.setattr(time, "perf_counter", lambda: made.now)
         return made
 
     return make
@@ -75,32 +76,32 @@ Make = Callable[..., Machine]
 @pytest.mark.parametrize(
     ("secs", "repeats"), [(1.0, MIN_REPEATS), (4.5e-3, 4), (2.4e-3, 8), (1e-5, MAX_REPEATS)]
 )
-def test_with_no_best_known_timing_takes_about_as_long_whatever_is_timed(
+def test_without_a_best_latency_every_kernel_is_timed_for_as_long(
     machine: Make, secs: float, repeats: int
 ) -> None:
     assert len(machine(secs).measure(None)) == repeats
 
 
-def test_what_is_clearly_slow_is_called_once_more_and_no_further(machine: Make) -> None:
+def test_a_clearly_slow_kernel_is_called_once_more_and_no_further(machine: Make) -> None:
     slow = machine(3 * BEST_S)
     assert slow.measure(BEST_S) == pytest.approx([3 * BEST_S])
     assert slow.now == pytest.approx(2 * 3 * BEST_S)
     assert slow.timed == []
 
 
-def test_what_is_in_between_is_timed_as_ever(machine: Make) -> None:
+def test_a_kernel_in_between_is_timed_as_without_a_best_latency(machine: Make) -> None:
     assert len(machine(1.5 * BEST_S).measure(BEST_S)) == len(machine(1.5 * BEST_S).measure(None))
 
 
 @pytest.mark.parametrize("share", [0.5, 1.0, 1.09])
-def test_what_may_be_the_best_is_timed_longer(machine: Make, share: float) -> None:
+def test_a_kernel_that_may_be_the_best_is_timed_longer(machine: Make, share: float) -> None:
     secs = (1.0, share * BEST_S, share * BEST_S)
     long = machine(*secs).measure(BEST_S)
     assert sum(long) > 2 * sum(machine(*secs).measure(None))
     assert sum(long) == pytest.approx(timing.CLOSE_TIMING_S, abs=2 * share * BEST_S)
 
 
-def test_short_ones_are_called_for_a_millisecond_in_every_repeat(machine: Make) -> None:
+def test_a_short_kernel_is_called_for_a_millisecond_in_every_repeat(machine: Make) -> None:
     short = machine(1e-5)
     assert short.measure(1e-5) == pytest.approx([1e-5] * MAX_CLOSE_REPEATS)
     assert short.now == pytest.approx(timing.CLOSE_TIMING_S, rel=0.1)
@@ -112,24 +113,24 @@ def test_with_constants_to_flush_a_repeat_is_one_call(machine: Make) -> None:
     assert short.calls < 1.1 * MAX_CLOSE_REPEATS
 
 
-def test_a_machine_that_interrupts_again_and_again_costs_no_more_time(machine: Make) -> None:
+def test_frequent_interruptions_take_no_more_time(machine: Make) -> None:
     often = machine(*[1e-4] * 3, *[1e-4, 1e-4, 1e-2] * 40, 1e-4)
     assert sum(often.measure(1e-4)) < 3 * timing.CLOSE_TIMING_S
 
 
 @pytest.mark.parametrize("hiccups", [(1.0,), (BEST_S, 1.0)])
-def test_one_interrupted_call_makes_nothing_slow(machine: Make, hiccups: tuple[float, ...]) -> None:
+def test_one_interrupted_call_makes_no_kernel_slow(machine: Make, hiccups: tuple[float, ...]) -> None:
     assert len(machine(*hiccups, BEST_S).measure(BEST_S)) >= MIN_REPEATS
 
 
-def test_what_is_slow_while_its_threads_sleep_only_is_not_slow(machine: Make) -> None:
+def test_a_kernel_that_is_slow_only_when_cold_is_not_slow(machine: Make) -> None:
     cold = [5e-4, 5e-4]
     assert len(machine(*cold, 1e-5).measure(1e-5)) == MAX_CLOSE_REPEATS
 
 
-def test_what_is_short_and_slow_when_warm_is_timed_briefly(machine: Make) -> None:
+def test_a_short_kernel_that_is_slow_when_warm_is_timed_briefly(machine: Make) -> None:
     assert machine(8e-4, 8e-4, 5e-5).measure(1e-5) == pytest.approx([5e-5] * MIN_REPEATS)
 
 
-def test_the_latency_that_counts_is_not_that_of_a_first_call(machine: Make) -> None:
+def test_the_first_call_is_not_part_of_the_latency(machine: Make) -> None:
     assert max(machine(1.0, 2 * BEST_S, 2.0, BEST_S).measure(BEST_S)) == pytest.approx(BEST_S)

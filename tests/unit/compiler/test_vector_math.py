@@ -15,12 +15,12 @@ from tvm import te, tirx
 
 from compiler.codegen import vector_math
 from compiler.codegen.vector_math import SMALLEST_NORMAL, expand_math
-from compiler.target import probe
+from compiler.target import detect_device
 from tests.unit.compiler.odd_rationals import fit
 from tests.workloads import module
 
 LENGTH = 4096
-NATIVE = tvm.target.Target(probe().target)
+NATIVE = tvm.target.Target(detect_device().target)
 # The same code without fused multiply-adds rounds differently.
 PLAIN = tvm.target.Target({"kind": "llvm"})
 
@@ -71,7 +71,7 @@ def _compiled(name: str, target: tvm.target.Target) -> Any:
 
 
 def _run(name: str, x: Array, target: tvm.target.Target = NATIVE) -> Array:
-    """Any number of values, in calls of LENGTH."""
+    """Compute any number of values, in calls of LENGTH."""
     padded = np.resize(x.astype(np.float32), (-(-x.size // LENGTH), LENGTH))
     results = []
     for row in padded:
@@ -121,8 +121,8 @@ def test_any_float(values: list[float], name: str) -> None:
 
 @given(st.lists(st.integers(0, (1 << 32) - 1), min_size=2, max_size=64))
 @settings(max_examples=100)
-def test_exp_never_falls(bits: list[int]) -> None:
-    """One ulp apart, where two ranges meet; every nan, whatever its payload, stays nan."""
+def test_exp_is_monotonic(bits: list[int]) -> None:
+    """Inputs are one ulp apart, where two ranges meet. Every nan stays nan, whatever its payload."""
     x = np.sort(np.array(bits, np.uint32).view(np.float32))
     actual = _run("exp", x)
     np.testing.assert_array_equal(np.isnan(actual), np.isnan(x))
@@ -131,7 +131,7 @@ def test_exp_never_falls(bits: list[int]) -> None:
 
 
 @pytest.mark.parametrize("name", ["tanh", "erf"])
-def test_odd_functions_stay_within_one(name: str) -> None:
+def test_odd_functions_stay_within_minus_one_and_one(name: str) -> None:
     x = np.linspace(0, 12, 1 << 16).astype(np.float32)
     assert (_run(name, x) <= 1).all()
     np.testing.assert_array_equal(_run(name, -x), -_run(name, x))

@@ -37,7 +37,7 @@ def test_different_shapes_are_different_workloads() -> None:
     assert workload_hash(normalise(_add_one(4))) != workload_hash(normalise(_add_one(5)))
 
 
-def test_text_and_back_keeps_the_workload() -> None:
+def test_a_workload_survives_its_text() -> None:
     mod = normalise(_add_one())
     again = from_json(to_json(mod))
     tvm.ir.assert_structural_equal(again, mod)

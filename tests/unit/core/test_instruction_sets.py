@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from core.instruction_sets import FeatureError, given_up, instruction_sets, llvm_names
+from core.instruction_sets import FeatureError, disabled_features, instruction_sets, llvm_names
 from search.sketches.intrinsics import INTRINSICS
 
 
@@ -18,13 +18,13 @@ from search.sketches.intrinsics import INTRINSICS
     ],
 )
 def test_names_are_read(text: str, names: tuple[str, ...]) -> None:
-    assert given_up(text, "x86_64") == names
+    assert disabled_features(text, "x86_64") == names
 
 
 @pytest.mark.parametrize("text", ["avx2", "+avx2", "-", ",", "-avx2,", "-avx2 -fma", "-avx2,fma"])
 def test_nothing_but_giving_up_is_understood(text: str) -> None:
     with pytest.raises(FeatureError):
-        given_up(text, "x86_64")
+        disabled_features(text, "x86_64")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_nothing_but_giving_up_is_understood(text: str) -> None:
 )
 def test_a_name_that_nothing_has_is_named(name: str, machine: str) -> None:
     with pytest.raises(FeatureError, match=f"'{name}' is no instruction set of {machine}"):
-        given_up(f"-{name}", machine)
+        disabled_features(f"-{name}", machine)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,6 @@ def test_no_name_stands_for_two_words(machine: str) -> None:
     assert len({one.name for one in known}) == len(known)
 
 
-def test_what_intrinsics_need_has_a_name() -> None:
+def test_instruction_sets_of_intrinsics_have_names() -> None:
     words = {one.word for machine in ("x86_64", "aarch64") for one in instruction_sets(machine)}
     assert {word for intrinsic in INTRINSICS for word in intrinsic.features} <= words

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
-from core.profile import FLOAT32, Profile, assumed
+from core.profile import FLOAT32, Profile, assumed_profile
 from tests.unit.search.dags import DEVICE
 
 PROFILE = Profile(
@@ -41,7 +42,7 @@ def test_other_text_is_no_profile(text: str) -> None:
 @pytest.mark.parametrize(
     "field", [f.name for f in fields(Profile) if f.name not in ("multiply_adds", "derived")]
 )
-def test_a_speed_that_no_device_has_is_refused(field: str, value: object) -> None:
+def test_a_speed_that_no_device_has_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
         replace(PROFILE, **{field: value})
 
@@ -68,14 +69,14 @@ def test_a_type_that_was_not_measured_is_taken_for_float32() -> None:
 def test_registers_follow_from_the_instruction_set(
     machine: str, features: tuple[str, ...], registers: int
 ) -> None:
-    profile = assumed(machine, features, cores=4)
+    profile = assumed_profile(machine, features, cores=4)
     assert profile.registers == registers
     assert set(profile.derived) == {f.name for f in fields(Profile)} - {"derived"}
 
 
 def test_a_device_that_was_not_calibrated_has_the_speeds_of_an_ordinary_one() -> None:
     assert DEVICE.profile is None
-    assert DEVICE.speeds == assumed(DEVICE.machine, DEVICE.features, DEVICE.cores)
+    assert DEVICE.speeds == assumed_profile(DEVICE.machine, DEVICE.features, DEVICE.cores)
     assert replace(DEVICE, profile=PROFILE).speeds == PROFILE
 
 

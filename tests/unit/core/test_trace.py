@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from core.trace import TraceRefused, check
+from core.trace import TraceRefused, parse_trace
 
 BLOCK = ["GetSBlock", [], ["matmul", "main"], ["b0"]]
 LOOPS = ["GetLoops", ["b0"], [], ["l1", "l2", "l3"]]
@@ -49,8 +49,8 @@ def index_map(nodes: list[Any]) -> str:
         index_map(NODES),
     ],
 )
-def test_what_schedules_need_passes(text: str) -> None:
-    assert check(text) == json.loads(text)
+def test_traces_of_schedules_are_accepted(text: str) -> None:
+    assert parse_trace(text) == json.loads(text)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +83,9 @@ def test_what_schedules_need_passes(text: str) -> None:
 )
 def test_anything_else_is_refused_in_a_sentence(text: str, why: str) -> None:
     with pytest.raises(TraceRefused, match=why):
-        check(text)
+        parse_trace(text)
 
 
 def test_a_trace_is_not_endless() -> None:
     with pytest.raises(TraceRefused, match="at most"):
-        check(trace(*[BLOCK] * 20_000))
+        parse_trace(trace(*[BLOCK] * 20_000))

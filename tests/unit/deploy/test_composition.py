@@ -19,11 +19,11 @@ from pydantic_settings import BaseSettings
 from ruamel.yaml import YAML
 from typer.main import get_command
 
-from scheduler.settings import Settings as SchedulerSettings
+from scheduler.settings import SchedulerSettings
 from server.api.health import router as health
-from server.settings import Settings as ServerSettings
+from server.settings import ServerSettings
 from tunefarm.cli.app import app
-from worker.settings import Settings as WorkerSettings
+from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[3]
 COMPOSE = ROOT / "docker-compose.yml"
@@ -124,7 +124,7 @@ def test_services_wait_for_what_they_need_and_come_back(composition: Any) -> Non
     ("role", "variable"),
     [("scheduler", "TUNEFARM_ALIVE_FILE"), ("worker", "TUNEFARM_WORKER_ALIVE_FILE")],
 )
-def test_who_shows_no_sign_of_life_is_unhealthy(
+def test_a_process_that_touches_no_file_is_unhealthy(
     composition: Any, role: str, variable: str, tmp_path: Path
 ) -> None:
     service = composition["services"][role]

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tunefarm.cli.app import app
-from tunefarm.cli.exits import run
-from tunefarm.errors import ExitCode
+from core.exit_code import ExitCode
+from tunefarm.cli.app import app, run
 from worker import main as worker_main
-from worker.settings import Settings
+from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[3]
 GUIDES = sorted((ROOT / "docs/devices").glob("*.md"))
@@ -32,8 +31,7 @@ def commands(guide: Path) -> list[list[str]]:
 
 def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     if words[0] == "worker":
-        with pytest.raises(SystemExit):
-            worker_main.main(["--help"])
+        assert worker_main.main(["--help"]) == ExitCode.OK
     else:
         path = words[:2] if words[0] in SUBCOMMANDS and not words[1].startswith("-") else words[:1]
         assert run(app, [*path, "--help"]) == ExitCode.OK, path
@@ -53,7 +51,7 @@ def test_every_command_and_flag_exists(guide: Path, capsys: pytest.CaptureFixtur
 def test_every_setting_and_file_exists(guide: Path) -> None:
     text = guide.read_text()
     for name in re.findall(r"TUNEFARM_WORKER_([A-Z_]+)\b", text):
-        assert name.lower() in Settings.model_fields, name
+        assert name.lower() in WorkerSettings.model_fields, name
     for path in re.findall(r"\bdeploy/[\w./-]+|(?<=\]\()[\w./-]+\.md", text):
         assert (ROOT / path).exists() or (guide.parent / path).exists(), path
 

@@ -42,11 +42,11 @@ def test_it_is_started_again_for_ever(service: configparser.SectionProxy) -> Non
 
 
 @pytest.mark.parametrize("promise", ["DynamicUser", "NoNewPrivileges", "ProtectHome", "PrivateTmp"])
-def test_it_has_no_rights_to_speak_of(service: configparser.SectionProxy, promise: str) -> None:
+def test_it_has_no_privileges(service: configparser.SectionProxy, promise: str) -> None:
     assert service[promise] == "yes"
     assert (service["ProtectSystem"], service["CapabilityBoundingSet"]) == ("strict", "")
 
 
-def test_it_leaves_the_worker_what_contains_candidates(service: configparser.SectionProxy) -> None:
+def test_it_leaves_the_worker_the_means_to_contain_candidates(service: configparser.SectionProxy) -> None:
     hindrances = {"RestrictNamespaces", "PrivateDevices", "PrivateUsers", "MemoryDenyWriteExecute"}
     assert not hindrances & set(service)

@@ -1,9 +1,10 @@
-"""The example networks are standard ones: valid, seeded, and with activations of a sane size."""
+"""The example networks are the published ones, valid and seeded, and their activations keep their scale."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,14 +12,14 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from benchmarks.timing.agreement import random_inputs
+from benchmarks.timing.deviation import random_inputs
 from examples import make_models
 
 CLASSIFIERS = sorted({*make_models.NETWORKS} - {*make_models.NO_IMAGE})
 
 
 def _run(model: onnx.ModelProto, seed: int = 1) -> list[NDArray[np.float32]]:
-    """The outputs for random inputs of the shapes that the model has, one image for an open batch."""
+    """Compute the outputs for random inputs; a dynamic batch is one input."""
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     dtypes = {"tensor(float)": "float32", "tensor(int64)": "int64"}
     inputs = session.get_inputs()
@@ -89,14 +90,14 @@ def test_the_seed_decides_the_bytes() -> None:
     assert first.SerializeToString() != other.SerializeToString()
 
 
-def test_batch_can_be_fixed_or_left_open() -> None:
+def test_batch_can_be_fixed_or_dynamic() -> None:
     assert _run(make_models.make("resnet18", tiny=True, batch=2))[0].shape == (2, 10)
     assert _run(make_models.make("resnet18", tiny=True, batch="N"))[0].shape == (3, 10)
 
 
 @pytest.mark.parametrize("network", sorted(make_models.NETWORKS))
-def test_several_at_once_give_what_each_gives_alone(network: str) -> None:
-    """A batch that was mixed up with tokens, heads or channels would show here."""
+def test_a_batch_gives_what_each_input_gives_alone(network: str) -> None:
+    """This finds a batch that is mixed up with tokens, heads or channels."""
     alone, both = (make_models.make(network, tiny=True, batch=batch) for batch in (1, 2))
     outputs = _run(both)
     session = onnxruntime.InferenceSession(alone.SerializeToString(), providers=["CPUExecutionProvider"])
@@ -111,7 +112,7 @@ def test_several_at_once_give_what_each_gives_alone(network: str) -> None:
             np.testing.assert_allclose(together[index : index + 1], single, rtol=1e-3, atol=1e-4)
 
 
-def test_encoders_leave_their_batch_open() -> None:
+def test_encoders_may_have_a_dynamic_batch() -> None:
     states, pooled = _run(make_models.make("bert_base", tiny=True, batch="N"))
     assert (states.shape, pooled.shape) == ((3, 16, 96), (3, 96))
 
@@ -126,7 +127,7 @@ def test_encoders_leave_their_batch_open() -> None:
         ("resnet18", {"size": 0}, "at least 1"),
     ],
 )
-def test_what_a_network_cannot_be_is_said(network: str, wrong: dict[str, int | str], why: str) -> None:
+def test_unsupported_arguments_are_refused(network: str, wrong: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         make_models.make(network, tiny=True, **wrong)
 

@@ -10,14 +10,13 @@ from dataclasses import replace
 import pytest
 
 from core.device import Device, Gpu
-from core.lease import Built, Candidate, Lease, LeaseId, Limits, ModuleRun
-from core.measurement import Measurement, Outcome
+from core.lease import Candidate, Lease, LeaseId, Limits, ModuleRun
+from core.measurement import Built, Measurement, Outcome
 from core.worker import MAX_TROUBLE_CHARS, Role, Vitals, Wanted, WorkerState
 from proto import convert
 from proto import fleet_pb2 as pb
-from proto.convert import ProtocolMismatchError, WireError
-from proto.convert_library import library_from_wire, library_to_wire
-from proto.messages import Answer, Library, Result, WorkerReport
+from proto.convert import ProtocolMismatchError, WireError, library_from_wire, library_to_wire
+from proto.messages import Answer, LibraryUpload, Result, WorkerReport
 
 DEVICE = Device(
     name="a board",
@@ -200,7 +199,7 @@ def test_vitals_survive_as_far_as_they_are_known(vitals: Vitals) -> None:
     assert convert.report_from_wire(convert.report_to_wire(report)) == report
 
 
-def test_a_worker_of_before_there_were_vitals_is_understood() -> None:
+def test_a_report_without_vitals_is_understood() -> None:
     message = convert.report_to_wire(REPORT)
     message.ClearField("vitals")
     assert convert.report_from_wire(message).vitals == Vitals()
@@ -289,7 +288,7 @@ def test_too_many_results_are_refused() -> None:
         convert.report_from_wire(message)
 
 
-def test_who_calibrated_and_who_is_to_do_so_survive() -> None:
+def test_the_calibration_flags_survive() -> None:
     report = replace(REPORT, calibrated=True)
     assert convert.report_from_wire(convert.report_to_wire(report)) == report
     answer = Answer(calibrate=True)
@@ -319,12 +318,12 @@ def test_an_answer_with_a_new_lease_survives(lease: Lease) -> None:
 
 
 @pytest.mark.parametrize("wanted", list(Wanted))
-def test_what_a_worker_is_wanted_to_do_survives(wanted: Wanted) -> None:
+def test_every_wanted_survives(wanted: Wanted) -> None:
     answer = Answer(fenced=wanted is Wanted.EVICTED, wanted=wanted, call_again_after_s=5.0)
     assert convert.answer_from_wire(convert.answer_to_wire(answer), held=None) == answer
 
 
-def test_what_a_server_of_the_future_wants_is_work() -> None:
+def test_an_unknown_wanted_is_work() -> None:
     message = pb.SynchronizeResponse.FromString(bytes([0x28, 99]))
     assert message.wanted == 99
     assert convert.answer_from_wire(message, held=None).wanted is Wanted.WORK
@@ -379,13 +378,13 @@ def test_a_lease_of_protocol_1_is_no_lease() -> None:
         convert.lease_from_wire(pb.Lease.FromString(of_old))
 
 
-def test_what_was_built_survives() -> None:
+def test_a_built_result_survives() -> None:
     report = replace(REPORT, results=(Result(1, HELD, Built(SHA, 0.25), trial_id=9),))
     assert convert.report_from_wire(convert.report_to_wire(report)) == report
 
 
 @pytest.mark.parametrize(("sha", "build_secs"), [("", 0.1), ("AB" * 32, 0.1), (SHA, -1.0), (SHA, math.nan)])
-def test_what_was_built_senselessly_is_a_failure_of_its_own(sha: str, build_secs: float) -> None:
+def test_an_invalid_built_result_is_a_failure_and_refuses_no_other(sha: str, build_secs: float) -> None:
     message = wire_report()
     message.results[0].built.CopyFrom(pb.Built(sha256=sha, build_secs=build_secs))
     (result,) = convert.report_from_wire(message).results
@@ -423,7 +422,7 @@ def test_a_role_of_the_future_is_refused() -> None:
         convert.report_from_wire(wire_report(role=7))
 
 
-LIBRARY = Library("session", HELD, 3, b"code")
+LIBRARY = LibraryUpload("session", HELD, 3, b"code")
 
 
 def test_a_library_survives() -> None:
@@ -453,6 +452,6 @@ def test_a_library_that_is_damaged_or_belongs_to_nothing_is_refused(
 
 
 def test_a_library_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proto.convert_library.MAX_LIBRARY_BYTES", 3)
+    monkeypatch.setattr("proto.convert.MAX_LIBRARY_BYTES", 3)
     with pytest.raises(WireError, match="at most 3 bytes, not 4"):
         library_from_wire(library_to_wire(LIBRARY))

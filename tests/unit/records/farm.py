@@ -1,4 +1,4 @@
-"""A small farm to fill a database with."""
+"""Jobs, devices and results to fill a database with."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from sqlalchemy.orm import Session
 
 from core.device import Device
-from core.job import JobState
+from core.job import Budget, JobState
+from core.lease import ModuleKind
 from core.measurement import Measurement, Outcome
 from core.worker import WorkerState
-from records.fleet import devices, leases
+from records.fleet import devices, leases, module_runs
+from records.fleet.results import LeaseResult
 from records.jobs import events, jobs, models, tasks, trials
 from records.schedules import schedules
 from records.storage import blobs
@@ -34,12 +36,12 @@ class Farm:
         new = [trials.NewTrial(self.task_id, "w1", {"trace": trace}, trace, 1e-3) for trace in traces]
         return trials.add(self.session, self.job_id, 0, new, now=10.0)
 
-    def take(self, lease_id: str, limit: int = 8, now: float = 20.0) -> leases.Lease | None:
+    def take(self, lease_id: str, limit: int = 8, now: float = 20.0) -> leases.StoredLease | None:
         return leases.take(
             self.session, lease_id, "worker", "session", self.device.key, limit, now=now, ttl_s=60.0
         )
 
-    def leased(self, lease_id: str, limit: int = 8, now: float = 20.0) -> leases.Lease:
+    def leased(self, lease_id: str, limit: int = 8, now: float = 20.0) -> leases.StoredLease:
         lease = self.take(lease_id, limit, now)
         assert lease is not None
         return lease
@@ -47,31 +49,31 @@ class Farm:
     def report(
         self, lease_id: str, trial_ids: Sequence[int], secs: float | None = 1e-3, now: float = 30.0
     ) -> leases.Reported:
-        results = [leases.TrialResult(measured(secs), trial_id) for trial_id in trial_ids]
+        results = [LeaseResult(measured(secs), trial_id) for trial_id in trial_ids]
         return leases.report(self.session, lease_id, "session", results, now=now)
 
     def trials(self) -> list[trials.Trial]:
         return trials.for_task(self.session, self.task_id)
 
-    def add_run(self, kind: leases.ModuleKind = "untuned") -> int:
+    def add_run(self, kind: ModuleKind = "untuned") -> int:
         sha = blobs.put(self.session, b"artifact")
-        return leases.add_module_run(self.session, self.job_id, kind, sha, now=10.0)
+        return module_runs.add(self.session, self.job_id, kind, sha, now=10.0)
 
     def register(self) -> None:
         devices.register(self.session, "worker", "session", self.device, WorkerState.READY, 19.0)
 
     def snapshot(self) -> object:
-        """Everything that a report may change."""
+        """Return everything that a report may change."""
         return (
             self.trials(),
-            leases.module_runs(self.session, self.job_id),
+            module_runs.of_job(self.session, self.job_id),
             schedules.history(self.session, self.device.key),
             events.since(self.session, self.job_id, 0, 1000),
         )
 
 
 def measured(secs: float | None) -> Measurement:
-    """A success of `secs` seconds, or a failure when they are None."""
+    """Return a success of `secs` seconds, or a failure if they are None."""
     if secs is None:
         return Measurement(Outcome.BUILD_ERROR, error="no such intrinsic")
     return Measurement(Outcome.OK, run_secs=(secs, 2 * secs, 3 * secs), build_secs=0.1)
@@ -80,7 +82,7 @@ def measured(secs: float | None) -> Measurement:
 def request(session: Session, **changes: object) -> jobs.JobRequest:
     sha = blobs.put(session, b"a model")
     models.add(session, sha, "resnet", now=1.0)
-    plain = jobs.JobRequest(sha, "resnet", {"data": (1, 3, 224, 224)}, "native", 100, None, 0)
+    plain = jobs.JobRequest(sha, "resnet", {"data": (1, 3, 224, 224)}, "native", Budget(100), 0)
     return replace(plain, **changes)  # type: ignore[arg-type]
 
 
@@ -98,7 +100,7 @@ def make_job(
 
 
 def put_measured(session: Session, *records: schedules.Record) -> None:
-    """Stores records as trials of a finished job become ones, one after the other."""
+    """Store records by way of finished trials, one after the other."""
     for each in records:
         job_id = f"of {each.device_class}"
         if session.get(JobRow, job_id) is None:
@@ -141,7 +143,7 @@ def task_spec(job_id: str, workload_hash: str = "w1") -> tasks.TaskSpec:
 
 
 def all_at_once(acts: Sequence[Callable[[], object]]) -> None:
-    """Each in a thread of its own; raises what one of them raised, when all have ended."""
+    """Run each in a thread of its own; when all have ended, raise the error of the first that raised one."""
     with ThreadPoolExecutor(len(acts)) as pool:
         started = [pool.submit(act) for act in acts]
     for each in started:

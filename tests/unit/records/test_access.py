@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from core.access import Scope
 from records import access
-from records.access import COARSE_S, Act, Scope, Token, TokenNotFound
+from records.access import LAST_USED_PRECISION_S, Act, Token, TokenNotFound
 from records.storage.database import Database
 
 BOARD = Token("t1", "board", frozenset({Scope.WORKER, Scope.READ}), created_at=10.0, expires_at=500.0)
@@ -54,17 +56,17 @@ class TestTokens:
     def test_use_is_noted_coarsely(self, session: Session) -> None:
         access.add_token(session, BOARD, SHA)
         noted = []
-        for now in (100.0, 100.0 + COARSE_S / 2, 100.0 + COARSE_S):
+        for now in (100.0, 100.0 + LAST_USED_PRECISION_S / 2, 100.0 + LAST_USED_PRECISION_S):
             access.use_token(session, SHA, now)
             noted.append(access.tokens(session)[0].last_used_at)
-        assert noted == [100.0, 100.0, 100.0 + COARSE_S]
+        assert noted == [100.0, 100.0, 100.0 + LAST_USED_PRECISION_S]
 
-    def test_it_expires_at_its_time(self) -> None:
+    def test_a_token_expires_at_its_time(self) -> None:
         assert [BOARD.expired(now) for now in (499.9, 500.0, 501.0)] == [False, True, True]
         assert not replace(BOARD, expires_at=None).expired(1e12)
 
     @pytest.mark.parametrize("wrong", [{"name": ""}, {"scopes": frozenset()}])
-    def test_senseless_ones_are_refused(self, wrong: dict[str, object]) -> None:
+    def test_senseless_ones_are_refused(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match="name and at least one scope"):
             replace(BOARD, **wrong)
 
@@ -90,7 +92,7 @@ class TestAudit:
         access.append_audit(session, {PUSH: 1}, 3.0)
         assert access.audit(session, 1)[0].id > newest
 
-    def test_what_strangers_write_is_stored_as_it_can_be(self, session: Session) -> None:
+    def test_characters_that_no_database_holds_are_replaced(self, session: Session) -> None:
         access.append_audit(session, {replace(REFUSED, subject="nul \x00 half \ud800"): 1}, 1.0)
         assert access.audit(session, 1)[0].act.subject == "nul \ufffd half ?"
 

@@ -9,17 +9,19 @@ from sqlalchemy import update
 from sqlalchemy.orm import Session
 
 from core.job import Build, JobState
+from core.measurement import Built
 from core.worker import WorkerState
 from records.fleet import builder_fallback, building, devices, leases
-from records.fleet.builder_fallback import Awaited
-from records.fleet.builders import Builder
-from records.fleet.building import Built
+from records.fleet.builder_fallback import WaitingJob
+from records.fleet.building import Builder
 from records.fleet.devices import LOST_AFTER_S
-from records.fleet.leases import Lease, TrialResult
+from records.fleet.leases import StoredLease
+from records.fleet.results import LeaseResult
 from records.jobs import events, jobs
 from records.jobs.jobs import IdempotencyConflict
 from records.storage.tables import WorkerRow
-from tests.unit.records.farm import DEVICE, Farm, make_job, request
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, make_job, request
 
 BOARD = replace(DEVICE, name="a board", triple="aarch64-linux-gnu", cores=4)
 X86 = Builder(("aarch64",), "x86_64", cores=2, toolchain=DEVICE.toolchain)
@@ -30,13 +32,13 @@ def enrol(session: Session, name: str = "builder", now: float = 19.0) -> None:
     devices.register(session, name, "session", None, WorkerState.READY, now, builder=X86)
 
 
-def take(session: Session, lease_id: str = "built", name: str = "builder") -> Lease | None:
+def take(session: Session, lease_id: str = "built", name: str = "builder") -> StoredLease | None:
     return leases.take(session, lease_id, name, "session", None, 8, 20.0, 60.0)
 
 
-def build(session: Session, lease: Lease, trial_id: int) -> None:
+def build(session: Session, lease: StoredLease, trial_id: int) -> None:
     assert building.put_library(session, lease.id, trial_id, SHA, b"library")
-    result = TrialResult(Built(SHA, 0.25), trial_id)
+    result = LeaseResult(Built(SHA, 0.25), trial_id)
     assert leases.report(session, lease.id, "session", [result], 25.0).accepted
 
 
@@ -45,31 +47,33 @@ def board(session: Session) -> Farm:
     return make_job(session, "job", BOARD)
 
 
-class TestWhoWaits:
+class TestWaitingJobs:
     def test_a_job_with_something_to_build_while_a_builder_is_there(self, board: Farm) -> None:
-        assert builder_fallback.awaited(board.session, 20.0) == []
+        assert builder_fallback.waiting_jobs(board.session, 20.0) == []
         board.issue("t1")
-        assert builder_fallback.awaited(board.session, 20.0) == [], "no builder is there"
+        assert builder_fallback.waiting_jobs(board.session, 20.0) == [], "no builder is there"
         enrol(board.session)
-        assert builder_fallback.awaited(board.session, 20.0) == [Awaited("job", 0, 0, 0)]
-        assert builder_fallback.awaited(board.session, 19.1 + LOST_AFTER_S) == []
+        assert builder_fallback.waiting_jobs(board.session, 20.0) == [WaitingJob("job", 0, 0, 0)]
+        assert builder_fallback.waiting_jobs(board.session, 19.1 + LOST_AFTER_S) == []
         assert take(board.session) is not None
-        assert builder_fallback.awaited(board.session, 20.0) == [Awaited("job", 0, 0, 0)], "it holds it"
+        assert builder_fallback.waiting_jobs(board.session, 20.0) == [WaitingJob("job", 0, 0, 0)], (
+            "it holds it"
+        )
 
-    def test_whatever_is_built_makes_a_difference(self, board: Farm) -> None:
+    def test_every_trial_built_or_done_changes_the_counts(self, board: Farm) -> None:
         first, second = board.issue("t1", "t2")
         enrol(board.session)
         lease = take(board.session)
         assert lease is not None
         build(board.session, lease, first)
-        assert builder_fallback.awaited(board.session, 20.0) == [Awaited("job", 0, 1, 0)]
+        assert builder_fallback.waiting_jobs(board.session, 20.0) == [WaitingJob("job", 0, 1, 0)]
         board.leased("own", now=26.0)
         board.report("own", [first])
-        assert builder_fallback.awaited(board.session, 20.0) == [Awaited("job", 1, 0, 0)]
+        assert builder_fallback.waiting_jobs(board.session, 20.0) == [WaitingJob("job", 1, 0, 0)]
         build(board.session, lease, second)
-        assert builder_fallback.awaited(board.session, 20.0) == [], "all that there is is built"
+        assert builder_fallback.waiting_jobs(board.session, 20.0) == [], "all that there is is built"
 
-    def test_what_builders_do_for_others_does_too(self, board: Farm) -> None:
+    def test_work_for_other_jobs_counts_while_candidates_are_pending(self, board: Farm) -> None:
         """They have much to do, but hold nothing up."""
         board.issue("t1")
         enrol(board.session)
@@ -79,44 +83,46 @@ class TestWhoWaits:
         assert lease is not None
         assert lease.job_id == "a heavier job"
         build(board.session, lease, trial_id)
-        assert builder_fallback.awaited(board.session, 20.0) == [Awaited("job", 0, 0, 1)]
+        assert builder_fallback.waiting_jobs(board.session, 20.0) == [WaitingJob("job", 0, 0, 1)]
         assert take(board.session, "another lease") is not None
-        assert builder_fallback.awaited(board.session, 20.0) == [Awaited("job", 0, 0, 0)], "now they hold it"
+        assert builder_fallback.waiting_jobs(board.session, 20.0) == [WaitingJob("job", 0, 0, 0)], (
+            "now they hold it"
+        )
 
-    def test_what_others_build_who_can_not_build_for_it_does_not(self, board: Farm) -> None:
+    def test_work_of_builders_that_do_not_suit_the_job_does_not_count(self, board: Farm) -> None:
         board.issue("t1")
         enrol(board.session)
         strange = replace(X86, toolchain="another")
         devices.register(board.session, "strange", "s", None, WorkerState.READY, 19.0, builder=strange)
         worked = update(WorkerRow).where(WorkerRow.id == "strange").values(trials_done=7)
         board.session.execute(worked)
-        assert builder_fallback.awaited(board.session, 20.0) == [Awaited("job", 0, 0, 0)]
+        assert builder_fallback.waiting_jobs(board.session, 20.0) == [WaitingJob("job", 0, 0, 0)]
 
     @pytest.mark.parametrize("build", [Build.DEVICE, Build.BUILDER])
-    def test_not_one_that_says_who_builds(self, session: Session, build: Build) -> None:
+    def test_a_job_that_chose_who_builds_is_none_of_them(self, session: Session, build: Build) -> None:
         make_job(session, "job", BOARD, build=build).issue("t1")
         enrol(session)
-        assert builder_fallback.awaited(session, 20.0) == []
+        assert builder_fallback.waiting_jobs(session, 20.0) == []
 
 
-class TestRelief:
+class TestFallback:
     def test_the_devices_build_what_the_builders_held_as_well(self, board: Farm) -> None:
         ids = board.issue("t1", "t2")
         enrol(board.session)
         assert take(board.session) is not None
         assert board.take("own") is None
-        builder_fallback.relieve(board.session, "job", 180.0, now=30.0)
-        assert builder_fallback.take_back(board.session, now=30.0) == ["job"]
+        builder_fallback.build_on_devices(board.session, "job", 180.0, now=30.0)
+        assert builder_fallback.end_builder_leases(board.session, now=30.0) == ["job"]
         assert [(trial.state, trial.attempts) for trial in board.trials()] == [("pending", 0)] * 2
         assert not leases.renew(board.session, "built", "session", 30.0, 60.0)
         assert take(board.session, "again") is None
         enrol(board.session, name="another name")
         assert take(board.session, "again", "another name") is None
         assert [trial.id for trial in board.leased("own", now=31.0).trials] == ids
-        assert builder_fallback.take_back(board.session, now=32.0) == []
+        assert builder_fallback.end_builder_leases(board.session, now=32.0) == []
 
-    def test_those_who_wait_are_told(self, board: Farm) -> None:
-        builder_fallback.relieve(board.session, "job", 180.4, now=30.0)
+    def test_the_fallback_is_an_event_and_the_jobs_message(self, board: Farm) -> None:
+        builder_fallback.build_on_devices(board.session, "job", 180.4, now=30.0)
         message = "builders built nothing for 180 s: this job's devices build for themselves"
         last = events.since(board.session, "job", 0, 100)[-1]
         assert (last.kind, last.data, last.at) == (builder_fallback.KIND, {"message": message}, 30.0)
@@ -128,18 +134,18 @@ class TestRelief:
         enrol(board.session)
         assert take(board.session) is not None
         make_job(board.session, "another", BOARD)
-        builder_fallback.relieve(board.session, "another", 180.0, now=30.0)
-        assert builder_fallback.take_back(board.session, now=30.0) == []
+        builder_fallback.build_on_devices(board.session, "another", 180.0, now=30.0)
+        assert builder_fallback.end_builder_leases(board.session, now=30.0) == []
 
     def test_a_finished_job_stays_as_it_is(self, board: Farm) -> None:
         jobs.advance(board.session, "job", {JobState.TUNING}, JobState.DONE, now=29.0)
-        builder_fallback.relieve(board.session, "job", 180.0, now=30.0)
+        builder_fallback.build_on_devices(board.session, "job", 180.0, now=30.0)
         assert jobs.get(board.session, "job").request.build is Build.AUTO
 
-    def test_the_same_request_is_still_the_same(self, session: Session) -> None:
+    def test_a_repeated_request_still_finds_the_job(self, session: Session) -> None:
         asked = request(session)
         jobs.create(session, "job", asked, "key", now=1.0)
-        builder_fallback.relieve(session, "job", 180.0, now=30.0)
+        builder_fallback.build_on_devices(session, "job", 180.0, now=30.0)
         assert jobs.create(session, "another", asked, "key", now=31.0).id == "job"
         with pytest.raises(IdempotencyConflict):
             jobs.create(session, "another", replace(asked, build=Build.BUILDER), "key", now=31.0)

@@ -13,20 +13,20 @@ from sqlalchemy.orm import Session
 
 from core.device import Device
 from core.job import Build
-from core.measurement import Measurement, Outcome
-from core.worker import Wanted, WorkerState
-from records.fleet import building, devices, leases
-from records.fleet.builders import Builder
-from records.fleet.building import Built
-from records.fleet.devices import LOST_AFTER_S, Vitals
-from records.fleet.leases import Lease, Reported, TrialResult
+from core.measurement import Built, Measurement, Outcome
+from core.worker import Vitals, Wanted, WorkerState
+from records.fleet import building, devices, leases, module_runs
+from records.fleet.building import Builder
+from records.fleet.devices import LOST_AFTER_S
+from records.fleet.leases import Reported, StoredLease
+from records.fleet.results import LeaseResult
 from records.jobs import events, fair_queue, jobs, trials
 from records.schedules import schedules
 from records.storage import blobs
 from records.storage.database import Database, _alembic
 from records.storage.tables import DeviceClassRow
-from tests.devices import GPU
-from tests.unit.records.farm import DEVICE, Farm, make_job, measured
+from tests.devices import DEVICE, GPU
+from tests.unit.records.farm import Farm, make_job, measured
 
 BOARD = replace(DEVICE, name="a board", triple="aarch64-linux-gnu", cores=4)
 X86 = Builder(("x86_64", "aarch64"), "x86_64", cores=2, toolchain=DEVICE.toolchain)
@@ -42,15 +42,17 @@ def enrol(
     state: WorkerState = WorkerState.READY,
     now: float = 19.0,
 ) -> None:
-    devices.register(session, name, "session", None, state, now, Vitals(), builder)
+    devices.register(session, name, "session", None, state, now, Vitals(), builder=builder)
 
 
-def take(farm: Farm, lease_id: str, now: float = 20.0, limit: int = 8, name: str = "builder") -> Lease | None:
+def take(
+    farm: Farm, lease_id: str, now: float = 20.0, limit: int = 8, name: str = "builder"
+) -> StoredLease | None:
     """As the builder does."""
     return leases.take(farm.session, lease_id, name, "session", None, limit, now, 60.0)
 
 
-def leased(farm: Farm, lease_id: str, now: float = 20.0, limit: int = 8) -> Lease:
+def leased(farm: Farm, lease_id: str, now: float = 20.0, limit: int = 8) -> StoredLease:
     lease = take(farm, lease_id, now, limit)
     assert lease is not None
     return lease
@@ -59,7 +61,7 @@ def leased(farm: Farm, lease_id: str, now: float = 20.0, limit: int = 8) -> Leas
 def report(
     farm: Farm, lease_id: str, ends: Sequence[tuple[int, Measurement | Built]], now: float = 25.0
 ) -> Reported:
-    results = [TrialResult(end, trial_id) for trial_id, end in ends]
+    results = [LeaseResult(end, trial_id) for trial_id, end in ends]
     return leases.report(farm.session, lease_id, "session", results, now)
 
 
@@ -111,14 +113,17 @@ class TestWhoBuilds:
             (Build.BUILDER, DEVICE, SMALL, True),
         ],
     )
-    def test_with_a_builder_there(
+    def test_builders_or_devices_build_while_a_builder_is_there(
         self, session: Session, build: Build, device: Device, builder: Builder, elsewhere: bool
     ) -> None:
         farm = make_job(session, "job", device, build=build)
         ids = farm.issue("t1", "t2")
         enrol(session, builder)
         waiting = fair_queue.waiting(session, 20.0)
-        assert (waiting.classes, waiting.builds) == (set() if elsewhere else {device.key}, elsewhere)
+        assert (waiting.device_classes, waiting.has_unbuilt) == (
+            set() if elsewhere else {device.key},
+            elsewhere,
+        )
         built = take(farm, "built")
         assert (built is not None) == elsewhere
         own = farm.take("own")
@@ -128,11 +133,13 @@ class TestWhoBuilds:
         assert (lease.build, [trial.id for trial in lease.trials]) == (elsewhere, ids)
 
     @pytest.mark.parametrize("build", list(Build))
-    def test_without_one(self, session: Session, build: Build) -> None:
+    def test_devices_build_unless_the_job_wants_builders_and_none_is_there(
+        self, session: Session, build: Build
+    ) -> None:
         farm = make_job(session, "job", BOARD, build=build)
         farm.issue("t1")
         waits = build is Build.BUILDER
-        assert fair_queue.waiting(session, 20.0).classes == (set() if waits else {BOARD.key})
+        assert fair_queue.waiting(session, 20.0).device_classes == (set() if waits else {BOARD.key})
         assert (farm.take("own") is None) == waits
         assert building.has_builder(session, "job", 0.0) != waits
 
@@ -143,7 +150,7 @@ class TestWhoBuilds:
         farm.issue("t1")
         enrol(session, replace(X86, builds_for=("x86_64",)))
         assert take(farm, "built") is None
-        assert not fair_queue.waiting(session, 20.0).builds
+        assert not fair_queue.waiting(session, 20.0).has_unbuilt
         assert not building.has_builder(session, "job", 0.0)
 
     def test_devices_build_for_themselves_as_soon_as_no_builder_is_there(self, board: Farm) -> None:
@@ -151,18 +158,18 @@ class TestWhoBuilds:
         enrol(board.session)
         assert board.take("0", limit=1) is None
         assert board.take("1", limit=1, now=19.1 + LOST_AFTER_S) is not None
-        devices.want(board.session, "builder", Wanted.DRAIN)
+        devices.set_wanted(board.session, "builder", Wanted.DRAIN)
         assert board.take("2", limit=1) is not None
-        devices.want(board.session, "builder", Wanted.WORK)
+        devices.set_wanted(board.session, "builder", Wanted.WORK)
         for number, state in enumerate((WorkerState.DRAINING, WorkerState.PROBING), start=3):
-            devices.seen(board.session, "builder", "session", state, 19.0)
+            devices.heartbeat(board.session, "builder", "session", state, 19.0)
             assert board.take(str(number), limit=1) is not None
-        devices.seen(board.session, "builder", "session", WorkerState.BUSY, 19.0)
+        devices.heartbeat(board.session, "builder", "session", WorkerState.BUSY, 19.0)
         assert board.take("5", limit=1) is None
 
     def test_module_runs_are_the_devices_alone(self, board: Farm) -> None:
         sha = blobs.put(board.session, b"artifact")
-        leases.add_module_run(board.session, "job", "untuned", sha, now=10.0)
+        module_runs.add(board.session, "job", "untuned", sha, now=10.0)
         enrol(board.session)
         assert take(board, "built") is None
         lease = board.take("own")
@@ -200,7 +207,7 @@ class TestBuilding:
         board.report("measured", ids[:1])
         assert building.library(board.session, SHA) == LIBRARY
 
-    def test_what_fails_to_build_is_done(self, board: Farm) -> None:
+    def test_a_trial_that_fails_to_build_is_done(self, board: Farm) -> None:
         [trial_id] = board.issue("t1")
         enrol(board.session)
         leased(board, "built")
@@ -248,16 +255,16 @@ class TestBuilding:
         assert report(board, "own", [(trial_id, Built(SHA, 0.25))]).closed
         assert board.trials()[0].outcome is Outcome.UNKNOWN
 
-    def test_it_is_told_apart_from_the_devices(self, board: Farm) -> None:
+    def test_builders_share_with_builders_and_charge_nothing(self, board: Farm) -> None:
         devices.register(board.session, "worker", "session", BOARD, WorkerState.READY, 19.0)
         enrol(board.session)
         enrol(board.session, name="another")
         board.issue(*(f"t{number}" for number in range(8)))
         lease = leased(board, "built")
         assert len(lease.trials) == 4, "half of them, because there are two builders"
-        assert fair_queue.portion(board.session, "worker", BOARD.key, 20.0).part == 1.0
-        [turn] = fair_queue.turns_to_build(board.session, "another")
-        assert turn.begins == 0.0, "a job pays for what is measured"
+        assert fair_queue.quota(board.session, "worker", BOARD.key, 20.0).fraction == 1.0
+        [entry] = fair_queue.entries_to_build(board.session, "another")
+        assert entry.start_tag == 0.0, "a job pays for what is measured"
 
     def test_how_fast_it_builds_is_known_afterwards(self, board: Farm) -> None:
         ids = board.issue("t1", "t2")
@@ -331,7 +338,7 @@ def test_device_classes_from_before_can_be_built_for(tmp_path: Path) -> None:
 
 
 class TestLostBuilders:
-    def test_what_it_held_is_built_again_or_by_the_devices(self, board: Farm) -> None:
+    def test_trials_of_a_lost_builder_are_built_again_by_anyone(self, board: Farm) -> None:
         ids = board.issue("t1", "t2")
         enrol(board.session)
         leased(board, "built", now=20.0)
@@ -342,7 +349,7 @@ class TestLostBuilders:
         assert last[0].data["message"] == said
         assert [trial.id for trial in board.leased("own", now=81.0).trials] == ids[:1]
 
-    def test_who_was_built_in_the_end_is_not_blamed(self, board: Farm) -> None:
+    def test_a_trial_that_was_built_in_the_end_has_no_attempts(self, board: Farm) -> None:
         [trial_id] = board.issue("t1")
         enrol(board.session)
         leased(board, "built", now=20.0)
@@ -364,7 +371,7 @@ class TestLostBuilders:
         [trial] = board.trials()
         assert (trial.state, trial.outcome) == ("done", Outcome.DEVICE_LOST)
 
-    def test_what_it_had_stored_already_is_measured(self, board: Farm) -> None:
+    def test_a_library_stored_before_the_loss_is_measured(self, board: Farm) -> None:
         ids = board.issue("t1", "t2")
         enrol(board.session)
         leased(board, "built", now=20.0)

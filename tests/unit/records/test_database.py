@@ -33,7 +33,7 @@ def file(empty_file: Path, tmp_path: Path) -> Path:
 
 
 class TestTransactions:
-    def test_what_succeeds_is_there_for_the_next(self, database: Database) -> None:
+    def test_a_committed_row_is_there_for_the_next_transaction(self, database: Database) -> None:
         with database.begin() as session:
             sha = blobs.put(session, b"data")
         with database.begin() as session:
@@ -88,9 +88,9 @@ class TestMigration:
                 config.attributes["connection"] = old
                 command.upgrade(config, "0004")
             engine.dispose()
-            job = "'job', 'sha', 'net', '{}', 'native', 9, 0, 'tuning', '', 1.0"
+            row = "'job', 'sha', 'net', '{}', 'native', 9, 0, 'tuning', '', 1.0"
             columns = "id, model_sha, model_name, shapes, target, trials, seed, state, message, created_at"
-            connection.execute(f"INSERT INTO jobs ({columns}) VALUES ({job})")
+            connection.execute(f"INSERT INTO jobs ({columns}) VALUES ({row})")
             columns = "id, job_id, workload_hash, name, weight, flops, covered, reason, constants"
             connection.execute(
                 f"INSERT INTO tasks ({columns}) VALUES (1, 'job', 'w', 'conv', 1, 1.0, 1, '', '[]')"
@@ -106,15 +106,15 @@ class TestMigration:
         database = sqlite(path)
         database.migrate()
         with database.begin() as session:
-            job = jobs.get(session, "job")
-            assert (job.trials_issued, job.trials_done) == (3, 2)
+            migrated = jobs.get(session, "job")
+            assert (migrated.trials_issued, migrated.trials_done) == (3, 2)
             assert [trial.id for trial in trials.for_task(session, 1)] == [1, 2, 3]
             # Nor does the id of one that was deleted come back.
             new = trials.NewTrial(1, "w", None, "t", 0.0)
             assert trials.add(session, "job", 0, [new], now=2.0) == [5]
         database.close()
 
-    def test_is_safe_to_repeat(self, database: Database) -> None:
+    def test_a_migration_is_safe_to_repeat(self, database: Database) -> None:
         with database.begin() as session:
             sha = blobs.put(session, b"data")
         database.migrate()
@@ -178,6 +178,13 @@ class TestStorageError:
             pytest.raises(StorageError, match="keeps it locked"),
             sqlite(file, busy_timeout_s=0.05).begin(),
         ):
+            pytest.fail("the transaction began")
+
+    def test_an_empty_transaction_on_a_locked_database(self, file: Path) -> None:
+        database = sqlite(file, busy_timeout_s=0.05)
+        with database.begin():
+            pass
+        with sqlite(file).begin(), pytest.raises(StorageError, match="keeps it locked"), database.begin():
             pytest.fail("the transaction began")
 
     def test_a_file_that_is_no_database(self, file: Path) -> None:

@@ -11,7 +11,7 @@ from sqlalchemy import func, inspect, select
 from sqlalchemy.orm import Session
 
 from core.job import JobState
-from records.fleet import leases
+from records.fleet import leases, module_runs
 from records.jobs import deletion, jobs, models, tasks
 from records.jobs.deletion import MODEL_GRACE_S, JobInUse, delete_job, drop_blobs, drop_models
 from records.schedules import schedules
@@ -43,12 +43,12 @@ def full(session: Session, job_id: str = "job") -> Farm:
     farm.report(f"lease of {job_id}", [first])
     sha = blobs.put(session, f"untuned {job_id}".encode())
     jobs.set_artifacts(session, job_id, untuned_sha=sha, tuned_sha=blobs.put(session, b"tuned"))
-    leases.add_module_run(session, job_id, "tuned", blobs.put(session, b"timed"), now=20.0)
+    module_runs.add(session, job_id, "tuned", blobs.put(session, b"timed"), now=20.0)
     return farm
 
 
 class TestJobs:
-    def test_what_is_a_jobs_own_goes_and_the_rest_stays(self, session: Session) -> None:
+    def test_a_jobs_own_rows_go_and_the_rest_stays(self, session: Session) -> None:
         full(session)
         finish(session)
         before = rows(session)
@@ -79,9 +79,7 @@ class TestJobs:
         assert jobs.get(session, "other").state is JobState.TUNING
 
     @pytest.mark.parametrize("state", [JobState.CANCELLED, JobState.FAILED])
-    def test_what_a_device_still_measures_for_it_is_of_no_use(
-        self, session: Session, state: JobState
-    ) -> None:
+    def test_a_lease_of_a_deleted_job_is_stale(self, session: Session, state: JobState) -> None:
         farm = full(session)
         finish(session, state=state)
         delete_job(session, "job", now=50.0)
@@ -107,7 +105,7 @@ class TestJobs:
 
 
 class TestFiles:
-    def test_what_a_job_refers_to_stays_until_it_is_deleted(self, session: Session) -> None:
+    def test_blobs_of_a_job_stay_until_it_is_deleted(self, session: Session) -> None:
         full(session)
         assert (drop_models(session, LATER, 10), drop_blobs(session, 10)) == (0, 0)
         finish(session)

@@ -1,18 +1,19 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from core.device import Device
 from core.profile import Profile
-from core.worker import Wanted, WorkerState
+from core.worker import Role, Vitals, Wanted, WorkerState
 from records.fleet import devices, leases
 from records.jobs import events, jobs
 from records.storage.tables import WorkerRow
-from tests.unit.records.farm import DEVICE, Farm, request
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, request
 
 BIGGER = replace(DEVICE, name="eight cores", cores=8)
 
@@ -61,7 +62,7 @@ class TestProfiles:
         devices.put_class(session, replace(DEVICE, profile=self.FAST), calibrated=True)
         assert self.profile(session) == self.FAST
 
-    def test_whatever_asks_for_a_class_gets_its_profile(self, session: Session) -> None:
+    def test_every_lookup_of_a_class_returns_its_profile(self, session: Session) -> None:
         device = replace(DEVICE, profile=self.FAST)
         register(session, "a", "s", device)
         found = [devices.resolve_class(session, name) for name in (DEVICE.key, DEVICE.name, "native")]
@@ -71,23 +72,23 @@ class TestProfiles:
         device = replace(DEVICE, profile=self.SLOW)
         register(session, "a", "s", device)
         register(session, "b", "s", device)
-        devices.calibrate(session, "a")
-        devices.calibrate(session, "a")
-        assert devices.unwanted(session) == ["a"]
+        devices.request_calibration(session, "a")
+        devices.request_calibration(session, "a")
+        assert devices.not_taking_work(session) == ["a"]
         assert devices.worker(session, "a").calibrate
         for seen in range(2):
-            assert devices.seen(session, "a", "s", WorkerState.READY, 2.0 + seen) == (Wanted.WORK, True)
-        assert devices.asked(session, "b") == (Wanted.WORK, False)
+            assert devices.heartbeat(session, "a", "s", WorkerState.READY, 2.0 + seen) == (Wanted.WORK, True)
+        assert devices.instructions(session, "b") == (Wanted.WORK, False)
         register(session, "a", "s", device)
-        assert devices.asked(session, "a").calibrate
+        assert devices.instructions(session, "a").calibrate
         again = replace(DEVICE, profile=self.FAST)
         devices.register(session, "a", "s", again, WorkerState.READY, 5.0, calibrated=True)
-        assert devices.asked(session, "a") == (Wanted.WORK, False)
+        assert devices.instructions(session, "a") == (Wanted.WORK, False)
         assert self.profile(session) == self.FAST
 
     def test_an_unknown_worker(self, session: Session) -> None:
         with pytest.raises(devices.WorkerNotFound, match="there is no worker 'x'"):
-            devices.calibrate(session, "x")
+            devices.request_calibration(session, "x")
 
 
 class TestResolve:
@@ -108,9 +109,9 @@ class TestResolve:
         register(session, "b", "s", DEVICE, WorkerState.READY, now=2.0)
         register(session, "c", "s", None, WorkerState.PROBING, now=3.0)
         assert devices.resolve_class(session, "native") == DEVICE
-        devices.seen(session, "a", "s", WorkerState.READY, now=4.0)
+        devices.heartbeat(session, "a", "s", WorkerState.READY, now=4.0)
         assert devices.resolve_class(session, "native") == BIGGER
-        devices.seen(session, "a", "s", WorkerState.DRAINING, now=5.0)
+        devices.heartbeat(session, "a", "s", WorkerState.DRAINING, now=5.0)
         assert devices.resolve_class(session, "native") == DEVICE
 
 
@@ -131,7 +132,7 @@ class TestWorkers:
             trials_done=0,
             failures=0,
             failures_by_kind={},
-            vitals=devices.Vitals(),
+            vitals=Vitals(),
             trial_s=None,
         )
         assert (second.id, second.session_id, second.state) == ("b", "s1", WorkerState.PROBING)
@@ -143,21 +144,34 @@ class TestWorkers:
             devices.worker(session, "x")
 
     def test_how_it_is_stays_until_it_says_otherwise(self, session: Session) -> None:
-        warm = devices.Vitals("0.1", "0.27", 1.5, 61.0, 1 << 30, 16, 3)
+        warm = Vitals("0.1", "0.27", 1.5, 61.0, 1 << 30, 16, 3)
         devices.register(session, "a", "s", DEVICE, WorkerState.BUSY, 1.0, warm)
         assert devices.worker(session, "a").vitals == warm
-        devices.seen(session, "a", "s", WorkerState.BUSY, 2.0)
+        devices.heartbeat(session, "a", "s", WorkerState.BUSY, 2.0)
         assert devices.worker(session, "a").vitals == warm
-        devices.seen(session, "a", "s", WorkerState.BUSY, 3.0, devices.Vitals(load=0.5))
-        assert devices.worker(session, "a").vitals == devices.Vitals(load=0.5)
+        devices.heartbeat(session, "a", "s", WorkerState.BUSY, 3.0, Vitals(load=0.5))
+        assert devices.worker(session, "a").vitals == Vitals(load=0.5)
 
-    def test_what_an_older_service_stored_of_it_is_read(self, session: Session) -> None:
+    def test_vitals_of_an_older_service_are_read(self, session: Session) -> None:
         register(session, "a", "s", None, WorkerState.PROBING, now=1.0)
         old = {"tunefarm_version": "0.1", "load": 0.5, "uncontained": ""}
         session.execute(update(WorkerRow).values(vitals=old))
         found = devices.worker(session, "a")
-        assert found.vitals == devices.Vitals("0.1", load=0.5)
-        assert (found.unable, found.is_builder) == ("", False)
+        assert found.vitals == Vitals("0.1", load=0.5)
+        assert (found.unable, found.role) == ("", Role.MEASURE)
+
+    def test_the_role_is_stored_with_the_vitals_and_known_before_the_worker_can_build(
+        self, session: Session
+    ) -> None:
+        broken = Vitals(trouble="no linker")
+        devices.register(session, "a", "s", None, WorkerState.PROBING, 1.0, broken, Role.BUILD)
+        found = devices.worker(session, "a")
+        assert (found.role, found.builder, found.unable) == (Role.BUILD, None, "can't build: no linker")
+        assert session.scalar(select(WorkerRow.vitals)) == {**asdict(broken), "builds": True}
+        devices.heartbeat(session, "a", "s", WorkerState.PROBING, 2.0)
+        assert devices.worker(session, "a").role is Role.BUILD
+        devices.heartbeat(session, "a", "s", WorkerState.PROBING, 3.0, broken)
+        assert devices.worker(session, "a").unable == "can't measure: no linker"
 
     def test_one_that_is_silent_for_longer_than_a_call_may_last_is_lost(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=100.0)
@@ -168,7 +182,7 @@ class TestWorkers:
     def test_one_that_said_farewell_has_left_and_is_not_lost(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=100.0)
         assert not devices.worker(session, "a").has_left
-        devices.seen(session, "a", "s", WorkerState.OFFLINE, now=101.0)
+        devices.heartbeat(session, "a", "s", WorkerState.OFFLINE, now=101.0)
         left = devices.worker(session, "a")
         assert (left.has_left, left.is_lost(1e9)) == (True, False)
 
@@ -181,9 +195,9 @@ class TestWorkers:
 
     def test_a_sign_of_life(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
-        assert devices.seen(session, "a", "s", WorkerState.BUSY, now=9.0)
-        assert not devices.seen(session, "a", "another", WorkerState.READY, now=10.0)
-        assert not devices.seen(session, "unknown", "s", WorkerState.READY, now=10.0)
+        assert devices.heartbeat(session, "a", "s", WorkerState.BUSY, now=9.0)
+        assert not devices.heartbeat(session, "a", "another", WorkerState.READY, now=10.0)
+        assert not devices.heartbeat(session, "unknown", "s", WorkerState.READY, now=10.0)
         [worker] = devices.workers(session)
         assert (worker.state, worker.last_seen_at) == ("busy", 9.0)
 
@@ -202,7 +216,7 @@ class TestFencing:
     def test_a_new_session_fences_off_the_old_one(self, session: Session) -> None:
         register(session, "a", "old", DEVICE, now=1.0)
         assert register(session, "a", "new", None, WorkerState.PROBING, now=2.0) == "old"
-        assert not devices.seen(session, "a", "old", WorkerState.READY, now=3.0)
+        assert not devices.heartbeat(session, "a", "old", WorkerState.READY, now=3.0)
         with pytest.raises(devices.SessionFenced, match="newer session than 'old'"):
             register(session, "a", "old", DEVICE, now=3.0)
         [worker] = devices.workers(session)
@@ -228,45 +242,45 @@ class TestFencing:
 
 
 class TestWanted:
-    def test_is_kept_until_people_want_something_else(self, session: Session) -> None:
+    def test_an_instruction_is_kept_until_the_next_one(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
         assert devices.wanted(session, "a") is Wanted.WORK
         assert devices.may_take(session, "a", "s")
-        devices.want(session, "a", Wanted.DRAIN)
+        devices.set_wanted(session, "a", Wanted.DRAIN)
         register(session, "a", "another", DEVICE, now=2.0)
         assert devices.wanted(session, "a") is Wanted.DRAIN
-        assert devices.unwanted(session) == ["a"]
+        assert devices.not_taking_work(session) == ["a"]
         assert not devices.may_take(session, "a", "another")
-        devices.want(session, "a", Wanted.WORK)
-        assert devices.unwanted(session) == []
+        devices.set_wanted(session, "a", Wanted.WORK)
+        assert devices.not_taking_work(session) == []
         assert devices.may_take(session, "a", "another")
 
     def test_an_unknown_worker(self, session: Session) -> None:
         with pytest.raises(devices.WorkerNotFound, match="'x'"):
-            devices.want(session, "x", Wanted.DRAIN)
+            devices.set_wanted(session, "x", Wanted.DRAIN)
         assert devices.wanted(session, "x") is Wanted.WORK
         assert not devices.may_take(session, "x", "s")
 
     def test_only_the_sessions_that_is_ready_may_take(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
         assert not devices.may_take(session, "a", "another")
-        devices.seen(session, "a", "s", WorkerState.DRAINING, now=2.0)
+        devices.heartbeat(session, "a", "s", WorkerState.DRAINING, now=2.0)
         assert not devices.may_take(session, "a", "s")
 
     def test_an_evicted_name_lets_nobody_in_until_it_is_resumed(self, session: Session) -> None:
         register(session, "a", "s", DEVICE)
         leases.evict(session, "a", now=2.0)
-        assert not devices.seen(session, "a", "s", WorkerState.READY, now=3.0)
+        assert not devices.heartbeat(session, "a", "s", WorkerState.READY, now=3.0)
         for session_id in ("s", "new"):
             with pytest.raises(devices.SessionFenced, match="evicted"):
                 register(session, "a", session_id, DEVICE, now=3.0)
         assert devices.worker(session, "a").state is WorkerState.DRAINING
-        devices.want(session, "a", Wanted.WORK)
-        assert devices.seen(session, "a", "s", WorkerState.READY, now=4.0)
+        devices.set_wanted(session, "a", Wanted.WORK)
+        assert devices.heartbeat(session, "a", "s", WorkerState.READY, now=4.0)
 
     def test_native_is_no_worker_that_is_not_wanted(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=1.0)
-        devices.want(session, "a", Wanted.DRAIN)
+        devices.set_wanted(session, "a", Wanted.DRAIN)
         assert devices.resolve_class(session, "native") is None
 
 

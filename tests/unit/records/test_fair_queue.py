@@ -13,95 +13,97 @@ from sqlalchemy.orm import Session
 
 from core.device import Device
 from core.worker import Wanted, WorkerState
-from records.fleet import devices, leases
-from records.fleet.leases import Lease, TrialResult
+from records.fleet import devices, leases, module_runs
+from records.fleet.leases import StoredLease
+from records.fleet.results import LeaseResult
 from records.jobs import fair_queue, trials
 from records.jobs.fair_queue import JobShare, Quota, order
 from records.storage import blobs
 from records.storage.database import Database
-from tests.unit.records.farm import DEVICE, Farm, all_at_once, make_job, measured
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, all_at_once, make_job, measured
 
 WEIGHTS = st.sampled_from([0.25, 0.5, 1.0, 1.0, 2.0, 3.0, 10.0])
 _NUMBERS = itertools.count()
 
 
 @dataclass
-class Books:
-    """What the shares of a few jobs become, lease by lease, without a database."""
+class Queue:
+    """The shares of a few jobs, served lease by lease without a database."""
 
-    standings: list[JobShare]
+    shares: list[JobShare]
 
     def serve(self, size: int) -> str | None:
-        turns = order(self.standings)
-        if not turns:
+        entries = order(self.shares)
+        if not entries:
             return None
-        first = turns[0]
-        ended = first.begins + size / first.weight
-        self._change(first.job_id, begun=first.begins, ended=ended)
+        first = entries[0]
+        finish_tag = first.start_tag + size / first.weight
+        self._change(first.job_id, start_tag=first.start_tag, finish_tag=finish_tag)
         return first.job_id
 
     def wait(self, job_id: str, waits: bool) -> None:
         self._change(job_id, waits=waits)
 
     def _change(self, job_id: str, **changes: float | bool) -> None:
-        self.standings = [
+        self.shares = [
             replace(one, **changes) if one.job_id == job_id else one  # type: ignore[arg-type]
-            for one in self.standings
+            for one in self.shares
         ]
 
 
-def standing(number: int, weight: float = 1.0, priority: int = 0, *, waits: bool = True) -> JobShare:
+def share(number: int, weight: float = 1.0, priority: int = 0, *, waits: bool = True) -> JobShare:
     return JobShare(f"job {number}", priority, weight, float(number), 0.0, 0.0, waits)
 
 
 class TestOrder:
     @given(weights=st.lists(WEIGHTS, min_size=1, max_size=5), sizes=st.lists(st.integers(1, 16), min_size=9))
     def test_shares_are_those_of_the_weights(self, weights: list[float], sizes: list[int]) -> None:
-        books = Books([standing(number, weight) for number, weight in enumerate(weights)])
+        queue = Queue([share(number, weight) for number, weight in enumerate(weights)])
         got: Counter[str | None] = Counter()
         for _, size in zip(range(400), itertools.cycle(sizes), strict=False):
-            got[books.serve(size)] += size
+            got[queue.serve(size)] += size
         lag = max(sizes)
-        for one, other in itertools.combinations(books.standings, 2):
+        for one, other in itertools.combinations(queue.shares, 2):
             apart = abs(got[one.job_id] / one.weight - got[other.job_id] / other.weight)
             assert apart <= lag / one.weight + lag / other.weight + 1e-6
 
     @given(priorities=st.lists(st.integers(-2, 2), min_size=2, max_size=6))
     def test_the_highest_priority_that_waits_comes_first(self, priorities: list[int]) -> None:
-        books = Books([standing(number, 1.0, priority) for number, priority in enumerate(priorities)])
+        queue = Queue([share(number, 1.0, priority) for number, priority in enumerate(priorities)])
         levels = []
-        while (served := books.serve(8)) is not None:
+        while (served := queue.serve(8)) is not None:
             levels.append(priorities[int(served.split()[1])])
-            books.wait(served, waits=False)
+            queue.wait(served, waits=False)
         assert levels == sorted(priorities, reverse=True)
 
     @given(weights=st.lists(WEIGHTS, min_size=2, max_size=4), leases_before=st.integers(1, 300))
-    def test_a_job_without_work_holds_nobody_back_and_saves_nothing_up(
+    def test_a_job_without_work_delays_no_other_and_saves_nothing_up(
         self, weights: list[float], leases_before: int
     ) -> None:
-        idle, *others = [standing(number, weight) for number, weight in enumerate(weights)]
-        books = Books([replace(idle, waits=False), *others])
-        assert {books.serve(4) for _ in range(leases_before)} <= {one.job_id for one in others}
-        books.wait(idle.job_id, waits=True)
-        got = Counter(books.serve(4) for _ in range(200))
+        idle, *others = [share(number, weight) for number, weight in enumerate(weights)]
+        queue = Queue([replace(idle, waits=False), *others])
+        assert {queue.serve(4) for _ in range(leases_before)} <= {one.job_id for one in others}
+        queue.wait(idle.job_id, waits=True)
+        got = Counter(queue.serve(4) for _ in range(200))
         for other in others:
             apart = got[idle.job_id] / idle.weight - got[other.job_id] / other.weight
             assert apart <= 1 / idle.weight + 1 / other.weight + 1e-6
 
     @given(weights=st.lists(WEIGHTS, min_size=1, max_size=4), leases_before=st.integers(1, 300))
-    def test_who_is_new_is_served_at_once(self, weights: list[float], leases_before: int) -> None:
-        books = Books([standing(number, weight) for number, weight in enumerate(weights)])
+    def test_a_new_job_is_served_at_once(self, weights: list[float], leases_before: int) -> None:
+        queue = Queue([share(number, weight) for number, weight in enumerate(weights)])
         for _ in range(leases_before):
-            books.serve(16)
-        books.standings.append(standing(9))
-        assert "job 9" in [books.serve(16) for _ in range(len(weights) + 1)]
+            queue.serve(16)
+        queue.shares.append(share(9))
+        assert "job 9" in [queue.serve(16) for _ in range(len(weights) + 1)]
 
-    def test_of_equals_the_oldest_comes_first(self) -> None:
-        twins = [replace(standing(1), job_id="b"), replace(standing(1), job_id="a"), standing(0)]
-        assert [turn.job_id for turn in order(twins)] == ["job 0", "a", "b"]
+    def test_the_oldest_of_equal_jobs_comes_first(self) -> None:
+        twins = [replace(share(1), job_id="b"), replace(share(1), job_id="a"), share(0)]
+        assert [entry.job_id for entry in order(twins)] == ["job 0", "a", "b"]
 
-    def test_nobody_waits(self) -> None:
-        assert order([standing(0, waits=False)]) == []
+    def test_no_job_waits(self) -> None:
+        assert order([share(0, waits=False)]) == []
 
 
 def another_class() -> Device:
@@ -109,7 +111,7 @@ def another_class() -> Device:
     return replace(DEVICE, toolchain=f"toolchain {next(_NUMBERS)}")
 
 
-def take(session: Session, device: Device, limit: int = 8, worker: str = "worker") -> Lease | None:
+def take(session: Session, device: Device, limit: int = 8, worker: str = "worker") -> StoredLease | None:
     name = f"lease {next(_NUMBERS)}"
     return leases.take(session, name, worker, "session", device.key, limit, now=20.0, ttl_s=60.0)
 
@@ -119,7 +121,7 @@ def issue(farm: Farm, count: int) -> None:
 
 
 def serve(session: Session, device: Device, leases_: int, limit: int) -> Counter[str]:
-    """How many trials of each job so many leases hold."""
+    """Return how many trials of each job the next leases hold."""
     got: Counter[str] = Counter()
     for _ in range(leases_):
         lease = take(session, device, limit)
@@ -176,12 +178,12 @@ class TestInTheDatabase:
         issue(mine, 2)
         assert serve(session, DEVICE, 1, 2) == {"mine": 2}
         assert take(session, DEVICE) is None
-        assert fair_queue.waiting(session, 20.0).classes == {theirs.device.key}
+        assert fair_queue.waiting(session, 20.0).device_classes == {theirs.device.key}
 
     def test_a_module_run_waits_for_its_jobs_turn(self, session: Session) -> None:
         plain, urgent = make_job(session, "plain"), make_job(session, "urgent", priority=1)
         issue(urgent, 2)
-        leases.add_module_run(session, plain.job_id, "untuned", blobs.put(session, b"artifact"), now=1.0)
+        module_runs.add(session, plain.job_id, "untuned", blobs.put(session, b"artifact"), now=1.0)
         first, second = take(session, DEVICE), take(session, DEVICE)
         assert first is not None
         assert second is not None
@@ -201,7 +203,7 @@ class TestInTheDatabase:
 
         all_at_once([functools.partial(work, f"worker {number}") for number in range(4)])
         assert got.total() == 120
-        # Four at once may each see the books as they were before the others.
+        # Each of four at once may see the shares as they were before the others took.
         assert abs(got["heavy"] - 90) <= 3 * 5
         with database.begin() as session:
             assert trials.counts(session, "heavy").done == got["heavy"]
@@ -210,7 +212,7 @@ class TestInTheDatabase:
         with database.begin() as session:
             lease = take(session, DEVICE, 3, worker=name)
         assert lease is not None
-        results = [TrialResult(measured(1e-3), trial.id) for trial in lease.trials]
+        results = [LeaseResult(measured(1e-3), trial.id) for trial in lease.trials]
         with database.begin() as session:
             assert leases.report(session, lease.id, "session", results, now=30.0).closed
         return {lease.job_id: len(lease.trials)}
@@ -218,7 +220,7 @@ class TestInTheDatabase:
 
 @dataclass(frozen=True)
 class Board:
-    """A worker of the class, and the seconds that its trials have taken so far."""
+    """A worker of the class, with the seconds that its trials took."""
 
     name: str
     trial_s: float | None = None
@@ -236,15 +238,15 @@ def plug_in(farm: Farm, boards: Sequence[Board]) -> None:
                 farm.session, f"of {board.name}", board.name, "session", farm.device.key, 1, 2.0, 60
             )
             assert lease is not None
-            report = TrialResult(measured(1e-3), lease.trials[0].id)
+            report = LeaseResult(measured(1e-3), lease.trials[0].id)
             leases.report(farm.session, lease.id, "session", [report], now=2.0 + board.trial_s)
-        devices.seen(farm.session, board.name, "session", board.state, board.seen_at)
-        devices.want(farm.session, board.name, board.wanted)
+        devices.heartbeat(farm.session, board.name, "session", board.state, board.seen_at)
+        devices.set_wanted(farm.session, board.name, board.wanted)
 
 
-class TestPortion:
+class TestQuota:
     @pytest.mark.parametrize(
-        ("boards", "most", "part"),
+        ("boards", "max_trials", "fraction"),
         [
             ([Board("me")], 8, 1.0),
             ([Board("me", 0.5)], 40, 1.0),
@@ -252,30 +254,33 @@ class TestPortion:
             ([Board("me", 1.0), Board("other", 1.0)], 20, 0.5),
             ([Board("me", 4.0), Board("other", 1.0)], 5, 0.2),
             ([Board("me", 1.0), Board("other", 4.0)], 20, 0.8),
-            # Whose speed isn't known counts as fast as the others are on average.
+            # A worker of unknown speed counts as fast as the others are on average.
             ([Board("me"), Board("a", 1.0), Board("b", 1.0)], 8, 1 / 3),
             ([Board("me", 1.0), Board("other")], 20, 0.5),
             ([Board("me"), Board("other")], 8, 0.5),
-            # Who isn't there or may not work doesn't count.
+            # Workers that aren't there or may not work don't count.
             ([Board("me", 1.0), Board("gone", 1.0, seen_at=10.0)], 20, 1.0),
             ([Board("me", 1.0), Board("leaving", 1.0, WorkerState.DRAINING)], 20, 1.0),
             ([Board("me", 1.0), Board("drained", 1.0, wanted=Wanted.DRAIN)], 20, 1.0),
         ],
     )
-    def test_is_what_a_device_does_while_the_others_do_theirs(
-        self, farm: Farm, boards: list[Board], most: int, part: float
+    def test_the_quota_lets_all_workers_of_a_class_finish_together(
+        self, farm: Farm, boards: list[Board], max_trials: int, fraction: float
     ) -> None:
         plug_in(farm, boards)
-        portion = fair_queue.portion(farm.session, "me", farm.device.key, now=101.0)
-        assert (portion.most, portion.part) == (most, pytest.approx(part))
+        quota = fair_queue.quota(farm.session, "me", farm.device.key, now=101.0)
+        assert quota.max_trials == max_trials
+        assert quota.fraction == pytest.approx(fraction)
 
     @given(
-        most=st.integers(1, 300),
-        part=st.floats(1e-6, 1.0),
-        undone=st.integers(1, 10_000),
+        max_trials=st.integers(1, 300),
+        fraction=st.floats(1e-6, 1.0),
+        unfinished=st.integers(1, 10_000),
     )
-    def test_is_never_nothing_and_never_more_than_there_is(self, most: int, part: float, undone: int) -> None:
-        assert 1 <= Quota(most, part).of(undone) <= min(most, undone)
+    def test_the_quota_is_at_least_one_trial_and_at_most_all(
+        self, max_trials: int, fraction: float, unfinished: int
+    ) -> None:
+        assert 1 <= Quota(max_trials, fraction).trials(unfinished) <= min(max_trials, unfinished)
 
     def test_equals_halve_a_batch_whoever_asks_first(self, farm: Farm) -> None:
         plug_in(farm, [Board("one", 0.5), Board("other", 0.5)])

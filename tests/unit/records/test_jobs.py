@@ -5,11 +5,12 @@ import itertools
 import pytest
 from sqlalchemy.orm import Session
 
-from core.job import MAX_PRIORITY, MAX_TRIALS, JobState
-from records.fleet import devices, leases
+from core.job import MAX_PRIORITY, Budget, JobState
+from records.fleet import devices, leases, module_runs
 from records.jobs import events, jobs, models, trials
 from records.storage import blobs
-from tests.unit.records.farm import DEVICE, Farm, request
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, request
 
 
 def create(session: Session, job_id: str, now: float = 1.0, key: str | None = None) -> jobs.Job:
@@ -22,16 +23,6 @@ def states(session: Session, job_id: str) -> list[str]:
 
 
 class TestRequest:
-    @pytest.mark.parametrize("trials_", [-1, MAX_TRIALS + 1])
-    def test_trials_must_be_within_bounds(self, session: Session, trials_: int) -> None:
-        with pytest.raises(ValueError, match="trials must be between 0 and"):
-            request(session, trials=trials_)
-
-    @pytest.mark.parametrize("minutes", [0.0, -1.0, float("inf"), float("nan")])
-    def test_minutes_must_be_positive(self, session: Session, minutes: float) -> None:
-        with pytest.raises(ValueError, match="minutes must be positive"):
-            request(session, minutes=minutes)
-
     def test_a_seed_must_fit_a_column(self, session: Session) -> None:
         with pytest.raises(ValueError, match="seed"):
             request(session, seed=2**63)
@@ -54,7 +45,9 @@ class TestRequest:
 class TestCreate:
     def test_round_trip(self, session: Session) -> None:
         sharing = {"priority": -3, "weight": 0.25}
-        asked = request(session, shapes={"a": (1, 3), "b": ()}, minutes=2.5, seed=2**63 - 1, **sharing)
+        asked = request(
+            session, shapes={"a": (1, 3), "b": ()}, budget=Budget(12, 2.5), seed=2**63 - 1, **sharing
+        )
         created = jobs.create(session, "job", asked, None, now=5.0)
         assert created.request == asked
         assert (created.state, created.created_at, created.message) == (JobState.QUEUED, 5.0, "")
@@ -73,10 +66,10 @@ class TestCreate:
         assert create(session, "b", now=9.0, key="key") == jobs.get(session, "a")
         assert [job.id for job in jobs.unfinished(session)] == ["a"]
 
-    def test_the_same_key_with_another_request(self, session: Session) -> None:
+    def test_the_same_key_with_another_request_conflicts(self, session: Session) -> None:
         create(session, "a", key="key")
         with pytest.raises(jobs.IdempotencyConflict, match="'key' belongs to another request"):
-            jobs.create(session, "b", request(session, trials=7), "key", now=1.0)
+            jobs.create(session, "b", request(session, budget=Budget(7)), "key", now=1.0)
 
     def test_an_unknown_model(self, session: Session) -> None:
         with pytest.raises(models.ModelNotFound):
@@ -115,7 +108,7 @@ class TestClaim:
         assert jobs.claim(session, "job", "two", now=11.0, ttl_s=10.0)
         assert not jobs.claim(session, "job", "one", now=12.0, ttl_s=10.0)
 
-    def test_its_holder_renews_it(self, session: Session) -> None:
+    def test_the_holder_renews_a_claim(self, session: Session) -> None:
         create(session, "job")
         jobs.claim(session, "job", "one", now=1.0, ttl_s=10.0)
         assert jobs.claim(session, "job", "one", now=9.0, ttl_s=10.0)
@@ -170,14 +163,14 @@ class TestCancel:
         first, second = farm.issue("t1", "t2")
         sha = blobs.put(farm.session, b"artifact")
         farm.leased("lease", limit=1)
-        leases.add_module_run(farm.session, "job", "untuned", sha, now=10.0)
+        module_runs.add(farm.session, "job", "untuned", sha, now=10.0)
         assert jobs.cancel(farm.session, "job", now=21.0).state is JobState.CANCELLED
         assert [(trial.id, trial.state) for trial in farm.trials()] == [(first, "leased")]
-        assert leases.module_runs(farm.session, "job") == []
+        assert module_runs.of_job(farm.session, "job") == []
         assert farm.report("lease", [first]).accepted == 1
         assert second not in [trial.id for trial in farm.trials()]
 
-    def test_what_lapses_is_not_leased_again(self, farm: Farm) -> None:
+    def test_work_of_a_cancelled_job_is_not_leased_again(self, farm: Farm) -> None:
         farm.issue("t1")
         farm.leased("lease")
         jobs.cancel(farm.session, "job", now=21.0)

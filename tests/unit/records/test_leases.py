@@ -1,4 +1,4 @@
-"""Leases as they are taken, told again and renewed."""
+"""Leases that are taken, told again and renewed, and the pace of workers that follows from them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ from dataclasses import replace
 
 from core.job import JobState
 from core.measurement import Outcome
-from records.fleet import leases
+from records.fleet import devices, leases
+from records.fleet.leases import HeldLease
+from records.fleet.results import LeaseResult
 from records.jobs import jobs, tasks, trials
 from records.schedules import schedules
-from tests.unit.records.farm import DEVICE, Farm, make_job, task_spec
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, make_job, measured, task_spec
 
 
 class TestTake:
@@ -73,7 +76,7 @@ class TestTake:
 
 
 class TestCurrent:
-    def test_what_it_still_has_to_do(self, farm: Farm) -> None:
+    def test_the_current_lease_has_the_unreported_work(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2")
         lease = farm.leased("lease")
         assert leases.current(farm.session, "worker", "session", now=21.0) == lease
@@ -84,7 +87,7 @@ class TestCurrent:
         farm.report("lease", ids[1:])
         assert leases.current(farm.session, "worker", "session", now=31.0) is None
 
-    def test_is_of_the_session_and_its_time(self, farm: Farm) -> None:
+    def test_the_current_lease_is_the_sessions_and_not_expired(self, farm: Farm) -> None:
         farm.issue("t1")
         farm.leased("lease", now=20.0)
         assert leases.current(farm.session, "worker", "another", now=21.0) is None
@@ -93,14 +96,14 @@ class TestCurrent:
 
 
 class TestRenew:
-    def test_moves_the_end(self, farm: Farm) -> None:
+    def test_renewing_moves_the_end(self, farm: Farm) -> None:
         farm.issue("t1")
         farm.leased("lease", now=20.0)
         assert leases.renew(farm.session, "lease", "session", now=79.0, ttl_s=60.0)
         assert leases.expire(farm.session, now=138.0) == []
         assert leases.expire(farm.session, now=139.0) == ["job"]
 
-    def test_not_of_a_stale_lease(self, farm: Farm) -> None:
+    def test_a_stale_lease_is_not_renewed(self, farm: Farm) -> None:
         ids = farm.issue("t1")
         farm.leased("lease", now=20.0)
         assert not leases.renew(farm.session, "lease", "another", now=21.0, ttl_s=60.0)
@@ -120,11 +123,11 @@ def test_constants_are_those_of_the_workloads_in_the_lease(farm: Farm) -> None:
 
 
 class TestBest:
-    def test_none_is_known_at_first(self, farm: Farm) -> None:
+    def test_no_best_is_known_at_first(self, farm: Farm) -> None:
         farm.issue("t1")
         assert farm.leased("lease").best_s == {}
 
-    def test_is_the_fastest_trial_of_the_workload(self, farm: Farm) -> None:
+    def test_the_best_is_the_fastest_trial_of_the_workload(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2", "t3", "t4")
         farm.leased("first", limit=3)
         farm.report("first", ids[:1], secs=2e-3)
@@ -135,13 +138,13 @@ class TestBest:
         assert held is not None
         assert held.best_s == {"w1": 2e-3}
 
-    def test_is_of_the_device_class(self, farm: Farm) -> None:
+    def test_the_best_is_that_of_the_device_class(self, farm: Farm) -> None:
         other = make_job(farm.session, "other", replace(DEVICE, cores=8))
         other.report("theirs", [trial.id for trial in _leased(other, "theirs", "t1").trials])
         assert _leased(farm, "mine", "t1").best_s == {}
         assert _leased(other, "again", "t2").best_s == {"w1": 2e-3}
 
-    def test_what_was_measured_elsewhere_does_not_count(self, farm: Farm) -> None:
+    def test_an_imported_record_is_not_the_best(self, farm: Farm) -> None:
         target = farm.device.target
         fast = schedules.Record(
             "w1", farm.device.key, "t9", None, 1e-9, (1e-9,), Outcome.OK, target, "import", 1.0
@@ -150,6 +153,58 @@ class TestBest:
         assert _leased(farm, "lease", "t1").best_s == {}
 
 
-def _leased(farm: Farm, lease_id: str, trace: str) -> leases.Lease:
+def _leased(farm: Farm, lease_id: str, trace: str) -> leases.StoredLease:
     farm.issue(trace)
     return farm.leased(lease_id)
+
+
+class TestPace:
+    def test_trial_s_comes_from_leases_that_are_done(self, farm: Farm) -> None:
+        farm.register()
+        ids = farm.issue("t1", "t2", "t3", "t4")
+        farm.leased("one", limit=2, now=20.0)
+        farm.report("one", ids[:1], now=22.0)
+        assert devices.worker(farm.session, "worker").trial_s is None
+        farm.report("one", ids[1:2], now=24.0)
+        assert devices.worker(farm.session, "worker").trial_s == 2.0
+        farm.leased("two", limit=2, now=30.0)
+        farm.report("two", ids[2:], now=38.0)
+        assert devices.worker(farm.session, "worker").trial_s == 3.0
+
+    def test_a_clock_that_was_set_back_tells_nothing_of_it(self, farm: Farm) -> None:
+        farm.register()
+        ids = farm.issue("t1")
+        farm.leased("lease", now=20.0)
+        farm.report("lease", ids, now=19.0)
+        assert devices.worker(farm.session, "worker").trial_s is None
+
+    def test_a_module_run_tells_nothing_of_it(self, farm: Farm) -> None:
+        farm.register()
+        run_id = farm.add_run()
+        farm.leased("lease", now=20.0)
+        result = LeaseResult(measured(1e-2), module_run_id=run_id)
+        assert leases.report(farm.session, "lease", "session", [result], now=30.0).closed
+        assert devices.worker(farm.session, "worker").trial_s is None
+
+    def test_trials_per_minute_are_those_of_the_last_five_minutes(self, farm: Farm) -> None:
+        ids = farm.issue("t1", "t2", "t3")
+        farm.leased("old", limit=1, now=20.0)
+        farm.report("old", ids[:1], now=30.0)
+        farm.leased("lease", limit=2, now=1000.0)
+        farm.report("lease", ids[1:2], now=1010.0)
+        assert leases.trials_per_minute(farm.session, now=1030.0) == {"worker": 2.0}
+        farm.report("lease", ids[2:], now=1040.0)
+        assert leases.trials_per_minute(farm.session, now=1120.0) == {"worker": 1.0}
+        assert leases.trials_per_minute(farm.session, now=9000.0) == {}
+
+    def test_held_leases_are_the_open_ones_whose_time_is_not_up(self, farm: Farm) -> None:
+        ids = farm.issue("t1", "t2")
+        farm.leased("one", limit=1, now=20.0)
+        farm.leased("two", limit=1, now=21.0)
+        assert leases.held(farm.session, now=22.0) == [
+            HeldLease("one", "worker", 20.0),
+            HeldLease("two", "worker", 21.0),
+        ]
+        farm.report("one", ids[:1], now=23.0)
+        assert [lease.id for lease in leases.held(farm.session, now=24.0)] == ["two"]
+        assert leases.held(farm.session, now=81.0) == []

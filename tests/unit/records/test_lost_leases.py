@@ -1,19 +1,23 @@
-"""Leases that lapse, and those that are given back."""
+"""Leases that expire or are given back, and what jobs are told of lost devices."""
 
 from __future__ import annotations
 
 import pytest
 
 from core.measurement import Outcome
-from records.fleet import devices, leases
-from records.fleet.leases import Reported
-from records.jobs import jobs
+from core.worker import WorkerState
+from records.fleet import devices, leases, module_runs
+from records.fleet.leases import DEVICE_LOST, Reported
+from records.fleet.results import LeaseResult
+from records.jobs import events, jobs
+from records.jobs.events import Event
 from records.schedules import schedules
-from tests.unit.records.farm import DEVICE, Farm, measured
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, measured
 
 
 class TestExpire:
-    def test_what_was_not_reported_is_pending_again(self, farm: Farm) -> None:
+    def test_unreported_work_is_pending_again(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2")
         farm.leased("lease", now=20.0)
         farm.report("lease", ids[:1])
@@ -45,12 +49,12 @@ class TestExpire:
         assert [trial.id for trial in farm.leased("more", now=142.0).trials] == ids[1:]
         assert farm.report("more", ids[1:], now=143.0).closed
 
-    def test_so_is_a_module_run(self, farm: Farm) -> None:
+    def test_a_module_run_that_lost_two_devices_is_quarantined(self, farm: Farm) -> None:
         farm.add_run()
         for number, now in enumerate((20.0, 100.0)):
             farm.leased(f"lease {number}", now=now)
             leases.expire(farm.session, now=now + 60.0)
-        [run] = leases.module_runs(farm.session, "job")
+        [run] = module_runs.of_job(farm.session, "job")
         assert (run.state, run.outcome, run.attempts) == ("done", Outcome.DEVICE_LOST, 2)
         assert farm.take("again", now=200.0) is None
 
@@ -63,14 +67,14 @@ class TestExpire:
         leases.expire(farm.session, now=141.0)
         more = farm.leased("more", now=142.0)
         assert [run.id for run in more.module_runs] == [good]
-        result = leases.TrialResult(measured(1e-2), module_run_id=good)
+        result = LeaseResult(measured(1e-2), module_run_id=good)
         assert leases.report(farm.session, "more", "session", [result], now=143.0).closed
-        ends = [run.outcome for run in leases.module_runs(farm.session, "job")]
+        ends = [run.outcome for run in module_runs.of_job(farm.session, "job")]
         assert ends == [Outcome.DEVICE_LOST, Outcome.OK]
 
 
 class TestGiveBack:
-    def test_is_pending_again_at_once_and_nobodys_fault(self, farm: Farm) -> None:
+    def test_work_is_pending_again_at_once_without_an_attempt(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2", "t3")
         farm.leased("lease", now=20.0)
         farm.report("lease", ids[:1])
@@ -81,7 +85,7 @@ class TestGiveBack:
         again = farm.leased("again", now=32.0)
         assert ([trial.id for trial in again.trials], again.attempt) == (ids[1:], 1)
 
-    def test_its_late_results_change_nothing(self, farm: Farm) -> None:
+    def test_late_results_change_nothing(self, farm: Farm) -> None:
         ids = farm.issue("t1")
         farm.leased("lease", now=20.0)
         leases.give_back(farm.session, "worker", "session", now=21.0)
@@ -90,21 +94,21 @@ class TestGiveBack:
         assert not leases.renew(farm.session, "lease", "session", now=22.0, ttl_s=60.0)
         assert farm.snapshot() == before
 
-    def test_is_of_the_session_only(self, farm: Farm) -> None:
+    def test_another_session_gives_nothing_back(self, farm: Farm) -> None:
         farm.issue("t1")
         farm.leased("lease", now=20.0)
         assert leases.give_back(farm.session, "worker", "another", now=21.0) == []
         assert leases.give_back(farm.session, "other", "session", now=21.0) == []
         assert [trial.state for trial in farm.trials()] == ["leased"]
 
-    def test_so_is_a_module_run(self, farm: Farm) -> None:
+    def test_a_module_run_is_pending_again_without_an_attempt(self, farm: Farm) -> None:
         farm.add_run()
         farm.leased("lease", now=20.0)
         leases.give_back(farm.session, "worker", "session", now=21.0)
-        [run] = leases.module_runs(farm.session, "job")
+        [run] = module_runs.of_job(farm.session, "job")
         assert (run.state, run.attempts) == ("pending", 0)
 
-    def test_a_finished_jobs_are_dropped(self, farm: Farm) -> None:
+    def test_work_of_a_finished_job_is_dropped(self, farm: Farm) -> None:
         farm.issue("t1")
         farm.leased("lease", now=20.0)
         jobs.cancel(farm.session, "job", now=21.0)
@@ -119,3 +123,36 @@ class TestGiveBack:
         assert [(trial.state, trial.attempts) for trial in farm.trials()] == [("pending", 0)]
         with pytest.raises(devices.WorkerNotFound, match="'x'"):
             leases.evict(farm.session, "x", now=21.0)
+
+
+def loss_events(farm: Farm) -> list[Event]:
+    return [event for event in events.since(farm.session, farm.job_id, 0, 100) if event.kind == DEVICE_LOST]
+
+
+def test_a_lost_device_is_named_with_what_it_held(farm: Farm) -> None:
+    first, *_ = farm.issue("a", "b", "c")
+    farm.leased("lease")
+    farm.report("lease", [first])
+    leases.expire(farm.session, now=100.0)
+    (event,) = loss_events(farm)
+    assert event.data["worker"] == "worker"
+    assert event.data["held"] == 2
+    assert jobs.get(farm.session, farm.job_id).message == event.data["message"]
+    assert "the worker worker was lost" in event.data["message"]
+
+
+def test_a_device_that_had_reported_everything_is_not_missed(farm: Farm) -> None:
+    issued = farm.issue("a", "b")
+    farm.leased("lease")
+    farm.report("lease", issued)
+    leases.expire(farm.session, now=100.0)
+    assert loss_events(farm) == []
+
+
+def test_work_that_is_given_back_is_no_loss(farm: Farm) -> None:
+    device, state = farm.device, WorkerState.READY
+    devices.register(farm.session, "worker", "session", device, state, 10.0)
+    farm.issue("a", "b")
+    farm.leased("lease")
+    leases.give_back(farm.session, "worker", "session", now=30.0)
+    assert loss_events(farm) == []

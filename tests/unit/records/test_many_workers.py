@@ -13,10 +13,11 @@ from sqlalchemy.orm import Session
 from core.measurement import Outcome
 from core.worker import Wanted, WorkerState
 from records.fleet import devices, leases
-from records.fleet.leases import TrialResult
+from records.fleet.results import LeaseResult
 from records.jobs import events, tasks, trials
 from records.storage.database import Database
-from tests.unit.records.farm import DEVICE, all_at_once, make_job, measured
+from tests.devices import DEVICE
+from tests.unit.records.farm import all_at_once, make_job, measured
 
 
 class TestManyWorkersAtOnce:
@@ -62,7 +63,7 @@ class TestManyWorkersAtOnce:
             with database.begin() as session:
                 leases.expire(session, now=1000.0, max_attempts=1000)
             with database.begin() as session:
-                devices.want(session, names[turn % 3], Wanted.WORK)
+                devices.set_wanted(session, names[turn % 3], Wanted.WORK)
             time.sleep(0.05)
 
         acts = [functools.partial(work, name) for name in names] + [meddle, meddle]
@@ -102,7 +103,7 @@ class TestManyWorkersAtOnce:
             lease = leases.take(session, f"{name}, {turn}", name, "s", DEVICE.key, 3, now=20.0, ttl_s=60.0)
         if lease is None:
             return []
-        results = [TrialResult(measured(1e-3), trial.id) for trial in lease.trials]
+        results = [LeaseResult(measured(1e-3), trial.id) for trial in lease.trials]
         with database.begin() as session:
             assert leases.report(session, lease.id, "s", results, now=30.0).closed
         return [trial.id for trial in lease.trials]
@@ -110,15 +111,15 @@ class TestManyWorkersAtOnce:
     def _take_and_report_or_not(self, database: Database, name: str, turn: int) -> None:
         """What a server does for a worker in two calls; the lease may be gone at the second."""
         with database.begin() as session:
-            devices.seen(session, name, "s", WorkerState.READY, 20.0)
+            devices.heartbeat(session, name, "s", WorkerState.READY, 20.0)
             if not devices.may_take(session, name, "s"):
                 return
             whose = (f"{name}, turn {turn}", name, "s", DEVICE.key)
             lease = leases.take(session, *whose, limit=3, now=20.0, ttl_s=60.0)
         if lease is not None:
-            results = [TrialResult(measured(1e-3), trial.id) for trial in lease.trials]
+            results = [LeaseResult(measured(1e-3), trial.id) for trial in lease.trials]
             with database.begin() as session:
-                if devices.seen(session, name, "s", WorkerState.READY, 30.0) is not None:
+                if devices.heartbeat(session, name, "s", WorkerState.READY, 30.0) is not None:
                     leases.report(session, lease.id, "s", results, now=30.0)
 
     def _task(self, session: Session) -> int:

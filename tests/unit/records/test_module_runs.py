@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from core.lease import ModuleKind
 from core.measurement import Outcome
-from records.fleet import leases
-from records.fleet.leases import ModuleKind, Reported, TrialResult
+from records.fleet import leases, module_runs
+from records.fleet.leases import Reported
+from records.fleet.module_runs import StoredModuleRun
+from records.fleet.results import LeaseResult
 from records.jobs import jobs
 from records.schedules import schedules
 from records.storage import blobs
-from tests.unit.records.farm import DEVICE, Farm, measured
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, measured
 
 KINDS: tuple[ModuleKind, ...] = ("untuned", "published", "tuned")
 
@@ -19,11 +23,11 @@ class TestModuleRuns:
     def test_round_trip(self, farm: Farm) -> None:
         run_id = farm.add_run()
         farm.leased("lease")
-        result = TrialResult(measured(1e-2), module_run_id=run_id)
+        result = LeaseResult(measured(1e-2), module_run_id=run_id)
         reported = leases.report(farm.session, "lease", "session", [result], now=30.0)
         assert reported == Reported(1, "job", closed=True)
-        [run] = leases.module_runs(farm.session, "job")
-        assert run == leases.ModuleRun(
+        [run] = module_runs.of_job(farm.session, "job")
+        assert run == StoredModuleRun(
             run_id,
             "job",
             "untuned",
@@ -43,26 +47,26 @@ class TestModuleRuns:
     def test_one_lease_ends_when_all_of_its_runs_have(self, farm: Farm) -> None:
         first, second = farm.add_run(), farm.add_run("tuned")
         farm.leased("lease")
-        results = [TrialResult(measured(1e-2), module_run_id=run_id) for run_id in (second, first)]
+        results = [LeaseResult(measured(1e-2), module_run_id=run_id) for run_id in (second, first)]
         reported = [leases.report(farm.session, "lease", "session", [one], now=30.0) for one in results]
         assert [one.closed for one in reported] == [False, True]
 
-    def test_what_was_timed_apart_is_timed_again_together(self, farm: Farm) -> None:
+    def test_runs_that_were_timed_apart_are_timed_again_together(self, farm: Farm) -> None:
         for number, kind in enumerate(KINDS):
             run_id = farm.add_run(kind)
             farm.leased(f"lease {number}")
-            result = TrialResult(measured(1e-2), module_run_id=run_id)
+            result = LeaseResult(measured(1e-2), module_run_id=run_id)
             leases.report(farm.session, f"lease {number}", "session", [result], now=30.0)
-        runs = leases.module_runs(farm.session, "job")
+        runs = module_runs.of_job(farm.session, "job")
         assert len({run.lease_id for run in runs}) == len(KINDS)
-        leases.time_again(farm.session, [run.id for run in runs[1:]])
+        module_runs.time_again(farm.session, [run.id for run in runs[1:]])
         again = farm.leased("again")
         assert [run.id for run in again.module_runs] == [run.id for run in runs[1:]]
-        states = [(run.state, run.outcome) for run in leases.module_runs(farm.session, "job")]
+        states = [(run.state, run.outcome) for run in module_runs.of_job(farm.session, "job")]
         assert states == [("done", Outcome.OK), ("leased", None), ("leased", None)]
 
     def test_the_job_and_the_artifact_come_first(self, farm: Farm) -> None:
         with pytest.raises(blobs.BlobNotFound):
-            leases.add_module_run(farm.session, "job", "tuned", "feed", now=1.0)
+            module_runs.add(farm.session, "job", "tuned", "feed", now=1.0)
         with pytest.raises(jobs.JobNotFound):
-            leases.add_module_run(farm.session, "x", "tuned", "feed", now=1.0)
+            module_runs.add(farm.session, "x", "tuned", "feed", now=1.0)

@@ -15,12 +15,13 @@ from sqlalchemy.exc import ProgrammingError
 
 from core.measurement import Measurement, Outcome
 from records.fleet import leases
-from records.fleet.leases import TrialResult
+from records.fleet.results import LeaseResult
 from records.jobs import jobs, tasks, trials
 from records.schedules import schedules
 from records.storage.database import Database, StorageError
+from tests.devices import DEVICE
 from tests.services import PASSWORD, Emptied, Postgresql, free_port
-from tests.unit.records.farm import DEVICE, Farm, make_job, measured
+from tests.unit.records.farm import Farm, make_job, measured
 from tests.unit.records.test_database import MIGRATE
 
 RAISE = "DO $$ BEGIN RAISE EXCEPTION 'first line' USING ERRCODE = '{}', DETAIL = 'Key (secret)'; END $$"
@@ -63,7 +64,7 @@ def test_no_statement_is_compiled(pg: Database) -> None:
         assert session.scalar(text("SHOW jit")) == "off"
 
 
-def test_what_is_done_is_not_read_on_the_way_to_what_waits(pg: Database) -> None:
+def test_finding_pending_trials_reads_no_done_ones(pg: Database) -> None:
     with pg.begin() as session:
         farm = make_job(session, "job")
         ids = farm.issue(*(f"t{number}" for number in range(2000)))
@@ -118,7 +119,7 @@ class TestStorageError:
             assert PASSWORD not in sentence
             assert "p4ss" not in sentence
 
-    def test_what_is_no_postgresql_is_refused(self) -> None:
+    def test_a_server_that_is_no_postgresql_is_refused(self) -> None:
         assert "sqlite and postgresql" in str(failure(lambda: Database("mysql+pymysql://host/db")))
 
     def test_a_connection_that_is_lost_is_named_and_replaced(self, pg: Database, server: Postgresql) -> None:
@@ -224,12 +225,12 @@ class TestTwoJobsOfOneWorkload:
             lapsed = [pool.submit(self._expire, database) for _ in range(8)]
             assert {job for each in lapsed for job in each.result()} == {"one", "two"}
 
-    def _lease(self, database: Database, name: str) -> leases.Lease | None:
+    def _lease(self, database: Database, name: str) -> leases.StoredLease | None:
         with database.begin() as session:
             return leases.take(session, name, name, "s", DEVICE.key, 4, now=20.0, ttl_s=60.0)
 
-    def _report(self, database: Database, lease: leases.Lease) -> leases.Reported:
-        found = [TrialResult(measured(1e-3), trial.id) for trial in lease.trials]
+    def _report(self, database: Database, lease: leases.StoredLease) -> leases.Reported:
+        found = [LeaseResult(measured(1e-3), trial.id) for trial in lease.trials]
         with database.begin() as session:
             return leases.report(session, lease.id, "s", found, now=30.0)
 
@@ -242,10 +243,10 @@ def test_a_report_stores_many_results_in_the_order_given(farm: Farm) -> None:
     ids = farm.issue(*(f"t{number}" for number in range(8)))
     farm.leased("lease", limit=8)
     found = [
-        TrialResult(Measurement(Outcome.OK, run_secs=(1e-3 * (place + 1),)), trial_id)
+        LeaseResult(Measurement(Outcome.OK, run_secs=(1e-3 * (place + 1),)), trial_id)
         for place, trial_id in enumerate(reversed(ids))
     ]
-    strange = TrialResult(measured(1e-3), 2**64 - 1)
+    strange = LeaseResult(measured(1e-3), 2**64 - 1)
     reported = leases.report(farm.session, "lease", "session", [strange, *found, *found], now=30.0)
     assert (reported.accepted, reported.closed) == (8, True)
     assert [trial.run_secs for trial in reversed(farm.trials())] == [(1e-3 * (n + 1),) for n in range(8)]

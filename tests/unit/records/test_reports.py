@@ -1,4 +1,4 @@
-"""What becomes of a worker's results."""
+"""Reports of results, and their effects."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from hypothesis import strategies as st
 from core.measurement import Measurement, Outcome
 from core.worker import WorkerState
 from records.fleet import devices, leases
-from records.fleet.leases import Reported, TrialResult
+from records.fleet.leases import Reported
+from records.fleet.results import LeaseResult
 from records.jobs import events, jobs, trials
 from records.schedules import schedules
-from tests.unit.records.farm import DEVICE, Farm, make_job, measured
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, make_job, measured
 
 
 class TestReport:
-    def test_stores_results_and_records_and_closes(self, farm: Farm) -> None:
+    def test_a_report_stores_results_and_records_and_closes_the_lease(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2")
         farm.leased("lease")
         assert farm.report("lease", ids[:1], secs=1e-3) == Reported(1, "job", closed=False)
@@ -40,21 +42,21 @@ class TestReport:
             Outcome.BUILD_ERROR,
         }
 
-    def test_appends_progress(self, farm: Farm) -> None:
+    def test_a_report_appends_a_progress_event(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2", "t3")
         farm.leased("lease", limit=2)
         farm.report("lease", ids[:2])
         last = events.since(farm.session, "job", 0, 100)[-1]
         assert (last.kind, last.data) == ("progress", {"trials_done": 2, "trials_issued": 3})
 
-    def test_so_many_results_are_worth_a_look(self, farm: Farm) -> None:
+    def test_every_32_results_of_a_lease_are_worth_planning(self, farm: Farm) -> None:
         ids = farm.issue(*(f"t{number}" for number in range(80)))
         devices.register(farm.session, "worker", "session", DEVICE, WorkerState.READY, 1.0)
         assert len(farm.leased("first").trials) == 8
-        assert not farm.report("first", ids[:8], now=20.8).many, "it is closed"
+        assert not farm.report("first", ids[:8], now=20.8).worth_planning, "it is closed"
         assert len(farm.leased("lease", limit=70, now=21.0).trials) == 70
-        looks = [farm.report("lease", [trial_id], now=22.0).many for trial_id in ids[8:78]]
-        assert [number for number, look in enumerate(looks, 1) if look] == [32, 64]
+        worth = [farm.report("lease", [trial_id], now=22.0).worth_planning for trial_id in ids[8:78]]
+        assert [number for number, one in enumerate(worth, 1) if one] == [32, 64]
 
     def test_a_duplicate_changes_nothing(self, farm: Farm) -> None:
         ids = farm.issue("t1", "t2")
@@ -82,7 +84,7 @@ class TestReport:
         ids = farm.issue("t1")
         farm.leased("lease", now=20.0)
         before = farm.snapshot()
-        results = [TrialResult(measured(1e-3), ids[0])]
+        results = [LeaseResult(measured(1e-3), ids[0])]
         assert leases.report(farm.session, lease_id, session_id, results, now) == Reported(0, None, False)
         assert farm.snapshot() == before
 
@@ -115,13 +117,13 @@ class TestReport:
         [trial_id] = farm.issue("t1")
         farm.leased("lease")
         crash = Measurement(Outcome.RUN_ERROR, error="\x00\ud800 Segmentation fault")
-        leases.report(farm.session, "lease", "session", [TrialResult(crash, trial_id)], now=30.0)
+        leases.report(farm.session, "lease", "session", [LeaseResult(crash, trial_id)], now=30.0)
         assert farm.trials()[0].error == "\ufffd? Segmentation fault"
 
     def test_a_result_is_of_one_thing(self) -> None:
         for ids in ((None, None), (1, 1)):
             with pytest.raises(ValueError, match="exactly one id"):
-                TrialResult(measured(1.0), *ids)
+                LeaseResult(measured(1.0), *ids)
 
     @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(order=st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["one", "two"])), max_size=12))

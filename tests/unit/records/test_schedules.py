@@ -11,7 +11,8 @@ from records.fleet import devices
 from records.jobs import tasks
 from records.schedules import schedules
 from records.schedules.schedules import Record
-from tests.unit.records.farm import DEVICE, put_measured
+from tests.devices import DEVICE
+from tests.unit.records.farm import put_measured
 
 OTHER = replace(DEVICE, cores=8)
 
@@ -35,7 +36,7 @@ def record(trace: str, latency_s: float | None = None, **changes: object) -> Rec
 
 
 class TestBest:
-    def test_is_the_fastest_that_went_well(self, session: Session) -> None:
+    def test_the_best_is_the_fastest_that_went_well(self, session: Session) -> None:
         fast = record("t2", 1e-3)
         put_measured(session, record("t1", 2e-3), fast, record("t3"), record("t4", 3e-3))
         assert schedules.best(session, "w1", DEVICE.key) == fast
@@ -48,11 +49,11 @@ class TestBest:
         assert schedules.best_many(session, ["w1", "w2"], OTHER.key) == {"w1": other}
         assert schedules.best_many(session, [], DEVICE.key) == {}
 
-    def test_none_without_a_success(self, session: Session) -> None:
+    def test_there_is_no_best_without_a_success(self, session: Session) -> None:
         put_measured(session, record("t"))
         assert schedules.best(session, "w1", DEVICE.key) is None
 
-    def test_is_looked_up_by_index(self, session: Session) -> None:
+    def test_the_best_is_looked_up_by_index(self, session: Session) -> None:
         if session.get_bind().dialect.name != "sqlite":
             pytest.skip("the plan is asked of SQLite")
         query = "SELECT id FROM records WHERE workload_hash = 'w' AND device_class = 'd' AND latency_s > 0"
@@ -102,7 +103,7 @@ class TestHistory:
 
 
 class TestRecordsOfWorkloads:
-    def test_of_any_outcome_and_only_what_is_new(self, session: Session) -> None:
+    def test_records_of_workloads_have_any_outcome(self, session: Session) -> None:
         old, failed, imported = (
             record("t1", 1e-3),
             record("t2", created_at=6.0),
@@ -120,7 +121,7 @@ class TestRecordsOfWorkloads:
         assert schedules.fastest(session, DEVICE.key, "w1", 2) == [fast, slow]
         assert schedules.fastest(session, DEVICE.key, "w2", 2) == []
 
-    def test_what_is_new(self, session: Session) -> None:
+    def test_new_records_are_found_and_counted(self, session: Session) -> None:
         assert schedules.newest(session, DEVICE.key) == (0, 0.0)
         assert schedules.last_until(session, DEVICE.key, 100.0) == 0
         put_measured(session, record("t1", 1e-3))
@@ -134,7 +135,7 @@ class TestRecordsOfWorkloads:
         assert schedules.count_after(session, DEVICE.key, first) == 2
         assert schedules.count_after(session, DEVICE.key, last) == 0
 
-    def test_what_is_new_is_so_whatever_the_clock_says(self, session: Session) -> None:
+    def test_new_records_are_found_even_if_the_clock_was_set_back(self, session: Session) -> None:
         put_measured(session, record("t1", 1e-3, created_at=5000.0))
         before, _ = schedules.newest(session, DEVICE.key)
         late = record("t2", 1e-3, created_at=5.0)
@@ -143,7 +144,7 @@ class TestRecordsOfWorkloads:
         assert schedules.after(session, DEVICE.key, before) == [late]
         assert schedules.history(session, DEVICE.key)[0] == late
 
-    def test_what_is_measured_again_is_new(self, session: Session) -> None:
+    def test_a_record_that_is_measured_again_is_new(self, session: Session) -> None:
         put_measured(session, record("t1", 1e-3), record("t2", 1e-3))
         before, _ = schedules.newest(session, DEVICE.key)
         again = record("t1", 2e-3, created_at=6.0)
@@ -166,7 +167,7 @@ class TestImport:
         assert schedules.add_imported(session, foreign, now=9.0) == 0
         assert schedules.best(session, "w1", DEVICE.key) == ours
 
-    def test_what_it_is_about_comes_first(self, session: Session) -> None:
+    def test_the_workload_and_the_class_must_be_stored_before(self, session: Session) -> None:
         with pytest.raises(tasks.WorkloadNotFound):
             schedules.add_imported(session, [record("t", 1e-3, workload_hash="w9")], now=9.0)
         with pytest.raises(devices.DeviceClassNotFound):

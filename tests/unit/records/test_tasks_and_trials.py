@@ -8,7 +8,8 @@ from sqlalchemy.orm import Session
 from core.measurement import Outcome
 from records.fleet import devices
 from records.jobs import jobs, tasks, trials
-from tests.unit.records.farm import DEVICE, Farm, make_job, put_measured, task_spec
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, make_job, put_measured, task_spec
 from tests.unit.records.test_schedules import record
 
 
@@ -19,7 +20,7 @@ class TestWorkloads:
         assert tasks.workload(session, "w1") == '{"nodes": []}'
         assert tasks.workloads(session, ["w1", "w2"]) == {"w1": '{"nodes": []}'}
 
-    def test_what_was_hashed_here_takes_the_place_of_what_was_named_so(self, session: Session) -> None:
+    def test_a_workload_hashed_here_replaces_one_that_a_client_named_so(self, session: Session) -> None:
         tasks.put_workload(session, "w1", "[1]")
         tasks.put_workload(session, "w1", "{}", hashed_here=True)
         tasks.put_workload(session, "w1", "[2]")

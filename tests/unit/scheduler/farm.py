@@ -12,14 +12,19 @@ import numpy as np
 import pytest
 from tvm import te, topi
 
-from compiler.importing.model import ExtractedTask, TensorSpec
-from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, reference_of, unpack
-from compiler.sandbox.models import Imported
+from compiler.importing.model import ExtractedTask
+from compiler.importing.spec import TensorSpec
+from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, unpack, unpack_reference
+from compiler.sandbox import models as sandbox
+from compiler.sandbox.models import ImportedModel
 from compiler.workload import to_json, workload_hash
+from core.job import Budget
 from core.measurement import Measurement, Outcome
-from core.worker import WorkerState
-from records.fleet import devices, leases
-from records.fleet.leases import Lease, ModuleRun, TrialResult
+from core.worker import Vitals, WorkerState
+from records.fleet import devices, leases, module_runs
+from records.fleet.leases import StoredLease
+from records.fleet.module_runs import StoredModuleRun
+from records.fleet.results import LeaseResult
 from records.jobs import jobs, models, tasks, trials
 from records.jobs.jobs import Job, JobRequest
 from records.jobs.trials import Trial
@@ -28,8 +33,11 @@ from records.schedules.schedules import Record
 from records.storage import blobs
 from records.storage.database import Database
 from scheduler.context import Context
-from scheduler.settings import Settings
-from scheduler.steps.drive import drive, sweep
+from scheduler.planning import batch
+from scheduler.settings import SchedulerSettings
+from scheduler.steps import artifacts
+from scheduler.steps.drive import drive
+from scheduler.upkeep.sweep import Sweeper
 from search.cost.model import CostModel
 from search.policy import Proposal, SearchTask
 from search.programs.annotate import sample
@@ -37,7 +45,9 @@ from search.programs.program import Program
 from tests import workloads
 from tests.devices import DEVICE
 
-SETTINGS = Settings(broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0)
+SETTINGS = SchedulerSettings(
+    broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0
+)
 UNTUNED, TUNED, HARMED = b"untuned library", b"tuned library", b"tuned library that fails"
 
 
@@ -73,21 +83,18 @@ class FakeCompiler:
     schedules: list[Mapping[str, str]] = field(default_factory=list)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name, fake in {
-            "models.import_model": self._import,
-            "models.compile_untuned": lambda *asked: (self._import(*asked), UNTUNED),
-            "models.compile_tuned": self._compile_tuned,
-            "artifacts.try_traces": self._try_traces,
-            "batch.propose": propose_at_random,
-        }.items():
-            monkeypatch.setattr(f"scheduler.{name}", fake)
+        monkeypatch.setattr(sandbox, "import_model", self._import)
+        monkeypatch.setattr(sandbox, "compile_untuned", lambda *asked: (self._import(*asked), UNTUNED))
+        monkeypatch.setattr(sandbox, "compile_tuned", self._compile_tuned)
+        monkeypatch.setattr(artifacts, "check_traces", self._check_traces)
+        monkeypatch.setattr(batch, "propose", propose_at_random)
 
-    def _import(self, data: bytes, shapes: Mapping[str, tuple[int, ...]], target: str) -> Imported:
+    def _import(self, data: bytes, shapes: Mapping[str, tuple[int, ...]], target: str) -> ImportedModel:
         self.imported += 1
         if self.import_error is not None:
             raise self.import_error
         spec = (TensorSpec("data", (1, 3), "float32"),)
-        return Imported(spec, spec, tuple(self.tasks))
+        return ImportedModel(spec, spec, tuple(self.tasks))
 
     def _compile_tuned(self, data: bytes, shapes: object, target: str, schedules: Mapping[str, str]) -> bytes:
         if self.build_error is not None:
@@ -97,7 +104,7 @@ class FakeCompiler:
         self.schedules.append(schedules)
         return HARMED if any(map(self.harmful, schedules.values())) else self.tuned
 
-    def _try_traces(self, pairs: Sequence[tuple[str, str]], target: str) -> list[str]:
+    def _check_traces(self, pairs: Sequence[tuple[str, str]], target: str) -> list[str]:
         return ["it crashed the compiler (SIGSEGV)" if self.uncompilable(trace) else "" for _, trace in pairs]
 
 
@@ -110,7 +117,7 @@ def propose_at_random(
     exclude: Collection[Program] = (),
     seeds: Sequence[Program] = (),
 ) -> list[Proposal]:
-    """What search.policy.propose promises, without the evolution."""
+    """Propose as search.policy.propose does, without the evolution."""
     known = {program for program, _ in measured} | set(exclude)
     found: list[Proposal] = []
     for sketch in task.sketches:
@@ -126,7 +133,7 @@ class Farm:
 
     database: Database
     now: float = 1000.0
-    settings: Settings = SETTINGS
+    settings: SchedulerSettings = SETTINGS
     wakes: deque[tuple[str, str]] = field(default_factory=deque)
     latency_s: Mapping[bytes, float] = field(default_factory=lambda: {UNTUNED: 0.5, TUNED: 0.01})
     broken: frozenset[bytes] = frozenset({HARMED})
@@ -139,24 +146,27 @@ class Farm:
         self.restart()
 
     def restart(self, database: Database | None = None, **settings: Any) -> None:
-        """A new scheduler process: nothing in its caches, no wake-up left."""
+        """Start a new scheduler process, without caches and without wake-ups."""
         self.wakes.clear()
         self.settings = self.settings.model_copy(update=settings)
         wake = lambda step, job_id: self.wakes.append((step, job_id))  # noqa: E731
         self.context = Context(self.settings, database or self.database, lambda: self.now, "here", wake)
+        self._sweeper = Sweeper(self.context)
 
-    def submit(self, job_id: str = "job", **changes: Any) -> str:
+    def submit(
+        self, job_id: str = "job", trials: int = 8, minutes: float | None = None, **changes: Any
+    ) -> str:
         with self.database.begin() as session:
             sha = blobs.put(session, b"a model")
             models.add(session, sha, "net", self.now)
-            plain = JobRequest(sha, "net", {}, "native", trials=8, minutes=None, seed=7)
+            plain = JobRequest(sha, "net", {}, "native", Budget(trials, minutes), seed=7)
             jobs.create(session, job_id, replace(plain, **changes), None, self.now)
         return job_id
 
     def plug_in(self, state: WorkerState = WorkerState.READY, trouble: str = "") -> None:
-        """The worker calls; before it is ready for the first time, its device isn't known."""
+        """Have the worker call; before it is ready for the first time, its device isn't known."""
         device = None if state is WorkerState.PROBING else DEVICE
-        vitals = devices.Vitals(trouble=trouble)
+        vitals = Vitals(trouble=trouble)
         with self.database.begin() as session:
             devices.register(session, "worker", "session", device, state, self.now, vitals)
 
@@ -167,7 +177,7 @@ class Farm:
         self.now += 5
 
     def sweep(self) -> None:
-        sweep(self.context)
+        self._sweeper.sweep()
         self.drain()
 
     def drain(self) -> None:
@@ -184,36 +194,36 @@ class Farm:
         assert job.state.finished, f"{job.state}: {job.message}"
         return job
 
-    def work(self, limit: int = 64) -> Lease | None:
-        """The device leases once and reports at once."""
+    def work(self, limit: int = 64) -> StoredLease | None:
+        """Have the device take a lease and report it at once."""
         lease = self.lease(limit)
         if lease is not None:
             self.report(lease)
         return lease
 
-    def lease(self, limit: int = 64) -> Lease | None:
+    def lease(self, limit: int = 64) -> StoredLease | None:
         self.leased += 1
         with self.database.begin() as session:
             name = f"lease {self.leased}"
             args = (session, name, "worker", "session", DEVICE.key, limit)
-            devices.seen(session, "worker", "session", WorkerState.READY, self.now)
+            devices.heartbeat(session, "worker", "session", WorkerState.READY, self.now)
             return leases.take(*args, now=self.now, ttl_s=60.0)
 
-    def report(self, lease: Lease) -> None:
-        results = [TrialResult(measure(trial), trial_id=trial.id) for trial in lease.trials]
-        results += [TrialResult(self._time(run), module_run_id=run.id) for run in lease.module_runs]
+    def report(self, lease: StoredLease) -> None:
+        results = [LeaseResult(measure(trial), trial_id=trial.id) for trial in lease.trials]
+        results += [LeaseResult(self._time(run), module_run_id=run.id) for run in lease.module_runs]
         with self.database.begin() as session:
             leases.report(session, lease.id, "session", results, self.now)
         self.measured += [trial.id for trial in lease.trials]
         for step in ("plan", "publish"):
             self.wakes.append((step, lease.job_id))
 
-    def _time(self, run: ModuleRun) -> Measurement:
+    def _time(self, run: StoredModuleRun) -> Measurement:
         artifact = self.blob(run.artifact_sha)
         library, _ = unpack(artifact)
-        if self.uncomparable and reference_of(artifact) is not None:
+        if self.uncomparable and unpack_reference(artifact) is not None:
             return Measurement(Outcome.RUN_ERROR, error=f"{REFERENCE_FAILED}std::bad_alloc")
-        if reference_of(artifact) in self.broken:
+        if unpack_reference(artifact) in self.broken:
             return Measurement(Outcome.RUN_TIMEOUT, error="the run took longer than 120 s")
         if library in self.broken:
             return Measurement(Outcome.WRONG_RESULT, error="first line\nthe outputs differ")
@@ -240,9 +250,9 @@ class Farm:
             listed = tasks.for_job(session, job_id)
             return [trial for task in listed for trial in trials.for_task(session, task.id)]
 
-    def runs(self, job_id: str = "job") -> list[ModuleRun]:
+    def runs(self, job_id: str = "job") -> list[StoredModuleRun]:
         with self.database.begin() as session:
-            return leases.module_runs(session, job_id)
+            return module_runs.of_job(session, job_id)
 
     def records(self) -> list[Record]:
         with self.database.begin() as session:
@@ -250,7 +260,7 @@ class Farm:
 
 
 def measure(trial: Trial) -> Measurement:
-    """The same trace always takes the same time; one in five does not build."""
+    """Measure a trial: the same trace always takes the same time, and one in five does not build."""
     digest = zlib.crc32(trial.trace.encode())
     if digest % 5 == 0:
         return Measurement(Outcome.BUILD_ERROR, error="no such intrinsic")

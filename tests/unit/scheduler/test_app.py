@@ -1,4 +1,4 @@
-"""Waking the scheduler from another process."""
+"""Other processes wake the scheduler, whether the broker is there or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which schedules go into a model, and whose are tried apart before."""
+"""Schedules that can't be compiled are left out of a model; risky ones are tried in a child process."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from compiler.packaging.artifact import TaskEntry
 from core.measurement import Outcome
 from records.schedules.schedules import Record
 from scheduler.steps import artifacts
-from scheduler.steps.artifacts import MAX_IMPORTED, choose, culprits, replaced
-from scheduler.steps.fallbacks import History, Plan, schedule_of
+from scheduler.steps.artifacts import MAX_IMPORTED, describe_replaced, find_uncompilable, select_applicable
+from scheduler.steps.selection import AssemblyHistory, Selection, schedule_id
 from tests.unit.compiler.test_artifact import MANIFEST
 from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL
 
@@ -37,8 +37,8 @@ def record(task: ExtractedTask, latency_s: float, source: str = "trial", trace: 
 
 
 @dataclass
-class Apart:
-    """Notes what is tried apart, and finds fault with what it is told to."""
+class FakeChild:
+    """Plays the child process: notes the traces that it is given, and refuses the `faulty` ones."""
 
     faulty: frozenset[str] = frozenset()
     tried: list[list[str]] = field(default_factory=list)
@@ -51,27 +51,27 @@ class Apart:
 
 
 @pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> Apart:
-    found = Apart()
-    monkeypatch.setattr(artifacts, "try_traces", found)
+def child(monkeypatch: pytest.MonkeyPatch) -> FakeChild:
+    found = FakeChild()
+    monkeypatch.setattr(artifacts, "check_traces", found)
     return found
 
 
-def chosen(*records: Record, history: History | None = None) -> Mapping[str, Record]:
-    plan = choose([MATMUL, CONV], records, DEVICE.target, history or History())
-    assert plan is not None
-    return plan.chosen
+def chosen(*records: Record, history: AssemblyHistory | None = None) -> Mapping[str, Record]:
+    selected = select_applicable([MATMUL, CONV], records, DEVICE.target, history or AssemblyHistory())
+    assert selected is not None
+    return selected.chosen
 
 
-def test_the_first_of_each_task_is_chosen(apart: Apart) -> None:
+def test_the_fastest_schedule_of_each_task_is_selected(child: FakeChild) -> None:
     fast, slow, other = record(MATMUL, 1e-3), record(MATMUL, 2e-3), record(CONV, 1e-3)
     strange = replace(fast, workload_hash="of another model")
     assert chosen(fast, slow, other, strange) == {MATMUL.workload_hash: fast, CONV.workload_hash: other}
-    assert apart.tried == [], "our own are known"
+    assert child.tried == [], "our own need no child"
 
 
-def test_one_that_does_not_apply_gives_way_to_the_next(
-    apart: Apart, caplog: pytest.LogCaptureFixture
+def test_a_schedule_that_does_not_apply_gives_way_to_the_next(
+    child: FakeChild, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad, good = record(MATMUL, 1e-3, trace="no trace"), record(MATMUL, 2e-3)
     assert chosen(bad, good) == {MATMUL.workload_hash: good}
@@ -79,54 +79,60 @@ def test_one_that_does_not_apply_gives_way_to_the_next(
     assert f"a schedule of {MATMUL.workload_hash} (trial) is left out" in caplog.text
 
 
-def test_imported_ones_are_tried_apart_first(apart: Apart) -> None:
+def test_imported_schedules_are_first_tried_in_a_child_process(child: FakeChild) -> None:
     same = [record(task, 1e-3, "import", f"{UNSCHEDULED} ") for task in (MATMUL, CONV)]
     own = record(MATMUL, 2e-3)
     assert chosen(*same, own) == {each.workload_hash: each for each in same}
-    assert apart.tried == [[each.trace for each in same]], "all in one child"
+    assert child.tried == [[each.trace for each in same]], "all in one child"
 
 
-def test_an_imported_one_that_does_harm_is_left_out(apart: Apart, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_imported_schedule_that_crashes_the_child_is_left_out(
+    child: FakeChild, caplog: pytest.LogCaptureFixture
+) -> None:
     harmful = record(MATMUL, 1e-3, "import", f"{UNSCHEDULED} ")
-    apart.faulty = frozenset({harmful.trace})
+    child.faulty = frozenset({harmful.trace})
     own = record(MATMUL, 2e-3)
     assert chosen(harmful, own) == {MATMUL.workload_hash: own}
     assert "(import) is left out: it crashed the compiler" in caplog.text
 
 
-def test_of_many_imported_ones_only_a_few_are_tried(apart: Apart) -> None:
+def test_of_many_imported_schedules_only_a_few_are_tried(child: FakeChild) -> None:
     many = [record(MATMUL, 1e-3, "import", f"{number}") for number in range(MAX_IMPORTED + 3)]
-    apart.faulty = frozenset(each.trace for each in many)
+    child.faulty = frozenset(each.trace for each in many)
     own = record(MATMUL, 2e-3)
     assert chosen(*many, own) == {MATMUL.workload_hash: own}
-    assert apart.tried == [[each.trace] for each in many[:MAX_IMPORTED]]
+    assert child.tried == [[each.trace] for each in many[:MAX_IMPORTED]]
 
 
-def test_after_one_that_did_not_compile_the_next_of_its_subgraph_are_tried_apart(apart: Apart) -> None:
+def test_after_a_schedule_that_did_not_compile_the_next_are_tried_in_a_child_process(
+    child: FakeChild,
+) -> None:
     first, second, third = (record(MATMUL, 1e-3 * at, trace=UNSCHEDULED + " " * at) for at in (1, 2, 3))
-    apart.faulty = frozenset({second.trace})
-    history = History(refused={schedule_of(first): "LLVM ERROR"})
+    child.faulty = frozenset({second.trace})
+    history = AssemblyHistory(refused={schedule_id(first): "LLVM ERROR"})
     assert chosen(first, second, third, record(CONV, 1e-3), history=history)[MATMUL.workload_hash] == third
-    assert apart.tried == [[second.trace], [third.trace]]
+    assert child.tried == [[second.trace], [third.trace]]
 
 
-def test_culprits_are_those_that_do_not_compile_alone(apart: Apart) -> None:
+def test_uncompilable_schedules_are_found_one_by_one(child: FakeChild) -> None:
     good, bad = record(MATMUL, 1e-3), record(CONV, 1e-3, trace=f"{UNSCHEDULED} ")
-    apart.faulty = frozenset({bad.trace})
-    plan = Plan({each.workload_hash: each for each in (good, bad)}, {})
-    assert culprits([MATMUL, CONV], plan, DEVICE.target) == {schedule_of(bad): "it crashed the compiler"}
+    child.faulty = frozenset({bad.trace})
+    selected = Selection({each.workload_hash: each for each in (good, bad)}, {})
+    assert find_uncompilable([MATMUL, CONV], selected, DEVICE.target) == {
+        schedule_id(bad): "it crashed the compiler"
+    }
 
 
-def test_what_runs_another_schedule_is_named_with_its_reason() -> None:
+def test_subgraphs_without_their_best_schedule_are_named_with_the_reason() -> None:
     names = [TaskEntry(str(at), f"conv{at}", 1, reason=f"reason {at}") for at in range(5)]
-    assert replaced(replace(MANIFEST, tasks=(TaskEntry("9", "dense", 1), names[1]))) == (
+    assert describe_replaced(replace(MANIFEST, tasks=(TaskEntry("9", "dense", 1), names[1]))) == (
         "1 of 2 subgraphs runs the fallback schedule: conv1: reason 1"
     )
     slower = replace(names[0], trace="[[],[]]")
-    assert replaced(replace(MANIFEST, tasks=(slower, names[1]))) == (
+    assert describe_replaced(replace(MANIFEST, tasks=(slower, names[1]))) == (
         "2 of 2 subgraphs run the fallback schedule or a slower schedule: conv0: reason 0; conv1: reason 1"
     )
-    assert replaced(replace(MANIFEST, tasks=tuple(names))).endswith(
+    assert describe_replaced(replace(MANIFEST, tasks=tuple(names))).endswith(
         "conv2: reason 2; and 2 more, see the manifest"
     )
-    assert replaced(MANIFEST) == ""
+    assert describe_replaced(MANIFEST) == ""

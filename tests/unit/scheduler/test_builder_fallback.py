@@ -1,4 +1,4 @@
-"""Sweeps see builders that build nothing, whatever else they do."""
+"""Devices build for themselves when builders build nothing, whatever else these do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sqlalchemy import update
 from core.job import Build, JobState
 from core.worker import WorkerState
 from records.fleet import devices, leases
-from records.fleet.builders import Builder
+from records.fleet.building import Builder
 from records.storage.tables import WorkerRow
 from scheduler.upkeep.builder_fallback import PATIENCE_S
 from tests.devices import DEVICE
@@ -20,18 +20,18 @@ LARGE = Builder(("x86_64",), "x86_64", 64, DEVICE.toolchain)
 Act = Callable[[Farm, int], None]
 
 
-def pose(farm: Farm, name: str = "builder", session_id: str = "s") -> None:
+def report_ready(farm: Farm, name: str = "builder", session_id: str = "s") -> None:
     with farm.database.begin() as session:
         devices.register(session, name, session_id, None, WorkerState.READY, farm.now, builder=LARGE)
 
 
 def only_call(farm: Farm, turn: int) -> None:
-    pose(farm)
+    report_ready(farm)
 
 
 def hold(farm: Farm, turn: int) -> None:
-    """Renews what it has taken once."""
-    pose(farm)
+    """Take a lease once, and renew it."""
+    report_ready(farm)
     with farm.database.begin() as session:
         if leases.current(session, "builder", "s", farm.now) is None:
             leases.take(session, f"held {turn}", "builder", "s", None, 8, farm.now, 30.0)
@@ -41,8 +41,8 @@ def hold(farm: Farm, turn: int) -> None:
 
 
 def come_and_go(farm: Farm, turn: int) -> None:
-    """Takes everything and gives it back, under another name each time."""
-    pose(farm, f"builder {turn}")
+    """Take everything and give it back, under another name each time."""
+    report_ready(farm, f"builder {turn}")
     with farm.database.begin() as session:
         leases.take(session, f"held {turn}", f"builder {turn}", "s", None, 8, farm.now, 30.0)
         if turn:
@@ -50,9 +50,7 @@ def come_and_go(farm: Farm, turn: int) -> None:
 
 
 @pytest.mark.parametrize("act", [only_call, hold, come_and_go])
-def test_who_only_poses_as_a_builder_holds_a_job_up_for_minutes_and_not_for_ever(
-    farm: Farm, act: Act
-) -> None:
+def test_builders_that_build_nothing_delay_a_job_by_minutes_only(farm: Farm, act: Act) -> None:
     farm.plug_in()
     farm.submit()
     began = farm.now
@@ -72,7 +70,7 @@ def test_builders_that_build_are_left_alone(farm: Farm) -> None:
     farm.plug_in()
     farm.submit()
     for turn in range(80):
-        pose(farm)
+        report_ready(farm)
         if turn % 20 == 19:
             with farm.database.begin() as session:
                 session.execute(update(WorkerRow).values(trials_done=WorkerRow.trials_done + 1))
@@ -84,11 +82,11 @@ def test_builders_that_build_are_left_alone(farm: Farm) -> None:
 def test_a_clock_that_is_set_back_begins_anew(farm: Farm) -> None:
     farm.plug_in()
     farm.submit()
-    pose(farm)
+    report_ready(farm)
     farm.sweep()
     farm.now -= 3600
     for _ in range(int(PATIENCE_S // 5) - 1):
-        pose(farm)
+        report_ready(farm)
         farm.sweep()
         farm.now += 5
     assert farm.job().request.build is Build.AUTO

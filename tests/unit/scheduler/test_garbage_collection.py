@@ -31,7 +31,7 @@ def test_the_files_of_a_job_go_when_it_was_deleted(farm: Farm) -> None:
     with farm.database.begin() as session:
         deletion.delete_job(session, job.id, farm.now)
     farm.sweep()
-    assert stored(farm, job.artifact_sha), "it was tidied a moment ago"
+    assert stored(farm, job.artifact_sha), "garbage was collected a moment ago"
     farm.now += INTERVAL_S
     farm.sweep()
     assert not stored(farm, job.artifact_sha)
@@ -51,7 +51,7 @@ def test_many_files_go_at_once(farm: Farm) -> None:
         assert deletion.drop_blobs(session, 1) == 0
 
 
-def test_a_clock_that_is_set_back_does_not_end_it(farm: Farm) -> None:
+def test_a_clock_that_is_set_back_does_not_end_the_collection(farm: Farm) -> None:
     farm.sweep()
     leave(farm, b"a file")
     farm.now -= 3600.0

@@ -6,13 +6,13 @@ import socket
 import subprocess
 import sys
 
-from scheduler.identity import identity
+from scheduler.identity import unique_name
 
 HOST = socket.gethostname()
 HOLD = """
 import sys
-from scheduler.identity import identity
-with identity(sys.argv[1]) as name:
+from scheduler.identity import unique_name
+with unique_name(sys.argv[1]) as name:
     print(name, flush=True)
     sys.stdin.read()
 """
@@ -26,23 +26,23 @@ def start(database: str) -> tuple[subprocess.Popen[str], str]:
     return process, process.stdout.readline().strip()
 
 
-def test_those_that_run_side_by_side_have_names_of_their_own() -> None:
-    with identity("db") as first, identity("db") as second, identity("db") as third:
+def test_schedulers_side_by_side_have_names_of_their_own() -> None:
+    with unique_name("db") as first, unique_name("db") as second, unique_name("db") as third:
         assert [first, second, third] == [f"{HOST}-1", f"{HOST}-2", f"{HOST}-3"]
 
 
 def test_a_name_is_free_again_at_the_end() -> None:
     for _ in range(2):
-        with identity("db") as name:
+        with unique_name("db") as name:
             assert name == f"{HOST}-1"
 
 
 def test_another_database_has_other_schedulers() -> None:
-    with identity("db"), identity("other") as name:
+    with unique_name("db"), unique_name("other") as name:
         assert name == f"{HOST}-1"
 
 
-def test_the_successor_of_a_killed_one_has_its_name() -> None:
+def test_the_successor_of_a_killed_scheduler_has_its_name() -> None:
     victim, name = start("killed")
     other, other_name = start("killed")
     victim.kill()

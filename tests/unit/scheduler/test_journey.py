@@ -1,13 +1,16 @@
-"""A job from the queue to its artifact, and what can be in its way."""
+"""A job goes from the queue to its artifact, through all that can go wrong."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from compiler.importing.model import ExtractedTask, ModelError
-from compiler.packaging.artifact import ArtifactError, reference_of
+from compiler.importing.model import ExtractedTask
+from compiler.importing.spec import ModelError
+from compiler.packaging.artifact import ArtifactError, unpack_reference
 from core.job import JobState
 from core.measurement import Measurement, Outcome
 from core.worker import Wanted, WorkerState
@@ -163,14 +166,14 @@ def test_a_device_that_people_hold_back_is_named(farm: Farm) -> None:
     farm.plug_in()
     farm.submit(target=DEVICE.key)
     with farm.database.begin() as session:
-        devices.want(session, "worker", Wanted.DRAIN)
+        devices.set_wanted(session, "worker", Wanted.DRAIN)
     farm.sweep()
     farm.context.wake("plan", "job")
     farm.drain()
     said = f"waiting for a device of class {DEVICE.key}: `tunefarm workers resume worker`"
     assert farm.job().message == said
     with farm.database.begin() as session:
-        devices.want(session, "worker", Wanted.WORK)
+        devices.set_wanted(session, "worker", Wanted.WORK)
     farm.tick()
     assert "waiting" not in farm.job().message
 
@@ -254,7 +257,7 @@ def test_a_tuned_model_that_fails_gives_way_to_the_untuned_one(farm: Farm) -> No
     assert job.tuned_secs is None
 
 
-def test_an_untuned_model_that_fails_is_no_obstacle(farm: Farm) -> None:
+def test_a_tuned_model_is_published_though_the_untuned_one_fails(farm: Farm) -> None:
     farm.broken = frozenset({UNTUNED})
     farm.submit()
     farm.plug_in()
@@ -268,7 +271,7 @@ def test_an_untuned_model_that_fails_is_no_obstacle(farm: Farm) -> None:
     assert not any(entry.reason for entry in farm.published()[1].tasks), "no schedule is to blame"
 
 
-def test_the_search_waits_for_no_timing(farm: Farm) -> None:
+def test_trials_are_leased_before_any_model_is_timed(farm: Farm) -> None:
     farm.submit()
     farm.plug_in()
     farm.sweep()
@@ -352,14 +355,14 @@ def test_after_a_lost_device_each_is_timed_alone(farm: Farm) -> None:
     assert len({run.lease_id for run in farm.runs()}) == 2
 
 
-def test_the_tuned_model_comes_with_what_its_outputs_must_be(farm: Farm) -> None:
+def test_the_tuned_model_is_timed_with_the_untuned_one_as_reference(farm: Farm) -> None:
     farm.submit()
     farm.plug_in()
     job = farm.finish()
     [tuned] = [run for run in farm.runs() if run.kind == "tuned"]
-    assert reference_of(farm.blob(tuned.artifact_sha)) == UNTUNED
+    assert unpack_reference(farm.blob(tuned.artifact_sha)) == UNTUNED
     assert farm.published()[0] == TUNED
-    assert reference_of(farm.blob(job.artifact_sha)) is None
+    assert unpack_reference(farm.blob(job.artifact_sha)) is None
 
 
 def test_a_model_that_runs_neither_way_fails(farm: Farm) -> None:
@@ -549,3 +552,46 @@ def test_the_sweep_takes_expired_leases_back(farm: Farm) -> None:
     with farm.database.begin() as session:
         assert leases.current(session, "worker", "session", farm.now) is None
         assert trials.counts(session, "job").pending == 4
+
+
+VARIANT = replace(CONV, weight=MATMUL.weight, variant="winograd_2", variant_of=MATMUL.workload_hash)
+
+
+def test_the_faster_of_a_subgraph_and_its_variant_is_compiled_in(farm: Farm, compiler: FakeCompiler) -> None:
+    compiler.tasks = (MATMUL, VARIANT)
+    farm.submit(trials=12)
+    farm.plug_in()
+    farm.finish()
+    with farm.database.begin() as session:
+        told = [event.data for event in events.since(session, "job", 0, 1000) if event.kind == "state"]
+    assert told[2]["message"] == "searching 1 of 1 subgraphs, and 1 variant"
+    best = {task.workload_hash: task.best_s for task in farm.tasks()}
+    [chosen] = compiler.schedules
+    assert chosen.keys() == {min(best, key=lambda name: best[name] or math.inf)}
+    [entry] = farm.published()[1].tasks
+    assert entry.workload in chosen
+    assert (entry.variant, entry.weight) == ("winograd_2" * (entry.workload != MATMUL.workload_hash), 3)
+
+
+def test_a_variant_that_does_not_compile_gives_way_to_the_subgraph_itself(
+    farm: Farm, compiler: FakeCompiler
+) -> None:
+    compiler.tasks = (MATMUL, VARIANT)
+    farm.submit("first", trials=12)
+    farm.plug_in()
+    farm.finish("first")
+    traces = {record.trace for record in farm.records() if record.workload_hash == VARIANT.workload_hash}
+    compiler.uncompilable = lambda trace: trace in traces
+    farm.submit("second", trials=1)
+    farm.finish("second")
+    assert compiler.schedules[-1].keys() == {MATMUL.workload_hash}
+
+
+def test_an_exact_job_has_no_variants(farm: Farm, compiler: FakeCompiler) -> None:
+    compiler.tasks = (MATMUL, VARIANT)
+    farm.submit(trials=4, exact=True)
+    farm.plug_in()
+    farm.finish()
+    assert [task.workload_hash for task in farm.tasks()] == [MATMUL.workload_hash]
+    assert farm.job().request.exact
+    assert [entry.variant for entry in farm.published()[1].tasks] == [""]

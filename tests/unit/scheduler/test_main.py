@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from core.exit_code import ExitCode
 from core.job import JobState
 from scheduler.app import make_app, send
 from tests.unit.scheduler.farm import Farm
@@ -28,7 +29,9 @@ def start(**environment: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_it_sweeps_takes_wake_ups_and_ends_cleanly(farm: Farm, database_file: Path, tmp_path: Path) -> None:
+def test_the_process_sweeps_takes_wake_ups_and_ends_cleanly(
+    farm: Farm, database_file: Path, tmp_path: Path
+) -> None:
     broker = str(tmp_path / "broker")
     alive = tmp_path / "alive"
     farm.submit("swept")
@@ -72,10 +75,11 @@ def wait_for_message(farm: Farm, job_id: str, message: str, patience_s: float = 
 def test_wrong_settings_are_refused_in_one_line(tmp_path: Path) -> None:
     process = start(TUNEFARM_BROKER=str(tmp_path), TUNEFARM_BATCH_SIZE="0")
     printed, errors = process.communicate(timeout=30)
-    assert (process.returncode, printed) == (2, "")
+    assert (process.returncode, printed) == (ExitCode.USAGE, "")
     assert errors == (
-        "scheduler: wrong settings: TUNEFARM_DATABASE_URL: Field required; "
-        "TUNEFARM_BATCH_SIZE: Input should be greater than or equal to 1\n"
+        "tunefarm scheduler: the setting database_url is missing: give it by TUNEFARM_DATABASE_URL; "
+        "the setting batch_size is wrong: Input should be greater than or equal to 1, not '0' "
+        "(it comes from TUNEFARM_BATCH_SIZE)\n"
     )
 
 
@@ -83,6 +87,6 @@ def test_a_database_that_cannot_be_opened_is_refused_in_one_line(tmp_path: Path)
     url = f"sqlite:///{tmp_path}/missing/tunefarm.db"
     process = start(TUNEFARM_BROKER=str(tmp_path), TUNEFARM_DATABASE_URL=url)
     _, errors = process.communicate(timeout=30)
-    assert process.returncode == 1
-    assert errors.startswith("scheduler: the database")
+    assert process.returncode == ExitCode.LOCAL
+    assert errors.startswith("tunefarm scheduler: the database")
     assert errors.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Records are read once, and what is new is seen all the same."""
+"""Records are read once, and no new one is missed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from records.schedules import schedules
 from records.schedules.schedules import Record
 from records.storage.database import Database
 from records.storage.tables import RecordRow
-from scheduler.learning import record_cache
-from scheduler.learning.record_cache import OVERLAP_S, STALE_S, RecordCache
+from scheduler.planning.record_cache import OVERLAP_S, STALE_S, RecordCache
 from tests.devices import DEVICE
 from tests.services import Emptied
 from tests.unit.records.farm import put_measured
@@ -32,7 +31,7 @@ def record(workload: str, trace: str, at: float, latency_s: float = 1e-3) -> Rec
 
 
 @pytest.fixture(autouse=True)
-def known(farm: Farm) -> None:
+def prepared(farm: Farm) -> None:
     prepare(farm)
 
 
@@ -48,14 +47,14 @@ def put(farm: Farm, *records: Record) -> None:
         put_measured(session, *records)
 
 
-def read(farm: Farm, kept: RecordCache, *names: str) -> dict[str, set[tuple[str, float | None]]]:
+def read(farm: Farm, record_cache: RecordCache, *names: str) -> dict[str, set[tuple[str, float | None]]]:
     with farm.database.begin() as session:
-        found = kept.records(session, DEVICE.key, names)
+        found = record_cache.records(session, DEVICE.key, names)
     return {name: {(r.trace, r.latency_s) for r in records} for name, records in found.items()}
 
 
 class Clock:
-    """Seconds that only go forward, when told to."""
+    """A clock that the test moves forward."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -70,13 +69,13 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def kept(clock: Clock) -> RecordCache:
+def record_cache(clock: Clock) -> RecordCache:
     return RecordCache(clock)
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
-    """Which query gave which traces."""
+    """The queries that were made, with the traces that they returned."""
     noted: list[tuple[str, list[str]]] = []
 
     def noting(name: str) -> Any:
@@ -90,65 +89,67 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
         return ask
 
     for name in ("of_workloads", "after"):
-        monkeypatch.setattr(record_cache.schedules, name, noting(name))
+        monkeypatch.setattr(schedules, name, noting(name))
     return noted
 
 
-def settle(farm: Farm, kept: RecordCache, clock: Clock, *names: str) -> None:
-    """Read until only what is new has to be read again."""
+def settle(farm: Farm, record_cache: RecordCache, clock: Clock, *names: str) -> None:
+    """Read until only new records have to be read."""
     for _ in range(3):
-        read(farm, kept, *names)
+        read(farm, record_cache, *names)
         clock.now += OVERLAP_S
 
 
 def test_what_is_new_is_added_and_what_changed_replaced(
-    farm: Farm, kept: RecordCache, clock: Clock, asked: list[tuple[str, list[str]]]
+    farm: Farm, record_cache: RecordCache, clock: Clock, asked: list[tuple[str, list[str]]]
 ) -> None:
-    assert read(farm, kept, "w1") == {"w1": set()}
+    assert read(farm, record_cache, "w1") == {"w1": set()}
     put(farm, record("w1", "a", START), record("w2", "a", START))
-    assert read(farm, kept, "w1") == {"w1": {("a", 1e-3)}}
-    settle(farm, kept, clock, "w1")
+    assert read(farm, record_cache, "w1") == {"w1": {("a", 1e-3)}}
+    settle(farm, record_cache, clock, "w1")
     put(farm, record("w1", "b", START + 500), record("w1", "a", START + 500, 2e-3))
     asked.clear()
-    assert read(farm, kept, "w1") == {"w1": {("a", 2e-3), ("b", 1e-3)}}
+    assert read(farm, record_cache, "w1") == {"w1": {("a", 2e-3), ("b", 1e-3)}}
     assert asked == [("after", ["b", "a"])]
-    assert read(farm, kept, "w1", "w2") == {"w1": {("a", 2e-3), ("b", 1e-3)}, "w2": {("a", 1e-3)}}
+    assert read(farm, record_cache, "w1", "w2") == {"w1": {("a", 2e-3), ("b", 1e-3)}, "w2": {("a", 1e-3)}}
 
 
-def test_a_clock_that_was_set_back_hides_nothing(farm: Farm, kept: RecordCache, clock: Clock) -> None:
+def test_a_clock_that_was_set_back_hides_nothing(farm: Farm, record_cache: RecordCache, clock: Clock) -> None:
     put(farm, record("w1", "a", START))
-    settle(farm, kept, clock, "w1")
+    settle(farm, record_cache, clock, "w1")
     put(farm, record("w1", "b", START - 3600), record("w1", "a", START - 3500, 2e-3))
-    assert read(farm, kept, "w1") == {"w1": {("a", 2e-3), ("b", 1e-3)}}
+    assert read(farm, record_cache, "w1") == {"w1": {("a", 2e-3), ("b", 1e-3)}}
 
 
-def test_a_record_that_shows_up_late_is_not_missed(farm: Farm, kept: RecordCache, clock: Clock) -> None:
+def test_a_record_that_shows_up_late_is_not_missed(
+    farm: Farm, record_cache: RecordCache, clock: Clock
+) -> None:
     """Of two transactions, the one that drew its ids first may end last."""
     put(farm, record("w1", "a", START))
-    settle(farm, kept, clock, "w1")
+    settle(farm, record_cache, clock, "w1")
     put(farm, record("w1", "b", START))
     renumber(farm, "b", 10)
-    read(farm, kept, "w1")
+    read(farm, record_cache, "w1")
     put(farm, record("w1", "late", START))
     renumber(farm, "late", 5)
     clock.now += OVERLAP_S - 1
-    assert read(farm, kept, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3), ("late", 1e-3)}}
+    assert read(farm, record_cache, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3), ("late", 1e-3)}}
 
 
 def test_on_postgresql_the_transaction_that_began_first_may_end_last(
-    emptied: Emptied, kept: RecordCache, clock: Clock
+    emptied: Emptied, record_cache: RecordCache, clock: Clock
 ) -> None:
     emptied.empty()
     farm = Farm(Database(emptied.url))
     prepare(farm)
     put(farm, record("w1", "a", START))
-    settle(farm, kept, clock, "w1")
+    settle(farm, record_cache, clock, "w1")
     with farm.database.begin() as slow:
         put_measured(slow, record("w1", "late", START))
         put(farm, record("w1", "b", START))
-        assert read(farm, kept, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3)}}
+        assert read(farm, record_cache, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3)}}
     clock.now += OVERLAP_S - 1
-    assert read(farm, kept, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3), ("late", 1e-3)}}
+    assert read(farm, record_cache, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3), ("late", 1e-3)}}
     farm.database.close()
 
 
@@ -157,25 +158,25 @@ def renumber(farm: Farm, trace: str, record_id: int) -> None:
         session.execute(update(RecordRow).where(RecordRow.trace == trace).values(id=record_id))
 
 
-def test_what_is_known_is_not_read_again(
-    farm: Farm, kept: RecordCache, clock: Clock, asked: list[tuple[str, list[str]]]
+def test_records_are_not_read_again(
+    farm: Farm, record_cache: RecordCache, clock: Clock, asked: list[tuple[str, list[str]]]
 ) -> None:
     put(farm, record("w1", "a", START))
-    settle(farm, kept, clock, "w1")
+    settle(farm, record_cache, clock, "w1")
     asked.clear()
     put(farm, record("w1", "b", START))
     for _ in range(3):
-        read(farm, kept, "w1")
+        read(farm, record_cache, "w1")
         clock.now += OVERLAP_S
     assert asked == [("after", ["b"]), ("after", ["b"]), ("after", [])]
     clock.now += STALE_S
-    assert read(farm, kept, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3)}}
+    assert read(farm, record_cache, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3)}}
     assert asked[3:] == [("of_workloads", ["a", "b"])]
 
 
-def test_the_oldest_are_forgotten(farm: Farm, kept: RecordCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_cache, "LIMIT", 1)
+def test_the_workloads_used_least_recently_are_dropped(farm: Farm, clock: Clock) -> None:
+    record_cache = RecordCache(clock, max_workloads=1)
     put(farm, record("w1", "a", START), replace(record("w2", "b", START), latency_s=1e-3))
     for _ in range(2):
-        assert read(farm, kept, "w1") == {"w1": {("a", 1e-3)}}
-        assert read(farm, kept, "w2") == {"w2": {("b", 1e-3)}}
+        assert read(farm, record_cache, "w1") == {"w1": {("a", 1e-3)}}
+        assert read(farm, record_cache, "w2") == {"w2": {("b", 1e-3)}}

@@ -20,11 +20,11 @@ TRIALS = 4
 
 
 class Killed(BaseException):
-    """The process is gone: no handler of the scheduler may see this as an error to deal with."""
+    """Stands for the end of the process, so no handler of the scheduler may catch it."""
 
 
 class MortalDatabase(Database):
-    """Dies right after one of its commits (to be killed before it is to be killed after the one before)."""
+    """Raises Killed right after commit `dies_at`. (Before a commit is the same as after the one before.)"""
 
     def __init__(self, url: str, dies_at: int) -> None:
         super().__init__(url)
@@ -84,7 +84,7 @@ def test_killed_at_any_commit_the_job_resumes(
 
 
 def _live_twice(path: Path, dies_at: int) -> bool:
-    """Whether the first scheduler did not come to its end."""
+    """Run a job with a scheduler that dies, then with its successor. Return whether the first survived."""
     farm = Farm(Database(f"sqlite:///{path}"))
     mortal = MortalDatabase(f"sqlite:///{path}", dies_at)
     farm.submit(trials=TRIALS)
@@ -108,7 +108,7 @@ def test_killed_while_it_looks_for_a_harmful_schedule_the_job_resumes(
     tmp_path: Path, empty_file: Path, compiler: FakeCompiler
 ) -> None:
     def live(dies_at: int) -> Farm:
-        """At first in a scheduler that dies after so many commits since the search was over."""
+        """Run a job whose first scheduler dies `dies_at` commits after the first model was compiled."""
         path = tmp_path / f"{dies_at}.db"
         path.write_bytes(empty_file.read_bytes())
         farm = Farm(Database(f"sqlite:///{path}"))

@@ -1,4 +1,4 @@
-"""Which trials are issued, when, and when there are no more."""
+"""Rounds issue trials when it is time, within the budget, and end when none are left."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ import xgboost
 from compiler.lowering.trace import LoweringError, lower
 from core.job import JobState
 from core.measurement import Measurement, Outcome
-from records.jobs import trials
+from records.jobs import jobs, trials
 from records.jobs.trials import NewTrial, Trial
 from records.schedules.schedules import Record
 from scheduler.learning.training import TrainedModel
-from scheduler.planning import batch, task_history
+from scheduler.planning import batch
+from scheduler.planning.job_snapshot import read_snapshot
+from scheduler.planning.task_history import TaskHistory
 from search.cost.model import CostModel
 from search.policy import Proposal, SearchTask, propose
 from search.programs.annotate import sample
@@ -30,7 +32,7 @@ Measured = Sequence[tuple[Program, float]]
 LEARNED = CostModel(xgboost.Booster())  # never asked here
 
 
-def begin(farm: Farm, **request: object) -> None:
+def begin(farm: Farm, **request: Any) -> None:
     """A job whose first batch waits for the device."""
     farm.submit(**request)
     farm.plug_in()
@@ -132,7 +134,7 @@ def test_a_small_budget_is_shared_among_all_tasks(farm: Farm) -> None:
 def test_a_task_whose_candidates_are_all_hopeless_gives_way(
     farm: Farm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The convolution is never proposed anything worth measuring: the other task gets its trials."""
+    """The search proposes nothing for the convolution, so the other task gets its trials."""
 
     def proposed(task: SearchTask, model: CostModel, *args: Any, **more: Any) -> list[Proposal]:
         slow = "conv" in task.dag.name or len(task.dag.nodes) > 1
@@ -140,7 +142,7 @@ def test_a_task_whose_candidates_are_all_hopeless_gives_way(
 
     monkeypatch.setattr(batch, "propose", proposed)
     begin(farm, trials=16)
-    farm.context.lessons[DEVICE.key].model = LEARNED
+    farm.context.trainer.models[DEVICE.key].model = LEARNED
     monkeypatch.setattr(TrainedModel, "is_due", lambda *args: False)
     assert farm.finish().trials_done == 16
     counts = Counter(trial.workload_hash for trial in farm.trials() if not trial.repeat)
@@ -149,7 +151,7 @@ def test_a_task_whose_candidates_are_all_hopeless_gives_way(
 
 
 def test_the_same_seed_gives_the_same_trials(farm: Farm) -> None:
-    """Also when the first plan was lost with the process before it was stored."""
+    """This holds even if the process died before the first plan was stored."""
     begin(farm)
     first = [trial.trace for trial in farm.trials()]
     with farm.database.begin() as session:
@@ -180,9 +182,9 @@ def test_an_exhausted_space_ends_the_tuning_early(farm: Farm, monkeypatch: pytes
         seeds: object,
     ) -> list[Proposal]:
         population = sample(task.sketches[0], 16, np.random.default_rng(0))
-        task_history = {program for program, _ in measured} | exclude
+        known = {program for program, _ in measured} | exclude
         programs = [population.program(row) for row in range(3)]
-        return [Proposal(program, 1e-3) for program in programs if program not in task_history][:count]
+        return [Proposal(program, 1e-3) for program in programs if program not in known][:count]
 
     monkeypatch.setattr(batch, "propose", three)
     farm.submit(trials=50)
@@ -235,7 +237,12 @@ def test_a_search_that_found_nothing_waits_for_news(farm: Farm, monkeypatch: pyt
     farm.restart(plan_ahead=1)
     begin(farm)
     calls: list[int] = []
-    monkeypatch.setattr(batch, "propose", lambda *args, **more: calls.append(1) or [])
+
+    def propose_nothing(*_args: Any, **_more: Any) -> list[Any]:
+        calls.append(1)
+        return []
+
+    monkeypatch.setattr(batch, "propose", propose_nothing)
     plan(farm)
     count = len(calls)
     assert count > 0
@@ -250,16 +257,16 @@ def test_a_search_that_found_nothing_waits_for_news(farm: Farm, monkeypatch: pyt
 
 def test_a_program_of_an_older_space_counts_but_is_not_parsed(farm: Farm) -> None:
     begin(farm)
-    [space] = farm.context.spaces.load(farm.database, [MATMUL.workload_hash], DEVICE).values()
+    [space] = farm.context.spaces.load([MATMUL.workload_hash], DEVICE).values()
     [first, *_] = [t for t in farm.trials() if t.workload_hash == MATMUL.workload_hash]
     gone = {"sketch": "gone", "values": [1]}
     old = replace(first, trace="old", program=gone, state="done", outcome=Outcome.OK, run_secs=(2e-3,))
-    gathered = task_history.gather(space, [], [old])
-    assert (gathered.measured, gathered.latencies) == ([], (2e-3,))
+    gathered = TaskHistory.gather(space, [], [old])
+    assert (gathered.measured_programs, gathered.latencies) == ([], (2e-3,))
     assert space.program("damaged", {"sketch": None, "values": "no"}) is None
 
 
-def test_what_another_database_brought_is_known(farm: Farm) -> None:
+def test_imported_records_are_part_of_the_history(farm: Farm) -> None:
     begin(farm)
     trial = farm.trials()[0]
     record = Record(
@@ -274,18 +281,20 @@ def test_what_another_database_brought_is_known(farm: Farm) -> None:
         source="import",
         created_at=0.0,
     )
-    [space] = farm.context.spaces.load(farm.database, [trial.workload_hash], DEVICE).values()
-    gathered = task_history.gather(space, [record], [trial])
+    [space] = farm.context.spaces.load([trial.workload_hash], DEVICE).values()
+    gathered = TaskHistory.gather(space, [record], [trial])
     assert gathered.latencies == (1e-6,)
     assert gathered.has("imported")
     assert gathered.has(trial.trace)
-    assert (gathered.measured, gathered.waiting) == ([], (trial.trace,))
+    assert (gathered.measured_programs, gathered.open_traces) == ([], (trial.trace,))
 
 
-class TestMeasuringAgain:
-    """A program that was timed too fast by chance must not be what is published."""
+class TestRemeasurement:
+    """A program that was timed too fast by chance must not be published for that."""
 
-    def test_a_lucky_program_is_put_right(self, farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_program_that_was_timed_too_fast_is_corrected(
+        self, farm: Farm, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         lucky: set[str] = set()
 
         def measured_luckily(trial: Trial) -> Measurement:
@@ -316,19 +325,19 @@ class TestMeasuringAgain:
         ]
         assert record.run_secs == again.run_secs
 
-    def test_a_failure_the_second_time_takes_nothing_back(self, farm: Farm) -> None:
+    def test_an_error_the_second_time_leaves_the_first_seconds(self, farm: Farm) -> None:
         trial, again = self._twice(farm, Outcome.RUN_ERROR)
-        assert self._gathered(farm, trial, again).finished[0].seconds == 2e-3
+        assert self._gathered(farm, trial, again).measured[0].seconds == 2e-3
 
-    def test_a_wrong_result_does(self, farm: Farm) -> None:
+    def test_a_wrong_result_the_second_time_takes_the_first_back(self, farm: Farm) -> None:
         trial, again = self._twice(farm, Outcome.WRONG_RESULT)
-        assert math.isinf(self._gathered(farm, trial, again).finished[0].seconds)
+        assert math.isinf(self._gathered(farm, trial, again).measured[0].seconds)
 
-    def test_what_is_being_measured_is_no_contender(self, farm: Farm) -> None:
+    def test_what_is_being_measured_is_not_remeasured(self, farm: Farm) -> None:
         trial, again = self._twice(farm, Outcome.OK)
         waiting = replace(again, state="leased", outcome=None)
-        assert [one.trace for one in self._gathered(farm, trial).contenders(1)] == [trial.trace]
-        assert self._gathered(farm, trial, waiting).contenders(1) == []
+        assert [one.trace for one in self._gathered(farm, trial).to_remeasure(1)] == [trial.trace]
+        assert self._gathered(farm, trial, waiting).to_remeasure(1) == []
 
     def _twice(self, farm: Farm, outcome: Outcome) -> tuple[Trial, Trial]:
         begin(farm)
@@ -337,13 +346,27 @@ class TestMeasuringAgain:
         secs = (2e-3, 2e-3) if outcome is Outcome.OK else ()
         return trial, replace(trial, id=trial.id + 1, repeat=1, outcome=outcome, run_secs=secs)
 
-    def _gathered(self, farm: Farm, *tried: Trial) -> task_history.TaskHistory:
-        [space] = farm.context.spaces.load(farm.database, [MATMUL.workload_hash], DEVICE).values()
-        return task_history.gather(space, [], tried)
+    def _gathered(self, farm: Farm, *tried: Trial) -> TaskHistory:
+        [space] = farm.context.spaces.load([MATMUL.workload_hash], DEVICE).values()
+        return TaskHistory.gather(space, [], tried)
+
+
+def test_every_batch_ends_a_round(farm: Farm) -> None:
+    def rounds() -> int:
+        with farm.database.begin() as session:
+            return read_snapshot(session, jobs.get(session, "job"), (), farm.context.record_cache).round
+
+    begin(farm)
+    assert rounds() == 1
+    plan(farm)
+    assert rounds() == 1, "the batch waits for the device"
+    farm.work()
+    plan(farm)
+    assert rounds() == 2
 
 
 def test_two_planners_at_once_stay_within_the_budget(farm: Farm) -> None:
-    """The claim should prevent it; if it lapsed in a slow plan, the budget holds all the same."""
+    """Claims prevent this; if one lapses during a slow plan, the budget holds anyway."""
     begin(farm, trials=6)
     task = farm.tasks()[0]
     with farm.database.begin() as session:
@@ -364,5 +387,5 @@ def test_the_real_search_and_the_learned_model_work_here(
     farm.plug_in()
     job = farm.finish()
     assert job.trials_done == 60
-    assert farm.context.lessons[DEVICE.key].is_learned
+    assert farm.context.trainer.models[DEVICE.key].is_learned
     assert {trial.outcome for trial in farm.trials()} > {Outcome.OK}

@@ -1,4 +1,4 @@
-"""Workloads parsed once, and only under their own name."""
+"""Workloads are parsed once, and only under their own hash."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 
 from compiler import workload
 from records.jobs import tasks
-from scheduler.planning import spaces
-from scheduler.planning.spaces import Spaces
+from scheduler.spaces import Spaces
 from tests.unit.scheduler.farm import CONV, CUMSUM, DEVICE, MATMUL, Farm
 
 NAMES = [task.workload_hash for task in (MATMUL, CONV, CUMSUM)]
@@ -26,38 +25,37 @@ def stored(farm: Farm) -> None:
 
 def test_only_what_the_search_covers_is_loaded(farm: Farm) -> None:
     names = [*NAMES, "misnamed", "damaged", "unknown"]
-    assert set(Spaces().load(farm.database, names, DEVICE)) == {MATMUL.workload_hash, CONV.workload_hash}
+    assert set(Spaces(farm.database).load(names, DEVICE)) == {MATMUL.workload_hash, CONV.workload_hash}
 
 
 def test_a_workload_is_parsed_once(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = Spaces()
-    first = loaded.load(farm.database, NAMES, DEVICE)
+    loaded = Spaces(farm.database)
+    first = loaded.load(NAMES, DEVICE)
     monkeypatch.setattr(workload, "from_json", None)
-    second = loaded.load(farm.database, NAMES, DEVICE)
+    second = loaded.load(NAMES, DEVICE)
     assert all(second[name] is space for name, space in first.items())
 
 
-def test_the_oldest_are_forgotten(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spaces, "LIMIT", 2)
-    loaded = Spaces()
-    matmul = loaded.load(farm.database, [MATMUL.workload_hash], DEVICE)[MATMUL.workload_hash]
-    conv = loaded.load(farm.database, [CONV.workload_hash], DEVICE)[CONV.workload_hash]
-    loaded.load(farm.database, [MATMUL.workload_hash, CUMSUM.workload_hash], DEVICE)
-    assert loaded.load(farm.database, [MATMUL.workload_hash], DEVICE)[MATMUL.workload_hash] is matmul
-    assert loaded.load(farm.database, [CONV.workload_hash], DEVICE)[CONV.workload_hash] is not conv
+def test_the_spaces_used_least_recently_are_dropped(farm: Farm) -> None:
+    loaded = Spaces(farm.database, max_spaces=2)
+    matmul = loaded.load([MATMUL.workload_hash], DEVICE)[MATMUL.workload_hash]
+    conv = loaded.load([CONV.workload_hash], DEVICE)[CONV.workload_hash]
+    loaded.load([MATMUL.workload_hash, CUMSUM.workload_hash], DEVICE)
+    assert loaded.load([MATMUL.workload_hash], DEVICE)[MATMUL.workload_hash] is matmul
+    assert loaded.load([CONV.workload_hash], DEVICE)[CONV.workload_hash] is not conv
 
 
-def test_alike_workloads_have_one_tag(farm: Farm) -> None:
-    loaded = Spaces().load(farm.database, NAMES, DEVICE)
+def test_workloads_of_other_kinds_have_other_tags(farm: Farm) -> None:
+    loaded = Spaces(farm.database).load(NAMES, DEVICE)
     assert loaded[MATMUL.workload_hash].tag.startswith("SSR")
     assert loaded[MATMUL.workload_hash].tag != loaded[CONV.workload_hash].tag
 
 
 def test_a_device_that_was_calibrated_has_its_spaces_made_again(farm: Farm) -> None:
-    loaded, name = Spaces(), MATMUL.workload_hash
-    first = loaded.load(farm.database, [name], DEVICE)[name]
+    loaded, name = Spaces(farm.database), MATMUL.workload_hash
+    first = loaded.load([name], DEVICE)[name]
     calibrated = replace(DEVICE, profile=replace(DEVICE.speeds, hertz=1e9))
-    second = loaded.load(farm.database, [name], calibrated)[name]
-    assert first.search.device.profile is None
-    assert second.search.device.profile == calibrated.profile
-    assert loaded.load(farm.database, [name], calibrated)[name] is second
+    second = loaded.load([name], calibrated)[name]
+    assert first.search_task.device.profile is None
+    assert second.search_task.device.profile == calibrated.profile
+    assert loaded.load([name], calibrated)[name] is second

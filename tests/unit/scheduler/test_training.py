@@ -14,7 +14,8 @@ from records.schedules import cost_models
 from records.schedules.cost_models import Version
 from records.schedules.schedules import Record
 from scheduler.learning import evaluation, training
-from scheduler.learning.training import CHEAP_SHARE, GROWTH, MIN_EVALUATED, MOST_SHARE, TrainedModel, lesson
+from scheduler.learning.training import CHEAP_SHARE, GROWTH, MIN_EVALUATED, MOST_SHARE, TrainedModel
+from search import policy
 from search.cost.model import CostModel
 from search.programs.annotate import sample
 from tests.unit.records.farm import put_measured
@@ -24,12 +25,12 @@ NOW = 1000.0
 
 
 def measured(farm: Farm, count: int, at: float = NOW, task: Any = MATMUL) -> None:
-    """So many records of random programs: the larger their first value, the faster."""
+    """Store `count` records of random programs: the larger their first value, the faster."""
     with farm.database.begin() as session:
         tasks.put_workload(session, task.workload_hash, task.module_json)
-    [space] = farm.context.spaces.load(farm.database, [task.workload_hash], DEVICE).values()
+    [space] = farm.context.spaces.load([task.workload_hash], DEVICE).values()
     rng = np.random.default_rng(int(at))
-    drawn = [sample(sketch, 4 * count, rng) for sketch in space.search.sketches]
+    drawn = [sample(sketch, 4 * count, rng) for sketch in space.search_task.sketches]
     programs = [population.program(row) for population in drawn for row in range(len(population))]
     with farm.database.begin() as session:
         for number, program in enumerate(rng.permutation(np.array(programs, dtype=object))[:count]):
@@ -56,10 +57,10 @@ def versions(farm: Farm) -> list[Version]:
 
 @pytest.fixture
 def trainings(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of samples of each training; the clock stands still but for one second each takes."""
+    """The number of samples of each training. Only trainings move the clock, each by a second."""
     farm.plug_in()
     made: list[int] = []
-    real = training.train
+    real = policy.train
 
     def train(samples: Any) -> CostModel:
         made.append(len(samples))
@@ -72,77 +73,77 @@ def trainings(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 def test_a_version_of_every_training_is_stored(farm: Farm, trainings: list[int]) -> None:
     measured(farm, 40)
-    found = lesson(farm.context, DEVICE)
+    found = farm.context.trainer.up_to_date(DEVICE)
     assert (found.is_learned, found.records) == (True, 40)
     assert versions(farm) == [Version(DEVICE.key, 40, NOW, NOW + 1, 1.0, None)]
 
 
-def test_without_news_the_last_model_serves(farm: Farm, trainings: list[int]) -> None:
-    assert not lesson(farm.context, DEVICE).is_learned
+def test_without_new_records_the_model_is_not_trained_again(farm: Farm, trainings: list[int]) -> None:
+    assert not farm.context.trainer.up_to_date(DEVICE).is_learned
     assert trainings == []
     measured(farm, 40)
     for _ in range(3):
-        lesson(farm.context, DEVICE)
+        farm.context.trainer.up_to_date(DEVICE)
         farm.now += 1e6
     assert trainings == [40]
 
 
 def test_a_new_profile_has_the_model_trained_again(farm: Farm, trainings: list[int]) -> None:
     measured(farm, 40)
-    lesson(farm.context, DEVICE)
+    farm.context.trainer.up_to_date(DEVICE)
     calibrated = replace(DEVICE, profile=replace(DEVICE.speeds, hertz=1e9))
     for _ in range(2):
-        assert lesson(farm.context, calibrated).is_learned
+        assert farm.context.trainer.up_to_date(calibrated).is_learned
     assert trainings == [40, 40], "once, of the same records"
     farm.restart()
-    lesson(farm.context, calibrated)
+    farm.context.trainer.up_to_date(calibrated)
     assert trainings == [40, 40], "the version stored is one of this profile"
     farm.restart()
-    lesson(farm.context, DEVICE)
+    farm.context.trainer.up_to_date(DEVICE)
     assert trainings == [40, 40, 40]
 
 
 def test_a_new_scheduler_goes_on_with_the_newest_version(farm: Farm, trainings: list[int]) -> None:
     measured(farm, 40)
-    before = lesson(farm.context, DEVICE)
+    before = farm.context.trainer.up_to_date(DEVICE)
     farm.restart()
     measured(farm, 30, at=NOW + 5)
-    after = lesson(farm.context, DEVICE)
+    after = farm.context.trainer.up_to_date(DEVICE)
     assert trainings == [40]
     assert after.is_learned
     assert after.model.to_bytes() == before.model.to_bytes()
     farm.now += 1.0 / CHEAP_SHARE
-    lesson(farm.context, DEVICE)
+    farm.context.trainer.up_to_date(DEVICE)
     assert trainings == [40, 70]
 
 
 def test_a_clock_that_was_set_back_delays_no_training(farm: Farm, trainings: list[int]) -> None:
     measured(farm, 40)
-    lesson(farm.context, DEVICE)
+    farm.context.trainer.up_to_date(DEVICE)
     farm.now -= 900.0
     measured(farm, 30, at=farm.now)
-    lesson(farm.context, DEVICE)
+    farm.context.trainer.up_to_date(DEVICE)
     assert trainings == [40, 70]
 
 
 def test_a_version_of_other_features_is_not_used(farm: Farm, trainings: list[int]) -> None:
     with farm.database.begin() as session:
         cost_models.add(session, Version(DEVICE.key, 9, NOW, NOW, 1.0, None), b"no model")
-    assert not lesson(farm.context, DEVICE).is_learned
+    assert not farm.context.trainer.up_to_date(DEVICE).is_learned
     measured(farm, 40)
-    assert lesson(farm.context, DEVICE).is_learned
+    assert farm.context.trainer.up_to_date(DEVICE).is_learned
 
 
-def test_little_data_is_no_version(farm: Farm, trainings: list[int]) -> None:
+def test_a_model_of_too_few_records_is_not_stored(farm: Farm, trainings: list[int]) -> None:
     measured(farm, 5)
-    found = lesson(farm.context, DEVICE)
+    found = farm.context.trainer.up_to_date(DEVICE)
     assert not found.is_learned
     assert trainings == [5]
     assert versions(farm) == []
 
 
 @pytest.mark.parametrize(
-    ("spent_s", "news", "is_due"),
+    ("training_s", "news", "is_due"),
     [
         (0.0, 0, False),
         (0.0, 1, True),
@@ -153,13 +154,13 @@ def test_little_data_is_no_version(farm: Farm, trainings: list[int]) -> None:
         (101 * MOST_SHARE, 10_000, False),
     ],
 )
-def test_training_takes_a_few_per_cent_of_the_time(spent_s: float, news: int, is_due: bool) -> None:
-    learned = TrainedModel(NOW, CostModel(), records=100, spent_s=spent_s)
+def test_training_takes_a_few_per_cent_of_the_time(training_s: float, news: int, is_due: bool) -> None:
+    learned = TrainedModel(NOW, CostModel(), records=100, training_s=training_s)
     assert learned.is_due(news, NOW + 100, batch_size=32) is is_due
 
 
-def test_the_more_is_known_the_more_must_be_new() -> None:
-    learned = TrainedModel(NOW, CostModel(), records=5000, spent_s=101 * CHEAP_SHARE)
+def test_a_model_of_many_records_waits_for_more_new_ones() -> None:
+    learned = TrainedModel(NOW, CostModel(), records=5000, training_s=101 * CHEAP_SHARE)
     assert not learned.is_due(int(5000 * GROWTH) - 1, NOW + 100, batch_size=32)
     assert learned.is_due(int(5000 * GROWTH), NOW + 100, batch_size=32)
 
@@ -167,7 +168,7 @@ def test_the_more_is_known_the_more_must_be_new() -> None:
 def test_the_time_spent_stays_within_its_share(farm: Farm, trainings: list[int]) -> None:
     for turn in range(100):
         measured(farm, 1, at=farm.now)
-        lesson(farm.context, DEVICE)
+        farm.context.trainer.up_to_date(DEVICE)
         farm.now += 5.0
         assert turn < 10 or len(trainings) <= 1 + MOST_SHARE * (farm.now - NOW)
     assert len(trainings) > 10
@@ -177,7 +178,7 @@ def test_a_training_that_fails_leaves_the_last_model(
     farm: Farm, trainings: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     measured(farm, 40)
-    before = lesson(farm.context, DEVICE).model
+    before = farm.context.trainer.up_to_date(DEVICE).model
     measured(farm, 40, at=NOW + 5)
     farm.now += 1e6
 
@@ -185,7 +186,7 @@ def test_a_training_that_fails_leaves_the_last_model(
         raise RuntimeError("no memory for trees")
 
     monkeypatch.setattr(training, "train", fail)
-    assert lesson(farm.context, DEVICE).model is before
+    assert farm.context.trainer.up_to_date(DEVICE).model is before
     assert "can't be trained: the last one stays" in caplog.text
     assert len(versions(farm)) == 1
 
@@ -200,13 +201,13 @@ def test_a_first_training_that_fails_leaves_the_estimate_and_the_job_goes_on(
     farm.submit()
     farm.plug_in()
     assert farm.finish().trials_done == 8
-    assert not farm.context.lessons[DEVICE.key].is_learned
+    assert not farm.context.trainer.models[DEVICE.key].is_learned
 
 
 def test_metrics_of_records_that_were_held_out(farm: Farm, trainings: list[int]) -> None:
     measured(farm, MIN_EVALUATED)
     measured(farm, 60, task=CONV)
-    lesson(farm.context, DEVICE)
+    farm.context.trainer.up_to_date(DEVICE)
     [version] = versions(farm)
     found = version.metrics
     assert found is not None
@@ -226,7 +227,7 @@ def test_metrics_are_worked_out_again_when_there_are_many_more_records(
     for number, count in enumerate((MIN_EVALUATED, 10, 50)):
         measured(farm, count, at=NOW + number)
         farm.now += 1e6
-        lesson(farm.context, DEVICE)
+        farm.context.trainer.up_to_date(DEVICE)
     assert [version.metrics is None for version in versions(farm)] == [False, True, False]
 
 
@@ -238,5 +239,5 @@ def test_metrics_that_fail_are_left_out(
 
     monkeypatch.setattr(evaluation, "train", fail)
     measured(farm, MIN_EVALUATED)
-    assert lesson(farm.context, DEVICE).is_learned
+    assert farm.context.trainer.up_to_date(DEVICE).is_learned
     assert [version.metrics for version in versions(farm)] == [None]

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 from core.job import Build, JobState
-from core.worker import WorkerState
+from core.worker import Role, Vitals, WorkerState
 from records.fleet import devices
-from records.fleet.builders import Builder
+from records.fleet.building import Builder
 from tests.devices import DEVICE
 from tests.unit.scheduler.farm import Farm
 
@@ -34,7 +34,7 @@ def test_a_job_that_only_builders_may_build_for_says_so_while_none_is_there(farm
     assert farm.job().message == "measuring"
 
 
-def test_a_job_that_leaves_it_open_waits_for_nobody(farm: Farm) -> None:
+def test_a_job_that_anybody_may_build_for_waits_for_no_builder(farm: Farm) -> None:
     farm.plug_in()
     farm.submit()
     assert farm.finish().state is JobState.DONE
@@ -44,7 +44,7 @@ WHY = "its check was ended by SIGILL (illegal instruction)"
 
 
 def message(farm: Farm) -> str:
-    """What the job says after a sweep."""
+    """Sweep, and return the job's message."""
     farm.sweep()
     return farm.job().message
 
@@ -72,7 +72,7 @@ def test_a_job_for_a_class_that_is_not_known_yet_names_the_worker_beside_its_nex
     assert message(farm) == start
 
 
-def test_a_job_whose_only_device_breaks_says_so_until_it_is_mended(farm: Farm) -> None:
+def test_a_job_whose_only_device_breaks_says_so_until_it_is_repaired(farm: Farm) -> None:
     farm.plug_in()
     farm.submit()
     for _ in range(2):
@@ -86,13 +86,13 @@ def test_a_job_whose_only_device_breaks_says_so_until_it_is_mended(farm: Farm) -
     assert message(farm) == "measuring"
 
 
-def test_one_that_started_anew_and_cannot_measure_is_named_though_its_class_is_not_known(farm: Farm) -> None:
+def test_a_new_worker_that_cannot_measure_is_named_before_its_class_is_known(farm: Farm) -> None:
     farm.plug_in()
     farm.submit(target=DEVICE.key)
     for _ in range(2):
         farm.sweep()
     with farm.database.begin() as session:
-        vitals = devices.Vitals(trouble=WHY)
+        vitals = Vitals(trouble=WHY)
         devices.register(session, "worker", "anew", None, WorkerState.PROBING, farm.now, vitals)
     start = f"waiting for a device of class {DEVICE.key}: start a worker on it"
     assert message(farm) == f"{start}; worker worker can't measure: {WHY}"
@@ -100,7 +100,7 @@ def test_one_that_started_anew_and_cannot_measure_is_named_though_its_class_is_n
 
 def test_a_device_that_measures_makes_up_for_one_that_cannot(farm: Farm) -> None:
     with farm.database.begin() as session:
-        vitals = devices.Vitals(trouble=WHY)
+        vitals = Vitals(trouble=WHY)
         devices.register(session, "broken", "s", None, WorkerState.PROBING, farm.now, vitals)
     farm.plug_in()
     farm.submit()
@@ -111,12 +111,12 @@ def test_a_device_that_measures_makes_up_for_one_that_cannot(farm: Farm) -> None
 def test_a_builder_is_no_device_and_is_named_where_one_is_missing(farm: Farm) -> None:
     farm.submit(build=Build.BUILDER)
     with farm.database.begin() as session:
-        vitals = devices.Vitals(trouble="no linker: install one", builds=True)
-        devices.register(session, "builder", "s", None, WorkerState.PROBING, farm.now, vitals)
+        vitals = Vitals(trouble="no linker: install one")
+        devices.register(session, "builder", "s", None, WorkerState.PROBING, farm.now, vitals, Role.BUILD)
     assert message(farm) == "waiting for a device: start a worker"
     farm.plug_in()
     for _ in range(3):
         farm.tick()
     with farm.database.begin() as session:
-        devices.seen(session, "builder", "s", WorkerState.PROBING, farm.now)
+        devices.heartbeat(session, "builder", "s", WorkerState.PROBING, farm.now)
     assert message(farm) == f"{MISSING}; worker builder can't build: no linker: install one"

@@ -1,4 +1,4 @@
-"""Dags written by hand, in as few words as can be."""
+"""Builders of dags from short texts."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def dag(
     dtypes: dict[str, str] | None = None,
     constants: tuple[str, ...] = (),
 ) -> Dag:
-    """The last node's result is the output."""
+    """Return the dag of some nodes; the last one's result is the output."""
     types = dtypes or {}
     buffers = [
         Buffer(name, shape, types.get(name, "float32"), BufferRole.INPUT, name in constants)

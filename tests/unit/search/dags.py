@@ -1,4 +1,4 @@
-"""Small subgraphs of every kind, written by hand: what the compiler makes of TVM's operators."""
+"""Small subgraphs of every kind, written by hand as the compiler reads them from TVM's operators."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def softmax(rows: int = 16, columns: int = 40) -> Dag:
 
 
 def log_softmax(rows: int = 6, columns: int = 40) -> Dag:
-    """Its sum reads the data and the greatest value itself: no exponentials are kept."""
+    """The sum reads the data and the greatest value itself, so no exponentials are stored."""
     return dag(
         {"data": (rows, columns)},
         [
@@ -318,7 +318,7 @@ def two_matmuls(n: int = 16) -> Dag:
 
 
 def split_heads(length: int = 6, heads: int = 4, size: int = 16) -> Dag:
-    """A reshape and a transposition: nothing but copies."""
+    """A reshape and a transposition, both copies."""
     return dag(
         {"data": (length, heads * size)},
         [
@@ -353,7 +353,7 @@ def take(rows: int = 50, columns: int = 16, count: int = 12) -> Dag:
 
 
 def scale_shift(rows: int = 16, columns: int = 32) -> Dag:
-    """Reads two vectors again for every row, without a reduction: the end of every normalisation."""
+    """The end of every normalisation: two vectors are read again for every row, without a reduction."""
     return dag(
         {"data": (rows, columns), "scale": (columns,), "shift": (columns,)},
         [node("affine", {"i": rows, "j": columns}, ["data[i, j]", "scale[j]", "shift[j]"], flops=2.0)],
@@ -361,12 +361,12 @@ def scale_shift(rows: int = 16, columns: int = 32) -> Dag:
 
 
 def total(count: int = 64) -> Dag:
-    """A sum of everything: no spatial axis at all."""
+    """A sum over all elements, without a spatial axis."""
     return dag({"data": (count,)}, [node("total", {}, ["data[k]"], reduction={"k": count}, flops=1.0)])
 
 
 def scalar() -> Dag:
-    """One value: nothing is left open."""
+    """One value, which leaves no variables open."""
     return dag({"data": ()}, [node("squared", {}, ["data"], flops=2.0)])
 
 

@@ -17,7 +17,7 @@ Settings = Mapping[str, tuple[int, ...] | int | str]
 
 @dataclass(frozen=True)
 class Known:
-    """A program of `graph`, by its sketch and the values of all variables that matter."""
+    """A program of `graph`, given by its sketch and the values of all variables that have an effect."""
 
     graph: Dag
     sketch: str
@@ -57,7 +57,7 @@ def row_lengths(rows: int, columns: int) -> Dag:
 
 
 def capsules(count: int = 64) -> Dag:
-    """Something element-wise on matrices of 4 x 4, whose rows alone fill no vector."""
+    """An elementwise node on matrices of 4 x 4, whose rows are shorter than a vector."""
     axes = {"i": count, "y": 4, "x": 4}
     return dag({"data": (count, 4, 4)}, [node("doubled", axes, ["data[i, y, x]"], flops=1.0)])
 

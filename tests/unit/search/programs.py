@@ -9,8 +9,8 @@ from core.device import Device
 from search.dag import Dag
 from search.programs.annotate import legal, sample
 from search.programs.program import Population, Program, gather
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from search.sketches.variables import Choice, Variable
 from tests.unit.search.dags import DAGS, DEVICE
 
@@ -29,7 +29,7 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def sketch_of(graph: Dag, key: str, device: Device = DEVICE) -> Sketch:
-    """The sketch with this key; an error lists those that there are."""
+    """Return the sketch with this key; the error lists all keys."""
     found = {sketch.key: sketch for sketch in generate(graph, device)}
     assert key in found, f"no sketch {key!r} among:\n" + "\n".join(found)
     return found[key]
@@ -58,11 +58,11 @@ def _setting(
     variable = sketch.variable[node, name]
     assert isinstance(variable, Choice)
     assert value in variable.options, f"{value} is not among {variable.options} of {name} of {node}"
-    return variable.key, (variable.options.index(value),)  # type: ignore[arg-type]
+    return variable.key, (variable.options.index(value),)
 
 
 def middling(sketch: Sketch) -> Program:
-    """The same legal program on every call, somewhere in the middle of the space."""
+    """Return a legal program from the middle of the space, the same one on every call."""
     found = legal(gather([program_of(sketch)]))
     assert len(found), f"not legal:\n{program_of(sketch)}"
     return found.program(0)
@@ -78,7 +78,7 @@ def _middle(variable: Variable) -> tuple[int, ...]:
 
 
 def described(graph: Dag, device: Device) -> str:
-    """A dag, its sketches, and the middling programs of the first and of the last of them, as text."""
+    """Return a dag, its sketches, and the middling programs of the first and the last one, as text."""
     found = generate(graph, device)
     programs = [f"\n{middling(sketch)}\n" for sketch in dict.fromkeys((found[0], found[-1]))]
     keys = "".join(f"    {sketch.key}\n" for sketch in found)
@@ -86,7 +86,7 @@ def described(graph: Dag, device: Device) -> str:
 
 
 def drawn(sketch: Sketch, seed: int, count: int = 32) -> Population:
-    """Valid programs; never none of them."""
+    """Draw valid programs, at least one."""
     rng = np.random.default_rng(seed)
     population = sample(sketch, count, rng)
     while not len(population):
@@ -95,5 +95,5 @@ def drawn(sketch: Sketch, seed: int, count: int = 32) -> Population:
 
 
 def all_programs(population: Population) -> list[Program]:
-    """Raises ValueError when one of them doesn't fit its sketch."""
+    """Return every program. Raises ValueError if one doesn't fit its sketch."""
     return [population.program(row) for row in range(len(population))]

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -23,73 +24,73 @@ def _task(
 
 def test_every_task_is_tried_before_any_is_tried_again() -> None:
     tasks = [_task(1e-3, 9e-4), _task(), _task(1.0, 0.5), _task()]
-    assert sorted(next_tasks(tasks, slots=2, per_pick=1)) == [1, 3]
+    assert sorted(next_tasks(tasks, trials=2, trials_per_pick=1)) == [1, 3]
 
 
 def test_the_heaviest_task_is_tried_first() -> None:
     tasks = [_task(flops=1e6), _task(flops=1e8), _task(flops=1e6, weight=50)]
-    assert next_tasks(tasks, slots=24, per_pick=8) == [1, 2, 0]
+    assert next_tasks(tasks, trials=24, trials_per_pick=8) == [1, 2, 0]
 
 
-def test_slots_are_given_out_in_whole_picks() -> None:
+def test_trials_are_given_out_in_whole_picks() -> None:
     tasks = [_task(1e-3, 1e-3)]
-    assert next_tasks(tasks, slots=10, per_pick=4) == [0, 0, 0]
-    assert next_tasks(tasks, slots=0, per_pick=4) == []
+    assert next_tasks(tasks, trials=10, trials_per_pick=4) == [0, 0, 0]
+    assert next_tasks(tasks, trials=0, trials_per_pick=4) == []
 
 
 def test_a_task_that_occurs_more_often_matters_more() -> None:
     history = (2e-3, 1e-3, 1e-3, 1e-3, 1e-3)
     tasks = [_task(*history), _task(*history, weight=9)]
-    assert next_tasks(tasks, slots=1, per_pick=1) == [1]
+    assert next_tasks(tasks, trials=1, trials_per_pick=1) == [1]
 
 
 def test_a_task_that_improves_is_preferred_to_one_that_stalls() -> None:
     stalled = _task(1e-3, 1e-3, 1e-3, 1e-3, 1e-3, flops=1e6)
     improving = _task(8e-3, 4e-3, 2e-3, 1.2e-3, 1e-3, flops=2e6)
-    assert next_tasks([stalled, improving], slots=1, per_pick=1) == [1]
+    assert next_tasks([stalled, improving], trials=1, trials_per_pick=1) == [1]
 
 
 def test_exhausted_tasks_are_skipped() -> None:
     tasks = [_task(1.0, exhausted=True), _task(1e-6), _task(exhausted=True)]
-    assert set(next_tasks(tasks, slots=8, per_pick=1)) == {1}
-    assert next_tasks([_task(exhausted=True)], slots=8, per_pick=1) == []
-    assert next_tasks([], slots=8, per_pick=1) == []
+    assert set(next_tasks(tasks, trials=8, trials_per_pick=1)) == {1}
+    assert next_tasks([_task(exhausted=True)], trials=8, trials_per_pick=1) == []
+    assert next_tasks([], trials=8, trials_per_pick=1) == []
 
 
 def test_picks_made_already_count_as_trials() -> None:
-    """Two tasks alike share a batch evenly instead of one getting it all."""
+    """Two equal tasks share a batch evenly."""
     history = (1e-3, 1e-3, 1e-3, 1e-3)
     tasks = [_task(*history, flops=1e6), _task(*history, flops=2e6)]
-    picks = next_tasks(tasks, slots=64, per_pick=8)
+    picks = next_tasks(tasks, trials=64, trials_per_pick=8)
     assert picks.count(0) == picks.count(1) == 4
 
 
 def test_a_task_where_nothing_works_does_not_starve_the_others() -> None:
     broken = _task(*[math.inf] * 64, flops=1e9, weight=10)
     working = _task(1e-3, 9e-4, 8e-4, 7e-4, 6e-4, flops=1e6)
-    picks = next_tasks([broken, working], slots=16, per_pick=1)
+    picks = next_tasks([broken, working], trials=16, trials_per_pick=1)
     assert picks[0] == 1
     assert picks.count(1) > picks.count(0)
-    assert set(next_tasks([broken], slots=16, per_pick=1)) == {0}
+    assert set(next_tasks([broken], trials=16, trials_per_pick=1)) == {0}
 
 
-def test_one_task_gets_a_quarter_of_the_slots_at_first() -> None:
+def test_one_task_gets_a_quarter_of_the_trials_at_first() -> None:
     promising = _task(8e-3, 4e-3, 2e-3, 1.2e-3, 1e-3, weight=100)
     others = [_task(1e-6, 1e-6, flops=float(flops)) for flops in range(1, 5)]
-    picks = next_tasks([promising, *others], slots=64, per_pick=4)
+    picks = next_tasks([promising, *others], trials=64, trials_per_pick=4)
     assert picks.count(0) == 4
     assert picks[:4] == [0] * 4
 
 
-def test_what_nobody_else_can_use_is_shared_out_beyond_the_quarter() -> None:
+def test_a_task_gets_more_than_a_quarter_if_no_other_is_open() -> None:
     tasks = [_task(1e-3), _task(1e-3, flops=2e6), _task(exhausted=True)]
-    assert len(next_tasks(tasks, slots=64, per_pick=4)) == 16
+    assert len(next_tasks(tasks, trials=64, trials_per_pick=4)) == 16
 
 
 def test_a_heavy_task_that_failed_a_few_times_is_tried_again() -> None:
     unlucky = _task(math.inf, math.inf, flops=1e9, weight=10)
     working = _task(1e-3, 9e-4, 8e-4, 7e-4, 6e-4, flops=1e6)
-    assert next_tasks([unlucky, working], slots=1, per_pick=1) == [0]
+    assert next_tasks([unlucky, working], trials=1, trials_per_pick=1) == [0]
 
 
 STALLED = (1.0,) * (STALL_TRIALS + 1)
@@ -97,15 +98,15 @@ STALLED = (1.0,) * (STALL_TRIALS + 1)
 
 def test_a_task_that_stopped_improving_is_set_aside_unless_all_have() -> None:
     stalled, moving = _task(*STALLED), _task(1.1, 1.0)
-    assert set(next_tasks([stalled, moving], slots=64, per_pick=1)) == {1}
-    assert set(next_tasks([stalled, _task(exhausted=True)], slots=8, per_pick=1)) == {0}
-    assert set(next_tasks([stalled, stalled], slots=8, per_pick=1)) == {0, 1}
+    assert set(next_tasks([stalled, moving], trials=64, trials_per_pick=1)) == {1}
+    assert set(next_tasks([stalled, _task(exhausted=True)], trials=8, trials_per_pick=1)) == {0}
+    assert set(next_tasks([stalled, stalled], trials=8, trials_per_pick=1)) == {0, 1}
 
 
-def test_a_task_that_matters_does_not_starve_because_trifles_improve() -> None:
+def test_a_stalled_heavy_task_goes_on_while_the_others_gain_little() -> None:
     stalled, trifle, untried = _task(*STALLED, weight=10), _task(1.1e-3, 1e-3), _task()
-    assert next_tasks([stalled, trifle], slots=1, per_pick=1) == [0]
-    assert 0 not in next_tasks([stalled, untried], slots=8, per_pick=1)
+    assert next_tasks([stalled, trifle], trials=1, trials_per_pick=1) == [0]
+    assert 0 not in next_tasks([stalled, untried], trials=8, trials_per_pick=1)
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_the_papers_formula_on_a_worked_example() -> None:
 
 
 def test_a_similar_task_that_is_much_faster_promises_more() -> None:
-    """At 8e9 operations a second, 2e6 operations might take 0.5 ms instead of 4: 3.5 ms to gain."""
+    """At 8e9 operations a second, 2e6 operations may take 0.5 ms instead of 4, a gain of 3.5 ms."""
     task = _task(4e-3, 4e-3, 4e-3, 4e-3, weight=5, flops=2e6, issued=10, tag="conv")
     fast = _task(1e-3, flops=8e6, tag="conv")
     other = _task(1e-3, flops=8e6, tag="pool")
@@ -184,8 +185,19 @@ _tasks = st.builds(
 
 
 @given(st.lists(_tasks, max_size=6), st.integers(0, 64), st.integers(1, 16))
-def test_slots_are_filled_by_open_tasks(tasks: list[TaskProgress], slots: int, per_pick: int) -> None:
-    picks = next_tasks(tasks, slots, per_pick)
+def test_open_tasks_get_all_trials(tasks: list[TaskProgress], trials: int, trials_per_pick: int) -> None:
+    picks = next_tasks(tasks, trials, trials_per_pick)
     assert not any(tasks[i].exhausted for i in picks)
     is_open = any(not task.exhausted for task in tasks)
-    assert len(picks) == (math.ceil(slots / per_pick) if is_open else 0)
+    assert len(picks) == (math.ceil(trials / trials_per_pick) if is_open else 0)
+
+
+def test_a_task_far_behind_its_rival_gets_nothing_and_one_close_to_it_a_chance() -> None:
+    history = (4e-3, 2e-3, 2e-3, 2e-3, 2e-3)
+    other = _task(*history, flops=2e6)
+    far, close = (replace(_task(*history), rival_s=rival_s) for rival_s in (1e-3, 1.9e-3))
+    assert gain_per_trial([far], 0, 5) == 0.0
+    assert 0.0 < gain_per_trial([close], 0, 5) < gain_per_trial([_task(*history)], 0, 5)
+    assert next_tasks([far, other], trials=4, trials_per_pick=1) == [1, 1, 1, 1]
+    ahead = replace(_task(*history), rival_s=3e-3)
+    assert gain_per_trial([ahead], 0, 5) == gain_per_trial([_task(*history)], 0, 5)

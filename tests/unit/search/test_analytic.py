@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from search.cost.analytic import estimate
 from search.cost.features import NUM_FEATURES, QUANTITIES, extract
 from search.cost.machine import FITTED
 from search.programs.program import Program, gather
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DAGS, DEVICE
@@ -36,7 +37,7 @@ def test_every_estimate_is_positive_and_finite(sketch: Sketch, seed: int) -> Non
 
 
 @given(sketches, seeds)
-def test_a_program_is_described_alone_as_in_company(sketch: Sketch, seed: int) -> None:
+def test_features_of_a_program_do_not_depend_on_its_population(sketch: Sketch, seed: int) -> None:
     population = drawn(sketch, seed, count=8)
     together = extract(sketch.dag, estimate(population, DEVICE))
     for row in range(len(population)):
@@ -115,11 +116,11 @@ def test_more_work_takes_longer() -> None:
         ("launch_s", 100.0),
     ],
 )
-def test_no_speed_is_that_of_one_processor(field: str, worse: float) -> None:
-    """Where one speed is worse, all programs of a convolution take as long or longer, and some longer."""
+def test_every_speed_comes_from_the_profile(field: str, worse: float) -> None:
+    """If one speed is worse, all programs of a convolution take as long or longer, and some longer."""
     speeds = DEVICE.speeds
     value = getattr(speeds, field)
-    slow: object = value * worse if isinstance(value, float) else int(value * worse)
+    slow: Any = value * worse if isinstance(value, float) else int(value * worse)
     less = replace(DEVICE, profile=replace(speeds, **{field: slow}))
     populations = [drawn(sketch, 0, count=64) for sketch in generate(dags.conv2d(), DEVICE)]
     before, after = (
@@ -139,7 +140,7 @@ def test_multiply_adds_take_as_long_as_those_of_their_type() -> None:
     assert compute_s(float32=2.0, int8=0.1) == compute_s(float32=2.0)
 
 
-def test_rows_a_page_apart_drive_each_other_out_of_a_cache() -> None:
+def test_rows_a_page_apart_evict_each_other() -> None:
     """128 rows of a line each: all in one set where they are 4096 bytes apart, each in its own at 4160."""
     alone = replace(FITTED, crowding=1.0)
     nearby, far = (
@@ -173,7 +174,7 @@ def test_lanes_of_several_groups_are_gathered() -> None:
 
 
 def _quantities(device: Device) -> dict[str, float]:
-    """Of GOOD: tiles of 8 x 32 results, the whole reduction inside, 8 x 2 tiles in parallel."""
+    """The quantities of GOOD: tiles of 8 x 32 results, the reduction inside, 8 x 2 tiles in parallel."""
     found = estimate(gather([_matmul(GOOD)]), device).quantities
     return {name: float(values[0]) for name, values in found.items()}
 
@@ -219,7 +220,7 @@ def test_neighbouring_tiles_of_one_unrolled_body_share_what_they_read(unroll: in
         pytest.param("inline", 2.0 * 32, id="gathered, lane by lane"),
     ],
 )
-def test_an_operand_that_is_transposed_on_the_spot_is_gathered(location: str, of_turned: float) -> None:
+def test_an_inlined_transposition_is_gathered(location: str, of_turned: float) -> None:
     graph = dag(
         {"a": (64, 64), "b": (64, 64)},
         [
@@ -238,7 +239,7 @@ def test_an_operand_that_is_transposed_on_the_spot_is_gathered(location: str, of
     assert found["loads_per_fma"] == pytest.approx((of_a + of_turned) / 16)
 
 
-def test_an_uneven_share_for_the_cores_is_unbalanced() -> None:
+def test_chunks_that_the_cores_do_not_divide_are_unbalanced() -> None:
     assert _quantities(replace(DEVICE, cores=3))["balance"] == pytest.approx(16 / 18)
     assert _quantities(replace(DEVICE, cores=32))["balance"] == pytest.approx(16 / 32)
 

@@ -1,4 +1,4 @@
-"""Random programs: what is drawn, what is valid, and which values don't matter."""
+"""Random programs: which are drawn, which are valid, and which values have no effect."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from hypothesis import given
 
 from search.programs.annotate import legal, sample, valid
 from search.programs.code_size import MAX_TILE_INSTRUCTIONS, MAX_UNROLLED_INSTRUCTIONS, VECTOR_BYTES
-from search.programs.compute_location import depth_of, is_inlined
+from search.programs.compute_location import is_inlined, location_depth
 from search.programs.program import Population, Program, gather
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from search.sketches.stage import Placement
 from search.sketches.variables import MAX_INNERMOST
 from tests.unit.search import dags
@@ -23,7 +23,7 @@ from tests.unit.search.programs import all_programs, drawn, program_of, seeds, s
 
 
 def _unchecked(sketch: Sketch, seed: int, count: int = 32) -> Population:
-    """Values drawn without a look at whether they go together."""
+    """Draw values that may not be valid together."""
     rng = np.random.default_rng(seed)
     columns = []
     for variable in sketch.variables:
@@ -45,7 +45,7 @@ def test_samples_depend_on_nothing_but_the_seed(sketch: Sketch, seed: int) -> No
 
 
 @given(sketches, seeds)
-def test_valid_is_what_is_small_and_encloses_its_readers(sketch: Sketch, seed: int) -> None:
+def test_valid_programs_are_small_and_their_nests_enclose_their_readers(sketch: Sketch, seed: int) -> None:
     population = _unchecked(sketch, seed)
     for program, keep in zip(all_programs(population), valid(population), strict=True):
         small = all(_is_small(program, stage.node) for stage in sketch.tiled)
@@ -57,6 +57,7 @@ def test_valid_is_what_is_small_and_encloses_its_readers(sketch: Sketch, seed: i
 def _is_small(program: Program, name: str) -> bool:
     """Counted loop by loop: vector instructions of the register tile, times the unrolled reduction steps."""
     node = program.sketch.dag.node[name]
+    assert node.vector_axis is not None
     tile = {axis: program.factors(name, axis)[-1] for axis in node.spatial}
     width = tile.get(node.vector_axis, 1)
     rows = math.prod(tile.values()) // width
@@ -72,7 +73,7 @@ def _is_small(program: Program, name: str) -> bool:
 
 
 def _computes_more(program: Program) -> bool:
-    """Whether code grows by more than the tiles tell: nests in vectors, lanes that lie apart, functions."""
+    """Whether code grows by more than its tiles: by vectorized nests, gathers or inlined functions."""
     stages = program.sketch.stages
     return any(program.sketch.dag.node[s.node].flops > 1 or s.placement is Placement.NEST for s in stages)
 
@@ -87,7 +88,7 @@ def _instructions(width: int, lanes: int) -> int:
 
 
 def _encloses_readers(program: Program, name: str) -> bool:
-    """Whether everything that reads a nest stands inside the loops that the nest is computed in."""
+    """Whether the loops in which a nest is computed enclose all of its readers."""
     depth = _depth(program, name)
     if not depth:
         return True
@@ -150,7 +151,7 @@ def test_a_nest_joins_no_inlined_nest() -> None:
 
 
 @given(sketches, seeds)
-def test_the_loops_of_what_moved_have_one_value(sketch: Sketch, seed: int) -> None:
+def test_the_own_loops_of_moved_nests_have_one_value(sketch: Sketch, seed: int) -> None:
     for program in all_programs(drawn(sketch, seed)):
         for stage in sketch.nests:
             location = program.location(stage.node)
@@ -164,11 +165,11 @@ def test_the_loops_of_what_moved_have_one_value(sketch: Sketch, seed: int) -> No
 
 @given(sketches, seeds)
 def test_values_that_do_not_matter_make_no_other_program(sketch: Sketch, seed: int) -> None:
-    """Parallel and unrolled loops of a nest that moved, drawn anew, settle where they were."""
+    """Parallel and unrolled loops of a moved nest, drawn anew, go back to their first values."""
     first = drawn(sketch, seed)
     second = Population(sketch, first.values.copy())
     for stage in sketch.nests:
-        moved = is_inlined(first, stage.node) | (depth_of(first, stage.node) > 0)
+        moved = is_inlined(first, stage.node) | (location_depth(first, stage.node) > 0)
         for kind in ("parallel", "unroll"):
             variable = sketch.choice(stage.node, kind)
             if variable is not None:
@@ -188,7 +189,7 @@ def test_sampling_reaches_every_program_of_a_small_space() -> None:
     assert len(population) == 4 * 4 * 2 * 4 * 3 * 3
 
 
-def test_sampling_reaches_every_place_of_a_small_softmax() -> None:
+def test_sampling_reaches_every_location_of_a_small_softmax() -> None:
     sketch = sketch_of(dags.softmax(2, 2), "nest max; nest exp; nest sum; nest divide")
     found = {
         tuple(program.location(name) for name in ("max", "exp", "sum"))

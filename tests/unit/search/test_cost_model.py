@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.cost.analytic import Estimate
 from search.cost.features import NUM_FEATURES
 from search.cost.model import MIN_RECORDS, CostModel, Examples
 from search.programs.nest import Floats
+from search.sketches.stage import Estimate
 
 RNG = np.random.default_rng(7)
 
@@ -20,7 +20,8 @@ def _estimate(seconds: Floats) -> Estimate:
 
 
 def _examples(count: int, correction: Callable[[Floats], Floats]) -> Examples:
-    """Analytic seconds that know nothing, and measured ones that depend on the first feature."""
+    """Return examples whose analytic seconds are constant and whose measured ones depend on the first
+    feature."""
     features = RNG.normal(size=(count, NUM_FEATURES)).astype(np.float32)
     analytic = np.exp(RNG.normal(-7.0, 0.3, size=count))
     measured = analytic * correction(features[:, 0].astype(np.float64))
@@ -32,7 +33,7 @@ def _slower_with_the_first(feature: Floats) -> Floats:
 
 
 def _pairs_in_order(predicted: Floats, measured: Floats) -> float:
-    """The share of pairs that a prediction puts in the order in which they were measured."""
+    """Return the share of pairs that are predicted in the measured order."""
     first, second = np.triu_indices(len(measured), 1)
     return float(np.mean((predicted[first] < predicted[second]) == (measured[first] < measured[second])))
 
@@ -44,7 +45,7 @@ def test_with_few_records_the_analytic_model_decides() -> None:
     assert np.array_equal(predicted, examples.analytic_s)
 
 
-def test_failures_are_no_records_to_learn_from() -> None:
+def test_failures_do_not_count_as_records() -> None:
     examples = _examples(3 * MIN_RECORDS, _slower_with_the_first)
     measured = np.where(np.arange(3 * MIN_RECORDS) < MIN_RECORDS - 1, examples.measured_s, np.inf)
     failed = Examples(examples.features, examples.analytic_s, measured, examples.task)
@@ -67,7 +68,7 @@ def test_predictions_are_seconds() -> None:
     assert np.allclose(predicted, unseen.measured_s, rtol=0.1)
 
 
-def test_what_fails_ranks_behind_everything_that_ran() -> None:
+def test_failures_rank_behind_every_program_that_ran() -> None:
     examples = _examples(300, lambda feature: np.exp(0.1 * feature))
     fails = examples.features[:, 3] > 0.5
     measured = np.where(fails, np.inf, examples.measured_s)
@@ -129,7 +130,7 @@ def test_a_model_is_the_same_after_a_round_trip() -> None:
     assert np.array_equal(again.predict(examples.features, guess), model.predict(examples.features, guess))
 
 
-def test_the_analytic_model_is_no_bytes() -> None:
+def test_the_analytic_model_has_no_bytes() -> None:
     assert CostModel().to_bytes() == b""
     assert not CostModel.from_bytes(b"").is_learned
 

@@ -23,7 +23,7 @@ def test_producer_and_consumers_follow_the_buffers() -> None:
     assert graph.consumers(quotient) == ()
 
 
-def test_a_node_that_reads_what_is_not_written_yet_is_refused() -> None:
+def test_a_node_that_reads_an_unwritten_buffer_is_refused() -> None:
     first, second = add_relu().nodes
     with pytest.raises(ValueError, match=r"relu reads \['add'\] before they are written"):
         dag({"a": (1, 14, 14, 24), "b": (1, 14, 14, 24)}, [second, first])
@@ -116,7 +116,7 @@ def test_each_of_several_results_is_written_once() -> None:
         Dag("again", graph.buffers, (both, replace(both, name="again")))
 
 
-def test_the_text_says_what_is_computed_from_what() -> None:
+def test_the_text_has_every_node_with_its_reads() -> None:
     strided = node(
         "strided",
         {"i": 4, "j": 6},

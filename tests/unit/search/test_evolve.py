@@ -8,8 +8,8 @@ from search.evolution.evolve import EvolutionConfig, evolve
 from search.programs.annotate import valid
 from search.programs.nest import Floats
 from search.programs.program import Population
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from search.sketches.variables import Split
 from tests.unit.search import dags
 from tests.unit.search.dags import DEVICE
@@ -19,14 +19,14 @@ SMALL = EvolutionConfig(population=16, generations=2)
 
 
 def _outer_trips(population: Population) -> Floats:
-    """A made-up time: the fewer trips of the outermost tile level, the faster."""
+    """Predict made-up seconds: the fewer trips of the outermost tile level, the faster."""
     splits = [variable.key for variable in population.sketch.variables if isinstance(variable, Split)]
     columns = [population.sketch.columns[key].start for key in splits]
     return 1e-6 * (1.0 + population.values[:, columns].sum(axis=1))
 
 
 @given(sketches, seeds)
-def test_what_it_finds_is_valid_distinct_and_best_first(sketch: Sketch, seed: int) -> None:
+def test_found_programs_are_valid_distinct_and_fastest_first(sketch: Sketch, seed: int) -> None:
     population, seconds = evolve(sketch, _outer_trips, [], np.random.default_rng(seed), SMALL)
     programs = all_programs(population)
     assert len(programs) == len(set(programs)) > 0
@@ -56,7 +56,7 @@ def test_generations_find_better_programs_than_sampling() -> None:
 
 
 def test_generations_follow_the_prediction() -> None:
-    """Selection alone does it: what is met on the way is faster on average than what is drawn."""
+    """Programs of later generations are faster on average than random ones, by selection alone."""
     sketch = generate(dags.conv2d(), DEVICE)[0]
     config = EvolutionConfig(population=256, generations=8)
     _, seconds = evolve(sketch, _outer_trips, [], np.random.default_rng(0), config)

@@ -42,7 +42,7 @@ def test_a_large_prime_stays_in_the_outer_parts() -> None:
 
 
 def _tiles(factors: tuple[int, ...], extent: int) -> list[int]:
-    """How many elements each run of the innermost loop has left of the extent."""
+    """Return the elements of the extent that each run of the innermost loop covers."""
     *outer, last = factors
     starts = range(0, math.prod(outer) * last, last)
     return [max(0, min(last, extent - start)) for start in starts]
@@ -94,7 +94,7 @@ def test_every_exact_factorization_is_a_tiling(extent: int, parts: int, tail: Ta
 
 
 def _partial(extent: int, tail: Tail, parts: int = 4) -> set[int]:
-    """The innermost factors of the tilings that end in a partial tile."""
+    """Return the innermost factors of the tilings that end in a partial tile."""
     return {row[-1] for row in tilings(extent, parts, LIMIT, tail).tolist() if math.prod(row) != extent}
 
 

@@ -1,4 +1,4 @@
-"""Which nodes an instruction computes, the sketches that use it, and how their programs are counted."""
+"""Dot-product instructions: the nodes that match, their sketches, and the estimate of their programs."""
 
 from __future__ import annotations
 
@@ -13,11 +13,20 @@ from search.dag import Dag
 from search.evolution.mutate import cross, mutate
 from search.programs.nest import Nest
 from search.programs.program import Population, Program, gather
-from search.sketches.intrinsics import BY_NAME, INTRINSICS, Roles, extents, roles, stage_roles, usable
+from search.rules.space import generate
+from search.sketches.intrinsics import (
+    BY_NAME,
+    INTRINSICS,
+    Roles,
+    best_intrinsic,
+    intrinsic_extents,
+    match_roles,
+    stage_roles,
+)
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
-from search.sketches.stage import Placement, Stage
+from search.sketches.stage import Placement
 from search.sketches.variables import Choice, Split
+from search.stages.cpu import Tiled
 from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DEVICE
 from tests.unit.search.programs import all_programs, drawn, program_of, sketch_of
@@ -69,7 +78,7 @@ def _conv(constants: tuple[str, ...] = ("weight",)) -> Dag:
 
 
 def _matched(graph: Dag) -> Roles | None:
-    return roles(graph, graph.nodes[-1], VNNI)
+    return match_roles(graph, graph.nodes[-1], VNNI)
 
 
 def _tensorized(graph: Dag, device: Device = SERVER) -> list[Sketch]:
@@ -84,7 +93,7 @@ def test_a_product_of_bytes_is_a_sum_of_dot_products() -> None:
 def test_the_operands_may_come_in_any_order() -> None:
     graph = _matmul()
     product = replace(graph.nodes[0], reads=graph.nodes[0].reads[::-1])
-    assert roles(replace(graph, nodes=(product,)), product, VNNI) == Roles(1, 2, "a", "b")
+    assert match_roles(replace(graph, nodes=(product,)), product, VNNI) == Roles(1, 2, "a", "b")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +162,7 @@ def test_a_device_uses_the_best_instruction_that_it_has(
     device: Device, types: tuple[str, ...], expected: str | None
 ) -> None:
     graph = _matmul(dtypes=dict(zip(("a", "b", "matmul"), types, strict=True)))
-    found = usable(graph, graph.nodes[0], device)
+    found = best_intrinsic(graph, graph.nodes[0], device)
     assert (found.name if found else None) == expected
 
 
@@ -185,7 +194,7 @@ def test_the_consumer_is_fused_and_the_padding_stays_in_memory() -> None:
         assert location.options == ("root", "1", "2", "3")
 
 
-def test_what_would_be_inlined_elsewhere_stays_in_memory_too() -> None:
+def test_a_producer_of_an_operand_is_not_inlined() -> None:
     graph = dag(
         {"raw": (32, 64), "b": (64, 48)},
         [
@@ -262,13 +271,13 @@ def test_an_instruction_takes_as_long_as_one_of_a_vector() -> None:
     assert dot_cycles == pytest.approx(cycles)
 
 
-def test_the_order_in_which_the_columns_lie_at_first_costs_nothing_in_registers() -> None:
+def test_the_original_order_of_the_columns_does_not_matter_to_registers() -> None:
     loads = []
     for b in ("b[k, j]", "b[j, k]"):
         graph = _matmul(b=b, constants=("b",))
         sketch = sketch_of(graph, "tile matmul SSRSRS of dot_16x4_vnni", SERVER)
         loads.append(estimate(drawn(sketch, seed=3), SERVER).quantities["loads_per_fma"])
-    assert np.array_equal(*loads)
+    assert np.array_equal(loads[0], loads[1])
 
 
 def _alone(program: Program) -> Population:
@@ -277,7 +286,7 @@ def _alone(program: Program) -> Population:
 
 def test_an_intrinsic_that_does_not_fit_its_node_is_refused() -> None:
     graph = _matmul(j=40)
-    stage = Stage("matmul", Placement.TILED, "SSRSRS", intrinsic="dot_16x4_vnni")
+    stage = Tiled("matmul", "SSRSRS", intrinsic="dot_16x4_vnni")
     with pytest.raises(ValueError, match="dot_16x4_vnni does not compute matmul"):
         stage_roles(graph, stage)
-    assert extents(graph, replace(stage, intrinsic="")) == {}
+    assert intrinsic_extents(graph, replace(stage, intrinsic="")) == {}

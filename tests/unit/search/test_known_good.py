@@ -21,16 +21,16 @@ def test_a_good_program_is_legal_as_it_stands(name: str) -> None:
 
 @names
 def test_random_programs_can_be_the_good_one(name: str) -> None:
-    """Each variable's value is among those that are drawn; any option of a choice is."""
+    """The factors of every split are among those drawn; all options of a choice are drawn."""
     program = KNOWN_GOOD[name].program
     for variable in program.sketch.variables:
         if isinstance(variable, Split):
-            assert program.of(variable) in {tuple(row) for row in variable.table.tolist()}, variable
+            assert program.values_of(variable) in {tuple(row) for row in variable.table.tolist()}, variable
 
 
 @names
-def test_every_value_of_a_good_program_is_on_purpose(name: str) -> None:
-    """None is left to what happens to be in the middle."""
+def test_good_programs_set_every_variable(name: str) -> None:
+    """No variable keeps the default of `program_of`, the middle value."""
     known = KNOWN_GOOD[name]
     given = {(node, setting) for node, settings in known.values.items() for setting in settings}
     assert given == {_written(known.program, *variable.key) for variable in known.program.sketch.variables}

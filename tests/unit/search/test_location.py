@@ -1,11 +1,13 @@
-"""Where nests may be computed."""
+"""Possible compute locations of nests."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from search.dag import Dag
-from search.sketches.space import generate
+from search.dag import Dag, Node
+from search.rules.space import generate
 from search.sketches.stage import Placement
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
@@ -16,7 +18,7 @@ Location = tuple[str | None, tuple[int | str, ...]]
 
 
 def _locations(graph: Dag, key: str) -> dict[str, Location]:
-    """Of every nest: its host and the options of its location."""
+    """Return, for every nest, its host and the options of its location."""
     sketch = sketch_of(graph, key)
     found: dict[str, Location] = {}
     for stage in sketch.nests:
@@ -43,7 +45,7 @@ def test_partial_results_for_all_cores_are_computed_before() -> None:
     assert found["sum"] == ("divide", ("root", "1"))
 
 
-def test_uneven_partial_results_stand_apart_from_what_they_read_and_what_reads_them() -> None:
+def test_uneven_partial_results_have_a_nest_of_their_own() -> None:
     key = "nest max rfactor uneven; nest exp; nest sum rfactor uneven; nest divide"
     found = _locations(dags.softmax(16, 67), key)
     assert found["max"] == (None, ())
@@ -63,7 +65,7 @@ def test_a_nest_of_several_results_joins_its_reader_whole() -> None:
     assert _locations(dags.layer_norm_one_pass(), "nest sums; nest norm")["sums"] == ("norm", ("root", "1"))
 
 
-def test_what_a_product_sums_up_stays_outside() -> None:
+def test_the_operands_of_a_product_are_computed_outside() -> None:
     """Tiles read the exponentials and their sum again and again."""
     softmax = "inline scaled; nest max; nest exp; nest sum; inline weights"
     assert _locations(dags.attention(), f"tile scores SSRSRS; {softmax}; tile attention SSRSRS") == {
@@ -84,12 +86,12 @@ def test_padding_may_move_down_to_the_outermost_reduction_level() -> None:
 
 
 def test_a_vector_axis_is_not_divided_between_nests() -> None:
-    """The only axis of the root is its vectors: the sums are computed before."""
+    """The host's only axis is vectorized, so the sums are computed before it."""
     assert _locations(dags.norm(), "inline square; nest sum; nest root")["sum"] == ("root", ())
 
 
-def _square(name: str, reads: list[str], **facts: object) -> object:
-    return node(name, {"i": 16, "j": 16}, reads, **facts)  # type: ignore[arg-type]
+def _square(name: str, reads: list[str], **facts: Any) -> Node:
+    return node(name, {"i": 16, "j": 16}, reads, **facts)
 
 
 def test_a_nest_read_by_two_products_does_not_move() -> None:
@@ -104,7 +106,9 @@ def test_a_nest_read_by_two_products_does_not_move() -> None:
     )
     for sketch in generate(graph, DEVICE):
         assert "pad" not in sketch.hosts
-        assert sketch.choice("pad", "location").options == ("inline", "root")
+        location = sketch.choice("pad", "location")
+        assert location is not None
+        assert location.options == ("inline", "root")
 
 
 def test_a_nest_finds_its_reader_through_inlined_ones() -> None:
@@ -170,7 +174,7 @@ def test_two_reads_share_what_both_of_them_share() -> None:
     assert _locations(graph, "nest heavy; nest reader")["heavy"][1] == ("inline", "root", "1")
 
 
-def test_loops_of_one_iteration_are_no_place_of_their_own() -> None:
+def test_loops_of_one_iteration_are_no_locations() -> None:
     shape = {"n": 1, "i": 8, "j": 8}
     graph = dag(
         {"data": (1, 8, 8)},

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.cost.metrics import TOP, Metrics, Predictions, by_task, evaluate
+from search.cost.metrics import TOP, ModelMetrics, Predictions, by_task, evaluate
 
 seconds = st.floats(1e-6, 1.0)
 
@@ -23,16 +23,16 @@ def told(predicted: list[float], measured: list[float], task: list[int] | None =
     )
 
 
-def of(predicted: list[float], measured: list[float], task: list[int] | None = None) -> Metrics:
+def of(predicted: list[float], measured: list[float], task: list[int] | None = None) -> ModelMetrics:
     return evaluate(told(predicted, measured, task))
 
 
 def test_a_perfect_model() -> None:
     measured = [(n + 1) * 1e-3 for n in range(3 * TOP)]
-    assert of(measured, measured) == Metrics(3 * TOP, 1.0, 1.0, 1.0)
+    assert of(measured, measured) == ModelMetrics(3 * TOP, 1.0, 1.0, 1.0)
 
 
-def test_a_model_that_has_it_all_backwards() -> None:
+def test_a_model_that_predicts_the_reverse_order() -> None:
     measured = [(n + 1) * 1e-3 for n in range(3 * TOP)]
     found = of(measured[::-1], measured)
     assert (found.pairwise, found.recall) == (0.0, 0.0)
@@ -49,7 +49,7 @@ def test_a_worked_example() -> None:
     assert found.recall is None
 
 
-def test_nothing_is_taken_to_be_faster_than_the_best_known() -> None:
+def test_predictions_are_cut_off_at_the_best_known() -> None:
     assert of([1e-6, 2e-3, 4e-3], [1e-3, 2e-3, 4e-3]).r2 == 1.0
 
 
@@ -72,7 +72,7 @@ def test_recall_counts_the_fastest_that_were_chosen() -> None:
 
 
 def test_programs_of_different_tasks_are_no_pairs() -> None:
-    """The second task is a thousand times slower, which nobody needs to predict."""
+    """The second task is a thousand times slower, which doesn't have to be predicted."""
     measured, task = [1e-3, 2e-3, 1.0, 2.0], [0, 0, 1, 1]
     assert of([1.0, 2.0, 1e-3, 2e-3], measured, task).pairwise == 1.0
     assert of([1e-3, 2e-3, 2.0, 1.0], measured, task).pairwise == 0.5
@@ -84,7 +84,7 @@ def test_tasks_of_which_nothing_ran_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("measured", [[], [1e-3], [1e-3, 1e-3], [math.inf, math.inf]])
-def test_what_cannot_be_told_is_none(measured: list[float]) -> None:
+def test_undefined_metrics_are_none(measured: list[float]) -> None:
     found = of([1e-3] * len(measured), measured)
     assert (found.r2, found.pairwise, found.recall) == (None, None, None)
 

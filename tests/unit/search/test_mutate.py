@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from search.evolution.mutate import cross, move_factor, mutate
 from search.programs.annotate import legal, valid
 from search.programs.program import Population
+from search.rules.space import generate
 from search.sketches.factors import factorizations
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from search.sketches.variables import Choice, Variable
 from tests.unit.search import dags
 from tests.unit.search.dags import DEVICE
@@ -124,7 +124,7 @@ def _values(variable: Variable) -> set[tuple[int, ...]]:
 
 
 @given(sketches, seeds)
-def test_what_is_legal_of_the_children_is_valid(sketch: Sketch, seed: int) -> None:
+def test_legal_children_are_valid(sketch: Sketch, seed: int) -> None:
     rng = np.random.default_rng(seed)
     parents = drawn(sketch, seed)
     for children in (mutate(parents, rng), cross(parents, mutate(parents, rng), rng)):

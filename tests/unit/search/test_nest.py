@@ -1,4 +1,4 @@
-"""The arithmetic of nests against loops that are really run."""
+"""The arithmetic of nests, compared with loops that are run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from search.dag import Access, AxisKind, Buffer, BufferRole, Dag
 from search.programs.nest import Nest, footprint_bytes, region, vector_instructions
 from search.programs.program import Population, Program, gather
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from search.sketches.stage import Stage
 from tests.unit.search.builders import access, dag, node
 from tests.unit.search.dags import DEVICE, grouped, matmul, max_pool
@@ -46,24 +46,20 @@ def _pooling() -> Dag:
     )
 
 
-SMALL = [
-    sketch
-    for make in (
-        lambda: matmul(4, 6, 4),
-        lambda: matmul(19, 2, 2),  # rows with partial tiles
-        _strided,
-        _pooling,
-        lambda: grouped(2, 8, 2),
-    )
-    for sketch in generate(make(), DEVICE)
-    if sketch.tiled
-]
+GRAPHS = (
+    matmul(4, 6, 4),
+    matmul(19, 2, 2),  # rows with partial tiles
+    _strided(),
+    _pooling(),
+    grouped(2, 8, 2),
+)
+SMALL = [sketch for graph in GRAPHS for sketch in generate(graph, DEVICE) if sketch.tiled]
 
 small_sketches = st.sampled_from(SMALL)
 
 
 class _Loops:
-    """One program's loops as they run: (level, axis, trips), outermost first."""
+    """The loops of one program: (level, axis, trips), outermost first."""
 
     def __init__(self, program: Program, stage: Stage) -> None:
         self.node = program.sketch.dag.node[stage.node]
@@ -77,7 +73,8 @@ class _Loops:
             seen[kind] += 1
 
     def run(self, levels: range) -> Iterator[Position]:
-        """Where every axis stands in each iteration of some levels' loops, the others standing at zero."""
+        """Yield the positions of all axes in each iteration of some levels' loops; other loops stay at
+        zero."""
         trips = [range(extent) if level in levels else range(1) for level, _, extent in self.loops]
         for counters in itertools.product(*trips):
             position = [0] * len(self.node.axes)
@@ -86,7 +83,7 @@ class _Loops:
             yield tuple(position)
 
     def exists(self, position: Position) -> bool:
-        """False for what a partial last tile lacks."""
+        """Whether a position is inside the extents, which a partial last tile exceeds."""
         return all(at < axis.extent for at, axis in zip(position, self.node.axes, strict=True))
 
 
@@ -146,7 +143,7 @@ def test_the_region_is_the_box_around_the_elements_touched(sketch: Sketch, seed:
 
 
 @given(small_sketches, seeds)
-def test_visits_count_how_often_the_inner_region_is_another(sketch: Sketch, seed: int) -> None:
+def test_visits_count_the_changes_of_the_inner_region(sketch: Sketch, seed: int) -> None:
     for nest, row, loops in _cases(sketch, seed):
         for read in (*loops.node.reads, loops.node.write):
             used = read.axes
@@ -202,7 +199,7 @@ def test_a_scalar_takes_one_line() -> None:
 
 
 def _instructions(width: int, lanes: int) -> int:
-    """The longest vector that fits into what is left, again and again."""
+    """Count the longest vectors that fit into the rest of a row, until nothing is left."""
     count = 0
     while width:
         while lanes > width:
@@ -227,8 +224,8 @@ def test_many_rows_are_counted_at_once() -> None:
 
 
 @given(st.integers(1, 6), st.integers(1, 12), st.integers(0, 11), st.integers(1, 3))
-def test_the_quotients_that_a_tile_sees(divisor: int, tile: int, number: int, coefficient: int) -> None:
-    """Of the tiles of an axis: exact where they line up with the divisor, else one less at most."""
+def test_the_quotients_within_a_tile(divisor: int, tile: int, number: int, coefficient: int) -> None:
+    """The count is exact for tiles that line up with the divisor, and otherwise at most one too small."""
     read = access(f"data[{coefficient}*f//{divisor}]", ["f"])
     (touched,) = region(read, np.array([[tile]]), (10_000,))
     quotients = {f // divisor for f in range(number * tile, (number + 1) * tile)}

@@ -18,7 +18,7 @@ from search.dag import Dag
 from search.evolution.evolve import EvolutionConfig
 from search.policy import Proposal, Sample, SearchConfig, SearchTask, propose, train
 from search.programs.program import Program, gather
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.unit.search import dags
 from tests.unit.search.dags import DAGS, DEVICE
 from tests.unit.search.programs import all_programs, drawn, seeds, sketch_of
@@ -63,7 +63,7 @@ def test_proposals_are_new_distinct_and_predicted(name: str, seed: int, count: i
 
 @few_examples
 @given(task_names, seeds)
-def test_what_was_measured_or_issued_never_comes_again(name: str, seed: int) -> None:
+def test_measured_and_issued_programs_are_not_proposed_again(name: str, seed: int) -> None:
     task = TASKS[name]
     first = [proposal.program for proposal in _propose(task, 12, seed)]
     measured = [(program, float("inf") if i % 3 else 1e-3) for i, program in enumerate(first[::2])]
@@ -83,7 +83,7 @@ from search.programs.annotate import sample
 from search.cost.model import CostModel
 from search.evolution.mutate import cross
 from search.policy import SearchTask, propose
-from search.sketches.space import generate
+from search.rules.space import generate
 from tests.unit.search.dags import DEVICE, softmax
 task = SearchTask(softmax(), generate(softmax(), DEVICE), DEVICE)
 pool = sample(task.sketches[0], 64, np.random.default_rng(0))
@@ -94,7 +94,7 @@ for proposal in propose(task, CostModel(), [], 16, np.random.default_rng(3)):
 
 
 def test_another_process_proposes_the_same_programs() -> None:
-    """Sets of strings have another order in every process: nothing may depend on it."""
+    """Sets of strings have another order in every process, which must not matter."""
     told = {
         subprocess.run(
             [sys.executable, "-c", SCRIPT],
@@ -137,14 +137,14 @@ def test_nothing_is_proposed_when_nothing_is_asked_for() -> None:
     assert _propose(TASKS["matmul"], 0) == []
 
 
-def test_evolution_is_as_large_as_the_batch_that_is_wanted() -> None:
+def test_the_size_of_the_evolution_follows_the_batch() -> None:
     config, learned = SearchConfig(), CostModel(xgboost.Booster())  # never asked here
-    sizes = [config.share(1, count, learned).population for count in (1, 4, 16, 64)]
+    sizes = [config.evolution_of_one(1, count, learned).population for count in (1, 4, 16, 64)]
     assert sizes == [64, 256, 1024, 1024]
     # All sketches together have no more than a few times the programs of one.
-    assert [config.share(count, 16, learned).population for count in (4, 8)] == [1024, 512]
+    assert [config.evolution_of_one(count, 16, learned).population for count in (4, 8)] == [1024, 512]
     # Before anything is learned evolution is short anyway.
-    assert {config.share(1, count, CostModel()).population for count in (1, 16)} == {512}
+    assert {config.evolution_of_one(1, count, CostModel()).population for count in (1, 16)} == {512}
 
 
 def test_the_best_predicted_come_first() -> None:
@@ -163,7 +163,7 @@ def test_near_copies_fill_no_more_than_their_share() -> None:
     assert max(innermost.values()) <= 4
 
 
-def test_the_share_gives_way_where_there_is_nothing_else() -> None:
+def test_near_copies_fill_the_batch_if_there_is_nothing_else() -> None:
     graph = dags.matmul(2, 1, 4096)
     task = SearchTask(graph, (sketch_of(graph, "tile matmul SSRSRS"),), DEVICE)
     proposals = _propose(task, 16)
@@ -173,14 +173,14 @@ def test_the_share_gives_way_where_there_is_nothing_else() -> None:
 
 
 def test_known_programs_do_not_use_up_the_batch() -> None:
-    """The best of the population is known: what follows it is proposed instead."""
+    """The best programs of the population are known, so the next ones are proposed."""
     task = TASKS["depthwise"]
     known = [proposal.program for proposal in _propose(task, 64)]
     assert len(_propose(task, 64, measured=[(program, 1e-3) for program in known])) == 64
 
 
 def _measured_s(program: Program) -> float:
-    """A device that the analytic model is wrong about: it only likes large outer loops over i."""
+    """Seconds on a device that the analytic model is wrong about: large outer loops over i are fast."""
     return 1e-3 / program.factors("matmul", 0)[0]
 
 
@@ -199,14 +199,14 @@ def test_measurements_change_what_is_proposed() -> None:
     assert mean_s[0] < 0.5 * mean_s[1]
 
 
-def test_hopeless_programs_are_left_out_once_the_model_is_trusted() -> None:
+def test_programs_predicted_to_be_slow_are_left_out_once_the_model_is_trusted() -> None:
     task = TASKS["matmul"]
     samples = _samples(task, 100, seed=1)
     model, measured = train(samples), [(program, seconds) for _, program, seconds in samples]
     limit_s = 1.5 * min(seconds for _, seconds in measured)
 
     def slowest_s(model: CostModel, trusted_after: int) -> float:
-        config = SearchConfig(SHORT, SHORT, hopeless=1.5, trusted_after=trusted_after)
+        config = SearchConfig(SHORT, SHORT, max_slowdown=1.5, trusted_after=trusted_after)
         found = propose(task, model, measured, 64, np.random.default_rng(0), (), config)
         return max(proposal.predicted_s for proposal in found)
 

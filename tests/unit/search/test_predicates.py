@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.unit.search import dags
 from tests.unit.search.builders import access, dag, node
 
 
-def _rows(*reads: str, **facts: bool) -> Node:
+def _rows(*reads: str, **facts: Any) -> Node:
     return node("rows", {"i": 8, "j": 4}, list(reads), **facts)
 
 
@@ -37,7 +38,7 @@ def _rows(*reads: str, **facts: bool) -> Node:
         (node("sum", {"i": 8}, ["a[i, k]"], reduction={"k": 4}), False),
     ],
 )
-def test_inlineable_is_what_reads_in_order_and_costs_little(subject: Node, expected: bool) -> None:
+def test_inlineable_nodes_read_in_order_and_cost_little(subject: Node, expected: bool) -> None:
     assert is_strictly_inlineable(subject) is expected
 
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search.programs.program import Population, Program, from_json, gather
+from search.rules.space import generate
 from search.sketches.factors import covers
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from search.sketches.variables import Choice, Split
 from tests.unit.search import dags
 from tests.unit.search.dags import DEVICE
@@ -42,6 +42,7 @@ def test_factors_of_every_axis_cover_its_extent(sketch: Sketch, seed: int) -> No
                 factors = program.factors(stage.node, position)
                 assert len(factors) == stage.structure.count(axis.kind)
                 split = sketch.variable.get((stage.node, position))
+                assert isinstance(split, Split | None)
                 assert covers(factors, axis.extent, split.tail) if split else factors == (1,) * len(factors)
 
 
@@ -138,7 +139,7 @@ def test_axes_of_extent_one_have_factors_of_one() -> None:
     assert gather([program]).factors("conv", 0).tolist() == [[1, 1, 1, 1]]
 
 
-def test_a_choice_nobody_left_open_has_no_answer() -> None:
+def test_a_choice_that_the_sketch_lacks_is_refused() -> None:
     program = middling(generate(dags.matmul(), DEVICE)[0])
     assert program.choice("matmul", "unroll") == 16
     with pytest.raises(KeyError):

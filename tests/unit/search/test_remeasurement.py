@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.remeasurement import ENOUGH, NOISE, Timed, contenders, how_many
+from search.remeasurement import ENOUGH, NOISE, MeasuredProgram, remeasurement_count, select_for_remeasurement
 
 MEASURED = st.lists(
     st.tuples(st.floats(1e-6, 1.0) | st.just(math.inf), st.integers(1, ENOUGH + 1)), max_size=20
@@ -16,58 +16,63 @@ MEASURED = st.lists(
 
 
 @given(measured=MEASURED, count=st.integers(0, 8))
-def test_only_what_may_be_the_fastest_is_timed_again(measured: list[tuple[float, int]], count: int) -> None:
-    timed = [Timed(number, seconds, times) for number, (seconds, times) in enumerate(measured)]
-    chosen = [timed[number] for number in contenders(timed, count)]
+def test_only_programs_that_may_be_the_fastest_are_timed_again(
+    measured: list[tuple[float, int]], count: int
+) -> None:
+    timed = [MeasuredProgram(number, seconds, times) for number, (seconds, times) in enumerate(measured)]
+    chosen = [timed[number] for number in select_for_remeasurement(timed, count)]
     best_s = min((one.seconds for one in timed), default=math.inf)
     assert len(chosen) <= count
     assert all(one.times < ENOUGH and one.seconds * (1 - NOISE) <= best_s for one in chosen)
     left = [one for one in timed if one not in chosen and one.times < ENOUGH and math.isfinite(one.seconds)]
     if len(chosen) < count:
-        assert all(one.hoped_s > best_s for one in left)
+        assert all(one.optimistic_s > best_s for one in left)
 
 
-def test_the_fastest_comes_first_and_is_believed_in_the_end() -> None:
-    assert contenders([Timed("a", 1.0), Timed("b", 0.99), Timed("c", 2.0)], 3) == ["b", "a"]
+def test_the_fastest_comes_first_until_it_was_timed_often_enough() -> None:
+    measured = [MeasuredProgram("a", 1.0), MeasuredProgram("b", 0.99), MeasuredProgram("c", 2.0)]
+    assert select_for_remeasurement(measured, 3) == ["b", "a"]
     # One that was measured seldom may still be faster than one that is well known.
-    assert contenders([Timed("a", 1.0), Timed("b", 0.99, ENOUGH)], 3) == ["a"]
-    assert contenders([Timed("b", 0.99, ENOUGH)], 3) == []
+    measured = [MeasuredProgram("a", 1.0), MeasuredProgram("b", 0.99, ENOUGH)]
+    assert select_for_remeasurement(measured, 3) == ["a"]
+    assert select_for_remeasurement([MeasuredProgram("b", 0.99, ENOUGH)], 3) == []
 
 
-def test_nothing_that_worked_means_nothing_to_time_again() -> None:
-    assert contenders([], 3) == contenders([Timed("a", math.inf)], 3) == []
+def test_without_a_success_nothing_is_timed_again() -> None:
+    assert select_for_remeasurement([], 3) == []
+    assert select_for_remeasurement([MeasuredProgram("a", math.inf)], 3) == []
 
 
-def test_what_was_never_measured_is_refused() -> None:
-    with pytest.raises(ValueError, match="once at least"):
-        Timed("a", 1.0, 0)
+def test_zero_measurements_are_refused() -> None:
+    with pytest.raises(ValueError, match="at least once"):
+        MeasuredProgram("a", 1.0, 0)
 
 
-def test_more_of_the_last_trials_are_for_contenders() -> None:
+def test_the_last_batch_times_more_programs_again() -> None:
     rng = np.random.default_rng(0)
-    early = sum(how_many(32, rng, is_last=False) for _ in range(200))
-    late = sum(how_many(32, rng, is_last=True) for _ in range(200))
+    early = sum(remeasurement_count(32, rng, is_last=False) for _ in range(200))
+    late = sum(remeasurement_count(32, rng, is_last=True) for _ in range(200))
     assert 300 < early < 500
     assert 1400 < late < 1800
 
 
-def test_it_finds_better_programs_than_believing_every_measurement() -> None:
-    """Programs of 1.00 to 1.30, each measurement off by 8%: with an eighth of the measurements for
-    contenders, what is chosen in the end is better though fewer programs were tried."""
+def test_remeasurement_finds_better_programs() -> None:
+    """Programs take 1.00 to 1.30, and each measurement is off by 8%. If an eighth of the measurements repeat
+    others, the chosen program is better, though fewer programs were tried."""
     assert statistics.fmean(_chosen(seed, again=4) for seed in range(60)) < statistics.fmean(
         _chosen(seed, again=0) for seed in range(60)
     )
 
 
 def _chosen(seed: int, again: int) -> float:
-    """What the program really takes that looks the fastest after 4 batches of 32 measurements, of which so
-    many are `again` of those before."""
+    """Return the true seconds of the program that looks the fastest after 4 batches of 32 measurements,
+    `again` of which repeat earlier ones."""
     rng = np.random.default_rng(seed)
     truth = rng.uniform(1.0, 1.3, 4 * 32)
     seen: dict[int, list[float]] = {}
     for batch in range(4):
         chosen = [batch * 32 + n for n in range(32 - again)]
-        timed = [Timed(n, statistics.median(secs), len(secs)) for n, secs in seen.items()]
-        for number in [*chosen, *contenders(timed, again)]:
+        timed = [MeasuredProgram(n, statistics.median(secs), len(secs)) for n, secs in seen.items()]
+        for number in [*chosen, *select_for_remeasurement(timed, again)]:
             seen.setdefault(number, []).append(truth[number] * rng.normal(1.0, 0.08))
     return float(truth[min(seen, key=lambda number: statistics.median(seen[number]))])

@@ -1,4 +1,4 @@
-"""Which rules apply to which nodes, and a user's own rules."""
+"""The rules that apply to each kind of node, and a user's own rules."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from search.dag import Dag, Index, Term
-from search.sketches.cpu_rules import RESULTS_PER_CORE
-from search.sketches.derive import Rule, State, Verdict
-from search.sketches.space import generate
-from search.sketches.stage import Placement, Rfactor, Stage
+from search.rules.cpu import RESULTS_PER_CORE
+from search.rules.derive import ConditionKind, Rule, State
+from search.rules.space import generate
+from search.sketches.stage import Placement, Rfactor
+from search.stages.cpu import LoopNest, Tiled
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DEVICE
@@ -65,7 +66,7 @@ def test_several_results_at_once_are_neither_tiled_nor_factored() -> None:
     assert _keys(dags.layer_norm_one_pass()) == ["nest sums; nest norm"]
 
 
-def test_columns_are_summed_up_in_tiles_or_where_they_are_read() -> None:
+def test_columns_are_summed_up_in_tiles_or_in_their_reader() -> None:
     assert _keys(dags.global_pool()) == [
         "tile sum SRS, average at 1; fuse average",
         "tile sum SRS; nest average",
@@ -127,59 +128,60 @@ def test_unknown_reducers_are_not() -> None:
     assert not _rfactors(dag({"a": (4, 64)}, [summed]), "sum")
 
 
-def test_what_is_factored_may_also_be_left() -> None:
+def test_a_factored_reduction_may_also_be_a_plain_nest() -> None:
     assert _keys(dags.total()) == ["nest total rfactor inner", "nest total rfactor outer", "nest total"]
 
 
-def _is_matmul(verdict: Verdict) -> Rule:
-    def condition(state: State) -> Verdict:
-        return verdict if state.current.name == "matmul" else Verdict.SKIP
+def _leave_matmul(kind: ConditionKind) -> Rule:
+    def condition(state: State) -> ConditionKind:
+        return kind if state.current.name == "matmul" else ConditionKind.SKIP
 
     def leave(state: State) -> list[State]:
-        return [state.put(Stage(state.current.name, Placement.NEST))]
+        return [state.put(LoopNest(state.current.name))]
 
     return Rule("LeaveAlone", condition, leave)
 
 
-def test_a_rule_of_ones_own_stops_the_built_in_ones() -> None:
-    found = generate(dags.matmul(), DEVICE, [_is_matmul(Verdict.APPLY_AND_STOP)])
+def test_a_users_rule_can_skip_the_built_in_ones() -> None:
+    found = generate(dags.matmul(), DEVICE, [_leave_matmul(ConditionKind.APPLY_AND_SKIP_REST)])
     assert [sketch.key for sketch in found] == ["nest matmul"]
 
 
 def test_a_rule_that_only_applies_adds_its_sketches_to_the_others() -> None:
-    found = generate(dags.matmul(), DEVICE, [_is_matmul(Verdict.APPLY)])
+    found = generate(dags.matmul(), DEVICE, [_leave_matmul(ConditionKind.APPLY)])
     assert [sketch.key for sketch in found] == ["nest matmul", *_keys(dags.matmul())]
 
 
 def test_a_rule_that_skips_changes_nothing() -> None:
-    found = generate(dags.softmax(), DEVICE, [_is_matmul(Verdict.APPLY_AND_STOP)])
+    found = generate(dags.softmax(), DEVICE, [_leave_matmul(ConditionKind.APPLY_AND_SKIP_REST)])
     assert [sketch.key for sketch in found] == _keys(dags.softmax())
 
 
 def test_a_rule_may_depend_on_the_device() -> None:
-    def on_many_cores(state: State) -> Verdict:
-        return Verdict.APPLY_AND_STOP if state.device.cores > 8 else Verdict.SKIP
+    def on_many_cores(state: State) -> ConditionKind:
+        return ConditionKind.APPLY_AND_SKIP_REST if state.device.cores > 8 else ConditionKind.SKIP
 
-    rule = replace(_is_matmul(Verdict.APPLY), condition=on_many_cores)
+    rule = replace(_leave_matmul(ConditionKind.APPLY), condition=on_many_cores)
     assert len(generate(dags.matmul(), DEVICE, [rule])) == 3
     assert len(generate(dags.matmul(), replace(DEVICE, cores=16), [rule])) == 1
 
 
 def test_a_rule_may_replace_a_stage_that_is_already_placed() -> None:
-    """The producer's rule takes its inlined reader back."""
+    """The producer's rule makes its inlined reader a nest again."""
 
-    def is_add(state: State) -> Verdict:
-        return Verdict.APPLY_AND_STOP if state.current.name == "conv" else Verdict.SKIP
+    def is_add(state: State) -> ConditionKind:
+        return ConditionKind.APPLY_AND_SKIP_REST if state.current.name == "conv" else ConditionKind.SKIP
 
     def take_back(state: State) -> list[State]:
-        return [state.put(Stage("conv", Placement.TILED, "SSRSRS"), Stage("add", Placement.NEST))]
+        return [state.put(Tiled("conv", "SSRSRS"), LoopNest("add"))]
 
     (found,) = generate(dags.conv2d(), DEVICE, [Rule("TakeBack", is_add, take_back)])
     assert found.key == "nest pad; tile conv SSRSRS; nest add; nest relu"
 
 
-def test_what_follows_a_tile_needs_boxes_of_its_own() -> None:
-    """Rows 4*io + ii: a tile over io writes rows apart, and a copy of its box would undo its neighbours."""
+def test_an_epilogue_needs_tiles_that_write_boxes() -> None:
+    """In rows 4*io + ii a tile over io writes every fourth row, and a copy of its box would overwrite
+    others."""
     graph = dags.matmul()
     (plain,) = graph.nodes
     first, *others = plain.write.indices

@@ -1,4 +1,4 @@
-"""What a sketch leaves open: its variables, their columns, and the ways to read operands."""
+"""The variables of a sketch, their columns, and the ways to read operands."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 
 from search.dag import Node
+from search.rules.space import generate
 from search.sketches.factors import Tail
-from search.sketches.sketch import VECTOR_LANES, Sketch, vector_loops
-from search.sketches.space import generate
-from search.sketches.variables import Choice, Split
+from search.sketches.sketch import Sketch
+from search.sketches.variables import VECTOR_LANES, Choice, Split, vector_loops
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DAGS, DEVICE
@@ -40,7 +40,7 @@ def test_every_node_has_one_stage_in_the_order_of_the_dag(name: str) -> None:
 
 @names
 def test_every_axis_of_a_node_with_levels_is_split_once(name: str) -> None:
-    """But for those over small constant matrices, which are unrolled."""
+    """Axes over small constant matrices are unrolled instead."""
     for sketch in OPEN_SKETCHES[name]:
         split = Counter((v.node, v.axis, v.extent) for v in sketch.variables if isinstance(v, Split))
         expected = {
@@ -77,7 +77,7 @@ def test_partial_tiles_are_for_rows_and_peeled_vectors() -> None:
     assert {v.tail for v in pool.variables if isinstance(v, Split)} == {Tail.NONE}
 
 
-def test_operands_are_read_as_they_lie_or_through_copies() -> None:
+def test_operands_are_read_directly_or_from_copies() -> None:
     tiled = sketch_of(dags.matmul(), "tile matmul SSRSRS")
     assert _options(tiled, "matmul", "read a") == ("direct", "2", "3")
     assert _options(tiled, "matmul", "read b") == ("direct", "2", "3")
@@ -99,13 +99,13 @@ def test_constants_are_packed_if_every_element_is_read_at_one_place() -> None:
         assert _options(sketch_of(graph, "tile matmul SSRSRS"), "matmul", "read b") == ways, read
 
 
-def test_what_may_still_move_is_not_copied() -> None:
+def test_results_of_movable_nests_are_not_copied() -> None:
     sketch = generate(dags.conv2d(), DEVICE)[0]
     assert _options(sketch, "conv", "read weight")
     assert not _options(sketch, "conv", "read pad")
 
 
-def test_what_is_read_twice_or_at_unknown_places_is_not_copied() -> None:
+def test_operands_read_twice_or_at_unknown_places_are_not_copied() -> None:
     graph = dag(
         {"a": (16, 16), "table": (16, 16), "b": (16, 16)},
         [

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from core.device import Device
 from search.dag import Access, Dag
-from search.evolution.transfer import nearest_factors, transferred
+from search.evolution.transfer import nearest_factors, transfer_programs
 from search.programs.annotate import legal
 from search.programs.program import Program, gather
+from search.rules.space import generate
 from search.sketches.factors import Tail
-from search.sketches.space import generate
 from search.sketches.variables import Split
 from tests.devices import GPU
 from tests.unit.search import dags
@@ -57,10 +57,12 @@ def renamed(graph: Dag) -> Dag:
 
 @settings(max_examples=60)
 @given(st.sampled_from(sorted(PAIRS)), st.sampled_from([DEVICE, GPU]), seeds)
-def test_what_comes_out_is_legal_and_of_the_given_sketches(name: str, device: Device, seed: int) -> None:
+def test_transferred_programs_are_legal_and_of_the_given_sketches(
+    name: str, device: Device, seed: int
+) -> None:
     source, target = (generate(make(), device) for make in PAIRS[name])
     sketch = source[seed % len(source)]
-    found = transferred(all_programs(drawn(sketch, seed, 8)), target)
+    found = transfer_programs(all_programs(drawn(sketch, seed, 8)), target)
     assert len(set(found)) == len(found)
     for program in found:
         assert any(program.sketch is known for known in target)
@@ -74,11 +76,11 @@ def test_programs_of_the_same_workload_stay_as_they_are(name: str, device: Devic
     sketches = generate(make(), device)
     programs = all_programs(drawn(sketches[seed % len(sketches)], seed, 8))
     exact = [p for p in programs if all(_is_tabled(p, v) for v in p.sketch.variables)]
-    assert transferred(exact, sketches) == exact
+    assert transfer_programs(exact, sketches) == exact
 
 
 def _is_tabled(program: Program, variable: object) -> bool:
-    return not isinstance(variable, Split) or list(program.of(variable)) in variable.table.tolist()
+    return not isinstance(variable, Split) or list(program.values_of(variable)) in variable.table.tolist()
 
 
 @settings(max_examples=30)
@@ -87,8 +89,8 @@ def test_names_do_not_matter(name: str, seed: int) -> None:
     make, _ = PAIRS[name]
     sketches, others = generate(make(), DEVICE), generate(renamed(make()), DEVICE)
     programs = all_programs(drawn(sketches[seed % len(sketches)], seed, 8))
-    assert [p.values for p in transferred(programs, others)] == [
-        p.values for p in transferred(programs, sketches)
+    assert [p.values for p in transfer_programs(programs, others)] == [
+        p.values for p in transfer_programs(programs, sketches)
     ]
 
 
@@ -96,17 +98,17 @@ def test_the_register_tile_is_kept_where_extents_allow_it() -> None:
     small, large = dags.matmul(32, 48, 64), dags.matmul(128, 96, 256)
     settings = {"i": (2, 2, 1, 8), "j": (1, 1, 3, 16), "k": (16, 4), "unroll": 64}
     program = program_of(sketch_of(small, "tile matmul SSRSRS"), matmul=settings)
-    (found,) = transferred([program], generate(large, DEVICE))
+    (found,) = transfer_programs([program], generate(large, DEVICE))
     assert found.factors("matmul", 0) == (8, 2, 1, 8)
     assert found.factors("matmul", 1) == (2, 1, 3, 16)
     assert found.factors("matmul", 2) == (64, 4)
     assert found.choice("matmul", "unroll") == 64
 
 
-def test_another_structure_has_no_place() -> None:
+def test_programs_of_another_structure_are_left_out() -> None:
     programs = all_programs(drawn(generate(dags.matmul(), DEVICE)[0], 0, 4))
-    assert transferred(programs, generate(dags.softmax(), DEVICE)) == []
-    assert transferred([], generate(dags.matmul(), DEVICE)) == []
+    assert transfer_programs(programs, generate(dags.softmax(), DEVICE)) == []
+    assert transfer_programs([], generate(dags.matmul(), DEVICE)) == []
 
 
 @given(st.integers(2, 300), st.integers(2, 4), st.sampled_from(list(Tail)), st.integers(2, 300), seeds)

@@ -10,8 +10,8 @@ from search.cost.model import CostModel
 from search.policy import SearchTask, propose
 from search.programs.annotate import sample
 from search.programs.program import Program, gather
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from tests.devices import GPU
 from tests.unit.search import dags
 

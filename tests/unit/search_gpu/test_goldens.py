@@ -12,8 +12,8 @@ import pytest
 
 from search.programs.annotate import sample
 from search.programs.program import Program
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from tests.devices import GPU
 from tests.unit.search.dags import DAGS
 

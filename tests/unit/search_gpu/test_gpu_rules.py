@@ -4,9 +4,10 @@ import pytest
 
 from core.device import Device
 from search.dag import Dag
-from search.sketches.derive import Rule, when
-from search.sketches.space import generate
-from search.sketches.stage import Placement, Stage
+from search.rules.derive import Rule, when
+from search.rules.space import generate
+from search.sketches.stage import Placement
+from search.stages.gpu import ThreadKernel
 from tests.devices import DEVICE, GPU
 from tests.unit.search import dags
 from tests.unit.search.builders import dag, node
@@ -78,7 +79,7 @@ def test_an_epilogue_that_reads_a_later_kernel_is_not_fused() -> None:
     assert "tile second SSSRRSRS, sum at 3" in key
 
 
-def test_what_feeds_a_constant_matrix_is_computed_by_its_reader() -> None:
+def test_the_operand_of_a_constant_matrix_is_computed_by_its_reader() -> None:
     graph = dag(
         {"data": (8, 8, 100), "matrix": (4, 4)},
         [
@@ -100,7 +101,7 @@ def test_a_callers_rules_come_first() -> None:
     leave = Rule(
         "Leave",
         lambda state: when(True),
-        lambda state: [state.put(Stage(state.current.name, Placement.THREADS))],
+        lambda state: [state.put(ThreadKernel(state.current.name))],
     )
     (sketch,) = generate(dags.matmul(), GPU, (leave,))
     assert sketch.key == "threads matmul"

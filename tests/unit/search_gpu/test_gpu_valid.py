@@ -15,8 +15,8 @@ from search.dag import AxisKind
 from search.evolution.mutate import mutate
 from search.programs.annotate import legal, sample, valid
 from search.programs.program import Program, gather
+from search.rules.space import generate
 from search.sketches.sketch import Sketch
-from search.sketches.space import generate
 from search.sketches.stage import Placement, Stage
 from tests.devices import GPU
 from tests.unit.search import dags
@@ -29,13 +29,13 @@ seeds = st.integers(0, 2**32 - 1)
 
 
 def product_of(program: Program, stage: Stage, *levels: int) -> int:
-    """Iterations of a tile's spatial levels together."""
+    """Return the iterations of a tile's spatial levels together."""
     node = program.sketch.dag.node[stage.node]
     return math.prod(program.factors(node.name, axis)[level] for axis in node.spatial for level in levels)
 
 
 def shared_bytes(program: Program, stage: Stage) -> int:
-    """Of operands whose indices are sums of axes with whole coefficients."""
+    """Return the bytes of operands whose indices are sums of axes with whole coefficients."""
     dag = program.sketch.dag
     node = dag.node[stage.node]
     inside = []
@@ -74,7 +74,7 @@ def test_sampled_programs_are_within_the_limits(sketch: Sketch, seed: int) -> No
 
 
 @given(sketches, seeds)
-def test_what_mutation_leaves_is_valid(sketch: Sketch, seed: int) -> None:
+def test_legal_mutants_are_valid(sketch: Sketch, seed: int) -> None:
     rng = np.random.default_rng(seed)
     population = sample(sketch, 16, rng)
     if len(population) and sketch.num_columns:
@@ -99,7 +99,7 @@ def test_a_block_has_between_a_warp_and_the_most_threads(threads: int, fits: boo
 
 
 @pytest.mark.parametrize(("columns", "fits"), [(64, True), (512, False)])
-def test_what_is_fetched_at_once_fits_into_shared_memory(columns: int, fits: bool) -> None:
+def test_fetches_fit_into_shared_memory(columns: int, fits: bool) -> None:
     # 32 rows of a and one column of b.
     assert valid(gather([tiled(32, columns)])).tolist() == [fits]
 
@@ -111,7 +111,7 @@ def test_the_devices_own_limits_count() -> None:
 
 
 def test_fetches_of_quotients_keep_their_shape() -> None:
-    """Tiles that straddle y // 2 would fetch now more, now fewer rows."""
+    """Tiles that straddle multiples of 2 in y // 2 would fetch different numbers of rows."""
     sketch = generate(dags.DAGS["transposed"](), GPU)[-1]
     population = sample(sketch, 256, np.random.default_rng(0))
     (stage,) = sketch.tiled

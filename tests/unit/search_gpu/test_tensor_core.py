@@ -10,24 +10,24 @@ from search.cost.analytic import estimate
 from search.dag import Dag
 from search.programs.annotate import sample
 from search.programs.tensor_tile import TensorTile
+from search.rules.space import generate
 from search.sketches.predicates import needs_tiling
-from search.sketches.space import generate
 from search.sketches.stage import Placement
-from search.sketches.tensor_core import product
+from search.sketches.tensor_core import match_product
 from tests.devices import GPU
 from tests.unit.search import dags
 
 
 def typed(graph: Dag, operand: str = "float16", sums: str = "float32") -> Dag:
-    """The same graph on inputs of one type, summed up in another."""
+    """Return the graph with inputs of one type and sums of another."""
     inputs = {read.buffer for node in graph.nodes if needs_tiling(node) for read in node.reads}
     buffers = [replace(b, dtype=operand if b.name in inputs else sums) for b in graph.buffers]
     return replace(graph, buffers=tuple(buffers))
 
 
 def parts(graph: Dag, name: str) -> str | None:
-    found = product(graph, graph.node[name], Gpu())
-    return found and found.parts
+    found = match_product(graph, graph.node[name], Gpu())
+    return found.parts if found else None
 
 
 def test_axes_fall_into_the_parts_of_a_matrix_product() -> None:
@@ -48,7 +48,7 @@ def test_axes_fall_into_the_parts_of_a_matrix_product() -> None:
 )
 def test_types_need_a_compute_capability(operand: str, sums: str, capability: int, has: bool) -> None:
     graph = typed(dags.matmul(), operand, sums)
-    assert (product(graph, graph.node["matmul"], Gpu(capability=capability)) is not None) is has
+    assert (match_product(graph, graph.node["matmul"], Gpu(capability=capability)) is not None) is has
 
 
 def test_small_parts_would_be_padding() -> None:
@@ -81,7 +81,7 @@ def test_drawn_tiles_are_within_the_limits(size: int) -> None:
     assert (estimate(population, GPU).seconds > 0).all()
 
 
-def test_rows_in_shared_memory_are_moved_apart() -> None:
+def test_rows_in_shared_memory_are_padded() -> None:
     sketch = generate(typed(dags.matmul(64, 64, 64)), GPU)[0]
     population = sample(sketch, 256, np.random.default_rng(0))
     tile = TensorTile.of(population, sketch.placed(Placement.TENSOR)[0])

@@ -8,33 +8,33 @@ from pathlib import Path
 
 import pytest
 
-from records import access
-from records.access import Act, AuditLine, Scope
+from core.access import Scope
+from records.access import Act, AuditLine
 from records.storage.database import Database
 from server.access import audit as access_audit
-from server.access.audit import MAX_REFUSED, ROUTINE_S, AuditLog
-from server.access.guard_fleet import address_of
-from server.access.limits import Limit, neighbourhood, parsed
-from server.access.scopes import UNKNOWN, of_procedure, of_route
+from server.access.audit import DAILY_S, MAX_REFUSED, AuditLog
+from server.access.interceptor import peer_address
+from server.access.scopes import UNKNOWN, operation_of, procedure_scope
+from server.rate_limits import RateLimiter, network_of, parse_limit
 
 
 @pytest.mark.parametrize("text", ["many", "600/fortnight", "-1/minute", "/minute", "on"])
-def test_what_is_no_limit_is_named(text: str) -> None:
+def test_an_invalid_limit_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="600/minute"):
-        parsed(text)
+        parse_limit(text)
 
 
 @pytest.mark.parametrize("text", ["", "off"])
 def test_a_limit_may_be_off(text: str) -> None:
-    limit = Limit(text)
+    limit = RateLimiter(text)
     assert asyncio.run(limit.hit("me")) is None
 
 
 def test_clients_are_counted_each_for_itself() -> None:
     async def hits() -> list[bool]:
-        limit = Limit("2/hour")
+        limit = RateLimiter("2/hour")
         waits = [await limit.hit(client) for client in ("me", "me", "you", "me")]
-        waits += [await limit.reached("me"), await limit.reached("you")]
+        waits += [await limit.test("me"), await limit.test("you")]
         assert all(0 < wait <= 3600 for wait in waits if wait is not None)
         return [wait is not None for wait in waits]
 
@@ -53,7 +53,7 @@ def test_clients_are_counted_each_for_itself() -> None:
     ],
 )
 def test_addresses_of_one_network_count_together(address: str, counts_as: str) -> None:
-    assert neighbourhood(address) == counts_as
+    assert network_of(address) == counts_as
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,12 @@ def test_addresses_of_one_network_count_together(address: str, counts_as: str) -
         ("", "unknown"),
     ],
 )
-def test_grpcs_peers_have_addresses(peer: str, address: str) -> None:
-    assert address_of(peer) == address
+def test_addresses_are_read_from_what_grpc_calls_peers(peer: str, address: str) -> None:
+    assert peer_address(peer) == address
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "route", "subject", "scope", "changes"),
+    ("method", "path", "route", "subject", "scope", "is_write"),
     [
         ("GET", "/v1/jobs/j1", "GET /v1/jobs/{job_id}", "j1", Scope.READ, False),
         ("HEAD", "/v1/jobs", "GET /v1/jobs", "", Scope.READ, False),
@@ -86,15 +86,16 @@ def test_grpcs_peers_have_addresses(peer: str, address: str) -> None:
     ],
 )
 def test_the_table_of_routes(
-    method: str, path: str, route: str, subject: str, scope: Scope, changes: bool
+    method: str, path: str, route: str, subject: str, scope: Scope, is_write: bool
 ) -> None:
-    need = of_route(method, path)
-    assert (need.route, need.subject, need.scope, need.changes) == (route, subject, scope, changes)
+    operation = operation_of(method, path)
+    found = (operation.route, operation.subject, operation.scope, operation.is_write)
+    assert found == (route, subject, scope, is_write)
 
 
 def test_procedures_of_another_service_need_an_administrator() -> None:
-    assert of_procedure("/tunefarm.v1.Fleet/Synchronize") is Scope.WORKER
-    assert of_procedure("/tunefarm.v2.Fleet/Synchronize") is Scope.ADMIN
+    assert procedure_scope("/tunefarm.v1.Fleet/Synchronize") is Scope.WORKER
+    assert procedure_scope("/tunefarm.v2.Fleet/Synchronize") is Scope.ADMIN
 
 
 def act(number: int = 0, outcome: str = "401 token-needed") -> Act:
@@ -130,9 +131,9 @@ def lines(log: AuditLog) -> list[AuditLine]:
     return log.page(1000, None)
 
 
-def test_whatever_strangers_send_fills_few_lines(log: AuditLog) -> None:
+def test_refusals_fill_few_lines_however_many_they_are(log: AuditLog) -> None:
     for number in range(500):
-        log.refused(act(number))
+        log.count_refused(act(number))
     asyncio.run(log.flush())
     kept = lines(log)
     assert len(kept) == MAX_REFUSED + 1
@@ -141,12 +142,12 @@ def test_whatever_strangers_send_fills_few_lines(log: AuditLog) -> None:
     assert len(lines(log)) == MAX_REFUSED + 1
 
 
-def test_no_line_is_long(log: AuditLog) -> None:
+def test_long_texts_are_cut_in_the_audit_log(log: AuditLog) -> None:
     asyncio.run(log.write(Act("t1", "POST /v1/jobs", "x" * 100_000, "202", "10.0.0.7")))
     assert len(lines(log)[0].act.subject) == 200
 
 
-def test_old_lines_go(log: AuditLog, clock: Clock) -> None:
+def test_old_lines_are_deleted(log: AuditLog, clock: Clock) -> None:
     asyncio.run(log.write(act(1)))
     clock.now += 101
     asyncio.run(log.write(act(2)))
@@ -154,45 +155,41 @@ def test_old_lines_go(log: AuditLog, clock: Clock) -> None:
     assert [line.act for line in lines(log)] == [act(2)]
 
 
-def test_routine_is_a_line_a_day(log: AuditLog, clock: Clock) -> None:
-    for later_s in (0.0, 5.0, ROUTINE_S):
+def test_equal_daily_acts_are_a_line_a_day(log: AuditLog, clock: Clock) -> None:
+    for later_s in (0.0, 5.0, DAILY_S):
         clock.now += later_s
-        asyncio.run(log.routine(act(1, "OK")))
-    assert [line.at for line in lines(log)] == [1005.0 + ROUTINE_S, 1000.0]
+        asyncio.run(log.write_daily(act(1, "OK")))
+    assert [line.at for line in lines(log)] == [1005.0 + DAILY_S, 1000.0]
 
 
 def test_a_log_that_cannot_be_written_keeps_what_was_refused(
     database: Database, clock: Clock, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = AuditLog(Database(f"sqlite:///{tmp_path}/none/audit.db"), clock, keep_s=100.0)
-    log.refused(act())
+    log.count_refused(act())
     asyncio.run(log.flush())
     assert "the audit log can't be written" in caplog.text
     log._database = database
-    log.refused(act())
+    log.count_refused(act())
     asyncio.run(log.flush())
     assert [(line.act, line.times) for line in lines(log)] == [(act(), 2)]
 
 
-def test_it_is_flushed_regularly_and_at_the_end(log: AuditLog, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_audit_log_is_flushed_regularly_and_at_the_end(
+    log: AuditLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(access_audit, "FLUSH_S", 0.01)
 
     async def run() -> None:
         stopping = asyncio.Event()
-        tending = asyncio.create_task(log.tend(stopping))
-        log.refused(act(1))
+        flushing = asyncio.create_task(log.flush_regularly(stopping))
+        log.count_refused(act(1))
         async with asyncio.timeout(10):
             while not await asyncio.to_thread(lines, log):
                 await asyncio.sleep(0.01)
-        log.refused(act(2))
+        log.count_refused(act(2))
         stopping.set()
-        await tending
+        await flushing
 
     asyncio.run(run())
     assert [line.act for line in lines(log)] == [act(2), act(1)]
-
-
-def test_records_and_clients_know_the_same_scopes() -> None:
-    from tunefarm.client.values import Scope as Told
-
-    assert {scope.value for scope in Told} == {scope.value for scope in access.Scope}

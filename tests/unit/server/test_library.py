@@ -5,7 +5,7 @@ import struct
 import pytest
 
 from compiler.packaging.archive import pack
-from server.fleet.library import problem
+from server.fleet.library import rejection_reason
 
 
 def elf(machine: int = 62, kind: int = 3, start: bytes = b"\x7fELF\x02\x01\x01") -> bytes:
@@ -13,9 +13,9 @@ def elf(machine: int = 62, kind: int = 3, start: bytes = b"\x7fELF\x02\x01\x01")
 
 
 @pytest.mark.parametrize(("number", "machine"), [(62, "x86_64"), (183, "aarch64")])
-def test_a_packed_library_of_the_machine_is_taken(number: int, machine: str) -> None:
+def test_a_packed_library_for_the_machine_is_accepted(number: int, machine: str) -> None:
     packed = pack([("candidate.so", elf(number)), ("manifest.json", b"{}")])
-    assert problem(packed, machine) == ""
+    assert rejection_reason(packed, machine) == ""
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ def test_a_packed_library_of_the_machine_is_taken(number: int, machine: str) -> 
         (pack([("candidate.so", elf())])[:520], "64-bit machine"),
     ],
 )
-def test_what_the_device_could_not_load_is_refused(packed: bytes, says: str) -> None:
-    assert says in problem(packed, "x86_64")
+def test_a_library_that_the_device_could_not_load_is_rejected(packed: bytes, says: str) -> None:
+    assert says in rejection_reason(packed, "x86_64")
 
 
-def test_a_machine_that_nobody_links_for_gets_nothing() -> None:
-    assert "for riscv64" in problem(pack([("candidate.so", elf(243))]), "riscv64")
+def test_every_library_for_an_unknown_machine_is_rejected() -> None:
+    assert "for riscv64" in rejection_reason(pack([("candidate.so", elf(243))]), "riscv64")

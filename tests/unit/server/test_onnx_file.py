@@ -1,4 +1,4 @@
-"""The cheap look at an uploaded file tells ONNX models from other things."""
+"""The cheap check of uploaded files tells ONNX models from other formats."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from server.api.onnx_file import complaint
+from server.api.onnx_file import rejection_reason
 
 
 def model() -> bytes:
@@ -19,12 +19,12 @@ def model() -> bytes:
 
 
 def test_a_model_passes() -> None:
-    assert complaint(io.BytesIO(model())) is None
+    assert rejection_reason(io.BytesIO(model())) == ""
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])
-def test_a_cut_model_is_told(cut: int) -> None:
-    assert "not an ONNX file" in (complaint(io.BytesIO(model()[:-cut])) or "")
+def test_a_truncated_model_is_rejected(cut: int) -> None:
+    assert "not an ONNX file" in rejection_reason(io.BytesIO(model()[:-cut]))
 
 
 @pytest.mark.parametrize(
@@ -43,5 +43,5 @@ def test_a_cut_model_is_told(cut: int) -> None:
         (b"\x08\x01" * 200_000, "not an ONNX file"),
     ],
 )
-def test_other_things_are_told(data: bytes, why: str) -> None:
-    assert why in (complaint(io.BytesIO(data)) or "")
+def test_other_formats_are_rejected(data: bytes, why: str) -> None:
+    assert why in rejection_reason(io.BytesIO(data))

@@ -1,42 +1,65 @@
-"""Sessions are remembered as long as their workers call, and many of them call seldom."""
+"""Sessions are cached while their workers call, and the more workers, the less often each calls."""
 
 from __future__ import annotations
 
 import pytest
 
-from server.fleet.sessions import FORGET_S, LEAST_S, MOST_S, Known, Sessions
+from server.fleet.sessions import FORGET_S, MAX_INTERVAL_S, MIN_INTERVAL_S, RegisteredSession, SessionCache
 
 
-def known(name: str) -> Known:
-    return Known(name, "class", False, ())
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
-def test_who_has_gone_is_forgotten_and_who_calls_is_not() -> None:
-    sessions = Sessions()
-    sessions.put("gone", known("one"), 0.0)
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def sessions(clock: Clock) -> SessionCache:
+    return SessionCache(clock)
+
+
+def session(name: str) -> RegisteredSession:
+    return RegisteredSession(name, "class", False, ())
+
+
+def test_a_silent_worker_is_forgotten_and_a_calling_one_is_not(clock: Clock, sessions: SessionCache) -> None:
+    sessions.put("gone", session("one"))
     for second in range(1, 200):
-        sessions.put("there", known("two"), float(second))
-        sessions.put(f"new {second}", known("three"), float(second))
-        assert (sessions.get("gone") is None) == (second > FORGET_S)
-    assert sessions.get("there") == known("two")
-    assert sessions.get("new 199") == known("three")
+        clock.now = second
+        sessions.put("there", session("two"))
+        sessions.put(f"new {second}", session("three"))
+        assert (sessions.get("gone") is None) == (second >= FORGET_S)
+    assert sessions.get("there") == session("two")
+    assert sessions.get("new 199") == session("three")
     assert sessions.get("new 100") is None
-    assert len(sessions) == FORGET_S + 2
+    assert len(sessions) == FORGET_S + 1
 
 
-def test_a_newer_session_takes_the_place_of_the_older() -> None:
-    sessions = Sessions()
-    sessions.put("worker", known("old"), 0.0)
-    sessions.put("worker", known("new"), 1.0)
-    assert (sessions.get("worker"), len(sessions)) == (known("new"), 1)
+def test_a_newer_session_takes_the_place_of_the_older(sessions: SessionCache) -> None:
+    sessions.put("worker", session("old"))
+    sessions.put("worker", session("new"))
+    assert (sessions.get("worker"), len(sessions)) == (session("new"), 1)
 
 
 @pytest.mark.parametrize(
-    ("workers", "seconds", "ttl_s"),
-    [(0, LEAST_S, 30.0), (50, 1.0, 30.0), (200, 4.0, 30.0), (600, 12.0, 36.0), (5000, MOST_S, 3 * MOST_S)],
+    ("workers", "interval_s", "ttl_s"),
+    [
+        (0, MIN_INTERVAL_S, 30.0),
+        (50, 1.0, 30.0),
+        (200, 4.0, 30.0),
+        (600, 12.0, 36.0),
+        (5000, MAX_INTERVAL_S, 3 * MAX_INTERVAL_S),
+    ],
 )
-def test_the_more_workers_the_less_often_each_is_to_call(workers: int, seconds: float, ttl_s: float) -> None:
-    sessions = Sessions()
+def test_the_more_workers_the_less_often_each_is_to_call(
+    sessions: SessionCache, workers: int, interval_s: float, ttl_s: float
+) -> None:
     for number in range(workers):
-        sessions.put(f"worker {number}", known("session"), 0.0)
-    assert (sessions.busy_s, sessions.ttl_s) == (seconds, ttl_s)
+        sessions.put(f"worker {number}", session("session"))
+    assert (sessions.call_interval_s, sessions.lease_ttl_s) == (interval_s, ttl_s)

@@ -1,13 +1,15 @@
-"""What settings are allowed."""
+"""Valid and invalid settings of the server."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from server.settings import Settings
+from server.settings import ServerSettings
 
-NEEDED = {"database_url": "sqlite:///x.db", "broker": "broker"}
+NEEDED: dict[str, Any] = {"database_url": "sqlite:///x.db", "broker": "broker"}
 
 
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -15,30 +17,30 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNEFARM_BROKER", "folder")
     monkeypatch.setenv("TUNEFARM_PORT", "1234")
     monkeypatch.setenv("TUNEFARM_TOKEN", "")
-    settings = Settings()
+    settings = ServerSettings()
     assert (settings.database_url, settings.port, settings.secret) == ("sqlite:///from-env.db", 1234, None)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_loopback_needs_no_token(host: str) -> None:
-    assert Settings(**NEEDED, host=host).loopback
+    assert ServerSettings(**NEEDED, host=host).loopback
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.7", "board.local", ""])
 def test_any_other_address_needs_a_token(host: str) -> None:
     with pytest.raises(ValidationError, match="TUNEFARM_TOKEN"):
-        Settings(**NEEDED, host=host)
-    assert Settings(**NEEDED, host=host, token="s3cret").secret == "s3cret"
+        ServerSettings(**NEEDED, host=host)
+    assert ServerSettings(**NEEDED, host=host, token="s3cret").secret == "s3cret"
 
 
 def test_a_token_is_not_shown() -> None:
-    assert "s3cret" not in repr(Settings(**NEEDED, token="s3cret"))
+    assert "s3cret" not in repr(ServerSettings(**NEEDED, token="s3cret"))
 
 
 @pytest.mark.parametrize("port", ["-1", "65536", "http"])
-def test_impossible_ports_are_refused(port: str) -> None:
+def test_invalid_ports_are_refused(port: str) -> None:
     with pytest.raises(ValidationError, match="port"):
-        Settings(**NEEDED, port=port)
+        ServerSettings(**NEEDED, port=port)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +48,7 @@ def test_impossible_ports_are_refused(port: str) -> None:
     [("127.0.0.1", None, True), ("127.0.0.1", "s3cret", False), ("0.0.0.0", "s3cret", False)],
 )
 def test_a_token_in_the_settings_closes_loopback_too(host: str, token: str | None, is_open: bool) -> None:
-    assert Settings(**NEEDED, host=host, token=token).open is is_open
+    assert ServerSettings(**NEEDED, host=host, token=token).open is is_open
 
 
 @pytest.mark.parametrize(
@@ -60,11 +62,11 @@ def test_a_token_in_the_settings_closes_loopback_too(host: str, token: str | Non
         ({"audit_days": 0}, "audit_days"),
     ],
 )
-def test_half_of_tls_and_senseless_limits_are_refused(given: dict[str, object], says: str) -> None:
+def test_half_of_tls_and_invalid_limits_are_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
-        Settings(**NEEDED, **given)
+        ServerSettings(**NEEDED, **given)
 
 
 def test_tls_is_off_unless_it_is_asked_for() -> None:
-    assert not Settings(**NEEDED).tls
-    assert Settings(**NEEDED, tls_cert="x.pem", tls_key="x.key").tls
+    assert not ServerSettings(**NEEDED).tls
+    assert ServerSettings(**NEEDED, tls_cert="x.pem", tls_key="x.key").tls

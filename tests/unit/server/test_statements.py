@@ -1,4 +1,4 @@
-"""What one call asks of the database decides how many workers a server takes: so it is bounded."""
+"""The number of SQL statements of a call is bounded: it decides how many workers a server can take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from server.fleet.reconcile import reconcile
 from tests.unit.records.farm import DEVICE, make_job, measured
 
 READY = WorkerReport("worker", "session", False, WorkerState.READY, DEVICE, slots=16)
-# Of a call that reports a whole lease and takes the next one, and of one that is only a sign of life.
+# Statements of a call that reports a whole lease and takes the next one, and of a heartbeat.
 MOST, HEARTBEAT = 15, 2
 
 
@@ -40,7 +40,7 @@ def session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Session]
 
 @contextmanager
 def counted(session: Session) -> Iterator[list[str]]:
-    """The statements that are executed meanwhile."""
+    """Collect the statements that are executed meanwhile."""
     seen: list[str] = []
 
     def note(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
@@ -63,7 +63,7 @@ def reported(lease: Lease, secs: float | None = 1e-3) -> WorkerReport:
     return replace(READY, results=tuple(results))
 
 
-def test_a_lease_costs_as_many_whatever_its_size_and_the_jobs(session: Session) -> None:
+def test_a_lease_costs_the_same_statements_whatever_its_size(session: Session) -> None:
     farm = make_job(session, "job")
     farm.issue(*(f"t{number}" for number in range(100)))
     lease = call(session, replace(READY, starting=True), "lease-0", 20.0)
@@ -79,7 +79,7 @@ def test_a_lease_costs_as_many_whatever_its_size_and_the_jobs(session: Session) 
     assert len(set(costs)) == 1
 
 
-def test_a_failure_costs_one_more(session: Session) -> None:
+def test_a_failure_costs_one_more_statement(session: Session) -> None:
     farm = make_job(session, "job")
     farm.issue("t0", "t1")
     lease = call(session, replace(READY, starting=True, slots=1), "lease", 20.0)
@@ -89,7 +89,7 @@ def test_a_failure_costs_one_more(session: Session) -> None:
     assert len(seen) <= MOST + 1, seen
 
 
-def test_a_sign_of_life_costs_next_to_nothing(session: Session) -> None:
+def test_a_heartbeat_costs_next_to_nothing(session: Session) -> None:
     farm = make_job(session, "job")
     farm.issue("t0")
     lease = call(session, replace(READY, starting=True), "lease", 20.0)

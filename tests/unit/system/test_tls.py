@@ -41,7 +41,7 @@ def test_good_files_are_loaded(folder: Path) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     files.load_into(context)
     assert len(context.get_ca_certs()) == 1
-    texts = files.checked()
+    texts = files.read()
     assert texts.key == (folder / "one.key").read_bytes()
     assert "PRIVATE" not in repr(texts)
 
@@ -68,7 +68,7 @@ def test_nothing_is_nothing() -> None:
 def test_what_is_wrong_is_named(folder: Path, cert: str, key: str, ca: str | None, says: str) -> None:
     files = TlsFiles(folder / cert, folder / key, None if ca is None else folder / ca)
     with pytest.raises(TlsError, match=says):
-        files.checked()
+        files.read()
 
 
 @pytest.mark.parametrize("given", [{"cert": Path("x.pem")}, {"key": Path("x.key")}])

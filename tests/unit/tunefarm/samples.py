@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from core.job import JobState
-from tunefarm.client.values import Compared, CostModel, HeldOut, Job, Metrics, Task
+from tunefarm.client.values import Accuracy, AccuracyComparison, CostModelReport, HeldOutAccuracy, Job, Task
 
 JOB = Job(
     id="j1",
@@ -40,8 +40,10 @@ def task(
     return Task(f"hash of {name}", name, weight, covered, reason, trials=3 if best_s else 0, best_s=best_s)
 
 
-def cost_model(**changes: Any) -> CostModel:
-    learned, analytic = Metrics(200, 0.958, 0.851, 0.624), Metrics(200, -0.5, 0.75, None)
-    held_out = HeldOut(learned, analytic, 800, {"hash of conv1": Compared(learned, analytic)})
-    plain = CostModel("cafe", "a board", 12, 1000, 1000.0, 0.75, 6.5, held_out)
+def cost_model(**changes: Any) -> CostModelReport:
+    learned, analytic = Accuracy(200, 0.958, 0.851, 0.624), Accuracy(200, -0.5, 0.75, None)
+    held_out = HeldOutAccuracy(
+        learned, analytic, 800, {"hash of conv1": AccuracyComparison(learned, analytic)}
+    )
+    plain = CostModelReport("cafe", "a board", 12, 1000, 1000.0, 0.75, 6.5, held_out)
     return replace(plain, **changes)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from core.exit_code import ExitCode
+from system.command import CommandError
 from tunefarm.client.artifact import unpack
-from tunefarm.errors import CommandError, ExitCode
 
 
 def archive(path: Path, **members: bytes | str) -> Path:
@@ -36,7 +37,7 @@ def test_both_members_are_written_and_nothing_else(tmp_path: Path) -> None:
     }
 
 
-def test_what_lacks_a_member_or_is_no_archive_is_damaged(tmp_path: Path) -> None:
+def test_a_file_without_a_member_or_that_is_no_archive_is_damaged(tmp_path: Path) -> None:
     (tmp_path / "text.tar").write_text("no tar at all")
     for bad in (
         tmp_path / "text.tar",
@@ -48,7 +49,7 @@ def test_what_lacks_a_member_or_is_no_archive_is_damaged(tmp_path: Path) -> None
         assert refused.value.code is ExitCode.REFUSED
 
 
-def test_a_folder_that_went_away_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:
     tar = archive(tmp_path / "a.tar", model__so=b"elf", manifest__json=b"{}")
     with pytest.raises(CommandError, match="can't be written") as refused:
         unpack(tar, tmp_path / "gone")

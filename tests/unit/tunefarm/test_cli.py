@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from core.exit_code import ExitCode
 from core.job import JobState
 from tests.unit.tunefarm.fake_service import FakeService, serving
-from tunefarm.cli.app import app
-from tunefarm.cli.exits import run
-from tunefarm.errors import ExitCode
+from tunefarm.cli.app import app, run
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +83,7 @@ def failure(capsys: pytest.CaptureFixture[str]) -> str:
         ("jobs --colour", 2, "--colour"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(
+def test_a_failure_is_one_line_and_an_exit_code(
     arguments: str, code: int, cause: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert model.exists()
@@ -134,9 +133,18 @@ def test_priority_and_weight_are_sent_when_they_are_given(fake: FakeService, mod
     assert (heavy["priority"], heavy["weight"]) == (-2, 2.5)
 
 
+@pytest.mark.parametrize("command", ["tune", "compile"])
+def test_exact_is_sent_when_it_is_given(command: str, fake: FakeService, model: Path) -> None:
+    for flags in ([], ["--exact"]):
+        assert run(app, [command, str(model), "--server", fake.url, *flags]) == ExitCode.OK
+    plain, exact = fake.requests
+    assert "exact" not in plain
+    assert exact["exact"] is True
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names an instruction set of x86")
 @pytest.mark.parametrize("command", ["tune", "compile"])
-def test_a_service_that_runs_has_its_workers_already(
+def test_features_are_refused_where_a_service_runs_already(
     command: str, fake: FakeService, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(app, [command, str(model), "--server", fake.url, "--features", "-avx2"]) == ExitCode.USAGE
@@ -144,7 +152,7 @@ def test_a_service_that_runs_has_its_workers_already(
     assert not fake.requests
 
 
-def test_who_builds_is_sent_when_it_is_given(fake: FakeService, model: Path) -> None:
+def test_the_builder_is_sent_when_it_is_given(fake: FakeService, model: Path) -> None:
     assert run(app, ["tune", str(model), "--server", fake.url]) == ExitCode.OK
     assert run(app, ["tune", str(model), "--server", fake.url, "--build", "builder"]) == ExitCode.OK
     plain, built = fake.requests
@@ -182,7 +190,7 @@ def test_a_job_that_makes_nothing_has_its_own_exit_code(
 
 
 @pytest.mark.parametrize(("status", "code"), [(422, 3), (413, 3), (401, 5), (503, 5), (507, 5)])
-def test_what_the_service_refuses_is_said_in_its_words(
+def test_a_refusal_is_told_in_the_service_s_words(
     status: int, code: int, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refusal = {"status": status, "title": "No", "detail": "Because of the weather:\n wait for sun."}
@@ -191,7 +199,9 @@ def test_what_the_service_refuses_is_said_in_its_words(
     assert "Because of the weather: wait for sun." in failure(capsys)
 
 
-def test_questions_about_jobs_and_workers(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_and_workers_are_listed_cancelled_and_deleted(
+    fake: FakeService, capsys: pytest.CaptureFixture[str]
+) -> None:
     for arguments, part in ((["jobs"], "net"), (["jobs", "j1"], "conv1"), (["workers"], "a board")):
         assert run(app, [*arguments, "--server", fake.url]) == ExitCode.OK
         assert part in capsys.readouterr().out
@@ -206,7 +216,7 @@ def test_questions_about_jobs_and_workers(fake: FakeService, capsys: pytest.Capt
     assert fake.acted == ["/v1/jobs/j1"] * 2
 
 
-def test_the_accuracy_of_cost_models(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_accuracy_of_cost_models_is_shown(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, ["model", "--server", fake.url]) == ExitCode.OK
     _, told, untold, legend, *_ = capsys.readouterr().out.splitlines()
     for part in ("a board", "cafe", "12", "1000", "750 ms", "6.5 s", "0.958 / -0.500", "0.624 / -"):

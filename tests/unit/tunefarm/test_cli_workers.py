@@ -1,4 +1,4 @@
-"""`tunefarm workers`: what people see of their devices, and what they can have them do."""
+"""`tunefarm workers`: the list of workers, and the commands that drain, resume, evict and calibrate one."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
+from core.exit_code import ExitCode
 from tests.unit.tunefarm.fake_service import WORKER, FakeService, serving
-from tunefarm.cli.app import app
-from tunefarm.cli.exits import run
-from tunefarm.errors import ExitCode
+from tunefarm.cli.app import app, run
 
 WHOLE = WORKER | {
     "id": "pi",
@@ -58,7 +57,7 @@ def line(fake: FakeService, capsys: pytest.CaptureFixture[str], **changes: Any) 
     return shown.rstrip()
 
 
-def test_a_worker_and_all_that_is_known_of_it(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_is_shown_in_one_line(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
     shown = line(fake, capsys)
     parts = ("pi", "connected", "a board", "cafe", "4", "4.0", "61 °C", "41.3", "3 s ago")
     assert all(part in shown for part in parts), shown
@@ -80,7 +79,7 @@ def test_a_worker_and_all_that_is_known_of_it(fake: FakeService, capsys: pytest.
         ({"candidates": None}, "connected", "lease 01234567"),
     ],
 )
-def test_its_state_and_what_it_does(
+def test_its_state_and_its_activity_are_shown(
     fake: FakeService,
     capsys: pytest.CaptureFixture[str],
     changes: dict[str, Any],
@@ -98,7 +97,7 @@ def test_a_builder_is_shown_as_one(fake: FakeService, capsys: pytest.CaptureFixt
     assert "builds for x86_64, aarch64" in shown
 
 
-def test_what_an_older_service_does_not_say_is_a_dash(
+def test_values_that_an_older_service_does_not_send_are_dashes(
     fake: FakeService, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
@@ -110,14 +109,14 @@ def test_names_are_no_markup(fake: FakeService, capsys: pytest.CaptureFixture[st
     assert "[red]x[/red]" in line(fake, capsys, id="[red]x[/red]")
 
 
-def test_nobody_was_here(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_workers_the_next_step_is_told(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
     fake.workers.clear()
     assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
     assert "start one with `tunefarm worker" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("action", ["drain", "resume", "evict"])
-def test_having_a_worker_do_something(
+def test_a_worker_is_drained_resumed_and_evicted(
     fake: FakeService, action: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(app, ["workers", action, "a/board", "--server", fake.url]) == ExitCode.OK
@@ -127,14 +126,14 @@ def test_having_a_worker_do_something(
     assert fake.acted == [f"/v1/workers/a%2Fboard:{action}"] * 2
 
 
-def test_what_the_service_refuses_is_said_in_its_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_refusal_is_told_in_the_service_s_words(capsys: pytest.CaptureFixture[str]) -> None:
     refusal = {"status": 404, "title": "Worker not found", "detail": "There is no worker 'x'."}
     with serving(FakeService(refusal=refusal)) as fake:
         assert run(app, ["workers", "drain", "x", "--server", fake.url]) == ExitCode.REFUSED
     assert capsys.readouterr().err == "tunefarm: There is no worker 'x'.\n"
 
 
-def test_options_that_would_be_lost_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_options_before_the_subcommand_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, ["workers", "--server", "http://farm", "drain", "x"]) == ExitCode.USAGE
     assert "tunefarm workers drain NAME --server URL" in capsys.readouterr().err
 
@@ -146,9 +145,7 @@ def test_help_names_the_actions(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n  {action} " in out
 
 
-def test_what_a_device_does_not_contain_is_told_below(
-    fake: FakeService, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_gaps_of_the_sandbox_are_told_below(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
     fake.workers[:] = [WHOLE | {"uncontained": "measured code runs as root: install it in /opt"}]
     assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
     *_, told = capsys.readouterr().out.splitlines()
@@ -156,7 +153,7 @@ def test_what_a_device_does_not_contain_is_told_below(
 
 
 @pytest.mark.parametrize(("role", "does"), [("measure", "can't measure"), ("build", "can't build")])
-def test_why_one_cannot_measure_is_told_below(
+def test_the_reason_that_one_cannot_measure_is_told_below(
     fake: FakeService, capsys: pytest.CaptureFixture[str], role: str, does: str
 ) -> None:
     why = "its check was ended by SIGILL (illegal instruction)"
@@ -167,7 +164,7 @@ def test_why_one_cannot_measure_is_told_below(
     assert told == f"pi {does}: {why}"
 
 
-def test_what_was_wrong_with_one_that_is_away_is_no_news(
+def test_the_trouble_of_one_that_is_away_is_not_shown(
     fake: FakeService, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert line(fake, capsys, connected=False, trouble="its check failed").endswith(" -")
@@ -201,7 +198,7 @@ PROFILE = {
         (None, "not calibrated, an ordinary core is assumed"),
     ],
 )
-def test_what_a_device_class_can_do(
+def test_the_speeds_of_a_device_class_are_shown(
     fake: FakeService, capsys: pytest.CaptureFixture[str], profile: dict[str, Any] | None, said: str
 ) -> None:
     fake.workers[:] = [WHOLE, WHOLE | {"id": "twin"}]

@@ -10,11 +10,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from core.job import JobState
+from core.access import Scope
 from system.tls import TlsError, TlsFiles
 from tests.unit.tunefarm.samples import job
 from tunefarm.client.client import ATTEMPTS, Client, ClientError, ProblemError, UnreachableError
-from tunefarm.client.values import Event, JobRequest, Scope
+from tunefarm.client.values import JobEvent, JobRequest
 
 Answer = httpx.Response | Exception
 JOB = asdict(job()) | {"finished": False, "a field of tomorrow": 1}
@@ -80,7 +80,7 @@ def test_a_job_asked_for_again_is_the_same_job() -> None:
     assert "compile_only" not in sent
 
 
-def test_a_service_that_asks_for_patience_gets_it() -> None:
+def test_a_request_that_is_limited_is_sent_again_after_the_pause_asked_for() -> None:
     later = httpx.Response(429, headers={"Retry-After": "7"}, json={"title": "Too many requests"})
     hours = httpx.Response(429, headers={"Retry-After": "7200"}, json={"title": "Too many requests"})
     script = Script(later, hours, ok(JOB))
@@ -89,13 +89,13 @@ def test_a_service_that_asks_for_patience_gets_it() -> None:
     assert script.pauses == [7.0, 60.0]
 
 
-def test_patience_has_an_end() -> None:
+def test_a_request_is_given_up_in_the_end() -> None:
     later = httpx.Response(429, json={"title": "Too many requests", "detail": "Try again in 9 s."})
     with Script(*[later] * ATTEMPTS).client() as client, pytest.raises(ProblemError, match="in 9 s"):
         client.job("j1")
 
 
-def test_making_a_token_is_not_repeated() -> None:
+def test_creating_a_token_is_not_sent_again() -> None:
     script = Script(httpx.ReadError("reset"))
     with script.client() as client, pytest.raises(UnreachableError):
         client.create_token("ci", [Scope.READ], None)
@@ -200,7 +200,7 @@ def test_events_go_on_after_a_break_without_loss_or_repetition() -> None:
     with script.client() as client:
         seen = list(client.events("j1"))
     assert [event.id for event in seen] == ["1", "2", "3"]
-    assert seen[1] == Event("2", "progress", {"done": 3})
+    assert seen[1] == JobEvent("2", "progress", {"done": 3})
     asked = [
         request.headers.get("Last-Event-ID") for request in script.requests if "events" in request.url.path
     ]
@@ -245,7 +245,7 @@ def test_a_refused_download_writes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_best_schedules_leave_out_what_has_none() -> None:
+def test_best_schedules_leave_out_workloads_without_one() -> None:
     schedule: dict[str, object] = {"workload": "1", "device_class": "c", "trace": "[]", "target": "{}"}
     schedule |= {"latency_s": 1.0, "run_secs": [1.0]}
     with Script(ok({"device_class": "c", "schedules": {"1": schedule, "2": None}})).client() as client:
@@ -253,15 +253,6 @@ def test_best_schedules_leave_out_what_has_none() -> None:
 
 
 @pytest.mark.parametrize("url", ["farm:8760", "", "ftp://farm"])
-def test_an_address_says_how_to_talk(url: str) -> None:
+def test_an_address_without_a_scheme_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="http://"):
         Client(url)
-
-
-def test_states_are_those_of_the_service() -> None:
-    from core.job import JobState as Stored
-
-    def pairs(states: type[Stored] | type[JobState]) -> dict[str, bool]:
-        return {state.value: state.finished for state in states}
-
-    assert pairs(Stored) == pairs(JobState)

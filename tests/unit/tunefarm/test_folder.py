@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tunefarm.embedded.folder import DataFolder, Running
+from tunefarm.embedded.folder import DataFolder, RunningStack
 from tunefarm.errors import StackError
 
-RUNNING = Running("http://127.0.0.1:8760", "127.0.0.1:8761", pid=7, lasting=True)
+RUNNING = RunningStack("http://127.0.0.1:8760", "127.0.0.1:8761", pid=7, lasting=True)
 
 
 def test_a_second_owner_is_told_where_the_first_one_answers(tmp_path: Path) -> None:
@@ -42,7 +43,7 @@ def test_the_folder_stays_taken_while_a_child_holds_the_lock(tmp_path: Path) -> 
         pass
 
 
-def test_a_note_left_by_a_killed_stack_is_not_believed(tmp_path: Path) -> None:
+def test_the_file_that_a_killed_stack_left_is_ignored(tmp_path: Path) -> None:
     folder = DataFolder(tmp_path)
     with folder.locked():
         pass
@@ -61,3 +62,32 @@ def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(StackError, match="Permission denied"):
         DataFolder(tmp_path).prepare()
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+def test_a_new_data_folder_is_its_owners_alone(tmp_path: Path, umask: int) -> None:
+    folder = DataFolder(tmp_path / "new" / "data")
+    (tmp_path / "new").mkdir()
+    before = os.umask(umask)
+    try:
+        folder.prepare()
+    finally:
+        os.umask(before)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (folder.path, folder.logs, folder.broker)] == [
+        0o700
+    ] * 3
+
+
+def test_the_folder_of_an_older_version_is_closed_to_others(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    folder = DataFolder(tmp_path)
+    with folder.locked():
+        pass
+    folder.prepare()
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o700
+
+
+def test_a_folder_that_was_something_else_keeps_its_mode(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    DataFolder(tmp_path).prepare()
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755

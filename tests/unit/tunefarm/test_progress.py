@@ -1,21 +1,34 @@
-"""What is shown of a job."""
+"""The progress of a job: estimates and displays."""
 
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
 from core.job import JobState
 from tests.unit.tunefarm.samples import job, task
-from tunefarm.cli.progress import Picture, PlainDisplay, SilentDisplay, display, render, task_table
+from tunefarm.cli.progress import (
+    JobProgress,
+    PlainJobDisplay,
+    SilentJobDisplay,
+    TrialRate,
+    by_time,
+    display,
+    network_s,
+    render,
+    seconds_left,
+    share,
+    task_table,
+)
 
 TASKS = (task("conv1", weight=2, best_s=0.003), task("softmax", covered=False, reason="no [reduction] rule"))
 
 
-def picture(at_s: float = 0.0, **changes: object) -> Picture:
-    return Picture(job(**changes), TASKS, 3.0, 20.0, at_s)
+def progress(at_s: float = 0.0, **changes: object) -> JobProgress:
+    return JobProgress(job(**changes), TASKS, 3.0, 20.0, at_s)
 
 
 def console(*, terminal: bool = False) -> Console:
@@ -27,12 +40,12 @@ def text_of(shown: Console) -> str:
     return shown.file.getvalue()
 
 
-def test_plain_lines_come_with_news_and_every_ten_seconds() -> None:
+def test_plain_lines_come_at_changes_and_every_ten_seconds() -> None:
     out = console()
-    plain = PlainDisplay(out)
+    plain = PlainJobDisplay(out)
     for at_s, done in ((0.0, 0), (1.0, 3), (9.0, 30), (10.0, 40), (11.0, 50)):
-        plain.show(picture(at_s, trials_done=done))
-    plain.show(picture(12.0, state=JobState.DONE))
+        plain.show(progress(at_s, trials_done=done))
+    plain.show(progress(12.0, state=JobState.DONE))
     lines = text_of(out).splitlines()
     assert [line.split(" · ")[1] for line in lines[:2]] == ["0/100 trials", "40/100 trials"]
     assert lines[0] == "net: tuning · 0/100 trials · 6 ms end to end (estimate) · 20 s left"
@@ -41,13 +54,13 @@ def test_plain_lines_come_with_news_and_every_ten_seconds() -> None:
 
 def test_a_model_name_is_no_markup() -> None:
     out = console()
-    PlainDisplay(out).show(picture(model_name="[red]x[/red]"))
+    PlainJobDisplay(out).show(progress(model_name="[red]x[/red]"))
     assert "[red]x[/red]: tuning" in text_of(out)
 
 
-def test_the_live_display_shows_tasks_pace_and_what_is_not_covered() -> None:
+def test_the_live_display_shows_tasks_rate_and_fallbacks() -> None:
     out = console()
-    out.print(render(picture(trials_done=40), rows=10))
+    out.print(render(progress(trials_done=40), rows=10))
     text = text_of(out)
     for part in ("40/100 trials", "3.0 trials/s", "conv1", "3 ms", "100%", "fallback: no [reduction] rule"):
         assert part in text
@@ -60,17 +73,62 @@ def test_a_long_table_is_cut() -> None:
     assert "t3" not in text_of(out)
 
 
-def test_the_display_suits_its_place() -> None:
+def test_the_display_suits_the_console() -> None:
     with display(console(), silent=True) as shown:
-        assert isinstance(shown, SilentDisplay)
+        assert isinstance(shown, SilentJobDisplay)
     with display(console(), silent=False) as shown:
-        assert isinstance(shown, PlainDisplay)
+        assert isinstance(shown, PlainJobDisplay)
     out = console(terminal=True)
     with display(out, silent=False) as shown:
-        shown.show(picture(trials_done=40))
+        shown.show(progress(trials_done=40))
     assert "40/100 trials" in text_of(out)
 
 
 @pytest.mark.parametrize(("trials", "done", "text"), [(100, 3, "3/100"), (0, 3, "3/3"), (0, 0, "0/0")])
 def test_first_guesses_may_go_beyond_the_budget(trials: int, done: int, text: str) -> None:
     assert job(trials=trials, trials_done=done).trials_text == text
+
+
+def test_the_rate_is_that_of_the_last_minute() -> None:
+    rate = TrialRate()
+    rate.note(0.0, 0)
+    assert rate.trials_per_s() is None
+    rate.note(10.0, 20)
+    assert rate.trials_per_s() == 2.0
+    rate.note(70.0, 50)
+    assert rate.trials_per_s() == 0.5
+
+
+def test_the_budget_that_ends_first_says_how_long_is_left() -> None:
+    running = job(trials=100, trials_done=40, minutes=1.0, started_at=1000.0)
+    assert seconds_left(running, 2.0, now=1010.0) == 30.0
+    assert seconds_left(running, 2.0, now=1050.0) == 10.0
+    assert seconds_left(running, None, now=1050.0) == 10.0
+    assert seconds_left(running, None, now=2000.0) == 0.0
+    assert seconds_left(job(minutes=None), None, now=0.0) is None
+    assert seconds_left(job(state=JobState.QUEUED), 2.0, now=0.0) is None
+
+
+def test_the_network_is_the_weighted_sum_of_its_covered_tasks() -> None:
+    tasks = [task("a", weight=2, best_s=0.003), task("b", best_s=0.004), task("f", covered=False)]
+    assert network_s(tasks) == pytest.approx(0.010)
+    assert share(tasks[0], tasks) == pytest.approx(0.6)
+    assert share(tasks[2], tasks) is None
+    assert network_s([*tasks, task("c")]) is None
+    assert network_s([]) is None
+
+
+def test_only_the_fastest_of_a_place_counts() -> None:
+    own, faster = task("conv", weight=2, best_s=0.003), task("winograd", weight=2, best_s=0.002)
+    faster = replace(faster, variant="winograd_4", variant_of=own.workload)
+    dense = task("dense", weight=1, best_s=0.006)
+    listed = (own, faster, dense)
+    assert network_s(listed) == pytest.approx(0.010)
+    assert (share(own, listed), share(faster, listed)) == (None, pytest.approx(0.4))
+    assert by_time(listed) == [dense, faster, own]
+    assert network_s((replace(own, best_s=None), faster, dense)) == pytest.approx(0.010)
+
+
+def test_the_costliest_task_comes_first_and_uncovered_ones_last() -> None:
+    tasks = [task("f", covered=False), task("slow", best_s=2.0), task("fast", best_s=1.0), task("new")]
+    assert [one.name for one in by_time(tasks)] == ["slow", "fast", "new", "f"]

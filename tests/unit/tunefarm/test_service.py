@@ -1,4 +1,4 @@
-"""A stack that was started for a command: when it is of no use, and what doesn't count against it."""
+"""The monitor of a stack: the conditions under which it fails."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import pytest
 
+from core.exit_code import ExitCode
 from tunefarm.client.client import UnreachableError
 from tunefarm.client.values import Worker
-from tunefarm.embedded.service import OwnStack
+from tunefarm.embedded.service import StackMonitor
 from tunefarm.embedded.stack import Stack
-from tunefarm.errors import ExitCode, StackError
+from tunefarm.errors import StackError
 
 WHY = "its check was ended by SIGILL (illegal instruction)"
 WORKER = Worker("board", "probing", None, None, last_seen_at=1.0, trials_done=0, failures=0)
@@ -29,7 +30,7 @@ class Played:
         self.is_away = False
         supervisor = SimpleNamespace(log=lambda name: Path("/logs") / f"{name}.log")
         stack = SimpleNamespace(check=lambda: None, supervisor=supervisor)
-        self.own = OwnStack(cast(Stack, stack), cast(Any, self))
+        self.own = StackMonitor(cast(Stack, stack), cast(Any, self))
 
     def workers(self) -> list[Worker]:
         if self.is_away:
@@ -38,7 +39,7 @@ class Played:
         return [replace(one, last_seen_at=one.last_seen_at + self.looks) for one in self.known]
 
 
-def test_it_is_of_no_use_once_its_worker_cannot_measure() -> None:
+def test_it_fails_once_its_worker_cannot_measure() -> None:
     stack = Played(WORKER)
     for _ in range(3):
         stack.own.check()
@@ -49,7 +50,7 @@ def test_it_is_of_no_use_once_its_worker_cannot_measure() -> None:
     assert raised.value.code is ExitCode.LOCAL
 
 
-def test_what_its_worker_said_in_an_earlier_stack_does_not_count() -> None:
+def test_trouble_reported_to_an_earlier_stack_is_ignored() -> None:
     stack = Played(BROKEN)
     stack.own.check()
     stack.looks = 0
@@ -65,14 +66,14 @@ def test_what_its_worker_said_in_an_earlier_stack_does_not_count() -> None:
         [replace(WORKER, id="another", state="busy")],
     ],
 )
-def test_as_long_as_another_worker_may_measure_it_goes_on(others: list[Worker]) -> None:
+def test_it_goes_on_while_another_worker_may_measure(others: list[Worker]) -> None:
     stack = Played(BROKEN, *others)
     for _ in range(3):
         stack.own.check()
 
 
 @pytest.mark.parametrize("change", [{"connected": False}, {"role": "build"}])
-def test_one_that_is_away_or_only_builds_is_no_help(change: dict[str, Any]) -> None:
+def test_a_worker_that_is_away_or_only_builds_does_not_count(change: dict[str, Any]) -> None:
     stack = Played(BROKEN, Worker(**asdict(WORKER) | {"id": "another"} | change))
     stack.own.check()
     with pytest.raises(StackError):

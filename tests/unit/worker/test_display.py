@@ -10,9 +10,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from core.lease import Built, Candidate, Lease, LeaseId, Limits, ModuleRun
-from core.measurement import Measurement, Outcome
-from worker.agent.display import LogDisplay, Work, display, seconds
+from core.lease import Candidate, Lease, LeaseId, Limits, ModuleRun
+from core.measurement import Built, Measurement, Outcome
+from worker.agent.display import LeaseProgress, LogDisplay, display
 
 LEASE = Lease(
     LeaseId("0123456789ab", 1), "{}", Limits(), 30.0, tuple(Candidate(n, "w", "[]") for n in range(3))
@@ -23,7 +23,7 @@ FAILED = Measurement(Outcome.BUILD_ERROR, error="no")
 
 @contextlib.contextmanager
 def own_logging() -> Iterator[None]:
-    """As in a process of its own, without pytest's handlers."""
+    """Set up logging as in a process of its own, without pytest's handlers."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     root.handlers.clear()
@@ -34,7 +34,7 @@ def own_logging() -> Iterator[None]:
 
 
 def test_a_lease_in_one_line() -> None:
-    work = Work(LEASE)
+    work = LeaseProgress(LEASE)
     assert str(work) == "lease 01234567: 0 of 3 candidates measured"
     for measurement in (SLOW, FAILED, FAST):
         work.note(measurement)
@@ -43,7 +43,7 @@ def test_a_lease_in_one_line() -> None:
 
 
 def test_a_lease_that_is_built_in_one_line() -> None:
-    work = Work(replace(LEASE, build=True))
+    work = LeaseProgress(replace(LEASE, build=True))
     work.note(Built("ab" * 32, 0.5))
     work.note(FAILED)
     assert str(work) == "lease 01234567: 2 of 3 candidates built"
@@ -52,15 +52,11 @@ def test_a_lease_that_is_built_in_one_line() -> None:
 
 def test_module_runs_in_one_line() -> None:
     runs = (ModuleRun(1, "untuned", "ab"), ModuleRun(2, "tuned", "cd"))
-    work = Work(Lease(LEASE.id, "{}", Limits(), 30.0, module_runs=runs))
+    work = LeaseProgress(Lease(LEASE.id, "{}", Limits(), 30.0, module_runs=runs))
     assert str(work) == "lease 01234567: times the untuned and the tuned model end to end"
     assert work.size == 2
     work.note(SLOW)
     assert work.result() == "lease 01234567 is done: 1 ok, best 250 ms"
-
-
-def test_seconds_have_a_unit_that_suits() -> None:
-    assert [seconds(secs) for secs in (2.0, 0.0125, 3.456e-6)] == ["2 s", "12.5 ms", "3.46 us"]
 
 
 def test_a_log_gets_a_line_for_every_change_and_none_for_a_candidate(
@@ -70,9 +66,9 @@ def test_a_log_gets_a_line_for_every_change_and_none_for_a_candidate(
     monkeypatch.setattr(sys, "stderr", written)
     with own_logging(), display(Console(file=written, force_terminal=False)) as shown:
         assert isinstance(shown, LogDisplay)
-        shown.does("probing")
-        shown.measured(Work(LEASE))
-        shown.does("ready [red]as pi4")
+        shown.show("probing")
+        shown.show_progress(LeaseProgress(LEASE))
+        shown.show("ready [red]as pi4")
     lines = written.getvalue().splitlines()
     assert [line.split(" INFO ")[1] for line in lines] == ["probing", "ready [red]as pi4"]
 
@@ -81,10 +77,10 @@ def test_a_terminal_keeps_a_line_that_tells_how_far_the_lease_is() -> None:
     written = io.StringIO()
     console = Console(file=written, force_terminal=True, width=100, color_system=None)
     with own_logging(), display(console) as shown:
-        work = Work(LEASE)
-        shown.does(str(work))
+        work = LeaseProgress(LEASE)
+        shown.show(str(work))
         work.note(FAST)
-        shown.measured(work)
+        shown.show_progress(work)
     text = written.getvalue()
     assert "1 of 3 candidates measured, best so far 1.5 ms · 1 in all" in text
     assert text.count("0 of 3 candidates measured") == 2, "in the log, and as the last line"

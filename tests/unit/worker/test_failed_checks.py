@@ -1,91 +1,20 @@
-"""What people read when a device can't measure, and how often it is checked again."""
+"""A device that can't measure is checked again ever more seldom, and people are told why."""
 
 from __future__ import annotations
 
 import logging
-import signal
 
 import pytest
 
-from core.worker import MAX_TROUBLE_CHARS
-from worker.agent.failed_checks import ChildStartError, End, FailedChecks, died, ended, timed_out
-from worker.sandbox.child_process import ChildDied
-
-MISSING = """\
-Traceback (most recent call last):
-  File "/opt/tunefarm/worker/child.py", line 128, in main
-    Child(_factory(given.bench)(given.threads), requests, replies, gaps, given.build).serve()
-ModuleNotFoundError: No module named 'tvm'
-"""
-TWO = """\
-Traceback (most recent call last):
-  File "a.py", line 1, in <module>
-KeyError: 'first'
-
-During handling of the above exception, another exception occurred:
-
-Traceback (most recent call last):
-  File "a.py", line 3, in <module>
-tvm.error.InternalError: Check failed: (found) is false
-no such intrinsic
-"""
-
-
-@pytest.mark.parametrize(
-    ("code", "words", "line"),
-    [
-        (
-            -signal.SIGILL,
-            "Fatal Python error: Illegal instruction",
-            "its check was ended by SIGILL (illegal instruction): leave out what the processor lacks with "
-            "--features or TUNEFARM_WORKER_FEATURES, and report it",
-        ),
-        (-signal.SIGSEGV, "", "its check was ended by SIGSEGV (segmentation fault)"),
-        (-250, "", "its check was ended by signal 250"),
-        (
-            1,
-            MISSING,
-            "its check ended with ModuleNotFoundError: No module named 'tvm': install tunefarm[worker] again",
-        ),
-        (1, TWO, "its check ended with tvm.error.InternalError: Check failed: (found) is false"),
-        (1, "there is no user 'x' here\n", "its check exited with code 1: there is no user 'x' here"),
-        (7, "", "its check exited with code 7"),
-        (0, "\n \n", "its check exited with code 0"),
-    ],
-)
-def test_the_line_names_the_cause_and_the_next_step(code: int, words: str, line: str) -> None:
-    assert died(ChildDied("the child ended", code), words).line == line
-
-
-def test_of_a_traceback_that_was_cut_the_exception_is_found_all_the_same() -> None:
-    _, _, tail = MISSING.partition("\n")
-    assert died(ChildDied("", 1), tail) == died(ChildDied("", 1), MISSING)
-
-
-def test_a_child_that_fell_silent_and_one_that_takes_too_long_are_named() -> None:
-    assert died(ChildDied("the child stopped answering"), "").line == (
-        "its check failed because the child stopped answering"
-    )
-    assert timed_out(120.0).line == (
-        "its check took longer than 120 s: if the device is only slow, allow more with "
-        "TUNEFARM_WORKER_START_TIMEOUT_S"
-    )
-
-
-@pytest.mark.parametrize("code", [-signal.SIGILL, 1, 7])
-def test_the_line_is_one_and_fits_however_much_the_child_wrote(code: int) -> None:
-    words = "Traceback (most recent call last):\nImportError: \x1b[31m\0" + "no\tlibrary " * 1000
-    line = died(ChildDied("", code), words).line
-    assert line.isprintable()
-    assert len(line) <= MAX_TROUBLE_CHARS
-    assert ended("x", "y" * 1000, "z" * 150).line.endswith("...: " + "z" * 150)
+from worker.agent.failed_checks import FailedChecks
+from worker.runner.start_failure import ChildStartError, StartFailure
 
 
 def failing(checks: FailedChecks, *kinds: str) -> list[float]:
-    """The pauses after checks that fail so."""
+    """Let checks fail; return the pause after each."""
     pauses = []
     for number, kind in enumerate(kinds):
-        checks.failed(ChildStartError(End(kind, f"its check failed by {kind}"), f"words {number}"))
+        checks.failed(ChildStartError(StartFailure(kind, f"its check failed by {kind}"), f"stderr {number}"))
         pauses.append(checks.pause_s)
     return pauses
 
@@ -122,7 +51,7 @@ def test_attempts_1_2_4_and_8_are_logged_and_what_the_child_wrote_once(
         failing(FailedChecks(600.0), *["SIGILL"] * 15)
     said = [record.getMessage() for record in caplog.records]
     assert [line.partition("(")[2].split()[0] for line in said] == ["1", "2", "4", "8"]
-    assert ["words" in line for line in said] == [True, False, False, False]
+    assert ["stderr" in line for line in said] == [True, False, False, False]
     assert said[2] == (
         "this device can't measure yet (4 in a row, the next check is in 600 s): its check failed by SIGILL"
     )
@@ -131,4 +60,4 @@ def test_attempts_1_2_4_and_8_are_logged_and_what_the_child_wrote_once(
 def test_another_end_is_logged_whole_when_it_comes_first(caplog: pytest.LogCaptureFixture) -> None:
     failing(FailedChecks(600.0), "a", "a", "b", "a", "b")
     said = [record.getMessage() for record in caplog.records]
-    assert [line.splitlines()[1:] for line in said] == [["words 0"], [], ["words 2"], []]
+    assert [line.splitlines()[1:] for line in said] == [["stderr 0"], [], ["stderr 2"], []]

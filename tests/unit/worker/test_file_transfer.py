@@ -5,20 +5,20 @@ from pathlib import Path
 
 import pytest
 
-from worker.sandbox.file_transfer import FileTransfer, linkers_cache
+from worker.sandbox.file_transfer import FileTransfer, linker_cache
 from worker.sandbox.reaper import account_of
 
 
 def test_what_is_given_is_a_copy_and_can_be_taken_back(tmp_path: Path) -> None:
     file = tmp_path / "library"
     file.write_bytes(b"code")
-    handover = FileTransfer(None)
-    first, second = handover.give(file), handover.give(file)
+    transfer = FileTransfer(None)
+    first, second = transfer.add(file), transfer.add(file)
     assert first != second
     assert (first.read_bytes(), second.read_bytes()) == (b"code", b"code")
-    handover.take_back()
+    transfer.clear()
     assert not first.exists()
-    handover.close()
+    transfer.close()
     assert not first.parent.exists()
     assert file.exists()
 
@@ -27,20 +27,20 @@ def test_what_is_given_is_a_copy_and_can_be_taken_back(tmp_path: Path) -> None:
 def test_another_user_may_read_it_but_leave_nothing_there(tmp_path: Path) -> None:
     file = tmp_path / "library"
     file.write_bytes(b"code")
-    handover = FileTransfer("nobody")
-    given = handover.give(file)
+    transfer = FileTransfer("nobody")
+    given = transfer.add(file)
     folder, nobody = given.parent.stat(), account_of("nobody")
     assert (folder.st_uid, folder.st_gid, folder.st_mode & 0o777) == (0, nobody.gid, 0o750)
     assert given.stat().st_mode & 0o777 == 0o644
-    handover.close()
+    transfer.close()
 
 
 def test_a_user_that_does_not_exist_is_left_to_the_child_to_name() -> None:
     FileTransfer("no such user").close()
 
 
-def test_a_linkers_cache_is_writable_for_the_child_and_goes_with_the_worker() -> None:
-    with linkers_cache("nobody") as folder:
+def test_a_linker_cache_is_writable_for_the_child_and_goes_with_the_worker() -> None:
+    with linker_cache("nobody") as folder:
         (folder / "object").write_bytes(b"code")
         mode = folder.stat().st_mode & 0o777
         assert mode == (0o770 if os.geteuid() == 0 else 0o700)

@@ -33,12 +33,12 @@ def test_the_hottest_processor_counts(sensors: Mapping[str, Sequence[float]], de
 
 
 def test_this_machine_says_something() -> None:
-    known = health.read()
-    assert known.tunefarm_version
-    assert known.tvm_version
-    assert known.memory_free_bytes is not None
-    assert known.memory_free_bytes > 0
-    assert known.load is None or known.load >= 0.0
+    vitals = health.read_vitals()
+    assert vitals.tunefarm_version
+    assert vitals.tvm_version
+    assert vitals.memory_free_bytes is not None
+    assert vitals.memory_free_bytes > 0
+    assert vitals.load is None or vitals.load >= 0.0
 
 
 @pytest.mark.parametrize("error", [AttributeError, OSError, NotImplementedError, psutil.AccessDenied])
@@ -50,15 +50,15 @@ def test_what_cannot_be_asked_is_unknown(
 
     monkeypatch.setattr(psutil, "sensors_temperatures", refuse)
     monkeypatch.setattr(psutil, "getloadavg", refuse)
-    known = health.read()
-    assert (known.temperature_c, known.load) == (None, None)
+    vitals = health.read_vitals()
+    assert (vitals.temperature_c, vitals.load) == (None, None)
 
 
 def test_sensors_are_read_now_and_then_only(monkeypatch: pytest.MonkeyPatch) -> None:
     loads = iter([1.0, 2.0, 3.0])
     monkeypatch.setattr(psutil, "getloadavg", lambda: (next(loads), 0.0, 0.0))
     now = 50.0
-    pulse = HealthMonitor(lambda: now)
-    assert [pulse().load, pulse().load] == [1.0, 1.0]
+    monitor = HealthMonitor(lambda: now)
+    assert [monitor().load, monitor().load] == [1.0, 1.0]
     now += READ_EVERY_S
-    assert [pulse().load, pulse().load] == [2.0, 2.0]
+    assert [monitor().load, monitor().load] == [2.0, 2.0]

@@ -1,4 +1,4 @@
-"""Turns of whole models that take as long as the test says."""
+"""Interleaved timing of models that take as long as the test says."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 import pytest
 
 from core.measurement import Measurement, Outcome
-from worker.runner.interleaved import MOST_S, ROUNDS, in_turns
+from worker.runner.interleaved import MAX_S, ROUNDS, time_interleaved
 
 CRASH = Measurement(Outcome.RUN_ERROR, error="the child was ended by SIGSEGV during the run")
 
 
 @dataclass
 class Machine:
-    """`secs` is how long calls of each model take; a turn is ten. `faults` are the turns, by number, in which
-    one crashes. `drift` is by how much everything gets slower with every turn."""
+    """A machine on which a call of each model takes `secs`; a turn is ten calls. `faults` has the turn in
+    which a model crashes. Each turn is slower than the one before by the factor `drift`."""
 
     secs: dict[str, float]
     faults: dict[str, int] = field(default_factory=dict)
@@ -28,7 +28,7 @@ class Machine:
 
     def run(self) -> dict[str, Measurement]:
         models = list(self.secs)
-        found = asyncio.run(in_turns(models, self.first, self.again, lambda: self.now))
+        found = asyncio.run(time_interleaved(models, self.first, self.again, lambda: self.now))
         return dict(zip(models, found, strict=True))
 
     async def first(self, model: str, before: Sequence[Measurement]) -> Measurement:
@@ -75,7 +75,7 @@ def test_turns_of_slow_models_are_fewer() -> None:
     machine = Machine({"a": 31.0, "b": 32.0})
     machine.run()
     assert machine.turns == ["a", "b", "b"]
-    assert MOST_S < 10 * 31.0
+    assert MAX_S < 10 * 31.0
 
 
 @pytest.mark.parametrize("turn", range(1, ROUNDS + 1))

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from worker.main import _manners
-from worker.settings import SLOTS, TOGETHER, Settings
+from worker.main import agent_config
+from worker.settings import MAX_BUILT_TOGETHER, SLOTS, WorkerSettings
 
 
-@pytest.mark.parametrize(("slots", "together"), [(SLOTS, TOGETHER), (4, 4)])
+@pytest.mark.parametrize(("slots", "together"), [(SLOTS, MAX_BUILT_TOGETHER), (4, 4)])
 def test_no_more_is_built_at_once_than_fits_in_memory(slots: int, together: int) -> None:
-    manners = _manners(Settings(server="farm:1", slots=slots))
-    assert (manners.slots, manners.build_together) == (slots, together)
+    config = agent_config(WorkerSettings(server="farm:1", slots=slots))
+    assert (config.slots, config.build_together) == (slots, together)

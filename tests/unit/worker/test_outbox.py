@@ -18,33 +18,33 @@ def filled(count: int) -> Outbox:
 
 def test_results_wait_in_order_until_acknowledged() -> None:
     outbox = filled(4)
-    numbers = [result.number for result in outbox.waiting()]
+    numbers = [result.number for result in outbox.pending()]
     outbox.acknowledge([numbers[2], numbers[0]])
-    assert [result.trial_id for result in outbox.waiting()] == [1, 3]
+    assert [result.trial_id for result in outbox.pending()] == [1, 3]
     outbox.acknowledge([numbers[0], 999])
     assert len(outbox) == 2
 
 
 def test_numbers_are_never_used_again() -> None:
     outbox = filled(2)
-    old = {result.number for result in outbox.waiting()}
+    old = {result.number for result in outbox.pending()}
     outbox.acknowledge(old)
     outbox.add_module_run(LEASE, 7, FAILED)
-    (result,) = outbox.waiting()
+    (result,) = outbox.pending()
     assert result.module_run_id == 7
     assert result.number not in old
 
 
 def test_a_report_holds_the_oldest_and_no_more_than_the_protocol_allows() -> None:
     outbox = filled(MAX_RESULTS + 5)
-    first = outbox.waiting()
+    first = outbox.pending()
     assert len(first) == MAX_RESULTS
     outbox.acknowledge(result.number for result in first)
-    assert [result.trial_id for result in outbox.waiting()] == list(range(MAX_RESULTS, MAX_RESULTS + 5))
+    assert [result.trial_id for result in outbox.pending()] == list(range(MAX_RESULTS, MAX_RESULTS + 5))
 
 
 def test_it_knows_what_of_a_lease_is_settled() -> None:
     outbox = filled(2)
     outbox.add_trial(LeaseId("lease", 2), 9, FAILED)
-    assert set(outbox.settled(LEASE)) == {0, 1}
-    assert outbox.settled(LeaseId("lease", 2)) == {9: FAILED}
+    assert set(outbox.results_of(LEASE)) == {0, 1}
+    assert outbox.results_of(LeaseId("lease", 2)) == {9: FAILED}

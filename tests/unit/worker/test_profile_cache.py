@@ -5,42 +5,43 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.worker.fault_bench import DEVICE
+from core.profile import VERSION
+from tests.integration.worker.fault_runner import DEVICE
 from worker.agent import profile_cache
-from worker.agent.profile_cache import Profiles
+from worker.agent.profile_cache import ProfileCache
 
 PROFILE = replace(DEVICE.speeds, hertz=4.2e9, derived=("registers",))
 
 
 def test_what_was_kept_is_found_by_another_process(tmp_path: Path) -> None:
-    Profiles(tmp_path / "new").keep(DEVICE, PROFILE)
-    assert Profiles(tmp_path / "new").find(DEVICE) == PROFILE
-    assert Profiles(tmp_path / "new").find(replace(DEVICE, cores=4)) is None
-    assert Profiles(tmp_path).find(DEVICE) is None
+    ProfileCache(tmp_path / "new").put(DEVICE, PROFILE)
+    assert ProfileCache(tmp_path / "new").get(DEVICE) == PROFILE
+    assert ProfileCache(tmp_path / "new").get(replace(DEVICE, cores=4)) is None
+    assert ProfileCache(tmp_path).get(DEVICE) is None
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b"{}", b"\xff", b"null", b"[" * 60_000])
 def test_a_damaged_file_is_as_none(tmp_path: Path, damage: bytes) -> None:
-    Profiles(tmp_path).keep(DEVICE, PROFILE)
+    ProfileCache(tmp_path).put(DEVICE, PROFILE)
     (file,) = tmp_path.iterdir()
     file.write_bytes(damage)
-    assert Profiles(tmp_path).find(DEVICE) is None
-    Profiles(tmp_path).keep(DEVICE, PROFILE)
-    assert Profiles(tmp_path).find(DEVICE) == PROFILE
+    assert ProfileCache(tmp_path).get(DEVICE) is None
+    ProfileCache(tmp_path).put(DEVICE, PROFILE)
+    assert ProfileCache(tmp_path).get(DEVICE) == PROFILE
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_another_version_of_the_calibration_measures_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Profiles(tmp_path).keep(DEVICE, PROFILE)
-    monkeypatch.setattr(profile_cache, "VERSION", profile_cache.VERSION + 1)
-    assert Profiles(tmp_path).find(DEVICE) is None
+    ProfileCache(tmp_path).put(DEVICE, PROFILE)
+    monkeypatch.setattr(profile_cache, "VERSION", VERSION + 1)
+    assert ProfileCache(tmp_path).get(DEVICE) is None
 
 
 def test_where_nothing_can_be_written_memory_has_to_do(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    kept = Profiles(tmp_path / "file")
-    kept.keep(DEVICE, PROFILE)
-    assert kept.find(DEVICE) == PROFILE
-    assert Profiles(tmp_path / "file").find(DEVICE) is None
+    kept = ProfileCache(tmp_path / "file")
+    kept.put(DEVICE, PROFILE)
+    assert kept.get(DEVICE) == PROFILE
+    assert ProfileCache(tmp_path / "file").get(DEVICE) is None

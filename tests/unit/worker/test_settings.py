@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -9,7 +10,7 @@ from pydantic import ValidationError
 from core.lease import Limits
 from system.tls import TlsFiles
 from worker import settings
-from worker.settings import Settings
+from worker.settings import WorkerSettings
 
 
 @pytest.fixture(autouse=True)
@@ -23,47 +24,47 @@ def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_environment_stands_in_for_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNEFARM_WORKER_SERVER", "farm:8761")
     monkeypatch.setenv("TUNEFARM_WORKER_THREADS", "3")
-    assert (Settings().server, Settings().threads) == ("farm:8761", 3)  # type: ignore[call-arg]
-    assert Settings(server="other:1").server == "other:1"
+    assert (WorkerSettings().server, WorkerSettings().threads) == ("farm:8761", 3)
+    assert WorkerSettings(server="other:1").server == "other:1"
 
 
 def test_a_builder_is_one_by_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TUNEFARM_WORKER_BUILD", raising=False)
-    assert not Settings(server="farm:1").build
+    assert not WorkerSettings(server="farm:1").build
     monkeypatch.setenv("TUNEFARM_WORKER_BUILD", "1")
-    assert Settings(server="farm:1").build
+    assert WorkerSettings(server="farm:1").build
 
 
 def test_the_nearest_token_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKEN", "somebody else's")
-    assert Settings(server="farm:1").secret is None
+    assert WorkerSettings(server="farm:1").secret is None
     monkeypatch.setenv("TUNEFARM_TOKEN", "service")
-    assert Settings(server="farm:1").secret == "service"
+    assert WorkerSettings(server="farm:1").secret == "service"
     monkeypatch.setenv("TUNEFARM_WORKER_TOKEN", "worker")
-    assert Settings(server="farm:1").secret == "worker"
-    assert Settings(server="farm:1", token="flag").secret == "flag"  # type: ignore[arg-type]
-    assert "flag" not in repr(Settings(server="farm:1", token="flag"))  # type: ignore[arg-type]
+    assert WorkerSettings(server="farm:1").secret == "worker"
+    assert WorkerSettings(server="farm:1", token="flag").secret == "flag"
+    assert "flag" not in repr(WorkerSettings(server="farm:1", token="flag"))
 
 
 def test_tls_is_asked_for_by_itself_or_by_any_of_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert Settings(server="farm:1").tls_files is None
-    assert Settings(server="farm:1", tls=True).tls_files == TlsFiles()
+    assert WorkerSettings(server="farm:1").tls_files is None
+    assert WorkerSettings(server="farm:1", tls=True).tls_files == TlsFiles()
     monkeypatch.setenv("TUNEFARM_CA", "service.ca")
     monkeypatch.setenv("TUNEFARM_WORKER_CERT", "own.pem")
     monkeypatch.setenv("TUNEFARM_WORKER_KEY", "own.key")
     files = TlsFiles(Path("own.pem"), Path("own.key"), Path("service.ca"))
-    assert Settings(server="farm:1").tls_files == files
+    assert WorkerSettings(server="farm:1").tls_files == files
 
 
 def test_instruction_sets_are_given_up_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     monkeypatch.delenv("TUNEFARM_WORKER_FEATURES", raising=False)
-    assert Settings(server="farm:1").without == ()
+    assert WorkerSettings(server="farm:1").without == ()
     monkeypatch.setenv("TUNEFARM_WORKER_FEATURES", "-avx512f,-fma")
-    assert Settings(server="farm:1").without == ("avx512f", "fma")
+    assert WorkerSettings(server="farm:1").without == ("avx512f", "fma")
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     with pytest.raises(ValidationError, match="'avx512f' is no instruction set of aarch64"):
-        Settings(server="farm:1")
+        WorkerSettings(server="farm:1")
 
 
 @pytest.mark.parametrize(
@@ -77,37 +78,37 @@ def test_instruction_sets_are_given_up_by_their_names(monkeypatch: pytest.Monkey
     ],
 )
 def test_this_machine_is_known_by_its_address(server: str, local: bool) -> None:
-    assert Settings(server=server).local is local
+    assert WorkerSettings(server=server).local is local
 
 
 @pytest.mark.parametrize("server", ["farm", "http://farm:1", "farm:0", "farm:65536", "farm:x", ":1", ""])
 def test_what_is_no_address_is_refused(server: str) -> None:
     with pytest.raises(ValidationError):
-        Settings(server=server)
+        WorkerSettings(server=server)
 
 
 @pytest.mark.parametrize("server", ["farm:1", "127.0.0.1:8761", "[::1]:8761"])
 def test_addresses(server: str) -> None:
-    assert Settings(server=server).server == server
+    assert WorkerSettings(server=server).server == server
 
 
 @pytest.mark.parametrize("wrong", [{"threads": 0}, {"name": "two words"}, {"name": ""}, {"run_timeout_s": 0}])
-def test_values_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
+def test_values_that_make_no_sense_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
-        Settings(server="farm:1", **wrong)  # type: ignore[arg-type]
+        WorkerSettings(server="farm:1", **wrong)
 
 
 def test_the_host_name_is_made_to_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostname", lambda: "my board\n")
-    assert Settings(server="farm:1").name == "myboard"
+    assert WorkerSettings(server="farm:1").name == "myboard"
     monkeypatch.setattr("socket.gethostname", lambda: "")
-    assert Settings(server="farm:1").name == "worker"
+    assert WorkerSettings(server="farm:1").name == "worker"
 
 
 def test_only_the_limits_that_are_set_overrule() -> None:
     given = Limits(build_timeout_s=1.0, run_timeout_s=2.0, module_timeout_s=3.0, memory_bytes=4)
-    ours = Settings(server="farm:1", run_timeout_s=20.0, memory_bytes=5)
-    assert ours.overrule(given) == Limits(1.0, 20.0, 3.0, 5)
+    ours = WorkerSettings(server="farm:1", run_timeout_s=20.0, memory_bytes=5)
+    assert ours.override_limits(given) == Limits(1.0, 20.0, 3.0, 5)
 
 
 @pytest.mark.parametrize(

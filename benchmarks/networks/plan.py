@@ -1,0 +1,70 @@
+"""How a network is measured: its model, the inputs, and contestants that take turns."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+
+from benchmarks.device_class import DeviceClass
+from benchmarks.networks.session import Manifest
+from benchmarks.timing.contestants import ModelFile, ProcessContestant
+from benchmarks.timing.cpu_masking import MaskedOnnxRuntime
+from benchmarks.timing.deviation import random_inputs
+from benchmarks.timing.interleaved import Block
+from examples import make_models
+
+TUNED, UNTUNED = "tunefarm", "TVM untuned"
+EXPORTED = "TVM with tunefarm's exported database"
+SEEDS = range(5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A network, and the turns of its contestants, each with `threads` threads and the instructions of
+    `device_class`.
+
+    `masked` is ONNX Runtime for a device class that gives features up.
+    """
+
+    network: str
+    tiny: bool
+    threads: int
+    rounds: int
+    block: Block
+    device_class: DeviceClass
+    masked: MaskedOnnxRuntime | None
+
+    @property
+    def label(self) -> str:
+        return f"{self.network}-tiny" if self.tiny else self.network
+
+    def write(self, folder: Path) -> Path:
+        """Write the network as an ONNX file into `folder`; return the file."""
+        model = folder / f"{self.label}.onnx"
+        onnx.save(make_models.make(self.network, tiny=self.tiny), model)
+        return model
+
+
+def inputs_of(manifest: Manifest) -> list[list[NDArray[Any]]]:
+    """Return one set of random inputs for each of SEEDS; contestants are timed with the first."""
+    specs = [(one.shape, one.dtype) for one in manifest.inputs]
+    return [random_inputs(specs, seed) for seed in SEEDS]
+
+
+@contextlib.contextmanager
+def contestants(
+    files: Mapping[str, ModelFile], inputs: list[list[NDArray[Any]]], plan: Plan
+) -> Iterator[dict[str, ProcessContestant]]:
+    """Yield every contestant loaded in a process of its own."""
+    with ExitStack() as processes:
+        yield {
+            name: processes.enter_context(ProcessContestant(file, plan.threads, inputs[0]))
+            for name, file in files.items()
+        }

@@ -1,0 +1,177 @@
+"""Tune models the way a user does, on an embedded stack with an empty data folder, timed from outside."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pydantic import TypeAdapter
+from rich.console import Console
+
+from benchmarks.device_class import DeviceClass
+from benchmarks.results.curves import Point
+from core.job import JobState
+from tunefarm.cli.follow import follow_job, require_done
+from tunefarm.cli.progress import JobDisplay, JobProgress, PlainJobDisplay, network_s
+from tunefarm.client.artifact import unpack
+from tunefarm.client.client import Client
+from tunefarm.client.values import Job, JobRequest
+from tunefarm.embedded import stack
+from tunefarm.embedded.service import Service
+
+
+@dataclass(frozen=True)
+class Input:
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The part of an artifact's manifest that benchmarks read: target, inputs, and the measured seconds of
+    each candidate for publication."""
+
+    target: str
+    inputs: tuple[Input, ...]
+    untuned_secs: tuple[float, ...] = ()
+    tuned_secs: tuple[float, ...] = ()
+    published_secs: tuple[float, ...] = ()
+
+    @property
+    def latency_s(self) -> float | None:
+        """The median of the fastest candidate, which is the published one; None when nothing was timed."""
+        timed = filter(None, (self.untuned_secs, self.tuned_secs, self.published_secs))
+        return min(map(statistics.median, timed), default=None)
+
+
+@dataclass
+class Recorder:
+    """A display that records every picture and passes it on to another display."""
+
+    shown_on: JobDisplay
+    pictures: list[JobProgress] = field(default_factory=list)
+
+    def show(self, picture: JobProgress) -> None:
+        self.shown_on.show(picture)
+        self.pictures.append(picture)
+
+    def points(self, start_s: float) -> tuple[Point, ...]:
+        """Return the tuning curve, one point for every change; `start_s` is when the job was submitted."""
+        points: list[Point] = []
+        for picture in self.pictures:
+            latency_s = network_s(picture.tasks)
+            if latency_s is None:
+                continue
+            point = Point(round(picture.at_s - start_s, 3), picture.job.trials_done, latency_s)
+            if not points or (point.trials, point.latency_s) != (points[-1].trials, points[-1].latency_s):
+                points.append(point)
+        return tuple(points)
+
+    def search_s(self) -> float | None:
+        """Return the seconds from the first to the last picture in state TUNING, accurate to about a
+        second."""
+        seen = [picture.at_s for picture in self.pictures if picture.job.state is JobState.TUNING]
+        return seen[-1] - seen[0] if len(seen) > 1 else None
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """A finished job of a model with `subgraphs` subgraphs; `folder` has the unpacked artifact.
+
+    `start_s` is the time until the stack ran, `job_s` from the upload of the model until the artifact was
+    unpacked, `search_s` the part of it spent on trials, without the first and the last build.
+    """
+
+    job: Job
+    subgraphs: int
+    folder: Path
+    manifest: Manifest
+    start_s: float
+    job_s: float
+    search_s: float | None
+    points: tuple[Point, ...]
+
+    @property
+    def library(self) -> Path:
+        return self.folder / "model.so"
+
+    @property
+    def total_s(self) -> float:
+        return self.start_s + self.job_s
+
+    @property
+    def trials_per_s(self) -> float:
+        """Trials over all seconds, the stack's start included."""
+        return self.job.trials_done / self.total_s
+
+    @property
+    def trials_per_s_started(self) -> float:
+        """Trials over the seconds from upload to artifact, on a running stack."""
+        return self.job.trials_done / self.job_s
+
+    @property
+    def search_trials_per_s(self) -> float | None:
+        return self.job.trials_done / self.search_s if self.search_s else None
+
+
+@dataclass(frozen=True)
+class Session:
+    """A running stack with a data folder of its own; it took `start_s` to start."""
+
+    client: Client
+    check: Callable[[], None]
+    console: Console
+    start_s: float
+    clock: Callable[[], float]
+
+    def tune(self, model: Path, trials: int, folder: Path, *, minutes: float | None = None) -> Tuning:
+        """Tune an ONNX file and unpack its artifact into `folder`; with 0 trials, do what `tunefarm
+        compile` does.
+
+        Raises CommandError when the stack or the job fails, ClientError as the client does.
+        """
+        folder.mkdir(exist_ok=True)
+        recorder = Recorder(PlainJobDisplay(self.console))
+        begun_s = self.clock()
+        stored = self.client.upload(model)
+        job = self.client.submit(JobRequest(stored.sha256, trials, minutes=minutes, compile_only=trials == 0))
+        service = Service(self.client, self.check, embedded=True)
+        job = follow_job(service, job.id, recorder, clock=self.clock)
+        require_done(job)
+        archive = folder / "artifact.tar"
+        self.client.download(job.id, archive)
+        unpack(archive, folder)
+        done_s = self.clock()
+        return Tuning(
+            job,
+            len({task.place for task in self.client.tasks(job.id)}),
+            folder,
+            TypeAdapter(Manifest).validate_json((folder / "manifest.json").read_bytes()),
+            self.start_s,
+            done_s - begun_s,
+            recorder.search_s(),
+            recorder.points(begun_s),
+        )
+
+
+@contextlib.contextmanager
+def session(
+    data: Path,
+    threads: int,
+    device_class: DeviceClass,
+    console: Console,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Session]:
+    """Start a stack over the empty folder `data`. Raises CommandError when it doesn't start."""
+    before_s = clock()
+    config = stack.StackConfig(data, threads=threads)
+    with (
+        device_class.for_workers(),
+        stack.start(config) as started,
+        Client(started.running.url) as client,
+    ):
+        yield Session(client, started.check, console, clock() - before_s, clock)

@@ -1,0 +1,107 @@
+"""Tune one network, then measure it against its peers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks.engines import metaschedule_networks
+from benchmarks.engines.metaschedule_networks import PeerFailed, TrialRate
+from benchmarks.networks.peers import ONNXRUNTIME, Peer, peers_of
+from benchmarks.networks.plan import EXPORTED, TUNED, UNTUNED, Plan, contestants, inputs_of
+from benchmarks.networks.session import Tuning, session
+from benchmarks.networks.tvm_builds import build_untuned, build_with_database
+from benchmarks.results.curves import Curve
+from benchmarks.timing.contestants import TvmLibrary
+from benchmarks.timing.deviation import Deviation, compare_outputs
+from benchmarks.timing.interleaved import Pair, Timings, measure
+from tunefarm.client import metaschedule_files
+
+# TVM's untuned build is too slow to take part in every round.
+SLOW_ROUNDS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningPlan(Plan):
+    """How a network is tuned. `minutes` limits our job, `peer_limit_s` MetaSchedule's tuning, which is
+    left out when `peer_trials` is 0."""
+
+    trials: int
+    minutes: float | None
+    peer_trials: int
+    peer_limit_s: float
+
+
+@dataclass(frozen=True)
+class TunedNetwork:
+    """All measurements of one network.
+
+    `untuned` has TVM's untuned build and the tuned one in turns of their own. `peer_rate` is None when
+    MetaSchedule measured nothing or was left out.
+    """
+
+    label: str
+    tuning: Tuning
+    timings: Mapping[str, Timings]
+    untuned: Pair
+    peers: Sequence[Peer]
+    deviation: Deviation
+    peer_rate: TrialRate | None
+
+    def curve(self) -> Curve:
+        tuned, peer = (self.timings[name].latency_s.value for name in (TUNED, ONNXRUNTIME))
+        return Curve(self.label, self.tuning.points, tuned, self.untuned.ours.latency_s.value, peer)
+
+
+def run(plan: TuningPlan, folder: Path, console: Console) -> TunedNetwork:
+    """Tune and measure a network in an empty `folder`.
+
+    Raises CommandError or ClientError as `Session.tune` does, RuntimeError when the device class wasn't kept.
+    """
+    model = plan.write(folder)
+    with session(folder / "data", plan.threads, plan.device_class, console) as stack:
+        tuning = stack.tune(model, plan.trials, folder / "tuned", minutes=plan.minutes)
+        metaschedule_files.write(stack.client.export(), folder)
+    target = tuning.manifest.target
+    plan.device_class.check(target)
+    console.print(f"{plan.label}: building it untuned")
+    build_untuned(model, target, folder / "untuned.so")
+    build_with_database(model, target, folder, folder / "exported.so")
+    peers = peers_of(model, plan.device_class, plan.masked)
+    inputs = inputs_of(tuning.manifest)
+    console.print(f"{plan.label}: {plan.rounds} rounds of interleaved blocks")
+    ours = {TUNED: TvmLibrary(tuning.library), EXPORTED: TvmLibrary(folder / "exported.so")}
+    files = ours | {peer.name: peer.file for peer in peers}
+    with contestants(files, inputs, plan) as running:
+        timings = measure(running, plan.rounds, plan.block)
+        deviation = compare_outputs(running[TUNED], running[ONNXRUNTIME], inputs)
+    slow = {UNTUNED: TvmLibrary(folder / "untuned.so"), TUNED: ours[TUNED]}
+    with contestants(slow, inputs, plan) as running:
+        seldom = measure(running, SLOW_ROUNDS, plan.block)
+    rate = _peer_rate(model, target, plan, folder, console) if plan.peer_trials else None
+    pair = Pair(seldom[UNTUNED], seldom[TUNED])
+    return TunedNetwork(plan.label, tuning, timings, pair, peers, deviation, rate)
+
+
+def _peer_rate(
+    model: Path, target: str, plan: TuningPlan, folder: Path, console: Console
+) -> TrialRate | None:
+    """Tune with MetaSchedule; print a failure and return None, since the other figures don't depend on it."""
+    console.print(f"{plan.label}: {plan.peer_trials} trials of MetaSchedule")
+    work = folder / "metaschedule"
+    work.mkdir()
+    try:
+        return metaschedule_networks.trial_rate(
+            model,
+            target,
+            threads=plan.threads,
+            trials=plan.peer_trials,
+            limit_s=plan.peer_limit_s,
+            folder=work,
+        )
+    except PeerFailed as error:
+        console.print(f"{plan.label}: MetaSchedule failed: {error}", markup=False)
+        return None

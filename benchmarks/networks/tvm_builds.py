@@ -1,0 +1,55 @@
+"""Builds of a model by TVM alone: untuned, and with the schedules of a database that tunefarm exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from benchmarks.timing.contestants import spawn_process
+from tunefarm.client.metaschedule_files import RECORD_FILE, WORKLOAD_FILE
+
+
+def build_untuned(model: Path, target: str, library: Path) -> None:
+    """Compile an ONNX file without schedules, in another process.
+
+    Raises ModelError or ArtifactError as the compiler does.
+    """
+    with spawn_process() as process:
+        process.submit(_build_untuned, model, target, library).result()
+
+
+def build_with_database(model: Path, target: str, database: Path, library: Path) -> None:
+    """Compile an ONNX file with the two MetaSchedule files in the folder `database`, in another process.
+
+    Raises ModelError or ArtifactError as the compiler does, RuntimeError when no record applies.
+    """
+    with spawn_process() as process:
+        process.submit(_build_with_database, model, target, database, library).result()
+
+
+def _build_untuned(model: Path, target: str, library: Path) -> None:
+    from compiler.importing.model import fuse_untuned, read_onnx
+    from compiler.packaging.artifact import build_library
+
+    library.write_bytes(build_library(fuse_untuned(read_onnx(model.read_bytes(), {}), target), target))
+
+
+def _build_with_database(model: Path, target: str, database: Path, library: Path) -> None:
+    import tvm
+    import tvm_ffi
+    from tvm import relax
+    from tvm.s_tir.meta_schedule.database import JSONDatabase
+
+    from compiler.importing.model import fuse, read_onnx
+    from compiler.packaging.artifact import build_library
+    from compiler.target import parse_target
+
+    fused = fuse(read_onnx(model.read_bytes(), {}), target)
+    records = JSONDatabase(str(database / WORKLOAD_FILE), str(database / RECORD_FILE), allow_missing=False)
+    with records, parse_target(target), tvm.transform.PassContext(opt_level=3):
+        applied = relax.transform.MetaScheduleApplyDatabase()(fused)
+    if tvm_ffi.structural_equal(applied, fused):
+        raise RuntimeError("no record of the exported database fits the model")
+    packed = tvm.transform.Sequential(
+        [relax.transform.SplitLayoutRewritePreproc(), relax.transform.FoldConstant()]
+    )(applied)
+    library.write_bytes(build_library(packed, target))

@@ -1,0 +1,255 @@
+"""The tables of docs/benchmarks.md: from each file of figures, those that matter."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from benchmarks.report.markdown import table
+from benchmarks.results.figures import Figure, Results, number
+
+# What a processor shows -> what the document calls it, the largest first.
+INSTRUCTION_SETS = {"avx512f": "AVX-512", "avx2": "AVX2", "sse4_2": "SSE4.2"}
+CLASSES = {"avx512": "AVX-512", "avx2": "AVX2", "sse42": "SSE4.2"}
+TRIALS = (1, 8, 16, 64)
+LAYER = re.compile(r"(\S+), (\S+): MetaSchedule's latency relative to ours after (\d+) trials")
+LAYERS_TIME = re.compile(
+    r"geometric mean of (\d+) operators: (\S+): MetaSchedule's seconds for 64 trials .* as fast"
+)
+RATIO = "MetaSchedule's latency relative to ours after"
+SECONDS = "MetaSchedule's seconds for"
+SPACE = "median over best of 64 random programs, relative to MetaSchedule"
+EQUAL = "equal shares: latency of a network of 12 tasks after 32 trials a task, relative to the allocator"
+# The figures that are shown of each other benchmark, by file.
+HEADLINES: Mapping[str, tuple[str, ...]] = {
+    "operators_64": (
+        f"geometric mean of 12 operators: {RATIO} 8 trials",
+        f"geometric mean of 12 operators: {RATIO} 64 trials",
+        f"lowest of these: {RATIO} 64 trials",
+        f"geometric mean of 12 operators: {SECONDS} 64 trials relative to ours until as fast",
+        "geometric mean of 12 operators: trials a second relative to MetaSchedule's",
+        "geometric mean of 12 operators: candidates scored a second on one core",
+    ),
+    "operators_dense": (
+        f"geometric mean of 3 operators: {RATIO} 256 trials",
+        f"geometric mean of 3 operators: {SECONDS} 256 trials relative to ours until as fast",
+    ),
+    "settled": ("geometric mean of 12 operators: our latency after 64 trials relative to ours after 1000",),
+    "space": (f"geometric mean of 12 operators: {SPACE}",),
+    "models": (
+        "all operators: pairs in the right order, predicted unseen",
+        "all operators: recall of the 30 fastest, predicted unseen",
+    ),
+    "allocation": (EQUAL,),
+    "scale": (
+        "trials stored: 1000 workers, 2222 trials offered a second",
+        "leases, p99: 1000 workers, 2222 trials offered a second",
+        "leases, p99: 1000 workers, 1047 trials stored a second",
+    ),
+    "local_workers": ("two workers' trials a second relative to one's",),
+    "faults": (
+        "all faults: runs",
+        "all faults: trials lost",
+        "all faults: trials counted twice",
+        "all faults: wrong schedules published",
+    ),
+    "fuzz": ("messages sent", "HTTP: answers 5xx", "server: times it ended", "ONNX import: crashes"),
+}
+
+
+def tables(files: Mapping[str, Results]) -> dict[str, str]:
+    """Return the Markdown of each section of the document, made from the results by file name."""
+    files = dict(sorted(files.items()))
+    return {
+        "layers": layers(files.values()),
+        "compiled": compiled(files.values()),
+        "tuned": tuned(files.values()),
+        "others": others(files),
+        "missed": missed(files),
+        "runs": runs(files),
+    }
+
+
+def device_class(results: Results) -> str:
+    """Return the largest instruction set that a run on one device class could use, as INSTRUCTION_SETS
+    calls it."""
+    named = re.findall(r"--device-class[= ](\S+)", results.command)
+    if named and named[-1] != "native":
+        return CLASSES.get(named[-1], named[-1])
+    shown = re.search(r"\(([^;)]*)", results.machine)
+    flags = shown[1].split(", ") if shown else []
+    return next((name for flag, name in INSTRUCTION_SETS.items() if flag in flags), "unknown")
+
+
+def layers(files: Iterable[Results]) -> str:
+    """Return a row for each device class: means over the layers that were measured on it, in whatever
+    files."""
+    ratios: defaultdict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+    times: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+    for results in sorted(files, key=lambda each: each.date):
+        native = device_class(results)
+        for figure in results.figures:
+            if found := LAYER.fullmatch(figure.name):
+                ratios[CLASSES.get(found[1], native), int(found[3])][found[2]] = figure.value
+            elif found := LAYERS_TIME.fullmatch(figure.name):
+                times[CLASSES.get(found[2], native)].append((int(found[1]), figure.value))
+    rows = []
+    for name in INSTRUCTION_SETS.values():
+        last = ratios[name, TRIALS[-1]]
+        if not last:
+            rows.append([name, "not measured", *[""] * (len(TRIALS) + 2)])
+            continue
+        means = [
+            statistics.geometric_mean(ratios[name, n].values()) if ratios[name, n] else math.nan
+            for n in TRIALS
+        ]
+        worst = min(last, key=lambda layer: last[layer])
+        seconds = math.exp(sum(n * math.log(x) for n, x in times[name]) / sum(n for n, _ in times[name]))
+        rows.append(
+            [
+                name,
+                f"{len(last)}",
+                *map(number, means),
+                f"{number(last[worst])} ({worst})",
+                f"{number(seconds)} x",
+            ]
+        )
+    counts = [f"after {n}" for n in TRIALS]
+    return table(["class", "layers", *counts, f"lowest after {TRIALS[-1]}", "sooner as fast"], rows)
+
+
+def compiled(files: Iterable[Results]) -> str:
+    """Return a row for each network compiled without trials on each device class, and the mean of each
+    class."""
+    without = "latency without trials relative to"
+    after = re.compile(r"latency after \d+ trials relative to (.*)")
+    rows = []
+    for name, label, found in _networks(files, without):
+        more = {match[1]: each.value for what, each in found.items() if (match := after.fullmatch(what))}
+        rows.append(
+            [
+                name,
+                label,
+                f"{number(found['latency, tunefarm compile'].value)} ms",
+                _value(found.get(f"{without} ONNX Runtime")),
+                _value(found.get(f"{without} OpenVINO")),
+                number(more["ONNX Runtime"]) if "ONNX Runtime" in more else "",
+                number(more["OpenVINO"]) if "OpenVINO" in more else "",
+                f"{number(found['from upload to artifact without trials'].value)} s",
+            ]
+        )
+    headers = ["class", "network", "compiled", "of ONNX Runtime", "of OpenVINO", "one trial: of ONNX Runtime"]
+    return table([*headers, "one trial: of OpenVINO", "took"], _with_means(rows, range(3, 7)))
+
+
+def tuned(files: Iterable[Results]) -> str:
+    """Return a row for each tuned network on each device class, and the mean of each class."""
+    rows = []
+    for name, label, found in _networks(files, "speed-up over TVM untuned"):
+        rows.append(
+            [
+                name,
+                label,
+                f"{number(found['latency, tunefarm'].value)} ms",
+                _value(found.get("latency relative to ONNX Runtime")),
+                _value(found.get("latency relative to OpenVINO")),
+                f"{number(1 / found['speed-up over TVM untuned'].value)}",
+                f"{number(found['trials'].value)} in {number(found['from start to finish'].value)} s",
+            ]
+        )
+    headers = ["class", "network", "tuned", "of ONNX Runtime", "of OpenVINO", "of TVM untuned", "trials"]
+    return table(headers, _with_means(rows, range(3, 6)))
+
+
+def others(files: Mapping[str, Results]) -> str:
+    """Return the headlines of the other benchmarks; a headline whose file or figure is missing has no row."""
+    rows = []
+    for file, names in HEADLINES.items():
+        found = {figure.name: figure for figure in files[file].figures} if file in files else {}
+        rows += [[file, name, _value(found[name]), _aim(found[name])] for name in names if name in found]
+    return table(["run", "figure", "value", "aim"], rows)
+
+
+def missed(files: Mapping[str, Results]) -> str:
+    """Return every figure of every file that misses its aim, those that differ in their label only in one
+    row."""
+    found: defaultdict[tuple[str, str, str], list[str]] = defaultdict(list)
+    for file, results in files.items():
+        for figure in results.figures:
+            # The lowest of several stands again under its own name.
+            if figure.reached is False and not figure.name.startswith("lowest of these"):
+                label, _, what = figure.name.partition(": ")
+                if " " in label or not what:
+                    label, what = "", figure.name
+                value = f"{label} {_value(figure)}".strip()
+                found[file, what, figure.aim or ""].append(value)
+    rows = [[file, what, aim, ", ".join(values)] for (file, what, aim), values in found.items()]
+    return table(["run", "figure", "aim", "instead"], rows)
+
+
+def runs(files: Mapping[str, Results]) -> str:
+    """Return date, commit, instruction sets and command of every file."""
+    rows = [
+        [
+            file,
+            results.date[:16].replace("T", " "),
+            results.commit or "?",
+            device_class(results),
+            f"`{_flags(results)}`",
+        ]
+        for file, results in files.items()
+    ]
+    return table(["run", "date", "commit", "instruction sets", "`python -m benchmarks.`..."], rows)
+
+
+def _networks(files: Iterable[Results], marker: str) -> list[tuple[str, str, dict[str, Figure]]]:
+    """Return (class, network, figures by what they say) of each network with a figure that begins with
+    `marker`.
+
+    Of several runs of a network on a class, the last one counts.
+    """
+    found: dict[tuple[str, str], dict[str, Figure]] = {}
+    for results in sorted(files, key=lambda each: each.date):
+        of_network: defaultdict[str, dict[str, Figure]] = defaultdict(dict)
+        for figure in results.figures:
+            label, _, what = figure.name.partition(": ")
+            of_network[label][what] = figure
+        for label, figures in of_network.items():
+            if " of " not in label and any(what.startswith(marker) for what in figures):
+                found[device_class(results), label] = figures
+    order = list(INSTRUCTION_SETS.values())
+    measured = sorted(found.items(), key=lambda each: (order.index(each[0][0]), *each[0]))
+    return [(name, label, figures) for (name, label), figures in measured]
+
+
+def _with_means(rows: Sequence[list[str]], columns: range) -> list[list[str]]:
+    """Return the rows of each device class above the geometric means of their ratios; classes without rows
+    say so."""
+    result = []
+    for name in INSTRUCTION_SETS.values():
+        own = [row for row in rows if row[0] == name]
+        if not own:
+            result.append([name, "not measured", *[""] * (columns.stop - 1)])
+            continue
+        values = [[float(row[column]) for row in own if row[column]] for column in columns]
+        means = [number(statistics.geometric_mean(each)) if each else "" for each in values]
+        result += [*own, [name, f"mean of {len(own)}", *[""] * (columns.start - 2), *means, ""]]
+    return result
+
+
+def _value(figure: Figure | None) -> str:
+    if figure is None:
+        return ""
+    return f"{number(figure.value)} {figure.unit}".strip().removesuffix(" x")
+
+
+def _aim(figure: Figure) -> str:
+    return "" if figure.aim is None else f"{figure.aim}: {'reached' if figure.reached else 'missed'}"
+
+
+def _flags(results: Results) -> str:
+    command = re.sub(r"^python -m (benchmarks\.)?| --json \S+", "", results.command)
+    return re.sub(r"( --(?:layer|network|operator) )\S+(?:\1\S+)+", r"\1...", command)

@@ -1,0 +1,105 @@
+"""Mask instruction sets of the processor for ONNX Runtime.
+
+It chooses kernels by the CPUID instruction and has no switch. In a copy of the package, CPUID is replaced
+by an invalid instruction; the handler of SIGILL in cpuid.c answers instead of the processor.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CPUID, MARK = b"\x0f\xa2", b"\x06\xa2"  # the invalid instruction that cpuid.c handles
+SOURCE = Path(__file__).with_name("cpuid.c")
+# A line of objdump's section headers: size, address and file offset of the section.
+SECTION = re.compile(r"\s*\d+ \S+\s+([0-9a-f]+)\s+([0-9a-f]+)\s+[0-9a-f]+\s+([0-9a-f]+)")
+# LLVM's features given up -> whether AVX is masked too, not only AVX-512.
+MASKS_AVX: dict[tuple[str, ...], bool] = {("avx512f",): False, ("avx",): True}
+
+
+@dataclass(frozen=True)
+class MaskedOnnxRuntime:
+    """A copy of the package `onnxruntime` in `folder`, and the shared library of its CPUID handler."""
+
+    folder: Path
+    handler: Path
+    masks_avx: bool
+
+    def prepare(self) -> None:
+        """Make this process import the copy. Raises RuntimeError when it has imported the package already."""
+        if "onnxruntime" in sys.modules:
+            raise RuntimeError("ONNX Runtime is loaded already, and knows its processor")
+        if ctypes.CDLL(str(self.handler)).tunefarm_hide(int(self.masks_avx)):
+            raise RuntimeError("the process can't answer for the processor: no handler of SIGILL")
+        sys.path.insert(0, str(self.folder))
+
+    def check(self) -> None:
+        """Raises RuntimeError when the package never reached the handler, so that nothing was masked."""
+        if not ctypes.CDLL(str(self.handler)).tunefarm_cpuid_asked():
+            raise RuntimeError("ONNX Runtime didn't ask us what the processor can do: nothing is hidden")
+
+
+def mask_onnxruntime(features: Sequence[str], folder: Path) -> MaskedOnnxRuntime:
+    """Copy the package (about 70 MB) into `folder` and mask `features`. Raises RuntimeError where that
+    fails."""
+    masks_avx = MASKS_AVX.get(tuple(features))
+    spec = importlib.util.find_spec("onnxruntime")
+    if masks_avx is None or spec is None or spec.origin is None:
+        raise RuntimeError(f"ONNX Runtime can't be told that the processor has no {', '.join(features)}")
+    package = folder / "hidden" / "onnxruntime"
+    shutil.copytree(Path(spec.origin).parent, package)
+    for library in package.glob("capi/onnxruntime_pybind11_state*.so"):
+        replace_cpuid(library)
+    return MaskedOnnxRuntime(package.parent, compile_cpuid_handler(folder / "hidden"), masks_avx)
+
+
+def compile_cpuid_handler(folder: Path) -> Path:
+    """Compile cpuid.c to a shared library in `folder`. Raises RuntimeError without a C compiler."""
+    library = folder / "cpuid.so"
+    try:
+        subprocess.run(("cc", "-shared", "-fPIC", "-O1", "-o", library, SOURCE), check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise RuntimeError(f"instruction sets can't be hidden from ONNX Runtime: {error}") from error
+    return library
+
+
+def replace_cpuid(library: Path) -> None:
+    """Replace each CPUID instruction of a shared library by MARK.
+
+    They are found by disassembling, since the same bytes occur within other instructions. Raises RuntimeError
+    when there is none.
+    """
+    listing = _lines("objdump", "--disassemble", "--no-show-raw-insn", str(library))
+    addresses = [int(line.partition(":")[0], 16) for line in listing if line.rstrip().endswith("\tcpuid")]
+    headers = map(SECTION.match, _lines("objdump", "--section-headers", str(library)))
+    sections = [tuple(int(number, 16) for number in found.groups()) for found in headers if found]
+    data = bytearray(library.read_bytes())
+    for address in addresses:
+        at = next(
+            address - start + offset for size, start, offset in sections if start <= address < start + size
+        )
+        if data[at : at + 2] != CPUID:
+            raise RuntimeError(f"{library.name} has no CPUID where it is listed, at {address:#x}")
+        data[at : at + 2] = MARK
+    if not addresses:
+        raise RuntimeError(f"{library.name} never asks what the processor can do")
+    library.write_bytes(data)
+
+
+def _lines(*command: str) -> Iterator[str]:
+    """Yield a command's output line by line: a library's disassembly is half a gigabyte."""
+    try:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            yield from process.stdout
+    except OSError as error:
+        raise RuntimeError(f"instruction sets can't be hidden from ONNX Runtime: {error}") from error
+    if process.returncode:
+        raise RuntimeError(f"instruction sets can't be hidden from ONNX Runtime: {command[0]} failed")

@@ -1,0 +1,1 @@
+"""Programs for CPUs: parallel chunks outside, vectors and register tiles inside."""

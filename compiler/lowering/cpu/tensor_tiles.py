@@ -1,0 +1,100 @@
+"""Lower the tiled nodes of CPU programs that use intrinsics, such as dot products of bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compiler.lowering.cpu.packing_map import PackingMap
+from compiler.lowering.cpu.tiles import Tiles
+from compiler.lowering.primitives import Primitives
+from compiler.lowering.tensor_intrinsics import register
+from search.programs.program import Program
+from search.sketches.intrinsics import Roles, intrinsic_extents, stage_roles
+from search.sketches.stage import Stage
+from search.sketches.variables import Choice, read_kind
+
+
+class TensorTiles(Tiles):
+    """Tiled nodes with or without an intrinsic. An intrinsic's loops, over lanes and depth, are inside all
+    tile levels; its operand `columns` has to be laid out as the instruction reads it."""
+
+    def __init__(self, primitives: Primitives, program: Program, buffers: Mapping[str, Any]) -> None:
+        super().__init__(primitives, program, buffers)
+        self._column_copies: dict[str, Any] = {}
+
+    def tile(self, stage: Stage) -> None:
+        super().tile(stage)
+        if stage.node in self._column_copies:
+            self._arrange_columns(stage, self._column_copies[stage.node])
+
+    def annotate(self, stage: Stage) -> None:
+        """Annotate as other tiles, but replace the innermost loops by the intrinsic instead of vectorizing.
+
+            for i3, j3:
+                for lane in range(16): for depth in range(4):
+                    C[i, j * 16 + lane] += A[i, k * 4 + depth] * B1[j, k, lane, depth]
+        ->
+            for i3, j3 in T.unroll:
+                dot_16x4_vnni(C[i, j * 16 :], A[i, k * 4 :], B1[j, k])
+        """
+        if not stage.intrinsic:
+            super().annotate(stage)
+            return
+        register(stage.intrinsic)
+        self._annotate_loops(stage, self.levels[stage.node][-1])
+        block = self.schedule.get_sblock(stage.node)
+        lanes = self.schedule.get_loops(block)[-2]
+        outer = self.schedule.blockize(lanes)
+        init = self.schedule.decompose_reduction(outer, self._first_reduction(stage))
+        self.schedule.vectorize(self._loops_inside(init)[-1])
+        # The outer block keeps the condition of a partial tile: an intrinsic's loops have no condition.
+        self.schedule.tensorize(self._loops_inside(outer)[0], stage.intrinsic)
+
+    def _loops_inside(self, block: Any) -> list[Any]:
+        (inner,) = self.schedule.get_child_blocks(block)
+        return list(self.schedule.get_loops(inner))
+
+    def _copy(self, stage: Stage, block: Any, choice: Choice) -> tuple[Any, int] | None:
+        """Copy an operand as in other tiles, but leave an unpacked copy of the columns to `tile`."""
+        chosen = str(self.program.choice(stage.node, choice.kind))
+        if not stage.intrinsic or chosen == "packed" or choice.kind != read_kind(self._roles(stage).columns):
+            return super()._copy(stage, block, choice)
+        index = self._operand(block, self._roles(stage).columns)
+        assert index is not None
+        self._column_copies[stage.node] = self.schedule.cache_read(block, index, "global")
+        return None
+
+    def _arrange_columns(self, stage: Stage, copy: Any) -> None:
+        """Compute the copy of the columns at the chosen level, laid out as the intrinsic reads it.
+
+            for k, j: B1[k, j] = B[k, j]
+        ->
+            for k0, j0:
+                for j1 in range(16): for k1 in T.unroll(4):
+                    B1[j0, k0, j1, k1] = B[k0 * 4 + k1, j0 * 16 + j1]
+        """
+        node, columns = self._node(stage), self._roles(stage).columns
+        level = int(self.program.choice(stage.node, read_kind(columns)))
+        if level:
+            target = self.levels[stage.node][level - 1][-1]
+            self.schedule.compute_at(copy, target, preserve_unit_loops=True)
+        place = PackingMap.of(self.program, stage, columns).place
+        self.schedule.transform_layout(copy, ("write", 0), place)
+        # Split the copy's loops by the extents of the intrinsic, so that it writes contiguously.
+        read = next(read for read in node.reads if read.buffer == columns)
+        loops = self.schedule.get_loops(copy)[-len(read.indices) :]
+        axes = [index.terms[0].axis if index.terms else -1 for index in read.indices]
+        by_axis = dict(zip(axes, loops, strict=True))
+        inner = []
+        for axis, size in intrinsic_extents(self.program.sketch.dag, stage).items():
+            by_axis[axis], part = self.schedule.split(by_axis[axis], [None, size])
+            inner.append(part)
+        outer = [by_axis[axis] for axis in axes]
+        self.schedule.reorder(*outer, *inner)
+        self.schedule.unroll(inner[-1])
+        if not level:
+            self.schedule.parallel(self.schedule.fuse(*outer))
+
+    def _roles(self, stage: Stage) -> Roles:
+        return stage_roles(self.program.sketch.dag, stage)

@@ -1,0 +1,86 @@
+"""Build candidates: replay a trace on a workload and compile it, for this machine or another one."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import tvm
+from tvm import te
+
+from compiler.codegen.steps import compile_scheduled
+from compiler.constants.packing import PackedConstants
+from compiler.lowering.trace import apply_trace
+from compiler.packaging.library import KernelLibrary
+from compiler.packaging.linker import find_linker, link_library
+from compiler.target import host_triple, parse_target
+from compiler.workload import from_json
+from core.measurement import Measurement, Outcome
+
+# An error is reported by the end of its message, where TVM names the cause.
+ERROR_CHARS = 2000
+
+
+@dataclass(frozen=True)
+class BuiltKernel:
+    """A compiled candidate, machine code emitted, ready to run. `packed_constants` describes what its
+    `pack` function lays out ahead of time; None when it packs nothing."""
+
+    library: Any
+    function: Any
+    build_secs: float
+    packed_constants: PackedConstants | None = None
+
+
+class LocalBuilder:
+    """Builds candidates for one target. A candidate that can't be built comes back as a measurement, never as
+    an exception. Several threads may build at the same time."""
+
+    def __init__(self, target: str) -> None:
+        """Raises ValueError when TVM doesn't know the target."""
+        self._target = parse_target(target)
+        self._workload = lru_cache(maxsize=64)(from_json)
+
+    def build(self, module_json: str, trace: str) -> BuiltKernel | Measurement:
+        """Replay a trace on a workload and compile it to run in this process."""
+        start = time.perf_counter()
+        try:
+            scheduled = apply_trace(self._workload(module_json), trace)
+            library, packed = compile_scheduled(scheduled, self._target)
+            # TVM emits machine code on the first look-up, which belongs to the building time.
+            function = library["main"]
+            if self._target.kind.name == "cuda" and not library.mod.imports:
+                # Host code that reads the device's memory would bring this process down.
+                return Measurement(Outcome.BUILD_ERROR, error="nothing is bound to the GPU's threads")
+        except Exception as error:  # TVM raises whatever class its C++ side names
+            return Measurement(Outcome.BUILD_ERROR, error=str(error)[-ERROR_CHARS:])
+        return BuiltKernel(library, function, time.perf_counter() - start, packed)
+
+    def export(self, module_json: str, trace: str) -> KernelLibrary | Measurement:
+        """Replay a trace on a workload and compile it to a library that the target's machine loads."""
+        start = time.perf_counter()
+        try:
+            triple = host_triple(self._target)
+            scheduled = apply_trace(self._workload(module_json), trace)
+            library, packed = compile_scheduled(scheduled, self._target)
+            data = link_library(library, triple, find_linker(triple))
+        except Exception as error:
+            return Measurement(Outcome.BUILD_ERROR, error=str(error)[-ERROR_CHARS:])
+        return KernelLibrary(data, packed, time.perf_counter() - start)
+
+
+def check_export(machine: str) -> None:
+    """Link a tiny kernel for a machine, named as in an LLVM triple. Raises LinkerError, or whatever TVM
+    raises, when that fails."""
+    triple = f"{machine}-linux-gnu"
+    target = tvm.target.Target({"kind": "llvm", "mtriple": triple})
+    link_library(tvm.compile(doubling_kernel(), target=target), triple, find_linker(triple))
+
+
+def doubling_kernel() -> tvm.IRModule:
+    """Return the tiny kernel that shows whether a toolchain or a device works: doubled[i] = source[i] * 2."""
+    source = te.placeholder((64,), name="source")
+    doubled = te.compute(source.shape, lambda i: source[i] * 2.0, name="doubled")
+    return tvm.IRModule({"main": te.create_prim_func([source, doubled])})

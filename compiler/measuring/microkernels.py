@@ -1,0 +1,178 @@
+"""TIR kernels that calibration times. Each does `steps` steps and stores its result: otherwise LLVM would
+remove the computation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tvm
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder as T  # noqa: N812 - as in TVM
+
+from compiler.lowering.vnni import BYTES_SINCE_LLVM
+from core.profile import FLOAT32
+
+# Dependent operations in one iteration of the loops of `cycle_chain` and `dependent_multiply_adds`.
+CHAINED, WAITED = 64, 8
+# This many vectors are loaded without depending on each other.
+SIDE_BY_SIDE = 8
+# A working set that a core loads from its first cache at the highest rate.
+SMALL_BYTES = 4 << 10
+# Lanes are gathered from rows of this many elements. It is no power of two: the rows would share cache sets.
+ROW_ELEMENTS, ROW_COLUMNS, GATHERED = 68, 64, 4
+# The tile of the kernel that multiplies bytes as 32-bit integers.
+WIDENED_STEPS, WIDENED_ROWS, WIDENED_COLUMNS = 64, 4, 2
+
+
+def build_module(body: Callable[[], None]) -> tvm.IRModule:
+    """Return a module whose `main` consists of the statements that `body` emits."""
+    with IRBuilder() as builder, T.prim_func(s_tir=True):
+        T.func_name("main")
+        T.func_attr({"tirx.noalias": True})
+        body()
+    return tvm.IRModule({"main": builder.get()})
+
+
+def _steps_argument() -> Any:
+    return T.arg("steps", T.int64())
+
+
+def _vector(buffer: Any, start: Any, lanes: int) -> Any:
+    return buffer[T.ramp(start, 1, lanes)]
+
+
+def _accumulators(result: Any, dtype: str, lanes: int, count: int) -> list[Any]:
+    """Load `count` accumulators into registers. They hold different values: LLVM would compute equal ones
+    once."""
+    sums = [T.alloc_buffer((lanes,), dtype, scope="local") for _ in range(count)]
+    for i, one in enumerate(sums):
+        T.buffer_store(one, _vector(result, i * lanes, lanes), [T.ramp(0, 1, lanes)])
+    return sums
+
+
+def _store(result: Any, sums: Sequence[Any], lanes: int, start: Any = 0) -> None:
+    for i, one in enumerate(sums):
+        T.buffer_store(result, _vector(one, 0, lanes), [T.ramp(start + i * lanes, 1, lanes)])
+
+
+def cycle_chain() -> None:
+    """Add and exclusive-or integers, each operation depending on the one before: CHAINED cycles per step."""
+    source = T.arg("source", T.buffer((2,), "uint32"))
+    result = T.arg("result", T.buffer((1,), "uint32"))
+    steps = _steps_argument()
+    value = T.alloc_buffer((1,), "uint32", scope="local")
+    T.buffer_store(value, result[0], [0])
+    with T.serial(steps):
+        chained = value[0]
+        for _ in range(CHAINED // 2):
+            chained = T.bitwise_xor(chained + source[0], source[1])
+        T.buffer_store(value, chained, [0])
+    T.buffer_store(result, value[0], [0])
+
+
+def multiply_adds(
+    factor: str, total: str, lanes: int, total_lanes: int, chains: int, step: Callable[[Any, Any, Any], Any]
+) -> None:
+    """Multiply and add in `chains` independent accumulators, all operands in registers."""
+    source = T.arg("source", T.buffer((2 * lanes,), factor))
+    result = T.arg("result", T.buffer((chains * total_lanes,), total))
+    steps = _steps_argument()
+    sums = _accumulators(result, total, total_lanes, chains)
+    with T.serial(steps):
+        for one in sums:
+            added = step(
+                _vector(one, 0, total_lanes), _vector(source, 0, lanes), _vector(source, lanes, lanes)
+            )
+            T.buffer_store(one, added, [T.ramp(0, 1, total_lanes)])
+    _store(result, sums, total_lanes)
+
+
+def multiply_add(total: Any, factor: Any, summand: Any) -> Any:
+    return total * factor + summand
+
+
+def _vnni(total: Any, rows: Any, columns: Any) -> Any:
+    if tvm.get_global_func("target.llvm_version_major")() < BYTES_SINCE_LLVM:
+        rows, columns = (T.reinterpret(one, dtype="int32x16") for one in (rows, columns))
+    intrinsic = T.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512")
+    return T.call_llvm_pure_intrin(intrinsic, total, rows, columns, dtype="int32x16")
+
+
+def _sdot(total: Any, rows: Any, columns: Any) -> Any:
+    intrinsic = T.llvm_lookup_intrinsic_id("llvm.aarch64.neon.sdot.v4i32.v16i8")
+    return T.call_llvm_pure_intrin(intrinsic, total, rows, columns, dtype="int32x4")
+
+
+# The dot products of search.sketches.intrinsics: the CPU feature as Linux names it, and the instruction.
+DOT_PRODUCTS = (("avx512_vnni", _vnni), ("asimddp", _sdot))
+
+
+def widened_multiply_adds(lanes: int) -> None:
+    """Multiply bytes as 32-bit integers, for processors without a dot product of bytes."""
+    rows = T.arg("rows", T.buffer((WIDENED_STEPS * WIDENED_ROWS,), "int8"))
+    columns = T.arg("columns", T.buffer((WIDENED_STEPS * WIDENED_COLUMNS * lanes,), "int8"))
+    result = T.arg("result", T.buffer((WIDENED_ROWS * WIDENED_COLUMNS * lanes,), "int32"))
+    steps = _steps_argument()
+    sums = _accumulators(result, "int32", lanes, WIDENED_ROWS * WIDENED_COLUMNS)
+    with T.serial(steps), T.serial(WIDENED_STEPS) as k:
+        for i, one in enumerate(sums):
+            row = rows[k * WIDENED_ROWS + i // WIDENED_COLUMNS]
+            column = _vector(columns, (k * WIDENED_COLUMNS + i % WIDENED_COLUMNS) * lanes, lanes)
+            product = T.broadcast(T.cast(row, "int32"), lanes) * T.cast(column, f"int32x{lanes}")
+            T.buffer_store(one, _vector(one, 0, lanes) + product, [T.ramp(0, 1, lanes)])
+    _store(result, sums, lanes)
+
+
+def dependent_multiply_adds(lanes: int) -> None:
+    """Multiply and add in one accumulator. The factors come from memory: LLVM would hoist a multiplication
+    of registers."""
+    source = T.arg("source", T.buffer((SMALL_BYTES // 4,), FLOAT32))
+    result = T.arg("result", T.buffer((lanes,), FLOAT32))
+    steps = _steps_argument()
+    (total,) = _accumulators(result, FLOAT32, lanes, 1)
+    with T.serial(steps), T.serial(SMALL_BYTES // 4 // (WAITED * lanes)) as i:
+        for j in range(WAITED):
+            product = _vector(source, (i * WAITED + j) * lanes, lanes) * _vector(source, 0, lanes)
+            T.buffer_store(total, _vector(total, 0, lanes) + product, [T.ramp(0, 1, lanes)])
+    _store(result, [total], lanes)
+
+
+def gathers(lanes: int) -> None:
+    """Add up vectors whose lanes are loaded from different rows."""
+    source = T.arg("source", T.buffer((GATHERED * lanes * ROW_ELEMENTS,), FLOAT32))
+    result = T.arg("result", T.buffer((GATHERED * lanes,), FLOAT32))
+    steps = _steps_argument()
+    sums = _accumulators(result, FLOAT32, lanes, GATHERED)
+    with T.serial(steps), T.serial(ROW_COLUMNS) as column:
+        for i, one in enumerate(sums):
+            gathered = source[T.ramp(column + i * lanes * ROW_ELEMENTS, ROW_ELEMENTS, lanes)]
+            T.buffer_store(one, _vector(one, 0, lanes) + gathered, [T.ramp(0, 1, lanes)])
+    _store(result, sums, lanes)
+
+
+def stream(lanes: int, cores: int) -> None:
+    """Read the whole source once per step, each core its own part."""
+    length = T.int64()
+    handle = T.arg("source", T.handle())
+    result = T.arg("result", T.buffer((cores * SIDE_BY_SIDE * lanes,), "int32"))
+    steps = _steps_argument()
+    source = T.match_buffer(handle, (length,), "int32")
+    blocks = T.floordiv(length, cores * SIDE_BY_SIDE * lanes)
+    with T.parallel(cores) if cores > 1 else T.serial(1) as core:
+        sums = [T.alloc_buffer((lanes,), "int32", scope="local") for _ in range(SIDE_BY_SIDE)]
+        for one in sums:
+            T.buffer_store(one, T.broadcast(T.int32(0), lanes), [T.ramp(0, 1, lanes)])
+        with T.serial(steps), T.serial(blocks) as block:
+            for i, one in enumerate(sums):
+                start = ((core * blocks + block) * SIDE_BY_SIDE + i) * lanes
+                loaded = _vector(one, 0, lanes) + _vector(source, start, lanes)
+                T.buffer_store(one, loaded, [T.ramp(0, 1, lanes)])
+        _store(result, sums, lanes, core * SIDE_BY_SIDE * lanes)
+
+
+def parallel_stores(cores: int) -> None:
+    """Store one number per core, which takes as long as launching the threads."""
+    result = T.arg("result", T.buffer((cores * 16,), "int32"))
+    with T.parallel(cores) as core:
+        T.buffer_store(result, core, [core * 16])

@@ -1,0 +1,24 @@
+"""Durations as people read them."""
+
+from __future__ import annotations
+
+
+def latency_text(secs: float | None) -> str:
+    """Three digits in seconds, milliseconds or microseconds: 14.2 ms. A dash for None."""
+    if secs is None:
+        return "-"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if secs >= size:
+            return f"{secs / size:.3g} {unit}" if secs / size < 1000 else f"{secs / size:.0f} {unit}"
+    return f"{secs / 1e-6:.3g} us"
+
+
+def duration_text(secs: float | None) -> str:
+    """Whole seconds, minutes and hours: 40 s, 3 min 20 s, 2 h 5 min. "unknown" for None."""
+    if secs is None:
+        return "unknown"
+    whole = round(secs)
+    hours, minutes, seconds = whole // 3600, whole // 60 % 60, whole % 60
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

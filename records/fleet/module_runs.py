@@ -1,0 +1,83 @@
+"""Module runs: the end-to-end timings of a job's compiled models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from core.lease import ModuleKind
+from core.measurement import Outcome
+from records.jobs import jobs
+from records.jobs.trials import TrialState
+from records.storage import blobs
+from records.storage.statements import insert_missing
+from records.storage.tables import ModuleRunRow
+
+
+@dataclass(frozen=True)
+class StoredModuleRun:
+    """An end-to-end timing of a job's compiled model, the blob `artifact_sha`.
+
+    `lease_id` names the lease that holds it, or in which it was done. `attempts` counts the devices that were
+    lost while they held it.
+    """
+
+    id: int
+    job_id: str
+    kind: ModuleKind
+    artifact_sha: str
+    state: TrialState
+    attempts: int
+    lease_id: str | None
+    outcome: Outcome | None
+    run_secs: tuple[float, ...]
+    error: str
+
+    @property
+    def failed(self) -> bool:
+        return self.outcome not in (None, Outcome.OK)
+
+
+def add(session: Session, job_id: str, kind: ModuleKind, artifact_sha: str, now: float) -> int:
+    """Add a module run to a job unless it has the same one; return the id.
+
+    Raises BlobNotFound, JobNotFound.
+    """
+    jobs.get(session, job_id)
+    if blobs.size(session, artifact_sha) is None:
+        raise blobs.BlobNotFound(f"there is no blob {artifact_sha!r}")
+    key = {"job_id": job_id, "kind": kind, "artifact_sha": artifact_sha}
+    row = key | {"state": "pending", "attempts": 0, "error": "", "created_at": now}
+    insert_missing(session, ModuleRunRow, row, key=list(key))
+    return session.scalars(select(ModuleRunRow.id).filter_by(**key)).one()
+
+
+def of_job(session: Session, job_id: str) -> list[StoredModuleRun]:
+    """Return a job's module runs, oldest first."""
+    runs = select(ModuleRunRow).where(ModuleRunRow.job_id == job_id).order_by(ModuleRunRow.id)
+    return [module_run_of(row) for row in session.scalars(runs)]
+
+
+def time_again(session: Session, run_ids: Sequence[int]) -> None:
+    """Let module runs that are done be timed once more, together."""
+    done = update(ModuleRunRow).where(ModuleRunRow.id.in_(run_ids), ModuleRunRow.state == "done")
+    session.execute(done.values(state="pending", lease_id=None, outcome=None, run_secs=None, error=""))
+
+
+def module_run_of(row: ModuleRunRow) -> StoredModuleRun:
+    return StoredModuleRun(
+        id=row.id,
+        job_id=row.job_id,
+        kind=cast("ModuleKind", row.kind),
+        artifact_sha=row.artifact_sha,
+        state=cast("TrialState", row.state),
+        attempts=row.attempts,
+        lease_id=row.lease_id,
+        outcome=None if row.outcome is None else Outcome(row.outcome),
+        run_secs=tuple(row.run_secs or ()),
+        error=row.error,
+    )

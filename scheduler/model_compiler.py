@@ -1,0 +1,54 @@
+"""Imports and compiles the models of jobs, in child processes, from the files in the database."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compiler.sandbox import models
+from compiler.sandbox.models import ImportedModel
+from core.device import Device
+from records.jobs.jobs import JobRequest
+from records.storage import blobs
+from records.storage.blobs import BlobNotFound
+from records.storage.database import Database
+from scheduler.errors import PermanentError
+
+
+class ModelCompiler:
+    """Imports and compiles the models of jobs for device classes.
+
+    Every method raises ModelError when the model can't be imported and PermanentError when its file is gone;
+    those that compile raise ArtifactError when that fails. The last model that was imported is kept, because
+    publishing needs it again.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._last: tuple[object, ImportedModel] | None = None
+
+    def import_model(self, request: JobRequest, device: Device) -> ImportedModel:
+        key = _key(request, device)
+        if self._last is None or self._last[0] != key:
+            self._last = (key, models.import_model(self._file(request), request.shapes, device.target))
+        return self._last[1]
+
+    def compile_untuned(self, request: JobRequest, device: Device) -> tuple[ImportedModel, bytes]:
+        """Return the imported model, and the library that TVM makes of it by default."""
+        imported, library = models.compile_untuned(self._file(request), request.shapes, device.target)
+        self._last = (_key(request, device), imported)
+        return imported, library
+
+    def compile_tuned(self, request: JobRequest, device: Device, traces: Mapping[str, str]) -> bytes:
+        """Return the library whose workloads are scheduled by `traces`, which are by workload hash."""
+        return models.compile_tuned(self._file(request), request.shapes, device.target, traces)
+
+    def _file(self, request: JobRequest) -> bytes:
+        try:
+            with self._database.begin() as session:
+                return blobs.get(session, request.model_sha)
+        except BlobNotFound as error:
+            raise PermanentError("the model's file is not stored any more: upload it again") from error
+
+
+def _key(request: JobRequest, device: Device) -> object:
+    return request.model_sha, tuple(sorted(request.shapes.items())), device.target

@@ -1,0 +1,90 @@
+"""The records of workloads, cached: a round reads only the new ones, however many there are.
+
+New records are told by their ids, because clocks may be set back. A transaction that ends late adds records
+with lower ids than those read already, so the records of the last `OVERLAP_S` seconds are read again; these
+seconds are counted by a monotonic clock.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+from cachetools import LRUCache
+from sqlalchemy.orm import Session
+
+from records.schedules import schedules
+from records.schedules.schedules import Record
+
+# Traces take a few kilobytes each, and a workload may have a thousand. A job with more workloads has some of
+# them read whole in every round.
+MAX_WORKLOADS = 128
+# Transactions that store records hardly ever take longer. A record that is missed may be measured again.
+OVERLAP_S = 20.0
+# Workloads that were read longer ago are read whole: too many records of others may have come in since.
+STALE_S = 600.0
+
+
+@dataclass
+class _Entry:
+    """The records of a workload on a device class, by trace: all those that existed at `read_at`."""
+
+    records: dict[str, Record] = field(default_factory=dict)
+    read_at: float = -math.inf
+
+
+@dataclass
+class _NewestIds:
+    """The id of a device class's newest record at several times, oldest first: (time, id)."""
+
+    readings: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def add(self, now: float, record_id: int) -> None:
+        while self.readings and self.readings[0][0] < now - STALE_S - OVERLAP_S:
+            self.readings.popleft()
+        self.readings.append((now, record_id))
+
+    def complete_at(self, read_at: float) -> int | None:
+        """Return an id such that a reader at `read_at` saw all records up to it; None if no reading tells."""
+        return max((newest for at, newest in self.readings if at <= read_at - OVERLAP_S), default=None)
+
+
+class RecordCache:
+    """The records of the workloads that were used last. `clock` returns seconds and never goes back."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, max_workloads: int = MAX_WORKLOADS
+    ) -> None:
+        self._clock = clock
+        self._entries: LRUCache[tuple[str, str], _Entry] = LRUCache(max_workloads)
+        self._newest_ids: dict[str, _NewestIds] = {}
+
+    def records(
+        self, session: Session, device_class: str, hashes: Collection[str]
+    ) -> dict[str, list[Record]]:
+        """Return all records of each workload on the device class, at most one for each trace."""
+        newest_ids = self._newest_ids.setdefault(device_class, _NewestIds())
+        # Taken before the records are read: those that come in meanwhile are read the next time.
+        now, (newest_id, _) = self._clock(), schedules.newest(session, device_class)
+        entries = {
+            name: self._entries.get((name, device_class)) or _Entry() for name in dict.fromkeys(hashes)
+        }
+        complete = {
+            name: newest_ids.complete_at(entry.read_at) if entry.read_at >= now - STALE_S else None
+            for name, entry in entries.items()
+        }
+        unread = [name for name, record_id in complete.items() if record_id is None]
+        known_ids = [record_id for record_id in complete.values() if record_id is not None]
+        found = schedules.of_workloads(session, device_class, unread) if unread else []
+        found += schedules.after(session, device_class, min(known_ids)) if known_ids else []
+        for record in found:
+            if record.workload_hash in entries:
+                entries[record.workload_hash].records[record.trace] = record
+        newest_ids.add(now, newest_id)
+        for name, entry in entries.items():
+            entry.read_at = now
+            self._entries[name, device_class] = entry
+        return {name: list(entry.records.values()) for name, entry in entries.items()}

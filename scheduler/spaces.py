@@ -1,0 +1,123 @@
+"""The search spaces of workloads, cached: to read one takes milliseconds, and a round needs many."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from cachetools import LRUCache
+
+from compiler import workload
+from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
+from core.device import Device
+from records.jobs import tasks
+from records.storage.database import Database
+from search.dag import Dag
+from search.evolution.transfer import transfer_programs
+from search.policy import SearchTask
+from search.programs.program import Program, from_json
+from search.rules.space import generate
+
+MAX_SPACES = 512
+# Workloads of one tag differ in their number of operations by less than this factor.
+WORK_RATIO = 1.618
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Space:
+    """The search space of one workload on one device class; `module` is TVM's.
+
+    `rejected` holds programs that aren't proposed again though nobody measured them: TVM refused to lower
+    them, or they lower to the trace of another program.
+    """
+
+    module: Any
+    search_task: SearchTask
+    rejected: set[Program] = field(default_factory=set)
+    _programs: dict[str, Program | None] = field(default_factory=dict)
+    _transferred: tuple[frozenset[str], tuple[Program, ...]] = (frozenset(), ())
+
+    @cached_property
+    def tag(self) -> str:
+        return tag_of(self.search_task.dag)
+
+    def program(self, trace: str, program_json: Mapping[str, Any] | None) -> Program | None:
+        """Return the program that a trace was lowered from.
+
+        None when nothing is stored of it, or when it no longer fits the space.
+        """
+        if trace not in self._programs:
+            self._programs[trace] = None
+            if program_json is not None:
+                with suppress(ValueError):
+                    self._programs[trace] = from_json(self.search_task.sketches, program_json)
+        return self._programs[trace]
+
+    def transfer(self, programs: Mapping[str, Program]) -> tuple[Program, ...]:
+        """Return programs of similar workloads, given by trace, fitted to this space.
+
+        They are fitted anew only when the traces have changed.
+        """
+        traces, fitted = self._transferred
+        if traces != programs.keys():
+            fitted = tuple(transfer_programs(list(programs.values()), self.search_task.sketches))
+            self._transferred = (frozenset(programs), fitted)
+        return fitted
+
+
+def tag_of(dag: Dag) -> str:
+    """Return the tag that similar workloads share.
+
+    It names the kinds of axes and the number of reads of the heaviest node, and the order of all work.
+    """
+    heaviest = max(dag.nodes, key=lambda node: node.flops * node.iterations)
+    nest = "".join(axis.kind for axis in heaviest.axes)
+    return f"{nest}{len(heaviest.reads)}:{int(math.log(dag.flops + 1, WORK_RATIO))}"
+
+
+class Spaces:
+    """The search spaces of the workloads that were used last, by hash and device class."""
+
+    def __init__(self, database: Database, max_spaces: int = MAX_SPACES) -> None:
+        self._database = database
+        # None for a workload that isn't stored, or that the search doesn't cover.
+        self._cache: LRUCache[tuple[str, str], Space | None] = LRUCache(max_spaces)
+
+    def load(self, hashes: Collection[str], device: Device) -> dict[str, Space]:
+        """Return the spaces of those workloads that are stored and covered by the search, by hash."""
+        found = {name: self._cache[name, device.key] for name in hashes if self._is_fresh(name, device)}
+        missing = [name for name in dict.fromkeys(hashes) if name not in found]
+        if missing:
+            with self._database.begin() as session:
+                texts = tasks.workloads(session, missing)
+            for name in missing:
+                found[name] = _read(name, texts[name], device) if name in texts else None
+                self._cache[name, device.key] = found[name]
+        return {name: space for name, space in found.items() if space is not None}
+
+    def _is_fresh(self, name: str, device: Device) -> bool:
+        """Whether a space is cached whose estimates are those of the device's current profile."""
+        if (name, device.key) not in self._cache:
+            return False
+        space = self._cache[name, device.key]
+        return space is None or space.search_task.device.profile == device.profile
+
+
+def _read(name: str, module_json: str, device: Device) -> Space | None:
+    try:
+        module = workload.from_json(module_json)
+        if workload.workload_hash(module) != name:
+            # An import stored it under a wrong hash: measurements of it would say nothing about `name`.
+            raise ValueError("the stored module has another hash")
+        dag = read_dag(module)
+    except (ValueError, UnsupportedSubgraph) as error:
+        log.warning("workload %s is left out of the search: %s", name, error)
+        return None
+    return Space(module, SearchTask(dag, generate(dag, device), device))

@@ -1,0 +1,215 @@
+"""The schedules of the published model: the best of every subgraph, without those that break the model.
+
+The model is assembled with the best schedule of every subgraph, its own or that of a variant. If it can't be
+compiled, crashes, hangs or computes something else than the untuned model, it is assembled again with the
+schedules that are known to work and half of the suspects, until one suspect is left (delta debugging, Zeller
+2002). That schedule gives way to the next best one of its subgraph, then to the fallback schedule; all others
+stay. A schedule that can't be compiled alone is found without assembling models.
+
+Every assembly is stored as an event of the job, so the successor of a killed scheduler goes on from there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from sqlalchemy.orm import Session
+
+from compiler.packaging.artifact import REFERENCE_FAILED
+from core.measurement import Outcome
+from records.fleet.module_runs import StoredModuleRun
+from records.jobs import events
+from records.schedules.schedules import Record
+from records.storage.statements import digest
+
+# One with all schedules, five to find one of 32 suspects, and one with all the others.
+MAX_ASSEMBLIES = 7
+# A subgraph gets the fallback schedule when this many of its schedules have broken the model.
+MAX_HARMFUL = 2
+# Outcomes of a module run that say nothing about schedules.
+INCONCLUSIVE = frozenset({Outcome.DEVICE_LOST, Outcome.UNKNOWN})
+# Kinds of events.
+ASSEMBLED, REFUSED = "assembled", "refused"
+
+# A workload's hash and the digest of a trace.
+ScheduleId: TypeAlias = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A model that was assembled with some schedules. `failure` is empty if it works.
+
+    `run` is its timing on a device, None if it couldn't be compiled.
+    """
+
+    schedules: frozenset[ScheduleId]
+    failure: str
+    run: StoredModuleRun | None = None
+
+
+@dataclass(frozen=True)
+class AssemblyHistory:
+    """The assemblies of a job whose outcome is known.
+
+    assemblies       oldest first
+    refused          schedules that can't be compiled, and why
+    is_inconclusive  whether the outcome of the last assembly says nothing about its schedules
+    uncompared       why outputs can't be compared with the untuned model's: that one failed beside a tuned
+                     one, which doesn't count as an assembly
+    """
+
+    assemblies: tuple[Assembly, ...] = ()
+    refused: Mapping[ScheduleId, str] = field(default_factory=dict)
+    is_inconclusive: bool = False
+    uncompared: str = ""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The records to assemble a model with, by the workload of the model.
+
+    The record of a variant has another workload than the one whose place it takes. `reasons` say, by the
+    workload of the model, why it gets something else than its best record.
+    """
+
+    chosen: Mapping[str, Record]
+    reasons: Mapping[str, str]
+
+    @property
+    def schedules(self) -> frozenset[ScheduleId]:
+        return frozenset(map(schedule_id, self.chosen.values()))
+
+    @property
+    def traces(self) -> dict[str, str]:
+        """The chosen traces, by the workload that they schedule."""
+        return {record.workload_hash: record.trace for record in self.chosen.values()}
+
+
+def schedule_id(record: Record) -> ScheduleId:
+    return record.workload_hash, digest(record.trace)
+
+
+def store_timed(
+    session: Session, job_id: str, selection: Selection, artifact_sha: str, compared: bool, now: float
+) -> None:
+    """Store an assembly that is about to be timed, and whether it is `compared` with the untuned model."""
+    about = {"artifact_sha": artifact_sha, "compared": compared}
+    _store_assembly(session, job_id, selection, about, now)
+
+
+def store_failure(session: Session, job_id: str, selection: Selection, failure: str, now: float) -> None:
+    """Store an assembly that can't be compiled, and why."""
+    _store_assembly(session, job_id, selection, {"failure": failure}, now)
+
+
+def _store_assembly(
+    session: Session, job_id: str, selection: Selection, about: Mapping[str, object], now: float
+) -> None:
+    data = {"schedules": dict(sorted(selection.schedules)), **about}
+    events.append(session, job_id, ASSEMBLED, data, now)
+
+
+def store_refused(session: Session, job_id: str, schedule: ScheduleId, problem: str, now: float) -> None:
+    """Store that a schedule can't be compiled, and why."""
+    workload, trace_sha = schedule
+    data = {"workload": workload, "trace_sha": trace_sha, "problem": problem}
+    events.append(session, job_id, REFUSED, data, now)
+
+
+def read_history(session: Session, job_id: str, runs: Sequence[StoredModuleRun]) -> AssemblyHistory:
+    """Return the history of the job whose module runs are `runs`."""
+    timed = {run.artifact_sha: run for run in runs if run.kind == "tuned"}
+    untuned_fails = any(run.kind == "untuned" and run.failed for run in runs)
+    assemblies: list[Assembly] = []
+    refused: dict[ScheduleId, str] = {}
+    uncompared = ""
+    for event in events.since(session, job_id, 0):
+        data = event.data
+        if event.kind == REFUSED:
+            refused[data["workload"], data["trace_sha"]] = data["problem"]
+        elif event.kind == ASSEMBLED and "failure" in data:
+            assemblies.append(Assembly(frozenset(data["schedules"].items()), data["failure"]))
+        elif event.kind == ASSEMBLED and (run := timed.get(data["artifact_sha"])) and run.state == "done":
+            if run.error.startswith(REFERENCE_FAILED):
+                uncompared = failure_of(run)
+            # A failure beside an untuned model that fails too says nothing about schedules.
+            elif not (run.failed and untuned_fails and data["compared"]):
+                assemblies.append(Assembly(frozenset(data["schedules"].items()), failure_of(run), run))
+    last = assemblies[-1].run if assemblies else None
+    is_inconclusive = last is not None and last.outcome in INCONCLUSIVE
+    return AssemblyHistory(tuple(assemblies), refused, is_inconclusive, uncompared)
+
+
+def failure_of(run: StoredModuleRun) -> str:
+    """Return how a module run failed, in one line; empty when it didn't."""
+    if run.outcome is Outcome.OK:
+        return ""
+    lines = run.error.strip().splitlines()
+    return f"{run.outcome}: {lines[-1]}" if lines else str(run.outcome)
+
+
+def next_selection(
+    records: Sequence[Record], history: AssemblyHistory, places: Mapping[str, str]
+) -> Selection | None:
+    """Return the schedules to assemble the next model with.
+
+    None when nothing more can be found out, or no assembly is left to do so. `records` are the successful
+    ones; `places` are the workloads of the model by those of their variants.
+    """
+    left = MAX_ASSEMBLIES - len(history.assemblies)
+    works = [assembly.schedules for assembly in history.assemblies if not assembly.failure]
+    good = frozenset[ScheduleId]().union(*works)
+    # Each failed assembly, with the schedules that may have broken it.
+    failed = [(assembly.schedules - good, assembly) for assembly in history.assemblies if assembly.failure]
+    harmful = {
+        one: assembly.failure for suspects, assembly in failed for one in suspects if len(suspects) == 1
+    }
+    wanted = _best(records, places, harmful, history.refused, lambda one: left > 1 or one in good)
+    if left < 1 or history.is_inconclusive or wanted.schedules in works:
+        return None
+    explained = harmful.keys() | history.refused.keys()
+    unexplained = [(suspects, one) for suspects, one in failed if not one.schedules & explained]
+    if not unexplained:
+        return wanted
+    suspects, assembly = min(unexplained, key=lambda pair: len(pair[0]))
+    # The last assembly leaves all suspects out, if that leaves anything that isn't known to work already.
+    schedules = wanted.schedules - suspects
+    if left > 1 or schedules <= good:
+        schedules = wanted.schedules & good.union(sorted(suspects)[: len(suspects) // 2])
+    if schedules <= good:
+        return None  # schedules that fail together have all worked apart: none of them is to blame
+    chosen = {name: record for name, record in wanted.chosen.items() if schedule_id(record) in schedules}
+    reason = f"one of {len(suspects)} with which the model fails: {assembly.failure}"
+    left_out = dict.fromkeys(wanted.chosen.keys() - chosen.keys(), reason)
+    return Selection(chosen, {**left_out, **wanted.reasons})
+
+
+def _best(
+    records: Sequence[Record],
+    places: Mapping[str, str],
+    harmful: Mapping[ScheduleId, str],
+    refused: Mapping[ScheduleId, str],
+    may_replace: Callable[[ScheduleId], bool],
+) -> Selection:
+    """Select the best record of each workload that is neither harmful nor refused.
+
+    It must be one that `may_replace` another if a better record of the workload is harmful or refused.
+    """
+    chosen: dict[str, Record] = {}
+    reasons: dict[str, str] = {}
+    num_harmful: Counter[str] = Counter()
+    for record in sorted(records, key=lambda record: record.latency_s or math.inf):
+        schedule = schedule_id(record)
+        workload = places.get(record.workload_hash, record.workload_hash)
+        if workload in chosen or num_harmful[workload] >= MAX_HARMFUL:
+            continue
+        if schedule in harmful or schedule in refused:
+            num_harmful[workload] += schedule in harmful
+            reasons.setdefault(workload, harmful.get(schedule) or refused[schedule])
+        elif workload not in reasons or may_replace(schedule):
+            chosen[workload] = record
+    return Selection(chosen, reasons)

@@ -1,0 +1,252 @@
+"""The derivation rules for CUDA GPUs, in the order in which they are tried.
+
+AddCacheRead has no rule of its own: a tiled node always reads its operands from shared memory. In the
+examples `blocks`, `vthreads` and `threads` say what loops are bound to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from search.dag import Dag, Node, extent_of
+from search.rules.derive import ConditionKind, Rule, State, when
+from search.sketches.location import aligned_axes, can_inline, readers
+from search.sketches.predicates import needs_tiling, writes_boxes
+from search.sketches.stage import Placement, Stage
+from search.sketches.tensor_core import match_product
+from search.stages.gpu import BlockReduction, GpuTiled, RowKernel, TensorTiled, ThreadKernel, ThreadLocal
+from search.stages.inlined import Fused, Inlined
+
+TILING = "SSSRRSRS"
+# The threads that computed a tile compute its epilogue, too.
+THREAD_LEVEL = 3
+
+
+def special_compute_location(state: State) -> list[State]:
+    """Let every thread of a sum over a small constant matrix compute what it reads.
+
+        for r, p: t[r, p] = d[2 * p + r]
+        for x, p, r: v[x, p] += t[r, p] * B[r, x]    # B is constant
+    ->
+        threads for p:
+          for r: t[r] = d[2 * p + r]
+          v[0, p] = t[0] * B[0, 0] + t[1] * B[1, 0] + ...; v[1, p] = ...
+    """
+    host = _constant_reader(state)
+    assert host is not None
+    return [state.put(ThreadLocal(state.current.name, host=host.name))]
+
+
+def always_inline(state: State) -> list[State]:
+    """Compute a node wherever it is read.
+
+        for i: b[i] = a[i] + 1
+        for i: c[i] = 2 * b[i]
+    ->
+        for i: c[i] = 2 * (a[i] + 1)
+    """
+    return [state.put(Inlined(state.current.name))]
+
+
+def cross_thread_reduction(state: State) -> list[State]:
+    """Reduce rows by all threads of a block together, in the kernel of the node that reads the rows' results;
+    without such a node, in a kernel of the reduction's own.
+
+        for i, k: m[i] = max(m[i], x[i, k])
+        for i, j: y[i, j] = x[i, j] - m[i]
+    ->
+        blocks for i:
+          threads for k: m[i] = max(m[i], x[i, k])
+          threads for j: y[i, j] = x[i, j] - m[i]
+    """
+    node = state.current
+    target = _row_host(state)
+    if target is None:
+        return [state.put(RowKernel(node.name, rows=node.spatial))]
+    across = BlockReduction(node.name, host=target.name)
+    return [state.put(across, RowKernel(target.name, rows=_rows(state, target)))]
+
+
+def tensor_cores(state: State) -> list[State]:
+    """Compute a matrix product by tensor cores, and the elementwise consumer while copying it out.
+
+        for i, j, k: c[i, j] += a[i, k] * b[k, j]    # a and b float16 or int8
+        for i, j: d[i, j] = max(c[i, j], 0)
+    ->
+        blocks for i0, j0:
+          for k0:
+            fetch a[i, k] and b[k, j] of the block into shared memory
+            warps for i1, j1: c[i, j] += a[i, k] * b[k, j], in units of 16 x 16 x 16
+          threads for i, j: d[i, j] = max(c[i, j], 0)
+    """
+    node, consumer = state.current, _fusible_epilogue(state)
+    tensor = TensorTiled(node.name, shared=tuple(read.buffer for read in node.reads))
+    if consumer is None:
+        return [state.put(tensor)]
+    return [state.put(replace(tensor, epilogue=consumer.name), Fused(consumer.name))]
+
+
+def add_cache_write(state: State) -> list[State]:
+    """Tile a node in registers, and copy the tiles out.
+
+        for i, j, k: c[i, j] += a[i, k] * b[k, j]
+    ->
+        blocks for i0, j0; vthreads for i1, j1; threads for i2, j2:
+          for k0:
+            fetch a[i, k] and b[k, j] of the block into shared memory
+            for k1, i3, j3, k2, i4, j4: registers[i, j] += a[i, k] * b[k, j]
+          for i3, i4, j3, j4: c[i, j] = registers[i, j]
+    """
+    return [state.put(replace(_tile(state.current), cache_write=True))]
+
+
+def multi_level_tiling_with_fusion(state: State) -> list[State]:
+    """Tile a node in registers, and compute the elementwise consumer from there.
+
+        for i, j, k: c[i, j] += a[i, k] * b[k, j]
+        for i, j: d[i, j] = max(c[i, j], 0)
+    ->
+        blocks for i0, j0; vthreads for i1, j1; threads for i2, j2:
+          for k0, k1, i3, j3, k2, i4, j4: c[i, j] += a[i, k] * b[k, j]
+          for i3, i4, j3, j4: d[i, j] = max(c[i, j], 0)
+    """
+    consumer = _fusible_epilogue(state)
+    assert consumer is not None
+    return [state.put(replace(_tile(state.current), epilogue=consumer.name), Fused(consumer.name))]
+
+
+def spread_over_threads(state: State) -> list[State]:
+    """Make a node a kernel of its own, which computes the elementwise consumer of a reduction, too.
+
+        for i, j: b[i, j] = exp(a[i, j])
+    ->
+        blocks for ij0:
+          threads for ij1: b[ij] = exp(a[ij])        # i and j are fused
+    """
+    node = state.current
+    consumer = _fusible_epilogue(state) if node.reduction and not node.extra_writes else None
+    if consumer is None:
+        return [state.put(ThreadKernel(node.name))]
+    return [state.put(ThreadKernel(node.name, epilogue=consumer.name), Fused(consumer.name))]
+
+
+def _tile(node: Node) -> Stage:
+    shared = tuple(dict.fromkeys(read.buffer for read in node.reads if read.buffer != node.write.buffer))
+    return GpuTiled(node.name, TILING, epilogue_level=THREAD_LEVEL, shared=shared)
+
+
+def _constant_reader(state: State) -> Node | None:
+    """Return the only reader of a node if it is a sum over a small constant matrix."""
+    node = state.current
+    consumers = state.dag.consumers(node)
+    if not can_inline(state.dag, node) or not node.reads or len(consumers) != 1:
+        return None
+    return consumers[0] if consumers[0].constant_axes else None
+
+
+def _should_reduce_across_threads(state: State) -> bool:
+    node = state.current
+    gpu = state.device.gpu
+    if gpu is None or not node.reduction or not _can_combine(state.dag, node):
+        return False
+    results, summed = extent_of(node, node.spatial), extent_of(node, node.reduction)
+    if needs_tiling(node):
+        return results <= gpu.max_threads and results < summed
+    return summed > gpu.warp_size
+
+
+def _can_combine(dag: Dag, node: Node) -> bool:
+    """Whether TVM can combine the partial results of threads.
+
+    It knows its own reducers, and pairs of position and value. Their types must be ones that the lanes of a
+    warp can exchange: others it combines in shared memory, without barriers.
+    """
+    types = [dag.buffer[write.buffer] for write in node.writes]
+    exchangeable = all(buffer.item_bytes >= 4 or buffer.dtype == "float16" for buffer in types)
+    return exchangeable and (node.reducer != "other" or len(node.extra_writes) == 1)
+
+
+def _row_host(state: State) -> Node | None:
+    """Return the node in whose rows the current reduction can be computed; None unless all readers of its
+    results belong to that node's kernel."""
+    if state.is_output:
+        return None
+    stages = state.stage
+    kernels: set[str | None] = set()
+    for reader in readers(state.dag, stages, state.current):
+        stage = stages[reader.name]
+        is_kernel = stage.placement in (Placement.ROWS, Placement.THREADS)
+        kernels.add(stage.host if stage.placement is Placement.ACROSS else stage.node if is_kernel else None)
+    name = kernels.pop() if len(kernels) == 1 else None
+    if name is None:
+        return None
+    target, stage, rows = state.dag.node[name], stages[name], _rows(state, state.dag.node[name])
+    if stage.placement is Placement.THREADS and not target.reduction and not target.extra_writes:
+        return target if rows or extent_of(target, target.spatial) == 1 else None
+    return target if stage.placement is Placement.ROWS and _same_rows(target, rows, stage.rows) else None
+
+
+def _rows(state: State, target: Node) -> tuple[int, ...]:
+    """Return the axes of `target` that number the current node's results: () unless each of its axes moves
+    with one of them, of the same extent."""
+    node = state.current
+    aligned = aligned_axes(state.dag, target, node)
+    own = [axis for axis in node.spatial if node.axes[axis].extent > 1]
+    whole = all(a in aligned and target.axes[aligned[a]].extent == node.axes[a].extent for a in own)
+    rows = tuple(sorted({aligned[axis] for axis in own})) if whole else ()
+    return rows if len(rows) == len(own) else ()
+
+
+def _same_rows(target: Node, first: tuple[int, ...], second: tuple[int, ...]) -> bool:
+    """Whether both are the same axes, apart from those of extent 1."""
+    return all(target.axes[axis].extent == 1 for axis in set(first) ^ set(second))
+
+
+def _has_tensor_cores_for(state: State) -> bool:
+    gpu = state.device.gpu
+    return gpu is not None and match_product(state.dag, state.current, gpu) is not None
+
+
+def _should_tile(node: Node) -> bool:
+    """Whether tiles reuse data, and each writes a box, which its threads copy out of their registers."""
+    return needs_tiling(node) and writes_boxes(node)
+
+
+def _fusible_epilogue(state: State) -> Node | None:
+    """Return the elementwise consumer that the current node's kernel can compute.
+
+    It must still be a kernel of its own, and read no kernel that comes later.
+    """
+    consumer = state.epilogue()
+    stages = state.stage
+    if consumer is None or stages[consumer.name].placement is not Placement.THREADS:
+        return None
+    later = (s for s in state.stages if s.placement is not Placement.INLINE and s.node != consumer.name)
+    reads_later = any(consumer in readers(state.dag, stages, state.dag.node[s.node]) for s in later)
+    return None if reads_later else consumer
+
+
+GPU_RULES: tuple[Rule, ...] = (
+    Rule(
+        "SpecialComputeLocation",
+        lambda s: when(_constant_reader(s) is not None),
+        special_compute_location,
+    ),
+    Rule("AlwaysInline", lambda s: when(can_inline(s.dag, s.current)), always_inline),
+    Rule("SimplifyConstTensor", lambda s: when(bool(s.current.constant_axes)), spread_over_threads),
+    Rule(
+        "CrossThreadReduction",
+        lambda s: when(_should_reduce_across_threads(s), ConditionKind.APPLY),
+        cross_thread_reduction,
+    ),
+    Rule("TensorCores", lambda s: when(_has_tensor_cores_for(s), ConditionKind.APPLY), tensor_cores),
+    Rule(
+        "AddCacheWrite",
+        lambda s: when(_should_tile(s.current) and _fusible_epilogue(s) is None),
+        add_cache_write,
+    ),
+    Rule(
+        "MultiLevelTilingWithFusion", lambda s: when(_should_tile(s.current)), multi_level_tiling_with_fusion
+    ),
+    Rule("Skip", lambda s: when(True), spread_over_threads),
+)

@@ -1,0 +1,49 @@
+"""The derivation rule for nodes that a CPU has dot-product instructions for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from search.rules.derive import ConditionKind, Rule, State, when
+from search.sketches.intrinsics import best_intrinsic
+from search.stages.cpu import Tiled
+from search.stages.inlined import Fused
+
+TILING = "SSRSRS"
+EPILOGUE_LEVELS = (1, 2)
+
+
+def feeds_intrinsic(state: State) -> bool:
+    """Whether a tensorized node reads the current one, which then can't be inlined: instructions read
+    memory."""
+    readers = {node.name for node in state.dag.consumers(state.current)}
+    return any(stage.intrinsic and stage.node in readers for stage in state.stages)
+
+
+def tensorize(state: State) -> list[State]:
+    """Tile a node, its innermost tiles counted in instructions.
+
+        for i, j, k: c[i, j] += a[i, k] * b[j, k]    # c int32, a uint8, b int8
+    ->
+        parallel for i0, j0:
+          for i1, j1, k0, i2, j2, k1, i3, j3: dot_16x4(c[i, j:j+16], a[i, k:k+4], b[j:j+16, k:k+4])
+
+    An elementwise consumer, or without one a copy out of a small buffer, may follow each tile of the first or
+    second level.
+    """
+    intrinsic = best_intrinsic(state.dag, state.current, state.device)
+    assert intrinsic is not None
+    plain = Tiled(state.current.name, TILING, intrinsic=intrinsic.name)
+    tiles = [replace(plain, epilogue_level=level) for level in EPILOGUE_LEVELS]
+    consumer = state.epilogue()
+    if consumer is None:
+        return [state.put(plain), *(state.put(replace(tile, cache_write=True)) for tile in tiles)]
+    fused = Fused(consumer.name)
+    return [state.put(plain), *(state.put(replace(tile, epilogue=consumer.name), fused) for tile in tiles)]
+
+
+TENSORIZE = Rule(
+    "Tensorize",
+    lambda s: when(best_intrinsic(s.dag, s.current, s.device) is not None, ConditionKind.APPLY),
+    tensorize,
+)

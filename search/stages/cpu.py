@@ -1,0 +1,170 @@
+"""The kinds of stages of programs for CPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from search.cost.analytic_nest import nest_terms, unrolled_seconds
+from search.cost.analytic_tile import tile_terms
+from search.cost.machine import Machine
+from search.dag import AxisKind, Dag, Node, extent_of
+from search.programs.code_size import nest_compiles_quickly, tile_compiles_quickly
+from search.programs.compute_location import encloses_readers
+from search.programs.nest import Nest
+from search.programs.program import Population
+from search.sketches.factors import GOOD_VECTORS, Tail, divisors
+from search.sketches.intrinsics import intrinsic_extents, stage_roles
+from search.sketches.location import can_inline, possible_depths, readers
+from search.sketches.predicates import is_arranged, is_permutation
+from search.sketches.sketch import Sketch
+from search.sketches.stage import Estimate, Placement, Rfactor, Stage
+from search.sketches.variables import (
+    MAX_INNERMOST,
+    VECTOR_LANES,
+    Choice,
+    Split,
+    Variable,
+    read_kind,
+    vector_loops,
+)
+
+UNROLL_STEPS = (0, 16, 64, 512)
+
+
+class Tiled(Stage):
+    """A node tiled over several levels, its innermost tile in registers."""
+
+    placement = Placement.TILED
+
+    def variables(self, sketch: Sketch) -> Iterator[Variable]:
+        dag, node = sketch.dag, sketch.dag.node[self.node]
+        reach = intrinsic_extents(dag, self)
+        for position, axis in enumerate(node.axes):
+            count = axis.extent // reach.get(position, 1)
+            if count > 1:
+                tail = Tail.NONE if position in reach else self._tail(node, position)
+                yield Split(node.name, position, count, self.structure.count(axis.kind), tail)
+        yield Choice("unroll", node.name, UNROLL_STEPS)
+        in_memory = (read.buffer for read in node.reads if read.buffer in sketch.materialized)
+        for buffer in dict.fromkeys(in_memory):
+            if self.intrinsic and buffer == stage_roles(dag, self).columns:
+                yield Choice(read_kind(buffer), node.name, self._ways_to_arrange(dag, buffer))
+            elif len(ways := self._ways_to_read(dag, node, buffer)) > 1:
+                yield Choice(read_kind(buffer), node.name, ways)
+
+    def is_valid(self, population: Population) -> NDArray[np.bool_]:
+        return tile_compiles_quickly(population, Nest.of(population, self))
+
+    def estimate(self, population: Population, machine: Machine) -> Estimate:
+        terms = tile_terms(population, self, machine)
+        return Estimate(terms["node_s"] + terms["epilogue_s"], terms)
+
+    def __str__(self) -> str:
+        cache = " in a write cache" if self.cache_write else ""
+        fused = f", {self.epilogue or 'copy'} at {self.epilogue_level}" if self.epilogue_level else ""
+        intrinsic = f" of {self.intrinsic}" if self.intrinsic else ""
+        return f"tile {self.node} {self.structure}{intrinsic}{cache}{fused}"
+
+    def _tail(self, node: Node, axis: int) -> Tail:
+        """Return where tiles of an axis may be partial.
+
+        Partial tiles of rows cost little. Those of vectors are peeled off the inner levels, because otherwise
+        a condition would be evaluated for every lane.
+        """
+        if node.axes[axis].kind is AxisKind.REDUCTION or self.structure.count("R") < 2:
+            return Tail.NONE
+        return Tail.INNER if axis == node.vector_axis else Tail.ANY
+
+    def _ways_to_read(self, dag: Dag, node: Node, buffer: str) -> tuple[str, ...]:
+        """Return how an operand can be read.
+
+        `direct`: from where it lies. `packed`: from a constant that is put into the order of the loops ahead
+        of time. A number of tile levels: from a copy of what is read inside these levels.
+        """
+        reads = [read for read in node.reads if read.buffer == buffer]
+        if self.structure.count("R") < 2 or len(reads) > 1 or not all(i.affine for i in reads[0].indices):
+            return ("direct",)
+        if dag.buffer[buffer].constant:
+            return ("direct", "packed") if is_permutation(dag, node, reads[0]) else ("direct",)
+        inner = self.structure.index("R")
+        whole = ("0",) if is_arranged(dag, node, reads[0]) else ()
+        return ("direct", *whole, str(inner), str(inner + 1))
+
+    def _ways_to_arrange(self, dag: Dag, buffer: str) -> tuple[str, ...]:
+        """Return how the columns of an intrinsic get into its order: `packed` ahead of time if they are
+        constant, else copied inside a number of tile levels."""
+        if dag.buffer[buffer].constant:
+            return ("packed",)
+        inner = self.structure.index("R")
+        return ("0", str(inner), str(inner + 1))
+
+
+class LoopNest(Stage):
+    """A nest of plain loops. A variable says whether it is computed on its own, inside the loops that read
+    it, or inlined."""
+
+    placement = Placement.NEST
+
+    def variables(self, sketch: Sketch) -> Iterator[Variable]:
+        dag, node = sketch.dag, sketch.dag.node[self.node]
+        inside = possible_depths(dag, sketch.stage, node)
+        feeds_intrinsic = any(sketch.stage[one.name].intrinsic for one in readers(dag, sketch.stage, node))
+        inline = ("inline",) if can_inline(dag, node) and not feeds_intrinsic else ()
+        if inside or inline:
+            yield Choice("location", node.name, (*inline, "root", *(str(depth) for depth in inside)))
+        if self.rfactor:
+            yield Choice("lanes", node.name, rfactor_lanes(node, self.rfactor))
+        loops = vector_loops(node)
+        if loops and not self.rfactor.fills_vectors:
+            extent = extent_of(node, loops)
+            lanes = tuple(lanes for lanes in VECTOR_LANES if lanes == 1 or lanes < 2 * extent)
+            yield Choice("vector", node.name, lanes)
+            if len(loops) > 1:
+                yield Choice("fused", node.name, tuple(range(1, len(loops) + 1)))
+        if node.spatial:
+            # Numbers of outer loops that run in parallel together; loops of one iteration add nothing.
+            sizes = [node.axes[axis].extent for axis in node.spatial]
+            parallel = (depth for depth, size in enumerate(sizes, start=1) if size > 1)
+            yield Choice("parallel", node.name, (0, *parallel))
+            yield Choice("unroll", node.name, UNROLL_STEPS)
+
+    def is_valid(self, population: Population) -> NDArray[np.bool_]:
+        return encloses_readers(population, self) & nest_compiles_quickly(population, self)
+
+    def estimate(self, population: Population, machine: Machine) -> Estimate:
+        terms = nest_terms(population, self, machine)
+        return Estimate(terms["s"], terms)
+
+    def __str__(self) -> str:
+        return f"nest {self.node}" + (f" rfactor {self.rfactor}" if self.rfactor else "")
+
+
+class Unrolled(Stage):
+    """A nest around small constant matrices, whose axes are unrolled; the others are tiled."""
+
+    placement = Placement.UNROLLED
+
+    def variables(self, sketch: Sketch) -> Iterator[Variable]:
+        node = sketch.dag.node[self.node]
+        for axis in node.looped_spatial:
+            if node.axes[axis].extent > 1:
+                yield Split(node.name, axis, node.axes[axis].extent, len(self.structure))
+
+    def estimate(self, population: Population, machine: Machine) -> Estimate:
+        return Estimate(unrolled_seconds(population, self, machine))
+
+
+def rfactor_lanes(node: Node, half: Rfactor) -> tuple[int, ...]:
+    """Return the sizes that the axis of partial results may have.
+
+    They are divisors of the last reduction axis, those that fill vectors where there are any; full vectors
+    where they needn't divide.
+    """
+    extent = node.axes[node.reduction[-1]].extent
+    if half is Rfactor.UNEVEN:
+        return tuple(lanes for lanes in GOOD_VECTORS if lanes < extent and extent % lanes)
+    found = [d for d in divisors(extent) if 1 < d <= MAX_INNERMOST and (half is Rfactor.INNER or d < extent)]
+    return tuple([d for d in found if d % 8 == 0] or found)

@@ -1,0 +1,203 @@
+"""The kinds of stages of programs for CUDA GPUs: kernels, and nodes computed inside the kernel of another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from core.device import Gpu
+from search.cost.gpu_analytic import row_seconds, tensor_seconds, thread_seconds, tiled_terms
+from search.cost.machine import Machine
+from search.dag import AxisKind, Dag, extent_of
+from search.programs.gpu_nest import FETCH, GpuTile
+from search.programs.program import Population
+from search.programs.tensor_tile import TensorTile
+from search.sketches.factors import Tail
+from search.sketches.sketch import Sketch
+from search.sketches.stage import Estimate, Placement, Stage
+from search.sketches.tensor_core import SIDE
+from search.sketches.variables import Choice, Split, Variable, fetch_kind
+
+UNROLL_STEPS = (0, 16, 64, 512, 1024)
+LANES = (1, 2, 4, 8, 16)
+ROWS = (1, 2, 4, 8, 16)
+# Tiles of tensor cores, in units of 16: warps of a block, fragments of a warp, fragments along k a fetch.
+TENSOR_KINDS = ("warps i", "warps j", "fragments i", "fragments j", "fragments k")
+TENSOR_TILES = (1, 2, 4)
+# The widest load of a thread.
+MAX_VECTOR_BYTES = 16
+# TVM can't generate guarded loads of more values of eight bits.
+MAX_BYTE_LANES = 4
+MAX_VTHREADS = 8
+# With more accumulators a thread's registers spill, whatever the number of threads.
+MAX_ACCUMULATORS = 128
+# With more fragments of sums in a warp of tensor cores, they spill too.
+MAX_FRAGMENTS = 8
+# The compiler takes seconds for more statements in the unrolled loops of a tile.
+MAX_UNROLLED = 2048
+
+
+class GpuTiled(Stage):
+    """A kernel tiled over blocks, virtual threads and threads, its operands fetched into shared memory."""
+
+    placement = Placement.TILED
+
+    def variables(self, sketch: Sketch) -> Iterator[Variable]:
+        node = sketch.dag.node[self.node]
+        for position, axis in enumerate(node.axes):
+            if axis.extent > 1:
+                # A partial tile of a reduction would be guarded at every step.
+                tail = Tail.ANY if axis.kind is AxisKind.SPATIAL else Tail.NONE
+                yield Split(node.name, position, axis.extent, self.structure.count(axis.kind), tail)
+        yield Choice("unroll", node.name, UNROLL_STEPS)
+        yield from _fetch_lanes(sketch.dag, self)
+
+    def is_valid(self, population: Population) -> NDArray[np.bool_]:
+        gpu = _gpu_of(population)
+        tile = GpuTile.of(population, self)
+        node = tile.nest.node
+        least = min(gpu.warp_size, extent_of(node, node.spatial))
+        keep = (tile.threads >= least) & (tile.threads <= gpu.max_threads) & (tile.vthreads <= MAX_VTHREADS)
+        keep &= tile.shared_bytes <= gpu.shared_bytes
+        keep &= tile.accumulators <= MAX_ACCUMULATORS
+        for read in node.reads:
+            lanes = population.chosen(self.node, fetch_kind(read.buffer))
+            # Vectors over the end of a row would be loaded one by one.
+            keep &= tile.keeps_its_shape(read) & (tile.run(read) % lanes == 0)
+        # Registers are given out to whole warps.
+        warps = -(-tile.threads // gpu.warp_size)
+        keep &= warps * gpu.warp_size * tile.registers <= gpu.registers
+        steps = tile.nest.inside[FETCH + 1].prod(axis=0)
+        unrolled = np.minimum(steps, population.chosen(self.node, "unroll")) * tile.vthreads
+        return np.asarray(keep & (unrolled <= MAX_UNROLLED))
+
+    def estimate(self, population: Population, machine: Machine) -> Estimate:
+        terms = tiled_terms(population, self, machine)
+        return Estimate(terms["node_s"], terms)
+
+    def __str__(self) -> str:
+        cache = " in a write cache" if self.cache_write else ""
+        shared = f", shared {' '.join(self.shared)}" if self.shared else ""
+        fused = f"{self.epilogue or 'copy'} at {self.epilogue_level}"
+        return f"tile {self.node} {self.structure}{cache}, {fused}{shared}"
+
+
+class TensorTiled(Stage):
+    """A matrix product tiled over blocks and warps, computed by tensor cores."""
+
+    placement = Placement.TENSOR
+
+    def variables(self, sketch: Sketch) -> Iterator[Variable]:
+        for kind in TENSOR_KINDS:
+            yield Choice(kind, self.node, TENSOR_TILES)
+        yield Choice("unroll", self.node, UNROLL_STEPS[:3])
+        yield from _fetch_lanes(sketch.dag, self)
+
+    def is_valid(self, population: Population) -> NDArray[np.bool_]:
+        gpu = _gpu_of(population)
+        tile = TensorTile.of(population, self)
+        keep = (tile.warps * gpu.warp_size <= gpu.max_threads) & (tile.fragments <= MAX_FRAGMENTS)
+        for part in "ijk":
+            # No more than half of a tile is padding.
+            keep &= (tile.tile(part) == SIDE) | (tile.tile(part) <= 2 * tile.extent(part))
+        if tile.product.operand != tile.product.sums:
+            # Otherwise TVM reuses an operand's memory for the results, and fails because their types differ.
+            keep &= tile.result_bytes > np.maximum(*tile.operand_bytes)
+        return np.asarray(keep & (tile.shared_bytes <= gpu.shared_bytes))
+
+    def estimate(self, population: Population, machine: Machine) -> Estimate:
+        return Estimate(tensor_seconds(population, self, machine))
+
+    def __str__(self) -> str:
+        return f"{self.placement} {self.node}" + (f", {self.epilogue}" if self.epilogue else "")
+
+
+class ThreadKernel(Stage):
+    """A kernel whose iterations are spread over threads, each of which computes some results by itself."""
+
+    placement = Placement.THREADS
+
+    def variables(self, sketch: Sketch) -> Iterator[Variable]:
+        node, gpu = sketch.dag.node[self.node], sketch.gpu
+        assert gpu is not None
+        axes = node.looped_spatial
+        yield Choice("threads", node.name, _thread_counts(extent_of(node, axes), gpu))
+        if node.reduction or node.constant_axes:
+            yield Choice("unroll", node.name, UNROLL_STEPS)
+        elif axes:
+            touched = [access.buffer for access in (*node.reads, *node.writes)]
+            yield Choice("lanes", node.name, _lanes(sketch.dag, touched, node.axes[axes[-1]].extent))
+
+    def estimate(self, population: Population, machine: Machine) -> Estimate:
+        return Estimate(thread_seconds(population, self, machine))
+
+    def __str__(self) -> str:
+        return f"{self.placement} {self.node}" + (f", {self.epilogue}" if self.epilogue else "")
+
+
+class RowKernel(Stage):
+    """A kernel whose blocks take some rows each, of its own node and of all nodes that it is the host of."""
+
+    placement = Placement.ROWS
+
+    def variables(self, sketch: Sketch) -> Iterator[Variable]:
+        node, gpu = sketch.dag.node[self.node], sketch.gpu
+        assert gpu is not None
+        members = [node, *(sketch.dag.node[s.node] for s in sketch.stages if s.host == node.name)]
+        beside = extent_of(node, [axis for axis in node.spatial if axis not in self.rows])
+        longest = max(beside, *(extent_of(member, member.reduction) for member in members))
+        yield Choice("threads", node.name, _thread_counts(longest, gpu))
+        yield Choice("rows", node.name, tuple(rows for rows in ROWS if rows <= extent_of(node, self.rows)))
+
+    def is_valid(self, population: Population) -> NDArray[np.bool_]:
+        threads = population.chosen(self.node, "threads") * population.chosen(self.node, "rows")
+        return np.asarray(threads <= _gpu_of(population).max_threads)
+
+    def estimate(self, population: Population, machine: Machine) -> Estimate:
+        return Estimate(row_seconds(population, self, machine))
+
+
+class BlockReduction(Stage):
+    """A reduction inside a row kernel, by all threads of a block together."""
+
+    placement = Placement.ACROSS
+
+    def __str__(self) -> str:
+        return f"{self.placement} {self.node} in {self.host}"
+
+
+class ThreadLocal(Stage):
+    """Computed by every thread of its reader for itself."""
+
+    placement = Placement.LOCAL
+
+    def __str__(self) -> str:
+        return f"{self.placement} {self.node} in {self.host}"
+
+
+def _gpu_of(population: Population) -> Gpu:
+    gpu = population.sketch.gpu
+    assert gpu is not None
+    return gpu
+
+
+def _fetch_lanes(dag: Dag, stage: Stage) -> Iterator[Variable]:
+    """Yield a choice of vector widths for every operand that is fetched into shared memory."""
+    for name in stage.shared:
+        shape = dag.buffer[name].shape
+        yield Choice(fetch_kind(name), stage.node, _lanes(dag, [name], shape[-1] if shape else 1))
+
+
+def _thread_counts(extent: int, gpu: Gpu) -> tuple[int, ...]:
+    """Return numbers of threads: whole warps, no more than have something to do."""
+    counts = [gpu.warp_size << doublings for doublings in range(gpu.max_threads.bit_length())]
+    return tuple(n for n in counts if n <= gpu.max_threads and (n == gpu.warp_size or n < 2 * extent))
+
+
+def _lanes(dag: Dag, buffers: Sequence[str], row: int) -> tuple[int, ...]:
+    """Return the vector widths that divide a row and that threads can move at once."""
+    widest = max(dag.buffer[name].item_bytes for name in buffers)
+    most = min(MAX_VECTOR_BYTES // widest, MAX_BYTE_LANES if widest == 1 else MAX_VECTOR_BYTES)
+    return tuple(lanes for lanes in LANES if lanes <= most and row % lanes == 0)

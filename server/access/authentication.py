@@ -1,0 +1,173 @@
+"""Authentication of callers: tokens looked up in the database, calls counted against rate limits."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import math
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+
+from cachetools import TTLCache
+
+from core.access import Scope
+from records import access
+from records.access import Token
+from records.storage.database import Database
+from server.rate_limits import RateLimiter, network_of
+from server.settings import ServerSettings
+
+# For this long a token that was revoked by another server process may still work here.
+CACHE_S = 5.0
+_CACHED_TOKENS = 10_000
+NOBODY = "nobody"
+TOKEN_PREFIX = "tf_"
+_SECRET = re.compile(TOKEN_PREFIX + "[A-Za-z0-9_-]{43}")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """`who` is a token's id, "bootstrap" for the token in the settings, "loopback" where none is needed."""
+
+    who: str
+    scopes: frozenset[Scope]
+
+    def may(self, needed: Scope) -> bool:
+        return needed in self.scopes or Scope.ADMIN in self.scopes
+
+
+LOOPBACK = Caller("loopback", frozenset({Scope.ADMIN}))
+BOOTSTRAP = Caller("bootstrap", frozenset({Scope.ADMIN}))
+
+
+class AccessDenied(Exception):
+    """A call that is not allowed.
+
+    `status` is HTTP's, `kind` the problem's. The message is the cause without a full stop, `remedy` the next
+    step. With `retry_after_s` the same call may be allowed after that many seconds.
+    """
+
+    def __init__(
+        self, status: int, kind: str, cause: str, remedy: str, *, who: str = NOBODY, retry_after_s: int = 0
+    ) -> None:
+        super().__init__(cause)
+        self.status, self.kind, self.remedy, self.who = status, kind, remedy, who
+        self.retry_after_s = retry_after_s
+
+
+class Authenticator:
+    """Authenticates callers and counts calls. Belongs to the event loop. `now` returns epoch seconds."""
+
+    def __init__(self, settings: ServerSettings, database: Database, now: Callable[[], float]) -> None:
+        self._open = settings.open
+        self._bootstrap = settings.secret
+        self._database = database
+        self._now = now
+        self._calls = RateLimiter(settings.rate_limit)
+        self._failures = RateLimiter(settings.failure_limit)
+        # By digest. The clock of the system may be set back, which must not keep a revoked token alive.
+        self._tokens: TTLCache[str, Token] = TTLCache(_CACHED_TOKENS, CACHE_S, timer=time.monotonic)
+        self._valid_digests: frozenset[str] = frozenset()
+        self._digests_read_at = -math.inf
+        self._reading_digests = asyncio.Lock()
+
+    async def authenticate(self, authorization: str | None, address: str) -> Caller:
+        """Return the caller whose token an Authorization header carries. Raises AccessDenied, StorageError.
+
+        An address that sent too many wrong tokens has to wait with further wrong ones. A valid token is let
+        through even then: it may be another user's behind the same address.
+        """
+        if self._open:
+            return LOOPBACK
+        scheme, _, secret = (authorization or "").partition(" ")
+        secret = secret.strip() if scheme.lower() == "bearer" else ""
+        given = secret.encode("utf-8", "replace")
+        if given and self._bootstrap and hmac.compare_digest(given, self._bootstrap.encode()):
+            return BOOTSTRAP
+        network, sha = network_of(address), token_digest(secret)
+        token = self._tokens.get(sha)
+        if token is None:
+            wait_s = await self._failures.test(network)
+            if wait_s is not None and not await self._is_valid(sha):
+                raise _too_many("too many wrong tokens came from this address", wait_s)
+            if _SECRET.fullmatch(secret):
+                token = await asyncio.to_thread(self._look_up, sha)
+            if token is not None:
+                self._tokens[sha] = token
+        try:
+            return self._valid_caller(secret, token)
+        except AccessDenied:
+            await self._failures.hit(network)
+            raise
+
+    async def count_call(self, caller: Caller | None, address: str) -> None:
+        """Count a call of a token, or of an address where there is none. Raises AccessDenied."""
+        if self._open:
+            return
+        network = network_of(address)
+        if caller is None:
+            client, who = network, NOBODY
+        else:
+            # The bootstrap token is shared by many.
+            client, who = f"{caller.who} {network}" if caller is BOOTSTRAP else caller.who, caller.who
+        wait_s = await self._calls.hit(client)
+        if wait_s is not None:
+            raise _too_many("too many requests came from this client", wait_s, who)
+
+    def forget(self, token_id: str) -> None:
+        """Look this token up again when it is used next."""
+        for sha, token in list(self._tokens.items()):
+            if token.id == token_id:
+                self._tokens.pop(sha, None)
+
+    async def _is_valid(self, sha: str) -> bool:
+        """Whether a token with this digest is valid, at the cost of one query in CACHE_S for all callers."""
+        async with self._reading_digests:
+            if time.monotonic() - self._digests_read_at >= CACHE_S:
+                self._valid_digests = await asyncio.to_thread(self._read_valid_digests)
+                self._digests_read_at = time.monotonic()
+        return sha in self._valid_digests
+
+    def _read_valid_digests(self) -> frozenset[str]:
+        with self._database.begin() as session:
+            return access.valid_digests(session, self._now())
+
+    def _look_up(self, sha: str) -> Token | None:
+        with self._database.begin() as session:
+            return access.use_token(session, sha, self._now())
+
+    def _valid_caller(self, secret: str, token: Token | None) -> Caller:
+        """Return the caller of a valid token. Raises AccessDenied."""
+        if not secret:
+            remedy = "send the header 'Authorization: Bearer TOKEN'"
+            raise AccessDenied(401, "token-needed", "this service needs a token", remedy)
+        if token is None:
+            remedy = "check it, or ask an administrator for another one"
+            raise AccessDenied(401, "token-needed", "this token is not known here", remedy)
+        remedy = "ask an administrator for a new one"
+        if token.revoked_at is not None:
+            raise AccessDenied(401, "token-revoked", "this token was revoked", remedy, who=token.id)
+        if token.expired(self._now()):
+            raise AccessDenied(401, "token-expired", "this token has expired", remedy, who=token.id)
+        return Caller(token.id, token.scopes)
+
+
+def require_scope(caller: Caller, needed: Scope) -> None:
+    """Raise AccessDenied unless the caller has the scope."""
+    if not caller.may(needed):
+        cause = f"this token lacks the scope {needed}"
+        remedy = f"ask an administrator for one with it (`tunefarm token create --scope {needed}`)"
+        raise AccessDenied(403, "scope-missing", cause, remedy, who=caller.who)
+
+
+def token_digest(secret: str) -> str:
+    """Return the digest that is stored of a secret: its 256 random bits make a slow one unnecessary."""
+    return sha256(secret.encode("utf-8", "replace")).hexdigest()
+
+
+def _too_many(cause: str, wait_s: int, who: str = NOBODY) -> AccessDenied:
+    remedy = f"try again in {wait_s} s"
+    return AccessDenied(429, "too-many-requests", cause, remedy, who=who, retry_after_s=wait_s)

@@ -1,0 +1,138 @@
+"""ASGI middleware that checks every HTTP request's token, scope, rate and size of body."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from records.access import Act
+from records.storage.database import StorageError
+from server.access.audit import AuditLog
+from server.access.authentication import LOOPBACK, AccessDenied, Authenticator, Caller, require_scope
+from server.access.scopes import OPEN_PATHS, Operation, operation_of
+from server.problems import Problem, storage_problem
+from system.network import is_loopback
+
+
+class AccessMiddleware:
+    """Lets a request through when its token has the scope for it, and keeps the audit log.
+
+    A handler may name the object that it changed in `request.state.audited`. Only HTTP is answered.
+    """
+
+    def __init__(self, app: ASGIApp, authenticator: Authenticator, audit: AuditLog) -> None:
+        self._app = app
+        self._authenticator = authenticator
+        self._audit = audit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        if scope["type"] != "http":
+            return
+        operation, address = operation_of(scope["method"], scope["path"]), client_address(scope)
+        try:
+            caller = await self._check_access(scope, operation, address)
+        except AccessDenied as denied:
+            outcome = f"{denied.status} {denied.kind}"
+            self._audit.count_refused(Act(denied.who, operation.route, "", outcome, address))
+            await problem_of(denied).response()(scope, receive, send)
+            return
+        except StorageError as error:
+            await storage_problem(error).response()(scope, receive, send)
+            return
+
+        async def audit_and_send(message: Message) -> None:
+            # The line is written before the answer begins: a client that has the answer finds the line.
+            if message["type"] == "http.response.start" and caller is not None and operation.is_write:
+                subject = str(scope.get("state", {}).get("audited", operation.subject))
+                status = str(message["status"])
+                await self._audit.write(Act(caller.who, operation.route, subject, status, address))
+            await send(message)
+
+        await self._app(scope, receive, audit_and_send)
+
+    async def _check_access(self, scope: Scope, operation: Operation, address: str) -> Caller | None:
+        """Return the caller, None for a probe. Raises AccessDenied, StorageError."""
+        if scope["path"] in OPEN_PATHS:
+            await self._authenticator.count_call(None, address)
+            return None
+        headers = Headers(scope=scope)
+        caller = await self._authenticator.authenticate(headers.get("authorization"), address)
+        if caller is LOOPBACK:
+            _require_local(headers)
+        await self._authenticator.count_call(caller, address)
+        require_scope(caller, operation.scope)
+        return caller
+
+
+class BodySizeMiddleware:
+    """Refuses bodies longer than `max_bytes(path)`, announced or not."""
+
+    def __init__(self, app: ASGIApp, max_bytes: Callable[[str], int]) -> None:
+        self._app = app
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        most = self._max_bytes(scope["path"])
+        too_large = Problem(
+            413, "body-too-large", f"The request's body is larger than the {most} bytes allowed here."
+        )
+        announced = Headers(scope=scope).get("content-length", "0")
+        if not announced.isdecimal() or int(announced[:20]) > most:
+            await too_large.response()(scope, receive, send)
+            return
+        received = 0
+
+        async def receive_counted() -> Message:
+            nonlocal received
+            message = await receive()
+            received += len(message.get("body", b""))
+            if received > most:
+                raise too_large
+            return message
+
+        await self._app(scope, receive_counted, send)
+
+
+def problem_of(denied: AccessDenied) -> Problem:
+    """Return the problem document of a refusal, with the headers that belong to its status."""
+    cause = str(denied)
+    detail = f"{cause[:1].upper()}{cause[1:]}: {denied.remedy}."
+    if denied.status == 429:
+        headers = {"Retry-After": str(denied.retry_after_s)}
+    else:
+        headers = {"WWW-Authenticate": _CHALLENGES.get(denied.kind, "Bearer")}
+    return Problem(denied.status, denied.kind, detail, headers=headers)
+
+
+_CHALLENGES = {
+    "token-expired": 'Bearer error="invalid_token"',
+    "token-revoked": 'Bearer error="invalid_token"',
+    "scope-missing": 'Bearer error="insufficient_scope"',
+}
+
+
+def client_address(scope: Scope) -> str:
+    """Return the client's address, as uvicorn (or a proxy on this machine, which it trusts) tells it."""
+    client = scope.get("client")
+    return str(client[0]) if client else "unknown"
+
+
+def _require_local(headers: Headers) -> None:
+    """Raise AccessDenied for a request that a web page from elsewhere made its visitor's browser send."""
+    try:
+        called_as = [f"//{headers.get('host', '')}", headers.get("origin", "//localhost")]
+        is_local = all(is_loopback(urlsplit(url).hostname or "") for url in called_as)
+    except ValueError:
+        is_local = False
+    if not is_local:
+        cause = "without a token this service answers only programs on its own machine"
+        remedy = "call it as 127.0.0.1 or localhost, or set TUNEFARM_TOKEN"
+        raise AccessDenied(403, "not-from-here", cause, remedy)

@@ -1,0 +1,139 @@
+"""`/v1/tokens` and `/v1/audit`: tokens with their scopes, and the log of what callers did."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from core.access import Scope
+from records import access
+from records.access import AuditLine, Token
+from server.access.authentication import TOKEN_PREFIX, token_digest
+from server.api.fields import Name
+from server.context import ContextDep
+from server.problems import problems
+
+router = APIRouter(prefix="/v1", tags=["access"])
+
+_CENTURY_S = 36525 * 86400.0
+# NaN passes every comparison, so it is refused by name.
+Lifetime = Annotated[float, Field(gt=0, le=_CENTURY_S, allow_inf_nan=False)]
+
+
+class TokenRequestBody(BaseModel):
+    """A token to make. With `expires_after_s` null it is valid until it is revoked."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+    scopes: list[Scope] = Field(min_length=1, max_length=len(Scope))
+    expires_after_s: Lifetime | None = None
+
+
+class TokenBody(BaseModel):
+    """A token without its secret. Times are epoch seconds; `last_used_at` is exact to ten minutes."""
+
+    id: str
+    name: str
+    scopes: list[Scope]
+    state: Literal["active", "expired", "revoked"]
+    created_at: float
+    expires_at: float | None
+    revoked_at: float | None
+    last_used_at: float | None
+
+
+class NewTokenBody(TokenBody):
+    """A new token. `token` is its secret, which is shown only here: the service stores a digest of it."""
+
+    token: str
+
+
+class TokensBody(BaseModel):
+    """Tokens, newest first."""
+
+    items: list[TokenBody]
+
+
+class AuditLineBody(BaseModel):
+    """Something that a caller did or was refused, `times` times. `who` is a token's id, "bootstrap",
+    "loopback" or "nobody". Equal refusals are counted in one line a minute, allowed calls of one worker token
+    in one line a day."""
+
+    id: str
+    at: float
+    who: str
+    action: str
+    subject: str
+    outcome: str
+    address: str
+    times: int
+
+    @classmethod
+    def of(cls, line: AuditLine) -> AuditLineBody:
+        return cls(id=str(line.id), at=line.at, times=line.times, **vars(line.act))
+
+
+class AuditBody(BaseModel):
+    """Audit lines, newest first. `next` is the `before` of the next page, null on the last one."""
+
+    items: list[AuditLineBody]
+    next: str | None
+
+
+@router.post("/tokens", status_code=201, responses=problems(400))
+def create_token(body: TokenRequestBody, request: Request, context: ContextDep) -> NewTokenBody:
+    """Make a token. No other answer ever shows its secret."""
+    now = context.now()
+    expires_at = None if body.expires_after_s is None else now + body.expires_after_s
+    token = Token(context.new_id(), body.name, frozenset(body.scopes), now, expires_at)
+    secret = TOKEN_PREFIX + context.new_secret()
+    with context.database.begin() as session:
+        access.add_token(session, token, token_digest(secret))
+    request.state.audited = token.id
+    return NewTokenBody.model_validate(_fields(token, now) | {"token": secret})
+
+
+@router.get("/tokens")
+def list_tokens(context: ContextDep) -> TokensBody:
+    """Return every token ever made, without its secret."""
+    with context.database.begin() as session:
+        found = access.tokens(session)
+    return TokensBody(items=[TokenBody.model_validate(_fields(token, context.now())) for token in found])
+
+
+@router.delete("/tokens/{token_id}", responses=problems(404))
+async def revoke_token(token_id: str, context: ContextDep) -> TokenBody:
+    """Revoke a token for good. Other server processes notice within five seconds."""
+    now = context.now()
+
+    def revoke() -> Token:
+        with context.database.begin() as session:
+            return access.revoke_token(session, token_id, now)
+
+    token = await asyncio.to_thread(revoke)
+    context.authenticator.forget(token_id)
+    return TokenBody.model_validate(_fields(token, now))
+
+
+@router.get("/audit")
+async def show_audit(
+    context: ContextDep,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    before: Annotated[int | None, Query(ge=1, lt=2**63, description="the `next` of the page before")] = None,
+) -> AuditBody:
+    """Return what was changed and what was refused, newest first."""
+    await context.audit.flush()
+    found = await asyncio.to_thread(context.audit.page, limit + 1, before)
+    page = found[:limit]
+    return AuditBody(
+        items=[AuditLineBody.of(line) for line in page], next=str(page[-1].id) if found[limit:] else None
+    )
+
+
+def _fields(token: Token, now: float) -> dict[str, object]:
+    state = "revoked" if token.revoked_at is not None else "expired" if token.expired(now) else "active"
+    return {**vars(token), "scopes": sorted(token.scopes), "state": state}

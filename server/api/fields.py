@@ -1,0 +1,21 @@
+"""What the bodies and parameters of several routes share."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+
+class RequestBody(BaseModel):
+    # A misspelt field is refused rather than ignored: it could be a budget that would not be kept.
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError(f"a name has characters that can't be printed: {text!r}")
+    return text
+
+
+Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_printable)]

@@ -1,0 +1,65 @@
+"""Rejects what no machine can have measured: workers are other people's machines.
+
+Only impossible values are rejected. Nobody but the device knows how long a candidate took, and a bound from
+its operations would reject honest results: most products of a transposed convolution are with zeros and need
+no time. What schedules are worth is decided when the whole model is timed beside the untuned one.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from core.measurement import Measurement, Outcome
+from proto.messages import Result, WorkerReport
+
+_log = logging.getLogger(__name__)
+
+# A few cycles. Called again and again, a kernel that copies 64 numbers takes 6 ns.
+SHORTEST_S = 1e-9
+# Eleven days; workers end what takes minutes. The median of longer times could be infinite.
+LONGEST_S = 1e6
+# Least and most of a profile's fields, from what an emulator takes to several times what any core does.
+# The units are those of `core.profile.Profile`.
+PROFILE_RANGES = {
+    "hertz": (1e5, 2e10),
+    "latency_cycles": (0.1, 1e5),
+    "registers": (4, 1024),
+    "loads": (1e-5, 64),
+    "gather_cycles": (1e-3, 1e5),
+    "l1_rate": (1e-3, 1e4),
+    "l2_rate": (1e-3, 1e4),
+    "l3_rate": (1e-3, 1e4),
+    "memory_rate": (1e-3, 1e4),
+    "memory_rate_all": (1e-3, 1e6),
+    "launch_s": (1e-9, 10.0),
+}
+MULTIPLY_ADDS_RANGE = (1e-6, 64)
+
+
+def reject_implausible(result: Result) -> Result:
+    """Return the result, or a failure that says so in place of times that no machine can have measured."""
+    measurement = result.measurement
+    implausible = [secs for secs in measurement.run_secs if not SHORTEST_S <= secs <= LONGEST_S]
+    if not implausible:
+        return result
+    error = f"the worker's measurement made no sense: no call takes {implausible[0]:g} s"
+    failed = Measurement(Outcome.UNKNOWN, build_secs=measurement.build_secs, error=error)
+    return replace(result, measurement=failed)
+
+
+def reject_implausible_profile(report: WorkerReport) -> WorkerReport:
+    """Return the report, without its device's profile where no machine can have it; that is logged."""
+    device = report.device
+    if device is None or device.profile is None:
+        return report
+    profile = device.profile
+    values = [(name, getattr(profile, name), limits) for name, limits in PROFILE_RANGES.items()]
+    for dtype, rate in profile.multiply_adds.items():
+        values.append((f"multiply_adds of {dtype}", rate, MULTIPLY_ADDS_RANGE))
+    for name, number, (least, most) in values:
+        if not least <= number <= most:
+            sentence = "the profile of worker %s is rejected: no machine has %s of %g"
+            _log.warning(sentence, report.worker_id, name, number)
+            return replace(report, device=replace(device, profile=None))
+    return report

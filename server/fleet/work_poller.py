@@ -1,0 +1,88 @@
+"""Polls the database for work on behalf of all workers that wait: one query, however many they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+from core.lease import Lease
+from records.fleet import devices
+from records.jobs import fair_queue
+from records.storage.database import Database
+from server.waiting import sleep_unless_stopping
+
+POLL_S = 0.1
+# Takes the place of a device class; no class has this key.
+_BUILDERS = "builders"
+
+
+@dataclass(frozen=True)
+class AvailableWork:
+    """What one poll found: the device classes with work, whether there is work for builders, and the ids of
+    the workers that should not wait for any.
+
+    A class is removed once a worker found its work gone, so that not every waiting worker tries.
+    """
+
+    classes: set[str]
+    builds: bool
+    unwanted: frozenset[str]
+
+
+class WorkPoller:
+    """Shared by all calls that one server holds back. Belongs to the event loop."""
+
+    def __init__(self, database: Database, stopping: asyncio.Event, now: Callable[[], float]) -> None:
+        self._database = database
+        self._stopping = stopping
+        self._now = now
+        self._polling: asyncio.Task[AvailableWork] | None = None
+        # A lock lives as long as somebody waits for it.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    async def next_poll(self) -> AvailableWork:
+        """Return what the next poll finds. It comes at once when the server stops. Raises StorageError."""
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll())
+        # Shielded: a call that is cancelled must not end the poll for the others.
+        return await asyncio.shield(self._polling)
+
+    async def take_build(self, work: AvailableWork, take: Callable[[], Lease | None]) -> Lease | None:
+        """Return what `take`, run in a thread, returns for a builder; None when there is nothing to build.
+
+        One builder tries at a time. When it finds nothing the next one still tries: builders link for
+        different machines.
+        """
+        async with self._lock(_BUILDERS):
+            return await asyncio.to_thread(take) if work.builds else None
+
+    async def take(
+        self, work: AvailableWork, device_class: str, take: Callable[[], Lease | None]
+    ) -> Lease | None:
+        """Return what `take`, run in a thread, returns for a device of the class; None when it has no work.
+
+        One worker of each class tries at a time. After one that finds nothing no other tries.
+        """
+        async with self._lock(device_class):
+            if device_class not in work.classes:
+                return None
+            lease = await asyncio.to_thread(take)
+            if lease is None:
+                work.classes.discard(device_class)
+            return lease
+
+    def _lock(self, name: str) -> asyncio.Lock:
+        return self._locks.setdefault(name, asyncio.Lock())
+
+    async def _poll(self) -> AvailableWork:
+        await sleep_unless_stopping(self._stopping, POLL_S)
+        return await asyncio.to_thread(self._find)
+
+    def _find(self) -> AvailableWork:
+        with self._database.begin() as session:
+            waiting = fair_queue.waiting(session, self._now())
+            return AvailableWork(
+                waiting.device_classes, waiting.has_unbuilt, frozenset(devices.not_taking_work(session))
+            )

@@ -1,0 +1,52 @@
+"""The metrics that HTTP and gRPC count and `/metrics` shows to Prometheus."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+
+class Metrics:
+    """The metrics of one server, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "tunefarm_http_requests",
+            "HTTP requests answered",
+            ["method", "route", "status"],
+            registry=self.registry,
+        )
+        self.answer_seconds = Histogram(
+            "tunefarm_http_answer_seconds",
+            "Seconds until an answer began",
+            ["route"],
+            registry=self.registry,
+        )
+        self.synchronizations = Counter(
+            "tunefarm_worker_synchronizations", "Calls of workers", registry=self.registry
+        )
+        self.leases = Counter("tunefarm_leases", "Leases given to workers", registry=self.registry)
+        self.results = Counter("tunefarm_results", "Results received from workers", registry=self.registry)
+        self.jobs = Gauge("tunefarm_jobs", "Unfinished jobs", ["state"], registry=self.registry)
+        self.workers = Gauge("tunefarm_workers", "Known workers", ["state"], registry=self.registry)
+        self.workers_in_trouble = Gauge(
+            "tunefarm_workers_in_trouble",
+            "Workers that are there and can't measure or build; `tunefarm workers` says why",
+            registry=self.registry,
+        )
+        self.trials_per_minute = Gauge(
+            "tunefarm_trials_per_minute",
+            "Trials that the workers of a device class measured a minute, over the last five",
+            ["device_class"],
+            registry=self.registry,
+        )
+        self.held_leases = Gauge("tunefarm_held_leases", "Leases that workers hold", registry=self.registry)
+        self.oldest_lease_s = Gauge(
+            "tunefarm_oldest_lease_seconds",
+            "How long ago the oldest lease that a worker holds was given, 0 without any",
+            registry=self.registry,
+        )
+
+    def exposition(self) -> bytes:
+        """Return all metrics in Prometheus' text format."""
+        return generate_latest(self.registry)

@@ -1,0 +1,13 @@
+"""Waiting that ends when the server stops, for calls that are held back until there is news."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+async def sleep_unless_stopping(stopping: asyncio.Event, seconds: float) -> None:
+    """Sleep, but return at once when `stopping` is set."""
+    try:
+        await asyncio.wait_for(stopping.wait(), seconds)
+    except TimeoutError:
+        return

@@ -1,0 +1,27 @@
+"""Choose the environment variables that a child inherits which handles strangers' models or code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_NAMES = frozenset(
+    (
+        *("PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX"),
+        *("CC", "CXX"),
+    )
+)
+_PREFIXES = (
+    *("LC_", "PYTHON", "TVM_", "OMP_", "GOMP_", "KMP_", "OPENBLAS_", "MKL_", "BLIS_", "MALLOC_", "QEMU_"),
+    *("CUDA_", "NVIDIA_", "HIP_", "ROCR_", "HSA_", "ZIG_"),
+)
+
+
+def allowed_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a child needs to find its programs and libraries, and no others.
+
+    Any other variable may be a secret: the scheduler's environment has the passwords of the database and the
+    broker, a worker's has its token.
+    """
+    return {
+        name: value for name, value in environment.items() if name in _NAMES or name.startswith(_PREFIXES)
+    }

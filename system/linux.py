@@ -1,0 +1,39 @@
+"""Requests to the C library and the Linux kernel that Python's standard library doesn't offer."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+if sys.platform == "linux":
+    _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+
+
+def die_with_parent(with_signal: signal.Signals = signal.SIGKILL, parent_pid: int | None = None) -> None:
+    """Have the kernel send this process a signal when its parent dies, however the parent dies.
+
+    End this process at once if the parent is no longer `parent_pid`: then the parent died before the request.
+    (A parent outside of this PID namespace has the number 0.) The request survives exec, but neither fork nor
+    a change of user or group. Only Linux knows it; elsewhere only the check is made.
+    """
+    if sys.platform == "linux":
+        prctl(_PR_SET_PDEATHSIG, with_signal)
+    if parent_pid is not None and os.getppid() not in (parent_pid, 0):
+        sys.exit("the process that started this one is gone")
+
+
+def prctl(option: int, value: int) -> None:
+    """Set an attribute of this process. Raises OSError."""
+    call("prctl", option, value, 0, 0, 0)
+
+
+def call(function: str, *arguments: object) -> None:
+    """Call a function of the C library that returns 0 on success. Raises OSError."""
+    if getattr(_libc, function)(*arguments):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))

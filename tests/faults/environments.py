@@ -1,0 +1,126 @@
+"""Environments of a rig: the machine as it is, a small disk of its own, a network cable that can be
+unplugged."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from tests.faults.rig import Rig, running
+
+DISK_BYTES = 48 << 20
+NAMESPACE = f"tunefarm-{os.getpid()}"
+# Interfaces have names of 15 characters at most.
+CABLE = f"tf{os.getpid()}"
+# A subnet of this process's own: another one that was killed may have left its network behind.
+SUBNET = f"10.{211 + os.getpid() % 32}.{os.getpid() // 32 % 256}"
+SERVER, WORKERS = f"{SUBNET}.1", f"{SUBNET}.2"
+
+
+class Unsupported(Exception):
+    """This machine doesn't allow what an environment needs; the message says what is missing."""
+
+
+@contextlib.contextmanager
+def local() -> Iterator[Rig]:
+    with tempfile.TemporaryDirectory(prefix="tunefarm-rig-") as folder, running(Rig(Path(folder))) as rig:
+        yield rig
+
+
+@contextlib.contextmanager
+def small_disk() -> Iterator[Rig]:
+    """Yield a rig whose database is on a separate disk of DISK_BYTES. Raises Unsupported."""
+    with tempfile.TemporaryDirectory(prefix="tunefarm-rig-") as folder:
+        disk = Path(folder) / "data"
+        disk.mkdir()
+        _run("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(disk))
+        try:
+            with running(Rig(Path(folder))) as rig:
+                yield rig
+        finally:
+            _run("umount", "--lazy", str(disk))
+
+
+@contextlib.contextmanager
+def behind_a_cable() -> Iterator[Rig]:
+    """Yield a rig whose workers run in a network namespace; a veth pair leads to the server. Raises
+    Unsupported."""
+    with tempfile.TemporaryDirectory(prefix="tunefarm-rig-") as folder, _network():
+        inside = ("ip", "netns", "exec", NAMESPACE)
+        with running(Rig(Path(folder), host=SERVER, worker_prefix=inside)) as rig:
+            yield rig
+
+
+ENVIRONMENTS: dict[str, Callable[[], AbstractContextManager[Rig]]] = {
+    "local": local,
+    "small disk": small_disk,
+    "cable": behind_a_cable,
+}
+
+
+@contextlib.contextmanager
+def unplugged() -> Iterator[None]:
+    """Take the link down: no packet passes in either direction."""
+    _run("ip", "link", "set", CABLE, "down")
+    try:
+        yield
+    finally:
+        _run("ip", "link", "set", CABLE, "up")
+
+
+@contextlib.contextmanager
+def half_open() -> Iterator[None]:
+    """Drop the server's answers; what workers send still arrives."""
+    _run("ip", "route", "add", "blackhole", f"{WORKERS}/32")
+    try:
+        yield
+    finally:
+        _run("ip", "route", "del", "blackhole", f"{WORKERS}/32")
+
+
+@contextlib.contextmanager
+def full(folder: Path) -> Iterator[None]:
+    """Fill the disk of `folder` to its last byte."""
+    filler = folder / "filler"
+    try:
+        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        yield
+    finally:
+        filler.unlink()
+
+
+@contextlib.contextmanager
+def _network() -> Iterator[None]:
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        raise Unsupported("network namespaces take root and ip(8)")
+    inside = f"{CABLE}in"
+    _run("ip", "netns", "add", NAMESPACE)
+    try:
+        _run("ip", "link", "add", CABLE, "type", "veth", "peer", "name", inside)
+        _run("ip", "link", "set", inside, "netns", NAMESPACE)
+        _run("ip", "addr", "add", f"{SERVER}/30", "dev", CABLE)
+        _run("ip", "link", "set", CABLE, "up")
+        _run("ip", "-n", NAMESPACE, "addr", "add", f"{WORKERS}/30", "dev", inside)
+        for interface in (inside, "lo"):
+            _run("ip", "-n", NAMESPACE, "link", "set", interface, "up")
+        yield
+    finally:
+        # Deleting the namespace deletes the interfaces.
+        subprocess.run(["ip", "netns", "del", NAMESPACE], capture_output=True, check=False)
+
+
+def _run(*command: str) -> None:
+    """Raises Unsupported."""
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = getattr(error, "stderr", "") or str(error)
+        raise Unsupported(f"{' '.join(command[:3])} is not possible here: {why.strip()}") from error

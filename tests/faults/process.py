@@ -1,0 +1,87 @@
+"""Runs the real server, scheduler or worker, with a few replacements that no scenario is about.
+
+    python -m tests.faults.process server|scheduler|worker [FLAG]...
+
+The file named by `TUNEFARM_TEST_CLOCK` steps the clocks; waiting for a locked database ends after
+`BUSY_TIMEOUT_S`; the scheduler compiles models in its own process, because they are ours; the worker
+measures with `tests.faults.runner`.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+from records.storage.database import Database
+
+if TYPE_CHECKING:
+    from compiler.sandbox.models import CompileRequest, ImportedModel
+
+CLOCK_VARIABLE = "TUNEFARM_TEST_CLOCK"
+BUSY_TIMEOUT_S = 2.0
+RUNNER = "tests.faults.runner:FaultyRunner"
+
+
+def stepped_time() -> float:
+    """Return epoch seconds plus the number in the clock file."""
+    return time.time() + float(Path(os.environ[CLOCK_VARIABLE]).read_text())
+
+
+def _server(flags: Sequence[str]) -> int:
+    import server.main
+
+    with patch.multiple(server.main, time=_clock(), Database=_hasty_database()):
+        return server.main.main(flags)
+
+
+def _scheduler(flags: Sequence[str]) -> int:
+    import compiler.sandbox.models
+    import scheduler.main
+
+    with (
+        patch.multiple(scheduler.main, time=_clock(), Database=_hasty_database()),
+        patch.object(compiler.sandbox.models, "compile_in_child", _carry_out),
+    ):
+        return scheduler.main.main()
+
+
+def _carry_out(order: CompileRequest, _: object) -> tuple[ImportedModel, bytes]:
+    from compiler.sandbox.models import FusedModel
+
+    fused = FusedModel.of(order)
+    return fused.imported, fused.library(order)
+
+
+def _worker(flags: Sequence[str]) -> int:
+    import worker.main
+    from worker.runner.executor import ChildConfig
+
+    config = functools.partial(ChildConfig, runner=RUNNER)
+    with patch.object(worker.main, "ChildConfig", config):
+        return worker.main.main(flags)
+
+
+def _clock() -> SimpleNamespace:
+    """Return the module `time` with `time` replaced."""
+    return SimpleNamespace(**{**vars(time), "time": stepped_time})
+
+
+def _hasty_database() -> Callable[..., Database]:
+    return functools.partial(Database, busy_timeout_s=BUSY_TIMEOUT_S)
+
+
+MAINS: dict[str, Callable[[Sequence[str]], int]] = {
+    "server": _server,
+    "scheduler": _scheduler,
+    "worker": _worker,
+}
+
+if __name__ == "__main__":
+    sys.exit(MAINS[sys.argv[1]](sys.argv[2:]))

@@ -1,0 +1,134 @@
+"""A runner whose candidates are quick, and one of which misbehaves as the variable `TVM_FAULTS` says.
+
+The worker's child imports it by name. A folder of notes holds which candidate was chosen and how often it has
+misbehaved, so that the next child and the next worker know it too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from compiler.packaging.archive import pack
+from core.device import Device
+from core.measurement import Measurement, Outcome
+from tests.integration.worker.fault_runner import DEVICE, FaultRunner, note_pid
+from worker.runner.interface import BuildRequest, Exported, Machines, Notify, Phase
+
+VARIABLE = "TVM_FAULTS"  # a worker passes TVM's variables on to its child
+IMPOSSIBLE_S = 1e-12
+# The part of a shared library that the service reads: an ELF header for x86-64.
+LIBRARY = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack("<HH", 3, 62)
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What the chosen candidate `does` in a `phase`, once or `always`: an action of FaultyRunner.
+
+    Every candidate takes `nap_s` to run, or to build on a worker that only builds. `device_class` makes
+    the devices of one run a class of their own. `notes` is a folder that every user may write to.
+    """
+
+    notes: str
+    device_class: str
+    does: str = "ok"
+    phase: str = Phase.RUN.value
+    always: bool = False
+    nap_s: float = 0.0
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @property
+    def device(self) -> Device:
+        return replace(DEVICE, toolchain=self.device_class)
+
+
+class FaultyRunner(FaultRunner):
+    """Has the actions of FaultRunner, and some more."""
+
+    def __init__(self, threads: int, without: Sequence[str]) -> None:
+        super().__init__(threads, without)
+        self._faults = Faults(**json.loads(os.environ[VARIABLE]))
+        self._notes = Path(self._faults.notes)
+        self._requests: dict[int, BuildRequest] = {}
+
+    def check(self) -> Device:
+        return self._faults.device
+
+    def build(self, requests: Mapping[int, BuildRequest], begun: Notify, ended: Notify) -> list[int]:
+        for number, request in requests.items():
+            begun(number)
+            self._requests[number] = request
+            self._misbehave(request, Phase.BUILD)
+            ended(number)
+        return []
+
+    def run(self, number: int, best_s: float | None) -> Measurement:
+        request = self._requests.pop(number)
+        time.sleep(self._faults.nap_s)
+        return self._misbehave(request, Phase.RUN) or _plausible(request)
+
+    def machines(self) -> Machines:
+        return Machines((self._faults.device.machine,))
+
+    def export(self, number: int) -> Exported | Measurement:
+        request = self._requests.pop(number)
+        time.sleep(self._faults.nap_s)
+        return Exported(pack([("candidate.so", LIBRARY + request.trace.encode())]), self._faults.nap_s)
+
+    def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
+        return Measurement(Outcome.OK, (0.01, 0.01, 0.01))
+
+    def _misbehave(self, request: BuildRequest, phase: Phase) -> Measurement | None:
+        """Act if the phase and the candidate are the chosen ones; the first candidate that asks is chosen."""
+        if self._faults.phase != phase.value:
+            return None
+        chosen = self._notes / "chosen"
+        if not chosen.exists():
+            chosen.write_text(digest(request.trace))
+        done = len(list(self._notes.glob("did-*")))
+        if chosen.read_text() != digest(request.trace) or (done and not self._faults.always):
+            return None
+        (self._notes / f"did-{done}").touch()
+        return self._do(self._faults.does, None)
+
+    def do_spin(self, request: BuildRequest | None) -> None:
+        while True:
+            pass
+
+    def do_fill_memory(self, request: BuildRequest | None) -> None:
+        kept = []
+        while True:
+            kept.append(bytearray(32 << 20))
+
+    def do_lie(self, request: BuildRequest | None) -> Measurement:
+        return Measurement(Outcome.OK, (IMPOSSIBLE_S,) * 3)
+
+    def do_fork(self, request: BuildRequest | None) -> None:
+        """Leave processes in sessions of their own behind, note their ids, and exit."""
+        for number in range(8):
+            if os.fork() == 0:
+                os.setsid()
+                note_pid(str(self._notes / f"left-{number}"))
+                time.sleep(3600)
+        while len([path for path in self._notes.glob("left-*") if path.read_text()]) < 8:
+            time.sleep(0.01)
+        os._exit(3)
+
+
+def digest(trace: str) -> str:
+    return hashlib.sha256(trace.encode()).hexdigest()
+
+
+def _plausible(request: BuildRequest) -> Measurement:
+    """Return a time that depends only on the program."""
+    secs = 1e-3 * (1 + zlib.crc32(request.trace.encode()) % 1000 / 1000)
+    return Measurement(Outcome.OK, (secs,) * 3, 0.01)

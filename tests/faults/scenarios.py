@@ -1,0 +1,338 @@
+"""Fault scenarios: each injects a fault into a running job and requires that its cause is reported."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from core.measurement import Outcome
+from core.worker import WorkerState
+from tests.faults import environments
+from tests.faults.job_run import JobRun, Ledger, processes_left_behind
+from tests.faults.scripted_worker import ScriptedWorker, connected
+
+# Slow candidates and many trials: the fault comes in the middle of the job.
+NAP_S = 0.1
+BUILD_NAP_S = 0.3
+LONG = 40
+HOUR_S = 3600.0
+
+
+class NotReported(AssertionError):
+    """A failure was not reported where users look for it; the message says what is missing."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`inject` returns the seconds until the job went on; it raises NotReported, TimedOut.
+
+    `environment` is a key of ENVIRONMENTS. `given_up` trials take devices down and get no result.
+    """
+
+    name: str
+    inject: Callable[[JobRun], float]
+    environment: str = "local"
+    given_up: int = 0
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The database's account of one run, and the seconds until the job went on."""
+
+    ledger: Ledger
+    recovery_s: float
+
+
+# Workers that are killed
+
+
+def _kill_worker(run: JobRun, phase: str) -> float:
+    worker = run.begin(does="hang", phase=phase)
+    run.until_misbehaved()
+    worker.kill()
+    since = time.monotonic()
+    run.worker()
+    recovery_s = run.seconds_to_recovery(since)
+    # The next batch may have been ready, so the loss may be noticed later than the recovery.
+    run.until(lambda: "was lost" in run.event_text(), "no event says that the worker was lost")
+    return recovery_s
+
+
+def _kill_worker_while_reporting(run: JobRun) -> float:
+    """Kill the worker after its report reached the server's socket and before the server read it."""
+    worker = run.begin()
+    run.until_misbehaved()
+    run.rig.server.send(signal.SIGSTOP)
+    time.sleep(1.5)  # a worker reports every second
+    worker.kill()
+    run.rig.server.send(signal.SIGCONT)
+    since = time.monotonic()
+    run.worker()
+    return run.seconds_to_recovery(since)
+
+
+def _kill_every_worker_of_a_candidate(run: JobRun) -> float:
+    worker = run.begin(does="hang", always=True)
+    for times in (1, 2):
+        run.until_misbehaved(times)
+        worker.kill()
+        since = time.monotonic()
+        worker = run.worker()
+    recovery_s = run.seconds_to_recovery(since)
+    run.until_finished()
+    _require("every device that held it was lost", run.chosen().error)
+    return recovery_s
+
+
+def _kill_builder(run: JobRun) -> float:
+    """Kill the builder while a part of its lease is stored and the rest is not built yet."""
+    builder = run.begin_with_builder(BUILD_NAP_S)
+    run.until(lambda: run.trials_built() > 0, "nothing was built")
+    builder.kill()
+    left = run.trials_built()
+    since = time.monotonic()
+    run.builder()
+    recovery_s = run.seconds_to_recovery(since)
+    run.until(lambda: "was lost" in run.event_text(), "no event says that the builder was lost")
+    run.until_finished()
+    if not left < run.trials_built() == len(run.trials()):
+        raise NotReported(f"{left}, then {run.trials_built()} of {len(run.trials())} trials came built")
+    return recovery_s
+
+
+def _start_second_worker_of_the_name(run: JobRun) -> float:
+    first = run.begin(LONG, nap_s=NAP_S)
+    run.until_done(4)
+    since = time.monotonic()
+    run.worker()
+    run.until(lambda: first.exit_code() is not None, "the first worker did not end")
+    _require("another worker took over the name", first.output())
+    return run.seconds_to_recovery(since)
+
+
+# Candidates that misbehave
+
+
+def _misbehave(run: JobRun, does: str, outcome: Outcome, says: str) -> float:
+    run.begin(does=does)
+    run.until_misbehaved()
+    since = time.monotonic()
+    recovery_s = run.seconds_to_recovery(since)
+    run.until(lambda: run.chosen().outcome is not None, "the chosen candidate has no result")
+    if run.chosen().outcome is not outcome:
+        raise NotReported(f"{does} ended as {run.chosen().outcome}: {run.chosen().error}")
+    _require(says, run.chosen().error)
+    return recovery_s
+
+
+def _fork(run: JobRun) -> float:
+    recovery_s = _misbehave(run, "fork", Outcome.RUN_ERROR, "exited with code 3")
+    alive = [pid for pid in processes_left_behind(run.notes) if psutil.pid_exists(pid)]
+    if alive or not processes_left_behind(run.notes):
+        raise NotReported(f"{len(alive)} processes of a candidate outlived it")
+    return recovery_s
+
+
+# A service that does not answer
+
+
+def _kill_server(run: JobRun) -> float:
+    worker = run.begin(LONG, nap_s=NAP_S)
+    run.until_done(4)
+    since = time.monotonic()
+    run.rig.server.kill()
+    run.rig.server.start()
+    run.rig.wait_ready()
+    recovery_s = run.seconds_to_recovery(since)
+    _require("doesn't answer", worker.output())
+    return recovery_s
+
+
+def _kill_scheduler(run: JobRun) -> float:
+    run.begin(LONG, nap_s=NAP_S)
+    run.until_done(4)
+    since = time.monotonic()
+    run.rig.scheduler.kill()
+    run.rig.scheduler.start()
+    before = run.job().trials_issued
+    run.until(lambda: run.job().trials_issued > before, "nothing was planned any more")
+    return time.monotonic() - since
+
+
+def _lock_database(run: JobRun) -> float:
+    worker = run.begin(LONG, nap_s=NAP_S)
+    run.until_done(4)
+    with _exclusive_lock(run.rig.database_file):
+        time.sleep(5.0)
+    recovery_s = run.seconds_to_recovery(time.monotonic())
+    _require("keeps it locked", run.rig.server.output() + worker.output())
+    return recovery_s
+
+
+def _fill_disk(run: JobRun) -> float:
+    worker = run.begin(LONG, nap_s=NAP_S)
+    run.until_done(4)
+    with environments.full(run.rig.data):
+        time.sleep(3.0)
+    recovery_s = run.seconds_to_recovery(time.monotonic())
+    _require("the disk is full", run.rig.server.output() + worker.output())
+    return recovery_s
+
+
+def _step_clock(run: JobRun, seconds: float) -> float:
+    run.begin(LONG, nap_s=NAP_S)
+    run.until_done(4)
+    since = time.monotonic()
+    run.rig.step_clock(seconds)
+    recovery_s = run.seconds_to_recovery(since)
+    run.until_finished()
+    return recovery_s
+
+
+# A network that fails
+
+
+def _unplug(run: JobRun) -> float:
+    """Take the link down for longer than a worker waits for an answer."""
+    worker = run.begin(LONG, nap_s=NAP_S)
+    run.until_done(4)
+    with environments.unplugged():
+        run.until(lambda: "doesn't answer" in worker.output(), "the worker noticed nothing")
+    return run.seconds_to_recovery(time.monotonic())
+
+
+def _open_half(run: JobRun) -> float:
+    run.begin(LONG, nap_s=NAP_S)
+    run.until_done(4)
+    with environments.half_open():
+        time.sleep(6.0)
+    return run.seconds_to_recovery(time.monotonic())
+
+
+# Workers that report what is wrong
+
+
+@contextlib.contextmanager
+def _scripted_worker(run: JobRun) -> Iterator[ScriptedWorker]:
+    """Yield a worker that is ready, after submitting a job for it."""
+    channel, stub = connected(run)
+    with channel:
+        worker = ScriptedWorker(run, stub)
+        worker.call(WorkerState.READY)
+        run.submit()
+        yield worker
+
+
+def _report_repeatedly(run: JobRun) -> float:
+    """Report every result twice at once, and again long after its lease was closed."""
+    with _scripted_worker(run) as worker:
+        first = worker.lease_of_trials()
+        results = worker.measure(first)
+        for _ in range(2):
+            worker.call(WorkerState.BUSY, first.id, results)
+        since = time.monotonic()
+        second = worker.lease()
+        recovery_s = time.monotonic() - since
+        late = [*results, *worker.measure(second)]
+        worker.call(WorkerState.BUSY, second.id, late)
+        worker.call(WorkerState.READY, None, late)
+        worker.work_on()
+    return recovery_s
+
+
+def _report_from_fenced_session(run: JobRun) -> float:
+    """Report from a session that was fenced off, while its successor measures the same trials again."""
+    with _scripted_worker(run) as old:
+        lease = old.lease_of_trials()
+        new = ScriptedWorker(run, old.stub)
+        new.call(WorkerState.READY)
+        since = time.monotonic()
+        if not old.report(lease).fenced:
+            raise NotReported("a session that was replaced is not told so")
+        again = new.lease()
+        recovery_s = time.monotonic() - since
+        new.report(again)
+        old.report(lease)
+        new.work_on()
+    return recovery_s
+
+
+def _report_impossible_times(run: JobRun, run_secs: tuple[float, ...]) -> float:
+    """Report `run_secs` for one whole lease, then honest times."""
+    with _scripted_worker(run) as worker:
+        lease = worker.lease_of_trials()
+        honest, worker.run_secs = worker.run_secs, run_secs
+        worker.report(lease)
+        worker.run_secs = honest
+        since = time.monotonic()
+        worker.report(worker.lease())
+        recovery_s = time.monotonic() - since
+        worker.work_on()
+    refused = [trial for trial in run.trials() if trial.outcome is Outcome.UNKNOWN]
+    if len(refused) != len(lease.candidates):
+        raise NotReported(f"{len(refused)} of {len(lease.candidates)} impossible results were refused")
+    _require("made no sense", refused[0].error)
+    return recovery_s
+
+
+@contextlib.contextmanager
+def _exclusive_lock(file: Path) -> Iterator[None]:
+    connection = sqlite3.connect(file, timeout=30.0, isolation_level=None)
+    try:
+        connection.execute("BEGIN EXCLUSIVE")
+        yield
+    finally:
+        connection.rollback()
+        connection.close()
+
+
+def _require(part: str, text: str) -> None:
+    if part not in text:
+        raise NotReported(f"{part!r} is missing in:\n{text[-3000:]}")
+
+
+def _candidate(does: str, outcome: Outcome, says: str) -> Callable[[JobRun], float]:
+    return functools.partial(_misbehave, does=does, outcome=outcome, says=says)
+
+
+def _times(*run_secs: float) -> Callable[[JobRun], float]:
+    return functools.partial(_report_impossible_times, run_secs=run_secs)
+
+
+SCENARIOS = (
+    Scenario("worker killed while compiling", functools.partial(_kill_worker, phase="build")),
+    Scenario("worker killed while timing", functools.partial(_kill_worker, phase="run")),
+    Scenario("worker killed while reporting", _kill_worker_while_reporting),
+    Scenario("builder killed while building", _kill_builder),
+    Scenario("candidate takes down every device", _kill_every_worker_of_a_candidate, given_up=1),
+    Scenario("two workers of one name", _start_second_worker_of_the_name),
+    Scenario("child hangs", _candidate("hang", Outcome.RUN_TIMEOUT, "took longer than")),
+    Scenario("child spins", _candidate("spin", Outcome.RUN_TIMEOUT, "took longer than")),
+    Scenario("child out of memory", _candidate("fill_memory", Outcome.RUN_ERROR, "MemoryError")),
+    Scenario("child follows a bad pointer", _candidate("segfault", Outcome.RUN_ERROR, "SIGSEGV")),
+    Scenario("child writes to standard output", _candidate("print", Outcome.OK, "")),
+    Scenario("child forks", _fork),
+    Scenario("child computes wrong outputs", _candidate("wrong", Outcome.WRONG_RESULT, "differs")),
+    Scenario("server killed", _kill_server),
+    Scenario("scheduler killed", _kill_scheduler),
+    Scenario("database locked", _lock_database),
+    Scenario("disk full", _fill_disk, environment="small disk"),
+    Scenario("clock an hour ahead", functools.partial(_step_clock, seconds=HOUR_S)),
+    Scenario("clock an hour back", functools.partial(_step_clock, seconds=-HOUR_S)),
+    Scenario("network cut", _unplug, environment="cable"),
+    Scenario("network half-open", _open_half, environment="cable"),
+    Scenario("results sent again and again", _report_repeatedly),
+    Scenario("results of a session that was replaced", _report_from_fenced_session),
+    Scenario("impossible times", _candidate("lie", Outcome.UNKNOWN, "made no sense")),
+    Scenario("times that are no number", _times(float("nan"), 0.001)),
+    Scenario("times of nothing", _times(0.0)),
+    Scenario("times before they began", _times(-0.001)),
+)

@@ -1,0 +1,99 @@
+"""A worker whose calls a scenario makes one by one: it may report twice, too late, or impossible times."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import grpc
+
+from core.lease import Lease, LeaseId
+from core.measurement import Measurement, Outcome
+from core.worker import WorkerState
+from proto import convert
+from proto import fleet_pb2 as pb
+from proto.fleet_pb2_grpc import FleetStub
+from proto.messages import Answer, Result, WorkerReport
+from tests.faults.job_run import JobRun
+from tests.faults.rig import POLL_S
+
+
+@dataclass
+class ScriptedWorker:
+    """Reports `run_secs` for every candidate, unchanged, however impossible they are."""
+
+    run: JobRun
+    stub: FleetStub
+    name: str = "scripted"
+    session: str = field(default_factory=lambda: uuid.uuid4().hex)
+    run_secs: Sequence[float] = (0.001, 0.001, 0.001)
+    starting: bool = True
+    numbers: int = 0
+
+    def lease(self) -> Lease:
+        """Ask until the server answers with a lease."""
+        found: list[Lease] = []
+
+        def ask() -> bool:
+            answer = self.call(WorkerState.READY)
+            found.extend([answer.lease] if answer.lease is not None else [])
+            return bool(found)
+
+        self.run.until(ask, "the scripted worker got no lease")
+        return found[0]
+
+    def lease_of_trials(self) -> Lease:
+        """Return the next lease of trials; report those of whole models that come before it."""
+        while (lease := self.lease()).module_runs:
+            self.report(lease)
+        return lease
+
+    def report(self, lease: Lease) -> Answer:
+        return self.call(WorkerState.BUSY, lease.id, self.measure(lease))
+
+    def measure(self, lease: Lease) -> list[Result]:
+        """Return a result for each module run or candidate in the lease."""
+        good = Measurement(Outcome.OK, (0.001, 0.001, 0.001))
+        if lease.module_runs:
+            return [Result(self._number(), lease.id, good, module_run_id=run.id) for run in lease.module_runs]
+        return [Result(self._number(), lease.id, good, trial_id=one.trial_id) for one in lease.candidates]
+
+    def call(self, state: WorkerState, held: LeaseId | None = None, results: Sequence[Result] = ()) -> Answer:
+        report = WorkerReport(
+            worker_id=f"{self.run.name}-{self.name}",
+            session_id=self.session,
+            starting=self.starting,
+            state=state,
+            device=self.run.faults.device,
+            held=held,
+            results=tuple(results),
+            slots=8 if state is WorkerState.READY else 0,
+        )
+        wire = convert.report_to_wire(report)
+        for result in wire.results:
+            if result.HasField("trial_id"):
+                result.measurement.run_secs[:] = self.run_secs
+        answer: pb.SynchronizeResponse = self.stub.Synchronize(
+            wire, timeout=20, metadata=(("authorization", f"Bearer {self.run.rig.token}"),)
+        )
+        self.starting = False
+        return convert.answer_from_wire(answer, held)
+
+    def work_on(self) -> None:
+        """Lease and report until the job has finished."""
+        while not self.run.job().state.finished:
+            answer = self.call(WorkerState.READY)
+            if answer.lease is not None:
+                self.report(answer.lease)
+            time.sleep(POLL_S)
+
+    def _number(self) -> int:
+        self.numbers += 1
+        return self.numbers
+
+
+def connected(run: JobRun) -> tuple[grpc.Channel, FleetStub]:
+    channel = grpc.insecure_channel(run.rig.fleet)
+    return channel, FleetStub(channel)

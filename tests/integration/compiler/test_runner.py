@@ -1,0 +1,382 @@
+"""Good and bad candidates are verified and timed on this machine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import pytest
+import tvm
+from onnx import numpy_helper
+from tvm import te
+from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
+
+import compiler.measuring.runner
+from compiler.importing.model import RelaxModel, fuse, fuse_untuned, read_onnx
+from compiler.importing.spec import TensorSpec
+from compiler.measuring.builder import BuiltKernel, LocalBuilder
+from compiler.measuring.runner import MAX_TURN_REPEATS, LocalRunner
+from compiler.measuring.timing import MAX_REPEATS, MIN_REPEATS
+from compiler.packaging.artifact import Manifest, build_library, build_module, pack, unpack
+from compiler.target import detect_device
+from compiler.workload import to_json
+from core.measurement import Measurement, Outcome
+from tests.onnx_models import residual, two_outputs
+from tests.workloads import WORKLOADS, matmul, module
+
+DEVICE = detect_device()
+BUILDER = LocalBuilder(DEVICE.target)
+# The trace of a schedule before any primitive is applied.
+UNSCHEDULED = "[[],[]]"
+
+
+@pytest.fixture(scope="module")
+def runner() -> LocalRunner:
+    return LocalRunner(DEVICE.target)
+
+
+def _elementwise(compute: Callable[[Any], Any], dtype: str = "float32", size: int = 64) -> tvm.IRModule:
+    data = te.placeholder((size,), dtype, name="data")
+    return module([data, te.compute((size,), lambda i: compute(data[i]), name="result")])
+
+
+def _measure(
+    runner: LocalRunner,
+    candidate: tvm.IRModule,
+    workload: tvm.IRModule,
+    constants: tuple[int, ...] = (),
+    best_s: float | None = None,
+) -> Measurement:
+    """Run the code of one workload as if it were a candidate for another."""
+    built = BUILDER.build(to_json(candidate), UNSCHEDULED)
+    assert isinstance(built, BuiltKernel)
+    return runner.run(built, to_json(workload), constants, best_s)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_an_unscheduled_workload_is_right(runner: LocalRunner, name: str) -> None:
+    workload = WORKLOADS[name]()
+    measurement = _measure(runner, workload, workload)
+    assert measurement.outcome is Outcome.OK, measurement.error
+    assert 1 <= len(measurement.run_secs) <= MAX_REPEATS
+    assert measurement.build_secs > 0
+
+
+@pytest.mark.parametrize(
+    "trace",
+    [
+        "",
+        "nonsense",
+        "[]",
+        "null",
+        '[["Unknown", [], [], []]]',
+        '[[["GetSBlock",[],["no","main"],["b0"]]],[]]',
+    ],
+)
+def test_a_wrong_trace_is_a_build_error(trace: str) -> None:
+    measurement = BUILDER.build(to_json(matmul(8, 8, 8)), trace)
+    assert isinstance(measurement, Measurement)
+    assert measurement.outcome is Outcome.BUILD_ERROR
+    assert measurement.error
+
+
+@pytest.mark.parametrize("text", ["", "{}", "nonsense", '{"nodes":[],"root_index":0}'])
+def test_a_wrong_workload_is_a_build_error(text: str) -> None:
+    measurement = BUILDER.build(text, UNSCHEDULED)
+    assert isinstance(measurement, Measurement)
+    assert measurement.outcome is Outcome.BUILD_ERROR
+    assert measurement.error
+
+
+def test_a_kernel_that_computes_something_else_is_caught(runner: LocalRunner) -> None:
+    measurement = _measure(runner, _elementwise(lambda x: x + 1.0), _elementwise(lambda x: x + 2.0))
+    assert measurement.outcome is Outcome.WRONG_RESULT
+    assert measurement.error == "output 1: 64 of 64 values differ, by up to 1"
+    assert measurement.run_secs == ()
+
+
+def test_a_kernel_that_leaves_a_part_undone_is_caught(runner: LocalRunner) -> None:
+    @T.prim_func(s_tir=True)
+    def main(data: T.Buffer((64,), "float32"), result: T.Buffer((64,), "float32")):
+        for i in range(63):
+            with T.sblock("result"):
+                vi = T.axis.spatial(63, i)
+                result[vi] = data[vi] * T.float32(0)
+
+    measurement = _measure(runner, tvm.IRModule({"main": main}), _elementwise(lambda x: x * 0.0))
+    assert measurement.outcome is Outcome.WRONG_RESULT
+    assert measurement.error == "output 1: 1 of 64 values differ, by up to 113"
+
+
+def test_a_kernel_that_adds_to_what_was_there_is_caught(runner: LocalRunner) -> None:
+    @T.prim_func(s_tir=True)
+    def main(data: T.Buffer((64,), "float32"), result: T.Buffer((64,), "float32")):
+        for i in range(64):
+            with T.sblock("result"):
+                vi = T.axis.spatial(64, i)
+                result[vi] = result[vi] + data[vi]
+
+    measurement = _measure(runner, tvm.IRModule({"main": main}), _elementwise(lambda x: x * 1.0))
+    assert measurement.outcome is Outcome.WRONG_RESULT
+
+
+@pytest.mark.parametrize(
+    ("dtype", "factor", "outcome"),
+    [
+        ("float32", 1.0001, Outcome.OK),
+        ("float32", 1.01, Outcome.WRONG_RESULT),
+        ("float64", 1.0001, Outcome.WRONG_RESULT),
+        ("int32", 1, Outcome.OK),
+        ("int32", 2, Outcome.WRONG_RESULT),
+    ],
+)
+def test_results_may_differ_by_rounding_errors_only(
+    runner: LocalRunner, dtype: str, factor: float, outcome: Outcome
+) -> None:
+    workload = _elementwise(lambda x: x * te.const(1, dtype), dtype)
+    candidate = _elementwise(lambda x: x * te.const(factor, dtype), dtype)
+    assert _measure(runner, candidate, workload).outcome is outcome
+
+
+def _overflowing(x: Any) -> Any:
+    """Return infinity for one half of the inputs and zero for the other."""
+    return te.exp(x * 1e4)
+
+
+@pytest.mark.parametrize("compute", [te.sqrt, te.log, _overflowing])
+def test_workloads_that_compute_infinity_or_nan_can_be_measured(
+    runner: LocalRunner, compute: Callable[[Any], Any]
+) -> None:
+    workload = _elementwise(compute)
+    assert _measure(runner, workload, workload).outcome is Outcome.OK
+
+
+@pytest.mark.parametrize("compute", [te.sqrt, te.log, _overflowing])
+def test_finite_values_beside_infinity_and_nan_are_compared(
+    runner: LocalRunner, compute: Callable[[Any], Any]
+) -> None:
+    other = _elementwise(lambda x: compute(x) + 5.0)
+    assert _measure(runner, other, _elementwise(compute)).outcome is Outcome.WRONG_RESULT
+
+
+def test_a_kernel_of_another_signature_is_a_run_error(runner: LocalRunner) -> None:
+    measurement = _measure(runner, matmul(8, 8, 8), _elementwise(lambda x: x))
+    assert measurement.outcome is Outcome.RUN_ERROR
+    assert measurement.error
+
+
+def test_a_constant_that_does_not_exist_is_a_run_error(runner: LocalRunner) -> None:
+    workload = matmul(8, 8, 8)
+    assert _measure(runner, workload, workload, constants=(7,)).outcome is Outcome.RUN_ERROR
+
+
+@pytest.mark.parametrize("constants", [(), (0,), (1,), (0, 1)])
+def test_constants_are_flushed_before_every_repeat(
+    runner: LocalRunner, constants: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed: list[list[tuple[int, ...]]] = []
+    find = tvm.get_global_func
+
+    def find_recorder(name: str) -> Any:
+        if name != "cache_flush_cpu_non_first_arg":
+            return find(name)
+        return lambda _first, *arguments: flushed.append([tuple(a.shape) for a in arguments])
+
+    monkeypatch.setattr(tvm, "get_global_func", find_recorder)
+    workload = matmul(4, 8, 16)
+    measurement = _measure(runner, workload, workload, constants)
+    shapes = [[(4, 16), (16, 8)][i] for i in constants]
+    assert measurement.outcome is Outcome.OK, measurement.error
+    # One more: a first call finds out how many repeats there is time for.
+    assert flushed == ([shapes] * (len(measurement.run_secs) + 1) if constants else [])
+
+
+def test_a_slow_kernel_is_timed_briefly_but_verified(runner: LocalRunner) -> None:
+    workload = _elementwise(lambda x: x * 3.0)
+    slow = _measure(runner, workload, workload, best_s=1e-12)
+    assert (slow.outcome, len(slow.run_secs)) == (Outcome.OK, MIN_REPEATS)
+    wrong = _measure(runner, _elementwise(lambda x: x * 4.0), workload, best_s=1e-12)
+    assert wrong.outcome is Outcome.WRONG_RESULT
+
+
+def test_a_kernel_that_destroys_its_input_affects_no_other(runner: LocalRunner) -> None:
+    @T.prim_func(s_tir=True)
+    def main(data: T.Buffer((64,), "float32"), result: T.Buffer((64,), "float32")):
+        for i in range(64):
+            with T.sblock("result"):
+                vi = T.axis.spatial(64, i)
+                result[vi] = data[vi] * T.float32(7)
+        for i in range(64):
+            with T.sblock("destroyed"):
+                vi = T.axis.spatial(64, i)
+                data[vi] = T.float32(0)
+
+    workload = _elementwise(lambda x: x * 7.0)
+    assert _measure(runner, tvm.IRModule({"main": main}), workload).outcome is Outcome.OK
+    assert _measure(runner, workload, workload).outcome is Outcome.OK
+    assert _measure(runner, _elementwise(lambda x: x * 8.0), workload).outcome is Outcome.WRONG_RESULT
+    assert _measure(runner, workload, workload).outcome is Outcome.OK
+
+
+def test_flushing_leaves_the_constants_as_they_were(runner: LocalRunner) -> None:
+    workload = matmul(8, 8, 8)
+    for _ in range(2):
+        assert _measure(runner, workload, workload, constants=(0, 1)).outcome is Outcome.OK
+
+
+def test_an_unknown_target_is_refused() -> None:
+    with pytest.raises(ValueError, match="not a target that TVM knows: nonsense"):
+        LocalRunner("nonsense")
+
+
+def test_this_machine_passes_its_self_check(runner: LocalRunner) -> None:
+    runner.self_check()
+
+
+def test_a_machine_that_computes_nothing_fails_its_self_check(
+    runner: LocalRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tvm, "compile", lambda *_, **__: {"main": lambda *_: None})
+    with pytest.raises(RuntimeError, match="the probe kernel computed a wrong result on this machine"):
+        runner.self_check()
+
+
+def _library(model: RelaxModel) -> bytes:
+    return build_module(fuse(model, DEVICE.target), {}, DEVICE.target)
+
+
+def _untuned(model: RelaxModel) -> bytes:
+    return build_library(fuse_untuned(model, DEVICE.target), DEVICE.target)
+
+
+def _with_other_weights() -> RelaxModel:
+    network = onnx.load_from_string(residual())
+    for tensor in network.graph.initializer:
+        tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor)[::-1].copy(), tensor.name))
+    return read_onnx(network.SerializeToString(), {})
+
+
+def _artifact(
+    inputs: tuple[TensorSpec, ...] | None = None,
+    library: bytes | None = None,
+    reference: bytes | None = None,
+) -> bytes:
+    model = read_onnx(residual(), {})
+    manifest = Manifest(
+        model_name="tiny",
+        model_sha="0" * 64,
+        target=DEVICE.target,
+        device_class=DEVICE.key,
+        inputs=model.inputs if inputs is None else inputs,
+        outputs=model.outputs,
+        threads=1,
+        versions={},
+        created_at=0.0,
+    )
+    return pack(_library(model) if library is None else library, manifest, reference)
+
+
+def test_a_compiled_model_is_timed_end_to_end(runner: LocalRunner) -> None:
+    measurement = runner.measure_module(_artifact(), compare=True)
+    assert measurement.outcome is Outcome.OK, measurement.error
+    assert 1 < len(measurement.run_secs) <= MAX_TURN_REPEATS
+
+
+@pytest.mark.parametrize(
+    ("call_s", "calls", "repeats"),
+    [
+        (1.0, 1, 1),
+        (31.0, 1, 1),
+        (0.9, 1 + 2, 2),
+        (0.05, 2 + 6, 6),
+        (0.001, 100 + 300, MAX_TURN_REPEATS),
+    ],
+)
+def test_a_model_is_called_for_as_long_as_needed(
+    runner: LocalRunner, monkeypatch: pytest.MonkeyPatch, call_s: float, calls: int, repeats: int
+) -> None:
+    """All calls on this machine take `call_s`."""
+    made = 0
+
+    def call(*_inputs: object) -> None:
+        nonlocal made
+        made += 1
+
+    clock = SimpleNamespace(perf_counter=lambda: made * call_s)
+    monkeypatch.setattr(compiler.measuring.runner, "time", clock)
+    monkeypatch.setattr(runner, "_load_machine", lambda _library: {"main": call})
+    measurement = runner.measure_module(_artifact(library=b"none"), compare=False)
+    assert measurement.outcome is Outcome.OK, measurement.error
+    assert abs(made - calls) <= 1  # sums of fractions
+    assert len(measurement.run_secs) in (repeats, min(repeats + 1, MAX_TURN_REPEATS))
+    assert measurement.run_secs == pytest.approx([call_s] * len(measurement.run_secs))
+
+
+def test_interruptions_do_not_count(runner: LocalRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call in ten takes a hundred times as long as the others."""
+    now = 0.0
+    made = 0
+
+    def call(*_inputs: object) -> None:
+        nonlocal now, made
+        made += 1
+        now += 0.01 if made % 10 == 0 else 1e-4
+
+    clock = SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr(compiler.measuring.runner, "time", clock)
+    monkeypatch.setattr(runner, "_load_machine", lambda _library: {"main": call})
+    measurement = runner.measure_module(_artifact(library=b"none"), compare=False)
+    assert measurement.latency_s == pytest.approx(1e-4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: b"",
+        lambda: b"no archive" * 100,
+        lambda: _artifact(library=b"no library"),
+        lambda: _artifact(inputs=()),
+        lambda: _artifact(inputs=(TensorSpec("input", (1, 3, 9, 9), "float32"),)),
+    ],
+    ids=["empty", "no archive", "no library", "without inputs", "with inputs of another shape"],
+)
+def test_a_damaged_artifact_is_a_run_error(runner: LocalRunner, make: Callable[[], bytes]) -> None:
+    measurement = runner.measure_module(make(), compare=True)
+    assert measurement.outcome is Outcome.RUN_ERROR
+    assert measurement.error
+
+
+def test_a_model_that_agrees_with_its_reference_is_timed(runner: LocalRunner) -> None:
+    measurement = runner.measure_module(
+        _artifact(reference=_untuned(read_onnx(residual(), {}))), compare=True
+    )
+    assert measurement.outcome is Outcome.OK, measurement.error
+
+
+def test_a_model_that_differs_from_its_reference_is_not_timed(runner: LocalRunner) -> None:
+    measurement = runner.measure_module(_artifact(reference=_untuned(_with_other_weights())), compare=True)
+    assert (measurement.outcome, measurement.run_secs) == (Outcome.WRONG_RESULT, ())
+    assert measurement.error.startswith(
+        "not what the untuned model computes: output 0: its values are off by"
+    )
+
+
+def test_a_model_is_compared_only_on_request(runner: LocalRunner) -> None:
+    measurement = runner.measure_module(_artifact(reference=b"no library"), compare=False)
+    assert measurement.outcome is Outcome.OK, measurement.error
+
+
+def test_each_of_several_outputs_is_compared(runner: LocalRunner) -> None:
+    model = read_onnx(two_outputs(), {})
+    manifest = dataclasses.replace(unpack(_artifact())[1], inputs=model.inputs, outputs=model.outputs)
+    measurement = runner.measure_module(pack(_library(model), manifest, _untuned(model)), compare=True)
+    assert measurement.outcome is Outcome.OK, measurement.error
+
+
+def test_a_reference_that_does_not_run_is_named(runner: LocalRunner) -> None:
+    measurement = runner.measure_module(_artifact(reference=b"no library"), compare=True)
+    assert measurement.outcome is Outcome.RUN_ERROR
+    assert measurement.error.startswith("the untuned model, to compare with: ")

@@ -1,0 +1,195 @@
+"""Strangers' models are imported and compiled in a child process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from compiler.importing.model import extract_tasks, fuse, read_onnx
+from compiler.importing.spec import ModelError
+from compiler.packaging.artifact import ArtifactError
+from compiler.sandbox import child, models
+from compiler.sandbox.models import CompileLimits, compile_tuned, compile_untuned, import_model
+from tests.children import child_of, kill_the_child
+from tests.onnx_models import Builder, residual
+
+ROOT = Path(__file__).parents[3]
+TARGET = '{"kind":"llvm","num-cores":2}'
+# Stands in for the child once it has imported the model.
+IMPORTED = b'{"inputs": [], "outputs": [], "tasks": []}'
+
+
+def test_a_model_is_imported_as_in_this_process() -> None:
+    shapes = {"input": (2, 3, 8, 8)}
+    imported = import_model(residual(batch="n"), shapes, TARGET)
+    model = read_onnx(residual(batch="n"), shapes)
+    assert (imported.inputs, imported.outputs) == (model.inputs, model.outputs)
+    assert imported.tasks == tuple(extract_tasks(fuse(model, TARGET)))
+
+
+def test_both_libraries_are_compiled() -> None:
+    imported, untuned = compile_untuned(residual(), {}, TARGET)
+    tuned = compile_tuned(residual(), {}, TARGET, {})
+    assert imported == import_model(residual(), {}, TARGET)
+    assert untuned.startswith(b"\x7fELF")
+    assert tuned.startswith(b"\x7fELF")
+    assert tuned != untuned
+
+
+def test_an_import_error_is_raised() -> None:
+    with pytest.raises(ModelError, match="--shape input="):
+        import_model(residual(batch="n"), {}, TARGET)
+
+
+def test_a_compilation_error_is_raised() -> None:
+    workload = import_model(residual(), {}, TARGET).tasks[0].workload_hash
+    with pytest.raises(ArtifactError, match="doesn't apply"):
+        compile_tuned(residual(), {}, TARGET, {workload: "no trace"})
+
+
+def test_an_import_that_takes_too_long_is_killed() -> None:
+    start = time.monotonic()
+    with pytest.raises(ModelError, match=r"importing the model takes longer than 0\.2 s"):
+        import_model(residual(), {}, TARGET, CompileLimits(import_s=0.2))
+    assert time.monotonic() - start < 5
+
+
+def test_an_import_that_takes_too_much_memory_fails() -> None:
+    with pytest.raises(ModelError, match=r"^importing the model |too much memory|bad_alloc"):
+        import_model(residual(), {}, TARGET, CompileLimits(memory_bytes=200 << 20))
+
+
+def test_the_message_says_that_the_machine_has_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child is killed, as Linux does when memory runs out."""
+    monkeypatch.setattr(models, "physical_memory_bytes", lambda: 512 << 20)
+    killer = threading.Thread(target=kill_the_child)
+    killer.start()
+    says = r"\(SIGKILL\): a model file of .* GB may take 1.07 GB of memory and this machine has 0.537 GB: run"
+    with pytest.raises(ModelError, match=says):
+        compile_untuned(residual(), {}, TARGET)
+    killer.join()
+
+
+def test_a_small_file_takes_no_gigabytes() -> None:
+    b = Builder()
+    begin, end, step = (b.constant(np.int64(number)) for number in (0, 1 << 28, 1))
+    data = b.model({"input": [1]}, {b.op("Range", begin, end, step): [1 << 28]})
+    assert len(data) < 500
+    with pytest.raises(ModelError, match=r"Unable to allocate|too much memory"):
+        import_model(data, {}, TARGET)
+
+
+def test_a_child_that_is_killed_is_a_model_error() -> None:
+    """The real child is killed while it works."""
+    killer = threading.Thread(target=kill_the_child)
+    killer.start()
+    with pytest.raises(ModelError, match=r"importing the model crashed the compiler \(SIGKILL\)"):
+        compile_untuned(residual(), {}, TARGET)
+    killer.join()
+
+
+SLEEPER = """
+import os, sys, time
+from pathlib import Path
+from compiler.sandbox.child import enter_sandbox
+
+here, when = Path(__file__).parent, {when!r}
+if when == "before":
+    while os.getppid() == int(sys.argv[1]):
+        time.sleep(0.01)
+enter_sandbox(8 << 30)
+(here / "begun").touch()
+time.sleep(600)
+"""
+PARENT = "from compiler.sandbox.child import run_child; run_child('sandboxed_sleeper', b'', 600.0)"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_child_does_not_outlive_its_parent(when: str, tmp_path: Path) -> None:
+    """The parent is killed before the child has entered the sandbox, or after."""
+    (tmp_path / "sandboxed_sleeper.py").write_text(SLEEPER.format(when=when))
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    with subprocess.Popen([sys.executable, "-c", PARENT], env=os.environ | path) as parent:
+        process = child_of(parent.pid, "sandboxed_sleeper")
+        while when == "after" and not (tmp_path / "begun").exists():
+            assert process.is_running()
+            time.sleep(0.01)
+        parent.kill()
+    assert psutil.wait_procs([process], timeout=30) == ([process], [])
+    assert (tmp_path / "begun").exists() == (when == "after")
+
+
+def test_a_child_sees_no_passwords(acts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    acts.write_text("import json, os; print(json.dumps(dict(os.environ)))")
+    secrets = {
+        "TUNEFARM_DATABASE_URL": "postgresql://tunefarm:password@db/tunefarm",
+        "TUNEFARM_BROKER": "redis://:password@redis",
+        "TUNEFARM_TOKEN": "password",
+        "AWS_SECRET_ACCESS_KEY": "password",
+    }
+    for name, value in {**secrets, "TVM_LOG_DEBUG": "seen"}.items():
+        monkeypatch.setenv(name, value)
+    reply, status = child.run_child("compiler.sandbox.models", b"", 60.0)
+    seen = json.loads(reply)
+    assert status == 0
+    assert seen["TVM_LOG_DEBUG"] == "seen"
+    assert not seen.keys() & secrets.keys()
+    assert "password" not in "".join(seen.values())
+
+
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+
+
+@pytest.fixture
+def acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The program that stands in for the child."""
+    script, python = tmp_path / "actor.py", tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} {script}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    return script
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (KILLED, r"crashed the compiler \(SIGSEGV\)"),
+        ("raise SystemExit(3)", r"ended the compiler \(exit status 3\)"),
+        ("print('TVM was here')", r"ended the compiler \(exit status 0\)"),
+    ],
+)
+def test_a_child_that_dies_importing_is_a_model_error(script: str, message: str, acts: Path) -> None:
+    acts.write_text(script)
+    with pytest.raises(ModelError, match=f"^importing the model {message}"):
+        import_model(residual(), {}, TARGET)
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        (KILLED, r"crashed the compiler \(SIGSEGV\)"),
+        ("raise SystemExit(3)", r"ended the compiler \(exit status 3\)"),
+        ("print('{\"library_bytes\": 9}\\nshort', end='')", r"ended the compiler \(exit status 0\)"),
+        ("import time; time.sleep(600)", r"takes longer than 1 s"),
+    ],
+)
+def test_a_child_that_dies_compiling_is_an_artifact_error(script: str, message: str, acts: Path) -> None:
+    acts.write_text(f"print({IMPORTED.decode()!r}, flush=True)\n{script}")
+    with pytest.raises(ArtifactError, match=f"^compiling the model {message}"):
+        compile_untuned(residual(), {}, TARGET, CompileLimits(import_s=0.5, build_s=0.5))
+
+
+def test_a_huge_file_starts_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with pytest.raises(ModelError, match="the limit is 10"):
+        import_model(residual(), {}, TARGET)

@@ -1,0 +1,213 @@
+"""Models some of whose schedules are broken, with the real compiler: the others are published tuned."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from sqlalchemy import update
+from tvm.s_tir import Schedule
+
+import core.trace
+from compiler.importing.model import extract_tasks, fuse, read_onnx
+from compiler.lowering.trace import _plain
+from compiler.packaging.artifact import unpack
+from compiler.workload import from_json
+from core.job import Budget, JobState
+from core.measurement import Outcome
+from records.jobs import events, jobs, models, tasks
+from records.jobs.jobs import Job, JobRequest
+from records.schedules import schedules
+from records.schedules.schedules import Record
+from records.storage import blobs
+from records.storage.database import Database
+from records.storage.tables import RecordRow
+from scheduler.context import Context
+from scheduler.steps import selection
+from scheduler.steps.drive import drive
+from scheduler.upkeep.sweep import Sweeper
+from tests.integration.scheduler import test_real_compiler
+from tests.integration.scheduler.test_real_compiler import NOW, SETTINGS, Device
+from tests.onnx_models import residual
+
+CONVOLUTION, CLASSIFIER = "conv2d_add_add_relu", "matmul_add"
+Breaks = Callable[[Schedule], None]
+
+
+def binds_a_thread(schedule: Schedule) -> None:
+    """No CPU has such threads: it applies, and no code can be generated."""
+    schedule.bind(schedule.get_loops(_blocks(schedule)[-1])[0], "threadIdx.x")
+
+
+def rounds_to_integers(schedule: Schedule) -> None:
+    """It can be compiled, and computes something else."""
+    block = _blocks(schedule)[-1]
+    schedule.cache_write(block, 0, "global")
+    schedule.unsafe_set_dtype(block, 0, "int8")
+
+
+def _blocks(schedule: Schedule) -> list[Any]:
+    return list(schedule.get_child_blocks(schedule.get_sblock("root")))
+
+
+@pytest.fixture(autouse=True)
+def lets_types_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No trace that is let through is known to compute something else: here and in the compiler's children
+    one instruction more is."""
+    code = "import core.trace as t; t.INSTRUCTIONS |= {'UnsafeSetDType'}"
+    (tmp_path / "sitecustomize.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(core.trace, "INSTRUCTIONS", core.trace.INSTRUCTIONS | {"UnsafeSetDType"})
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    found = Database(f"sqlite:///{tmp_path / 'tunefarm.db'}")
+    found.migrate()
+    yield found
+    found.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("subgraph", "breaks", "reason"),
+    [
+        (CONVOLUTION, binds_a_thread, "not implemented"),
+        (CLASSIFIER, rounds_to_integers, "wrong_result: not what the untuned model computes"),
+    ],
+)
+def test_a_schedule_that_breaks_the_model_is_left_out_alone(
+    database: Database, subgraph: str, breaks: Breaks, reason: str
+) -> None:
+    device = Device(database)
+    _know(database, device, {subgraph: breaks})
+    _submit(database)
+    wakes: list[tuple[str, str]] = []
+    context = Context(SETTINGS, database, lambda: NOW, "here", lambda *wake: wakes.append(wake))
+    sweeper = Sweeper(context)
+    for _ in range(60):
+        sweeper.sweep()
+        while wakes:
+            drive(context, *wakes.pop(0))
+        device.work(uuid4().hex)
+        if _job(database).state.finished:
+            break
+    _check(database, subgraph, reason)
+
+
+@pytest.mark.slow
+def test_the_search_goes_on_where_a_killed_scheduler_was(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work_until(reached: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 300
+        while not reached():
+            assert time.monotonic() < deadline, _job(database).message
+            # The scheduler's clock is the real one.
+            monkeypatch.setattr(test_real_compiler, "NOW", time.time())
+            if not device.work(uuid4().hex):
+                time.sleep(0.05)
+
+    device = Device(database)
+    _know(database, device, {CLASSIFIER: rounds_to_integers})
+    _submit(database)
+    with _scheduler(database, tmp_path):
+        work_until(lambda: _assemblies(database) == 2)
+    assert not _job(database).state.finished
+    with _scheduler(database, tmp_path):
+        work_until(lambda: _job(database).state.finished)
+    _check(database, CLASSIFIER, "wrong_result")
+
+
+def _check(database: Database, subgraph: str, reason: str) -> None:
+    """That all but this subgraph are published tuned, and why it isn't."""
+    job = _job(database)
+    assert (job.state, job.error) == (JobState.DONE, None)
+    assert job.artifact_sha is not None
+    with database.begin() as session:
+        _, manifest = unpack(blobs.get(session, job.artifact_sha))
+    entries = {entry.name.split()[0]: entry for entry in manifest.tasks}
+    broken = entries.pop(subgraph)
+    assert (broken.trace, broken.source) == (None, "fallback")
+    assert broken.reason.startswith(reason)
+    assert {"conv2d_add_relu", CONVOLUTION, CLASSIFIER} - {subgraph} <= {
+        name for name, entry in entries.items() if entry.trace is not None
+    }
+    assert not any(entry.reason for entry in entries.values())
+    assert (
+        f"1 of {len(manifest.tasks)} subgraphs runs the fallback schedule: {broken.name}: {reason}"
+        in job.message
+    )
+
+
+def _know(database: Database, device: Device, broken: Mapping[str, Breaks]) -> None:
+    """Store the best of all schedules known of some subgraphs: each is broken in its way."""
+    fingerprint = device.fingerprint
+    for task in extract_tasks(fuse(read_onnx(residual(), {}), fingerprint.target)):
+        breaks = broken.get(task.name.split()[0])
+        if breaks is None:
+            continue
+        schedule = Schedule(from_json(task.module_json), debug_mask="none")
+        breaks(schedule)
+        trace = json.dumps(_plain(schedule.trace.as_json()))
+        record = Record(
+            task.workload_hash, fingerprint.key, trace, None, 1e-9, (1e-9,), Outcome.OK, fingerprint.target,
+            "trial", NOW,
+        )  # fmt: skip
+        with database.begin() as session:
+            tasks.put_workload(session, task.workload_hash, task.module_json, hashed_here=True)
+            schedules.add_imported(session, [record], NOW)
+            session.execute(update(RecordRow).values(source="trial"))
+
+
+def _submit(database: Database) -> None:
+    """A job that has every other subgraph's best guess tried."""
+    with database.begin() as session:
+        sha = blobs.put(session, residual())
+        models.add(session, sha, "residual", NOW)
+        request = JobRequest(sha, "residual", {}, "native", Budget(0), seed=0)
+        jobs.create(session, "job", request, None, NOW)
+
+
+def _job(database: Database) -> Job:
+    with database.begin() as session:
+        return jobs.get(session, "job")
+
+
+def _assemblies(database: Database) -> int:
+    with database.begin() as session:
+        return [event.kind for event in events.since(session, "job", 0, 1000)].count(selection.ASSEMBLED)
+
+
+@contextmanager
+def _scheduler(database: Database, folder: Path) -> Iterator[None]:
+    """A process, killed in the end."""
+    environment = {
+        "TUNEFARM_DATABASE_URL": f"sqlite:///{folder / 'tunefarm.db'}",
+        "TUNEFARM_BROKER": str(folder / "broker"),
+        "TUNEFARM_SWEEP_INTERVAL_S": "0.2",
+        "TUNEFARM_CLAIM_TTL_S": "1",
+    }
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "scheduler"],
+            env=os.environ | environment,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,56 @@
+"""Deviations, which agree with numpy's allclose."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.timing.deviation import ABSOLUTE, RELATIVE, deviation, random_inputs
+
+
+def test_equal_outputs_do_not_deviate() -> None:
+    found = deviation([np.ones(3)], [np.ones(3)])
+    assert (found.of_allowed, found.absolute, found.relative) == (0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.1])
+@pytest.mark.parametrize("size", [0.0, 1e-3, 1.0, 1e3])
+def test_one_is_where_allclose_ends(size: float, factor: float) -> None:
+    theirs = np.array([size, 5.0])
+    ours = theirs + np.array([factor * (ABSOLUTE + RELATIVE * size), 0.0])
+    assert (deviation([ours], [theirs]).of_allowed <= 1) is (factor < 1)
+    assert np.allclose(ours, theirs, rtol=RELATIVE, atol=ABSOLUTE) is (factor < 1)
+
+
+def test_the_worst_output_counts_and_signs_do_not() -> None:
+    found = deviation([np.zeros(2), np.array([-8.0])], [np.zeros(2), np.array([-10.0])])
+    assert found.absolute == pytest.approx(2.0)
+    assert found.relative == pytest.approx(0.2)
+
+
+def test_values_near_zero_do_not_inflate_the_relative_deviation() -> None:
+    assert deviation([np.array([1e-9])], [np.array([0.0])]).relative == pytest.approx(1e-8)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        (np.array([np.nan]), np.array([1.0])),
+        (np.array([1.0]), np.array([np.inf])),
+        (np.ones((1, 2)), np.ones(2)),
+    ],
+)
+def test_what_cannot_be_compared_is_an_error(ours: np.ndarray, theirs: np.ndarray) -> None:
+    with pytest.raises(ValueError, match="output"):
+        deviation([ours], [theirs])
+    with pytest.raises(ValueError, match="zip"):
+        deviation([], [theirs])
+
+
+def test_inputs_are_seeded_and_integers_are_in_range() -> None:
+    specs = [((2, 3), "float32"), ((100,), "int64")]
+    first, again, other = (random_inputs(specs, seed) for seed in (1, 1, 2))
+    assert [array.dtype for array in first] == [np.float32, np.int64]
+    assert np.array_equal(first[0], again[0])
+    assert not np.array_equal(first[0], other[0])
+    assert set(first[1]) == {0, 1}

@@ -1,0 +1,85 @@
+"""The search of a new workload begins with the best programs of similar ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from records.jobs import jobs
+from scheduler.planning import batch, seeds
+from scheduler.planning.job_snapshot import read_snapshot
+from scheduler.planning.seeds import find_seeds, nearest
+from search.programs.program import Program
+from tests import workloads
+from tests.unit.scheduler.farm import CONV, DEVICE, MATMUL, FakeCompiler, Farm, extracted, propose_at_random
+
+LARGER = extracted("larger", workloads.matmul(64, 32, 128), 1)
+
+
+def begin(farm: Farm, compiler: FakeCompiler, *tasks: Any) -> None:
+    """A finished job of the matmul and the convolution, and one of other tasks, imported."""
+    farm.submit(trials=16)
+    farm.plug_in()
+    farm.finish()
+    compiler.tasks = tasks
+    farm.restart()
+    farm.submit("next", trials=8)
+    farm.context.wake("intake", "next")
+
+
+def seeds_of(farm: Farm, *tasks: Any) -> dict[str, tuple[Program, ...]]:
+    context = farm.context
+    listed = farm.tasks("next")
+    with farm.database.begin() as session:
+        snapshot = read_snapshot(session, jobs.get(session, "next"), listed, context.record_cache)
+    task_spaces = context.spaces.load([task.workload_hash for task in tasks], DEVICE)
+    return find_seeds(farm.database, context.spaces, snapshot, task_spaces)
+
+
+def test_a_new_workload_begins_with_the_best_of_its_kind(farm: Farm, compiler: FakeCompiler) -> None:
+    begin(farm, compiler, LARGER)
+    farm.drain()
+    [found] = seeds_of(farm, LARGER).values()
+    assert 0 < len(found) <= seeds.PROGRAMS_PER_WORKLOAD
+    [space] = farm.context.spaces.load([LARGER.workload_hash], DEVICE).values()
+    assert all(program.sketch in space.search_task.sketches for program in found)
+    assert seeds_of(farm, LARGER)[LARGER.workload_hash] is found
+
+
+def test_seeds_are_handed_to_the_search(
+    farm: Farm, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(farm, compiler, LARGER)
+    given: list[int] = []
+
+    def noted(*args: Any, seeds: Any) -> Any:
+        given.append(len(seeds))
+        return propose_at_random(*args)
+
+    monkeypatch.setattr(batch, "propose", noted)
+    farm.drain()
+    assert given
+    assert all(given)
+
+
+def test_a_workload_that_is_known_well_needs_none(
+    farm: Farm, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(farm, compiler, LARGER, MATMUL)
+    farm.drain()
+    monkeypatch.setattr(seeds, "ENOUGH_RECORDS", 1)
+    assert seeds_of(farm, LARGER, MATMUL).keys() == {LARGER.workload_hash}
+
+
+def test_another_kind_of_workload_has_nothing_to_give(farm: Farm, compiler: FakeCompiler) -> None:
+    compiler.tasks = [CONV]
+    begin(farm, compiler, LARGER)
+    farm.drain()
+    assert seeds_of(farm, LARGER) == {LARGER.workload_hash: ()}
+
+
+def test_the_nearest_are_of_the_same_kind_and_about_as_much_work() -> None:
+    tags = {"a": "SSR2:10", "b": "SSR2:30", "c": "SSR2:21", "d": "SSSR2:20", "e": "SSR2:20", "f": "SSR2:19"}
+    assert nearest("e", "SSR2:20", tags) == ["c", "f", "a", "b"]
+    assert nearest("e", "SR1:20", tags) == []

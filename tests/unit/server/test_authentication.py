@@ -1,0 +1,67 @@
+"""Wrong tokens: limited by address, cheap for the database, and no harm to valid tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy.orm import Session
+
+from core.access import Scope
+from records import access
+from records.access import Token
+from records.storage.database import Database
+from server.access.authentication import TOKEN_PREFIX, AccessDenied, Authenticator, token_digest
+from server.settings import ServerSettings
+
+ADDRESS = "10.0.0.7"
+
+
+class CountingDatabase(Database):
+    transactions = 0
+
+    @contextmanager
+    def begin(self) -> Iterator[Session]:
+        self.transactions += 1
+        with super().begin() as session:
+            yield session
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[CountingDatabase]:
+    made = CountingDatabase(f"sqlite:///{tmp_path}/tokens.db")
+    made.migrate()
+    yield made
+    made.close()
+
+
+def secret(number: int) -> str:
+    return TOKEN_PREFIX + f"{number:043}"
+
+
+def test_a_flood_of_wrong_tokens_costs_few_transactions_and_locks_no_valid_token_out(
+    database: CountingDatabase,
+) -> None:
+    with database.begin() as session:
+        token = Token("id", "valid", frozenset({Scope.READ}), 1.0)
+        access.add_token(session, token, token_digest(secret(0)))
+    settings = ServerSettings(
+        database_url="sqlite://", broker="none", token="bootstrap", failure_limit="5/hour"
+    )
+
+    async def flood() -> list[int]:
+        authenticator = Authenticator(settings, database, lambda: 1000.0)
+        statuses = []
+        for number in range(1, 201):
+            with pytest.raises(AccessDenied) as denied:
+                await authenticator.authenticate(f"Bearer {secret(number)}", ADDRESS)
+            statuses.append(denied.value.status)
+        assert (await authenticator.authenticate(f"Bearer {secret(0)}", ADDRESS)).who == "id"
+        return statuses
+
+    database.transactions = 0
+    assert asyncio.run(flood()) == [401] * 5 + [429] * 195
+    assert database.transactions <= 10

@@ -1,0 +1,106 @@
+"""Waiting for work: one poll for all who wait, then one try after the other until nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from sqlalchemy.orm import Session
+
+from core.lease import Candidate, Lease, LeaseId, Limits
+from records.storage.database import Database, StorageError
+from server.fleet.work_poller import AvailableWork, WorkPoller
+
+LEASE = Lease(LeaseId("lease", 1), "{}", Limits(), 30.0, (Candidate(1, "w", "[]"),))
+
+
+class CountingDatabase(Database):
+    """Counts transactions, and fails while it is told to."""
+
+    polls = 0
+    failing = False
+
+    @contextmanager
+    def begin(self) -> Iterator[Session]:
+        self.polls += 1
+        if self.failing:
+            raise StorageError("the disk is full")
+        with super().begin() as session:
+            yield session
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[CountingDatabase]:
+    made = CountingDatabase(f"sqlite:///{tmp_path}/tunefarm.db")
+    made.migrate()
+    yield made
+    made.close()
+
+
+def test_all_who_wait_share_a_poll(database: CountingDatabase) -> None:
+    async def run() -> None:
+        poller = WorkPoller(database, asyncio.Event(), lambda: 0.0)
+        found = await asyncio.gather(*(poller.next_poll() for _ in range(100)))
+        assert len({id(work) for work in found}) == 1
+        assert found[0] == AvailableWork(set(), False, frozenset())
+        assert await poller.next_poll() is not found[0]
+
+    asyncio.run(run())
+    assert database.polls == 2
+
+
+def test_a_cancelled_call_does_not_end_the_poll_for_the_others(database: CountingDatabase) -> None:
+    async def run() -> None:
+        poller = WorkPoller(database, asyncio.Event(), lambda: 0.0)
+        first, second = asyncio.create_task(poller.next_poll()), asyncio.create_task(poller.next_poll())
+        await asyncio.sleep(0)
+        first.cancel()
+        assert await second == AvailableWork(set(), False, frozenset())
+
+    asyncio.run(run())
+
+
+def test_a_failing_storage_is_everybodys_error_and_the_next_poll_is_another(
+    database: CountingDatabase,
+) -> None:
+    async def run() -> None:
+        poller = WorkPoller(database, asyncio.Event(), lambda: 0.0)
+        database.failing = True
+        ends = await asyncio.gather(*(poller.next_poll() for _ in range(3)), return_exceptions=True)
+        assert [type(end) for end in ends] == [StorageError] * 3
+        database.failing = False
+        assert await poller.next_poll() == AvailableWork(set(), False, frozenset())
+
+    asyncio.run(run())
+
+
+def test_nobody_tries_after_one_that_found_nothing(database: CountingDatabase) -> None:
+    left, tries = [LEASE, LEASE], []
+
+    def take() -> Lease | None:
+        tries.append(len(left))
+        return left.pop() if left else None
+
+    async def run() -> None:
+        poller = WorkPoller(database, asyncio.Event(), lambda: 0.0)
+        work = AvailableWork({"a", "b"}, False, frozenset())
+        found = await asyncio.gather(*(poller.take(work, "a", take) for _ in range(50)))
+        assert found == [LEASE, LEASE] + [None] * 48
+        assert work.classes == {"b"}
+        assert len(poller._locks) == 0, "nobody waits for one any more"
+
+    asyncio.run(run())
+    assert tries == [2, 1, 0]
+
+
+def test_a_stopping_server_polls_at_once(database: CountingDatabase) -> None:
+    async def run() -> None:
+        stopping = asyncio.Event()
+        stopping.set()
+        await WorkPoller(database, stopping, lambda: 0.0).next_poll()
+
+    asyncio.run(run())
+    assert database.polls == 1

@@ -1,0 +1,47 @@
+"""Commands end with one line on standard error and an exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+from core.exit_code import ExitCode
+from system.command import CommandError, run_function
+from system.settings import SettingsError
+
+
+def command(cause: str = "none", number: int = 0) -> int:
+    errors: dict[str, BaseException] = {
+        "command": CommandError("no\n  luck", ExitCode.LOCAL),
+        "settings": SettingsError("the setting x is missing"),
+        "interrupt": KeyboardInterrupt(),
+        "other": ZeroDivisionError(),
+    }
+    if cause in errors:
+        raise errors[cause]
+    return number
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (["--cause", "command"], ExitCode.LOCAL, "my command: no luck"),
+        (["--cause", "settings"], ExitCode.USAGE, "my command: the setting x is missing"),
+        (["--cause", "interrupt"], ExitCode.INTERRUPTED, "my command: interrupted"),
+        (["--colour"], ExitCode.USAGE, "my command: No such option: --colour (see my command --help)"),
+    ],
+)
+def test_a_failure_is_one_line_and_an_exit_code(
+    arguments: list[str], code: ExitCode, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_function(command, "my command", arguments) == code
+    assert capsys.readouterr().err.splitlines() == [line]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_number_that_the_command_returns_is_its_exit_code(number: int) -> None:
+    assert run_function(command, "my command", ["--number", str(number)]) == number
+
+
+def test_other_exceptions_are_the_callers() -> None:
+    with pytest.raises(ZeroDivisionError):
+        run_function(command, "my command", ["--cause", "other"])

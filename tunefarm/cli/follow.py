@@ -1,0 +1,78 @@
+"""Follows a job to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from core.exit_code import ExitCode
+from core.job import JobState
+from system.command import CommandError
+from tunefarm.cli.progress import JobDisplay, JobProgress, TrialRate, seconds_left
+from tunefarm.client.client import Client, ClientError, UnreachableError
+from tunefarm.client.values import Job, JobEvent
+from tunefarm.embedded.service import Service
+
+LOOK_EVERY_S = 1.0
+REST_S = 0.2
+PATIENCE_S = 30.0
+
+
+def follow_job(
+    service: Service,
+    job_id: str,
+    display: JobDisplay,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    now: Callable[[], float] = time.time,
+) -> Job:
+    """Show the job until it is finished, then return it.
+
+    Raises StackError when the stack it runs on breaks down, UnreachableError when the service is gone
+    for longer than a restart takes.
+    """
+    client = service.client
+    events: queue.SimpleQueue[JobEvent] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(client, job_id, events), daemon=True).start()
+    rate = TrialRate()
+    answered_s: float | None = None
+    while True:
+        service.check()
+        try:
+            asked_s = clock()
+            job, tasks = client.job(job_id), client.tasks(job_id)
+        except UnreachableError:
+            if answered_s is None or clock() - answered_s > PATIENCE_S:
+                raise
+        else:
+            answered_s = clock()
+            rate.note(asked_s, job.trials_done)
+            trials_per_s = rate.trials_per_s()
+            left_s = seconds_left(job, trials_per_s, now())
+            display.show(JobProgress(job, tasks, trials_per_s, left_s, asked_s))
+            if job.state.finished:
+                return job
+        # Look again at the next event, or soon; events that come in a burst count as one.
+        with contextlib.suppress(queue.Empty):
+            events.get(timeout=LOOK_EVERY_S)
+            time.sleep(REST_S)
+            while True:
+                events.get_nowait()
+
+
+def require_done(job: Job) -> None:
+    """Raise CommandError unless the job went well."""
+    if job.state is JobState.CANCELLED:
+        raise CommandError(f"job {job.id} was cancelled: nothing was made", ExitCode.JOB_CANCELLED)
+    if job.state is not JobState.DONE:
+        raise CommandError(f"job {job.id} failed: {job.error or 'no reason is known'}", ExitCode.JOB_FAILED)
+
+
+def _listen(client: Client, job_id: str, events: queue.SimpleQueue[JobEvent]) -> None:
+    # Events only say when to look again: without them, the job is looked at every second all the same.
+    with contextlib.suppress(ClientError, RuntimeError):
+        for event in client.events(job_id):
+            events.put(event)

@@ -1,0 +1,105 @@
+"""`tunefarm jobs`, `watch`, `cancel` and `delete`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from itertools import islice
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from core.durations import latency_text
+from tunefarm.cli.follow import follow_job, require_done
+from tunefarm.cli.options import (
+    AsJson,
+    Data,
+    JobId,
+    Server,
+    Token,
+    connected,
+    print_json,
+    print_plain,
+    stdout,
+)
+from tunefarm.cli.progress import display, task_table
+from tunefarm.client.values import Job
+
+
+def jobs(
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Show this job with its tasks.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
+    server: Server = None,
+    token: Token = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, or show one."""
+    with connected(server, token, data) as service:
+        if job is None:
+            listed, tasks = list(islice(service.client.jobs(), limit)), None
+        else:
+            listed, tasks = [service.client.job(job)], service.client.tasks(job)
+    if as_json:
+        found = [asdict(one) for one in listed]
+        print_json(found if tasks is None else found[0] | {"tasks": [asdict(task) for task in tasks]})
+        return
+    stdout().print(_table(listed))
+    if tasks is not None:
+        stdout().print(listed[0].error or listed[0].message, markup=False, highlight=False)
+        stdout().print(task_table(tasks))
+
+
+def watch(
+    job: JobId, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
+) -> None:
+    """Follow a job to its end."""
+    with connected(server, token, data) as service, display(Console(stderr=True), silent=as_json) as shown:
+        finished = follow_job(service, job, shown)
+    if as_json:
+        print_json(asdict(finished))
+    else:
+        stdout().print(_table([finished]))
+    require_done(finished)
+
+
+def cancel(
+    job: JobId, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
+) -> None:
+    """Cancel a job."""
+    with connected(server, token, data) as service:
+        cancelled = service.client.cancel(job)
+    if as_json:
+        print_json(asdict(cancelled))
+    else:
+        stdout().print(f"job {cancelled.id} is cancelled")
+
+
+def delete(
+    job: JobId, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
+) -> None:
+    """Delete a finished job and its artifact. What was measured for it stays."""
+    with connected(server, token, data) as service:
+        service.client.delete(job)
+    if as_json:
+        print_json({"deleted": job})
+    else:
+        print_plain(f"job {job} is deleted")
+
+
+def _table(listed: Sequence[Job]) -> Table:
+    table = Table("job", "model", "state", "trials", "untuned", "tuned", "created", box=None, pad_edge=False)
+    for job in listed:
+        table.add_row(
+            job.id,
+            job.model_name,
+            job.state,
+            job.trials_text,
+            latency_text(job.untuned_latency_s),
+            latency_text(job.tuned_latency_s),
+            datetime.fromtimestamp(job.created_at).isoformat(" ", "seconds"),
+        )
+    return table

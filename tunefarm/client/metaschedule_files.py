@@ -1,0 +1,84 @@
+"""Writes and reads schedules as the two files of a MetaSchedule database. Needs TVM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from core.exit_code import ExitCode
+from system.command import CommandError
+from tunefarm.client.values import ExportedRecord, ExportedWorkload, ScheduleDatabase
+from tunefarm.errors import InputError
+
+WORKLOAD_FILE = "database_workload.json"
+RECORD_FILE = "database_tuning_record.json"
+
+
+@dataclass(frozen=True)
+class ExportCounts:
+    """The number of workloads and records that an export wrote."""
+
+    workloads: int
+    records: int
+
+
+def write(database: ScheduleDatabase, folder: Path) -> ExportCounts:
+    """Write both files into a folder.
+
+    Raises CommandError without TVM, for a folder that can't be written and for damaged records.
+    """
+    metaschedule = _metaschedule()
+    modules = {workload.hash: workload.module_json for workload in database.workloads}
+    records = [
+        metaschedule.ImportedRecord(
+            one.workload, modules.get(one.workload, ""), one.trace, one.run_secs, one.target
+        )
+        for one in database.records
+    ]
+    try:
+        workload_text, record_text = metaschedule.export_database(records, modules)
+        (folder / WORKLOAD_FILE).write_text(workload_text)
+        (folder / RECORD_FILE).write_text(record_text)
+    except (KeyError, ValueError) as error:
+        raise CommandError(f"the service sent damaged records: {error}", ExitCode.REFUSED) from error
+    except OSError as error:
+        raise CommandError(f"{folder} can't be written ({error.strerror})", ExitCode.LOCAL) from error
+    return ExportCounts(len({record.workload_hash for record in records}), len(records))
+
+
+def read(folder: Path) -> ScheduleDatabase:
+    """Read both files.
+
+    Raises InputError naming the file and line that can't be used, CommandError without TVM.
+    """
+    texts = []
+    for path in (folder / WORKLOAD_FILE, folder / RECORD_FILE):
+        hint = "name the folder of a MetaSchedule database"
+        try:
+            texts.append(path.read_text())
+        except UnicodeDecodeError as error:
+            raise InputError(f"{path} is no text: {hint}") from error
+        except OSError as error:
+            raise InputError(f"{path} can't be read ({error.strerror}): {hint}") from error
+    metaschedule = _metaschedule()
+    try:
+        records = list(metaschedule.import_database(*texts))
+    except metaschedule.DatabaseFormatError as error:
+        raise InputError(f"{folder} is no MetaSchedule database: {error}") from error
+    modules = {record.workload_hash: record.module_json for record in records}
+    return ScheduleDatabase(
+        tuple(ExportedWorkload(name, module_json) for name, module_json in modules.items()),
+        tuple(ExportedRecord(one.workload_hash, one.trace, one.run_secs, one.target) for one in records),
+    )
+
+
+def _metaschedule() -> ModuleType:
+    """Import the module that loads TVM."""
+    try:
+        from compiler.packaging import metaschedule
+    except ImportError as error:
+        raise CommandError(
+            f"this command needs TVM ({error}): install it with pip install 'tunefarm[tvm]'", ExitCode.LOCAL
+        ) from error
+    return metaschedule
