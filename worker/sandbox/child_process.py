@@ -71,10 +71,10 @@ class ChildProcess:
         except OSError as error:
             raise await self._death() from error
 
-    async def receive(self) -> frames.Message:
-        """Await the next reply. Raises ChildDied."""
+    async def receive(self, max_bytes: int = frames.MAX_REPLY_BYTES) -> frames.Message:
+        """Await the next reply, of at most `max_bytes`. Raises ChildDied."""
         try:
-            return await frames.receive(self._replies)
+            return await frames.receive(self._replies, max_bytes)
         except asyncio.IncompleteReadError as error:
             raise await self._death() from error
         except frames.FrameError as error:
