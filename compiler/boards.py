@@ -49,59 +49,63 @@ class Board:
 
 _DOT = ("asimd", "asimddp")
 
-_BOARDS = (
-    Board("raspberry-pi-3", ("Raspberry Pi 3",), "cortex-a53", 4, 32 * KIB, 128 * KIB, 512 * KIB),
-    Board(
-        "raspberry-pi-4",
-        ("Raspberry Pi 4", "Raspberry Pi 400", "Raspberry Pi Compute Module 4"),
-        "cortex-a72",
-        4,
-        32 * KIB,
-        256 * KIB,
-        MIB,
-    ),
-    Board(
-        "raspberry-pi-5",
-        ("Raspberry Pi 5", "Raspberry Pi 500", "Raspberry Pi Compute Module 5"),
-        "cortex-a76",
-        4,
-        64 * KIB,
-        512 * KIB,
-        2 * MIB,
-        _DOT,
-    ),
-    Board("jetson-nano", ("NVIDIA Jetson Nano",), "cortex-a57", 4, 32 * KIB, 512 * KIB, 2 * MIB),
-    Board(
-        "jetson-orin-nano",
-        ("NVIDIA Jetson Orin Nano",),
-        "cortex-a78",
-        6,
-        64 * KIB,
-        256 * KIB,
-        4 * MIB,
-        _DOT,
-    ),
-    Board(
-        "jetson-agx-orin",
-        ("NVIDIA Jetson AGX Orin", "Jetson AGX Orin"),
-        "cortex-a78",
-        12,
-        64 * KIB,
-        256 * KIB,
-        6 * MIB,
-        _DOT,
-    ),
-    Board("graviton2", (), "neoverse-n1", 64, 64 * KIB, MIB, 32 * MIB, _DOT),
-    Board("graviton3", (), "neoverse-v1", 64, 64 * KIB, MIB, 32 * MIB, _DOT),
-    Board("graviton4", (), "neoverse-v2", 96, 64 * KIB, 2 * MIB, 36 * MIB, _DOT),
-)
-
-BOARDS = {board.name: board for board in _BOARDS}
+BOARDS = {
+    board.name: board
+    for board in (
+        Board("raspberry-pi-3", ("Raspberry Pi 3",), "cortex-a53", 4, 32 * KIB, 128 * KIB, 512 * KIB),
+        Board(
+            "raspberry-pi-4",
+            ("Raspberry Pi 4", "Raspberry Pi 400", "Raspberry Pi Compute Module 4"),
+            "cortex-a72",
+            4,
+            32 * KIB,
+            256 * KIB,
+            MIB,
+        ),
+        Board(
+            "raspberry-pi-5",
+            ("Raspberry Pi 5", "Raspberry Pi 500", "Raspberry Pi Compute Module 5"),
+            "cortex-a76",
+            4,
+            64 * KIB,
+            512 * KIB,
+            2 * MIB,
+            _DOT,
+        ),
+        Board("jetson-nano", ("NVIDIA Jetson Nano",), "cortex-a57", 4, 32 * KIB, 512 * KIB, 2 * MIB),
+        Board(
+            "jetson-orin-nano",
+            ("NVIDIA Jetson Orin Nano",),
+            "cortex-a78",
+            6,
+            64 * KIB,
+            256 * KIB,
+            4 * MIB,
+            _DOT,
+        ),
+        Board(
+            "jetson-agx-orin",
+            ("NVIDIA Jetson AGX Orin", "Jetson AGX Orin"),
+            "cortex-a78",
+            12,
+            64 * KIB,
+            256 * KIB,
+            6 * MIB,
+            _DOT,
+        ),
+        Board("graviton2", (), "neoverse-n1", 64, 64 * KIB, MIB, 32 * MIB, _DOT),
+        Board("graviton3", (), "neoverse-v1", 64, 64 * KIB, MIB, 32 * MIB, _DOT),
+        Board("graviton4", (), "neoverse-v2", 96, 64 * KIB, 2 * MIB, 36 * MIB, _DOT),
+    )
+}
 
 
 def find_board(model: str) -> Board | None:
     """Return the board with this `model` in its device tree; None for other models."""
     matches = (
-        (len(prefix), board) for board in _BOARDS for prefix in board.models if model.startswith(prefix)
+        (len(prefix), board)
+        for board in BOARDS.values()
+        for prefix in board.models
+        if model.startswith(prefix)
     )
     return max(matches, key=lambda match: match[0], default=(0, None))[1]

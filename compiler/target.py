@@ -47,8 +47,8 @@ def detect_device(cores: int | None = None, without: Sequence[str] = ()) -> Devi
     """Describe this machine's CPU. Candidates run on `cores`, by default on all that the process may use.
 
     The device gives up the instruction sets `without`, spelled as Linux or LLVM does, and all that need them:
-    that is a device class of its own. Where Linux doesn't report the caches or the processor of a known
-    board, its data sheet counts. Raises FeatureError for an instruction set that the machine doesn't have.
+    that is a device class of its own. A known board has the caches of its data sheet, and its processor, too,
+    where LLVM doesn't recognise one. Raises FeatureError for an instruction set that the machine lacks.
     """
     board = find_board(_read(DEVICE_TREE).rstrip("\0\n"))
     machine = platform.machine()

@@ -5,6 +5,7 @@ The analytic estimate of the search works in cycles of one core, and takes every
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -86,6 +87,7 @@ class Profile:
 _NO_NUMBERS = ("multiply_adds", "derived")
 
 
+@functools.cache
 def assumed_profile(machine: str, features: tuple[str, ...], cores: int) -> Profile:
     """Return the profile of an uncalibrated device: that of an ordinary core with its instruction sets."""
     is_x86 = machine in ("x86_64", "i686")

@@ -29,7 +29,8 @@ class TaskProgress:
     """A task as the allocator sees it.
 
     `history` is the best latency in seconds after each finished trial, inf until one works. `issued` counts
-    finished and unfinished trials. Tasks of one `tag` are expected to reach similar speeds.
+    finished and unfinished trials. Tasks of one `tag` are expected to reach similar speeds. `rival_s` is the
+    best latency of another task that can take this one's place.
     """
 
     weight: int
@@ -38,6 +39,7 @@ class TaskProgress:
     issued: int
     exhausted: bool
     tag: str
+    rival_s: float = math.inf
 
     def __post_init__(self) -> None:
         if self.weight < 1 or self.issued < len(self.history):
@@ -79,6 +81,7 @@ def next_tasks(tasks: Sequence[TaskProgress], trials: int, trials_per_pick: int)
 def _open_tasks(tasks: Sequence[TaskProgress]) -> list[int]:
     """Return the indices of the tasks that may get trials."""
     left = [i for i, task in enumerate(tasks) if not task.exhausted]
+    left = [i for i in left if not _is_beaten(tasks, i)] or left
     improving = [i for i in left if not tasks[i].is_stalled]
     if not improving:
         return left
@@ -86,6 +89,12 @@ def _open_tasks(tasks: Sequence[TaskProgress]) -> list[int]:
     # A stalled task that makes up most of the network's time goes on if the others gain only trifles.
     enough = math.inf if is_untried else most / STALLED_WORTH
     return [i for i in left if i in improving or gain_per_trial(tasks, i, tasks[i].issued) > enough]
+
+
+def _is_beaten(tasks: Sequence[TaskProgress], index: int) -> bool:
+    """Whether a task can't be expected to become faster than its rival."""
+    task = tasks[index]
+    return task.best_s > task.rival_s and task.issued > 0 and gain_per_trial(tasks, index, task.issued) == 0.0
 
 
 def _priority(tasks: Sequence[TaskProgress], index: int, issued: int) -> tuple[bool, float]:
@@ -105,7 +114,8 @@ def gain_per_trial(tasks: Sequence[TaskProgress], index: int, issued: int) -> fl
 
     This is |df/dt| of the paper for f1 = sum of weight * latency: the recent slope and an optimistic guess,
     mixed by alpha. The guess is the larger of best / trials and best - beta * C_i / max V_k, which compares
-    with the speeds V_k of similar tasks; a task that stays behind them for long is judged on its own.
+    with the speeds V_k of similar tasks; a task that stays behind them for long is judged on its own. A task
+    that is slower than its rival saves only what it gains beyond catching up.
     """
     task = tasks[index]
     before = task.history[max(0, len(task.history) - 1 - WINDOW)]
@@ -115,4 +125,5 @@ def gain_per_trial(tasks: Sequence[TaskProgress], index: int, issued: int) -> fl
     fastest = max((other.flops / other.best_s for other in similar), default=0.0)
     if issued < PATIENCE and fastest > 0:
         guess = max(guess, task.best_s - BETA * task.flops / fastest)
-    return task.weight * (ALPHA * slope + (1 - ALPHA) * guess)
+    behind = max(task.best_s - task.rival_s, 0.0) if math.isfinite(task.best_s) else 0.0
+    return task.weight * max(ALPHA * slope + (1 - ALPHA) * guess - behind, 0.0)

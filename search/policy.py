@@ -63,26 +63,28 @@ class SearchConfig:
     be the fastest evolve; their populations together are at most `populations` times that of one sketch. With
     a learned model, a batch smaller than `whole_batch` gets proportionally smaller populations: a job asks
     for a few programs of a task at a time, and the next evolution goes on from the best of them. Once
-    `trusted_after` programs ran, programs that the learned model predicts to take more than `hopeless` times
-    as long as the best are left out.
+    `trusted_after` programs ran, programs that the learned model predicts to take more than `max_slowdown`
+    times as long as the best are left out.
 
-    Without a learned model, evolution is shorter (`blind`): the longer it runs, the more it exploits errors
+    Without a learned model, `untrained_evolution` is shorter: the longer it runs, the more it exploits errors
     of the analytic model (C2D, best of the first 8: 543 us after 4 generations of 512, 2539 us after 8 of
     1024).
     """
 
     evolution: EvolutionConfig = field(default_factory=EvolutionConfig)
-    blind: EvolutionConfig = field(default_factory=lambda: EvolutionConfig(population=512, generations=4))
+    untrained_evolution: EvolutionConfig = field(
+        default_factory=lambda: EvolutionConfig(population=512, generations=4)
+    )
     same_tile: float = 0.25
     populations: int = 4
     sketches: int = 8
     whole_batch: int = 16
-    hopeless: float = 3.0
+    max_slowdown: float = 3.0
     trusted_after: int = 64
 
     def evolution_of_one(self, sketches: int, count: int, model: CostModel) -> EvolutionConfig:
         """Return the evolution of one of several sketches, for a batch of `count` programs."""
-        whole, part = self.blind, 1.0
+        whole, part = self.untrained_evolution, 1.0
         if model.is_learned:
             whole, part = self.evolution, min(count / self.whole_batch, 1.0)
         size = int(part * whole.population * self.populations / max(sketches, self.populations))
@@ -92,7 +94,7 @@ class SearchConfig:
         """Return the predicted seconds beyond which a program isn't worth measuring."""
         ran = [seconds for _, seconds in measured if np.isfinite(seconds)]
         is_trusted = model.is_learned and len(ran) >= self.trusted_after
-        return self.hopeless * min(ran) if is_trusted else np.inf
+        return self.max_slowdown * min(ran) if is_trusted else np.inf
 
 
 Sample = tuple[SearchTask, Program, float]
@@ -101,8 +103,8 @@ Sample = tuple[SearchTask, Program, float]
 def train(samples: Sequence[Sample]) -> CostModel:
     """Train a model on samples: (task, program, measured seconds or inf for a failure)."""
     groups: dict[tuple[int, str], list[Sample]] = defaultdict(list)
-    for sample_ in samples:
-        groups[id(sample_[0]), sample_[1].sketch.key].append(sample_)
+    for each in samples:
+        groups[id(each[0]), each[1].sketch.key].append(each)
     if not groups:
         return CostModel()
     numbers = {task: number for number, task in enumerate(dict.fromkeys(key[0] for key in groups))}

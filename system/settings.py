@@ -26,13 +26,15 @@ def read_settings(kind: type[S], flags: Mapping[str, object], file: Path | None 
     try:
         return kind(**given)
     except ValidationError as error:
-        prefix = kind.model_config.get("env_prefix", "")
         raise SettingsError(
-            "; ".join(_problem(part, prefix, flags, file) for part in error.errors())
+            "; ".join(_problem(part, kind, flags, file) for part in error.errors())
         ) from error
 
 
-def _problem(part: Mapping[str, Any], prefix: str, flags: Mapping[str, object], file: Path | None) -> str:
+def _problem(
+    part: Mapping[str, Any], kind: type[BaseSettings], flags: Mapping[str, object], file: Path | None
+) -> str:
+    prefix = kind.model_config.get("env_prefix", "")
     message: str = part["msg"].removeprefix("Value error, ")
     if not part["loc"]:
         return message  # about settings that don't go together; its input holds secrets
@@ -44,4 +46,6 @@ def _problem(part: Mapping[str, Any], prefix: str, flags: Mapping[str, object], 
     where = " or ".join(filter(None, (", ".join(places[:-1]), places[-1])))
     if part["type"] == "missing":
         return f"the setting {name} is missing: give it by {where}"
-    return f"the setting {name} is wrong: {message}, not {part['input']!r} (it comes from {where})"
+    is_secret = name in kind.model_fields and "SecretStr" in str(kind.model_fields[name].annotation)
+    value = "" if is_secret else f", not {part['input']!r}"
+    return f"the setting {name} is wrong: {message}{value} (it comes from {where})"

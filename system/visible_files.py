@@ -141,7 +141,8 @@ def landlock(readable: Iterable[Path], writable: Iterable[Path]) -> None:
     attributes = struct.pack(f"={len(fields)}Q", *fields)
     ruleset = linux.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
     try:
-        devices = [Path("/dev", name) for name in os.listdir("/dev") if name not in ("shm", "mqueue")]
+        names = [name for name in os.listdir("/dev") if name not in ("shm", "mqueue")]
+        devices = [path for path in (Path("/dev", name) for name in names) if not path.is_symlink()]
         rules = [
             *((path, _READ) for path in (*readable, Path("/proc"), Path("/sys"))),
             *((path, _READ | _WRITE_FILE | _IOCTL_DEV) for path in devices),

@@ -3,6 +3,7 @@ that."""
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +35,7 @@ class Machine:
         patch.setattr(compiler.target, "CPU_INFO", folder / "cpuinfo")
         patch.setattr(compiler.target, "CACHES", folder / "nowhere")
         patch.setattr(compiler.target, "DEVICE_TREE", folder / "nowhere")
-        patch.setattr(compiler.target.platform, "machine", lambda: self.architecture)
+        patch.setattr(platform, "machine", lambda: self.architecture)
         has = self.llvm.split()
         names = [one.name for one in instruction_sets(self.architecture)]
         patch.setattr(compiler.target, "_host_features", lambda: {name: name in has for name in names})

@@ -148,7 +148,7 @@ class Session:
         done_s = self.clock()
         return Tuning(
             job,
-            len(self.client.tasks(job.id)),
+            len({task.place for task in self.client.tasks(job.id)}),
             folder,
             TypeAdapter(Manifest).validate_json((folder / "manifest.json").read_bytes()),
             self.start_s,

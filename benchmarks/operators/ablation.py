@@ -57,7 +57,9 @@ def first_sketch(dag: Dag, sketches: tuple[Sketch, ...], device: Device) -> Sear
 def _with_evolution(change: Callable[[EvolutionConfig], EvolutionConfig]) -> SearchConfig:
     """Change evolution both before and after anything was learned."""
     usual = SearchConfig()
-    return replace(usual, evolution=change(usual.evolution), blind=change(usual.blind))
+    return replace(
+        usual, evolution=change(usual.evolution), untrained_evolution=change(usual.untrained_evolution)
+    )
 
 
 VARIANTS: Mapping[str, Variant] = {
@@ -68,7 +70,7 @@ VARIANTS: Mapping[str, Variant] = {
     "no crossover": Variant(config=_with_evolution(lambda usual: replace(usual, crossover=0.0))),
     "limited space": Variant(task=first_sketch),
     "no diversity": Variant(config=SearchConfig(same_tile=1.0)),
-    "nothing left out": Variant(config=SearchConfig(hopeless=math.inf)),
+    "nothing left out": Variant(config=SearchConfig(max_slowdown=math.inf)),
     "nothing measured again": Variant(measures_again=False),
 }
 

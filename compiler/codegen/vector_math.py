@@ -178,10 +178,6 @@ def _logarithm(x: Expr, combine: Callable[[Expr, Expr, Expr], Expr]) -> Expr:
     return _share(x, anything)
 
 
-def _log10(x: Expr) -> Expr:
-    return _log(x) * _f32(1 / math.log(10))
-
-
 def _log1p(x: Expr) -> Expr:
     """log(u) * x / (u - 1) where u = 1 + x, which corrects the rounding of u (Kahan)."""
 
@@ -190,14 +186,6 @@ def _log1p(x: Expr) -> Expr:
         return Select(u == _f32(1.0), x, _log(u) * lost)
 
     return _share(x, lambda x: _share(x + _f32(1.0), lambda u: corrected(x, u)))
-
-
-def _tanh(x: Expr) -> Expr:
-    return _odd_rational(x, TANH_LIMIT, TANH_P, TANH_Q)
-
-
-def _erf(x: Expr) -> Expr:
-    return _odd_rational(x, ERF_LIMIT, ERF_P, ERF_Q)
 
 
 def _odd_rational(x: Expr, limit: float, p: Sequence[float], q: Sequence[float]) -> Expr:
@@ -215,10 +203,6 @@ def _clamp(x: Expr, limit: float) -> Expr:
     return _share(x, lambda x: Select(x > high, high, Select(x < low, low, x)))
 
 
-def _sigmoid(x: Expr) -> Expr:
-    return _f32(1.0) / (_f32(1.0) + _exp(_f32(0.0) - x))
-
-
 def _rsqrt(x: Expr) -> Expr:
     """1 / sqrt(x). TVM's own expansion comes after its vectorizer has split the loop into lanes."""
     return _f32(1.0) / tirx.sqrt(x)
@@ -227,7 +211,9 @@ def _rsqrt(x: Expr) -> Expr:
 def _power(call: Call) -> Expr:
     """Expand the powers that networks have and LLVM doesn't expand by itself; others stay calls.
 
-    T.pow(x, 3)  ->  x * x * x
+        T.pow(A[i], 3.0)
+    ->
+        let v = A[i] in v * v * v
     """
     base, exponent = call.args
     product = POWERS.get(getattr(exponent, "value", None))
@@ -252,11 +238,11 @@ FUNCTIONS: dict[str, _Function] = {
     "exp2": _exp2,
     "log": _log,
     "log2": _log2,
-    "log10": _log10,
+    "log10": lambda x: _log(x) * _f32(1 / math.log(10)),
     "log1p": _log1p,
-    "tanh": _tanh,
-    "erf": _erf,
-    "sigmoid": _sigmoid,
+    "tanh": lambda x: _odd_rational(x, TANH_LIMIT, TANH_P, TANH_Q),
+    "erf": lambda x: _odd_rational(x, ERF_LIMIT, ERF_P, ERF_Q),
+    "sigmoid": lambda x: _f32(1.0) / (_f32(1.0) + _exp(_f32(0.0) - x)),
     "rsqrt": _rsqrt,
 }
 

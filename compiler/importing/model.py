@@ -55,7 +55,8 @@ class ExtractedTask:
 
     `weight` is the number of calls in the model. `constants` are the positions of the arguments that are
     constants of the model; they are part of the workload. `functions` are the names of the fused module's
-    functions that compute it.
+    functions that compute it. A task that may replace the workload `variant_of` is of the `variant` of this
+    name (`compiler.variants`).
     """
 
     workload_hash: str
@@ -64,6 +65,13 @@ class ExtractedTask:
     weight: int
     constants: tuple[int, ...]
     functions: tuple[str, ...]
+    variant: str = ""
+    variant_of: str = ""
+
+    @property
+    def place(self) -> str:
+        """The hash of the workload of the model that it computes."""
+        return self.variant_of or self.workload_hash
 
 
 def read_onnx(data: bytes, shapes: Mapping[str, Shape]) -> RelaxModel:
@@ -102,6 +110,11 @@ def fuse(model: RelaxModel, target: str) -> tvm.IRModule:
     channels-last; layouts change at the edges of the graph only. Raises ModelError when TVM can't compile the
     model.
     """
+    return fuse_operators(convert_operators(model, target), target)
+
+
+def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
+    """Rewrite a model's operators into the form in which they are tuned: see `fuse`. Raises ModelError."""
     passes = [
         transform.DecomposeOpsForInference(),
         transform.CanonicalizeBindings(),
@@ -113,6 +126,22 @@ def fuse(model: RelaxModel, target: str) -> tvm.IRModule:
         fold_constants,
         lower_scalars,
         transform.FoldConstant(),
+    ]
+    return _apply(passes, model.module, target)
+
+
+def fuse_operators(operators: tvm.IRModule, target: str) -> tvm.IRModule:
+    """Rewrite operators as calls of fused PrimFuncs.
+
+        lv = conv2d(x, w)
+        lv1 = add(lv, b)
+        gv = relu(lv1)
+    ->
+        gv = call_tir(fused_conv2d_add_relu, (x, w, b))
+
+    Raises ModelError when TVM can't compile the model.
+    """
+    passes = [
         transform.LegalizeOps(),
         transform.AnnotateTIROpPattern(),
         transform.FoldConstant(),
@@ -122,7 +151,7 @@ def fuse(model: RelaxModel, target: str) -> tvm.IRModule:
         # Marks the constant operands of each function: these may be packed (compiler.constants.packing).
         transform.AttachAttrLayoutFreeBuffers(),
     ]
-    return _apply(passes, model.module, target)
+    return _apply(passes, operators, target)
 
 
 def fuse_untuned(model: RelaxModel, target: str) -> tvm.IRModule:
@@ -145,24 +174,32 @@ def extract_tasks(fused: tvm.IRModule) -> list[ExtractedTask]:
     external libraries, which are not PrimFuncs.
     """
     tasks: dict[str, ExtractedTask] = {}
-    for _, function in fused.functions_items():
-        for call in _all_calls(function) if isinstance(function, relax.Function) else ():
-            if not getattr(call.op, "name", "").startswith("relax.call_tir"):
-                continue
-            name, func = call.args[0].name_hint, fused[call.args[0]]
-            if func.attrs.get("tirx.is_scheduled", False):
-                continue
-            module = normalise(func)
-            key = workload_hash(module)
-            task = tasks.get(key)
-            if task is None:
-                constants = tuple(int(index) for index in func.attrs.get(LAYOUT_FREE, ()))
-                label = _task_name(name, func, len(call.args[1]))
-                tasks[key] = ExtractedTask(key, to_json(module), label, 1, constants, (name,))
-            else:
-                functions = tuple(dict.fromkeys((*task.functions, name)))
-                tasks[key] = dataclasses.replace(task, weight=task.weight + 1, functions=functions)
+    for call in kernel_calls(fused):
+        name, func = call.args[0].name_hint, fused[call.args[0]]
+        if func.attrs.get("tirx.is_scheduled", False):
+            continue
+        module = normalise(func)
+        key = workload_hash(module)
+        task = tasks.get(key)
+        if task is None:
+            constants = tuple(int(index) for index in func.attrs.get(LAYOUT_FREE, ()))
+            label = _task_name(name, func, len(call.args[1]))
+            tasks[key] = ExtractedTask(key, to_json(module), label, 1, constants, (name,))
+        else:
+            functions = tuple(dict.fromkeys((*task.functions, name)))
+            tasks[key] = dataclasses.replace(task, weight=task.weight + 1, functions=functions)
     return list(tasks.values())
+
+
+def kernel_calls(fused: tvm.IRModule) -> list[Call]:
+    """Return every call of a PrimFunc, in order; its arguments are the function's name and its inputs."""
+    return [
+        call
+        for _, function in fused.functions_items()
+        if isinstance(function, relax.Function)
+        for call in _all_calls(function)
+        if getattr(call.op, "name", "").startswith("relax.call_tir")
+    ]
 
 
 def _check_operators(file: OnnxFile) -> None:

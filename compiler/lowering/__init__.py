@@ -1,1 +1,1 @@
-"""Programs become TVM schedules: every decision of a program as schedule primitives, kept as a trace."""
+"""Lower programs to TVM schedules: every decision becomes schedule primitives, recorded as a trace."""

@@ -1,4 +1,4 @@
-"""Schedule primitives as lowering needs them: loops split, vectors with tails, reads by buffer."""
+"""Schedule primitives as lowering needs them: splits, vectors with tails, loops by tile level."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from search.dag import AxisKind, Node
 
 
 class Primitives:
-    """Small steps on one schedule; `vector_bytes` is the device's longest vector, `buffers` are those of the
-    workload by their names in the dag."""
+    """Schedule primitives on one schedule. `vector_bytes` is the device's longest vector; `buffers` are the
+    workload's, by their names in the dag."""
 
     def __init__(self, schedule: Schedule, vector_bytes: int, buffers: Mapping[str, Any]) -> None:
         self.schedule = schedule
         self.vector_bytes = vector_bytes
-        # TVM partitions no loop around buffers that share a name: those loops keep their conditions.
+        # TVM can't partition loops around buffers that share a name: those loops keep their conditions.
         self.can_partition = all(buffer.name == name for name, buffer in buffers.items())
         self._later: list[Callable[[], None]] = []
 
     def finish(self) -> None:
-        """Partitions loops, which takes the names of their blocks away: the last step of lowering."""
+        """Apply the `..._later` primitives. They come last: blocks of partitioned loops lose their names."""
         for step in self._later:
             step()
 
@@ -32,63 +32,84 @@ class Primitives:
         return int(self.schedule.get(loop).extent)
 
     def is_fixed(self, loop: Any) -> bool:
-        """Whether the loop always has the same extent: parts of quotients that tiles straddle don't."""
+        """Return whether the loop's extent is constant. Parts of a quotient's axis may have another extent in
+        every tile."""
         return isinstance(self.schedule.get(loop).extent, tirx.IntImm)
 
     def split(self, loop: Any, factors: Sequence[int]) -> list[Any]:
         return list(self.schedule.split(loop, [int(factor) for factor in factors]))
 
     def lanes(self, block: Any) -> int:
-        """Elements of the block's result in the device's longest vector."""
+        """Return how many elements of the block's result the device's longest vector holds."""
         buffer = self.schedule.get(block).writes[0].source
         return self.vector_bytes // max(tvm.DataType(str(buffer.ty.dtype)).bits // 8, 1)
 
-    def unroll_up_to(self, loop: Any, steps: int) -> None:
-        """Lets the compiler unroll what is inside `loop` as long as no more than so many steps come of it."""
-        if steps:
-            self.schedule.annotate(loop, "pragma_auto_unroll_max_step", steps)
-            self.schedule.annotate(loop, "pragma_unroll_explicit", 1)
-
     def vectorize_later(self, block: Any, lanes: int = 0) -> None:
-        """The innermost loop in vectors of `lanes`, the device's longest unless told, and what is left of it
-        in shorter ones."""
-        self._later.append(lambda: self._vectorize(block, lanes or self.lanes(block)))
+        """Vectorize the block's innermost loop by `lanes`, by default the device's longest vector, and the
+        rest of it by shorter ones.
+
+            for j in range(45): B[j] = A[j]
+        ->
+            for j0 in range(2): for j1 in T.vectorized(16): B[j] = A[j]
+            for j in T.vectorized(8): B[j] = A[j]
+            for j in T.vectorized(4): B[j] = A[j]
+            for j in range(1): B[j] = A[j]
+        """
+        lanes = lanes or self.lanes(block)
+
+        def vectorize() -> None:
+            loop = self.schedule.get_loops(block)[-1]
+            if not self.is_fixed(loop):
+                return
+            most = lanes if self.can_partition else min(lanes, power_of_two(self.extent(loop)))
+            for part in self._partition(loop, vector_parts(self.extent(loop), most)):
+                extent = self.extent(part)
+                length = min(most, power_of_two(extent))
+                # A part that starts behind the full vectors can't be split; its extent is a power of two.
+                inner = part if length == extent else self.split(part, [extent // length, length])[-1]
+                if length > 1:
+                    self.schedule.vectorize(inner)
+
+        self._later.append(vectorize)
 
     def peel_later(self, block: Any, loop: Any, width: int) -> None:
-        """The last iteration of `loop` on its own: the innermost loop has only `width` iterations there."""
+        """Peel the last iteration of `loop`, in which the innermost loop has only `width` iterations.
+
+            for j0 in range(4):
+                for j1 in range(16):
+                    if j0 * 16 + j1 < 50: C[j0 * 16 + j1] += ...
+        ->
+            for j0 in range(3):
+                for j1 in range(16): C[j0 * 16 + j1] += ...
+            for j1 in range(2): C[48 + j1] += ...
+        """
+
+        def peel() -> None:
+            name = f"{self.schedule.get(block).name_hint}_{self.schedule.get(loop).loop_var.name}"
+            lanes = self.lanes(block)
+            self.schedule.loop_partition(loop, [self.extent(loop) - 1, None])
+            innermost = self.schedule.get_loops(self.schedule.get_sblock(f"{name}1"))[-1]
+            rest = self.extent(innermost) - width
+            self._partition(innermost, [*vector_parts(width, lanes), *([rest] if rest else [])])
+
         if self.can_partition:
-            self._later.append(lambda: self._peel(block, loop, width))
+            self._later.append(peel)
 
     def peel_vectors_later(self, block: Any) -> None:
-        """The innermost loop as several whose lengths fill vectors; the compiler makes vectors of them."""
+        """Partition the block's innermost loop into loops that fill vectors; LLVM vectorizes them.
+
+            for j in range(12): C[j] += ...
+        ->
+            for j in range(8): C[j] += ...
+            for j in range(4): C[8 + j] += ...
+        """
+
+        def peel() -> None:
+            loop = self.schedule.get_loops(block)[-1]
+            self._partition(loop, vector_parts(self.extent(loop), self.lanes(block)))
+
         if self.can_partition:
-            self._later.append(lambda: self._peel_vectors(block))
-
-    def _vectorize(self, block: Any, lanes: int) -> None:
-        loop = self.schedule.get_loops(block)[-1]
-        if not self.is_fixed(loop):
-            return
-        if not self.can_partition:
-            lanes = min(lanes, power_of_two(self.extent(loop)))
-        for part in self._partition(loop, vector_parts(self.extent(loop), lanes)):
-            extent = self.extent(part)
-            length = min(lanes, power_of_two(extent))
-            # What is left starts where the full vectors end, and such a loop can't be split.
-            inner = part if length == extent else self.split(part, [extent // length, length])[-1]
-            if length > 1:
-                self.schedule.vectorize(inner)
-
-    def _peel(self, block: Any, loop: Any, width: int) -> None:
-        name = f"{self.schedule.get(block).name_hint}_{self.schedule.get(loop).loop_var.name}"
-        lanes = self.lanes(block)
-        self.schedule.loop_partition(loop, [self.extent(loop) - 1, None])
-        innermost = self.schedule.get_loops(self.schedule.get_sblock(f"{name}1"))[-1]
-        rest = self.extent(innermost) - width
-        self._partition(innermost, [*vector_parts(width, lanes), *([rest] if rest else [])])
-
-    def _peel_vectors(self, block: Any) -> None:
-        loop = self.schedule.get_loops(block)[-1]
-        self._partition(loop, vector_parts(self.extent(loop), self.lanes(block)))
+            self._later.append(peel)
 
     def _partition(self, loop: Any, parts: Sequence[int]) -> list[Any]:
         if len(parts) == 1:
@@ -96,20 +117,30 @@ class Primitives:
         return list(self.schedule.loop_partition(loop, [*parts[:-1], None]))
 
 
+def unroll_up_to(schedule: Schedule, loop: Any, steps: int) -> None:
+    """Let TVM unroll the loops inside `loop` if that makes at most `steps` steps."""
+    if steps:
+        schedule.annotate(loop, "pragma_auto_unroll_max_step", steps)
+        schedule.annotate(loop, "pragma_unroll_explicit", 1)
+
+
 def vector_parts(width: int, lanes: int) -> list[int]:
-    """Full vectors of `lanes` together, then a power of two for every bit of the rest: 45 -> 32, 8, 4, 1."""
+    """Split a width into full vectors, in one part, and a power of two for each bit of the rest.
+
+    45 by 16 lanes -> 32, 8, 4, 1
+    """
     full = width // lanes * lanes
     bits = [1 << bit for bit in reversed(range(lanes.bit_length())) if (width - full) >> bit & 1]
     return [full, *bits] if full else bits
 
 
 def power_of_two(number: int) -> int:
-    """The largest that divides `number`."""
+    """Return the largest power of two that divides `number`."""
     return number & -number
 
 
 def by_level(structure: str, node: Node, parts: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """The loops of each tile level, in the order of the axes."""
+    """Return the loops of each tile level in the order of the axes. `parts` are the loops of each axis."""
     seen = {AxisKind.SPATIAL: 0, AxisKind.REDUCTION: 0}
     levels = []
     for letter in structure:

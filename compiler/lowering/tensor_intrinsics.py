@@ -1,7 +1,7 @@
-"""TVM's descriptions of special instructions, imported when a schedule needs them.
+"""Register TVM's intrinsics of special instructions when a schedule needs them.
 
-Importing `tvm.s_tir.tensor_intrin` imports those of every kind of device, which takes ten seconds; one file
-of it takes a tenth of one.
+`tvm.s_tir.tensor_intrin` imports the intrinsics of all kinds of devices, which takes ten seconds. One of its
+files takes a tenth of a second.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _registered: set[str] = set()
 
 
 def register(name: str) -> None:
-    """Makes TVM know an intrinsic; one that the search doesn't use is looked for among all of TVM's."""
+    """Register an intrinsic with TVM. For one that the search doesn't use, all of TVM's are imported."""
     with _lock:
         if name in _registered:
             return
@@ -46,29 +46,26 @@ def register(name: str) -> None:
 
 
 def register_used(trace: Iterable[Any]) -> None:
-    """Those that a trace, as `json.loads` gives it, tensorizes with."""
+    """Register the intrinsics that a trace (its parsed JSON) tensorizes with."""
     for step in next(iter(trace), ()):
         if step[0] == "Tensorize":
             register(str(step[2][0]))
 
 
 def _import(files: tuple[str, ...]) -> None:
-    """Only these files where TVM is laid out as expected, the whole package elsewhere.
+    """Import these files of TVM's package, or the whole package if they aren't where they are expected.
 
-    They are known under their own names, so that importing the package later doesn't run them again.
+    They get their usual module names, so that importing the package later doesn't run them again.
     """
     folder = Path(tvm.__file__).parent / "s_tir" / "tensor_intrin"
     if not files or not all((folder / f"{file}.py").exists() for file in files):
         importlib.import_module(PACKAGE)
         return
     for file in files:
-        _import_file(f"{PACKAGE}.{file}", folder / f"{file}.py")
-
-
-def _import_file(name: str, path: Path) -> None:
-    spec = importlib.util.spec_from_file_location(name, path)
-    if name in sys.modules or spec is None or spec.loader is None:
-        return
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
+        name = f"{PACKAGE}.{file}"
+        spec = importlib.util.spec_from_file_location(name, folder / f"{file}.py")
+        if name in sys.modules or spec is None or spec.loader is None:
+            continue
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)

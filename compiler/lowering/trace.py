@@ -1,4 +1,4 @@
-"""Programs become schedules: every decision of a program as TVM schedule primitives, kept as a trace."""
+"""Lower programs to traces, and apply traces to workloads."""
 
 from __future__ import annotations
 
@@ -19,11 +19,14 @@ from search.programs.program import Program
 
 
 class LoweringError(Exception):
-    """TVM refuses a program or a trace; the message is TVM's last line, which names the cause."""
+    """TVM refuses a program or a trace. The message is the last line of TVM's, which names the cause."""
 
 
 def lower(module: tvm.IRModule, program: Program, device: Device) -> str:
-    """The trace, as JSON text, that turns a workload into the program. Raises LoweringError."""
+    """Return the trace, as JSON text, that turns a workload into the program. Raises LoweringError.
+
+    `lower_cpu` and `lower_gpu` show what it does to loops.
+    """
     schedule = Schedule(module, debug_mask="none")
     try:
         buffers = named_buffers(module["main"])
@@ -37,15 +40,20 @@ def lower(module: tvm.IRModule, program: Program, device: Device) -> str:
 
 
 def apply_trace(module: tvm.IRModule, trace: str) -> tvm.IRModule:
-    """The workload under a trace. Raises LoweringError when it is no trace or doesn't fit the workload."""
+    """Schedule a workload as a trace says. Raises LoweringError for a text that isn't a trace, and for a
+    trace of another workload."""
     return replay(module, trace).mod
 
 
 def replay(module: tvm.IRModule, trace: str) -> Schedule:
-    """As `apply_trace`, the schedule: TVM makes none of a module whose loops were partitioned, because the
-    parts' blocks share variables.
+    """Return the schedule in place of the module: TVM can't create one from a module whose loops are
+    partitioned, because the blocks of the parts share variables.
 
-    Raises LoweringError, also for a trace that says more than how loops run (core.trace).
+        [["GetSBlock", [], ["C", "main"], ["b0"]], ["GetLoops", ["b0"], [], ["l1", "l2"]], ["Parallel", ...]]
+    ->
+        for i in T.parallel(64): for j in range(64): C[i, j] = ...
+
+    Raises LoweringError, also for a trace that does more than schedule loops (core.trace).
     """
     schedule = Schedule(module, debug_mask="none")
     try:
@@ -58,7 +66,7 @@ def replay(module: tvm.IRModule, trace: str) -> Schedule:
 
 
 def _plain(value: Any) -> Any:
-    """TVM's containers as Python's, for json."""
+    """Convert TVM's containers to Python's, for json."""
     if isinstance(value, (str, int, float)) or value is None:
         return value
     if hasattr(value, "items"):

@@ -1,5 +1,7 @@
-"""AVX-512's dot product for LLVM 22, where its operands became vectors of bytes. TVM's own form of it fits
-the LLVMs before; ours takes its place under the same name, so that a trace is the same for all of them.
+"""AVX-512's dot product for LLVM 22, in which its operands became vectors of bytes.
+
+TVM's own form fits earlier versions of LLVM. Ours replaces it under the same name, so that traces stay the
+same for all versions.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ def dot_product(a: T.handle, b: T.handle, c: T.handle) -> None:
 
 
 def replace(name: str) -> None:
-    """Puts it in the place of TVM's `name` where LLVM asks for it."""
+    """Replace TVM's intrinsic `name` if LLVM wants vectors of bytes."""
     if tvm.get_global_func("target.llvm_version_major")() >= BYTES_SINCE_LLVM:
         known: Any = TensorIntrin.get(name)
         TensorIntrin.register(name, known.desc, dot_product, override=True)

@@ -19,7 +19,7 @@ from compiler.target import host_triple, parse_target
 from compiler.workload import from_json
 from core.measurement import Measurement, Outcome
 
-# How much of an error message is reported, counted from its end: that is where TVM names the cause.
+# An error is reported by the end of its message, where TVM names the cause.
 ERROR_CHARS = 2000
 
 

@@ -286,7 +286,7 @@ class _Calibration:
         library["main"](result)
         yield _Microbenchmark(launch, lambda cycles, hertz: None, all_cores=True)
 
-    # How they are measured
+    # Timing
 
     def _record_multiply_adds(self, dtype: str, rate: float) -> None:
         self._measured.setdefault("multiply_adds", {})[dtype] = rate

@@ -21,7 +21,7 @@ SPREAD_FACTOR, SIZE_FACTOR = 10.0, 0.1
 MIN_TOLERANCE = 1e-3
 # This share of integers may differ, and this share of floats may be finite in one output only.
 MAX_DIFFERENT = 0.01
-# The standard deviation of fewer values says little: their size stands for it.
+# Fewer values have no meaningful standard deviation: their size replaces it.
 MIN_VALUES = 16
 
 Arrays = Sequence[NDArray[Any]]

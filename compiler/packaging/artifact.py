@@ -39,7 +39,8 @@ class ArtifactError(ValueError):
 class TaskEntry:
     """One workload in an artifact. `trace` and `latency_s` are None for the fallback schedule.
 
-    `reason` says why the artifact doesn't use the workload's best schedule; it is empty if it does.
+    `reason` says why the artifact doesn't use the workload's best schedule; it is empty if it does. `variant`
+    names the variant that the workload is computed by, if it is one (`compiler.variants`).
     """
 
     workload: str
@@ -49,6 +50,7 @@ class TaskEntry:
     latency_s: float | None = None
     source: str = "fallback"
     reason: str = ""
+    variant: str = ""
 
 
 @dataclass(frozen=True)

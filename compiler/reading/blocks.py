@@ -18,7 +18,7 @@ ARITHMETIC = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div, tirx.FloorDiv, tirx.FloorM
 BRANCH_OPS = ("if_then_else",)
 # Calls that compile to at most one instruction.
 CHEAP_OPS = ("ceil", "fabs", "floor", "isnan", "likely", "nearbyint", "reinterpret", "round", "trunc")
-# What any other call counts as, in floating-point operations.
+# Any other call counts as this many floating-point operations.
 EXPENSIVE_FLOPS = 16.0
 
 

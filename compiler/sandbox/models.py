@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, BinaryIO
 
-from compiler.importing.model import ExtractedTask, RelaxModel, extract_tasks, fuse, fuse_untuned, read_onnx
+from compiler.importing.model import ExtractedTask, RelaxModel, fuse_untuned, read_onnx
 from compiler.importing.onnx_file import MAX_FILE_BYTES
 from compiler.importing.spec import ModelError, Shape, TensorSpec
 from compiler.packaging.artifact import ArtifactError, build_library, build_module
@@ -35,6 +35,7 @@ from compiler.sandbox.child import (
     redirect_stdout,
     run_child,
 )
+from compiler.variants.choice import VariantModel
 
 # LLVM's memory grows with the number of kernels, however small the model's file is.
 BUILD_MEMORY_BYTES = 8 << 30
@@ -77,8 +78,11 @@ class LibraryKind(StrEnum):
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """A .onnx file, the shapes of its dynamic inputs, a target, and the library to compile. `schedules` maps
-    workload hashes to traces; a workload without one gets the fallback schedule."""
+    """A .onnx file, the shapes of its dynamic inputs, a target, and the library to compile.
+
+    `schedules` maps workload hashes to traces. A workload without a trace gets the fallback schedule; a
+    variant with a trace replaces the workload that it is a variant of.
+    """
 
     data: bytes
     shapes: Mapping[str, Shape]
@@ -194,24 +198,25 @@ class FusedModel:
     """A model as it was imported, and as calls of the fused kernels that are tuned."""
 
     model: RelaxModel
-    fused: Any
+    fused: VariantModel
 
     @classmethod
     def of(cls, request: CompileRequest) -> FusedModel:
         """Raises ModelError."""
         model = read_onnx(request.data, request.shapes)
-        return cls(model, fuse(model, request.target))
+        return cls(model, VariantModel.of(model, request.target))
 
     @property
     def imported(self) -> ImportedModel:
-        return ImportedModel(self.model.inputs, self.model.outputs, tuple(extract_tasks(self.fused)))
+        return ImportedModel(self.model.inputs, self.model.outputs, tuple(self.fused.tasks()))
 
     def library(self, request: CompileRequest) -> bytes:
         """Compile the library that the request asks for. Raises ModelError, ArtifactError."""
         if request.library is LibraryKind.UNTUNED:
             return build_library(fuse_untuned(self.model, request.target), request.target)
         if request.library is LibraryKind.TUNED:
-            return build_module(self.fused, request.schedules, request.target)
+            chosen = self.fused.choose(request.schedules)
+            return build_module(chosen, request.schedules, request.target)
         return b""
 
 

@@ -34,7 +34,8 @@ class JobRequest:
     """A request for a job, as stored; clients send it as `tunefarm.client.values.JobRequest`.
 
     Of the jobs that share a device class, those of higher `priority` go first; of equal priority, each gets
-    trials in proportion to its `weight`. `build` says who compiles the candidates.
+    trials in proportion to its `weight`. `build` says who compiles the candidates. An `exact` job wants no
+    variants, which round differently.
     """
 
     model_sha: str
@@ -46,6 +47,7 @@ class JobRequest:
     priority: int = 0
     weight: float = 1.0
     build: Build = Build.AUTO
+    exact: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
@@ -279,6 +281,7 @@ def _jobs(session: Session, query: Select[JobRow]) -> list[Job]:
                 priority=row.priority,
                 weight=row.weight,
                 build=Build(row.build),
+                exact=row.exact,
             ),
             state=JobState(row.state),
             error=row.error,

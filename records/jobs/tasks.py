@@ -22,7 +22,8 @@ class TaskSpec:
     """A task to add to a job.
 
     `constants` are the indices of the workload's arguments that are weights of the model. A task that is not
-    `covered` keeps its fallback schedule, for this `reason`.
+    `covered` keeps its fallback schedule, for this `reason`. A task that may take the place of another
+    workload, `variant_of`, has the name of its `variant`.
     """
 
     job_id: str
@@ -33,6 +34,8 @@ class TaskSpec:
     covered: bool
     reason: str
     constants: tuple[int, ...]
+    variant: str = ""
+    variant_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,13 @@ class Task:
     trials: int
     best_s: float | None
     constants: tuple[int, ...]
+    variant: str = ""
+    variant_of: str = ""
+
+    @property
+    def place(self) -> str:
+        """The workload of the model that it computes; the fastest task of a place is compiled in."""
+        return self.variant_of or self.workload_hash
 
 
 def put_workload(
@@ -148,6 +158,8 @@ def for_job(session: Session, job_id: str) -> list[Task]:
             trials=trials,
             best_s=best_s,
             constants=tuple(row.constants),
+            variant=row.variant,
+            variant_of=row.variant_of,
         )
         for row, trials, best_s in session.execute(query)
     ]

@@ -166,6 +166,7 @@ class JobRow(Base):
     weight: Mapped[float] = mapped_column(default=1.0)
     # Where its candidates are built: auto, device or builder.
     build: Mapped[str] = mapped_column(default="auto")
+    exact: Mapped[bool] = mapped_column(default=False)
     # The numbers of its trials and of those that are done: counting them takes longer the more there are.
     trials_issued: Mapped[int] = mapped_column(default=0)
     trials_done: Mapped[int] = mapped_column(default=0)
@@ -202,6 +203,9 @@ class TaskRow(Base):
     covered: Mapped[bool]
     reason: Mapped[str]
     constants: Mapped[list[Any]]
+    # A task that may take the place of the workload `variant_of`; both are empty otherwise.
+    variant: Mapped[str] = mapped_column(default="")
+    variant_of: Mapped[str] = mapped_column(default="")
 
 
 class LeaseRow(Base):

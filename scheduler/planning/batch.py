@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -110,6 +111,10 @@ def task_searches(
             history = TaskHistory.gather(space, snapshot.records.get(name, ()), snapshot.trials[task.id])
             progress = history.progress(task, space)
             found.append(TaskSearch(task, space, history, progress, seeds.get(name, ())))
+    for one in found:
+        others = [other for other in found if other.task.place == one.task.place and other is not one]
+        rival_s = min((other.progress.best_s for other in others), default=math.inf)
+        one.progress = replace(one.progress, rival_s=rival_s)
     return found
 
 

@@ -47,12 +47,16 @@ def tuned_artifact(
 
     Its outputs will be compared with those of the library `reference`, if there is one.
     """
+    tasks = {task.workload_hash: task for task in imported.tasks}
     entries = []
-    for task in imported.tasks:
-        entry = TaskEntry(
-            task.workload_hash, task.name, task.weight, reason=selection.reasons.get(task.workload_hash, "")
-        )
-        if record := selection.chosen.get(task.workload_hash):
+    for own in imported.tasks:
+        if own.variant:
+            continue
+        record = selection.chosen.get(own.workload_hash)
+        task = own if record is None else tasks[record.workload_hash]
+        reason = selection.reasons.get(own.workload_hash, "")
+        entry = TaskEntry(task.workload_hash, task.name, own.weight, reason=reason, variant=task.variant)
+        if record is not None:
             entry = replace(entry, trace=record.trace, latency_s=record.latency_s, source=record.source)
         entries.append(entry)
     return pack(library, _manifest(job, device, imported, tuple(entries), now), reference)
@@ -66,6 +70,7 @@ def select_applicable(
     `records` of a workload come fastest first.
     """
     modules = {task.workload_hash: task.module_json for task in tasks}
+    places = {task.workload_hash: task.place for task in tasks}
     num_imported: Counter[str] = Counter()
     usable: list[Record] = []
     for record in records:
@@ -75,7 +80,7 @@ def select_applicable(
             usable.append(record)
     # Where one schedule turned out not to compile, the next may not either.
     suspicious = {workload for workload, _ in history.refused}
-    while (selection := next_selection(usable, history)) is not None:
+    while (selection := next_selection(usable, history, places)) is not None:
         refused = _refused(modules, selection.chosen, target, suspicious)
         if not refused:
             return selection
@@ -88,7 +93,7 @@ def find_uncompilable(
 ) -> dict[ScheduleId, str]:
     """Compile each schedule of a selection alone, in a child process; return those that fail, and why."""
     modules = {task.workload_hash: task.module_json for task in tasks}
-    return _refused(modules, selection.chosen, target, suspicious=selection.chosen.keys())
+    return _refused(modules, selection.chosen, target, suspicious=selection.traces.keys())
 
 
 def describe_replaced(manifest: Manifest) -> str:
@@ -127,11 +132,12 @@ def _refused(
     Imported ones, and those of `suspicious` workloads, may crash the compiler: they are first applied and
     compiled in a child process.
     """
-    risky = [name for name, record in chosen.items() if record.source == "import" or name in suspicious]
-    checked = check_traces([(modules[name], chosen[name].trace) for name in risky], target)
+    records = {record.workload_hash: record for record in chosen.values()}
+    risky = [name for name, record in records.items() if record.source == "import" or name in suspicious]
+    checked = check_traces([(modules[name], records[name].trace) for name in risky], target)
     problems = dict(zip(risky, checked, strict=True))
     refused: dict[ScheduleId, str] = {}
-    for name, record in chosen.items():
+    for name, record in records.items():
         problem = problems.get(name)
         if not problem:
             try:

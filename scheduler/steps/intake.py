@@ -34,7 +34,8 @@ def run(context: Context, job: Job) -> None:
     if device is None:
         return
     imported, library = context.model_compiler.compile_untuned(job.request, device)
-    subgraphs = [_Subgraph.read(task) for task in imported.tasks]
+    wanted = [task for task in imported.tasks if not (task.variant and job.request.exact)]
+    subgraphs = [_Subgraph.read(task) for task in wanted]
     artifact = untuned_artifact(job, device, imported, library, context.now())
     with context.database.begin() as session:
         sha = blobs.put(session, artifact)
@@ -91,14 +92,21 @@ class _Subgraph:
             covered=self.dag is not None,
             reason=self.reason,
             constants=self.task.constants,
+            variant=self.task.variant,
+            variant_of=self.task.variant_of,
         )
 
 
 def _next_state(session: Session, job: Job, subgraphs: Sequence[_Subgraph]) -> tuple[JobState, str]:
     """Return the state that follows, and its message."""
+    own = [subgraph for subgraph in subgraphs if not subgraph.task.variant]
+    num_variants = len(subgraphs) - len(own)
+    variants = f", and {num_variants} variant{'s'[: num_variants > 1]}" if num_variants else ""
     if job.request.budget.trials:
-        num_covered = sum(subgraph.dag is not None for subgraph in subgraphs)
-        return JobState.TUNING, f"searching {num_covered} of {len(subgraphs)} subgraphs"
-    if num_untried := len(read_remaining(session, job).untried):
-        return JobState.TUNING, f"trying the best guess for {num_untried} of {len(subgraphs)} subgraphs"
+        num_covered = sum(subgraph.dag is not None for subgraph in own)
+        return JobState.TUNING, f"searching {num_covered} of {len(own)} subgraphs{variants}"
+    if untried := read_remaining(session, job).untried:
+        num_untried = sum(not task.variant for task in untried)
+        message = f"trying the best guess for {num_untried} of {len(own)} subgraphs{variants}"
+        return JobState.TUNING, message
     return JobState.PUBLISHING, "compiling the model with the schedules known"

@@ -148,9 +148,9 @@ def _compile_next(
         if job.device_class is None:
             raise PermanentError("the job has no device class: submit it again")
         device = devices.get_class(session, job.device_class)
-        hashes = [task.workload_hash for task in tasks.for_job(session, job.id)]
-        records = schedules.successes(session, device.key, hashes)
-        if next_selection(records, history) is None:
+        places = {task.workload_hash: task.place for task in tasks.for_job(session, job.id)}
+        records = schedules.successes(session, device.key, places)
+        if next_selection(records, history, places) is None:
             return False
         if not attempts.begin(session, job, doing, context.now(), context.settings.max_failures):
             return True
@@ -158,9 +158,8 @@ def _compile_next(
     selected = select_applicable(imported.tasks, records, device.target, history)
     if selected is None:
         return False
-    traces = {workload: record.trace for workload, record in selected.chosen.items()}
     try:
-        library = context.model_compiler.compile_tuned(job.request, device, traces)
+        library = context.model_compiler.compile_tuned(job.request, device, selected.traces)
     except ArtifactError as error:
         refused = find_uncompilable(imported.tasks, selected, device.target)
         with context.database.begin() as session:

@@ -1,16 +1,17 @@
 """The schedules of the published model: the best of every subgraph, without those that break the model.
 
-The model is assembled with the best schedule of every subgraph. If it can't be compiled, crashes, hangs or
-computes something else than the untuned model, it is assembled again with the schedules that are known to
-work and half of the suspects, until one suspect is left (delta debugging, Zeller 2002). That schedule gives
-way to the next best one of its subgraph, then to the fallback schedule; all others stay. A schedule that
-can't be compiled alone is found without assembling models.
+The model is assembled with the best schedule of every subgraph, its own or that of a variant. If it can't be
+compiled, crashes, hangs or computes something else than the untuned model, it is assembled again with the
+schedules that are known to work and half of the suspects, until one suspect is left (delta debugging, Zeller
+2002). That schedule gives way to the next best one of its subgraph, then to the fallback schedule; all others
+stay. A schedule that can't be compiled alone is found without assembling models.
 
 Every assembly is stored as an event of the job, so the successor of a killed scheduler goes on from there.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -69,9 +70,10 @@ class AssemblyHistory:
 
 @dataclass(frozen=True)
 class Selection:
-    """The records to assemble a model with, by workload hash.
+    """The records to assemble a model with, by the workload of the model.
 
-    `reasons` say, by workload hash, why a workload gets something else than its best record.
+    The record of a variant has another workload than the one whose place it takes. `reasons` say, by the
+    workload of the model, why it gets something else than its best record.
     """
 
     chosen: Mapping[str, Record]
@@ -80,6 +82,11 @@ class Selection:
     @property
     def schedules(self) -> frozenset[ScheduleId]:
         return frozenset(map(schedule_id, self.chosen.values()))
+
+    @property
+    def traces(self) -> dict[str, str]:
+        """The chosen traces, by the workload that they schedule."""
+        return {record.workload_hash: record.trace for record in self.chosen.values()}
 
 
 def schedule_id(record: Record) -> ScheduleId:
@@ -145,11 +152,13 @@ def failure_of(run: StoredModuleRun) -> str:
     return f"{run.outcome}: {lines[-1]}" if lines else str(run.outcome)
 
 
-def next_selection(records: Sequence[Record], history: AssemblyHistory) -> Selection | None:
+def next_selection(
+    records: Sequence[Record], history: AssemblyHistory, places: Mapping[str, str]
+) -> Selection | None:
     """Return the schedules to assemble the next model with.
 
     None when nothing more can be found out, or no assembly is left to do so. `records` are the successful
-    ones, those of a workload fastest first.
+    ones; `places` are the workloads of the model by those of their variants.
     """
     left = MAX_ASSEMBLIES - len(history.assemblies)
     works = [assembly.schedules for assembly in history.assemblies if not assembly.failure]
@@ -159,7 +168,7 @@ def next_selection(records: Sequence[Record], history: AssemblyHistory) -> Selec
     harmful = {
         one: assembly.failure for suspects, assembly in failed for one in suspects if len(suspects) == 1
     }
-    wanted = _best(records, harmful, history.refused, lambda one: left > 1 or one in good)
+    wanted = _best(records, places, harmful, history.refused, lambda one: left > 1 or one in good)
     if left < 1 or history.is_inconclusive or wanted.schedules in works:
         return None
     explained = harmful.keys() | history.refused.keys()
@@ -181,6 +190,7 @@ def next_selection(records: Sequence[Record], history: AssemblyHistory) -> Selec
 
 def _best(
     records: Sequence[Record],
+    places: Mapping[str, str],
     harmful: Mapping[ScheduleId, str],
     refused: Mapping[ScheduleId, str],
     may_replace: Callable[[ScheduleId], bool],
@@ -192,8 +202,9 @@ def _best(
     chosen: dict[str, Record] = {}
     reasons: dict[str, str] = {}
     num_harmful: Counter[str] = Counter()
-    for record in records:
-        workload, schedule = record.workload_hash, schedule_id(record)
+    for record in sorted(records, key=lambda record: record.latency_s or math.inf):
+        schedule = schedule_id(record)
+        workload = places.get(record.workload_hash, record.workload_hash)
         if workload in chosen or num_harmful[workload] >= MAX_HARMFUL:
             continue
         if schedule in harmful or schedule in refused:

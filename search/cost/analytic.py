@@ -11,7 +11,6 @@ from core.device import Device
 from search.cost.machine import FITTED, Machine, ShapeFactors
 from search.programs.nest import Floats
 from search.programs.program import Population
-from search.sketches.sketch import Sketch
 from search.sketches.stage import Estimate, Placement, Stage
 
 
@@ -22,10 +21,15 @@ def estimate(population: Population, device: Device, factors: ShapeFactors = FIT
     work.
     """
     sketch, machine = population.sketch, Machine(device, factors)
+
+    def work(stage: Stage) -> float:
+        node = sketch.dag.node[stage.node]
+        return max(node.flops, 1.0) * node.iterations
+
     seconds = np.zeros(len(population))
     quantities: dict[str, Floats] = {}
     rank = 0
-    for stage in sorted(sketch.stages, key=lambda stage: _work(sketch, stage), reverse=True):
+    for stage in sorted(sketch.stages, key=work, reverse=True):
         part = stage.estimate(population, machine)
         seconds = seconds + part.seconds
         if stage.placement is Placement.NEST:
@@ -36,8 +40,3 @@ def estimate(population: Population, device: Device, factors: ShapeFactors = FIT
     if sketch.gpu is not None:
         quantities["moved_s"] = seconds - quantities.get("node_s", 0.0)
     return Estimate(seconds, quantities)
-
-
-def _work(sketch: Sketch, stage: Stage) -> float:
-    node = sketch.dag.node[stage.node]
-    return max(node.flops, 1.0) * node.iterations

@@ -42,9 +42,8 @@ def nest_compiles_quickly(population: Population, stage: Stage) -> NDArray[np.bo
     sketch = population.sketch
     node = sketch.dag.node[stage.node]
     lanes = vector_lanes(population, stage)
-    work = GATHER_INSTRUCTIONS * count_gathers(population, stage) * lanes + -(-lanes // 16) * max(
-        node.flops, 1.0
-    )
+    gathered = GATHER_INSTRUCTIONS * count_gathers(population, stage) * lanes
+    work = gathered + -(-lanes // 16) * max(node.flops, 1.0)
     unrolled = _unroll_of(population, stage.node)
     if stage.node in sketch.hosts:
         hosted = _unroll_of(population, sketch.hosts[stage.node].name)

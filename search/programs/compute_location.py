@@ -36,23 +36,23 @@ def is_inlined(population: Population, node: str) -> NDArray[np.bool_]:
 def encloses_readers(population: Population, stage: Stage) -> NDArray[np.bool_]:
     """[programs]: whether the loops in which a nest is computed enclose all of its readers."""
     sketch = population.sketch
-    outer = sketch.hosts.get(stage.node)
+    host = sketch.hosts.get(stage.node)
     depth = location_depth(population, stage.node)
-    if outer is None:
+    if host is None:
         return np.ones(len(depth), dtype=bool)
-    deepest = _readers_depth(population, stage.node, outer.name)
-    return np.asarray(depth <= np.where(is_inlined(population, outer.name), 0, deepest))
+    deepest = _readers_depth(population, stage.node, host.name)
+    return np.asarray(depth <= np.where(is_inlined(population, host.name), 0, deepest))
 
 
-def _readers_depth(population: Population, node: str, outer: str) -> Ints:
-    """[programs]: the smallest depth at which a reader of `node` stands in the nest of `outer`."""
+def _readers_depth(population: Population, node: str, host: str) -> Ints:
+    """[programs]: the smallest depth in the host's loops at which a reader of `node` is computed."""
     dag = population.sketch.dag
     least = np.full(len(population), np.iinfo(np.int64).max)
     for consumer in dag.consumers(dag.node[node]):
-        if consumer.name == outer:
+        if consumer.name == host:
             continue
         own = location_depth(population, consumer.name)
-        onward = _readers_depth(population, consumer.name, outer)
+        onward = _readers_depth(population, consumer.name, host)
         passes = is_inlined(population, consumer.name) | (consumer.name not in population.sketch.nest_names)
         least = np.minimum(least, np.where(passes, onward, own))
     return least

@@ -103,8 +103,8 @@ class Tiled(Stage):
 
 
 class LoopNest(Stage):
-    """A nest of plain loops, inlined, of its own, or computed inside the loops that read it, as a variable
-    says."""
+    """A nest of plain loops. A variable says whether it is computed on its own, inside the loops that read
+    it, or inlined."""
 
     placement = Placement.NEST
 
@@ -125,7 +125,7 @@ class LoopNest(Stage):
             if len(loops) > 1:
                 yield Choice("fused", node.name, tuple(range(1, len(loops) + 1)))
         if node.spatial:
-            # The number of outer loops that run in parallel together: each that makes a difference.
+            # Numbers of outer loops that run in parallel together; loops of one iteration add nothing.
             sizes = [node.axes[axis].extent for axis in node.spatial]
             parallel = (depth for depth, size in enumerate(sizes, start=1) if size > 1)
             yield Choice("parallel", node.name, (0, *parallel))

@@ -28,7 +28,7 @@ TENSOR_KINDS = ("warps i", "warps j", "fragments i", "fragments j", "fragments k
 TENSOR_TILES = (1, 2, 4)
 # The widest load of a thread.
 MAX_VECTOR_BYTES = 16
-# TVM writes no guarded loads of more values of eight bits.
+# TVM can't generate guarded loads of more values of eight bits.
 MAX_BYTE_LANES = 4
 MAX_VTHREADS = 8
 # With more accumulators a thread's registers spill, whatever the number of threads.

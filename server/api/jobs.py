@@ -47,6 +47,9 @@ class JobRequestBody(RequestBody):
     `build` says who compiles the candidates: "device", the devices that measure them; "builder", workers that
     only build, for which the job waits; "auto", a builder if there is one of another kind than the device or
     with at least twice its cores, and otherwise the device.
+
+    With `exact`, operators are computed as they were imported, without variants that round differently, such
+    as Winograd's convolutions.
     """
 
     model: Sha256
@@ -59,6 +62,7 @@ class JobRequestBody(RequestBody):
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     weight: float = Field(default=1.0, ge=MIN_WEIGHT, le=MAX_WEIGHT, allow_inf_nan=False)
     build: Literal["auto", "device", "builder"] = "auto"
+    exact: bool = False
 
     @model_validator(mode="after")
     def _trials_unless_compile_only(self) -> JobRequestBody:
@@ -103,6 +107,7 @@ class JobBody(BaseModel):
     priority: int
     weight: float
     build: str
+    exact: bool
     created_at: float
     started_at: float | None
     finished_at: float | None
@@ -133,6 +138,7 @@ class JobBody(BaseModel):
             priority=request.priority,
             weight=request.weight,
             build=request.build.value,
+            exact=request.exact,
             created_at=job.created_at,
             started_at=job.started_at,
             finished_at=job.finished_at,
@@ -153,7 +159,10 @@ class JobsBody(BaseModel):
 
 
 class TaskBody(BaseModel):
-    """One subgraph of a job. One that is not `covered` keeps its fallback schedule: `reason` says why."""
+    """One subgraph of a job. One that is not `covered` keeps its fallback schedule: `reason` says why.
+
+    A task with a `variant` may take the place of the workload `variant_of`; the fastest is compiled in.
+    """
 
     id: int
     name: str
@@ -164,6 +173,8 @@ class TaskBody(BaseModel):
     reason: str
     trials: int
     best_s: float | None
+    variant: str
+    variant_of: str
 
     @classmethod
     def of(cls, task: Task) -> TaskBody:
@@ -177,6 +188,8 @@ class TaskBody(BaseModel):
             reason=task.reason,
             trials=task.trials,
             best_s=task.best_s,
+            variant=task.variant,
+            variant_of=task.variant_of,
         )
 
 
@@ -302,4 +315,5 @@ def _job_request(session: Session, body: JobRequestBody) -> JobRequest:
         priority=body.priority,
         weight=body.weight,
         build=Build(body.build),
+        exact=body.exact,
     )

@@ -58,7 +58,7 @@ async def upload(
 
 def _store(context: ServerContext, file: IO[bytes], name: str) -> ModelBody:
     reason = onnx_file.rejection_reason(file)
-    if reason is not None:
+    if reason:
         raise Problem(422, "not-onnx", reason)
     file.seek(0)
     data = file.read()

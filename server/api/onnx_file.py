@@ -11,11 +11,12 @@ from typing import IO
 
 _GRAPH_FIELD = 7
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_WIDTHS = {_FIXED64: 8, _FIXED32: 4}
 _MAX_FIELDS = 100_000
 
 
-def rejection_reason(file: IO[bytes]) -> str | None:
-    """Return why the file can't be an ONNX model, None when it may be one."""
+def rejection_reason(file: IO[bytes]) -> str:
+    """Return why the file can't be an ONNX model, in a sentence; "" when it may be one."""
     size = file.seek(0, os.SEEK_END)
     if size == 0:
         return "The body is empty: send the ONNX file as the request's body."
@@ -24,9 +25,7 @@ def rejection_reason(file: IO[bytes]) -> str | None:
         fields = _fields(file, size)
     except _MalformedError as error:
         return f"This is not an ONNX file: {error}."
-    if _GRAPH_FIELD not in fields:
-        return "This is not an ONNX file: it holds no graph."
-    return None
+    return "" if _GRAPH_FIELD in fields else "This is not an ONNX file: it holds no graph."
 
 
 class _MalformedError(ValueError):
@@ -43,24 +42,21 @@ def _fields(file: IO[bytes], size: int) -> set[int]:
         number, kind = tag >> 3, tag & 7
         if number == 0 or (number == _GRAPH_FIELD and kind != _BYTES):
             raise _MalformedError("its bytes follow another format")
-        begin = file.tell()
-        end = begin + _length(file, kind)
+        if kind == _VARINT:
+            _varint(file)
+            end = file.tell()
+        elif kind == _BYTES:
+            length = _varint(file)
+            end = file.tell() + length
+        elif kind in _WIDTHS:
+            end = file.tell() + _WIDTHS[kind]
+        else:
+            raise _MalformedError("its bytes follow another format")
         if end > size:
             raise _MalformedError("it is cut short")
         file.seek(end)
         found.add(number)
     raise _MalformedError("its bytes follow another format")
-
-
-def _length(file: IO[bytes], kind: int) -> int:
-    """How many bytes from where the value begins to where it ends."""
-    begin = file.tell()
-    if kind in (_FIXED32, _FIXED64):
-        return 4 if kind == _FIXED32 else 8
-    if kind not in (_VARINT, _BYTES):
-        raise _MalformedError("its bytes follow another format")
-    number = _varint(file)
-    return file.tell() - begin + (number if kind == _BYTES else 0)
 
 
 def _varint(file: IO[bytes]) -> int:

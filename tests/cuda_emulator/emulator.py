@@ -106,11 +106,11 @@ class Emulated:
         """Runs it on one array for each parameter; results are written into them. With a seed, threads run in
         another order. Raises EmulationError."""
         types = {"bfloat16": "uint16"}
-        space = {
+        space: dict[int | str, NDArray[Any]] = {
             name: np.zeros(size, dtype=types.get(dtype, dtype))
             for name, (size, dtype) in self.host.workspaces.items()
         }
-        everything = {**dict(enumerate(arguments)), **space}
+        everything: dict[int | str, NDArray[Any]] = {**dict(enumerate(arguments)), **space}
         for position, launch in enumerate(self.host.launches):
             arrays = [everything[name] for name in launch.buffers]
             pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))

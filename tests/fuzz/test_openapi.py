@@ -110,7 +110,7 @@ def full(tmp_path_factory: pytest.TempPathFactory, session: requests.Session) ->
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory, session: requests.Session) -> Iterator[Site]:
     """A server that needs a token."""
-    unlimited = {"rate_limit": "off", "failure_limit": "off"}
+    unlimited: dict[str, Any] = {"rate_limit": "off", "failure_limit": "off"}
     service, stop = launch(tmp_path_factory.mktemp("guarded"), token=SECRET, **unlimited)
     yield Site(service.url, session)
     session.close()
@@ -146,7 +146,7 @@ def filled(service: Service) -> str:
     return model
 
 
-def send(case: schemathesis.Case, site: Site, **headers: str) -> int:
+def send(case: schemathesis.Case[Any], site: Site, **headers: str) -> int:
     """Send a request and check its answer against the document. Return the status."""
     answer = case.call_and_validate(base_url=site.url, session=site.session, headers=headers)
     if answer.status_code >= 400:
@@ -169,17 +169,18 @@ of_every_operation = pytest.mark.parametrize("label", OPERATIONS)
 
 
 def request_all(
-    of: schemathesis.BaseSchema, label: str, request: Callable[[schemathesis.Case], None]
+    of: schemathesis.BaseSchema, label: str, request: Callable[[schemathesis.Case[Any]], object]
 ) -> None:
     """Call `request` with every case that schemathesis makes up for one operation.
 
     Its own decorator would make up the cases while tests are collected, which takes twenty seconds.
     """
 
-    def test(case: schemathesis.Case) -> None:
+    def test(case: schemathesis.Case[Any]) -> None:
         request(case)
 
-    (operation,) = [one for found in of.get_all_operations() for one in [found.ok()] if one.label == label]
+    results: list[Any] = list(of.get_all_operations())
+    (operation,) = [one for result in results for one in [result.ok()] if one.label == label]
     nothing = FeedbackSources()
     build_operation_test(
         config=of.config, operation=operation, test_func=test, given_kwargs={}, feedback=nothing
@@ -193,7 +194,7 @@ def test_an_empty_service_answers_as_the_document_says(label: str, empty: Site) 
 
 @of_every_operation
 def test_a_service_with_a_job_answers_as_the_document_says(label: str, full: Site) -> None:
-    def request(case: schemathesis.Case) -> None:
+    def request(case: schemathesis.Case[Any]) -> None:
         if isinstance(case.body, dict) and "model" in case.body:
             case.body["model"] = full.model
         send(case, full)
@@ -203,7 +204,7 @@ def test_a_service_with_a_job_answers_as_the_document_says(label: str, full: Sit
 
 @of_every_operation
 def test_without_a_token_nothing_but_probes_is_answered(label: str, guarded: Site) -> None:
-    def request(case: schemathesis.Case) -> None:
+    def request(case: schemathesis.Case[Any]) -> None:
         assert send(case, guarded) == (200 if case.path in OPEN_PATHS else 401)
 
     request_all(FEW, label, request)
@@ -211,7 +212,7 @@ def test_without_a_token_nothing_but_probes_is_answered(label: str, guarded: Sit
 
 @of_every_operation
 def test_with_a_token_the_document_is_as_true(label: str, guarded: Site) -> None:
-    def request(case: schemathesis.Case) -> None:
+    def request(case: schemathesis.Case[Any]) -> None:
         assert send(case, guarded, Authorization=f"Bearer {SECRET}") != 401
 
     request_all(FEW, label, request)

@@ -58,7 +58,7 @@ def _of_call(node: ast.Call) -> Iterator[str]:
         yield called
     for keyword in node.keywords:
         if isinstance(keyword.value, ast.Constant) and (keyword.arg, keyword.value.value) in FLAGS:
-            yield f"{keyword.arg}={keyword.value.value}"
+            yield f"{keyword.arg}={keyword.value.value!s}"
 
 
 @pytest.mark.parametrize("package", PACKAGES)

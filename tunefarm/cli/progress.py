@@ -55,21 +55,42 @@ def seconds_left(job: Job, trials_per_s: float | None, now: float) -> float | No
 
 
 def network_s(tasks: Sequence[Task]) -> float | None:
-    """Return the network's latency as the sum of its tasks', or None until every covered task has one."""
-    covered = [task.network_s for task in tasks if task.covered]
-    measured = [secs for secs in covered if secs is not None]
-    return sum(measured) if measured and len(measured) == len(covered) else None
+    """Return the network's latency as the sum of the fastest task of each place, or None until every covered
+    place has one."""
+    places = {task.place for task in tasks if task.covered}
+    fastest = fastest_tasks(tasks)
+    is_known = bool(places) and places <= {task.place for task in fastest}
+    return sum(task.network_s or 0.0 for task in fastest if task.place in places) if is_known else None
+
+
+def fastest_tasks(tasks: Sequence[Task]) -> list[Task]:
+    """Return the fastest measured task of each place: those that would be compiled in now."""
+    measured = sorted(
+        (task for task in tasks if task.best_s is not None), key=lambda task: task.best_s or 0.0
+    )
+    fastest: dict[str, Task] = {}
+    for task in measured:
+        fastest.setdefault(task.place, task)
+    return list(fastest.values())
 
 
 def share(task: Task, tasks: Sequence[Task]) -> float | None:
-    """Return the task's fraction of the time that is known of the network."""
-    total = sum(other.network_s or 0.0 for other in tasks)
-    return None if task.network_s is None else task.network_s / total
+    """Return the task's fraction of the time that is known of the network; None when it has none."""
+    fastest = fastest_tasks(tasks)
+    total = sum(other.network_s or 0.0 for other in fastest)
+    return task.network_s / total if task in fastest and task.network_s is not None else None
 
 
 def by_time(tasks: Sequence[Task]) -> list[Task]:
-    """Sort the costliest tasks first, then those not measured yet, then those that the search can't tune."""
-    return sorted(tasks, key=lambda task: (not task.covered, -(task.network_s or 0.0), task.name))
+    """Sort the costliest tasks first, then those not measured yet, those slower than another one of their
+    place, and those that the search can't tune."""
+    fastest = fastest_tasks(tasks)
+
+    def order(task: Task) -> tuple[bool, bool, float, str]:
+        is_slower = task.best_s is not None and task not in fastest
+        return not task.covered, is_slower, -(task.network_s or 0.0), task.name
+
+    return sorted(tasks, key=order)
 
 
 @dataclass(frozen=True)

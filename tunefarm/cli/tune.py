@@ -42,6 +42,10 @@ from tunefarm.embedded.service import Service, connect_or_start
 from tunefarm.settings import CommandSettings, load
 
 DEFAULT_TRIALS = 1000
+Exact = Annotated[
+    bool,
+    typer.Option("--exact", help="Keep operators as they are: no Winograd, which rounds differently."),
+]
 
 
 def tune(
@@ -64,6 +68,7 @@ def tune(
     build: Annotated[
         Build, typer.Option(help="Who compiles the candidates: the device, a builder, or who is quicker.")
     ] = Build.AUTO,
+    exact: Exact = False,
     output: Output = None,
     threads: Threads = None,
     features: Features = None,
@@ -83,6 +88,7 @@ def tune(
         priority=priority,
         weight=checked_weight(weight),
         build=build.value,
+        exact=exact,
     )
     settings = load(server=server, token=token, data=data, threads=threads)
     _run_job(model, request, output, settings, features, as_json)
@@ -92,6 +98,7 @@ def compile_(
     model: ModelFile,
     shape: Shape = None,
     target: Target = "native",
+    exact: Exact = False,
     output: Output = None,
     features: Features = None,
     server: Server = None,
@@ -100,7 +107,7 @@ def compile_(
     as_json: AsJson = False,
 ) -> None:
     """Compile an ONNX model at once, with the best schedules known and best guesses for the rest."""
-    request = JobRequest("", 0, parsed_shapes(shape or ()), target, compile_only=True)
+    request = JobRequest("", 0, parsed_shapes(shape or ()), target, compile_only=True, exact=exact)
     _run_job(model, request, output, load(server=server, token=token, data=data), features, as_json)
 
 
@@ -206,6 +213,7 @@ def _interrupted_job(service: Service, request: JobRequest) -> Job | None:
             priority=job.priority,
             weight=job.weight,
             build=job.build,
+            exact=job.exact,
         )
         if not job.state.finished and asked == request:
             return job

@@ -54,7 +54,7 @@ TOO_MANY_REQUESTS = httpx.codes.TOO_MANY_REQUESTS
 MAX_PAUSE_S = 60.0
 
 # Fields of a job that older services don't know, with the values that mean what those do.
-_NEWER_FIELDS = {"compile_only": False, "priority": 0, "weight": 1.0, "build": "auto"}
+_NEWER_FIELDS = {"compile_only": False, "priority": 0, "weight": 1.0, "build": "auto", "exact": False}
 
 _log = logging.getLogger(__name__)
 

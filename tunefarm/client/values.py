@@ -26,6 +26,7 @@ class JobRequest:
     for the model compiled with the schedules known already and best guesses for the rest; its `trials` are 0.
     Where jobs share devices, those of higher `priority` go first; those of equal priority get trials in
     proportion to their `weight`. `build` tells whether the device or a builder compiles the candidates.
+    `exact` keeps operators as they were imported, without variants that round differently.
     """
 
     model: str
@@ -38,6 +39,7 @@ class JobRequest:
     priority: int = 0
     weight: float = 1.0
     build: str = Build.AUTO.value
+    exact: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,7 @@ class Job:
     priority: int = 0
     weight: float = 1.0
     build: str = Build.AUTO.value
+    exact: bool = False
 
     @property
     def trials_text(self) -> str:
@@ -90,6 +93,13 @@ class Task:
     reason: str
     trials: int
     best_s: float | None
+    variant: str = ""
+    variant_of: str = ""
+
+    @property
+    def place(self) -> str:
+        """The workload of the model that it computes; the fastest task of a place is compiled in."""
+        return self.variant_of or self.workload
 
     @property
     def network_s(self) -> float | None:

@@ -1,4 +1,5 @@
-"""Nests of CPU programs: by themselves or inside their reader's loops, in vectors or partial results."""
+"""Lower the nests of CPU programs: on their own or inside their reader's loops, with vectors and partial
+results."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.lowering.primitives import Primitives, power_of_two
+from compiler.lowering.primitives import Primitives, power_of_two, unroll_up_to
 from search.dag import Node
 from search.programs.program import Program
 from search.sketches.stage import Placement, Rfactor, Stage
@@ -14,16 +15,17 @@ from search.sketches.variables import vector_loops
 
 
 @dataclass
-class _Loops:
-    """A nest's own loops: spatial ones in the order of the axes, then what it reduces over."""
+class _NestLoops:
+    """A nest's own loops: spatial ones in the order of the axes, then those of its reduction."""
 
     spatial: list[Any]
     reduction: list[Any]
 
 
 @dataclass
-class _Partial:
-    """The nest of partial results: its block, its loops over results, over steps and over partial results."""
+class _PartialNest:
+    """The nest of partial results that rfactor makes: its block, its loops over results, over the steps of
+    the reduction, and over the partial results of one result (`lanes`)."""
 
     block: Any
     spatial: list[Any]
@@ -32,24 +34,33 @@ class _Partial:
 
 
 class Nests:
-    """`levels` are the loops of tiled nodes, inside which nests may be computed."""
+    """`levels` are the loops of tiled nodes by tile level; nests may be computed inside them."""
 
     def __init__(
-        self, tools: Primitives, program: Program, levels: Mapping[str, Sequence[Sequence[Any]]]
+        self, primitives: Primitives, program: Program, levels: Mapping[str, Sequence[Sequence[Any]]]
     ) -> None:
-        self.tools = tools
-        self.schedule = tools.schedule
+        self.primitives = primitives
+        self.schedule = primitives.schedule
         self.program = program
         self.levels = levels
-        self.loops: dict[str, _Loops] = {}
-        self.partial: dict[str, _Partial] = {}
+        self.loops: dict[str, _NestLoops] = {}
+        self.partial: dict[str, _PartialNest] = {}
 
     def is_inlined(self, stage: Stage) -> bool:
         return stage.placement is Placement.NEST and self.program.location(stage.node) == "inline"
 
     def place(self, stage: Stage) -> None:
-        """A nest inside the loops of its reader, or on its own; vectors of partial results right before their
-        sum."""
+        """Compute a nest inside the loops of its reader, as deep as the program says.
+
+            for i, j: B[i, j] = f(A[i, j])
+            for i, j: C[i, j] = g(B[i, j])
+        ->
+            for i:
+                for j: B[i, j] = f(A[i, j])
+                for j: C[i, j] = g(B[i, j])
+
+        A reduction with an rfactor becomes two nests, see `_rfactor`.
+        """
         node = self._node(stage)
         block = self.schedule.get_sblock(stage.node)
         partial = self._rfactor(stage, block) if stage.rfactor else None
@@ -57,38 +68,80 @@ class Nests:
         if depth:
             self.schedule.compute_at(block, self._host_loop(stage, depth), preserve_unit_loops=True)
         if partial is None:
-            self.loops[stage.node] = self._own_loops(node, block)
-        else:
-            self.loops[stage.node] = self._loops_of_sum(node, block, moved=depth > 0)
-            self.partial[stage.node] = self._place_partial(stage, partial, depth)
+            own = self.schedule.get_loops(block)[-len(node.axes) :] if node.axes else []
+            nest = _NestLoops([own[axis] for axis in node.spatial], [own[axis] for axis in node.reduction])
+            if nest.spatial and nest.reduction:
+                self.schedule.reorder(*nest.spatial, *nest.reduction)
+            self.loops[stage.node] = nest
+            return
+        own = self.schedule.get_loops(block)[-len(node.spatial) - 1 :]
+        # The loop over partial results is the last one. Where compute_at makes new loops, it is the first.
+        spatial, summed = (own[1:], own[0]) if depth else (own[:-1], own[-1])
+        if depth and spatial:
+            self.schedule.reorder(*spatial, summed)
+        self.loops[stage.node] = _NestLoops(list(spatial), [summed])
+        self.partial[stage.node] = self._place_partial(stage, partial, depth)
 
     def annotate(self, stage: Stage) -> None:
-        """The innermost loop in vectors, outer loops fused and parallel."""
+        """Vectorize the innermost loop, and run fused outer loops in parallel."""
         own = self.loops[stage.node]
         if stage.rfactor.fills_vectors:
             self._vectorize_partial(stage)
         elif stage.rfactor:
-            self._spread_partial(stage)
+            self._parallelize_partial(stage)
         else:
             self._vectorize(stage, own)
         if self._depth(stage) == 0:
-            self._parallel(stage, own.spatial)
+            self._parallelize(stage, own.spatial)
 
     def decompose(self, stage: Stage) -> None:
-        """Sets accumulators ahead of the reductions. TVM makes no loop parallel or a vector after that."""
+        """Initialize the accumulators in a nest of their own. This comes last: TVM can neither vectorize nor
+        parallelize the loops after that.
+
+            for i, k:
+                with T.init(): s[i] = 0
+                s[i] = s[i] + A[i, k]
+        ->
+            for i:
+                s[i] = 0
+                for k: s[i] = s[i] + A[i, k]
+        """
         own = self.loops[stage.node]
         if own.reduction and (own.spatial or stage.rfactor):
             self.schedule.decompose_reduction(self.schedule.get_sblock(stage.node), own.reduction[0])
-        if stage.rfactor:
-            self._decompose_partial(stage)
+        if not stage.rfactor:
+            return
+        partial = self.partial[stage.node]
+        if stage.rfactor is Rfactor.UNEVEN:
+            # TVM can't decompose under the condition of a shorter last step. It partitions the loop there.
+            self.schedule.annotate(partial.steps[-1], "pragma_loop_partition_hint", 1)
+            return
+        init = self.schedule.decompose_reduction(partial.block, partial.steps[0])
+        width, lanes = self.primitives.extent(partial.lanes), self.primitives.lanes(partial.block)
+        if stage.rfactor.fills_vectors and power_of_two(width) < min(width, lanes):
+            self.primitives.peel_vectors_later(partial.block)
+            self.primitives.peel_vectors_later(init)
 
     def unroll_constants(self, stage: Stage) -> None:
-        """The free axes in two levels, the outer one parallel, around unrolled loops over constants."""
+        """Unroll the loops over small constant matrices, such as winograd's M, inside two levels of tiles of
+        the other spatial axes.
+
+            for p, c, i, j, r, s:
+                B[i, j, p, c] += D[r, s, p, c] * M[r, i] * M[s, j]
+        ->
+            for p0_c0 in T.parallel:
+                for p1:
+                    for i, j, r, s in T.unroll:
+                        for c1 in T.vectorized:
+                            B[i, j, p, c] += D[r, s, p, c] * M[r, i] * M[s, j]
+        """
         node = self._node(stage)
         block = self.schedule.get_sblock(stage.node)
         loops = self.schedule.get_loops(block)
         free = [axis for axis in node.spatial if axis not in node.constant_axes]
-        parts = {axis: self.tools.split(loops[axis], self.program.factors(node.name, axis)) for axis in free}
+        parts = {
+            axis: self.primitives.split(loops[axis], self.program.factors(node.name, axis)) for axis in free
+        }
         outer = [parts[axis][0] for axis in free]
         inner = [parts[axis][1] for axis in free if axis != node.vector_axis]
         unrolled = [loops[axis] for axis in (*node.spatial, *node.reduction) if axis not in free]
@@ -97,8 +150,9 @@ class Nests:
         for loop in unrolled:
             self.schedule.unroll(loop)
         for loop in vector:
-            length = power_of_two(self.tools.extent(loop))
-            self.schedule.vectorize(self.tools.split(loop, [self.tools.extent(loop) // length, length])[-1])
+            extent = self.primitives.extent(loop)
+            length = power_of_two(extent)
+            self.schedule.vectorize(self.primitives.split(loop, [extent // length, length])[-1])
         if outer:
             self.schedule.parallel(self.schedule.fuse(*outer))
         if node.reduction:
@@ -108,115 +162,134 @@ class Nests:
         return self.program.sketch.dag.node[stage.node]
 
     def _depth(self, stage: Stage) -> int:
+        """Return the number of the reader's loops around a nest; 0 for a nest on its own."""
         location = self.program.location(stage.node)
         return int(location) if location.isdigit() else 0
 
     def _host_loop(self, stage: Stage, depth: int) -> Any:
         host = self.program.sketch.hosts[stage.node].name
-        return (
-            self.levels[host][depth - 1][-1] if host in self.levels else self.loops[host].spatial[depth - 1]
-        )
-
-    def _own_loops(self, node: Node, block: Any) -> _Loops:
-        own = self.schedule.get_loops(block)[-len(node.axes) :] if node.axes else []
-        loops = _Loops([own[axis] for axis in node.spatial], [own[axis] for axis in node.reduction])
-        if loops.spatial and loops.reduction:
-            self.schedule.reorder(*loops.spatial, *loops.reduction)
-        return loops
+        if host in self.levels:
+            return self.levels[host][depth - 1][-1]
+        return self.loops[host].spatial[depth - 1]
 
     def _rfactor(self, stage: Stage, block: Any) -> Any:
-        """Splits the last reduction loop and makes one half an axis of partial results, their last one."""
+        """Make one half of the last reduction loop an axis of partial results, their last one.
+
+            for i, k: s[i] += A[i, k]
+        ->
+            for i, k0, k1: p[i, k1] += A[i, k0 * 16 + k1]
+            for i, k1: s[i] += p[i, k1]
+
+        Returns the block of the partial results.
+        """
         node = self._node(stage)
         lanes = int(self.program.choice(stage.node, "lanes"))
         last = self.schedule.get_loops(block)[node.reduction[-1]]
-        steps = -(-self.tools.extent(last) // lanes)
+        steps = -(-self.primitives.extent(last) // lanes)
         is_inner = stage.rfactor.fills_vectors
-        outer, inner = self.tools.split(last, [steps, lanes] if is_inner else [lanes, steps])
+        outer, inner = self.primitives.split(last, [steps, lanes] if is_inner else [lanes, steps])
         return self.schedule.rfactor(inner if is_inner else outer, len(node.spatial))
 
-    def _loops_of_sum(self, node: Node, block: Any, moved: bool) -> _Loops:
-        """The loops that add up partial results. TVM puts their axis first where it makes the loops anew."""
-        own = self.schedule.get_loops(block)[-len(node.spatial) - 1 :]
-        spatial, summed = (own[1:], own[0]) if moved else (own[:-1], own[-1])
-        if moved and spatial:
-            self.schedule.reorder(*spatial, summed)
-        return _Loops(list(spatial), [summed])
+    def _place_partial(self, stage: Stage, block: Any, depth: int) -> _PartialNest:
+        """Compute partial results right before they are added up.
 
-    def _place_partial(self, stage: Stage, block: Any, depth: int) -> _Partial:
-        """TVM puts the axis of partial results first where it makes the loops anew."""
+            for i, k0, k1: p[i, k1] += A[i, k0 * 16 + k1]
+            for i, k1: s[i] += p[i, k1]
+        ->
+            for i:
+                for k1, k0: p[i, k1] += A[i, k0 * 16 + k1]
+                for k1: s[i] += p[i, k1]
+
+        Partial results that have a nest of their own stay where they are.
+        """
         node, own = self._node(stage), self.loops[stage.node]
-        moves = not stage.rfactor.has_own_nest and bool(own.spatial or depth)
-        if moves:
+        is_moved = not stage.rfactor.has_own_nest and bool(own.spatial or depth)
+        if is_moved:
             target = own.spatial[-1] if own.spatial else self._host_loop(stage, depth)
             self.schedule.compute_at(block, target, preserve_unit_loops=True)
         loops = self.schedule.get_loops(block)[-len(node.axes) - 1 :]
-        if moves:
+        if is_moved:
+            # compute_at puts the axis of partial results first.
             lanes, *rest = loops
-            return _Partial(block, rest[: len(node.spatial)], rest[len(node.spatial) :], lanes)
+            return _PartialNest(block, rest[: len(node.spatial)], rest[len(node.spatial) :], lanes)
         last = node.reduction[-1]
         step, lanes = loops[last : last + 2] if stage.rfactor.fills_vectors else loops[last : last + 2][::-1]
         steps = [*(loops[axis] for axis in node.reduction[:-1]), step]
-        return _Partial(block, [loops[axis] for axis in node.spatial], steps, lanes)
+        return _PartialNest(block, [loops[axis] for axis in node.spatial], steps, lanes)
 
     def _vectorize_partial(self, stage: Stage) -> None:
-        """for rows, lanes, steps  ->  for rows, steps: one vector"""
+        """Make the partial results of one result a vector.
+
+            for k1, i, k0: p[i, k1] += A[i, k0 * 16 + k1]
+        ->
+            for i, k0:
+                for k1 in T.vectorized(16): p[i, k1] += A[i, k0 * 16 + k1]
+        """
         partial = self.partial[stage.node]
         self.schedule.reorder(*partial.spatial, *partial.steps, partial.lanes)
         self.schedule.vectorize(partial.lanes)
         if stage.rfactor.has_own_nest:
-            self._parallel(stage, partial.spatial)
+            self._parallelize(stage, partial.spatial)
 
-    def _spread_partial(self, stage: Stage) -> None:
-        """for rows, lanes, steps  ->  for lanes in parallel, rows, steps"""
+    def _parallelize_partial(self, stage: Stage) -> None:
+        """Compute the partial results of one result on several cores.
+
+            for i, k0, k1: p[i, k0] += A[k0 * 64 + k1, i]
+        ->
+            for k0 in T.parallel(8):
+                for i0, k1:
+                    for i1 in T.vectorized(16): p[i, k0] += A[k0 * 64 + k1, i]
+        """
         partial = self.partial[stage.node]
-        vector = self._split_vector(partial.spatial, *self._inner_loop(stage, partial.spatial))
+        vector = self._split_vector(partial.spatial, *self._fuse_inner(stage, partial.spatial))
         self.schedule.reorder(partial.lanes, *partial.spatial, *partial.steps, *vector)
         self.schedule.parallel(partial.lanes)
         for loop in vector:
             self.schedule.vectorize(loop)
 
-    def _decompose_partial(self, stage: Stage) -> None:
-        partial = self.partial[stage.node]
-        if stage.rfactor is Rfactor.UNEVEN:
-            # TVM sets no accumulators ahead under the condition of the last step, but takes that step apart.
-            self.schedule.annotate(partial.steps[-1], "pragma_loop_partition_hint", 1)
-            return
-        init = self.schedule.decompose_reduction(partial.block, partial.steps[0])
-        width = self.tools.extent(partial.lanes)
-        if stage.rfactor.fills_vectors and power_of_two(width) < min(width, self.tools.lanes(partial.block)):
-            self.tools.peel_vectors_later(partial.block)
-            self.tools.peel_vectors_later(init)
+    def _fuse_inner(self, stage: Stage, spatial: list[Any]) -> tuple[int, int]:
+        """Fuse the inner loops that are contiguous in the result, as many as the program says. A loop inside
+        which another nest is computed is not fused.
 
-    def _inner_loop(self, stage: Stage, spatial: list[Any]) -> tuple[int, int]:
-        """Where the loop that is contiguous in the result stands, after as many inner loops were fused as the
-        program says and as nothing is computed in between; and how many lanes its vectors have."""
+            for n, h, w, c: B[n, h, w, c] = ...
+        ->
+            for n, h, wc: B[n, h, wc // C, wc % C] = ...
+
+        Returns the position of the fused loop in `spatial`, which changes, and the lanes of its vectors.
+        """
         axes = vector_loops(self._node(stage))
         if not axes:
             return 0, 1
         place = self._node(stage).spatial.index(axes[0])
         if len(axes) > 1:
             wanted = axes[int(self.program.choice(stage.node, "fused")) - 1]
-            first = max(self._node(stage).spatial.index(wanted), *self._guests(stage))
+            first = max(self._node(stage).spatial.index(wanted), *self._guest_depths(stage))
             loops = spatial[first : place + 1]
-            if len(loops) > 1 and all(map(self.tools.is_fixed, loops)):
+            if len(loops) > 1 and all(map(self.primitives.is_fixed, loops)):
                 spatial[first : place + 1] = [self.schedule.fuse(*loops)]
                 place = first
-        if not self.tools.is_fixed(spatial[place]):
+        if not self.primitives.is_fixed(spatial[place]):
             return place, 1
-        longest = 1 << (self.tools.extent(spatial[place]) - 1).bit_length()
+        longest = 1 << (self.primitives.extent(spatial[place]) - 1).bit_length()
         return place, min(int(self.program.choice(stage.node, "vector")), longest)
 
     def _split_vector(self, spatial: list[Any], place: int, lanes: int) -> list[Any]:
-        """A vector's loop, split off if its length divides the extent; nothing otherwise."""
-        extent = self.tools.extent(spatial[place]) if lanes > 1 else 1
+        """Split a vector off the loop at `place` and return its loop; none unless lanes divide the extent."""
+        extent = self.primitives.extent(spatial[place]) if lanes > 1 else 1
         if lanes == 1 or extent % lanes:
             return []
-        spatial[place], inner = self.tools.split(spatial[place], [extent // lanes, lanes])
+        spatial[place], inner = self.primitives.split(spatial[place], [extent // lanes, lanes])
         return [inner]
 
-    def _vectorize(self, stage: Stage, own: _Loops) -> None:
-        """Splits vectors off the loops that are contiguous in the result and puts them innermost."""
-        place, lanes = self._inner_loop(stage, own.spatial)
+    def _vectorize(self, stage: Stage, own: _NestLoops) -> None:
+        """Vectorize the loops that are contiguous in the result, innermost.
+
+            for j, i, k: C[j, i] += A[k, j] * B[k, i]
+        ->
+            for j, i0, k:
+                for i1 in T.vectorized(16): C[j, i] += A[k, j] * B[k, i]
+        """
+        place, lanes = self._fuse_inner(stage, own.spatial)
         vector = self._split_vector(own.spatial, place, lanes)
         for inner in vector:
             self.schedule.reorder(*own.spatial[place + 1 :], *own.reduction, inner)
@@ -224,10 +297,10 @@ class Nests:
         if lanes > 1 and not vector and not own.reduction:
             loop = own.spatial.pop(place)
             self.schedule.reorder(*own.spatial[place:], loop)
-            self.tools.vectorize_later(self.schedule.get_sblock(stage.node), lanes)
+            self.primitives.vectorize_later(self.schedule.get_sblock(stage.node), lanes)
 
-    def _guests(self, stage: Stage) -> list[int]:
-        """The numbers of the nest's loops inside which others are computed; 0 for none."""
+    def _guest_depths(self, stage: Stage) -> list[int]:
+        """Return how many of the nest's loops are around each nest that is computed inside it; 0 for none."""
         hosts = self.program.sketch.hosts
         return [
             self._depth(other)
@@ -235,15 +308,22 @@ class Nests:
             if other.node in hosts and hosts[other.node].name == stage.node
         ] or [0]
 
-    def _parallel(self, stage: Stage, spatial: list[Any]) -> None:
-        """Fuses outer loops and runs them in parallel, as far as nothing else is computed in between."""
+    def _parallelize(self, stage: Stage, spatial: list[Any]) -> None:
+        """Fuse outer loops and run them in parallel, as many as the program says. A loop inside which another
+        nest is computed is not fused.
+
+            for i, j, k: C[i, j] += A[i, k] * B[k, j]
+        ->
+            for i_j in T.parallel(I * J):
+                for k: C[i, j] += A[i, k] * B[k, j]
+        """
         if not spatial:
             return
-        inside = [depth for depth in self._guests(stage) if depth]
+        inside = [depth for depth in self._guest_depths(stage) if depth]
         count = min([int(self.program.choice(stage.node, "parallel")), len(spatial), *inside])
         if count == 0:
             return
         fused = self.schedule.fuse(*spatial[:count]) if count > 1 else spatial[0]
         self.schedule.parallel(fused)
-        self.tools.unroll_up_to(fused, int(self.program.choice(stage.node, "unroll")))
+        unroll_up_to(self.schedule, fused, int(self.program.choice(stage.node, "unroll")))
         spatial[:count] = [fused]

@@ -1,4 +1,4 @@
-"""The order in which a tiled node's loops read a packed operand, as an index map."""
+"""Index maps that lay a packed operand out in the order in which a tiled node's loops read it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from search.sketches.stage import Stage
 
 @dataclass(frozen=True)
 class _Part:
-    """One factor of a dimension: (index // stride) % factor, without the remainder for the outermost."""
+    """One factor of a dimension: (index // stride) % factor. The outermost factor needs no remainder."""
 
     dim: int
     stride: int
@@ -24,21 +24,29 @@ class _Part:
 
 @dataclass(frozen=True)
 class PackingMap:
-    """Where an element goes: its dimensions split as the loops are, in the loops' order."""
+    """The place of each element: its dimensions are split as the loops are, and in their order.
+
+        B[k, j], read by loops j0, k0, j1, k1, j2 with factors (.., 4, 16) of j and (.., 8) of k
+    ->
+        B1[j // 64, k // 8, j // 16 % 4, k % 8, j % 16]
+
+    `is_padded` says whether some places have no element, because the factors' product exceeds an extent.
+    """
 
     parts: tuple[_Part, ...]
     is_padded: bool
 
     @classmethod
     def of(cls, program: Program, stage: Stage, buffer: str) -> PackingMap:
-        """The operand must be read by a permutation of axes (search.sketches.predicates.is_permutation)."""
+        """Return the map of a `buffer` that the stage's node reads by a permutation of its axes
+        (search.sketches.predicates.is_permutation)."""
         node = program.sketch.dag.node[stage.node]
         read = next(read for read in node.reads if read.buffer == buffer)
         axis_of = {dim: index.terms[0].axis for dim, index in enumerate(read.indices) if index.terms}
         dims = sorted(axis_of, key=lambda dim: (axis_of[dim] == node.vector_axis, axis_of[dim]))
         factors = {dim: program.factors(node.name, axis) for dim, axis in axis_of.items()}
-        reach = intrinsic_extents(program.sketch.dag, stage)
-        size = {dim: reach.get(axis, 1) for dim, axis in axis_of.items()}
+        intrinsic = intrinsic_extents(program.sketch.dag, stage)
+        size = {dim: intrinsic.get(axis, 1) for dim, axis in axis_of.items()}
         parts = []
         seen = {AxisKind.SPATIAL: 0, AxisKind.REDUCTION: 0}
         for letter in stage.structure:
@@ -50,14 +58,16 @@ class PackingMap:
                 if node.axes[axis_of[dim]].kind is kind
             ]
             seen[kind] += 1
-        parts += [_Part(dim, 1, size[dim], False) for axis in reach for dim in dims if axis_of[dim] == axis]
+        parts += [
+            _Part(dim, 1, size[dim], False) for axis in intrinsic for dim in dims if axis_of[dim] == axis
+        ]
         is_padded = any(
             math.prod(factors[dim]) * size[dim] > node.axes[axis].extent for dim, axis in axis_of.items()
         )
         return cls(tuple(part for part in parts if part.factor > 1), is_padded)
 
     def place(self, *indices: Any) -> list[Any]:
-        """For the index variables of an element, those of its place."""
+        """Map the index variables of an element to those of its place."""
         places = []
         for part in self.parts:
             index = indices[part.dim] // part.stride if part.stride > 1 else indices[part.dim]

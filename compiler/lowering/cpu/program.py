@@ -1,4 +1,4 @@
-"""Programs for CPUs as schedule primitives: parallel chunks outside, vectors and register tiles inside."""
+"""Lower programs for CPUs to schedule primitives."""
 
 from __future__ import annotations
 
@@ -16,14 +16,24 @@ from search.sketches.stage import Placement
 
 
 def lower_cpu(schedule: Schedule, program: Program, device: Device, buffers: Mapping[str, Any]) -> None:
-    """One walk over the sketch's stages: inline, tile, place, then annotate.
+    """Apply a program to the schedule of its workload: inline, tile and place its stages, then annotate them.
+
+        for i, j: A1[i, j] = exp(A[i, j])
+        for i, j, k: C[i, j] += A1[i, k] * B[k, j]
+        for i, j: D[i, j] = C[i, j] + E[j]
+    ->
+        for i0_j0 in T.parallel:
+            for i1, j1:
+                for k0, i2, j2, k1:
+                    for i3 in T.unroll: for j3 in T.vectorized: C[i, j] += exp(A[i, k]) * B[k, j]
+                for i, j: D[i, j] = C[i, j] + E[j]
 
     `buffers` are the workload's, by their names in the dag.
     """
     sketch = program.sketch
-    tools = Primitives(schedule, device.vector_bytes, buffers)
-    tiles = TensorTiles(tools, program, buffers)
-    nests = Nests(tools, program, tiles.levels)
+    primitives = Primitives(schedule, device.vector_bytes, buffers)
+    tiles = TensorTiles(primitives, program, buffers)
+    nests = Nests(primitives, program, tiles.levels)
     for stage in sketch.stages:
         if stage.placement is Placement.INLINE or nests.is_inlined(stage):
             schedule.compute_inline(schedule.get_sblock(stage.node))
@@ -40,4 +50,4 @@ def lower_cpu(schedule: Schedule, program: Program, device: Device, buffers: Map
         tiles.annotate(stage)
     for stage in placed:
         nests.decompose(stage)
-    tools.finish()
+    primitives.finish()

@@ -1,4 +1,4 @@
-"""Tiled nodes of CPU programs: loops by level, copies of operands, the register tile, its epilogue."""
+"""Lower the tiled nodes of CPU programs: tile levels, copies of operands, register tile, epilogue."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from compiler.constants.packing import PACKING_ANNOTATION
 from compiler.lowering.cpu.packing_map import PackingMap
-from compiler.lowering.primitives import Primitives, by_level, power_of_two
+from compiler.lowering.primitives import Primitives, by_level, power_of_two, unroll_up_to
 from search.dag import Node
 from search.programs.program import Program
 from search.sketches.intrinsics import intrinsic_extents
@@ -20,17 +20,29 @@ from search.sketches.variables import Choice, read_kind
 class Tiles:
     """`levels` holds the loops of every tiled node by tile level, once it is tiled."""
 
-    def __init__(self, tools: Primitives, program: Program, buffers: Mapping[str, Any]) -> None:
-        self.tools = tools
-        self.schedule = tools.schedule
+    def __init__(self, primitives: Primitives, program: Program, buffers: Mapping[str, Any]) -> None:
+        self.primitives = primitives
+        self.schedule = primitives.schedule
         self.program = program
         self.buffers = buffers
         self.levels: dict[str, list[list[Any]]] = {}
 
     def tile(self, stage: Stage) -> None:
-        """Splits every axis, orders the parts by level and attaches the epilogue and the copies."""
+        """Split every axis, order the loops by tile level, and attach the copies and the epilogue.
+
+            for i, j, k: C[i, j] += A[i, k] * B[k, j]
+            for i, j: D[i, j] = C[i, j] + E[j]
+        ->                                                  # structure SSRSRS
+            for i0_j0, i1, j1:
+                for k0:
+                    for ...: B1[k, j] = B[k, j]             # a copy at the level of k0
+                    for i2, j2, k1, i3, j3: C[i, j] += A[i, k] * B1[k, j]
+                for ...: D[i, j] = C[i, j] + E[j]           # the epilogue at the second spatial level
+        """
         block = self.schedule.get_sblock(stage.node)
-        copies = [self._copy(stage, block, choice) for choice in self._read_choices(stage)]
+        buffers = dict.fromkeys(read.buffer for read in self._node(stage).reads)
+        choices = [self.program.sketch.choice(stage.node, read_kind(buffer)) for buffer in buffers]
+        copies = [self._copy(stage, block, choice) for choice in choices if choice is not None]
         epilogue = self.schedule.get_sblock(stage.epilogue) if stage.epilogue else None
         if stage.cache_write:
             epilogue = self.schedule.cache_write(block, 0, "global")
@@ -38,14 +50,25 @@ class Tiles:
         self.levels[stage.node] = levels
         for copy, level in filter(None, copies):
             self.schedule.compute_at(copy, levels[level - 1][-1], preserve_unit_loops=True)
-            self.tools.vectorize_later(copy)
+            self.primitives.vectorize_later(copy)
         if stage.epilogue_level:
             target = levels[stage.epilogue_level - 1][-1]
             self.schedule.reverse_compute_at(epilogue, target, preserve_unit_loops=True)
-            self.tools.vectorize_later(epilogue)
+            self.primitives.vectorize_later(epilogue)
 
     def annotate(self, stage: Stage) -> None:
-        """Parallel outside, the register tile vectorized and unrolled, the accumulators set ahead."""
+        """Run the outermost loop in parallel, vectorize and unroll the register tile, and initialize it.
+
+            for i0_j0, i1, j1, k0, i2, j2, k1, i3, j3:
+                with T.init(): C[i, j] = 0
+                C[i, j] += A[i, k] * B[k, j]
+        ->
+            for i0_j0 in T.parallel:
+                for i1, j1:
+                    for i2, j2, i3, j3: C[i, j] = 0
+                    for k0, i2, j2, k1:
+                        for i3 in T.unroll: for j3 in T.vectorized: C[i, j] += A[i, k] * B[k, j]
+        """
         node = self._node(stage)
         rows = self.levels[stage.node][-1]
         if node.vector_axis is not None:
@@ -57,103 +80,117 @@ class Tiles:
             self._peel_tail(stage, block, init, node.vector_axis)
 
     def _annotate_loops(self, stage: Stage, rows: Sequence[Any]) -> None:
+        """Run the outermost loop in parallel, and unroll the loops of the register tile."""
         outermost = self.levels[stage.node][0][0]
-        if self.tools.extent(outermost) > 1:
+        if self.primitives.extent(outermost) > 1:
             self.schedule.parallel(outermost)
-        self.tools.unroll_up_to(outermost, int(self.program.choice(stage.node, "unroll")))
-        # The register tile is unrolled whatever the step says: only then do accumulators stay in registers.
+        unroll_up_to(self.schedule, outermost, int(self.program.choice(stage.node, "unroll")))
+        # The register tile is unrolled whatever the choice is: only then do accumulators stay in registers.
         for loop in rows:
-            if self.tools.extent(loop) > 1:
+            if self.primitives.extent(loop) > 1:
                 self.schedule.unroll(loop)
 
     def _first_reduction(self, stage: Stage) -> Any:
         return self.levels[stage.node][stage.structure.index("R")][0]
 
     def _split(self, stage: Stage, block: Any) -> list[list[Any]]:
-        """The loops of every tile level, the outermost of them fused; an intrinsic's own are inside them."""
+        """Split every axis into its tile levels; return the loops by level, the outermost level fused.
+
+            for i, j, k
+        ->                                                  # structure SRS
+            for i0_j0, k0, i1, j1
+
+        The loops of an intrinsic are split off as well, inside all levels. The vectorized axis comes last.
+        """
         node = self._node(stage)
-        reach = intrinsic_extents(self.program.sketch.dag, stage)
+        intrinsic = intrinsic_extents(self.program.sketch.dag, stage)
         parts, inner = [], {}
         for axis, loop in enumerate(self.schedule.get_loops(block)):
             factors = self.program.factors(node.name, axis)
-            loops = self.tools.split(loop, [*factors, *([reach[axis]] if axis in reach else [])])
+            loops = self.primitives.split(loop, [*factors, *([intrinsic[axis]] if axis in intrinsic else [])])
             parts.append(loops[: len(factors)])
             inner[axis] = loops[len(factors) :]
         levels = by_level(stage.structure, node, parts)
-        _put_last(levels[-1], parts, node.vector_axis)
-        own = [inner[axis][0] for axis in reach]
+        if node.vector_axis is not None:
+            vector = parts[node.vector_axis][-1]
+            levels[-1].remove(vector)
+            levels[-1].append(vector)
+        own = [inner[axis][0] for axis in intrinsic]
         self.schedule.reorder(*(loop for level in levels for loop in level), *own)
         return [[self.schedule.fuse(*levels[0])], *levels[1:]]
 
     def _node(self, stage: Stage) -> Node:
         return self.program.sketch.dag.node[stage.node]
 
-    def _read_choices(self, stage: Stage) -> list[Choice]:
-        buffers = dict.fromkeys(read.buffer for read in self._node(stage).reads)
-        found = [self.program.sketch.choice(stage.node, read_kind(buffer)) for buffer in buffers]
-        return [choice for choice in found if choice is not None]
-
     def _copy(self, stage: Stage, block: Any, choice: Choice) -> tuple[Any, int] | None:
-        """Packs an operand ahead of time, or copies it: then the copy and the tile level it belongs into."""
-        way = str(self.program.choice(stage.node, choice.kind))
+        """Pack an operand ahead of time or copy it, as the program chooses.
+
+            for i, j, k: C[i, j] += A[i, k] * B[k, j]
+        ->
+            for k, j: B1[j // 16, k, j % 16] = B[k, j]      # marked as packing, if it is packed
+            for i, j, k: C[i, j] += A[i, k] * B1[j // 16, k, j % 16]
+
+        Returns the copy and the tile level at which it is computed; None if it stays on its own.
+        """
+        chosen = str(self.program.choice(stage.node, choice.kind))
         name = choice.kind.removeprefix(read_kind(""))
         index = self._operand(block, name)
-        if way == "direct" or index is None:  # an operand that was inlined is read no longer
+        if chosen == "direct" or index is None:  # the block doesn't read an operand that was inlined
             return None
         copy = self.schedule.cache_read(block, index, "global")
-        if way == "packed" or self._is_arranged(stage, name):
+        dag, node = self.program.sketch.dag, self._node(stage)
+        reads = [read for read in node.reads if read.buffer == name]
+        if chosen == "packed" or any(is_arranged(dag, node, read) for read in reads):
             packing = PackingMap.of(self.program, stage, name)
-            zero = 0.0 if "float" in self.program.sketch.dag.buffer[name].dtype else 0
+            zero = 0.0 if "float" in dag.buffer[name].dtype else 0
             padding = zero if packing.is_padded else None
             self.schedule.transform_layout(block, ("read", index), packing.place, pad_value=padding)
-        if way == "packed":
+        if chosen == "packed":
             self.schedule.annotate(copy, PACKING_ANNOTATION, True)
-        elif way == "0":
+            return None
+        if chosen == "0":
             self.schedule.parallel(self.schedule.get_loops(copy)[0])
-        return (copy, int(way)) if way not in ("packed", "0") else None
-
-    def _is_arranged(self, stage: Stage, buffer: str) -> bool:
-        dag, node = self.program.sketch.dag, self._node(stage)
-        return any(is_arranged(dag, node, read) for read in node.reads if read.buffer == buffer)
+            return None
+        return copy, int(chosen)
 
     def _operand(self, block: Any, name: str) -> int | None:
-        """Where a buffer stands among those that a block reads."""
+        """Return the position of a buffer among those that a block reads; None if it doesn't read it."""
         sources = [read.source for read in self.schedule.get(block).reads]
         return next((i for i, s in enumerate(sources) if s.same_as(self.buffers[name])), None)
 
     def _vectorize(self, stage: Stage, loop: Any) -> list[Any]:
-        """Vectorizes the innermost factor and returns the loop that is left; what doesn't fill vectors is
-        peeled off later."""
-        extent = self.tools.extent(loop)
+        """Vectorize the innermost loop of the register tile; return the loop that is left, to be unrolled.
+
+            for j3 in range(48)
+        ->
+            for j3 in range(3): for j4 in T.vectorized(16)
+
+        A loop whose largest power of two is less than a vector is vectorized whole; `_peel_tail` handles it.
+        """
+        extent = self.primitives.extent(loop)
         length = power_of_two(extent)
         if extent == 1:
             return []
-        if length == extent or length < self.tools.lanes(self.schedule.get_sblock(stage.node)):
+        if length == extent or length < self.primitives.lanes(self.schedule.get_sblock(stage.node)):
             self.schedule.vectorize(loop)
             return []
-        outer, inner = self.tools.split(loop, [extent // length, length])
+        outer, inner = self.primitives.split(loop, [extent // length, length])
         self.schedule.vectorize(inner)
         return [outer]
 
     def _peel_tail(self, stage: Stage, block: Any, init: Any, axis: int) -> None:
-        """Takes the last, partial tile of the vectorized axis, or a width that is no vector, apart."""
+        """Peel the last, partial tile of the vectorized axis (`Primitives.peel_later`), or partition a width
+        that doesn't fill vectors (`Primitives.peel_vectors_later`)."""
         node = self._node(stage)
         factors = self.program.factors(node.name, axis)
         extent, width = node.axes[axis].extent, factors[-1]
         if math.prod(factors) > extent:
-            # The loops of the initialization: the outer levels, then the last two spatial ones.
+            # The initialization has the loops of the outer levels, then those of the last two spatial levels.
             order = node.spatial.index(axis)
             outer = 1 + len(node.spatial) * (stage.structure.index("R") - 1)
             level = stage.structure.rindex("S", 0, -1)
-            self.tools.peel_later(block, self.levels[stage.node][level][order], extent % width)
-            self.tools.peel_later(init, self.schedule.get_loops(init)[outer + order], extent % width)
-        elif power_of_two(width) < min(width, self.tools.lanes(block)):
-            self.tools.peel_vectors_later(block)
-            self.tools.peel_vectors_later(init)
-
-
-def _put_last(level: list[Any], parts: Sequence[Sequence[Any]], axis: int | None) -> None:
-    if axis is not None:
-        loop = parts[axis][-1]
-        level.remove(loop)
-        level.append(loop)
+            self.primitives.peel_later(block, self.levels[stage.node][level][order], extent % width)
+            self.primitives.peel_later(init, self.schedule.get_loops(init)[outer + order], extent % width)
+        elif power_of_two(width) < min(width, self.primitives.lanes(block)):
+            self.primitives.peel_vectors_later(block)
+            self.primitives.peel_vectors_later(init)

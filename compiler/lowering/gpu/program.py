@@ -1,4 +1,4 @@
-"""Programs for CUDA GPUs as schedule primitives: every nest becomes a kernel, bound to blocks and threads."""
+"""Lower programs for CUDA GPUs to schedule primitives."""
 
 from __future__ import annotations
 
@@ -16,15 +16,24 @@ from search.sketches.stage import Placement
 
 
 def lower_gpu(schedule: Schedule, program: Program, gpu: Gpu, buffers: Mapping[str, Any]) -> None:
-    """One walk over the sketch's stages: fetch, inline, then a kernel for each that is left.
+    """Apply a program to the schedule of its workload: fetch, inline, then make every other nest a kernel.
 
-    `buffers` are the workload's, by their names in the dag. Raises ValueError if some nest has no threads.
+        for i, j, k: C[i, j] += A[i, k] * B[k, j]
+        for i, j: D[i, j] = C[i, j] + E[j]
+    ->
+        for blockIdx.x, vthread.x, threadIdx.x:
+            for k0:
+                for ...: A_shared[...] = A[...]; B_shared[...] = B[...]
+                for k1, i3, j3, k2, i4, j4: C_local[...] += A_shared[...] * B_shared[...]
+            for ...: D[...] = C_local[...] + E[...]
+
+    `buffers` are the workload's, by their names in the dag. Raises ValueError for a nest without threads.
     """
     sketch = program.sketch
     tiles = GpuTiles(schedule, program, buffers)
     kernels = GpuKernels(schedule, program)
     tensors = GpuTensors(schedule, program, gpu, buffers)
-    # What is inlined later is computed while it is fetched, not at every step of the inner loops.
+    # Fetching comes first: nodes inlined after it are computed while fetching, not in the inner loops.
     for stage in sketch.tiled:
         tiles.fetch(stage)
     for stage in sketch.placed(Placement.TENSOR):
@@ -43,7 +52,7 @@ def lower_gpu(schedule: Schedule, program: Program, gpu: Gpu, buffers: Mapping[s
 
 
 def _check_bound(schedule: Schedule) -> None:
-    """TVM takes a nest without threads for the host's, and lets it touch the device's memory."""
+    """Raise ValueError for a nest without threads: TVM would run it on the host, on the device's memory."""
     for block in schedule.get_child_blocks(schedule.get_sblock("root")):
         bindings = [schedule.get(loop).thread_binding for loop in schedule.get_loops(block)]
         tags = " ".join(str(binding.thread_tag) for binding in bindings if binding is not None)

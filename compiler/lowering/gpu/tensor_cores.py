@@ -1,9 +1,4 @@
-"""Nodes of GPU programs on tensor cores: C[s, i, j] += A[s, i, k] * B[s, j, k] in tiles of 16 x 16 x 16.
-
-for blockIdx (s, i0, j0): for threadIdx.y (i1, j1):
-    for k0: { fetch; for k1: { load fragments; for i2, j2: multiply and add } }
-    store fragments in shared memory; copy out, with what is elementwise after it
-"""
+"""Lower the nodes of GPU programs that tensor cores compute: C[s, i, j] += A[s, i, k] * B[s, j, k]."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.tirx import IterVar
 
-from compiler.lowering.gpu.tiles import unroll_up_to
+from compiler.lowering.primitives import unroll_up_to
 from compiler.lowering.tensor_intrinsics import register
 from core.device import Gpu
 from search.programs.program import Program
@@ -22,6 +17,7 @@ from search.sketches.stage import Stage
 from search.sketches.tensor_core import BANKS, SIDE, SKEW, MatrixProduct, match_product
 from search.sketches.variables import fetch_kind
 
+# Types as they are abbreviated in the names of TVM's intrinsics.
 SHORT = {"float16": "f16", "float32": "f32", "int8": "s8", "int32": "s32"}
 
 
@@ -35,8 +31,16 @@ class GpuTensors:
         self.buffers = buffers
 
     def arrange(self, stage: Stage) -> None:
-        """Gives the block the axes of a matrix product, and its operands and results copies that have them;
-        before anything is inlined."""
+        """Give the block the axes of a matrix product, and copies of its operands and its result that have
+        these axes. This comes before anything is inlined.
+
+            for n, h, w, o, c: C[n, h, w, o] += A[n, h, w, c] * B[c, o]
+        ->
+            for n, h, w, c: A1[0, (n * H + h) * W + w, c] = A[n, h, w, c]
+            for c, o: B1[0, c, o] = B[c, o]
+            for s, i, j, k: C1[s, i, j] += A1[s, i, k] * B1[s, k, j]
+            for n, h, w, o: C[n, h, w, o] = C1[0, (n * H + h) * W + w, o]
+        """
         found, block = self._product(stage), self.schedule.get_sblock(stage.node)
         order = "skj" if found.second_by_rows else "sjk"
         copies = [
@@ -48,20 +52,37 @@ class GpuTensors:
         axes = list(described.iter_vars)
         parts = [(part, int(axis.dom.extent)) for part, axis in zip(found.parts, axes, strict=True)]
         regions = [described.reads[found.first], described.reads[found.second], described.writes[0]]
-        own = [[parts[_position(axes, dim.min)] for dim in region.region] for region in regions]
+
+        def part_of(used: Any) -> tuple[str, int]:
+            return next(part for part, axis in zip(parts, axes, strict=True) if axis.var.same_as(used))
+
+        own = [[part_of(dim.min) for dim in region.region] for region in regions]
         for (copy, side, wanted), used in zip(copies, own, strict=True):
-            self.schedule.transform_layout(copy, (side, 0), _fused(used, wanted))
-        self.schedule.transform_block_layout(block, _fused(parts, "sijk"))
+            self.schedule.transform_layout(copy, (side, 0), _fuse_parts(used, wanted))
+        self.schedule.transform_block_layout(block, _fuse_parts(parts, "sijk"))
 
     def tensorize(self, stage: Stage) -> None:
-        """Tiles, fetches and replaces the innermost loops by instructions; what was inlined is computed while
-        fetching, what is elementwise afterwards while copying out."""
+        """Tile, fetch, and replace the innermost loops by instructions. Inlined producers are computed while
+        fetching, elementwise consumers while copying out.
+
+            for s, i, j, k: C1[s, i, j] += A1[s, i, k] * B1[s, k, j]
+        ->
+            for blockIdx.x, threadIdx.y:                                 # s, i0, j0 and i1, j1
+                for k0:
+                    for threadIdx.x: A_shared[...] = A[...]; B_shared[...] = B[...]
+                    for k1:
+                        wmma_load(A_fragment, A_shared); wmma_load(B_fragment, B_shared)
+                        for i2, j2: wmma_sync(C_fragment, A_fragment, B_fragment)
+                wmma_store(C_shared, C_fragment)
+                for threadIdx.x: C[...] = C_shared[...]
+        """
         found, inner = self._product(stage), self.schedule.get_sblock(stage.node)
         group = _instructions(found)
         outer, grid, warp, k0, k1 = self._tile(stage, inner)
         fetches = [self.schedule.cache_read(outer, index, "shared") for index in (found.first, found.second)]
         for index, fetch in zip((found.first, found.second), fetches, strict=True):
-            self._fetch(stage, fetch, k0, self._node_read(stage, index), found)
+            name = self.program.sketch.dag.node[stage.node].reads[index].buffer
+            self._fetch(stage, fetch, k0, name, found)
         for fetch in fetches:
             self._inline_producers(fetch)
         fragments = [
@@ -89,17 +110,24 @@ class GpuTensors:
         assert found is not None
         return found
 
-    def _node_read(self, stage: Stage, index: int) -> str:
-        return self.program.sketch.dag.node[stage.node].reads[index].buffer
-
     def _chosen(self, stage: Stage, kind: str) -> int:
         return int(self.program.choice(stage.node, kind))
 
     def _tile(self, stage: Stage, inner: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """The block of one instruction, and the loops over blocks, warps, fetches and instructions of one."""
+        """Pad and split the axes of a matrix product, and bind the outer loops.
+
+            for s, i, j, k
+        ->
+            for blockIdx.x, threadIdx.y, k0, k1, i2, j2, ii, jj, kk     # ii, jj, kk: 16 each
+
+        Returns the block around ii, jj and kk, and the loops blockIdx.x, threadIdx.y, k0 and k1.
+        """
         warps = [self._chosen(stage, f"warps {part}") for part in "ij"]
         counts = [self._chosen(stage, f"fragments {part}") for part in "ijk"]
-        self._pad(inner, [warps[0] * counts[0], warps[1] * counts[1], counts[2]])
+        tiles = [1, SIDE * warps[0] * counts[0], SIDE * warps[1] * counts[1], SIDE * counts[2]]
+        extents = [int(self.schedule.get(loop).extent) for loop in self.schedule.get_loops(inner)]
+        if any(extent % size for extent, size in zip(extents, tiles, strict=True)):
+            self.schedule.pad_einsum(inner, tiles)
         split = self.schedule.split
         batch, *loops = self.schedule.get_loops(inner)
         (i, ii), (j, jj), (k, kk) = (split(loop, [None, SIDE]) for loop in loops)
@@ -114,13 +142,14 @@ class GpuTensors:
         self.schedule.bind(warp, "threadIdx.y")
         return outer, grid, warp, k0, k1
 
-    def _pad(self, block: Any, tiles: Sequence[int]) -> None:
-        wanted = [1, *(SIDE * tile for tile in tiles)]
-        extents = [int(self.schedule.get(loop).extent) for loop in self.schedule.get_loops(block)]
-        if any(extent % size for extent, size in zip(extents, wanted, strict=True)):
-            self.schedule.pad_einsum(block, wanted)
-
     def _fetch(self, stage: Stage, fetch: Any, k0: Any, name: str, found: MatrixProduct) -> None:
+        """Fetch a tile of an operand by all threads of the block, into rows that begin in different banks.
+
+            for i, k: A_shared[i, k] = A[i, k]
+        ->
+            for k0:
+                for n, threadIdx.y, threadIdx.x: for v in T.vectorized(lanes): A_shared[...] = A[...]
+        """
         self.schedule.compute_at(fetch, k0, preserve_unit_loops=True)
         self.schedule.storage_align(fetch, 0, -2, BANKS, SKEW[found.operand])
         loops = self.schedule.get_loops(fetch)[-2:]
@@ -134,18 +163,31 @@ class GpuTensors:
         self.schedule.vectorize(vector)
 
     def _inline_producers(self, block: Any) -> None:
-        """Everything on the way from memory to a fetch, up to other kernels."""
-        while producers := [p for p in self.schedule.get_producers(block) if not self._is_kernel(p)]:
+        """Inline all that is computed between memory, or another kernel, and a fetch.
+
+            for i, k: A1[i, k] = relu(A[i, k])
+            for i, k: A_shared[i, k] = A1[i, k]
+        ->
+            for i, k: A_shared[i, k] = relu(A[i, k])
+        """
+
+        def is_kernel(producer: Any) -> bool:
+            axes, loops = self.schedule.get(producer).iter_vars, self.schedule.get_loops(producer)
+            reduces = any(axis.iter_type == IterVar.CommReduce for axis in axes)
+            return reduces or any(self.schedule.get(loop).thread_binding is not None for loop in loops)
+
+        while producers := [p for p in self.schedule.get_producers(block) if not is_kernel(p)]:
             for producer in producers:
                 self.schedule.compute_inline(producer)
 
-    def _is_kernel(self, block: Any) -> bool:
-        reduces = any(axis.iter_type == IterVar.CommReduce for axis in self.schedule.get(block).iter_vars)
-        loops = self.schedule.get_loops(block)
-        return reduces or any(self.schedule.get(loop).thread_binding is not None for loop in loops)
-
     def _copy_out(self, stage: Stage, copy: Any) -> None:
-        """Out of shared memory, through everything up to the buffer that stays."""
+        """Copy the result out of shared memory, and inline the elementwise consumers into that.
+
+            for i, j: C1[i, j] = C_shared[i, j]
+            for i, j: D[i, j] = C1[i, j] + E[j]
+        ->
+            for n, threadIdx.x: for v in T.vectorized(4): D[...] = C_shared[...] + E[...]
+        """
         dag = self.program.sketch.dag
         last = dag.node[stage.epilogue or stage.node].write.buffer
         while not self.schedule.get(copy).writes[0].source.same_as(self.buffers[last]):
@@ -160,6 +202,7 @@ class GpuTensors:
         self.schedule.vectorize(vector)
 
     def _replace(self, block: Any, intrinsic: str) -> None:
+        """Replace a copy of fragments by an intrinsic: for i, j -> for i0, j0: wmma_load(16 x 16)."""
         i, j = self.schedule.get_loops(block)[-2:]
         i, ii = self.schedule.split(i, [None, SIDE])
         j, jj = self.schedule.split(j, [None, SIDE])
@@ -168,7 +211,7 @@ class GpuTensors:
 
 
 def _instructions(found: MatrixProduct) -> Mapping[str, str]:
-    """TVM's names of the instructions, known to TVM from now on."""
+    """Register the instructions with TVM, and return TVM's names of them by what they do."""
     operand, sums = SHORT[found.operand], SHORT[found.sums]
     transposed = "" if found.second_by_rows else "_trans"
     group = {
@@ -183,21 +226,20 @@ def _instructions(found: MatrixProduct) -> Mapping[str, str]:
     return group
 
 
-def _position(axes: Sequence[Any], used: Any) -> int:
-    return next(index for index, axis in enumerate(axes) if axis.var.same_as(used))
+def _fuse_parts(axes: Sequence[tuple[str, int]], parts: str) -> Any:
+    """Return an index map that fuses the axes of each part, in order; 0 for a part without axes.
 
-
-def _fused(used: Sequence[tuple[str, int]], parts: str) -> Any:
-    """An index map that fuses the axes of each part, in order; 0 for a part without axes."""
+    axes (i, 8), (i, 4), (k, 32) and parts "sik":  n, h, c -> 0, n * 4 + h, c
+    """
 
     def fuse(*indices: Any) -> list[Any]:
-        found = []
+        fused = []
         for part in parts:
             index: Any = tvm.tirx.const(0, "int32")
-            for (own, extent), variable in zip(used, indices, strict=True):
+            for (own, extent), variable in zip(axes, indices, strict=True):
                 if own == part:
                     index = index * extent + variable
-            found.append(index)
-        return found
+            fused.append(index)
+        return fused
 
-    return tvm.tirx.IndexMap.from_func(fuse, ndim=len(used), index_dtype="int32")
+    return tvm.tirx.IndexMap.from_func(fuse, ndim=len(axes), index_dtype="int32")

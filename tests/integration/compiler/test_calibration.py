@@ -63,7 +63,7 @@ def test_wider_vectors_compute_no_less() -> None:
         classes.append(device)
     found = [elements(calibrate(one), one) for one in classes]
     for narrow, wide in itertools.pairwise(found):
-        # As fast where a wide instruction is two narrow ones inside; less would be another width than meant.
+        # A wide instruction may be executed as two narrow ones. Anything slower has another width than meant.
         assert wide > 0.5 * narrow
     for one, count in zip(classes, found, strict=True):
         # No core does more than four of them in a cycle.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import tvm
@@ -40,7 +41,7 @@ def _compute(graph: Dag, name: str, value: Callable[..., object]) -> te.Tensor:
     return te.compute(graph.buffer[name].shape, value, name=name)
 
 
-def _between(low: int, value: object, high: int) -> object:
+def _between(low: int, value: Any, high: int) -> Any:
     return tirx.all(value >= low, value < high)
 
 
@@ -59,7 +60,7 @@ def _gemv(graph: Dag) -> Tensors:
 def _pad(graph: Dag, data: te.Tensor) -> te.Tensor:
     size = data.shape[1]
 
-    def inside(n: object, y: object, x: object, c: object) -> object:
+    def inside(n: Any, y: Any, x: Any, c: Any) -> Any:
         is_there = tirx.all(_between(1, y, size + 1), _between(1, x, size + 1))
         return tirx.if_then_else(is_there, data[n, y - 1, x - 1, c], 0.0)
 
@@ -122,12 +123,12 @@ def _transposed(graph: Dag) -> Tensors:
     data, weight = _inputs(graph)
     wide = graph.buffer["dilate"].shape[1]
 
-    def dilated(n: object, y: object, x: object, c: object) -> object:
+    def dilated(n: Any, y: Any, x: Any, c: Any) -> Any:
         return tirx.if_then_else(tirx.all(y % 2 == 0, x % 2 == 0), data[n, y // 2, x // 2, c], 0.0)
 
     dilate = _compute(graph, "dilate", dilated)
 
-    def padded(n: object, y: object, x: object, c: object) -> object:
+    def padded(n: Any, y: Any, x: Any, c: Any) -> Any:
         is_there = tirx.all(_between(2, y, wide + 2), _between(2, x, wide + 2))
         return tirx.if_then_else(is_there, dilate[n, y - 2, x - 2, c], 0.0)
 

@@ -29,7 +29,7 @@ from tests.workloads import WORKLOADS, matmul, module
 
 DEVICE = detect_device()
 BUILDER = LocalBuilder(DEVICE.target)
-# What a schedule's trace looks like before anything was done to it.
+# The trace of a schedule before any primitive is applied.
 UNSCHEDULED = "[[],[]]"
 
 
@@ -185,12 +185,12 @@ def test_constants_are_flushed_before_every_repeat(
             return find(name)
         return lambda _first, *arguments: flushed.append([tuple(a.shape) for a in arguments])
 
-    monkeypatch.setattr(compiler.measuring.runner.tvm, "get_global_func", find_recorder)
+    monkeypatch.setattr(tvm, "get_global_func", find_recorder)
     workload = matmul(4, 8, 16)
     measurement = _measure(runner, workload, workload, constants)
     shapes = [[(4, 16), (16, 8)][i] for i in constants]
     assert measurement.outcome is Outcome.OK, measurement.error
-    # One more: how many repeats there is time for is found out by a first one.
+    # One more: a first call finds out how many repeats there is time for.
     assert flushed == ([shapes] * (len(measurement.run_secs) + 1) if constants else [])
 
 
@@ -239,7 +239,7 @@ def test_this_machine_passes_its_self_check(runner: LocalRunner) -> None:
 def test_a_machine_that_computes_nothing_fails_its_self_check(
     runner: LocalRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler.measuring.runner.tvm, "compile", lambda *_, **__: {"main": lambda *_: None})
+    monkeypatch.setattr(tvm, "compile", lambda *_, **__: {"main": lambda *_: None})
     with pytest.raises(RuntimeError, match="the probe kernel computed a wrong result on this machine"):
         runner.self_check()
 

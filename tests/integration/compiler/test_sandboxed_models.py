@@ -154,7 +154,7 @@ def acts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script, python = tmp_path / "actor.py", tmp_path / "python"
     python.write_text(f"#!/bin/sh\nexec {sys.executable} {script}\n")
     python.chmod(0o755)
-    monkeypatch.setattr(child.sys, "executable", str(python))
+    monkeypatch.setattr(sys, "executable", str(python))
     return script
 
 
@@ -189,6 +189,6 @@ def test_a_child_that_dies_compiling_is_an_artifact_error(script: str, message: 
 
 def test_a_huge_file_starts_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(models, "MAX_FILE_BYTES", 10)
-    monkeypatch.setattr(child.sys, "executable", "/no/such/python")
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(ModelError, match="the limit is 10"):
         import_model(residual(), {}, TARGET)

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from compiler.sandbox import child
 from compiler.sandbox.traces import ReplayLimits, check_traces
 from compiler.workload import to_json
 from tests.workloads import matmul
@@ -40,7 +39,7 @@ def test_good_traces_pass_and_others_have_a_reason() -> None:
 
 
 def test_without_traces_no_child_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child.sys, "executable", "/no/such/python")
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
     assert check_traces([], TARGET) == []
 
 
@@ -59,7 +58,7 @@ def actor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nexec {sys.executable} {tmp_path / 'actor.py'}\n")
     python.chmod(0o755)
-    monkeypatch.setattr(child.sys, "executable", str(python))
+    monkeypatch.setattr(sys, "executable", str(python))
 
 
 @pytest.mark.usefixtures("actor")

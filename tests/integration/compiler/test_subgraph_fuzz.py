@@ -74,7 +74,7 @@ STEPS: dict[str, Step] = {
     "looked up": _looked_up,
     "cumulative": lambda data: topi.cumsum(data, axis=0),
 }
-# Those that need an axis to work on.
+# Operators that need an axis.
 AXES = set(STEPS) - {"relu", "exp", "double", "half", "rounded", "outer", "flat", "folded", "gram"}
 
 

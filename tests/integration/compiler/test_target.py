@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import platform
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,9 +100,9 @@ def test_an_arm_machines_features_are_read_from_its_hwcap_bits(
     numbers = {"neon": (16, 1), "dotprod": (16, 20), "sve": (16, 22), "sve2": (26, 1), "i8mm": (26, 13)}
     kind, bit = numbers[name]
     bits = {16: 0, 26: 0} | {kind: 1 << bit}
-    monkeypatch.setattr(compiler.target.platform, "machine", lambda: "aarch64")
+    monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     library = SimpleNamespace(getauxval=lambda kind: bits[kind])
-    monkeypatch.setattr(compiler.target.ctypes, "CDLL", lambda _: library)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: library)
     assert [known for known, there in compiler.target._host_features().items() if there] == [name]
 
 

@@ -42,7 +42,7 @@ class Case:
     operands: tuple[tuple[int, ...], tuple[int, ...]]
     compute: Callable[[te.Tensor, te.Tensor], te.Tensor]
     expect: Callable[[Array, Array], Array]
-    dtypes: tuple[str, str, str] = ("uint8", "int8", "int32")
+    dtypes: tuple[str, ...] = ("uint8", "int8", "int32")
 
     def module(self, constants: Sequence[int] = ()) -> tvm.IRModule:
         a, b = (

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -135,7 +136,7 @@ def start(tmp_path: Path, database_url: str) -> Iterator[Start]:
     """Start servers with settings other than the usual."""
     stops: list[Callable[[], None]] = []
 
-    def start_one(**changes: object) -> Service:
+    def start_one(**changes: Any) -> Service:
         service, stop = launch(tmp_path, database_url=database_url, **changes)
         stops.append(stop)
         return service

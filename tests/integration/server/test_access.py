@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import grpc
 import httpx
@@ -44,7 +46,7 @@ GUARDED = [(method, path) for method, path in routes() if path not in OPEN_PATHS
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A server with a bootstrap token and without limits."""
-    unlimited = {"rate_limit": "off", "failure_limit": "off"}
+    unlimited: dict[str, Any] = {"rate_limit": "off", "failure_limit": "off"}
     service, stop = launch(tmp_path_factory.mktemp("guarded"), token=BOOTSTRAP, **unlimited)
     yield service
     stop()
@@ -63,7 +65,7 @@ def made(service: Service, *scopes: Scope, name: str = "test", secret: str = BOO
     return token
 
 
-def stored(service: Service, name: str, **changes: object) -> str:
+def stored(service: Service, name: str, **changes: Any) -> str:
     """Store a token in the database; return its secret."""
     secret = TOKEN_PREFIX + name.ljust(43, "_")
     token = Token(f"id of {name}", name, frozenset(Scope), 1.0)
@@ -72,7 +74,7 @@ def stored(service: Service, name: str, **changes: object) -> str:
     return secret
 
 
-def audit(service: Service, **query: object) -> list[dict[str, object]]:
+def audit(service: Service, **query: str) -> list[dict[str, object]]:
     answer = service.http.get("/v1/audit", params=query, headers=bearer(BOOTSTRAP))
     assert answer.is_success, answer.text
     lines: list[dict[str, object]] = answer.json()["items"]
@@ -208,7 +210,7 @@ def calls(service: Service, secret: str | None) -> list[Callable[[], object]]:
 def refusal(call: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as refused:
         call()
-    return refused.value.code(), refused.value.details()
+    return refused.value.code(), refused.value.details() or ""
 
 
 @pytest.mark.parametrize(
@@ -252,9 +254,9 @@ def test_a_message_that_cannot_be_parsed_is_refused(guarded: Service) -> None:
         ("wrong", grpc.StatusCode.UNAUTHENTICATED),
     ):
         with grpc.insecure_channel(f"127.0.0.1:{guarded.context.settings.grpc_port}") as channel:
-            raw = channel.unary_unary("/tunefarm.v1.Fleet/Synchronize")
+            raw: Any = channel.unary_unary("/tunefarm.v1.Fleet/Synchronize")
             metadata = (("authorization", f"Bearer {secret}"),)
-            assert refusal(lambda raw=raw, metadata=metadata: raw(b"\xff" * 9, metadata=metadata))[0] is code
+            assert refusal(partial(raw, b"\xff" * 9, metadata=metadata))[0] is code
 
 
 def test_changes_are_audited_with_caller_action_and_address(guarded: Service) -> None:

@@ -177,7 +177,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
 @pytest.mark.parametrize("path", ["/v1/jobs", "/metrics", "/openapi.json", "/nothing", "/v1/jobs/x/events"])
 @pytest.mark.parametrize("given", [None, "Bearer wrong", "Basic s3cret", "s3cret", "Bearer", "Bearer \u00e9"])
 def test_the_token_is_needed(guarded: Service, path: str, given: str | None) -> None:
-    headers = {} if given is None else {"Authorization": given.encode()}
+    headers = {} if given is None else {b"Authorization": given.encode()}
     answer = guarded.http.get(path, headers=headers)
     assert problem(answer, 401)["type"] == "urn:tunefarm:problem:token-needed"
     assert answer.headers["www-authenticate"] == "Bearer"

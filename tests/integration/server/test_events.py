@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 
 import httpx
 import httpx_sse
@@ -22,7 +22,9 @@ def advance(service: Service, job_id: str, to: JobState) -> None:
         assert jobs.advance(session, job_id, expected, to, time.time())
 
 
-def watch(service: Service, job_id: str, after: str | None = None) -> Iterator[httpx_sse.ServerSentEvent]:
+def watch(
+    service: Service, job_id: str, after: str | None = None
+) -> Generator[httpx_sse.ServerSentEvent, None, None]:
     headers = {} if after is None else {"Last-Event-ID": after}
     with httpx_sse.connect_sse(service.http, "GET", f"/v1/jobs/{job_id}/events", headers=headers) as source:
         assert source.response.status_code == 200

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -317,7 +318,7 @@ def test_workloads_are_fetched_by_hash(service: Service, worker: Worker) -> None
 def refused(service: Service, message: pb.SynchronizeRequest) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as error:
         service.fleet.Synchronize(message, timeout=5)
-    return error.value.code(), error.value.details()
+    return error.value.code(), error.value.details() or ""
 
 
 def request() -> pb.SynchronizeRequest:
@@ -374,7 +375,7 @@ def test_a_failing_storage_asks_the_worker_to_try_again(
     service: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
-    def failing() -> object:
+    def failing() -> Iterator[None]:
         raise StorageError("the disk is full", full=True)
         yield
 

@@ -6,6 +6,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import Any
 
 import grpc
 import pytest
@@ -85,7 +86,7 @@ def test_a_builders_message_is_received(start: Start) -> None:
 
 def test_a_call_without_a_message_is_refused(service: Service) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{service.context.settings.grpc_port}") as channel:
-        call = channel.stream_unary("/tunefarm.v1.Fleet/Synchronize")
+        call: Any = channel.stream_unary("/tunefarm.v1.Fleet/Synchronize")
         assert code_of(lambda: call(iter(()), timeout=5)) is grpc.StatusCode.INVALID_ARGUMENT
 
 

@@ -24,7 +24,7 @@ from worker.sandbox.reaper import DEVICE_GROUPS
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-LIMITS = {"build_timeout_s": 60.0, "run_timeout_s": 60.0, "memory_bytes": 1 << 28}
+LIMITS: dict[str, Any] = {"build_timeout_s": 60.0, "run_timeout_s": 60.0, "memory_bytes": 1 << 28}
 # Within a user namespace its own limits hold: here the kernel really refuses to make another PID namespace.
 REFUSING = 'echo 0 > /proc/sys/user/max_pid_namespaces && exec "$0" "$@"'
 COMMANDS = {

@@ -81,6 +81,12 @@ def states(fleet: FakeFleet) -> list[WorkerState]:
     return [state for i, state in enumerate(seen) if i == 0 or seen[i - 1] is not state]
 
 
+def measurement_of(fleet: FakeFleet, trial_id: int) -> Measurement:
+    measurement = fleet.stored[trial_id].measurement
+    assert isinstance(measurement, Measurement)
+    return measurement
+
+
 def in_state(fleet: FakeFleet, state: WorkerState) -> bool:
     return bool(fleet.reports) and fleet.reports[-1].state is state
 
@@ -164,7 +170,7 @@ def test_candidates_are_held_against_the_best_that_is_known_of_their_workload() 
         fleet.offer("ok", "best", best_s=0.0005)
         async with working(fleet):
             await fleet.until(lambda: len(fleet.stored) == 7)
-        errors = [fleet.stored[number].measurement.error for number in range(1, 8)]
+        errors = [measurement_of(fleet, number).error for number in range(1, 8)]
         assert errors == ["0.5", "0.5", "None", "", "0.001", "", "0.0005"]
 
     with_fleet(work)
@@ -341,7 +347,7 @@ def test_a_workload_that_is_not_there_costs_its_candidates_only() -> None:
         async with working(fleet, replace(BRISK, build_together=8)):
             await fleet.until(lambda: len(fleet.stored) == 3)
         assert fleet.outcomes() == ["ok", "unknown", "ok"]
-        assert "no such workload" in fleet.stored[2].measurement.error
+        assert "no such workload" in measurement_of(fleet, 2).error
 
     with_fleet(work)
 

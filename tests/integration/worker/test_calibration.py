@@ -46,11 +46,11 @@ def test_a_new_session_goes_on_with_what_was_kept(tmp_path: Path, notes: Path) -
         for session in ("first", "second"):
             kept = ProfileCache(tmp_path / "profiles")
             async with working(fleet, session=session, profiles=kept, TVM_FAULT_CALIBRATIONS=str(notes)):
-                await fleet.until(
-                    lambda session=session: (
-                        in_state(fleet, WorkerState.READY) and fleet.reports[-1].session_id == session
-                    )
-                )
+
+                def is_ready(session: str = session) -> bool:
+                    return in_state(fleet, WorkerState.READY) and fleet.reports[-1].session_id == session
+
+                await fleet.until(is_ready)
         assert notes.read_text() == "."
         assert hertz(fleet) == [1e9]
         assert not any(report.calibrated for report in fleet.reports if report.session_id == "second")

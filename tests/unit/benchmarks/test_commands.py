@@ -12,6 +12,8 @@ import pytest
 
 from benchmarks import __main__ as listing
 from benchmarks.networks import __main__ as networks
+from benchmarks.networks import compiled as compiled_network
+from benchmarks.networks import tuned
 from benchmarks.networks.compiled import CompiledNetwork
 from benchmarks.networks.plan import Plan
 from benchmarks.networks.tuned import TunedNetwork, TuningPlan
@@ -34,7 +36,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[TuningPlan]:
         seen.append(plan)
         return replace(MEASURED, label=plan.label)
 
-    monkeypatch.setattr(networks.tuned, "run", run)
+    monkeypatch.setattr(tuned, "run", run)
     return seen
 
 
@@ -48,7 +50,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
         seen.append(plan)
         return replace(COMPILED, label=plan.label)
 
-    monkeypatch.setattr(networks.compiled, "run", run)
+    monkeypatch.setattr(compiled_network, "run", run)
     return seen
 
 
@@ -163,7 +165,7 @@ def test_networks_measured_before_a_failure_are_kept(
             raise StackError("the worker keeps stopping")
         return MEASURED
 
-    monkeypatch.setattr(networks.tuned, "run", run)
+    monkeypatch.setattr(tuned, "run", run)
     assert networks.main(["--json", str(tmp_path / "networks.json")]) == 1
     assert capsys.readouterr().err == "benchmarks.networks: the worker keeps stopping\n"
     assert figures.read(tmp_path / "networks.json").figures

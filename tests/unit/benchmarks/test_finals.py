@@ -41,8 +41,9 @@ def _trials(*timed: tuple[Candidate | None, float]) -> list[Trial]:
 
 
 def _time(**searches: Trials) -> tuple[Any, FakeMeasurer, list[str]]:
-    measurer, errors = FakeMeasurer(), []
-    return time_best_programs(measurer, "GMM", searches, 3, errors), measurer, errors  # type: ignore[arg-type]
+    measurer: Any = FakeMeasurer()
+    errors: list[str] = []
+    return time_best_programs(measurer, "GMM", searches, 3, errors), measurer, errors
 
 
 def test_the_best_after_every_milestone_is_timed_in_turns() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -50,7 +51,7 @@ def topology(root: Path, cpus: dict[int, tuple[int, int]]) -> None:
 
 def test_two_threads_of_a_core_are_no_two_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_workers, "TOPOLOGY", tmp_path)
-    monkeypatch.setattr(local_workers.os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 6})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2, 3, 6})
     topology(tmp_path, {0: (0, 0), 1: (0, 0), 2: (0, 1), 3: (1, 0), 4: (1, 1)})
     assert own_cores() == [0, 2, 3, 6]
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from benchmarks.engines import metaschedule_search
 from benchmarks.engines.metaschedule_search import _Timeline
 from benchmarks.timing.measurer import Candidate
 
@@ -22,7 +21,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    monkeypatch.setattr(metaschedule_search.Candidate, "scheduled", lambda name: Candidate(name, None))
+    monkeypatch.setattr(Candidate, "scheduled", lambda name: Candidate(name, None))
     return Clock()
 
 

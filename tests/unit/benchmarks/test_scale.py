@@ -8,8 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.scale import OURS, ScaleError, figures_of
+from benchmarks.scale import ScaleError, figures_of
 from benchmarks.simulated_workers import (
+    OURS,
     CountingWindow,
     FleetStats,
     SimulatedWorker,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def test_searches_are_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("draw", [plots.draw_searches_by_seconds, plots.draw_searches_by_trials])
-def test_plots_name_their_operators_and_engines(draw: object) -> None:
+def test_plots_name_their_operators_and_engines(draw: Callable[[Sequence[Search]], bytes]) -> None:
     found = [Search.of("C2D", "ours", TIMED[:2]), SEARCH, Search.of("GMM", "MetaSchedule", TIMED[1:])]
     image = draw(found)
     assert image == draw(found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.polynomial import Polynomial, chebyshev
@@ -22,7 +23,8 @@ def fit(function: Callable[[Array], Array], limit: float, degrees: tuple[int, in
     quotient = function(x) / x
     upper, lower = (chebyshev.chebvander(2 * (x / limit) ** 2 - 1, degree) for degree in degrees)
     columns = np.hstack([upper, -quotient[:, None] * lower[:, 1:]])
-    weights, denominator, best, solution = np.ones(POINTS), np.ones(POINTS), np.inf, np.zeros(0)
+    weights, denominator, best = np.ones(POINTS), np.ones(POINTS), np.inf
+    solution: NDArray[Any] = np.zeros(0)
     for _ in range(ROUNDS):
         scale = np.sqrt(weights) / (quotient * denominator)
         found = np.linalg.lstsq(columns * scale[:, None], quotient * scale, rcond=None)[0]
@@ -39,4 +41,5 @@ def fit(function: Callable[[Array], Array], limit: float, degrees: tuple[int, in
 
 def _powers(series: Array, limit: float) -> Array:
     """Convert a Chebyshev series over [0, limit²] to coefficients of powers."""
-    return Polynomial(chebyshev.cheb2poly(series))(Polynomial([-1.0, 2 / limit**2])).coef
+    powers: Any = Polynomial(chebyshev.cheb2poly(series))(Polynomial([-1.0, 2 / limit**2])).coef
+    return np.asarray(powers, np.float64)

@@ -9,7 +9,7 @@ import pytest
 from tvm.target.codegen import target_has_features
 
 import compiler.target
-from compiler.boards import BOARDS, find_board
+from compiler.boards import BOARDS, Board, find_board
 from compiler.target import detect_device, parse_target
 
 
@@ -49,7 +49,7 @@ def test_a_board_has_the_caches_of_its_data_sheet(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("board", BOARDS.values(), ids=BOARDS)
-def test_llvm_knows_every_board(board: compiler.target.Board) -> None:
+def test_llvm_knows_every_board(board: Board) -> None:
     facts = {"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mcpu": board.mcpu, "num-cores": board.cores}
     target = json.dumps(facts)
     assert board.device("any", target).cores == board.cores

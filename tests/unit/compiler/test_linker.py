@@ -8,11 +8,11 @@ import platform
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from compiler.packaging import linker as linking
 from compiler.packaging.linker import LinkerError, elf_machine, find_linker
 
 THIS = platform.machine()
@@ -39,7 +39,7 @@ def test_libraries_for_this_machine(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra 'cross' is not installed")
 def test_libraries_for_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linking.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     zig = (sys.executable, "-m", "ziglang", "cc", "-target", f"{OTHER}-linux-gnu")
     library = tmp_path / "answer.so"
     find_linker(f"{OTHER}-unknown-linux-gnu")(str(library), objects(tmp_path, *zig))
@@ -48,8 +48,8 @@ def test_libraries_for_another_machine(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.skipif(importlib.util.find_spec("ziglang") is None, reason="the extra 'cross' is not installed")
 def test_the_linkers_cache_belongs_to_this_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linking.shutil, "which", lambda name: None)
-    monkeypatch.setattr(linking.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.delenv("ZIG_GLOBAL_CACHE_DIR", raising=False)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -60,8 +60,8 @@ def test_the_linkers_cache_belongs_to_this_user(tmp_path: Path, monkeypatch: pyt
 
 
 def test_without_a_cross_compiler_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linking.shutil, "which", lambda name: None)
-    monkeypatch.setattr(linking.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(LinkerError, match=f"extra 'cross', or {OTHER}-linux-gnu-gcc"):
         find_linker(f"{OTHER}-linux-gnu")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tvm
@@ -14,7 +16,7 @@ from tests.workloads import module
 
 NATIVE = tvm.target.Target("llvm")
 ROWS = 5
-REDUCERS = {
+REDUCERS: dict[str, tuple[Any, Any]] = {
     "sum": (te.sum, np.sum),
     "max": (te.max, np.max),
     "min": (te.min, np.min),

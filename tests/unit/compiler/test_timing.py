@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -63,7 +64,7 @@ class Machine:
 def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Machine]:
     def make(*secs: float, constants: tuple[int, ...] = ()) -> Machine:
         made = Machine(list(secs), constants)
-        monkeypatch.setattr(timing.time, "perf_counter", lambda: made.now)
+        monkeypatch.setattr(time, "perf_counter", lambda: made.now)
         return made
 
     return make

@@ -29,7 +29,7 @@ def test_the_class_is_everything_but_the_name() -> None:
 @pytest.mark.parametrize("field", ["cores", "vector_bytes", "l1_bytes", "l2_bytes", "l3_bytes"])
 def test_sizes_are_positive(field: str) -> None:
     with pytest.raises(ValueError, match=f"a device's {field} must be positive, not 0"):
-        replace(DEVICE, **{field: 0})
+        replace(DEVICE, **{field: 0})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"name": "board"}', json.dumps({"cores": 1})])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 
@@ -41,9 +42,9 @@ def test_other_text_is_no_profile(text: str) -> None:
 @pytest.mark.parametrize(
     "field", [f.name for f in fields(Profile) if f.name not in ("multiply_adds", "derived")]
 )
-def test_a_speed_that_no_device_has_is_refused(field: str, value: object) -> None:
+def test_a_speed_that_no_device_has_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
-        replace(PROFILE, **{field: value})
+        replace(PROFILE, **{field: value})  # type: ignore[arg-type]
 
 
 def test_float32_is_never_missing() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -126,7 +127,7 @@ def test_encoders_may_have_a_dynamic_batch() -> None:
         ("resnet18", {"size": 0}, "at least 1"),
     ],
 )
-def test_unsupported_arguments_are_refused(network: str, wrong: dict[str, int | str], why: str) -> None:
+def test_unsupported_arguments_are_refused(network: str, wrong: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         make_models.make(network, tiny=True, **wrong)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import text
@@ -65,9 +66,9 @@ class TestTokens:
         assert not replace(BOARD, expires_at=None).expired(1e12)
 
     @pytest.mark.parametrize("wrong", [{"name": ""}, {"scopes": frozenset()}])
-    def test_senseless_ones_are_refused(self, wrong: dict[str, object]) -> None:
+    def test_senseless_ones_are_refused(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match="name and at least one scope"):
-            replace(BOARD, **wrong)
+            replace(BOARD, **wrong)  # type: ignore[arg-type]
 
 
 class TestAudit:

@@ -20,7 +20,8 @@ from records.fleet.results import LeaseResult
 from records.jobs import events, jobs
 from records.jobs.jobs import IdempotencyConflict
 from records.storage.tables import WorkerRow
-from tests.unit.records.farm import DEVICE, Farm, make_job, request
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, make_job, request
 
 BOARD = replace(DEVICE, name="a board", triple="aarch64-linux-gnu", cores=4)
 X86 = Builder(("aarch64",), "x86_64", cores=2, toolchain=DEVICE.toolchain)

@@ -25,8 +25,8 @@ from records.schedules import schedules
 from records.storage import blobs
 from records.storage.database import Database, _alembic
 from records.storage.tables import DeviceClassRow
-from tests.devices import GPU
-from tests.unit.records.farm import DEVICE, Farm, make_job, measured
+from tests.devices import DEVICE, GPU
+from tests.unit.records.farm import Farm, make_job, measured
 
 BOARD = replace(DEVICE, name="a board", triple="aarch64-linux-gnu", cores=4)
 X86 = Builder(("x86_64", "aarch64"), "x86_64", cores=2, toolchain=DEVICE.toolchain)

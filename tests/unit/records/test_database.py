@@ -88,9 +88,9 @@ class TestMigration:
                 config.attributes["connection"] = old
                 command.upgrade(config, "0004")
             engine.dispose()
-            job = "'job', 'sha', 'net', '{}', 'native', 9, 0, 'tuning', '', 1.0"
+            row = "'job', 'sha', 'net', '{}', 'native', 9, 0, 'tuning', '', 1.0"
             columns = "id, model_sha, model_name, shapes, target, trials, seed, state, message, created_at"
-            connection.execute(f"INSERT INTO jobs ({columns}) VALUES ({job})")
+            connection.execute(f"INSERT INTO jobs ({columns}) VALUES ({row})")
             columns = "id, job_id, workload_hash, name, weight, flops, covered, reason, constants"
             connection.execute(
                 f"INSERT INTO tasks ({columns}) VALUES (1, 'job', 'w', 'conv', 1, 1.0, 1, '', '[]')"
@@ -106,8 +106,8 @@ class TestMigration:
         database = sqlite(path)
         database.migrate()
         with database.begin() as session:
-            job = jobs.get(session, "job")
-            assert (job.trials_issued, job.trials_done) == (3, 2)
+            migrated = jobs.get(session, "job")
+            assert (migrated.trials_issued, migrated.trials_done) == (3, 2)
             assert [trial.id for trial in trials.for_task(session, 1)] == [1, 2, 3]
             # Nor does the id of one that was deleted come back.
             new = trials.NewTrial(1, "w", None, "t", 0.0)

@@ -12,7 +12,8 @@ from core.worker import Role, Vitals, Wanted, WorkerState
 from records.fleet import devices, leases
 from records.jobs import events, jobs
 from records.storage.tables import WorkerRow
-from tests.unit.records.farm import DEVICE, Farm, request
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, request
 
 BIGGER = replace(DEVICE, name="eight cores", cores=8)
 

@@ -20,7 +20,8 @@ from records.jobs import fair_queue, trials
 from records.jobs.fair_queue import JobShare, Quota, order
 from records.storage import blobs
 from records.storage.database import Database
-from tests.unit.records.farm import DEVICE, Farm, all_at_once, make_job, measured
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, all_at_once, make_job, measured
 
 WEIGHTS = st.sampled_from([0.25, 0.5, 1.0, 1.0, 2.0, 3.0, 10.0])
 _NUMBERS = itertools.count()
@@ -268,7 +269,8 @@ class TestQuota:
     ) -> None:
         plug_in(farm, boards)
         quota = fair_queue.quota(farm.session, "me", farm.device.key, now=101.0)
-        assert (quota.max_trials, quota.fraction) == (max_trials, pytest.approx(fraction))
+        assert quota.max_trials == max_trials
+        assert quota.fraction == pytest.approx(fraction)
 
     @given(
         max_trials=st.integers(1, 300),

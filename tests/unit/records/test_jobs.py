@@ -9,7 +9,8 @@ from core.job import MAX_PRIORITY, Budget, JobState
 from records.fleet import devices, leases, module_runs
 from records.jobs import events, jobs, models, trials
 from records.storage import blobs
-from tests.unit.records.farm import DEVICE, Farm, request
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, request
 
 
 def create(session: Session, job_id: str, now: float = 1.0, key: str | None = None) -> jobs.Job:

@@ -11,7 +11,8 @@ from records.fleet.leases import HeldLease
 from records.fleet.results import LeaseResult
 from records.jobs import jobs, tasks, trials
 from records.schedules import schedules
-from tests.unit.records.farm import DEVICE, Farm, make_job, measured, task_spec
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, make_job, measured, task_spec
 
 
 class TestTake:

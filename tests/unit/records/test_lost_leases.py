@@ -12,7 +12,8 @@ from records.fleet.results import LeaseResult
 from records.jobs import events, jobs
 from records.jobs.events import Event
 from records.schedules import schedules
-from tests.unit.records.farm import DEVICE, Farm, measured
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, measured
 
 
 class TestExpire:

@@ -16,7 +16,8 @@ from records.fleet import devices, leases
 from records.fleet.results import LeaseResult
 from records.jobs import events, tasks, trials
 from records.storage.database import Database
-from tests.unit.records.farm import DEVICE, all_at_once, make_job, measured
+from tests.devices import DEVICE
+from tests.unit.records.farm import all_at_once, make_job, measured
 
 
 class TestManyWorkersAtOnce:

@@ -13,7 +13,8 @@ from records.fleet.results import LeaseResult
 from records.jobs import jobs
 from records.schedules import schedules
 from records.storage import blobs
-from tests.unit.records.farm import DEVICE, Farm, measured
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, measured
 
 KINDS: tuple[ModuleKind, ...] = ("untuned", "published", "tuned")
 

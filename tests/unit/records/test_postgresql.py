@@ -19,8 +19,9 @@ from records.fleet.results import LeaseResult
 from records.jobs import jobs, tasks, trials
 from records.schedules import schedules
 from records.storage.database import Database, StorageError
+from tests.devices import DEVICE
 from tests.services import PASSWORD, Emptied, Postgresql, free_port
-from tests.unit.records.farm import DEVICE, Farm, make_job, measured
+from tests.unit.records.farm import Farm, make_job, measured
 from tests.unit.records.test_database import MIGRATE
 
 RAISE = "DO $$ BEGIN RAISE EXCEPTION 'first line' USING ERRCODE = '{}', DETAIL = 'Key (secret)'; END $$"

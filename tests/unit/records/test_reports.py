@@ -13,7 +13,8 @@ from records.fleet.leases import Reported
 from records.fleet.results import LeaseResult
 from records.jobs import events, jobs, trials
 from records.schedules import schedules
-from tests.unit.records.farm import DEVICE, Farm, make_job, measured
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, make_job, measured
 
 
 class TestReport:

@@ -11,7 +11,8 @@ from records.fleet import devices
 from records.jobs import tasks
 from records.schedules import schedules
 from records.schedules.schedules import Record
-from tests.unit.records.farm import DEVICE, put_measured
+from tests.devices import DEVICE
+from tests.unit.records.farm import put_measured
 
 OTHER = replace(DEVICE, cores=8)
 

@@ -8,7 +8,8 @@ from sqlalchemy.orm import Session
 from core.measurement import Outcome
 from records.fleet import devices
 from records.jobs import jobs, tasks, trials
-from tests.unit.records.farm import DEVICE, Farm, make_job, put_measured, task_spec
+from tests.devices import DEVICE
+from tests.unit.records.farm import Farm, make_job, put_measured, task_spec
 from tests.unit.records.test_schedules import record
 
 

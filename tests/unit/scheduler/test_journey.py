@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -550,3 +552,46 @@ def test_the_sweep_takes_expired_leases_back(farm: Farm) -> None:
     with farm.database.begin() as session:
         assert leases.current(session, "worker", "session", farm.now) is None
         assert trials.counts(session, "job").pending == 4
+
+
+VARIANT = replace(CONV, weight=MATMUL.weight, variant="winograd_2", variant_of=MATMUL.workload_hash)
+
+
+def test_the_faster_of_a_subgraph_and_its_variant_is_compiled_in(farm: Farm, compiler: FakeCompiler) -> None:
+    compiler.tasks = (MATMUL, VARIANT)
+    farm.submit(trials=12)
+    farm.plug_in()
+    farm.finish()
+    with farm.database.begin() as session:
+        told = [event.data for event in events.since(session, "job", 0, 1000) if event.kind == "state"]
+    assert told[2]["message"] == "searching 1 of 1 subgraphs, and 1 variant"
+    best = {task.workload_hash: task.best_s for task in farm.tasks()}
+    [chosen] = compiler.schedules
+    assert chosen.keys() == {min(best, key=lambda name: best[name] or math.inf)}
+    [entry] = farm.published()[1].tasks
+    assert entry.workload in chosen
+    assert (entry.variant, entry.weight) == ("winograd_2" * (entry.workload != MATMUL.workload_hash), 3)
+
+
+def test_a_variant_that_does_not_compile_gives_way_to_the_subgraph_itself(
+    farm: Farm, compiler: FakeCompiler
+) -> None:
+    compiler.tasks = (MATMUL, VARIANT)
+    farm.submit("first", trials=12)
+    farm.plug_in()
+    farm.finish("first")
+    traces = {record.trace for record in farm.records() if record.workload_hash == VARIANT.workload_hash}
+    compiler.uncompilable = lambda trace: trace in traces
+    farm.submit("second", trials=1)
+    farm.finish("second")
+    assert compiler.schedules[-1].keys() == {MATMUL.workload_hash}
+
+
+def test_an_exact_job_has_no_variants(farm: Farm, compiler: FakeCompiler) -> None:
+    compiler.tasks = (MATMUL, VARIANT)
+    farm.submit(trials=4, exact=True)
+    farm.plug_in()
+    farm.finish()
+    assert [task.workload_hash for task in farm.tasks()] == [MATMUL.workload_hash]
+    assert farm.job().request.exact
+    assert [entry.variant for entry in farm.published()[1].tasks] == [""]

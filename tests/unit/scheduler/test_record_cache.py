@@ -15,7 +15,6 @@ from records.schedules import schedules
 from records.schedules.schedules import Record
 from records.storage.database import Database
 from records.storage.tables import RecordRow
-from scheduler.planning import record_cache as module
 from scheduler.planning.record_cache import OVERLAP_S, STALE_S, RecordCache
 from tests.devices import DEVICE
 from tests.services import Emptied
@@ -90,7 +89,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
         return ask
 
     for name in ("of_workloads", "after"):
-        monkeypatch.setattr(module.schedules, name, noting(name))
+        monkeypatch.setattr(schedules, name, noting(name))
     return noted
 
 

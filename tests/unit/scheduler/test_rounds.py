@@ -32,7 +32,7 @@ Measured = Sequence[tuple[Program, float]]
 LEARNED = CostModel(xgboost.Booster())  # never asked here
 
 
-def begin(farm: Farm, **request: object) -> None:
+def begin(farm: Farm, **request: Any) -> None:
     """A job whose first batch waits for the device."""
     farm.submit(**request)
     farm.plug_in()
@@ -237,7 +237,12 @@ def test_a_search_that_found_nothing_waits_for_news(farm: Farm, monkeypatch: pyt
     farm.restart(plan_ahead=1)
     begin(farm)
     calls: list[int] = []
-    monkeypatch.setattr(batch, "propose", lambda *args, **more: calls.append(1) or [])
+
+    def propose_nothing(*_args: Any, **_more: Any) -> list[Any]:
+        calls.append(1)
+        return []
+
+    monkeypatch.setattr(batch, "propose", propose_nothing)
     plan(farm)
     count = len(calls)
     assert count > 0

@@ -54,7 +54,7 @@ def searched(
 ) -> list[Assembly]:
     assemblies: list[Assembly] = []
     while (
-        selection := next_selection(listed, AssemblyHistory(tuple(assemblies), refused or {}))
+        selection := next_selection(listed, AssemblyHistory(tuple(assemblies), refused or {}), {})
     ) is not None:
         assert len(assemblies) < MAX_ASSEMBLIES
         assert selection.schedules not in [assembly.schedules for assembly in assemblies], (
@@ -107,7 +107,7 @@ def test_the_next_best_takes_its_place_and_then_the_fallback() -> None:
 def test_what_cannot_be_compiled_is_left_out_without_a_search() -> None:
     listed = records(29)
     refused = dict.fromkeys(bests(listed[:6], count=2), "LLVM ERROR: no such instruction")
-    selection = next_selection(listed, AssemblyHistory((), refused))
+    selection = next_selection(listed, AssemblyHistory((), refused), {})
     assert selection is not None
     assert len(selection.chosen) == 29
     assert [selection.chosen[name].latency_s for name in ("w00", "w01", "w02")] == [3.0, 3.0, 1.0]
@@ -119,7 +119,7 @@ def test_a_failure_that_a_refused_schedule_explains_puts_no_other_under_suspicio
     [culprit] = bests(listed[:1])
     failed = Assembly(frozenset(bests(listed)), "compiling the model crashed the compiler (SIGSEGV)")
     selection = next_selection(
-        listed, AssemblyHistory((failed,), {culprit: "it crashed the compiler (SIGSEGV)"})
+        listed, AssemblyHistory((failed,), {culprit: "it crashed the compiler (SIGSEGV)"}), {}
     )
     assert selection is not None
     assert selection.schedules >= set(bests(listed)) - {culprit}
@@ -152,8 +152,8 @@ def test_a_lost_device_says_nothing_about_schedules() -> None:
     listed = records(4)
     run = StoredModuleRun(1, "job", "tuned", "sha", "done", 2, "lease", Outcome.DEVICE_LOST, (), "")
     assembly = Assembly(frozenset(bests(listed)), "device_lost", run)
-    assert next_selection(listed, AssemblyHistory((assembly,), {}, is_inconclusive=True)) is None
-    assert next_selection(listed, AssemblyHistory((replace(assembly, run=None),), {})) is not None
+    assert next_selection(listed, AssemblyHistory((assembly,), {}, is_inconclusive=True), {}) is None
+    assert next_selection(listed, AssemblyHistory((replace(assembly, run=None),), {}), {}) is not None
 
 
 @pytest.mark.parametrize("workloads", [2, 5, 29])
@@ -161,9 +161,40 @@ def test_a_reason_is_given_for_all_that_is_left_out(workloads: int) -> None:
     listed = records(workloads)
     [culprit] = bests(listed[:1])
     assemblies: list[Assembly] = []
-    while (selection := next_selection(listed, AssemblyHistory(tuple(assemblies), {}))) is not None:
+    while (selection := next_selection(listed, AssemblyHistory(tuple(assemblies), {}), {})) is not None:
         names = {workload for workload, _ in bests(listed)}
         slower = {name for name, one in selection.chosen.items() if one.latency_s != 1.0}
         assert selection.reasons.keys() == (names - selection.chosen.keys()) | slower
         assert all(WRONG in reason for reason in selection.reasons.values())
         assemblies.append(Assembly(selection.schedules, WRONG if culprit in selection.schedules else ""))
+
+
+VARIANTS = {"w00-variant": "w00", "w01-variant": "w01"}
+
+
+def test_the_fastest_of_a_subgraph_and_its_variants_is_selected() -> None:
+    listed = [*records(3), record("w00-variant", 0.5), record("w01-variant", 1.5)]
+    selection = next_selection(listed, AssemblyHistory(), VARIANTS)
+    assert selection is not None
+    assert {place: one.workload_hash for place, one in selection.chosen.items()} == {
+        "w00": "w00-variant",
+        "w01": "w01",
+        "w02": "w02",
+    }
+    assert selection.traces.keys() == {"w00-variant", "w01", "w02"}
+    assert selection.reasons == {}
+
+
+def test_a_variant_that_breaks_the_model_gives_way_to_the_subgraph_itself() -> None:
+    variant = record("w00-variant", 0.5)
+    listed = [*records(4), variant]
+    assemblies: list[Assembly] = []
+    while (selection := next_selection(listed, AssemblyHistory(tuple(assemblies)), VARIANTS)) is not None:
+        failure = WRONG if schedule_id(variant) in selection.schedules else ""
+        assemblies.append(Assembly(selection.schedules, failure))
+    last = next(each for each in reversed(assemblies) if not each.failure)
+    assert last.schedules == set(bests(records(4)))
+    refused = next_selection(listed, AssemblyHistory((), {schedule_id(variant): "LLVM ERROR"}), VARIANTS)
+    assert refused is not None
+    assert refused.chosen["w00"].workload_hash == "w00"
+    assert refused.reasons == {"w00": "LLVM ERROR"}

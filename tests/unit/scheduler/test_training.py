@@ -15,6 +15,7 @@ from records.schedules.cost_models import Version
 from records.schedules.schedules import Record
 from scheduler.learning import evaluation, training
 from scheduler.learning.training import CHEAP_SHARE, GROWTH, MIN_EVALUATED, MOST_SHARE, TrainedModel
+from search import policy
 from search.cost.model import CostModel
 from search.programs.annotate import sample
 from tests.unit.records.farm import put_measured
@@ -59,7 +60,7 @@ def trainings(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of samples of each training. Only trainings move the clock, each by a second."""
     farm.plug_in()
     made: list[int] = []
-    real = training.train
+    real = policy.train
 
     def train(samples: Any) -> CostModel:
         made.append(len(samples))

@@ -58,7 +58,7 @@ def _setting(
     variable = sketch.variable[node, name]
     assert isinstance(variable, Choice)
     assert value in variable.options, f"{value} is not among {variable.options} of {name} of {node}"
-    return variable.key, (variable.options.index(value),)  # type: ignore[arg-type]
+    return variable.key, (variable.options.index(value),)
 
 
 def middling(sketch: Sketch) -> Program:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -189,3 +190,14 @@ def test_open_tasks_get_all_trials(tasks: list[TaskProgress], trials: int, trial
     assert not any(tasks[i].exhausted for i in picks)
     is_open = any(not task.exhausted for task in tasks)
     assert len(picks) == (math.ceil(trials / trials_per_pick) if is_open else 0)
+
+
+def test_a_task_far_behind_its_rival_gets_nothing_and_one_close_to_it_a_chance() -> None:
+    history = (4e-3, 2e-3, 2e-3, 2e-3, 2e-3)
+    other = _task(*history, flops=2e6)
+    far, close = (replace(_task(*history), rival_s=rival_s) for rival_s in (1e-3, 1.9e-3))
+    assert gain_per_trial([far], 0, 5) == 0.0
+    assert 0.0 < gain_per_trial([close], 0, 5) < gain_per_trial([_task(*history)], 0, 5)
+    assert next_tasks([far, other], trials=4, trials_per_pick=1) == [1, 1, 1, 1]
+    ahead = replace(_task(*history), rival_s=3e-3)
+    assert gain_per_trial([ahead], 0, 5) == gain_per_trial([_task(*history)], 0, 5)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,7 +120,7 @@ def test_every_speed_comes_from_the_profile(field: str, worse: float) -> None:
     """If one speed is worse, all programs of a convolution take as long or longer, and some longer."""
     speeds = DEVICE.speeds
     value = getattr(speeds, field)
-    slow: object = value * worse if isinstance(value, float) else int(value * worse)
+    slow: Any = value * worse if isinstance(value, float) else int(value * worse)
     less = replace(DEVICE, profile=replace(speeds, **{field: slow}))
     populations = [drawn(sketch, 0, count=64) for sketch in generate(dags.conv2d(), DEVICE)]
     before, after = (

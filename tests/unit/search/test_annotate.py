@@ -57,6 +57,7 @@ def test_valid_programs_are_small_and_their_nests_enclose_their_readers(sketch: 
 def _is_small(program: Program, name: str) -> bool:
     """Counted loop by loop: vector instructions of the register tile, times the unrolled reduction steps."""
     node = program.sketch.dag.node[name]
+    assert node.vector_axis is not None
     tile = {axis: program.factors(name, axis)[-1] for axis in node.spatial}
     width = tile.get(node.vector_axis, 1)
     rows = math.prod(tile.values()) // width

@@ -277,7 +277,7 @@ def test_the_original_order_of_the_columns_does_not_matter_to_registers() -> Non
         graph = _matmul(b=b, constants=("b",))
         sketch = sketch_of(graph, "tile matmul SSRSRS of dot_16x4_vnni", SERVER)
         loads.append(estimate(drawn(sketch, seed=3), SERVER).quantities["loads_per_fma"])
-    assert np.array_equal(*loads)
+    assert np.array_equal(loads[0], loads[1])
 
 
 def _alone(program: Program) -> Population:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from search.dag import Dag
+from search.dag import Dag, Node
 from search.rules.space import generate
 from search.sketches.stage import Placement
 from tests.unit.search import dags
@@ -88,8 +90,8 @@ def test_a_vector_axis_is_not_divided_between_nests() -> None:
     assert _locations(dags.norm(), "inline square; nest sum; nest root")["sum"] == ("root", ())
 
 
-def _square(name: str, reads: list[str], **facts: object) -> object:
-    return node(name, {"i": 16, "j": 16}, reads, **facts)  # type: ignore[arg-type]
+def _square(name: str, reads: list[str], **facts: Any) -> Node:
+    return node(name, {"i": 16, "j": 16}, reads, **facts)
 
 
 def test_a_nest_read_by_two_products_does_not_move() -> None:
@@ -104,7 +106,9 @@ def test_a_nest_read_by_two_products_does_not_move() -> None:
     )
     for sketch in generate(graph, DEVICE):
         assert "pad" not in sketch.hosts
-        assert sketch.choice("pad", "location").options == ("inline", "root")
+        location = sketch.choice("pad", "location")
+        assert location is not None
+        assert location.options == ("inline", "root")
 
 
 def test_a_nest_finds_its_reader_through_inlined_ones() -> None:

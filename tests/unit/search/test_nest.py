@@ -46,18 +46,14 @@ def _pooling() -> Dag:
     )
 
 
-SMALL = [
-    sketch
-    for make in (
-        lambda: matmul(4, 6, 4),
-        lambda: matmul(19, 2, 2),  # rows with partial tiles
-        _strided,
-        _pooling,
-        lambda: grouped(2, 8, 2),
-    )
-    for sketch in generate(make(), DEVICE)
-    if sketch.tiled
-]
+GRAPHS = (
+    matmul(4, 6, 4),
+    matmul(19, 2, 2),  # rows with partial tiles
+    _strided(),
+    _pooling(),
+    grouped(2, 8, 2),
+)
+SMALL = [sketch for graph in GRAPHS for sketch in generate(graph, DEVICE) if sketch.tiled]
 
 small_sketches = st.sampled_from(SMALL)
 

@@ -199,14 +199,14 @@ def test_measurements_change_what_is_proposed() -> None:
     assert mean_s[0] < 0.5 * mean_s[1]
 
 
-def test_hopeless_programs_are_left_out_once_the_model_is_trusted() -> None:
+def test_programs_predicted_to_be_slow_are_left_out_once_the_model_is_trusted() -> None:
     task = TASKS["matmul"]
     samples = _samples(task, 100, seed=1)
     model, measured = train(samples), [(program, seconds) for _, program, seconds in samples]
     limit_s = 1.5 * min(seconds for _, seconds in measured)
 
     def slowest_s(model: CostModel, trusted_after: int) -> float:
-        config = SearchConfig(SHORT, SHORT, hopeless=1.5, trusted_after=trusted_after)
+        config = SearchConfig(SHORT, SHORT, max_slowdown=1.5, trusted_after=trusted_after)
         found = propose(task, model, measured, 64, np.random.default_rng(0), (), config)
         return max(proposal.predicted_s for proposal in found)
 

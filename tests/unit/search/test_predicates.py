@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from tests.unit.search import dags
 from tests.unit.search.builders import access, dag, node
 
 
-def _rows(*reads: str, **facts: bool) -> Node:
+def _rows(*reads: str, **facts: Any) -> Node:
     return node("rows", {"i": 8, "j": 4}, list(reads), **facts)
 
 

@@ -42,6 +42,7 @@ def test_factors_of_every_axis_cover_its_extent(sketch: Sketch, seed: int) -> No
                 factors = program.factors(stage.node, position)
                 assert len(factors) == stage.structure.count(axis.kind)
                 split = sketch.variable.get((stage.node, position))
+                assert isinstance(split, Split | None)
                 assert covers(factors, axis.extent, split.tail) if split else factors == (1,) * len(factors)
 
 

@@ -27,7 +27,7 @@ def typed(graph: Dag, operand: str = "float16", sums: str = "float32") -> Dag:
 
 def parts(graph: Dag, name: str) -> str | None:
     found = match_product(graph, graph.node[name], Gpu())
-    return found and found.parts
+    return found.parts if found else None
 
 
 def test_axes_fall_into_the_parts_of_a_matrix_product() -> None:

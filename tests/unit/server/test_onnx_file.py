@@ -19,12 +19,12 @@ def model() -> bytes:
 
 
 def test_a_model_passes() -> None:
-    assert rejection_reason(io.BytesIO(model())) is None
+    assert rejection_reason(io.BytesIO(model())) == ""
 
 
 @pytest.mark.parametrize("cut", [1, 5, 20])
 def test_a_truncated_model_is_rejected(cut: int) -> None:
-    assert "not an ONNX file" in (rejection_reason(io.BytesIO(model()[:-cut])) or "")
+    assert "not an ONNX file" in rejection_reason(io.BytesIO(model()[:-cut]))
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_a_truncated_model_is_rejected(cut: int) -> None:
     ],
 )
 def test_other_formats_are_rejected(data: bytes, why: str) -> None:
-    assert why in (rejection_reason(io.BytesIO(data)) or "")
+    assert why in rejection_reason(io.BytesIO(data))

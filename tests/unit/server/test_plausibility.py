@@ -37,6 +37,7 @@ def test_times_that_no_machine_has_are_a_failure_that_says_so(
 ) -> None:
     rejected = reject_implausible(result(*run_secs))
     assert (rejected.number, rejected.trial_id) == (1, 7)
+    assert isinstance(rejected.measurement, Measurement)
     assert rejected.measurement.outcome is Outcome.UNKNOWN
     assert rejected.measurement.run_secs == ()
     assert f"no call takes {implausible} s" in rejected.measurement.error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
 from server.settings import ServerSettings
 
-NEEDED = {"database_url": "sqlite:///x.db", "broker": "broker"}
+NEEDED: dict[str, Any] = {"database_url": "sqlite:///x.db", "broker": "broker"}
 
 
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,7 +62,7 @@ def test_a_token_in_the_settings_closes_loopback_too(host: str, token: str | Non
         ({"audit_days": 0}, "audit_days"),
     ],
 )
-def test_half_of_tls_and_invalid_limits_are_refused(given: dict[str, object], says: str) -> None:
+def test_half_of_tls_and_invalid_limits_are_refused(given: dict[str, Any], says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         ServerSettings(**NEEDED, **given)
 

@@ -80,3 +80,9 @@ def test_settings_that_do_not_go_together_are_explained_without_secrets() -> Non
 def test_a_setting_with_an_alias_keeps_its_name() -> None:
     with pytest.raises(SettingsError, match=r"the setting token is wrong: .* STORE_TOKEN"):
         read_settings(Settings, {"port": 1, "token": 5})
+
+
+def test_a_wrong_secret_is_not_printed() -> None:
+    with pytest.raises(SettingsError) as refused:
+        read_settings(Settings, {"port": 1, "token": 12345})
+    assert "12345" not in str(refused.value)

@@ -76,7 +76,7 @@ class FakeService:
 
 
 # As the first services described one.
-WORKER = {
+WORKER: dict[str, Any] = {
     "id": "w1",
     "state": "ready",
     "device_class": "cafe",

@@ -133,6 +133,15 @@ def test_priority_and_weight_are_sent_when_they_are_given(fake: FakeService, mod
     assert (heavy["priority"], heavy["weight"]) == (-2, 2.5)
 
 
+@pytest.mark.parametrize("command", ["tune", "compile"])
+def test_exact_is_sent_when_it_is_given(command: str, fake: FakeService, model: Path) -> None:
+    for flags in ([], ["--exact"]):
+        assert run(app, [command, str(model), "--server", fake.url, *flags]) == ExitCode.OK
+    plain, exact = fake.requests
+    assert "exact" not in plain
+    assert exact["exact"] is True
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names an instruction set of x86")
 @pytest.mark.parametrize("command", ["tune", "compile"])
 def test_features_are_refused_where_a_service_runs_already(

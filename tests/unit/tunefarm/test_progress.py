@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -115,6 +116,17 @@ def test_the_network_is_the_weighted_sum_of_its_covered_tasks() -> None:
     assert share(tasks[2], tasks) is None
     assert network_s([*tasks, task("c")]) is None
     assert network_s([]) is None
+
+
+def test_only_the_fastest_of_a_place_counts() -> None:
+    own, faster = task("conv", weight=2, best_s=0.003), task("winograd", weight=2, best_s=0.002)
+    faster = replace(faster, variant="winograd_4", variant_of=own.workload)
+    dense = task("dense", weight=1, best_s=0.006)
+    listed = (own, faster, dense)
+    assert network_s(listed) == pytest.approx(0.010)
+    assert (share(own, listed), share(faster, listed)) == (None, pytest.approx(0.4))
+    assert by_time(listed) == [dense, faster, own]
+    assert network_s((replace(own, best_s=None), faster, dense)) == pytest.approx(0.010)
 
 
 def test_the_costliest_task_comes_first_and_uncovered_ones_last() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from typing import Any
 
 import pytest
 
@@ -12,8 +13,8 @@ from worker.sandbox.frames import FrameError
 
 
 def test_messages_arrive_as_they_were_sent() -> None:
-    sent = [{"a": 1}, {"text": "ünï\ud800\0\n"}, {}]
-    stream = io.BytesIO(b"".join(map(frames.encode, sent)))
+    sent: list[dict[str, Any]] = [{"a": 1}, {"text": "ünï\ud800\0\n"}, {}]
+    stream = io.BytesIO(b"".join(frames.encode(message) for message in sent))
     assert [frames.read(stream), frames.read(stream), frames.read(stream)] == sent
     assert frames.read(stream) is None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import Any
 
 import pytest
 
@@ -90,6 +91,7 @@ def test_what_is_too_much_for_the_service_is_no_device_and_no_list() -> None:
 
 def test_nonsense_from_a_child_is_no_list_of_numbers() -> None:
     assert messages.decode_numbers([0, 7]) == {0, 7}
+    message: Any
     for message in (None, 7, "text", {}, ["a"], [-1], [1.5], [[]]):
         with pytest.raises(FrameError, match="number"):
             messages.decode_numbers(message)
@@ -134,6 +136,7 @@ def test_nonsense_from_a_child_is_no_export(message: frames.Message) -> None:
 def test_machines_survive_their_message_and_nonsense_does_not() -> None:
     machines = Machines(("x86_64",), ("no linker for aarch64",))
     assert messages.decode_machines(messages.encode_machines(machines)) == machines
+    message: Any
     for message in ({}, {"names": 7, "problems": []}, []):
         with pytest.raises(FrameError, match="not a list of machines"):
-            messages.decode_machines(message)  # type: ignore[arg-type]
+            messages.decode_machines(message)

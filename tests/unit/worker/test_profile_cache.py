@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from core.profile import VERSION
 from tests.integration.worker.fault_runner import DEVICE
 from worker.agent import profile_cache
 from worker.agent.profile_cache import ProfileCache
@@ -34,7 +35,7 @@ def test_another_version_of_the_calibration_measures_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ProfileCache(tmp_path).put(DEVICE, PROFILE)
-    monkeypatch.setattr(profile_cache, "VERSION", profile_cache.VERSION + 1)
+    monkeypatch.setattr(profile_cache, "VERSION", VERSION + 1)
     assert ProfileCache(tmp_path).get(DEVICE) is None
 
 

@@ -1,0 +1,173 @@
+"""Winograd's minimal filtering for 3x3 convolutions: fewer multiplications, more additions.
+
+F(m x m, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015), computes a tile
+of m x m outputs from a tile of a x a inputs, a = m + 2, with a * a multiplications instead of 9 * m * m:
+
+    Y = A^T [ (G g G^T) * (B^T d B) ] A        d: inputs, g: weights, Y: outputs, *: element by element
+
+The weights are transformed here, once, in double precision. Rounding errors grow with the tile: about 1e-6 of
+the largest output for m = 2, 1e-5 for m = 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import relax, te, tirx, topi
+from tvm.ir import Call, GenericConst
+from tvm.topi.utils import const_matrix
+
+from compiler.constants.fold import rewrite_functions, static_shape
+
+KERNEL = 3
+# Below this many channels the transforms cost more than the products that they save.
+MIN_CHANNELS = 16
+# By tile size, the points at which polynomials are evaluated: those that round least (Barabasz et al., 2018).
+POINTS = {2: (0.0, -1.0, 1.0), 4: (0.0, -1.0, 1.0, 0.5, -2.0)}
+# What TVM calls "out element-wise fusable": element-wise operators are fused to the result.
+FUSES_ELEMENTWISE = 4
+
+
+class Winograd:
+    """Computes 3x3 convolutions of stride 1 as products of transformed tiles.
+
+        conv[h, w, o] = sum(data[h + i, w + j, c] * weight[i, j, c, o])
+    ->
+        transformed[e, v, p, q, c] = sum(data[m*p + i, m*q + j, c] * B[i, e] * B[j, v])      i, j < m + 2
+        products[e, v, p, q, o] = sum(transformed[e, v, p, q, c] * weight'[e, v, c, o])
+        conv[m*p + h, m*q + w, o] = sum(products[e, v, p, q, o] * A[e, h] * A[v, w])         h, w < m
+    """
+
+    def __init__(self, tile: int) -> None:
+        self.tile = tile
+        self.name = f"winograd_{tile}"
+
+    def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
+        """Rewrite the convolutions that `applies` accepts; None when there is none."""
+        rewriter = _Rewriter(operators, self.tile, self.name)
+        rewritten = rewrite_functions(operators, rewriter.visit_expr)
+        if not rewriter.rewritten:
+            return None
+        for name, function in rewriter.builder_.get().functions_items():
+            if isinstance(function, tirx.PrimFunc):
+                rewritten[name] = function
+        return rewritten
+
+
+def applies(call: Call, tile: int) -> bool:
+    """Return whether a call is a 3x3 convolution of stride 1 of 32-bit floats, channels last, with constant
+    weights and an image of at least two tiles in each direction."""
+    if getattr(call.op, "name", "") != "relax.nn.conv2d" or not isinstance(call.args[1], GenericConst):
+        return False
+    attrs, weight, result = call.attrs, call.args[1].value, static_shape(call)
+    layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
+    return (
+        result is not None
+        and layouts == ("NHWC", "HWIO", "NHWC")
+        and tuple(weight.shape[:2]) == (KERNEL, KERNEL)
+        and all(int(step) == 1 for step in (*attrs.strides, *attrs.dilation, attrs.groups))
+        and min(weight.shape[2:]) >= MIN_CHANNELS
+        and min(result[1:3]) >= 2 * tile
+        and {str(weight.dtype), str(call.ty.dtype)} == {"float32"}
+    )
+
+
+@relax.expr_functor.mutator
+class _Rewriter(relax.PyExprMutator):
+    def __init__(self, module: tvm.IRModule, tile: int, name: str) -> None:
+        super().__init__(module)
+        self._tile = tile
+        self._name = name
+        self.rewritten = 0
+
+    def visit_call_(self, op: Call) -> relax.Expr:
+        call = self.visit_expr_post_order(op)
+        if not applies(call, self._tile):
+            return call
+        self.rewritten += 1
+        data, weight = call.args
+        transformed = relax.const(_transform_weights(weight.value.numpy(), matrices(self._tile)[2]))
+        padding = [int(extent) for extent in call.attrs.padding]
+
+        def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+            return convolution(data, weight, padding, self._tile)
+
+        return self.builder_.normalize(
+            self.builder_.call_te(
+                compute,
+                data,
+                transformed,
+                primfunc_name_hint=f"{self._name}_conv2d",
+                primfunc_attrs={"op_pattern": FUSES_ELEMENTWISE},
+            )
+        )
+
+
+def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile: int) -> te.Tensor:
+    """Compute a convolution of stride 1 from transformed weights.
+
+    data: [n, h, w, inputs], weight: [a, a, inputs, outputs], padding: top, left, bottom, right; the result is
+    [n, h', w', outputs]. The last tiles may reach beyond the padded data, where zeros are read.
+    """
+    top, left, bottom, right = padding
+    batch, height, width, inputs = (int(extent) for extent in data.shape)
+    edge, outputs = int(weight.shape[0]), int(weight.shape[3])
+    height, width = height + top + bottom - KERNEL + 1, width + left + right - KERNEL + 1
+    rows, columns = -(-height // tile), -(-width // tile)
+    inverse_matrix, data_matrix = (
+        const_matrix(matrix.astype(np.float32), name)
+        for matrix, name in zip(matrices(tile), "AB", strict=False)
+    )
+    beyond = (rows * tile - height, columns * tile - width)
+    padded = topi.nn.pad(
+        data, (0, top, left, 0), (0, bottom + beyond[0], right + beyond[1], 0), name="padded"
+    )
+    i, j = te.reduce_axis((0, edge), "i"), te.reduce_axis((0, edge), "j")
+    transformed = te.compute(
+        (edge, edge, batch, rows, columns, inputs),
+        lambda e, v, n, p, q, c: te.sum(
+            padded[n, tile * p + i, tile * q + j, c] * data_matrix[i, e] * data_matrix[j, v], axis=[i, j]
+        ),
+        name="transformed",
+    )
+    c = te.reduce_axis((0, inputs), "c")
+    products = te.compute(
+        (edge, edge, batch, rows, columns, outputs),
+        lambda e, v, n, p, q, o: te.sum(transformed[e, v, n, p, q, c] * weight[e, v, c, o], axis=[c]),
+        name="products",
+    )
+    e, v = te.reduce_axis((0, edge), "e"), te.reduce_axis((0, edge), "v")
+    outputs_by_tile = te.compute(
+        (batch, rows, tile, columns, tile, outputs),
+        lambda n, p, h, q, w, o: te.sum(
+            products[e, v, n, p, q, o] * inverse_matrix[e, h] * inverse_matrix[v, w], axis=[e, v]
+        ),
+        name="inverse",
+    )
+    return te.compute(
+        (batch, height, width, outputs),
+        lambda n, h, w, o: outputs_by_tile[n, h // tile, h % tile, w // tile, w % tile, o],
+        name="convolution",
+    )
+
+
+def _transform_weights(weight: NDArray[Any], matrix: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return G g G^T of every pair of channels: [3, 3, inputs, outputs] -> [a, a, inputs, outputs]."""
+    transformed = np.einsum("ei,vj,ijco->evco", matrix, matrix, weight.astype(np.float64), optimize=True)
+    return np.ascontiguousarray(transformed, dtype=np.float32)
+
+
+def matrices(tile: int) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return A, B and G of F(tile x tile, 3 x 3) by Cook and Toom: polynomials at POINTS and at infinity."""
+    points = np.array(POINTS[tile])
+    edge = tile + KERNEL - 1
+    infinity = np.eye(edge)[-1:]
+    spread = np.array([np.prod(point - np.delete(points, at)) for at, point in enumerate(points)])
+    inverse = np.vstack([np.vander(points, tile, increasing=True), infinity[:, -tile:]])
+    weights = np.vstack([np.vander(points, KERNEL, increasing=True) / spread[:, None], infinity[:, -KERNEL:]])
+    rows = [np.append(np.poly(np.delete(points, at))[::-1], 0.0) for at in range(len(points))]
+    return inverse, np.array([*rows, np.poly(points)[::-1]]).T, weights

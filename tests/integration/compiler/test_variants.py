@@ -1,0 +1,119 @@
+"""Variants of a model: other kernels that compute the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tvm
+from numpy.typing import NDArray
+from tvm import relax, te
+
+from compiler.importing.model import RelaxModel, extract_tasks, read_onnx
+from compiler.reading.subgraph import read_dag
+from compiler.target import detect_device
+from compiler.variants.choice import VariantModel
+from compiler.variants.winograd import convolution, matrices
+from compiler.workload import from_json
+from examples import make_models
+
+TARGET = detect_device(1).target
+
+
+@pytest.fixture(scope="module")
+def resnet(tmp_path_factory: pytest.TempPathFactory) -> RelaxModel:
+    file = tmp_path_factory.mktemp("models") / "resnet.onnx"
+    make_models.main(["resnet18", "--tiny", "--size", "64", "--out", str(file)])
+    return read_onnx(file.read_bytes(), {})
+
+
+@pytest.fixture(scope="module")
+def variants(resnet: RelaxModel) -> VariantModel:
+    return VariantModel.of(resnet, TARGET)
+
+
+def _run(module: tvm.IRModule, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    machine = relax.VirtualMachine(relax.build(module, tvm.target.Target("llvm")), tvm.cpu())
+    found: NDArray[Any] = machine["main"](*map(tvm.runtime.tensor, inputs)).numpy()
+    return found
+
+
+def _correlation(data: NDArray[Any], weight: NDArray[Any], padding: Sequence[int]) -> NDArray[Any]:
+    """A 3x3 convolution of stride 1 in double precision, by its definition."""
+    top, left, bottom, right = padding
+    padded = np.pad(data.astype(np.float64), ((0, 0), (top, bottom), (left, right), (0, 0)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
+    return np.einsum("nhwcij,ijco->nhwo", windows, weight)
+
+
+@pytest.mark.parametrize(("tile", "allowed"), [(2, 2e-6), (4, 2e-5)])
+@pytest.mark.parametrize(
+    ("shape", "outputs", "padding"),
+    [((1, 8, 8, 16), 16, (1, 1, 1, 1)), ((2, 9, 11, 5), 3, (0, 2, 1, 0)), ((1, 12, 7, 3), 8, (0, 0, 0, 0))],
+)
+def test_tiles_give_what_the_convolution_gives(
+    tile: int, allowed: float, shape: tuple[int, ...], outputs: int, padding: tuple[int, ...]
+) -> None:
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal(shape).astype(np.float32)
+    weight = rng.standard_normal((3, 3, shape[-1], outputs)).astype(np.float32)
+    scale = matrices(tile)[2]
+    transformed = np.einsum("ei,vj,ijco->evco", scale, scale, weight).astype(np.float32)
+    x, w = te.placeholder(shape, name="x"), te.placeholder(transformed.shape, name="w")
+    result = convolution(x, w, padding, tile)
+    kernel = tvm.compile(te.create_prim_func([x, w, result]), tvm.target.Target("llvm"))
+    expected = _correlation(data, weight, padding)
+    found = tvm.runtime.empty(expected.shape, "float32")
+    kernel["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(transformed), found)
+    assert np.abs(found.numpy() - expected).max() <= allowed * np.abs(expected).max()
+
+
+def test_variants_of_a_model_are_tasks_of_the_same_weight_that_name_what_they_replace(
+    variants: VariantModel,
+) -> None:
+    tasks = variants.tasks()
+    own = {task.workload_hash: task for task in tasks if not task.variant}
+    others = [task for task in tasks if task.variant]
+    assert {task.variant for task in others} == {"winograd_2", "winograd_4"}
+    for task in others:
+        replaced = own[task.variant_of]
+        assert task.weight == replaced.weight
+        assert task.name == replaced.name.replace("conv2d", f"{task.variant}_conv2d").replace(
+            "3x3x", "4x4x" if task.variant == "winograd_2" else "6x6x"
+        )
+        assert read_dag(from_json(task.module_json)).flops > 0, "the search has a form for it"
+
+
+def test_only_large_images_of_many_channels_with_steps_of_one_are_rewritten(variants: VariantModel) -> None:
+    own = {task.workload_hash: task.name for task in variants.tasks() if not task.variant}
+    replaced = {(task.variant, own[task.variant_of]) for task in variants.tasks() if task.variant}
+    for variant, name in replaced:
+        data, weight = name.split()[1:3]
+        assert weight.startswith("3x3x")
+        assert int(data.split("x")[1]) >= 2 * int(variant[-1])
+        assert min(map(int, weight.split("x")[2:])) >= 16
+        assert "stride" not in name
+    assert all("1x1x" not in name.split()[2] for _, name in replaced)
+
+
+def test_the_model_with_some_kernels_chosen_computes_the_same(
+    resnet: RelaxModel, variants: VariantModel
+) -> None:
+    others = [task for task in variants.tasks() if task.variant]
+    by_variant = {task.variant: task for task in others}
+    first = by_variant["winograd_2"]
+    chosen = {first.workload_hash, next(t.workload_hash for t in others if t.variant_of != first.variant_of)}
+    model = variants.choose(chosen)
+    names = {task.name for task in extract_tasks(model)}
+    assert {task.name for task in others if task.workload_hash in chosen} <= names
+    assert len(extract_tasks(model)) == len(extract_tasks(variants.fused))
+    image = resnet.inputs[0]
+    inputs = [np.random.default_rng(0).standard_normal(image.shape).astype(image.dtype)]
+    np.testing.assert_allclose(_run(model, inputs), _run(variants.fused, inputs), rtol=1e-3, atol=1e-5)
+
+
+def test_nothing_chosen_is_the_model_itself(variants: VariantModel) -> None:
+    assert variants.choose([]) is variants.fused
+    assert variants.choose(["no such workload"]) is variants.fused
