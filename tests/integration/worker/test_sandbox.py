@@ -197,7 +197,7 @@ def test_an_agent_of_another_user_hides_its_environment() -> None:
         agent.stdout.readline()
         (read,) = measured("as it is", ["read_agent"], str(agent.pid))["errors"]
         agent.kill()
-    assert "ermission" in read, read
+    assert "ermission" in read or "No such file" in read, read
 
 
 def test_more_time_of_the_cores_than_allowed_ends_the_process() -> None:
