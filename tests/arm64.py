@@ -37,11 +37,11 @@ ENTER = (
 
 
 class Unavailable(Exception):
-    """This machine refuses what a root of another architecture takes; the message says what."""
+    """This machine doesn't allow a root of another architecture; the message says why."""
 
 
 def obstacle() -> str | None:
-    """Why no such root can be made here; None when it can."""
+    """Return why no such root can be made here, None when it can."""
     if platform.machine() != "x86_64" or os.geteuid() != 0:
         return "needs root on an x86-64 machine"
     missing = [tool for tool in ("debootstrap", "unshare", QEMU) if shutil.which(tool) is None]
@@ -68,7 +68,7 @@ def make() -> Path:
 
 
 def start(root: Path, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Runs a command in the root, in this machine's network."""
+    """Run a command in the root, in this machine's network."""
     ours = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp", "PYTHONPATH": PACKAGES}
     return subprocess.Popen(
         ["unshare", "--mount", "sh", "-c", ENTER, str(root), *command],
@@ -90,7 +90,7 @@ def _register() -> None:
 
 
 def _unpack() -> None:
-    """Python and what it needs. Nothing is configured: that would be minutes of emulated scripts."""
+    """Install Python without configuring packages, which would run emulated scripts for minutes."""
     options = ["--arch=arm64", "--variant=minbase", "--include=python3,base-passwd", "--foreign"]
     _try(["debootstrap", *options, SUITE, str(ROOT)])
     for package in sorted((ROOT / "var/cache/apt/archives").glob("*.deb")):
@@ -106,7 +106,7 @@ def _unpack() -> None:
 
 
 def _install() -> None:
-    """What the worker needs, as wheels for arm64: nothing is built and nothing runs emulated."""
+    """Install the worker's dependencies as wheels for arm64: nothing is built, nothing runs emulated."""
     pip = [sys.executable, "-m", "pip"]
     built = ROOT / "wheels"
     _run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(built), str(CHECKOUT)])
@@ -119,14 +119,14 @@ def _install() -> None:
 
 
 def _copy_ours() -> None:
-    for package in ("tunefarm", "search", "compiler", "proto", "worker"):
+    for package in ("tunefarm", "core", "system", "search", "compiler", "proto", "worker"):
         target = Path(str(ROOT) + PACKAGES) / package
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(CHECKOUT / package, target, ignore=shutil.ignore_patterns("__pycache__"))
 
 
 def _try(command: Sequence[str]) -> None:
-    """Of what this machine may refuse."""
+    """Run a command that this machine may refuse. Raises Unavailable."""
     try:
         _run(command)
     except AssertionError as error:

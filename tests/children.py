@@ -1,4 +1,4 @@
-"""Children of the compiler, found and killed, as the kernel does when memory runs out."""
+"""Find and kill children of the compiler, as the kernel does when memory runs out."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ PATIENCE_S = 60.0
 
 
 def kill_the_child() -> None:
-    """The first child of the compiler that this process has."""
+    """Kill the first child of the compiler that this process has."""
     child_of(os.getpid()).kill()
 
 
 def child_of(pid: int, module: str = "compiler.sandbox.models") -> psutil.Process:
-    """The first child of a process that runs this module."""
+    """Wait for the first child of a process that runs this module."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         for child in psutil.Process(pid).children():

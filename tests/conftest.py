@@ -1,4 +1,4 @@
-"""What all tests share: how properties are tried, and servers, started when the first test asks for one."""
+"""Settings of hypothesis, and servers that are started when the first test asks for one."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ def redis_server() -> Iterator[services.Redis]:
 
 @pytest.fixture(scope="session")
 def emptied(postgresql: services.Postgresql) -> services.Emptied:
-    """A PostgreSQL database to be emptied before each test."""
+    """Return a PostgreSQL database to empty before each test."""
     return services.Emptied(postgresql.create("emptied"))

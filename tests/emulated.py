@@ -13,14 +13,14 @@ QEMU = "qemu-x86_64-static"
 
 
 def obstacle() -> str | None:
-    """Why no processor can be emulated here; None when one can."""
+    """Return why no processor can be emulated here, None when one can."""
     if platform.machine() != "x86_64":
         return "needs an x86-64 machine"
     return None if shutil.which(QEMU) else f"not installed: {QEMU} (package qemu-user-static)"
 
 
 def python(folder: Path, processor: str) -> Path:
-    """A program in the folder that runs this Python on a processor, named as for `-cpu` of qemu."""
+    """Write a program into the folder that runs this Python on a processor, named as for qemu's `-cpu`."""
     program = folder / "python"
     # OpenBLAS takes an emulated Nehalem for a Haswell, and dies of it.
     environment = "OPENBLAS_CORETYPE=Nehalem"

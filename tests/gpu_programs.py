@@ -1,4 +1,4 @@
-"""Random programs for a GPU, and what becomes of them: compiled by CUDA's tools, run on a GPU or emulated."""
+"""Random programs for a GPU: compiled by CUDA's tools, run on a GPU or emulated."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Failure:
 
 
 def draw(case: Case, count: int, rng: np.random.Generator) -> Iterator[Program]:
-    """Random programs of random sketches."""
+    """Draw random programs of random sketches."""
     sketches = generate(read_dag(case.module()), GPU)
     for _ in range(count):
         population = sample(sketches[rng.integers(len(sketches))], DRAWN_AT_ONCE, rng)
@@ -60,7 +60,7 @@ def draw(case: Case, count: int, rng: np.random.Generator) -> Iterator[Program]:
 
 
 def compiled(case: Case, program: Program) -> Candidate | Failure:
-    """Lowered, replayed from its trace and compiled to CUDA C."""
+    """Lower a program, replay it from its trace and compile it to CUDA C."""
     try:
         module = apply_trace(case.module(), lower(case.module(), program, GPU))
         library = tvm.compile(module, target=TARGET)
@@ -71,14 +71,14 @@ def compiled(case: Case, program: Program) -> Candidate | Failure:
 
 
 def why_not_checked() -> str:
-    """Empty, or what this machine lacks to run CUDA programs."""
+    """Return what this machine lacks to run CUDA programs, empty when nothing."""
     if tvm.cuda(0).exist:
         return ""
     return missing() or ("" if headers() else "CUDA's headers not installed")
 
 
 def failures(candidates: Sequence[Candidate]) -> list[Failure]:
-    """Those that CUDA's compilers refuse or that compute wrong results."""
+    """Return the programs that CUDA's compilers refuse or that compute wrong results."""
     found: list[Failure] = []
     for batch in _batches(candidates):
         with tempfile.TemporaryDirectory() as folder:

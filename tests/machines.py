@@ -1,5 +1,5 @@
-"""Machines as their system and LLVM describe them: what `compiler.target` asks, and what it should make of
-that."""
+"""Descriptions of machines by their system and LLVM, as `compiler.target` reads them, and the expected
+device."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Machine:
     intrinsics: tuple[str, ...] = ()
 
     def stand_in(self, patch: pytest.MonkeyPatch, folder: Any) -> None:
-        """Until the patch is undone, this is the machine that the tests run on."""
+        """Replace the machine that the tests run on until the patch is undone."""
         (folder / "cpuinfo").write_text(self.cpu_info)
         patch.setattr(compiler.target, "CPU_INFO", folder / "cpuinfo")
         patch.setattr(compiler.target, "CACHES", folder / "nowhere")

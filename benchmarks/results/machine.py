@@ -24,12 +24,13 @@ VECTORS = (
 def describe(threads: int, without: Sequence[str] = ()) -> str:
     """Describe in one line: processor, instruction sets shown and given up (`without`), threads used, memory,
     system, versions and the load before the benchmark."""
+    processor = _cpu_info().get("model name") or platform.processor() or platform.machine()
     memory_gib = psutil.virtual_memory().total / 2**30
     shown = flags()
     vectors = ", ".join(flag for flag in VECTORS if flag in shown) or "no vector instructions that are known"
     lost = f"; given up: {', '.join(without)} and what builds on it" if without else ""
     return (
-        f"{_processor()} ({vectors}{lost}), {threads} threads of {os.cpu_count()} CPUs, "
+        f"{processor} ({vectors}{lost}), {threads} threads of {os.cpu_count()} CPUs, "
         f"{memory_gib:.0f} GiB; {platform.system()} {platform.machine()}, "
         f"Python {platform.python_version()}; {', '.join(_versions())}; load before {os.getloadavg()[0]:.1f}"
     )
@@ -48,10 +49,6 @@ def flags() -> frozenset[str]:
     """Return the processor's flags in /proc/cpuinfo, none where it has none."""
     fields = _cpu_info()
     return frozenset((fields.get("flags") or fields.get("Features") or "").split())
-
-
-def _processor() -> str:
-    return _cpu_info().get("model name") or platform.processor() or platform.machine()
 
 
 def _cpu_info() -> dict[str, str]:

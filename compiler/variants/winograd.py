@@ -26,6 +26,9 @@ from compiler.constants.fold import rewrite_functions, static_shape
 KERNEL = 3
 # Below this many channels the transforms cost more than the products that they save.
 MIN_CHANNELS = 16
+# By tile size, the smallest images in pixels. Transformed weights are 1.8 (2) and 4 times (4) as large as the
+# weights, and each is used once a tile: with few tiles, reading them costs more than their products save.
+MIN_PIXELS = {2: 8, 4: 24}
 # By tile size, the points at which polynomials are evaluated: those that round least (Barabasz et al., 2018).
 POINTS = {2: (0.0, -1.0, 1.0), 4: (0.0, -1.0, 1.0, 0.5, -2.0)}
 # What TVM calls "out element-wise fusable": element-wise operators are fused to the result.
@@ -60,7 +63,7 @@ class Winograd:
 
 def applies(call: Call, tile: int) -> bool:
     """Return whether a call is a 3x3 convolution of stride 1 of 32-bit floats, channels last, with constant
-    weights and an image of at least two tiles in each direction."""
+    weights, and an image for which no other size of tiles does better."""
     if getattr(call.op, "name", "") != "relax.nn.conv2d" or not isinstance(call.args[1], GenericConst):
         return False
     attrs, weight, result = call.attrs, call.args[1].value, static_shape(call)
@@ -71,9 +74,14 @@ def applies(call: Call, tile: int) -> bool:
         and tuple(weight.shape[:2]) == (KERNEL, KERNEL)
         and all(int(step) == 1 for step in (*attrs.strides, *attrs.dilation, attrs.groups))
         and min(weight.shape[2:]) >= MIN_CHANNELS
-        and min(result[1:3]) >= 2 * tile
+        and _best_tile(min(result[1:3])) == tile
         and {str(weight.dtype), str(call.ty.dtype)} == {"float32"}
     )
+
+
+def _best_tile(pixels: int) -> int | None:
+    """Return the tile size for an image of so many pixels in each direction; None when there is none."""
+    return max((tile for tile, fewest in MIN_PIXELS.items() if pixels >= fewest), default=None)
 
 
 @relax.expr_functor.mutator

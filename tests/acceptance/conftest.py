@@ -1,4 +1,4 @@
-"""What every test of the whole stack needs: an environment of its own, and a tiny network."""
+"""Fixtures of tests of the whole stack: an environment of its own, and a tiny network."""
 
 from __future__ import annotations
 

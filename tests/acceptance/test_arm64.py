@@ -51,13 +51,13 @@ def convolution() -> onnx.ModelProto:
 
 @pytest.fixture
 def farm(tmp_path: Path) -> Iterator[Service]:
-    """With a worker that builds, and none that measures."""
+    """A service with a worker that builds, and none that measures."""
     with service(tmp_path) as made, worker(made, "builder", "--build"):
         yield made
 
 
 def well_built(farm: Service) -> list[bool]:
-    """Of the trials that went well, which were built elsewhere."""
+    """Return, for each trial that went well, whether a builder built it."""
     database = Database(farm.database_url)
     with database.begin() as session:
         (job,) = jobs.list_jobs(session, 10, None)

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """One convolution: what is built and measured matters less than by whom."""
+    """A model of one convolution."""
     builder, path = Builder(), tmp_path / "tiny.onnx"
     result = builder.conv("x", 8, 16, 3)
     path.write_bytes(builder.model({"x": [1, 8, 14, 14]}, {result: [1, 16, 14, 14]}))
@@ -44,7 +44,7 @@ def finished(tuning: subprocess.Popen[str]) -> dict[str, object]:
 
 
 def stored(farm: Service) -> tuple[list[Trial], int]:
-    """The trials of the only job, and how many libraries are kept."""
+    """Return the trials of the only job, and the number of stored libraries."""
     database = Database(farm.database_url)
     with database.begin() as session:
         (job,) = jobs.list_jobs(session, 10, None)

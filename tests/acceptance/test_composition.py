@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 @dataclass
 class Composition:
-    """Processes that write to files in `folder`."""
+    """Processes whose output goes to files in `folder`."""
 
     folder: Path
     settings: dict[str, str]
@@ -49,7 +49,7 @@ class Composition:
             )
 
     def server(self, name: str) -> tuple[str, str]:
-        """The addresses for clients and for workers."""
+        """Return the addresses for clients and for workers."""
         port, grpc_port = free_port(), free_port()
         self.start(name, "server", TUNEFARM_PORT=str(port), TUNEFARM_GRPC_PORT=str(grpc_port))
         return f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}"
@@ -66,7 +66,7 @@ class Composition:
             time.sleep(0.1)
 
     def stop(self) -> dict[str, int]:
-        """The exit codes."""
+        """Stop all processes; return their exit codes."""
         for process in self.processes.values():
             process.send_signal(signal.SIGTERM)
         return {name: process.wait(60) for name, process in self.processes.items()}

@@ -23,7 +23,7 @@ TRIALS = 64
 
 
 def family(of: int, module: str) -> list[psutil.Process]:
-    """The running processes of `python -m MODULE` below this one, those that were started last at the end."""
+    """Return the descendants that run `python -m MODULE`, the youngest last."""
     found = []
     for process in psutil.Process(of).children(recursive=True):
         try:
@@ -36,7 +36,7 @@ def family(of: int, module: str) -> list[psutil.Process]:
 
 
 def kill_one(of: subprocess.Popen[bytes], module: str, errors: Path) -> None:
-    """Once there is one."""
+    """Wait for a process of the module, and kill the youngest."""
     found: list[psutil.Process] = []
     while not found:
         assert of.poll() is None, errors.read_text()

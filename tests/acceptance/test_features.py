@@ -25,7 +25,7 @@ WIDEST = {"avx512": "zmm", "avx2": "ymm", "sse4.2": "xmm"}
 
 
 def widest_register(library: Path) -> str:
-    """xmm, ymm or zmm."""
+    """Return the widest vector registers that the code uses: xmm, ymm or zmm."""
     code = subprocess.run(
         ["objdump", "--disassemble", str(library)], check=True, capture_output=True, text=True
     )

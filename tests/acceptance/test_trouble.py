@@ -23,7 +23,7 @@ if "worker.runner.child" in sys.orig_argv and os.path.exists({broken!r}):
 
 @pytest.fixture
 def broken(environment: dict[str, str], tmp_path: Path) -> Path:
-    """While this file exists, no measuring process starts."""
+    """A file during whose existence no measuring process starts."""
     file = tmp_path / "broken"
     file.touch()
     folder = tmp_path / "site"

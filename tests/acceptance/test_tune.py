@@ -32,7 +32,7 @@ def tunefarm(arguments: Sequence[object], environment: dict[str, str], cwd: Path
 
 
 def done(process: subprocess.Popen[str]) -> str:
-    """What it printed, once it ended well."""
+    """Wait for the process to succeed; return what it printed."""
     out, errors = process.communicate()
     assert process.returncode == 0, errors
     return out

@@ -6,38 +6,23 @@ misbehaved, so that the next child and the next worker know it too.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
 import struct
-import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from compiler.packaging.archive import pack
 from core.device import Device
 from core.measurement import Measurement, Outcome
-from core.profile import Profile
+from tests.integration.worker.fault_runner import DEVICE, FaultRunner, note_pid
 from worker.runner.interface import BuildRequest, Exported, Machines, Notify, Phase
 
 VARIABLE = "TVM_FAULTS"  # a worker passes TVM's variables on to its child
-DEVICE = Device(
-    name="fault runner",
-    triple="x86_64-unknown-linux-gnu",
-    mcpu="x86-64",
-    features=(),
-    cores=2,
-    vector_bytes=16,
-    l1_bytes=32 << 10,
-    l2_bytes=1 << 20,
-    l3_bytes=8 << 20,
-    toolchain="none",
-    target='{"kind":"llvm"}',
-)
 IMPOSSIBLE_S = 1e-12
 # The part of a shared library that the service reads: an ELF header for x86-64.
 LIBRARY = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack("<HH", 3, 62)
@@ -45,7 +30,7 @@ LIBRARY = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack("<HH", 3, 62)
 
 @dataclass(frozen=True)
 class Faults:
-    """What the chosen candidate `does` in a `phase`, once or `always`.
+    """What the chosen candidate `does` in a `phase`, once or `always`: an action of FaultyRunner.
 
     Every candidate takes `nap_s` to run, or to build on a worker that only builds. `device_class` makes
     the devices of one run a class of their own. `notes` is a folder that every user may write to.
@@ -53,7 +38,7 @@ class Faults:
 
     notes: str
     device_class: str
-    does: str = "nothing"
+    does: str = "ok"
     phase: str = Phase.RUN.value
     always: bool = False
     nap_s: float = 0.0
@@ -66,16 +51,17 @@ class Faults:
         return replace(DEVICE, toolchain=self.device_class)
 
 
-class FaultyRunner:
+class FaultyRunner(FaultRunner):
+    """Has the actions of FaultRunner, and some more."""
+
     def __init__(self, threads: int, without: Sequence[str]) -> None:
+        super().__init__(threads, without)
         self._faults = Faults(**json.loads(os.environ[VARIABLE]))
+        self._notes = Path(self._faults.notes)
         self._requests: dict[int, BuildRequest] = {}
 
     def check(self) -> Device:
         return self._faults.device
-
-    def calibrate(self, budget_s: float) -> Profile:
-        return DEVICE.speeds
 
     def build(self, requests: Mapping[int, BuildRequest], begun: Notify, ended: Notify) -> list[int]:
         for number, request in requests.items():
@@ -102,94 +88,47 @@ class FaultyRunner:
         return Measurement(Outcome.OK, (0.01, 0.01, 0.01))
 
     def _misbehave(self, request: BuildRequest, phase: Phase) -> Measurement | None:
-        notes = Path(self._faults.notes)
-        if self._faults.phase != phase.value or not _is_chosen(request, notes):
+        """Act if the phase and the candidate are the chosen ones; the first candidate that asks is chosen."""
+        if self._faults.phase != phase.value:
             return None
-        done = len(list(notes.glob("did-*")))
-        if done and not self._faults.always:
+        chosen = self._notes / "chosen"
+        if not chosen.exists():
+            chosen.write_text(digest(request.trace))
+        done = len(list(self._notes.glob("did-*")))
+        if chosen.read_text() != digest(request.trace) or (done and not self._faults.always):
             return None
-        (notes / f"did-{done}").touch()
-        return DOES[self._faults.does](notes)
+        (self._notes / f"did-{done}").touch()
+        return self._do(self._faults.does, None)
+
+    def do_spin(self, request: BuildRequest | None) -> None:
+        while True:
+            pass
+
+    def do_fill_memory(self, request: BuildRequest | None) -> None:
+        kept = []
+        while True:
+            kept.append(bytearray(32 << 20))
+
+    def do_lie(self, request: BuildRequest | None) -> Measurement:
+        return Measurement(Outcome.OK, (IMPOSSIBLE_S,) * 3)
+
+    def do_fork(self, request: BuildRequest | None) -> None:
+        """Leave processes in sessions of their own behind, note their ids, and exit."""
+        for number in range(8):
+            if os.fork() == 0:
+                os.setsid()
+                note_pid(str(self._notes / f"left-{number}"))
+                time.sleep(3600)
+        while len([path for path in self._notes.glob("left-*") if path.read_text()]) < 8:
+            time.sleep(0.01)
+        os._exit(3)
 
 
 def digest(trace: str) -> str:
     return hashlib.sha256(trace.encode()).hexdigest()
 
 
-def _is_chosen(request: BuildRequest, notes: Path) -> bool:
-    """Whether this candidate misbehaves: the first one that asks is chosen."""
-    chosen = notes / "chosen"
-    if not chosen.exists():
-        chosen.write_text(digest(request.trace))
-    return chosen.read_text() == digest(request.trace)
-
-
 def _plausible(request: BuildRequest) -> Measurement:
     """Return a time that depends only on the program."""
     secs = 1e-3 * (1 + zlib.crc32(request.trace.encode()) % 1000 / 1000)
     return Measurement(Outcome.OK, (secs,) * 3, 0.01)
-
-
-# Ways to misbehave
-
-
-def _nothing(notes: Path) -> None: ...
-
-
-def _hang(notes: Path) -> None:
-    time.sleep(3600)
-
-
-def _spin(notes: Path) -> None:
-    while True:
-        pass
-
-
-def _fill_memory(notes: Path) -> None:
-    kept = []
-    while True:
-        kept.append(bytearray(32 << 20))
-
-
-def _segfault(notes: Path) -> None:
-    ctypes.string_at(0)
-
-
-def _print(notes: Path) -> None:
-    os.write(1, b"\xff" * 100_000)
-    print("x" * 100_000, flush=True)
-
-
-def _fork(notes: Path) -> None:
-    """Leave processes in sessions of their own behind, note their ids, and exit."""
-    for number in range(8):
-        if os.fork() == 0:
-            os.setsid()
-            # The id outside of any PID namespace: /proc is that of the machine.
-            pid = os.readlink("/proc/self") if sys.platform == "linux" else str(os.getpid())
-            (notes / f"left-{number}").write_text(pid)
-            time.sleep(3600)
-    while len([path for path in notes.glob("left-*") if path.read_text()]) < 8:
-        time.sleep(0.01)
-    os._exit(3)
-
-
-def _wrong(notes: Path) -> Measurement:
-    return Measurement(Outcome.WRONG_RESULT, error="output 0 differs from the reference")
-
-
-def _lie(notes: Path) -> Measurement:
-    return Measurement(Outcome.OK, (IMPOSSIBLE_S,) * 3)
-
-
-DOES: dict[str, Callable[[Path], Measurement | None]] = {
-    "nothing": _nothing,
-    "hang": _hang,
-    "spin": _spin,
-    "fill memory": _fill_memory,
-    "segfault": _segfault,
-    "print": _print,
-    "fork": _fork,
-    "wrong": _wrong,
-    "lie": _lie,
-}

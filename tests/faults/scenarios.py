@@ -316,7 +316,7 @@ SCENARIOS = (
     Scenario("two workers of one name", _start_second_worker_of_the_name),
     Scenario("child hangs", _candidate("hang", Outcome.RUN_TIMEOUT, "took longer than")),
     Scenario("child spins", _candidate("spin", Outcome.RUN_TIMEOUT, "took longer than")),
-    Scenario("child out of memory", _candidate("fill memory", Outcome.RUN_ERROR, "MemoryError")),
+    Scenario("child out of memory", _candidate("fill_memory", Outcome.RUN_ERROR, "MemoryError")),
     Scenario("child follows a bad pointer", _candidate("segfault", Outcome.RUN_ERROR, "SIGSEGV")),
     Scenario("child writes to standard output", _candidate("print", Outcome.OK, "")),
     Scenario("child forks", _fork),

@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _target() -> str:
-    """Asked in another process: TVM reads how many threads it has only once."""
+    """Detect the target in another process, because TVM reads its number of threads only once."""
     with spawn_process() as process:
         return process.submit(detect_device).result().target
 

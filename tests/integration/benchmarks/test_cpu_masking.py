@@ -1,4 +1,4 @@
-"""Libraries that ask what the processor can do are told less than it can."""
+"""Masked libraries see fewer instruction sets than the processor has."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def library(tmp_path: Path) -> Path:
 
 
 def _shown(library: Path, handler: Path | None, masks_avx: bool) -> tuple[set[tuple[int, ...]], int]:
-    """Which of the features the library sees, and what its decoy gives; in a process of its own."""
+    """Return the features that the library sees, and its decoy's result, from a process of its own."""
     if handler is not None:
         assert ctypes.CDLL(str(handler)).tunefarm_hide(int(masks_avx)) == 0
     asks = ctypes.CDLL(str(library))
@@ -83,7 +83,7 @@ def test_a_library_that_never_asks_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif("avx512f" not in machine.flags(), reason="the processor has no AVX-512 to hide")
 def test_onnxruntime_uses_other_kernels_where_avx512_is_hidden(tmp_path: Path) -> None:
-    """Its kernels add up in another order: what they compute is nearly the same, and not the same."""
+    """Other kernels add up in another order: outputs are close, but not equal."""
     file, inputs = tmp_path / "resnet18.onnx", random_inputs([((1, 3, 224, 224), "float32")], 0)
     onnx.save(make_models.make("resnet18"), file)
     masked = mask_onnxruntime(("avx512f",), tmp_path)

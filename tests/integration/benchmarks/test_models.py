@@ -43,7 +43,7 @@ def test_every_model_predicts_what_it_was_not_shown(known: dict[str, MeasuredPro
 
 @pytest.mark.slow
 def test_what_is_held_out_stays_unknown(known: dict[str, MeasuredPrograms]) -> None:
-    """A program whose latency was never told can't have taught anything."""
+    """The model that predicts a program wasn't trained on it."""
     held = {"GMM": np.arange(len(known["GMM"].secs)) % 2 == 0}
     secs = known["GMM"].secs
     other = {"GMM": replace(known["GMM"], secs=np.where(held["GMM"], 3 * secs, secs))}

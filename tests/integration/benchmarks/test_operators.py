@@ -1,4 +1,4 @@
-"""Both engines' searches of small workloads, as they are run by their users."""
+"""Both engines' searches of small workloads, for real."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ IN_TVM = {"ConvLayer": "CBR", "softmax": "SFM"}
 
 
 def _run(case: Case) -> tuple[np.ndarray, np.ndarray]:
-    """What the workload gives under the fallback schedule, and what the reference says."""
+    """Return the workload's output under the fallback schedule, and the reference's."""
     *inputs, output = case.arguments()
     placed = [tvm.runtime.tensor(array, device=tvm.cpu()) for array in (*inputs, output)]
     tvm.compile(fallback.schedule(case.module()), target=TARGET)["main"](*placed)

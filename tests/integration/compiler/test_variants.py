@@ -25,7 +25,7 @@ TARGET = detect_device(1).target
 @pytest.fixture(scope="module")
 def resnet(tmp_path_factory: pytest.TempPathFactory) -> RelaxModel:
     file = tmp_path_factory.mktemp("models") / "resnet.onnx"
-    make_models.main(["resnet18", "--tiny", "--size", "64", "--out", str(file)])
+    make_models.main(["resnet18", "--tiny", "--size", "224", "--out", str(file)])
     return read_onnx(file.read_bytes(), {})
 
 
@@ -86,16 +86,19 @@ def test_variants_of_a_model_are_tasks_of_the_same_weight_that_name_what_they_re
         assert read_dag(from_json(task.module_json)).flops > 0, "the search has a form for it"
 
 
-def test_only_large_images_of_many_channels_with_steps_of_one_are_rewritten(variants: VariantModel) -> None:
+def test_only_images_of_many_tiles_and_channels_with_steps_of_one_are_rewritten(
+    variants: VariantModel,
+) -> None:
     own = {task.workload_hash: task.name for task in variants.tasks() if not task.variant}
-    replaced = {(task.variant, own[task.variant_of]) for task in variants.tasks() if task.variant}
-    for variant, name in replaced:
-        data, weight = name.split()[1:3]
-        assert weight.startswith("3x3x")
-        assert int(data.split("x")[1]) >= 2 * int(variant[-1])
-        assert min(map(int, weight.split("x")[2:])) >= 16
-        assert "stride" not in name
-    assert all("1x1x" not in name.split()[2] for _, name in replaced)
+    replaced = {own[task.variant_of]: task.variant for task in variants.tasks() if task.variant}
+    for name in own.values():
+        operator, data, weight, _, result = name.split(maxsplit=4) if name.startswith("conv2d") else [""] * 5
+        pixels = int(result.split("x")[1]) if result else 0
+        is_candidate = weight.startswith("3x3x") and min(map(int, weight.split("x")[2:])) >= 16
+        if is_candidate and data.split("x")[1] == str(pixels) and pixels >= 8:
+            assert replaced[name] == ("winograd_4" if pixels >= 24 else "winograd_2"), operator
+        else:
+            assert name not in replaced
 
 
 def test_the_model_with_some_kernels_chosen_computes_the_same(

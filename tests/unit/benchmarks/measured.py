@@ -1,4 +1,4 @@
-"""A network as it might have been measured."""
+"""Measurements of a network, made up."""
 
 from __future__ import annotations
 

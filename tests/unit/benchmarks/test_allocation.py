@@ -1,4 +1,4 @@
-"""Sharing trials, replayed on searches whose ends are known."""
+"""Ways to share trials, replayed on searches with known curves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TRIALS = 256
 
 
 def _falling(name: str, *latencies: tuple[int, float]) -> TaskProgress:
-    """A task with so many seconds from so many trials on."""
+    """Return a task whose best latency changes to each value after its number of trials."""
     history = [
         next(seconds for since, seconds in reversed(latencies) if since <= trial)
         for trial in range(1, TRIALS + 1)
@@ -44,7 +44,7 @@ def test_the_allocator_goes_where_something_is_gained() -> None:
 
 
 def test_equal_shares_are_equal() -> None:
-    """So many trials a task, whatever they bring."""
+    """Every task gets as many trials, whatever they gain."""
     found = replay([FLAT, STEEP], ALLOCATORS[EQUAL])
     expected = [FLAT.history[budget - 1] + STEEP.history[budget - 1] for budget in BUDGETS]
     assert found == pytest.approx(expected)

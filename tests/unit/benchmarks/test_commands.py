@@ -1,4 +1,4 @@
-"""The commands: what they list, what they refuse, what they plan and write."""
+"""The commands: the list of benchmarks, and the flags, plans and files of `benchmarks.networks`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MASKED = MaskedOnnxRuntime(Path("hidden"), Path("cpuid.so"), masks_avx=False)
 
 @pytest.fixture
 def plans(monkeypatch: pytest.MonkeyPatch) -> list[TuningPlan]:
-    """Networks are not measured but noted."""
+    """Record plans instead of measuring networks."""
     seen: list[TuningPlan] = []
 
     def run(plan: TuningPlan, folder: Path, *_: Any) -> TunedNetwork:
@@ -42,7 +42,7 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[TuningPlan]:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """Networks are not compiled but noted."""
+    """Record plans instead of compiling networks."""
     seen: list[Plan] = []
 
     def run(plan: Plan, folder: Path, *_: Any) -> CompiledNetwork:
@@ -56,7 +56,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
 
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[str]]:
-    """What ONNX Runtime is told that the processor doesn't have, which shows AVX-512."""
+    """Record the features masked for ONNX Runtime, on a processor that shows AVX-512."""
     seen: list[Sequence[str]] = []
 
     def without(features: Sequence[str], folder: Path) -> MaskedOnnxRuntime:

@@ -1,4 +1,4 @@
-"""Deviations are those that numpy's allclose goes by."""
+"""Deviations, which agree with numpy's allclose."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A machine stands for lesser ones, and no figure can hide it."""
+"""Device classes that give features up, and how results name them."""
 
 from __future__ import annotations
 

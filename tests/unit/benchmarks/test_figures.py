@@ -1,4 +1,4 @@
-"""Figures: held against their aims, written and read again, and nothing else accepted."""
+"""Figures: compared with their aims, written, read again; other files are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which programs get into the finals of several searches, and what is said of them."""
+"""The best programs of several searches: which are timed in turns, and the milestones made of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SECONDS = {"a": 2e-3, "b": 1e-3}
 
 
 class FakeMeasurer:
-    """What is built is a name; `ran` counts how often each was run."""
+    """Builds candidates into their names; `ran` counts how often each was run."""
 
     def __init__(self) -> None:
         self.ran: Counter[str] = Counter()
@@ -58,7 +58,7 @@ def test_the_best_after_every_milestone_is_timed_in_turns() -> None:
 
 
 def test_what_was_measured_again_counts_by_the_median() -> None:
-    """The first was lucky; its second measurement takes it from the lead."""
+    """The first program was lucky; its second measurement takes the lead from it."""
     tried = Trials(_trials((A, 1e-3), (B, 2e-3), (A, 4e-3)), (2, 3))
     results, _, _ = _time(ours=tried)
     assert [one.timings.blocks[0] for one in results["ours"].milestones] == [SECONDS["a"], SECONDS["b"]]

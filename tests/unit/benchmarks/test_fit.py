@@ -1,4 +1,4 @@
-"""The fit of shape factors, on programs whose seconds are made up from factors that are known."""
+"""The fit of shape factors, on programs whose seconds are computed from known factors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRUE = replace(FITTED, spill_cycles=FITTED.spill_cycles * 3, launch=FITTED.launc
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of measured programs, as long as the true factors have it; one of them failed."""
+    """A file of programs whose seconds follow from the true factors; one of them failed."""
     file = tmp_path_factory.mktemp("fit") / "programs.jsonl"
     dag = read_dag(OPERATORS["GMM"].module(SHAPE))
     lines = [line_of_device("board", CALIBRATED)]
@@ -71,7 +71,7 @@ def test_a_fit_comes_closer_to_the_truth(group: Group) -> None:
 
 
 def test_factors_that_nothing_asks_for_stay_where_they_are(group: Group) -> None:
-    """A matrix product adds up no partial results and inlines nothing."""
+    """The factors for partial results and inlining don't change a matrix product's estimate."""
     found = fit([group], FITTED, steps=(1.25,))
     assert found.row_cycles == FITTED.row_cycles
     assert found.inline_cycles == FITTED.inline_cycles

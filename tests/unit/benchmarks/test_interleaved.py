@@ -12,7 +12,7 @@ from benchmarks.timing.interleaved import Block, Counted, Timings, measure, time
 
 @dataclass
 class Scripted:
-    """A contestant whose turns are known; it notes when it had them."""
+    """A contestant with given timings that records its turns."""
 
     name: str
     turns: Sequence[Sequence[float]]

@@ -1,4 +1,4 @@
-"""Libraries that operators are held against: which there are, what they compute, what they inherit."""
+"""Libraries that operators are compared with: which are installed, what they compute, their threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Ours:
 
 
 class Theirs:
-    """Stands in for a library in its process."""
+    """A fake library in its process."""
 
     def __init__(self, *_: object) -> None:
         assert {os.environ[name] for name in libraries.THREADS} == {"3"}

@@ -1,4 +1,4 @@
-"""What two workers did beside one becomes figures; cores are counted as what they are."""
+"""Figures of two workers and of one, and physical cores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MetaSchedule's rate is read from what it leaves in its folder."""
+"""MetaSchedule's rate, read from the files in its folder."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_without_records_there_is_no_rate(tmp_path: Path) -> None:
 
 
 def _become(monkeypatch: pytest.MonkeyPatch, folder: Path, script: str) -> None:
-    """A program that stands in for the interpreter, and so for MetaSchedule."""
+    """A program that replaces the interpreter, and so MetaSchedule."""
     program = folder / "program"
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)

@@ -1,4 +1,4 @@
-"""What is noted while MetaSchedule tunes: when each trial was known, what failed, how long it set up."""
+"""The timeline recorded while MetaSchedule tunes: times of trials, failures, set-up."""
 
 from __future__ import annotations
 

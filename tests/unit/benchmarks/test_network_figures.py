@@ -1,4 +1,4 @@
-"""What was measured becomes figures with the aims of its network."""
+"""Figures of networks, with the aims of each network."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _named(found: Sequence[Figure]) -> dict[str, Figure]:
 
 
 def _by_name(measured: TunedNetwork) -> dict[str, Figure]:
-    """Without the network's label."""
+    """Return the figures by their names without the network's label."""
     found = _named(figures_of_tuned([measured]))
     return {name.removeprefix(f"{measured.label}: "): figure for name, figure in found.items()}
 

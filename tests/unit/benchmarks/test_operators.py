@@ -1,4 +1,4 @@
-"""The comparison of two searches: what it concludes from time lines, what it plans, how it fails."""
+"""The comparison of two searches: its figures, its plans and its failures."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _overall(found: list[Figure], part: str) -> Figure:
 
 
 def test_as_fast_is_judged_by_turns() -> None:
-    """Theirs takes 2.2 ms in turns, which is what ours has when its search says 2 ms."""
+    """MetaSchedule's best takes 2.2 ms in turns, as ours does when its search measured 2 ms."""
     assert correction(FOUND.ours) == pytest.approx(1.1)
     found = time_to_match(FOUND, FOUND.ours, 64)
     assert found is not None
@@ -86,7 +86,7 @@ def test_as_fast_is_judged_by_turns() -> None:
 
 
 def test_slower_in_turns_is_later() -> None:
-    """Were 2 ms in the search 2.4 ms in turns, only the next program would be as fast as 2.2 ms."""
+    """If 2 ms in the search are 2.4 ms in turns, only the next program is as fast as 2.2 ms."""
     milestones = tuple(
         replace(each, timings=_timings(1.2 * each.searched_s)) for each in FOUND.ours.milestones
     )
@@ -207,7 +207,7 @@ def test_milestones_end_with_the_trials() -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Plan]]:
-    """Operators are not measured but noted; C3D can't be."""
+    """Record operators instead of measuring them; C3D fails."""
     seen: list[tuple[str, Plan]] = []
 
     def note(
@@ -315,7 +315,7 @@ def test_what_breaks_is_a_failure_of_its_operator(
 
 
 def _variants(operator: str) -> tuple[SearchResult, ...]:
-    """Without evolution it takes twice as long in the end; the limited space has nothing."""
+    """Return variants: twice as slow without evolution, no program in the limited space."""
     late = {16: (2e-3, 3e-3), 64: (1e-3, 2e-3)}
     found = (
         _result(ablation.EVERYTHING, SEARCHED, {16: (1e-3, 2e-3), 64: (1e-3, 1e-3)}),

@@ -1,4 +1,4 @@
-"""Random programs' latencies are kept a line an operator, and drawn."""
+"""Latencies of random programs, kept one operator a line, and their plot."""
 
 from __future__ import annotations
 

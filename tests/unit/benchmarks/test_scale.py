@@ -1,4 +1,4 @@
-"""What many workers saw becomes figures."""
+"""Figures of simulated workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time lines of searches: what is kept of them, what they answer, how they are drawn."""
+"""Search curves: their points, their queries and their plots."""
 
 from __future__ import annotations
 

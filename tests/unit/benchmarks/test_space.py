@@ -1,4 +1,4 @@
-"""The comparison of two spaces: what it concludes from timings, what it plans, how it fails."""
+"""The comparison of two spaces: its figures, its plans and its failures."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_finalists_are_the_fastest_different_ones_that_ran() -> None:
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Plan]]:
-    """Operators are not measured but noted; C3D can't be."""
+    """Record operators instead of measuring them; C3D fails."""
     seen: list[tuple[str, Plan]] = []
 
     def note(

@@ -44,7 +44,7 @@ def test_other_text_is_no_profile(text: str) -> None:
 )
 def test_a_speed_that_no_device_has_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=field):
-        replace(PROFILE, **{field: value})  # type: ignore[arg-type]
+        replace(PROFILE, **{field: value})
 
 
 def test_float32_is_never_missing() -> None:

@@ -68,7 +68,7 @@ class TestTokens:
     @pytest.mark.parametrize("wrong", [{"name": ""}, {"scopes": frozenset()}])
     def test_senseless_ones_are_refused(self, wrong: dict[str, Any]) -> None:
         with pytest.raises(ValueError, match="name and at least one scope"):
-            replace(BOARD, **wrong)  # type: ignore[arg-type]
+            replace(BOARD, **wrong)
 
 
 class TestAudit:
