@@ -7,7 +7,6 @@ so that it works in containers, but it knows neither sockets nor the times and m
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
 import struct
@@ -131,7 +130,7 @@ def landlock(readable: Iterable[Path], writable: Iterable[Path]) -> None:
     Other processes can't be traced, nor signalled where the kernel is new enough. This process must have
     called `forbid_new_privileges`. Raises OSError where the kernel has no Landlock.
     """
-    version = linux.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _RULESET_VERSION)
+    version = linux.syscall(_CREATE_RULESET, None, 0, _RULESET_VERSION)
     rights = _ALL_RIGHTS[min(version, len(_ALL_RIGHTS)) - 1]
     fields = [rights]
     if version >= _NET_VERSION:
@@ -139,7 +138,7 @@ def landlock(readable: Iterable[Path], writable: Iterable[Path]) -> None:
     if version >= _SCOPE_VERSION:
         fields.append(_ABSTRACT_SOCKETS_AND_SIGNALS)
     attributes = struct.pack(f"={len(fields)}Q", *fields)
-    ruleset = linux.syscall(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), 0)
+    ruleset = linux.syscall(_CREATE_RULESET, attributes, len(attributes), 0)
     try:
         names = [name for name in os.listdir("/dev") if name not in ("shm", "mqueue")]
         devices = [path for path in (Path("/dev", name) for name in names) if not path.is_symlink()]
@@ -204,7 +203,7 @@ def _mount(source: str, target: str, kind: str | None = None, flags: int = 0, da
         os.fsencode(source),
         os.fsencode(target),
         None if kind is None else kind.encode(),
-        ctypes.c_ulong(flags),
+        flags,
         data.encode() or None,
     )
 
@@ -213,8 +212,7 @@ def _make_readonly(path: Path, recursive: bool) -> None:
     """Make a mount read-only, with all mounts below it if asked to."""
     attributes = struct.pack("=4Q", _MOUNT_ATTR_RDONLY, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
-    size = ctypes.c_size_t(len(attributes))
-    linux.syscall(_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), flags, attributes, size)
+    linux.syscall(_MOUNT_SETATTR, _AT_FDCWD, os.fsencode(path), flags, attributes, len(attributes))
 
 
 def _allow(ruleset: int, path: Path, rights: int) -> None:

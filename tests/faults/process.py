@@ -9,6 +9,7 @@ measures with `tests.faults.runner`, whose candidates may write notes.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys

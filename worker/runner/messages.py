@@ -86,7 +86,7 @@ def decode_machines(message: Message) -> Machines:
         names, problems = message["names"], message["problems"]
     except (TypeError, KeyError) as error:
         raise FrameError(f"not a list of machines: {error}") from error
-    if any(isinstance(one, list) and len(one) > MAX_MACHINES for one in (names, problems)):
+    if any(isinstance(one, (list, tuple)) and len(one) > MAX_MACHINES for one in (names, problems)):
         raise FrameError(f"not a list of machines: it has more than {MAX_MACHINES}")
     return Machines(_texts(names, "list of machines"), _texts(problems, "list of machines"))
 
@@ -137,7 +137,7 @@ def decode_text(value: object) -> str:
 
 
 def _texts(value: object, what: str) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+    if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
         raise FrameError(f"not a {what}")
     return tuple(_shortened(one) for one in value)
 

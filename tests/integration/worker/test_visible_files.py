@@ -90,7 +90,8 @@ def test_where_the_kernel_refuses_the_gap_is_named(system: str, home: Path) -> N
 @pytest.mark.skipif(not works("no namespaces"), reason="needs root and unshare(1)")
 def test_a_worker_that_requires_a_sandbox_ends_where_it_has_gaps() -> None:
     command = [*COMMANDS["no namespaces"], sys.executable, "-m", "worker", "--server", "127.0.0.1:9"]
-    environment = {**os.environ, "TUNEFARM_WORKER_REQUIRE_SANDBOX": "1", "PYTHONPATH": str(ROOT)}
+    required = {"TUNEFARM_WORKER_REQUIRE_SANDBOX": "1", "TUNEFARM_WORKER_CHILD_USER": "root"}
+    environment = {**os.environ, **required, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == ExitCode.USAGE, done.stderr
     last = done.stderr.splitlines()[-1]

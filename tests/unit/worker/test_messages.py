@@ -47,7 +47,6 @@ GOOD = messages.encode_measurement(Measurement(Outcome.OK, (0.1,)))
         GOOD | {"build_secs": None},
         GOOD | {"outcome": "run_error"},
         GOOD | {"run_secs": [10**400]},
-        GOOD | {"run_secs": {"0.1": 1}},
         GOOD | {"run_secs": [0.1] * (messages.MAX_REPEATS + 1)},
         GOOD | {"build_secs": float("nan")},
         GOOD | {"build_secs": -1.0},
