@@ -67,8 +67,8 @@ def _worker(flags: Sequence[str]) -> int:
 
     notes = Path(json.loads(os.environ[VARIABLE])["notes"])
 
-    def config(*arguments: Any, writable: tuple[Path, ...] = (), **others: Any) -> ChildConfig:
-        return ChildConfig(*arguments, runner=RUNNER, writable=(*writable, notes), **others)
+    def config(threads: int, writable: tuple[Path, ...] = (), **others: Any) -> ChildConfig:
+        return ChildConfig(threads, runner=RUNNER, writable=(*writable, notes), **others)
 
     with patch.object(worker.main, "ChildConfig", config):
         return worker.main.main(flags)
