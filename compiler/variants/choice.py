@@ -90,7 +90,11 @@ def _counterparts(fused: tvm.IRModule, variant: tvm.IRModule) -> dict[str, Extra
     """Map workloads of the model to the tasks of a variant that compute the same. Empty when the two modules
     can't be compared call by call."""
     calls, others = kernel_calls(fused), kernel_calls(variant)
-    if len(calls) != len(others):
+    has_subroutines = any(
+        isinstance(function, relax.Function) and name.name_hint != "main"
+        for name, function in fused.functions_items()
+    )
+    if has_subroutines or len(calls) != len(others):
         return {}
     tasks = {name: task for task in extract_tasks(fused) for name in task.functions}
     counterparts = {name: task for task in extract_tasks(variant) for name in task.functions}

@@ -33,7 +33,8 @@ def test_a_model_is_imported_as_in_this_process() -> None:
     imported = import_model(residual(batch="n"), shapes, TARGET)
     model = read_onnx(residual(batch="n"), shapes)
     assert (imported.inputs, imported.outputs) == (model.inputs, model.outputs)
-    assert imported.tasks == tuple(extract_tasks(fuse(model, TARGET)))
+    own = [task for task in imported.tasks if not task.variant]
+    assert own == extract_tasks(fuse(model, TARGET))
 
 
 def test_both_libraries_are_compiled() -> None:
