@@ -12,6 +12,14 @@ _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 if sys.platform == "linux":
     _libc.prctl.argtypes = [ctypes.c_int, *[ctypes.c_ulong] * 4]
+    _libc.syscall.restype = ctypes.c_long
+    _libc.mount.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_ulong,
+        ctypes.c_char_p,
+    ]
 
 
 def die_with_parent(with_signal: signal.Signals = signal.SIGKILL, parent_pid: int | None = None) -> None:
@@ -37,3 +45,13 @@ def call(function: str, *arguments: object) -> None:
     if getattr(_libc, function)(*arguments):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
+
+
+def syscall(number: int, *arguments: object) -> int:
+    """Make a system call that the C library has no function for, and return its result. Raises OSError."""
+    wide = (ctypes.c_long(one) if isinstance(one, int) else one for one in (number, *arguments))
+    result: int = _libc.syscall(*wide)
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from core.exit_code import ExitCode
 from core.worker import Role
+from system import isolation
 from system.command import CommandError, run_function
 from system.settings import read_settings
 from worker.agent.agent import Agent, AgentConfig, Fenced
@@ -25,7 +26,6 @@ from worker.agent.health import HealthMonitor
 from worker.agent.profile_cache import ProfileCache
 from worker.agent.service import FleetClient, WorkerRefused, open_channel
 from worker.runner.executor import ChildConfig, Executor
-from worker.sandbox import isolation
 from worker.sandbox.file_transfer import linker_cache
 from worker.settings import MAX_BUILT_TOGETHER, WorkerSettings
 
@@ -98,16 +98,18 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
                 settings.alive_file.touch()
 
     environment = dict(os.environ)
-    child = ChildConfig(
-        settings.threads,
-        start_timeout_s=settings.start_timeout_s,
-        user=settings.child_user,
-        builds=settings.build,
-        without=settings.without,
-    )
     async with contextlib.AsyncExitStack() as stack:
         if settings.build and ZIG_CACHE not in environment:
             environment[ZIG_CACHE] = str(stack.enter_context(linker_cache(settings.child_user)))
+        child = ChildConfig(
+            settings.threads,
+            start_timeout_s=settings.start_timeout_s,
+            user=settings.child_user,
+            builds=settings.build,
+            without=settings.without,
+            writable=(Path(environment[ZIG_CACHE]),) if settings.build else (),
+            require_sandbox=settings.require_sandbox,
+        )
         channel = await stack.enter_async_context(
             open_channel(settings.server, settings.reconnect_max_s, tls)
         )

@@ -15,7 +15,7 @@ from pydantic import AliasChoices, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from core.instruction_sets import disabled_features
-from core.lease import Limits
+from core.lease import MEMORY_BYTES, Limits
 from system.network import is_loopback
 from system.tls import TlsFiles
 
@@ -37,7 +37,9 @@ class WorkerSettings(BaseSettings):
     With `build`, the worker measures nothing and builds what other devices measure. `features` names the
     instruction sets that it gives up, "-NAME,-NAME". `tls` asks for an encrypted connection, and so does each
     of its files: an authority in `ca` must vouch for the service's certificate (a public one by default);
-    `cert` and `key` are the worker's own. A limit (`..._timeout_s`, `memory_bytes`) overrides the service's.
+    `cert` and `key` are the worker's own. A limit (`build_timeout_s`, `run_timeout_s`, `module_timeout_s`,
+    `memory_bytes`) overrides the service's; without one, the service's holds up to `max_timeout_s` and
+    `max_memory_bytes`, whatever it asks for.
     """
 
     model_config = SettingsConfigDict(
@@ -62,12 +64,18 @@ class WorkerSettings(BaseSettings):
     build: bool = False
     # The user that runs measured code when the worker runs as root.
     child_user: str = Field(default="nobody", min_length=1)
+    # End the worker where measured code can't be contained in every respect.
+    require_sandbox: bool = False
     reconnect_max_s: float = Field(default=10.0, gt=0, le=600)
     start_timeout_s: float = Field(default=120.0, gt=0)
     build_timeout_s: float | None = Field(default=None, gt=0)
     run_timeout_s: float | None = Field(default=None, gt=0)
     module_timeout_s: float | None = Field(default=None, gt=0)
     memory_bytes: int | None = Field(default=None, gt=0)
+    max_timeout_s: float = Field(default=900.0, gt=0)
+    max_memory_bytes: int = Field(
+        default_factory=lambda: max(psutil.virtual_memory().total, MEMORY_BYTES), gt=0
+    )
 
     @field_validator("server")
     @classmethod
@@ -113,9 +121,12 @@ class WorkerSettings(BaseSettings):
 
     def override_limits(self, limits: Limits) -> Limits:
         """Return the limits that hold on this device."""
-        names = ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes")
-        own = {name: getattr(self, name) for name in names}
-        return replace(limits, **{name: value for name, value in own.items() if value is not None})
+        held: dict[str, Any] = {}
+        for name in ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes"):
+            most = self.max_memory_bytes if name == "memory_bytes" else self.max_timeout_s
+            own = getattr(self, name)
+            held[name] = own if own is not None else min(getattr(limits, name), most)
+        return replace(limits, **held)
 
 
 def host_name() -> str:

@@ -58,6 +58,19 @@ def find_linker(triple: str) -> Link:
     return link
 
 
+def linker_caches() -> dict[str, Path]:
+    """Return the folders of linkers' caches that are worth keeping, by the variables that name them.
+
+    To fill zig's takes half a minute.
+    """
+    if importlib.util.find_spec(ZIG) is None:
+        return {}
+    try:
+        return {ZIG_CACHE: Path(os.environ.get(ZIG_CACHE) or _private_folder("tunefarm-zig"))}
+    except LinkerError:
+        return {}  # whoever links with zig hears of it
+
+
 def link_library(executable: Any, triple: str, link: Link) -> bytes:
     """Link what TVM compiled for the machine of an LLVM triple into a shared library of that machine.
 

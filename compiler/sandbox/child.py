@@ -1,17 +1,22 @@
 """Run the compiler on strangers' input in a child process, under limits.
 
-TVM is native code that trusts its input: a file can crash it, hang it or fill the memory. A stranger's model
-(`compiler.sandbox.models`) or trace (`compiler.sandbox.traces`) therefore goes to a child process, which is
-thrown away afterwards.
+TVM is native code that trusts its input: a file can crash it, hang it, fill the memory, and perhaps take the
+process over. So a stranger's model (`compiler.sandbox.models`) or trace (`compiler.sandbox.traces`) goes to a
+child process, which is kept from the network and from files (`compiler.sandbox.start`) and thrown away
+afterwards.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import signal
 import subprocess
 import sys
+import tempfile
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +24,9 @@ from compiler.importing.spec import first_line
 from system.environment import allowed_variables
 from system.linux import die_with_parent
 
+_log = logging.getLogger(__name__)
+
+PACKAGES = Path(__file__).resolve().parents[2]
 # TVM, LLVM and Python map gigabytes before they do anything.
 BASE_MEMORY_BYTES = 8 << 30
 # An import may take this much on top of what a process with TVM has anyway. Weights are in memory several
@@ -26,39 +34,66 @@ BASE_MEMORY_BYTES = 8 << 30
 WORKING_BYTES = 1 << 30
 MEMORY_PER_MODEL_BYTE = 16
 STATM = Path("/proc/self/statm")
+# A reply without a library in it.
+MAX_REPLY_BYTES = 256 << 20
+MAX_GAPS_BYTES = 4096
 TOO_MUCH_MEMORY = "it takes too much memory"
 
 
 # The parent's side
 
 
-def run_child(module: str, request: bytes, timeout_s: float) -> tuple[bytes, int | None]:
-    """Run `python -m module` on a request; return its reply and its exit status.
+def run_child(
+    module: str,
+    request: bytes,
+    timeout_s: float,
+    max_reply_bytes: int = MAX_REPLY_BYTES,
+    caches: Mapping[str, Path] | None = None,
+) -> tuple[bytes, int | None]:
+    """Run `python -m module` on a request; return its reply, up to `max_reply_bytes`, and its exit status.
 
-    The status is None for a child that took longer than `timeout_s` and was killed.
+    The status is None for a child that took longer than `timeout_s` and was killed. The folders of `caches`,
+    by the variables that name them, outlast the child.
     """
-    path = os.pathsep.join(path for path in sys.path if path)
-    # Linkers keep caches in these folders.
-    folders = {name: os.environ[name] for name in ("HOME", "TMPDIR") if name in os.environ}
-    # TVM starts a thread for each core, whose stacks would count as memory.
-    settings = {"PYTHONPATH": path, "TVM_NUM_THREADS": "1"}
-    child = subprocess.Popen(
-        [sys.executable, "-m", module, str(os.getpid())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env=allowed_variables(os.environ) | folders | settings,
-    )
-    with child:
-        try:
-            reply, _ = child.communicate(request, timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            reply, _ = child.communicate()
-            return reply, None
-        finally:
-            child.kill()
-    return reply, child.returncode
+    caches = caches or {}
+    path = os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")]))
+    with (
+        tempfile.TemporaryDirectory(prefix="tunefarm-compile-", ignore_cleanup_errors=True) as scratch,
+        tempfile.TemporaryFile() as reply,
+        tempfile.TemporaryFile() as gaps,
+    ):
+        # TVM starts a thread for each core, whose stacks would count as memory.
+        settings = {"PYTHONPATH": path, "TVM_NUM_THREADS": "1", "HOME": scratch, "TMPDIR": scratch}
+        settings |= {name: str(folder) for name, folder in caches.items()}
+        command = [sys.executable, "-P", "-m", "compiler.sandbox.start", module]
+        command += map(str, (os.getpid(), gaps.fileno(), scratch, *caches.values()))
+        child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=reply,
+            stderr=subprocess.DEVNULL,
+            env=allowed_variables(os.environ) | settings,
+            pass_fds=[gaps.fileno()],
+        )
+        with child:
+            status: int | None = None
+            try:
+                child.communicate(request, timeout=timeout_s)
+                status = child.returncode
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                child.kill()
+        gaps.seek(0)
+        for gap in gaps.read(MAX_GAPS_BYTES).decode().splitlines():
+            _warn_once(gap)
+        reply.seek(0)
+        return reply.read(max_reply_bytes), status
+
+
+@cache
+def _warn_once(gap: str) -> None:
+    _log.warning("%s", gap)
 
 
 def describe_exit(status: int) -> str:

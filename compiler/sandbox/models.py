@@ -19,8 +19,10 @@ from compiler.importing.model import ExtractedTask, RelaxModel, fuse_untuned, re
 from compiler.importing.onnx_file import MAX_FILE_BYTES
 from compiler.importing.spec import ModelError, Shape, TensorSpec
 from compiler.packaging.artifact import ArtifactError, build_library, build_module
+from compiler.packaging.linker import linker_caches
 from compiler.sandbox.child import (
     BASE_MEMORY_BYTES,
+    MAX_REPLY_BYTES,
     MEMORY_PER_MODEL_BYTE,
     TOO_MUCH_MEMORY,
     WORKING_BYTES,
@@ -37,6 +39,9 @@ from compiler.variants.choice import VariantModel
 
 # LLVM's memory grows with the number of kernels, however small the model's file is.
 BUILD_MEMORY_BYTES = 8 << 30
+# Libraries hold the weights, some of them twice.
+LIBRARY_PER_MODEL_BYTE = 4
+MAX_PROBLEM_CHARS = 8192
 
 
 @dataclass(frozen=True)
@@ -145,16 +150,22 @@ def compile_in_child(request: CompileRequest, limits: CompileLimits) -> tuple[Im
     header = asdict(request) | {"data": len(request.data), "memory_bytes": limits.memory_for(request)}
     timeout_s = limits.secs_for(request)
     message = json.dumps(header).encode() + b"\n" + request.data
-    reply, status = run_child("compiler.sandbox.models", message, timeout_s)
+    has_library = request.library is not LibraryKind.NONE
+    most = MAX_REPLY_BYTES + (LIBRARY_PER_MODEL_BYTE * len(request.data) if has_library else 0)
+    caches = linker_caches() if has_library else {}
+    reply, status = run_child("compiler.sandbox.models", message, timeout_s, most, caches)
     ended = f"takes longer than {timeout_s:g} s" if status is None else describe_exit(status)
     model_line, _, rest = reply.partition(b"\n")
     size_line, _, library = rest.partition(b"\n")
     try:
         imported = _read_line(model_line, ModelError, f"importing the model {ended}")
-        size = _read_line(size_line, ArtifactError, f"compiling the model {ended}")["library_bytes"]
+        size = _read_line(size_line, ArtifactError, f"compiling the model {ended}").get("library_bytes")
         if len(library) != size:
             raise ArtifactError(f"compiling the model {ended}")
-        return ImportedModel.from_json(imported), library
+        try:
+            return ImportedModel.from_json(imported), library
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise ModelError(f"what the compiler said of the model makes no sense: {error}") from error
     except (ModelError, ArtifactError) as error:
         needed, memory = WORKING_BYTES + MEMORY_PER_MODEL_BYTE * len(request.data), physical_memory_bytes()
         ran_out = status == -signal.SIGKILL or TOO_MUCH_MEMORY in str(error)
@@ -172,10 +183,10 @@ def _read_line(line: bytes, error: type[Exception], otherwise: str) -> Mapping[s
     try:
         fields: dict[str, Any] = json.loads(line)
         problem = fields.get("problem")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise error(otherwise) from None
     if problem:
-        raise error(str(problem))
+        raise error(str(problem)[:MAX_PROBLEM_CHARS])
     return fields
 
 

@@ -25,6 +25,7 @@ from records.jobs.trials import Trial
 from records.storage import blobs
 from tests.faults.rig import Program, Rig
 from tests.faults.runner import VARIABLE, Faults, digest
+from tests.integration.worker.executors import is_unlocked
 
 TRIALS = 16
 _MEMORY_BYTES = 128 << 20
@@ -232,6 +233,6 @@ def tiny_model() -> bytes:
     return data
 
 
-def processes_left_behind(notes: Path) -> list[int]:
-    """Return the ids of the processes that a candidate left behind and noted."""
-    return [int(path.read_text()) for path in sorted(notes.glob("left-*"))]
+def processes_left_behind(notes: Path) -> list[bool]:
+    """Return of each process that a candidate left behind and noted whether it lives."""
+    return [not is_unlocked(path) for path in sorted(notes.glob("left-*"))]

@@ -4,19 +4,20 @@
 
 The file named by `TUNEFARM_TEST_CLOCK` steps the clocks; waiting for a locked database ends after
 `BUSY_TIMEOUT_S`; the scheduler compiles models in its own process, because they are ours; the worker
-measures with `tests.faults.runner`.
+measures with `tests.faults.runner`, whose candidates may write notes.
 """
 
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from records.storage.database import Database
@@ -61,9 +62,14 @@ def _carry_out(order: CompileRequest, _: object) -> tuple[ImportedModel, bytes]:
 
 def _worker(flags: Sequence[str]) -> int:
     import worker.main
+    from tests.faults.runner import VARIABLE
     from worker.runner.executor import ChildConfig
 
-    config = functools.partial(ChildConfig, runner=RUNNER)
+    notes = Path(json.loads(os.environ[VARIABLE])["notes"])
+
+    def config(threads: int, writable: tuple[Path, ...] = (), **others: Any) -> ChildConfig:
+        return ChildConfig(threads, runner=RUNNER, writable=(*writable, notes), **others)
+
     with patch.object(worker.main, "ChildConfig", config):
         return worker.main.main(flags)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from compiler.packaging.archive import pack
 from core.device import Device
 from core.measurement import Measurement, Outcome
-from tests.integration.worker.fault_runner import DEVICE, FaultRunner, note_pid
+from tests.integration.worker.fault_runner import DEVICE, FaultRunner, lock
 from worker.runner.interface import BuildRequest, Exported, Machines, Notify, Phase
 
 VARIABLE = "TVM_FAULTS"  # a worker passes TVM's variables on to its child
@@ -113,11 +113,11 @@ class FaultyRunner(FaultRunner):
         return Measurement(Outcome.OK, (IMPOSSIBLE_S,) * 3)
 
     def do_fork(self, request: BuildRequest | None) -> None:
-        """Leave processes in sessions of their own behind, note their ids, and exit."""
+        """Leave processes in sessions of their own behind, each of which locks a note, and exit."""
         for number in range(8):
             if os.fork() == 0:
                 os.setsid()
-                note_pid(str(self._notes / f"left-{number}"))
+                lock(str(self._notes / f"left-{number}"))
                 time.sleep(3600)
         while len([path for path in self._notes.glob("left-*") if path.read_text()]) < 8:
             time.sleep(0.01)

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from core.measurement import Outcome
 from core.worker import WorkerState
 from tests.faults import environments
@@ -135,9 +133,9 @@ def _misbehave(run: JobRun, does: str, outcome: Outcome, says: str) -> float:
 
 def _fork(run: JobRun) -> float:
     recovery_s = _misbehave(run, "fork", Outcome.RUN_ERROR, "exited with code 3")
-    alive = [pid for pid in processes_left_behind(run.notes) if psutil.pid_exists(pid)]
-    if alive or not processes_left_behind(run.notes):
-        raise NotReported(f"{len(alive)} processes of a candidate outlived it")
+    alive = processes_left_behind(run.notes)
+    if any(alive) or not alive:
+        raise NotReported(f"{sum(alive)} processes of a candidate outlived it")
     return recovery_s
 
 

@@ -1,10 +1,11 @@
 """The child: the process that candidates run in. It may crash, hang or be killed; the agent goes on.
 
     python -m worker.runner.child --parent PID --runner MODULE:NAME --threads N [--user NAME] [--build]
-        [--without NAME ...]
+        [--without NAME ...] [--readable PATH ...] [--writable PATH ...]
 
 This command becomes the reaper of the child (`worker.sandbox`), which is sandboxed as far as this machine
-allows, and runs as the user NAME where the agent is root. TMPDIR is the child's own folder.
+allows, and runs as the user NAME where the agent is root. TMPDIR is the child's own folder; it sees the paths
+given, what Python and the compiler need, and no other files.
 
 Requests arrive as frames on standard input, replies leave on standard output. Both are moved out of a
 candidate's reach before anything else happens; what a candidate prints goes to standard error.
@@ -43,9 +44,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 from core.instruction_sets import FeatureError
+from system import isolation
 from worker.runner import messages
 from worker.runner.interface import Runner, RunnerFactory
-from worker.sandbox import frames, isolation, reaper
+from worker.sandbox import frames, reaper
 
 MAX_TRACEBACK_CHARS = 4000
 
@@ -128,9 +130,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--without", nargs="+", default=[])
     parser.add_argument("--user")
     parser.add_argument("--build", action="store_true")
+    parser.add_argument("--readable", nargs="+", type=Path, default=[])
+    parser.add_argument("--writable", nargs="+", type=Path, default=[])
     given = parser.parse_args(arguments)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    gaps = reaper.enter_sandbox(given.parent, given.user, Path(os.environ["TMPDIR"]))
+    scratch = Path(os.environ["TMPDIR"])
+    gaps = reaper.enter_sandbox(given.parent, given.user, scratch, given.readable, given.writable)
     requests, replies = _take_pipes()
     module, _, name = given.runner.partition(":")
     factory: RunnerFactory = getattr(importlib.import_module(module), name)

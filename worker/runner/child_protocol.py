@@ -10,7 +10,7 @@ from core.measurement import Measurement, Outcome
 from worker.runner import messages
 from worker.runner.interface import Phase
 from worker.sandbox.child_process import ChildDied, ChildProcess
-from worker.sandbox.frames import FrameError, Message
+from worker.sandbox.frames import MAX_REPLY_BYTES, FrameError, Message
 
 MAX_ERROR_CHARS = 8192
 
@@ -36,10 +36,13 @@ class ChildCall:
     """One call to the child. Nothing that the child does raises an exception here: a child that doesn't reply
     as it should is killed, and its failure is the result."""
 
-    def __init__(self, child: ChildProcess, phase: Phase, timeout_s: float) -> None:
+    def __init__(
+        self, child: ChildProcess, phase: Phase, timeout_s: float, max_reply_bytes: int = MAX_REPLY_BYTES
+    ) -> None:
         self._child = child
         self._phase = phase
         self._timeout_s = timeout_s
+        self._max_reply_bytes = max_reply_bytes
 
     async def _outcome(self, replies: Awaitable[_T]) -> _T | Measurement:
         """Await the replies; return what was made of them, or the child's failure."""
@@ -64,9 +67,9 @@ class ChildCall:
     async def _receive(self, deadline: float) -> Message:
         """Await the next reply, until the event loop's clock reaches the deadline."""
         async with asyncio.timeout_at(deadline):
-            reply = await self._child.receive()
+            reply = await self._child.receive(self._max_reply_bytes)
         if "failed" in reply:
-            raise _RunnerError(str(reply["failed"]))
+            raise _RunnerError(messages.decode_text(reply["failed"]))
         return reply
 
 
@@ -123,7 +126,7 @@ class BuildCall(ChildCall):
             elif "ended" in reply and number in self._began_at:
                 del self._began_at[number]
             else:
-                raise FrameError(f"the child's reply makes no sense: {str(reply)[:200]}")
+                raise FrameError(f"the child's reply makes no sense: it speaks of candidate {number}")
         refused = messages.decode_numbers(reply["refused"])
         if self._waiting or self._began_at or not refused <= self._numbers:
             raise FrameError("the child's reply is not about what it was asked to build")

@@ -29,7 +29,7 @@ from worker.runner.interface import BuildRequest, Exported, Phase
 from worker.runner.start_failure import ChildStartError, died, start_failure, timed_out
 from worker.sandbox.child_process import ChildDied, ChildProcess
 from worker.sandbox.file_transfer import FileTransfer
-from worker.sandbox.frames import FrameError, Message
+from worker.sandbox.frames import MAX_REPLY_BYTES, FrameError, Message
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -54,7 +54,8 @@ class ChildConfig:
 
     They do `without` some instruction sets. Where the agent is root, they run as `user`; with None as root
     without its capabilities. A child that `builds` exports candidates; it fails to start where it can't do so
-    for any machine.
+    for any machine. They see no files of this machine but what they need, and may write those in `writable`.
+    With `require_sandbox`, a child whose sandbox has gaps isn't used.
     """
 
     threads: int
@@ -63,6 +64,8 @@ class ChildConfig:
     user: str | None = None
     builds: bool = False
     without: tuple[str, ...] = ()
+    writable: tuple[Path, ...] = ()
+    require_sandbox: bool = False
 
 
 class Executor:
@@ -108,7 +111,7 @@ class Executor:
         try:
             self._scratch = Path(tempfile.mkdtemp(prefix="tunefarm-child-"))
             self._transfer = FileTransfer(self._config.user)
-            self._child = await self._start_process(self._scratch)
+            self._child = await self._start_process(self._scratch, self._transfer.folder)
             async with asyncio.timeout(self._config.start_timeout_s):
                 return self._accept(await self._child.receive())
         except (OSError, ChildDied, FrameError, NoMachineError) as error:  # TimeoutError is an OSError
@@ -144,7 +147,12 @@ class Executor:
             return failure
         message = {"do": "export", "number": self._built.pop(request)}
         return await self._call(
-            Phase.BUILD, message, messages.decode_export, limits.build_timeout_s, limits.memory_bytes
+            Phase.BUILD,
+            message,
+            messages.decode_export,
+            limits.build_timeout_s,
+            limits.memory_bytes,
+            messages.MAX_EXPORT_REPLY_BYTES,
         )
 
     async def measure_module(self, artifact: Path, limits: Limits, compare: bool) -> Measurement:
@@ -166,8 +174,11 @@ class Executor:
     async def calibrate(self, memory_bytes: int) -> Profile | None:
         """Measure the device's speeds. Return None, and log the reason, when that fails.
 
-        The device has passed its self-check, so it can work all the same.
+        The device has passed its self-check, so it can work all the same. A candidate that has run could make
+        the speeds up, so nothing has run in the child that is asked.
         """
+        if self._has_run:
+            await self.close()
         profile = await self._call(
             Phase.CALIBRATION,
             {"do": "calibrate", "budget_s": CALIBRATION_S},
@@ -208,7 +219,7 @@ class Executor:
         if self._child is not None and self._child.has_ended:
             await self.close()
 
-    async def _start_process(self, scratch: Path) -> ChildProcess:
+    async def _start_process(self, scratch: Path, readable: Path) -> ChildProcess:
         # -P: a folder named `compiler` in the working directory isn't our package.
         command = [sys.executable, "-P", "-m", "worker.runner.child", "--parent", str(os.getpid())]
         command += ["--runner", self._config.runner, "--threads", str(self._config.threads)]
@@ -218,6 +229,9 @@ class Executor:
             command += ["--user", self._config.user]
         if self._config.without:
             command += ["--without", *self._config.without]
+        command += ["--readable", str(readable)]
+        if self._config.writable:
+            command += ["--writable", *map(str, self._config.writable)]
         environment = allowed_variables(self._environment)
         path = [str(PACKAGES), *filter(None, [environment.get("PYTHONPATH")])]
         environment |= {
@@ -235,15 +249,17 @@ class Executor:
         Raises FrameError, NoMachineError when the child is to build but can't, and SettingsError.
         """
         if "unusable" in first:
-            raise SettingsError(str(first["unusable"]))
+            raise SettingsError(messages.decode_text(first["unusable"]))
         if "device" not in first:
             raise FrameError("its first word was not the device")
         device = messages.decode_device(first["device"])
-        gaps = tuple(map(str, first.get("gaps", ())))
+        gaps = messages.decode_gaps(first.get("gaps", []))
         for gap in gaps:
             if gap not in self._gaps:
                 _log.warning("%s", gap)
         self._gaps = gaps
+        if gaps and self._config.require_sandbox:
+            raise SettingsError(f"this worker requires a sandbox without gaps, but {'; '.join(gaps)}")
         if self._config.builds:
             machines = messages.decode_machines(first.get("machines", {}))
             if not machines.names:
@@ -368,9 +384,10 @@ class Executor:
         decode: Callable[[Message], _T],
         timeout_s: float,
         memory_bytes: int,
+        max_reply_bytes: int = MAX_REPLY_BYTES,
     ) -> _T | Measurement:
         """Make one call to the child, and kill the child afterwards if it can't be trusted any longer."""
-        call = UnaryCall(await self._present_child(), phase, timeout_s)
+        call = UnaryCall(await self._present_child(), phase, timeout_s, max_reply_bytes)
         usage = {"memory_bytes": memory_bytes, "cpu_s": self._cpu_s(timeout_s)}
         trusted = False
         try:
@@ -393,11 +410,11 @@ def _explain_memory(measurement: Measurement, memory_bytes: int) -> Measurement:
     if measurement.outcome is not Outcome.RUN_ERROR:
         return measurement
     installed_bytes = psutil.virtual_memory().total
-    killed = f"ended by {signal.SIGKILL.name}" in measurement.error and memory_bytes > installed_bytes
+    killed = f"ended by {signal.SIGKILL.name}" in measurement.error and memory_bytes >= installed_bytes
     if not killed and not any(text in measurement.error for text in OUT_OF_MEMORY):
         return measurement
     may = f"the model and the untuned one, which it is compared with, may take {_gb(memory_bytes)} here"
-    if memory_bytes > installed_bytes:
+    if memory_bytes >= installed_bytes:
         sentence = f"{may}, and this device has {_gb(installed_bytes)}: time it on a device with more memory"
     else:
         sentence = f"{may}, which isn't enough: raise TUNEFARM_WORKER_MEMORY_BYTES on this device"

@@ -1,19 +1,31 @@
 """Conversion of requests and results to the messages between the agent and its child, and back.
 
 The child trusts the agent. The agent doesn't trust the child: what it decodes raises FrameError when it isn't
-what the agent expects.
+what the agent expects, or more than the service takes: the agent would send it again and again.
 """
 
 from __future__ import annotations
 
 import base64
+import math
+from collections.abc import Mapping
 from dataclasses import asdict
 
 from core.device import Device
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
+from core.worker import MAX_TROUBLE_CHARS
+from proto.convert import device_from_wire, device_to_wire
+from proto.messages import MAX_LIBRARY_BYTES, MAX_MACHINES, MAX_PROFILE_CHARS
 from worker.runner.interface import BuildRequest, Exported, Machines
-from worker.sandbox.frames import FrameError, Message
+from worker.sandbox.frames import MAX_REPLY_BYTES, FrameError, Message
+
+# Ten times as many as the runner makes; a call that carries MAX_RESULTS measurements stays small.
+MAX_REPEATS = 1000
+MAX_TEXT_CHARS = 8192
+MAX_GAPS = 16
+# A library in base64, and the rest of its reply.
+MAX_EXPORT_REPLY_BYTES = MAX_LIBRARY_BYTES * 4 // 3 + MAX_REPLY_BYTES
 
 
 def encode_build_request(request: BuildRequest) -> Message:
@@ -36,15 +48,15 @@ def encode_measurement(measurement: Measurement) -> Message:
 
 
 def decode_measurement(message: object) -> Measurement:
+    if not isinstance(message, Mapping):
+        raise FrameError("not a measurement")
     try:
-        fields = dict(message)  # type: ignore[call-overload]
-        return Measurement(
-            Outcome(fields["outcome"]),
-            tuple(float(secs) for secs in fields["run_secs"]),
-            float(fields["build_secs"]),
-            str(fields["error"]),
-        )
-    except (TypeError, ValueError, KeyError) as error:
+        run_secs = message["run_secs"]
+        if len(run_secs) > MAX_REPEATS:
+            raise ValueError(f"it has {len(run_secs)} repeats")
+        outcome, build_secs = Outcome(message["outcome"]), _seconds(message["build_secs"])
+        return Measurement(outcome, tuple(map(float, run_secs)), build_secs, decode_text(message["error"]))
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise FrameError(f"not a measurement: {error}") from error
 
 
@@ -60,8 +72,8 @@ def decode_export(message: Message) -> Exported | Measurement:
         return decode_measurement(message.get("measurement"))
     try:
         data = base64.b64decode(message["library"], validate=True)
-        return Exported(data, float(message["build_secs"]))
-    except (TypeError, ValueError, KeyError) as error:
+        return Exported(data, _seconds(message["build_secs"]))
+    except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise FrameError(f"not a library: {error}") from error
 
 
@@ -71,33 +83,71 @@ def encode_machines(machines: Machines) -> Message:
 
 def decode_machines(message: Message) -> Machines:
     try:
-        return Machines(tuple(map(str, message["names"])), tuple(map(str, message["problems"])))
+        names, problems = message["names"], message["problems"]
     except (TypeError, KeyError) as error:
         raise FrameError(f"not a list of machines: {error}") from error
+    if any(isinstance(one, (list, tuple)) and len(one) > MAX_MACHINES for one in (names, problems)):
+        raise FrameError(f"not a list of machines: it has more than {MAX_MACHINES}")
+    return Machines(_texts(names, "list of machines"), _texts(problems, "list of machines"))
+
+
+def decode_gaps(value: object) -> tuple[str, ...]:
+    """Return the sentences about what the sandbox lacks."""
+    gaps = _texts(value, "list of gaps")
+    if len(gaps) > MAX_GAPS:
+        raise FrameError(f"not a list of gaps: it has {len(gaps)}")
+    return gaps
 
 
 def decode_device(text: object) -> Device:
+    """Return a device that the service takes."""
     try:
-        return Device.from_json(text)  # type: ignore[arg-type]
-    except (ValueError, TypeError) as error:
-        raise FrameError(f"the device that it found makes no sense: {error}") from error
+        return device_from_wire(device_to_wire(Device.from_json(text)))  # type: ignore[arg-type]
+    except (ValueError, TypeError, RecursionError) as error:
+        raise FrameError(f"the device that it found makes no sense: {_shortened(str(error))}") from error
 
 
 def decode_profile(text: object) -> Profile:
+    if not isinstance(text, str) or len(text) > MAX_PROFILE_CHARS:
+        raise FrameError("not a profile")
     try:
-        return Profile.from_json(str(text))
-    except ValueError as error:
-        raise FrameError(f"not a profile: {error}") from error
+        return Profile.from_json(text)
+    except (ValueError, OverflowError) as error:
+        raise FrameError(f"not a profile: {_shortened(str(error))}") from error
 
 
 def decode_number(value: object) -> int:
     """Return a count, or the number of a candidate."""
-    if not isinstance(value, int) or value < 0:
-        raise FrameError(f"{str(value)[:200]!r} is not a number")
+    if not isinstance(value, int) or not 0 <= value < 1 << 63:
+        raise FrameError("a child's number is not a number")
     return value
 
 
 def decode_numbers(value: object) -> frozenset[int]:
     if not isinstance(value, list):
-        raise FrameError(f"{str(value)[:200]!r} is no list of numbers")
+        raise FrameError("a child's numbers are no list of numbers")
     return frozenset(map(decode_number, value))
+
+
+def decode_text(value: object) -> str:
+    """Return a text that can be stored and shown: its end, which names the cause, if it is too long."""
+    if not isinstance(value, str):
+        raise FrameError("a child's text is not a text")
+    return value[-MAX_TEXT_CHARS:].encode(errors="replace").decode()
+
+
+def _texts(value: object, what: str) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(one, str) for one in value):
+        raise FrameError(f"not a {what}")
+    return tuple(_shortened(one) for one in value)
+
+
+def _shortened(text: str) -> str:
+    return decode_text(text)[:MAX_TROUBLE_CHARS]
+
+
+def _seconds(value: object) -> float:
+    seconds = float(value)  # type: ignore[arg-type]
+    if not 0.0 <= seconds < math.inf:
+        raise ValueError(f"{seconds} are no seconds")
+    return seconds

@@ -71,10 +71,10 @@ class ChildProcess:
         except OSError as error:
             raise await self._death() from error
 
-    async def receive(self) -> frames.Message:
-        """Await the next reply. Raises ChildDied."""
+    async def receive(self, max_bytes: int = frames.MAX_REPLY_BYTES) -> frames.Message:
+        """Await the next reply, of at most `max_bytes`. Raises ChildDied."""
         try:
-            return await frames.receive(self._replies)
+            return await frames.receive(self._replies, max_bytes)
         except asyncio.IncompleteReadError as error:
             raise await self._death() from error
         except frames.FrameError as error:
@@ -92,17 +92,26 @@ class ChildProcess:
 
     async def kill(self) -> None:
         """Kill the child and everything it started; return when all is gone. May be called again."""
+        # asyncio holds a process to be alive until its pipes are read to their ends. What is left of a reply
+        # that was too long would keep it waiting.
+        reading_rest = asyncio.create_task(self._discard_replies())
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
             async with asyncio.timeout(END_TIMEOUT_S):
                 await self._process.wait()
         except TimeoutError:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
         self._requests.close()
-        await asyncio.wait([self._reading_stderr], timeout=STDERR_TIMEOUT_S)
+        await asyncio.wait([self._reading_stderr, reading_rest], timeout=STDERR_TIMEOUT_S)
         self._reading_stderr.cancel()
+        reading_rest.cancel()
+
+    async def _discard_replies(self) -> None:
+        while await self._replies.read(frames.MAX_REPLY_BYTES):
+            pass
 
     async def _read_stderr(self, stderr: asyncio.StreamReader) -> None:
         while piece := await stderr.read(TAIL_BYTES):

@@ -39,6 +39,10 @@ class FileTransfer:
         if user is not None:
             _open_to_group(self._folder, user, 0o750)
 
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
     def add(self, file: Path) -> Path:
         """Return the file's path for the child. Raises OSError.
 

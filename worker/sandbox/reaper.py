@@ -17,15 +17,15 @@ import os
 import pwd
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import psutil
 
+from system import isolation
+from system.isolation import Account
 from system.linux import die_with_parent
-from worker.sandbox import isolation
-from worker.sandbox.isolation import Account
 
 # Groups that own the device files of GPUs and other accelerators.
 DEVICE_GROUPS = ("video", "render")
@@ -37,8 +37,16 @@ _WATCHED = {signal.SIGTERM, signal.SIGCHLD}
 DropPrivileges = Callable[[], None]
 
 
-def enter_sandbox(parent_pid: int, user: str | None, scratch: Path) -> list[str]:
+def enter_sandbox(
+    parent_pid: int,
+    user: str | None,
+    scratch: Path,
+    readable: Sequence[Path] = (),
+    writable: Sequence[Path] = (),
+) -> list[str]:
     """Fork the child and return in it, without network and privileges; the caller becomes the reaper.
+
+    The child sees no files but those that this Python needs, `scratch` and what is `readable` or `writable`.
 
     Return the gaps of the sandbox: a sentence for each restriction that isn't possible on this machine. Where
     the caller is root, the child runs as `user`, if that user can read this Python, and `user` then owns the
@@ -64,7 +72,9 @@ def enter_sandbox(parent_pid: int, user: str | None, scratch: Path) -> list[str]
         _fork(_wait_as_process_1)
     os.setsid()
     parent = os.getppid()
-    drop_privileges()
+    gaps += isolation.restrict_files(
+        "measured code", readable, [scratch, *writable], drop_privileges, has_namespaces, fresh_proc=True
+    )
     die_with_parent(parent_pid=parent)  # again, because the kernel forgets it when the user changes
     isolation.limit_processes(most_threads)
     return gaps
@@ -122,7 +132,7 @@ def _can_read_python(scratch: Path, drop: DropPrivileges) -> bool:
 
 
 def _isolate(gaps: list[str]) -> bool:
-    """Put the processes that are forked from now on into namespaces, or else under a filter of sockets.
+    """Put the processes that are forked from now on into namespaces, where the kernel allows it.
 
     Return whether they are in namespaces.
     """
@@ -133,10 +143,6 @@ def _isolate(gaps: list[str]) -> bool:
     else:
         return True
     gaps.append(f"measured code sees the other processes of its user, {refused}")
-    try:
-        isolation.deny_sockets()
-    except OSError as error:
-        gaps.append(f"measured code can reach the network, {refused}; no filter is possible either: {error}")
     try:
         isolation.become_subreaper()
     except OSError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
+import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from worker.runner.executor import ChildConfig, Executor
 from worker.runner.interface import BuildRequest
 
 HERE = Path(__file__).parent
+# Candidates of these tests write what the tests read.
+SHARED = (Path(tempfile.gettempdir()),)
 GENEROUS = Limits(build_timeout_s=60.0, run_timeout_s=60.0, memory_bytes=1 << 28)
 HASTY_BUILD = Limits(build_timeout_s=0.2, run_timeout_s=60.0)
 HASTY_BUILD_ALONG = Limits(build_timeout_s=2.0, run_timeout_s=60.0)
@@ -37,7 +41,7 @@ def with_executor(
     **env: str,
 ) -> None:
     async def run() -> None:
-        config = ChildConfig(2, f"fault_runner:{runner}", start_timeout_s, builds=builds)
+        config = ChildConfig(2, f"fault_runner:{runner}", start_timeout_s, builds=builds, writable=SHARED)
         executor = Executor(config, environment(**env))
         try:
             await work(executor)
@@ -48,7 +52,7 @@ def with_executor(
 
 
 async def child_of_next(executor: Executor) -> float:
-    """Measure a good candidate; return the process id of the child that measured it."""
+    """Measure a good candidate; return the number that names the child that measured it."""
     measurement = await executor.measure(build_request("ok"), GENEROUS)
     assert measurement.outcome is Outcome.OK
     return measurement.build_secs
@@ -71,3 +75,18 @@ def gone(pid: int) -> bool:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
+
+
+def is_unlocked(file: Path) -> bool:
+    """Whether the process that has locked a file is gone."""
+    with file.open("r+") as opened:
+        try:
+            fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+    return True
+
+
+def measuring_process(executor: Executor) -> psutil.Process:
+    """The process that candidates run in, the last below the reaper."""
+    return psutil.Process(executor.child_pid).children(recursive=True)[-1]

@@ -1,16 +1,20 @@
 """A runner whose candidates do what their traces say: real faults, in a real child process.
 
 A trace is "FAULT", "run FAULT" or "build FAULT", and may go on with any text that makes it unique. A
-measurement without a fault has the child's process id, as the agent sees it, for its build time. The child
-imports this module by name.
+measurement without a fault has a number that names the child for its build time. The child imports this
+module by name. It shares the folder of temporary files with the tests, unlike a deployed worker's.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import os
+import random
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -40,6 +44,9 @@ DEVICE = Device(
 )
 
 KEPT: list[bytearray] = []
+# Names this process: it can't know its process id outside of its PID namespace.
+CHILD = float(random.getrandbits(48))
+LOCKED: list[int] = []
 
 
 class FaultRunner:
@@ -176,9 +183,9 @@ class FaultRunner:
             time.sleep(0.01)
 
     def do_spawn(self, request: BuildRequest | None) -> None:
-        """Start a process, which writes its id to the file that the workload names, then hang."""
+        """Start a process, which locks the file that the workload names while it lives, then hang."""
         assert request is not None
-        program = "import sys, time, fault_runner as runner; runner.note_pid(sys.argv[1]); time.sleep(3600)"
+        program = "import sys, time, fault_runner as runner; runner.lock(sys.argv[1]); time.sleep(3600)"
         subprocess.Popen([sys.executable, "-c", program, request.module_json])
         time.sleep(3600)
 
@@ -207,6 +214,22 @@ class FaultRunner:
                 os.write(number, b"\xff" * 64)
             except OSError:
                 continue
+
+    def do_flood(self, request: BuildRequest | None) -> Measurement:
+        """Report as many repeats as make a message of 72 MB."""
+        return Measurement(Outcome.OK, (0.00125,) * 9_000_000)
+
+    def do_reply(self, request: BuildRequest | None) -> None:
+        """Write what the workload says, repeated as often as its first word says, to the agent as a reply."""
+        assert request is not None
+        times, _, text = request.module_json.partition(" ")
+        body = text.encode() * int(times)
+        for number in range(3, 64):
+            with contextlib.suppress(OSError):
+                is_pipe = stat.S_ISFIFO(os.fstat(number).st_mode)
+                if is_pipe and fcntl.fcntl(number, fcntl.F_GETFL) & os.O_WRONLY:
+                    with os.fdopen(os.dup(number), "wb") as pipe:
+                        pipe.write(len(body).to_bytes(4, "big") + body)
 
     def do_environment(self, request: BuildRequest | None) -> Measurement:
         wanted = ("TVM_NUM_THREADS", "TUNEFARM_TOKEN", "AWS_SECRET_ACCESS_KEY")
@@ -262,13 +285,13 @@ class FaultRunner:
                 os.close(number)
 
     def do_escape(self, request: BuildRequest | None) -> None:
-        """Leave a process in its own session, which writes its id to the file that the workload names."""
+        """Leave a process in its own session, which locks the file that the workload names."""
         assert request is not None
         note = Path(request.module_json)
         if os.fork() == 0:
             os.setsid()
             if os.fork() == 0:
-                note_pid(str(note))
+                lock(str(note))
                 time.sleep(3600)
             os._exit(0)
         while not note.exists() or not note.read_text():
@@ -292,6 +315,41 @@ class FaultRunner:
             return reported(Path(f"/proc/{request.module_json}/environ").read_bytes().hex())
         except OSError as error:
             return reported(str(error))
+
+    def do_look(self, request: BuildRequest | None) -> Measurement:
+        """Report of each path that the workload names whether it is seen, can be read and can be written."""
+        assert request is not None
+        found = []
+        for name in request.module_json.split():
+            path = Path(name)
+            can = "seen" if os.path.lexists(path) else ""
+            with contextlib.suppress(OSError):
+                found_there = os.listdir(path) if path.is_dir() else path.read_bytes()
+                can += " read" if found_there else ""
+            with contextlib.suppress(OSError):
+                (path / "planted" if path.is_dir() else path).open("ab").close()
+                can += " written"
+            found.append(f"{name}: {can.strip()}")
+        return reported("\n".join(found))
+
+    def do_ask(self, request: BuildRequest | None) -> Measurement:
+        """Connect to the socket of this machine that the workload names."""
+        assert request is not None
+        with socket.socket(socket.AF_UNIX) as opened:
+            try:
+                opened.connect(request.module_json)
+            except OSError as error:
+                return reported(str(error))
+        return reported("connected")
+
+    def do_look_through(self, request: BuildRequest | None) -> Measurement:
+        """Report what the file that the workload names holds in any process's root."""
+        assert request is not None
+        found = []
+        for process in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                found.append(Path(f"/proc/{process}/root{request.module_json}").read_text())
+        return reported(" ".join(found))
 
     def do_open(self, request: BuildRequest | None) -> Measurement:
         """Report which of the files that the workload names can be read and written."""
@@ -318,20 +376,19 @@ def phase_and_fault(request: BuildRequest) -> tuple[str, str]:
 
 
 def fine() -> Measurement:
-    return Measurement(Outcome.OK, (0.001,), float(outer_pid()))
+    return Measurement(Outcome.OK, (0.001,), CHILD)
 
 
 def reported(text: str) -> Measurement:
     return Measurement(Outcome.RUN_ERROR, error=text)
 
 
-def note_pid(file: str) -> None:
-    Path(file).write_text(str(outer_pid()))
-
-
-def outer_pid() -> int:
-    """Return this process's id outside of its PID namespace: /proc is that of the machine."""
-    return int(os.readlink("/proc/self")) if sys.platform == "linux" else os.getpid()
+def lock(file: str) -> None:
+    """Lock a file for as long as this process lives, then write to it."""
+    opened = os.open(file, os.O_WRONLY | os.O_CREAT)
+    fcntl.lockf(opened, fcntl.LOCK_EX)
+    os.write(opened, b"locked")
+    LOCKED.append(opened)
 
 
 class LyingRunner(FaultRunner):

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import grp
 import json
 import os
@@ -33,6 +34,13 @@ COMMANDS = {
     "unprivileged": ("unshare", "--mount"),
     "with a GPU": ("unshare", "--mount"),
     "with a GPU, unprivileged": ("unshare", "--mount"),
+    "unprivileged, only Landlock": ("unshare", "--mount"),
+    "unprivileged, nothing": ("unshare", "--mount"),
+}
+# The system calls that a filter refuses to the worker and to all that it starts.
+REFUSED = {
+    "unprivileged, only Landlock": ("unshare",),
+    "unprivileged, nothing": ("unshare", "landlock_create_ruleset"),
 }
 NOBODY = 65534
 # Nodes as drivers make them: the group that owns one and its mode. Behind each is the null device.
@@ -56,10 +64,12 @@ def measured(
     module_json: str = "",
     user: str | None = None,
     runner: str = "fault_runner:FaultRunner",
+    shared: Sequence[str] = (),
 ) -> Any:
-    """Measure a candidate for each trace; return the sandbox's "gaps", the device's "triple", and the
-    candidates' "errors"."""
+    """Measure a candidate for each trace, which may write the folders `shared`; return the sandbox's "gaps",
+    the device's "triple", and the candidates' "errors"."""
     request = {"system": system, "traces": traces, "module_json": module_json, "user": user, "runner": runner}
+    request["shared"] = shared
     command = [*COMMANDS[system], sys.executable, str(Path(__file__)), json.dumps(request)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(HERE)])}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
@@ -70,7 +80,7 @@ def measured(
 def works(system: str) -> bool:
     """Return whether this machine allows to make such a system."""
     tried = [*COMMANDS[system], "true"]
-    if system.endswith("unprivileged"):
+    if "unprivileged" in system:
         tried = [
             "setpriv",
             f"--reuid={NOBODY}",
@@ -123,6 +133,16 @@ def _add_devices() -> None:
         node.chmod(mode)
 
 
+def _refuse(calls: Sequence[str]) -> None:
+    import pyseccomp
+
+    rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
+    for call in calls:
+        rules.add_rule(pyseccomp.ERRNO(errno.EPERM), call)
+    if calls:
+        rules.load()
+
+
 def group_id(name: str) -> int:
     """Return a group's id; one that no group has where there is no such group."""
     return grp.getgrnam(name).gr_gid if has_group(name) else 4711
@@ -137,7 +157,8 @@ async def _measure(request: dict[str, Any]) -> dict[str, Any]:
     from worker.runner.executor import ChildConfig, Executor
     from worker.runner.interface import BuildRequest
 
-    executor = Executor(ChildConfig(2, request["runner"], user=request["user"]), os.environ)
+    shared = tuple(map(Path, request["shared"]))
+    executor = Executor(ChildConfig(2, request["runner"], user=request["user"], writable=shared), os.environ)
     errors = []
     try:
         device = await executor.start()
@@ -151,13 +172,14 @@ async def _measure(request: dict[str, Any]) -> dict[str, Any]:
 
 if __name__ == "__main__":
     wanted = json.loads(sys.argv[1])
-    if wanted["system"] in ("readable", "unprivileged") or "GPU" in wanted["system"]:
+    if wanted["system"] == "readable" or "unprivileged" in wanted["system"] or "GPU" in wanted["system"]:
         _make_readable()
     if "GPU" in wanted["system"]:
         _add_devices()
-    if wanted["system"].endswith("unprivileged"):
+    if "unprivileged" in wanted["system"]:
         given = filter(has_group, DEVICE_GROUPS if "GPU" in wanted["system"] else ())
         os.setgroups([group_id(name) for name in given])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
+    _refuse(REFUSED.get(wanted["system"], ()))
     print(json.dumps(asyncio.run(_measure(wanted))))

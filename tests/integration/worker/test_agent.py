@@ -16,6 +16,7 @@ import pytest
 from core.lease import Limits, ModuleKind, ModuleRun
 from core.measurement import Measurement
 from core.worker import Role, WorkerState
+from tests.integration.worker.executors import SHARED
 from tests.integration.worker.fake_fleet import FakeFleet
 from worker.agent.agent import Agent, AgentConfig, Fenced
 from worker.agent.profile_cache import ProfileCache
@@ -50,7 +51,9 @@ async def working(
     environment = {**os.environ, "PYTHONPATH": str(HERE), **env}
     async with open_channel(address, RECONNECT_MAX_S) as channel:
         client = FleetClient(channel, address, token, RECONNECT_MAX_S)
-        executor = Executor(ChildConfig(2, "fault_runner:FaultRunner", builds=builds), environment)
+        executor = Executor(
+            ChildConfig(2, "fault_runner:FaultRunner", builds=builds, writable=SHARED), environment
+        )
         agent = Agent("board", session, client, executor, config, profiles=profiles)
         running = asyncio.create_task(agent.run())
         try:

@@ -18,6 +18,7 @@ from tests.integration.worker.executors import (
     child_of_next,
     gone,
     measure_all,
+    measuring_process,
     outcomes,
     with_executor,
 )
@@ -98,8 +99,9 @@ def test_nobody_fails_when_the_child_is_killed_while_it_builds(tmp_path: Path) -
 def test_nobody_fails_when_the_child_is_killed_while_it_has_nothing_to_do() -> None:
     async def work(executor: Executor) -> None:
         first = await child_of_next(executor)
-        os.kill(int(first), signal.SIGKILL)
-        while not gone(int(first)):
+        process = measuring_process(executor)
+        process.kill()
+        while not gone(process.pid):
             await asyncio.sleep(0.01)
         assert await child_of_next(executor) != first
 

@@ -26,6 +26,8 @@ from tests.integration.worker.executors import (
     child_of_next,
     environment,
     gone,
+    is_unlocked,
+    measuring_process,
     with_executor,
 )
 from worker.runner.executor import PACKAGES, Executor
@@ -92,10 +94,11 @@ def test_the_runner_is_told_the_best_latency_known() -> None:
 def test_a_child_that_misbehaved_is_replaced(trace: str, limits: Limits, outcome: Outcome, says: str) -> None:
     async def work(executor: Executor) -> None:
         first = await child_of_next(executor)
+        process = measuring_process(executor)
         measurement = await executor.measure(build_request(trace), limits)
         assert measurement.outcome is outcome
         assert says in measurement.error
-        assert gone(int(first))
+        assert gone(process.pid)
         assert await child_of_next(executor) != first
 
     with_executor(work)
@@ -147,7 +150,7 @@ def test_processes_that_a_candidate_started_die_with_it(tmp_path: Path) -> None:
         measuring.cancel()
         with pytest.raises(asyncio.CancelledError):
             await measuring
-        while not gone(int(note.read_text())):
+        while not is_unlocked(note):
             await asyncio.sleep(0.01)
         assert executor.child_pid is None
 
@@ -278,11 +281,13 @@ def test_a_runner_that_does_not_exist_is_named() -> None:
 def test_a_hanging_child_dies_with_the_agent(tmp_path: Path) -> None:
     script = """
 import asyncio, os, sys
+from pathlib import Path
 from worker.runner.interface import BuildRequest
 from worker.runner.executor import ChildConfig, Executor
 from core.lease import Limits
 async def main():
-    executor = Executor(ChildConfig(2, "fault_runner:FaultRunner"), os.environ)
+    shared = (Path(sys.argv[1]).parent,)
+    executor = Executor(ChildConfig(2, "fault_runner:FaultRunner", writable=shared), os.environ)
     await executor.start()
     print(executor.child_pid, flush=True)
     await executor.measure(BuildRequest("", sys.argv[1], "hang", ()), Limits(run_timeout_s=3600.0))

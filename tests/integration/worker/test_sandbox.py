@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from core.lease import Limits
-from tests.integration.worker.executors import gone
+from system.isolation import MAX_OPEN_FILES
+from tests.integration.worker.executors import is_unlocked
 from tests.integration.worker.sandboxed import HERE, NODES, ROOT, has_group, measured, works
 from worker.runner.executor import ChildConfig, Executor
 from worker.runner.interface import BuildRequest
-from worker.sandbox.isolation import MAX_OPEN_FILES
 from worker.sandbox.reaper import DEVICE_GROUPS, account_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the sandbox is Linux's")
@@ -162,15 +162,16 @@ def test_open_files_are_limited() -> None:
 def test_what_left_its_session_ends_with_the_child(system: str, trace: str, tmp_path: Path) -> None:
     note = tmp_path / "pid"
     if trace == "escape":
-        measured(system, [trace], str(note))
+        measured(system, [trace], str(note), shared=[str(tmp_path)])
     else:
         asyncio.run(cancelled(trace, note))
-    assert gone(int(note.read_text()))
+    assert is_unlocked(note)
 
 
 async def cancelled(trace: str, note: Path) -> None:
     """Cancel the measurement of a candidate once it has written its note."""
-    executor = Executor(ChildConfig(2, "fault_runner:FaultRunner"), subprocess_environment())
+    config = ChildConfig(2, "fault_runner:FaultRunner", writable=(note.parent,))
+    executor = Executor(config, subprocess_environment())
     measuring = asyncio.create_task(executor.measure(BuildRequest("", str(note), trace, ()), GENEROUS))
     while not note.exists() or not note.read_text():
         await asyncio.sleep(0.01)
@@ -187,7 +188,7 @@ def test_the_agent_can_be_neither_signalled_nor_read() -> None:
 
 def test_an_agent_of_another_user_hides_its_environment() -> None:
     # What hides it from root's children without capabilities is that its memory is not to be read.
-    script = "from worker.sandbox import isolation; isolation.hide_memory(); print(flush=True); input()"
+    script = "from system import isolation; isolation.hide_memory(); print(flush=True); input()"
     agent = subprocess.Popen(
         [sys.executable, "-c", script], env=subprocess_environment(), stdin=-1, stdout=-1, text=True
     )
@@ -196,19 +197,20 @@ def test_an_agent_of_another_user_hides_its_environment() -> None:
         agent.stdout.readline()
         (read,) = measured("as it is", ["read_agent"], str(agent.pid))["errors"]
         agent.kill()
-    assert "ermission" in read, read
+    assert "ermission" in read or "No such file" in read, read
 
 
 def test_more_time_of_the_cores_than_allowed_ends_the_process() -> None:
-    script = "from worker.sandbox import isolation\nisolation.limit_cpu(0.1)\nwhile True: pass"
+    script = "from system import isolation\nisolation.limit_cpu(0.1)\nwhile True: pass"
     done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, timeout=60, check=False)
     assert done.returncode == -signal.SIGXCPU
 
 
 @needs_readable
 @pytest.mark.slow
-def test_the_real_runner_works_as_another_user() -> None:
+@pytest.mark.parametrize("system", ["readable", "unprivileged", "unprivileged, only Landlock"])
+def test_the_real_runner_works_as_another_user(system: str) -> None:
     """TVM's libraries, its thread pool, LLVM, temporary files: a program is compiled, run and verified."""
-    found = measured("readable", [], user="nobody", runner="worker.runner.compiler_runner:CompilerRunner")
-    assert found["gaps"] == []
+    found = measured(system, [], user="nobody", runner="worker.runner.compiler_runner:CompilerRunner")
+    assert not any("files" in gap for gap in found["gaps"])
     assert found["triple"]

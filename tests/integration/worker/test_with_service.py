@@ -16,6 +16,7 @@ from records.jobs import jobs, tasks, trials
 from records.jobs.tasks import TaskSpec
 from records.jobs.trials import NewTrial, Trial
 from tests.integration.server.conftest import Service, launch
+from tests.integration.worker.executors import SHARED
 from tests.integration.worker.fault_runner import DEVICE
 from worker.agent.agent import Agent, AgentConfig
 from worker.agent.service import FleetClient, open_channel
@@ -65,7 +66,8 @@ def with_agent(
         async with open_channel(address, 0.1) as channel:
             fleet = FleetClient(channel, address, None, 0.1)
             executor = Executor(
-                ChildConfig(2, "fault_runner:FaultRunner"), {**os.environ, "PYTHONPATH": str(HERE), **env}
+                ChildConfig(2, "fault_runner:FaultRunner", writable=SHARED),
+                {**os.environ, "PYTHONPATH": str(HERE), **env},
             )
             config = AgentConfig(4, 1.0, probe_again_max_s=0.05)
             agent = Agent("board", "session", fleet, executor, config)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 from typing import Any
 
 import pytest
 
 from core.measurement import Measurement, Outcome
+from tests.integration.worker.fault_runner import DEVICE
 from worker.runner import messages
 from worker.runner.interface import BuildRequest, Exported, Machines
 from worker.sandbox import frames
@@ -44,11 +46,46 @@ GOOD = messages.encode_measurement(Measurement(Outcome.OK, (0.1,)))
         GOOD | {"run_secs": ["fast"]},
         GOOD | {"build_secs": None},
         GOOD | {"outcome": "run_error"},
+        GOOD | {"run_secs": [10**400]},
+        GOOD | {"run_secs": [0.1] * (messages.MAX_REPEATS + 1)},
+        GOOD | {"build_secs": float("nan")},
+        GOOD | {"build_secs": -1.0},
+        GOOD | {"error": ["a text"]},
     ],
 )
 def test_nonsense_from_a_child_is_no_measurement(message: object) -> None:
     with pytest.raises(FrameError, match="not a measurement"):
         messages.decode_measurement(message)
+
+
+def test_the_text_of_a_failure_can_be_sent_whatever_is_in_it() -> None:
+    failed = messages.encode_measurement(Measurement(Outcome.RUN_ERROR))
+    error = messages.decode_measurement(failed | {"error": "x" * 100_000 + "\ud800"}).error
+    assert len(error.encode()) == messages.MAX_TEXT_CHARS
+
+
+def test_what_is_too_much_for_the_service_is_no_device_and_no_list() -> None:
+    facts = json.loads(DEVICE.to_json())
+    assert messages.decode_device(json.dumps(facts)) == DEVICE
+    for wrong in (
+        {"name": "x" * 100_000},
+        {"features": ["avx"] * 100_000},
+        {"cores": 10**400},
+        {"mcpu": "\ud800"},
+        {"gpu": {"max_threads": 10**400}},
+    ):
+        with pytest.raises(FrameError, match="the device that it found makes no sense"):
+            messages.decode_device(json.dumps(facts | wrong))
+    for text in ("[" * 100_000, 7, None):
+        with pytest.raises(FrameError, match="makes no sense"):
+            messages.decode_device(text)
+    with pytest.raises(FrameError, match="machines"):
+        messages.decode_machines({"names": ["x"] * 1000, "problems": []})
+    for gaps in (["x"] * 1000, "text", [7]):
+        with pytest.raises(FrameError, match="gaps"):
+            messages.decode_gaps(gaps)
+    with pytest.raises(FrameError, match="profile"):
+        messages.decode_profile("{" + " " * 100_000)
 
 
 def test_nonsense_from_a_child_is_no_list_of_numbers() -> None:

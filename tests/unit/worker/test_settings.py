@@ -111,6 +111,15 @@ def test_only_the_limits_that_are_set_overrule() -> None:
     assert ours.override_limits(given) == Limits(1.0, 20.0, 3.0, 5)
 
 
+def test_the_service_can_ask_for_no_more_than_the_device_allows() -> None:
+    greedy = Limits(build_timeout_s=1e9, run_timeout_s=1e9, module_timeout_s=1e9, memory_bytes=1 << 60)
+    ours = WorkerSettings(server="farm:1", max_timeout_s=100.0, max_memory_bytes=1 << 30)
+    assert ours.override_limits(greedy) == Limits(100.0, 100.0, 100.0, 1 << 30)
+    assert WorkerSettings(server="farm:1").override_limits(greedy).memory_bytes <= 1 << 50
+    raised = WorkerSettings(server="farm:1", memory_bytes=1 << 40)
+    assert raised.override_limits(greedy).memory_bytes == 1 << 40, "the owner of the device decides"
+
+
 @pytest.mark.parametrize(
     ("allowed", "physical", "quota", "cores"),
     [

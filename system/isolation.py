@@ -8,11 +8,12 @@ import resource
 import struct
 import sys
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from socket import AF_UNIX
 
-from system import linux
+from system import linux, visible_files
 
 PR_SET_DUMPABLE = 4
 PR_SET_CHILD_SUBREAPER = 36
@@ -47,24 +48,30 @@ def become_subreaper() -> None:
     linux.prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-def unshare_namespaces() -> None:
-    """Cut this process off from the network, and put the processes that it starts into a PID namespace.
+def unshare_namespaces(processes: bool = True, user: bool = False) -> None:
+    """Cut this process off from the network and from the shared memory of others.
 
-    They see only each other and end with the first of them. Without root's rights this takes a user
-    namespace. Raises OSError where the kernel refuses.
+    With `processes`, what it starts is in a PID namespace: these see only each other and end with the first
+    of them. Without root's rights this takes a user namespace, and so it does with `user`: from there, other
+    processes can't be traced, be they of the same user. Raises OSError where the kernel refuses.
     """
     uid, gid = os.geteuid(), os.getegid()
-    linux.call("unshare", CLONE_NEWNET | CLONE_NEWPID | CLONE_NEWIPC | (CLONE_NEWUSER if uid else 0))
-    if uid:
+    kinds = CLONE_NEWNET | CLONE_NEWIPC
+    kinds |= CLONE_NEWPID if processes else 0
+    kinds |= CLONE_NEWUSER if uid or user else 0
+    linux.call("unshare", kinds)
+    if kinds & CLONE_NEWUSER:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
 
 
 def deny_sockets() -> None:
-    """Have the kernel refuse this process, and what it starts, every socket but those within this machine.
+    """Have the kernel refuse this process, and what it starts, to speak with others through sockets.
 
-    Raises OSError where the kernel or libseccomp lacks such a filter.
+    Sockets of the network can't be made; those within this machine can, but not be connected to anything: so
+    services such as D-Bus or Docker are out of reach. Raises OSError where the kernel or libseccomp has no
+    such filter.
     """
     try:
         import pyseccomp  # looks for libseccomp when it is imported, and few systems need it
@@ -73,9 +80,53 @@ def deny_sockets() -> None:
         rules = pyseccomp.SyscallFilter(pyseccomp.ALLOW)
         rules.add_rule(refuse, "socket", pyseccomp.Arg(0, pyseccomp.NE, AF_UNIX))
         rules.add_rule(refuse, "io_uring_setup")  # opens sockets too
+        for call in ("connect", "sendmsg", "sendmmsg"):
+            rules.add_rule(refuse, call)
+        rules.add_rule(refuse, "sendto", pyseccomp.Arg(4, pyseccomp.NE, 0))  # to an address
         rules.load()
     except (ImportError, RuntimeError) as error:
         raise OSError(errno.ENOSYS, str(error)) from error
+
+
+def restrict_files(
+    who: str,
+    readable: Sequence[Path],
+    writable: Sequence[Path],
+    drop_rights: Callable[[], None],
+    may_mount: bool,
+    fresh_proc: bool = False,
+) -> list[str]:
+    """Restrict this process to these files, and to what this Python needs, then call `drop_rights`.
+
+    Mounts do it where they are possible and `may_mount` is set, which takes namespaces that keep this process
+    from the roots of others (/proc/PID/root); else Landlock, and a filter that keeps it from the sockets that
+    Landlock leaves in reach. Return the gaps, sentences about `who`.
+    """
+    readable = [*visible_files.needed_files(os.environ), *readable]
+    try:
+        if not may_mount:
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+        visible_files.can_mount(readable, writable, fresh_proc)
+        visible_files.mount_only(readable, writable, fresh_proc)
+    except OSError as error:
+        refused = f"this system refuses mounts ({error.strerror})"
+    else:
+        drop_rights()
+        return []
+    drop_rights()
+    gaps = []
+    try:
+        visible_files.landlock(readable, writable)
+    except OSError as error:
+        gaps.append(
+            f"{who} sees the files of its user, {refused} and Landlock ({error.strerror}): "
+            "allow namespaces, or boot a kernel of version 5.13 or later with Landlock"
+        )
+    try:
+        deny_sockets()
+    except OSError as error:
+        gaps.append(f"{who} can reach sockets, {refused} and no filter is possible: {error}")
+    return gaps
 
 
 def switch_user(account: Account) -> None:

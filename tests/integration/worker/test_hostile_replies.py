@@ -1,0 +1,86 @@
+"""A child that was taken over says anything to the agent: it costs its own candidate, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from core.measurement import Measurement, Outcome
+from tests.integration.worker.executors import GENEROUS, build_request, child_of_next, with_executor
+from tests.integration.worker.fake_fleet import FakeFleet
+from tests.integration.worker.test_agent import BRISK, with_fleet, working
+from worker.runner import messages
+from worker.runner.executor import Executor
+from worker.sandbox.frames import MAX_REPLY_BYTES
+
+GOOD = messages.encode_measurement(Measurement(Outcome.OK, (0.1,)))
+
+
+def measurement(**wrong: object) -> str:
+    return "1 " + json.dumps({"measurement": GOOD | wrong, "grown_bytes": 0})
+
+
+REPLIES = {
+    "no JSON": "1 {",
+    "too long": f"{MAX_REPLY_BYTES + 1} x",
+    "deep": f"{100_000} [",
+    "a deep text": "1 " + json.dumps({"failed": json.loads("[" * 900 + "]" * 900)}),
+    "a huge number": "1 " + json.dumps({"measurement": GOOD, "grown_bytes": 10**400}),
+    "no float": measurement(run_secs=[10**400]),
+    "many repeats": measurement(run_secs=[0.1] * 2000),
+    "endless build": measurement(build_secs=float("inf")),
+    "surrogates": measurement(outcome="run_error", run_secs=[], error="\ud800"),
+    "a deep error": measurement(error=json.loads("[" * 900 + "]" * 900)),
+}
+
+
+@pytest.mark.parametrize("trace", ["run reply", "build reply"])
+@pytest.mark.parametrize("reply", REPLIES)
+def test_a_hostile_reply_costs_its_own_candidate(trace: str, reply: str) -> None:
+    async def work(executor: Executor) -> None:
+        first = await child_of_next(executor)
+        result = await executor.measure(build_request(trace, REPLIES[reply]), GENEROUS)
+        assert result.outcome is (Outcome.RUN_ERROR if trace == "run reply" else Outcome.BUILD_ERROR)
+        assert result.error
+        result.error.encode()
+        assert await child_of_next(executor) != first or reply == "surrogates"
+
+    with_executor(work)
+
+
+def test_a_hostile_reply_to_an_export_costs_its_own_candidate() -> None:
+    async def work(executor: Executor) -> None:
+        for reply in ("1 {}", f"{messages.MAX_EXPORT_REPLY_BYTES + 1} x", '1 {"library": 7}'):
+            hostile = replace(build_request("run reply", reply), export=True)
+            result = await executor.export(hostile, GENEROUS)
+            assert isinstance(result, Measurement)
+            assert result.outcome is Outcome.BUILD_ERROR
+
+    with_executor(work, builds=True)
+
+
+def test_a_message_of_72_megabytes_costs_its_own_candidate() -> None:
+    """It used to be sent to the service, which takes 64 MiB, again and again."""
+
+    async def work(fleet: FakeFleet) -> None:
+        fleet.offer("ok", "run flood", "ok 2")
+        async with working(fleet):
+            await fleet.until(lambda: len(fleet.stored) == 3)
+        assert fleet.outcomes() == ["ok", "run_error", "ok"]
+
+    with_fleet(work)
+
+
+@pytest.mark.parametrize("reply", ["surrogates", "no float"])
+def test_the_agent_reports_what_it_can_send(reply: str) -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.workloads["hostile"] = REPLIES[reply]
+        fleet.offer("run reply", workload="hostile")
+        async with working(fleet, BRISK) as worker:
+            await fleet.until(lambda: len(fleet.stored) == 1)
+            assert not worker.running.done()
+        assert fleet.outcomes() == ["run_error"]
+
+    with_fleet(work)
