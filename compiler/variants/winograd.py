@@ -136,8 +136,8 @@ def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile
     padded = topi.nn.pad(
         data, (0, top, left, 0), (0, bottom + beyond[0], right + beyond[1], 0), name="padded"
     )
-    # The inner one of the two sums of a transform is written out: TVM compiles the kernel in half the time, and
-    # LLVM computes what several outputs of a tile share once.
+    # The inner one of the two sums of a transform is written out: TVM compiles the kernel in half the
+    # time, and LLVM computes what several outputs of a tile share once.
     i = te.reduce_axis((0, edge), "i")
     transformed = te.compute(
         (edge, edge, batch, rows, columns, inputs),
