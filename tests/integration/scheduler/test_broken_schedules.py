@@ -115,11 +115,12 @@ def test_the_search_goes_on_where_a_killed_scheduler_was(
         deadline = time.monotonic() + 300
         while not reached():
             assert time.monotonic() < deadline, _job(database).message
-            # The scheduler's clock is the real one.
             monkeypatch.setattr(test_real_compiler, "NOW", time.time())
             if not device.work(uuid4().hex):
                 time.sleep(0.05)
 
+    # The scheduler's clock is the real one, and it waits for no worker that was seen long ago.
+    monkeypatch.setattr(test_real_compiler, "NOW", time.time())
     device = Device(database)
     _know(database, device, {CLASSIFIER: rounds_to_integers})
     _submit(database)
