@@ -9,14 +9,12 @@ measures with `tests.faults.runner`, whose candidates may write notes.
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -38,7 +36,7 @@ def stepped_time() -> float:
 def _server(flags: Sequence[str]) -> int:
     import server.main
 
-    with patch.multiple(server.main, time=_clock(), Database=_hasty_database()):
+    with patch.object(server.main, "Database", _FaultyDatabase):
         return server.main.main(flags)
 
 
@@ -47,7 +45,7 @@ def _scheduler(flags: Sequence[str]) -> int:
     import scheduler.main
 
     with (
-        patch.multiple(scheduler.main, time=_clock(), Database=_hasty_database()),
+        patch.object(scheduler.main, "Database", _FaultyDatabase),
         patch.object(compiler.sandbox.models, "compile_in_child", _carry_out),
     ):
         return scheduler.main.main()
@@ -74,13 +72,14 @@ def _worker(flags: Sequence[str]) -> int:
         return worker.main.main(flags)
 
 
-def _clock() -> SimpleNamespace:
-    """Return the module `time` with `time` replaced."""
-    return SimpleNamespace(**{**vars(time), "time": stepped_time})
+class _FaultyDatabase(Database):
+    """A database that gives up waiting soon, and whose clock goes by the clock file."""
 
+    def __init__(self, url: str) -> None:
+        super().__init__(url, busy_timeout_s=BUSY_TIMEOUT_S)
 
-def _hasty_database() -> Callable[..., Database]:
-    return functools.partial(Database, busy_timeout_s=BUSY_TIMEOUT_S)
+    def now(self) -> float:
+        return stepped_time()
 
 
 MAINS: dict[str, Callable[[Sequence[str]], int]] = {
