@@ -130,6 +130,7 @@ def test_the_successor_of_a_killed_scheduler_goes_on_at_once(
     name = log.read_text().partition("ready as ")[2].split()[0]
     with farm.database.begin() as session:
         assert jobs.claim(session, "job", name, time.time(), 900.0)
+    farm.now = time.time()  # by the scheduler's clock, the worker is to be there
     farm.plug_in()
     with scheduler(emptied.url, broker, log):
         until(lambda: farm.job("job").state is not JobState.QUEUED)
