@@ -6,7 +6,8 @@ kernels, in the same order, with it as without it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import itertools
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -48,24 +49,29 @@ class VariantModel:
     def of(cls, model: RelaxModel, target: str) -> VariantModel:
         """Raises ModelError when TVM can't compile the model."""
         operators = convert_operators(model, target)
+        fused = fuse_operators(operators, target)
         rewritten = {variant.name: variant.rewrite(operators) for variant in VARIANTS}
+        variants = {
+            name: fuse_operators(module, target) for name, module in rewritten.items() if module is not None
+        }
         return cls(
-            fuse_operators(operators, target),
-            {
-                name: fuse_operators(module, target)
-                for name, module in rewritten.items()
-                if module is not None
-            },
+            fused, {name: module for name, module in variants.items() if _is_comparable(fused, module)}
         )
 
     def tasks(self) -> list[ExtractedTask]:
         """Return the tasks of the model, then the tasks of variants that may replace one of them."""
-        tasks = extract_tasks(self.fused)
-        weights = {task.workload_hash: task.weight for task in tasks}
+        own = extract_tasks(self.fused)
+        replaced = {name: task for task in own for name in task.functions}
+        found = {task.workload_hash: task for task in own}
         for name, variant in self.variants.items():
-            for workload, task in _counterparts(self.fused, variant).items():
-                tasks.append(replace(task, weight=weights[workload], variant=name, variant_of=workload))
-        return tasks
+            tasks = {function: task for task in extract_tasks(variant) for function in task.functions}
+            for call, other in zip(kernel_calls(self.fused), kernel_calls(variant), strict=True):
+                place, task = replaced.get(_name(call)), tasks.get(_name(other))
+                if place is not None and task is not None and task.workload_hash not in found:
+                    found[task.workload_hash] = replace(
+                        task, weight=place.weight, variant=name, variant_of=place.workload_hash
+                    )
+        return list(found.values())
 
     def choose(self, workloads: Collection[str]) -> tvm.IRModule:
         """Replace kernels of the model by those of variants whose workloads are among `workloads`.
@@ -74,78 +80,48 @@ class VariantModel:
         ->
             gv = call_tir(fused_winograd_4_conv2d_add_relu, (x, weight', bias))
         """
-        chosen = self.fused
+        wanted = set(workloads) - {task.workload_hash for task in extract_tasks(self.fused)}
+        # By the position of a call, the variant and its call that take the place.
+        chosen: dict[int, tuple[tvm.IRModule, Call]] = {}
         for variant in self.variants.values():
-            places = {
-                place
-                for place, task in _counterparts(chosen, variant).items()
-                if task.workload_hash in workloads
-            }
-            if places:
-                chosen = _replace_kernels(chosen, variant, places)
-        return chosen
+            tasks = [task for task in extract_tasks(variant) if task.workload_hash in wanted]
+            functions = {name for task in tasks for name in task.functions}
+            for position, call in enumerate(kernel_calls(variant)):
+                if _name(call) in functions:
+                    chosen[position] = variant, call
+        if not chosen:
+            return self.fused
+        replacer = _KernelReplacer(self.fused, chosen)
+        main = replacer.visit_expr(self.fused["main"])
+        module = replacer.builder_.get()
+        module[module.get_global_var("main")] = main
+        return relax.transform.DeadCodeElimination()(module)
 
 
-def _counterparts(fused: tvm.IRModule, variant: tvm.IRModule) -> dict[str, ExtractedTask]:
-    """Map workloads of the model to the tasks of a variant that compute the same. Empty when the two modules
-    can't be compared call by call."""
-    calls, others = kernel_calls(fused), kernel_calls(variant)
-    has_subroutines = any(
-        isinstance(function, relax.Function) and name.name_hint != "main"
-        for name, function in fused.functions_items()
-    )
-    if has_subroutines or len(calls) != len(others):
-        return {}
-    tasks = {name: task for task in extract_tasks(fused) for name in task.functions}
-    counterparts = {name: task for task in extract_tasks(variant) for name in task.functions}
-    pairs = [
-        (tasks.get(_name(call)), counterparts.get(_name(other)))
-        for call, other in zip(calls, others, strict=True)
-    ]
-    return {
-        task.workload_hash: other
-        for task, other in pairs
-        if task is not None and other is not None and task.workload_hash != other.workload_hash
-    }
-
-
-def _replace_kernels(fused: tvm.IRModule, variant: tvm.IRModule, workloads: Collection[str]) -> tvm.IRModule:
-    """Call a variant's kernels, with its constants, instead of the kernels that compute `workloads`."""
-    functions = {
-        name for task in extract_tasks(fused) if task.workload_hash in workloads for name in task.functions
-    }
-    replacer = _KernelReplacer(fused, variant, functions, iter(kernel_calls(variant)))
-    main = replacer.visit_expr(fused["main"])
-    module = replacer.builder_.get()
-    module[module.get_global_var("main")] = main
-    return relax.transform.DeadCodeElimination()(module)
+def _is_comparable(fused: tvm.IRModule, variant: tvm.IRModule) -> bool:
+    """Whether the kernel calls of two modules stand for each other, in their order in `main`."""
+    functions = [name for name, each in fused.functions_items() if isinstance(each, relax.Function)]
+    return len(functions) == 1 and len(kernel_calls(fused)) == len(kernel_calls(variant))
 
 
 @relax.expr_functor.mutator
 class _KernelReplacer(relax.PyExprMutator):
-    """Replaces calls of `functions` by those of a variant. `calls` are all kernel calls of the variant, in
-    the order in which they are visited."""
+    """Replaces kernel calls, by their position in the program, by those of variants."""
 
-    def __init__(
-        self,
-        fused: tvm.IRModule,
-        variant: tvm.IRModule,
-        functions: Collection[str],
-        calls: Iterator[Call],
-    ) -> None:
+    def __init__(self, fused: tvm.IRModule, chosen: Mapping[int, tuple[tvm.IRModule, Call]]) -> None:
         super().__init__(fused)
-        self._variant = variant
-        self._functions = functions
-        self._calls = calls
+        self._chosen = chosen
+        self._positions = itertools.count()
 
     def visit_call_(self, op: Call) -> relax.Expr:
         call = self.visit_expr_post_order(op)
         if not getattr(call.op, "name", "").startswith("relax.call_tir"):
             return call
-        other = next(self._calls)
-        if _name(call) not in self._functions:
+        position = next(self._positions)
+        if position not in self._chosen:
             return call
-        kernel = self.builder_.add_func(self._variant[other.args[0]], _name(other))
+        variant, other = self._chosen[position]
+        kernel = self.builder_.add_func(variant[other.args[0]], _name(other))
         arguments = [
             counterpart if isinstance(counterpart, GenericConst) else argument
             for argument, counterpart in zip(call.args[1], other.args[1], strict=True)
