@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from core.profile import Profile, assumed_profile
+from core.profile import Profile, assumed_gpu_profile, assumed_profile
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,9 @@ class Gpu:
     """Limits of a CUDA device.
 
     `max_threads` and `registers` (of 32 bits) are those of a block, `shared_bytes` the shared memory that a
-    kernel may declare, `capability` ten times the compute capability (80 for 8.0).
+    kernel may declare, `capability` ten times the compute capability (80 for 8.0). A multiprocessor holds
+    `resident_threads` and `resident_blocks` at once, and shared memory for all of them. `cuda` is the version
+    of the compiler.
     """
 
     max_threads: int = 1024
@@ -23,10 +25,15 @@ class Gpu:
     shared_bytes: int = 48 << 10
     registers: int = 64 << 10
     capability: int = 80
+    model: str = "unknown"
+    cuda: str = "unknown"
+    resident_threads: int = 2048
+    resident_blocks: int = 32
+    resident_shared_bytes: int = 96 << 10
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
-            if value <= 0:
+            if not isinstance(value, str) and value <= 0:
                 raise ValueError(f"a GPU's {name} must be positive, not {value}")
 
 
@@ -35,8 +42,9 @@ class Device:
     """A device's fingerprint: devices with equal fingerprints form one device class.
 
     Sizes are bytes, caches per core except `l3_bytes`, which all cores share. `target` is the canonical JSON
-    of the TVM target that code for this device is generated with. If the device is a GPU, `cores` counts its
-    multiprocessors and `vector_bytes` is the widest load of a thread.
+    of the TVM target that code for this device is generated with. If the device is a GPU, `triple` is that of
+    its host, `cores` counts its multiprocessors, `vector_bytes` is the widest load of a thread, the first
+    cache is a multiprocessor's shared memory, and the second and third are the one that all share.
 
     The `profile`, measured by calibration, is not part of the fingerprint: two calibrations of one device
     never agree to the last digit.
@@ -73,6 +81,11 @@ class Device:
         return self.triple.partition("-")[0]
 
     @property
+    def built_as(self) -> str:
+        """What a builder has to build for: the processor architecture, for a GPU with the version of CUDA."""
+        return cuda_machine(self.machine, self.gpu.cuda) if self.gpu else self.machine
+
+    @property
     def key(self) -> str:
         """The key of the device class: a short digest of everything but the name."""
         facts = self._facts()
@@ -83,7 +96,11 @@ class Device:
     @property
     def speeds(self) -> Profile:
         """The measured profile, or an assumed one if the device was never calibrated."""
-        return self.profile or assumed_profile(self.machine, self.features, self.cores)
+        if self.profile is not None:
+            return self.profile
+        if self.gpu is not None:
+            return assumed_gpu_profile(self.cores)
+        return assumed_profile(self.machine, self.features, self.cores)
 
     def lanes(self, item_bytes: int) -> int:
         """Return how many elements of this size the longest vector holds."""
@@ -110,3 +127,16 @@ class Device:
         if self.gpu is None:
             del facts["gpu"]  # keeps the keys of the CPUs that were stored before there were GPUs
         return facts
+
+
+def cuda_machine(machine: str, cuda: str) -> str:
+    """Name the machines of a processor architecture with GPUs, such as x86_64_cuda_13_0."""
+    return f"{machine}{_CUDA}{cuda.replace('.', '_')}"
+
+
+def processor_of(machine: str) -> str:
+    """Return the processor architecture in what a builder builds for."""
+    return machine.partition(_CUDA)[0]
+
+
+_CUDA = "_cuda_"

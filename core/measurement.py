@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -21,6 +22,9 @@ class Outcome(StrEnum):
     RUN_TIMEOUT = "run_timeout"
     WRONG_RESULT = "wrong_result"
     DEVICE_LOST = "device_lost"
+    OUT_OF_MEMORY = "out_of_memory"
+    ILLEGAL_ACCESS = "illegal_access"
+    LAUNCH_ERROR = "launch_error"
     UNKNOWN = "unknown"
 
     @classmethod
@@ -31,7 +35,10 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Measurement:
-    """The result of running a candidate or a module: seconds of every repeat, or why there are none."""
+    """The result of running a candidate or a module: seconds of every repeat, or why there are none.
+
+    The `error` of one that went well says what makes it doubtful; it is empty when nothing does.
+    """
 
     outcome: Outcome
     run_secs: tuple[float, ...] = ()
@@ -77,3 +84,14 @@ class Built:
     @property
     def run_secs(self) -> tuple[float, ...]:
         return ()
+
+
+def noise(run_secs: Sequence[float]) -> float | None:
+    """Return the spread of repeats, from the 10th to the 90th percentile, as a part of their median.
+
+    None for a single repeat, which tells nothing of it.
+    """
+    if len(run_secs) < 2:
+        return None
+    deciles = statistics.quantiles(run_secs, n=10, method="inclusive")
+    return (deciles[-1] - deciles[0]) / statistics.median(run_secs)

@@ -19,7 +19,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Profile:
-    """Speeds of one core, except for `memory_rate_all` and `launch_s`.
+    """Speeds of one core, except for `memory_rate_all` and `launch_s`. A core of a GPU is a multiprocessor.
 
     hertz            cycles per second while vectors are multiplied
     multiply_adds    vector multiply-adds per cycle, by element type; vectors have the device's `vector_bytes`
@@ -31,6 +31,10 @@ class Profile:
     memory_rate_all  bytes per cycle that all cores together read from memory
     launch_s         seconds to start all threads and to wait for them
     derived          fields that weren't measured, but follow from others or from the instruction set
+
+    On a GPU, `hertz` is the clock that the device names, the first cache is shared memory, the second and
+    third are the one that all multiprocessors share, `gather_cycles` is the latency of a load from memory,
+    `launch_s` that of a kernel, and `multiply_adds` also has those of tensor cores, under "tensor" and type.
     """
 
     hertz: float
@@ -107,5 +111,32 @@ def assumed_profile(machine: str, features: tuple[str, ...], cores: int) -> Prof
         memory_rate=6.0,
         memory_rate_all=6.0 * min(cores, 2),
         launch_s=1e-6,
+        derived=tuple(f.name for f in fields(Profile) if f.name != "derived"),
+    )
+
+
+@functools.cache
+def assumed_gpu_profile(multiprocessors: int) -> Profile:
+    """Return the profile of an uncalibrated GPU: that of an ordinary one with so many multiprocessors."""
+    return Profile(
+        hertz=1.4e9,
+        multiply_adds={
+            FLOAT32: 16.0,
+            "float16": 16.0,
+            "int32": 16.0,
+            "tensorfloat16": 64.0,
+            "tensorbfloat16": 64.0,
+            "tensorint8": 32.0,
+        },
+        latency_cycles=8.0,
+        registers=64 << 10,
+        loads=8.0,
+        gather_cycles=500.0,
+        l1_rate=128.0,
+        l2_rate=32.0,
+        l3_rate=32.0,
+        memory_rate=10.0,
+        memory_rate_all=10.0 * multiprocessors,
+        launch_s=3e-6,
         derived=tuple(f.name for f in fields(Profile) if f.name != "derived"),
     )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 MAX_TROUBLE_CHARS = 500
+# A worker calls at least every 30 s.
+LOST_AFTER_S = 40.0
 
 
 class WorkerState(StrEnum):
@@ -37,7 +39,8 @@ class Wanted(StrEnum):
 class Vitals:
     """A worker's health, as far as it knows it.
 
-    `load` is the average number of processes that wanted to run in the last minute. `candidates` and
+    `load` is the average number of processes that wanted to run in the last minute. Of a worker that measures
+    a GPU, temperature, memory and power are the GPU's. `candidates` and
     `candidates_done` count those of the held lease. `uncontained` says what the sandbox doesn't keep measured
     code from, `trouble` why the worker can't do its work, in one line of at most MAX_TROUBLE_CHARS; both are
     empty when there is nothing to say.
@@ -52,3 +55,4 @@ class Vitals:
     candidates_done: int | None = None
     uncontained: str = ""
     trouble: str = ""
+    power_w: float | None = None

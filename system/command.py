@@ -9,7 +9,7 @@ import typer
 from typer.main import get_command
 
 from core.exit_code import ExitCode
-from system.settings import SettingsError
+from system.errors import SettingsError
 
 
 class CommandError(Exception):

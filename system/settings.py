@@ -9,11 +9,9 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_settings import BaseSettings
 
+from system.errors import SettingsError
+
 S = TypeVar("S", bound=BaseSettings)
-
-
-class SettingsError(Exception):
-    """A setting is missing or wrong; the message says which, why and what to do, in one sentence."""
 
 
 def read_settings(kind: type[S], flags: Mapping[str, object], file: Path | None = None) -> S:

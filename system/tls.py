@@ -6,7 +6,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
-from system.settings import SettingsError
+from system.errors import SettingsError
 
 
 class TlsError(SettingsError):

@@ -57,7 +57,9 @@ _ABSTRACT_SOCKETS_AND_SIGNALS = 3
 def needed_files(environment: Mapping[str, str]) -> list[Path]:
     """Return the files and folders that this Python needs, with its packages, and the system's programs."""
     python = (sys.prefix, sys.base_prefix, sys.exec_prefix, str(Path(sys.executable).resolve().parents[1]))
-    named = [environment[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if name in environment]
+    named = [
+        environment[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX", "CUDA_HOME") if name in environment
+    ]
     for name in ("PATH", "LD_LIBRARY_PATH", "QEMU_LD_PREFIX"):
         named += environment.get(name, "").split(os.pathsep)
     for name in ("CC", "CXX"):

@@ -6,7 +6,7 @@ import pytest
 
 from core.exit_code import ExitCode
 from system.command import CommandError, run_function
-from system.settings import SettingsError
+from system.errors import SettingsError
 
 
 def command(cause: str = "none", number: int = 0) -> int:

@@ -8,7 +8,8 @@ import pytest
 from pydantic import AliasChoices, Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from system.settings import SettingsError, read_settings
+from system.errors import SettingsError
+from system.settings import read_settings
 
 
 class Settings(BaseSettings):

@@ -1,0 +1,41 @@
+"""Which device class's schedules another one can use, and which of them suit it best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict
+
+from core.device import Device
+
+
+def nearest(asked: Device, known: Iterable[Device]) -> list[Device]:
+    """Return those of the known device classes whose schedules run on the asked one, the nearest first.
+
+    The asked class itself is not among them.
+    """
+    usable = [other for other in known if other.key != asked.key and _is_usable(asked, other)]
+    return sorted(usable, key=lambda other: (_distance(asked, other), other.key))
+
+
+def _is_usable(asked: Device, other: Device) -> bool:
+    """Whether what was generated for the other class needs nothing that the asked one lacks."""
+    if asked.gpu and other.gpu:
+        limits, needs = asdict(asked.gpu), asdict(other.gpu)
+        # A kernel for warps of 32 threads is wrong on others.
+        return limits["warp_size"] == needs["warp_size"] and all(
+            needs[name] <= limits[name] for name in limits
+        )
+    if asked.gpu or other.gpu:
+        return False
+    has_features = set(other.features) <= set(asked.features)
+    return asked.machine == other.machine and has_features and other.vector_bytes <= asked.vector_bytes
+
+
+def _distance(asked: Device, other: Device) -> tuple[bool, float]:
+    """The toolchain first, which decides what a trace means; then how many times larger or smaller it is."""
+    sizes = [
+        (getattr(asked, name), getattr(other, name))
+        for name in ("vector_bytes", "cores", "l1_bytes", "l2_bytes", "l3_bytes")
+    ]
+    return asked.toolchain != other.toolchain, sum(abs(math.log(mine / its)) for mine, its in sizes)

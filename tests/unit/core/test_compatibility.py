@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from core.compatibility import nearest
+from core.device import Device, Gpu
+from tests.devices import DEVICE, GPU
+
+AVX2 = replace(DEVICE, features=("avx2",), vector_bytes=32)
+
+
+def names(asked: Device, **known: Device) -> list[str]:
+    found = nearest(asked, [replace(device, name=name) for name, device in known.items()])
+    return [device.name for device in found]
+
+
+def test_a_class_runs_what_needs_no_more_than_it_has() -> None:
+    arm = replace(DEVICE, triple="aarch64-linux-gnu", features=())
+    assert names(DEVICE, itself=DEVICE, avx2=AVX2, arm=arm, gpu=GPU) == ["avx2"]
+    assert names(AVX2, wider=DEVICE) == []
+
+
+def test_the_nearest_has_the_same_toolchain_and_the_most_similar_sizes() -> None:
+    fewer, many = replace(DEVICE, cores=1), replace(DEVICE, cores=64)
+    older = replace(DEVICE, toolchain="llvm 15")
+    assert names(DEVICE, older=older, many=many, fewer=fewer, avx2=AVX2)[-1] == "older"
+    assert names(DEVICE, many=many, fewer=fewer) == ["fewer", "many"]
+
+
+def test_a_gpu_runs_kernels_that_fit_it() -> None:
+    small = replace(GPU, gpu=Gpu(capability=75, shared_bytes=32 << 10))
+    odd = replace(GPU, gpu=Gpu(warp_size=64))
+    assert names(GPU, small=small, odd=odd, cpu=DEVICE) == ["small"]
+    assert names(small, larger=GPU) == []
