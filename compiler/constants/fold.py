@@ -43,6 +43,11 @@ def rewrite_functions(mod: tvm.IRModule, rewrite: Callable[[relax.Function], rel
     return tvm.transform.Sequential(cleanup)(rewritten)
 
 
+def constant(value: Array) -> GenericConst:
+    """Return a constant of the array's own type: `relax.const` by itself makes int32 of int64."""
+    return relax.const(value, str(value.dtype))
+
+
 @relax.expr_functor.mutator
 class _ConstantFolder(relax.PyExprMutator):
     """Folds calls into bindings `var = constant`, which CanonicalizeBindings removes."""
@@ -58,7 +63,7 @@ class _ConstantFolder(relax.PyExprMutator):
         result = evaluate(known, call.attrs, shape) if len(known) == len(values) else None
         if result is None:
             return call
-        return relax.const(np.ascontiguousarray(result, dtype=str(call.ty.dtype)).reshape(shape))
+        return constant(np.ascontiguousarray(result, dtype=str(call.ty.dtype)).reshape(shape))
 
     def _value(self, expr: relax.Expr) -> Array | relax.ShapeExpr | None:
         """Return the value of an argument: a constant's array or a shape; None if it isn't constant."""
@@ -109,7 +114,15 @@ def _divide(values: Sequence[Array], _attrs: tvm.ir.Attrs, _shape: tuple[int, ..
         return np.divide(*values)
 
 
+def _dequantize(values: Sequence[Array], _attrs: tvm.ir.Attrs, _shape: tuple[int, ...]) -> Array | None:
+    data, scale, zero = values
+    if data.dtype != np.int32 or data.ndim > 1:
+        return None  # other types than those of biases: they would grow, and bytes have kernels of their own
+    return np.multiply(np.subtract(data, zero, dtype=np.float32), scale)
+
+
 _EVALUATE: dict[str, _Evaluate] = {
+    "relax.dequantize": _dequantize,
     "relax.add": _ufunc(np.add),
     "relax.subtract": _ufunc(np.subtract),
     "relax.multiply": _ufunc(np.multiply),

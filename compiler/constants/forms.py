@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from tvm import relax
 from tvm.ir import Call, GenericConst
 
-from compiler.constants.fold import rewrite_functions, static_shape
+from compiler.constants.fold import constant, rewrite_functions, static_shape
 
 Array = NDArray[np.generic]
 BROADCASTING = {f"relax.{name}" for name in ("add", "subtract", "multiply", "divide", "maximum", "minimum")}
@@ -75,4 +75,4 @@ class _Reshaper(relax.PyExprMutator):
     def _reshaped(self, operand: relax.Expr, call: Call) -> relax.Expr:
         if not isinstance(operand, GenericConst):
             return operand
-        return relax.const(self.reshape(operand.value.numpy(), len(static_shape(call) or ())))
+        return constant(self.reshape(operand.value.numpy(), len(static_shape(call) or ())))

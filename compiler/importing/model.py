@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,17 +13,19 @@ from typing import Any
 
 import tvm
 from tvm import relax, tirx
-from tvm.ir import Call, GenericConst
+from tvm.ir import Call
 from tvm.relax import transform
-from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, _get_convert_map
 
 from compiler.constants.fold import fold_constants, static_shape
 from compiler.constants.forms import lower_scalars, raise_ranks
 from compiler.constants.packing import LAYOUT_FREE
 from compiler.constants.scales import fold_scales
+from compiler.importing.graph import Graph, Refused, check_size
 from compiler.importing.layouts import convert_unsupported_layouts
-from compiler.importing.onnx_file import OnnxFile, node_name, read_file, walk
+from compiler.importing.onnx_file import OnnxFile, read_file
+from compiler.importing.operators import CONVERTERS
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
+from compiler.precision.quantized import compute_in_bytes
 from compiler.target import parse_target
 from compiler.workload import normalise, to_json, workload_hash
 
@@ -34,10 +35,6 @@ LAYOUTS = {
     "relax.nn.conv2d": ["NHWC", "HWIO"],
     "relax.nn.conv3d": ["NDHWC", "DHWIO"],
 }
-# TVM looks at an operator's name only, and would take one of another domain for its namesake.
-DOMAINS = {"", "ai.onnx", "com.microsoft"}
-# A small file can describe an enormous computation: no tensor of a model may be larger than this.
-MAX_TENSOR_BYTES = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -80,19 +77,21 @@ def read_onnx(data: bytes, shapes: Mapping[str, Shape]) -> RelaxModel:
     Raises ModelError. TVM's importer is native code: strangers' files belong into a child process (see
     compiler.sandbox.child).
     """
-    file = read_file(data, shapes)
-    _check_operators(file)
-    importer = _Importer(None, None)
-    try:
-        # TVM's importer prints the operands of what fails, and warns of every name that it changes.
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            module = importer.from_onnx(file.proto.graph, file.opset)
-    except Exception as error:
-        culprit = importer.failed or "the model"
-        raise ModelError(f"{culprit} can't be imported: {first_line(error)}") from error
+    return import_file(read_file(data, shapes))
+
+
+def import_file(file: OnnxFile, names: Sequence[str] | None = None) -> RelaxModel:
+    """Import a file that was read; `names` are values of the graph to compute instead of its outputs.
+
+    Raises ModelError.
+    """
+    names = file.output_names if names is None else names
+    # TVM's importer prints the operands of what fails, and warns of every name that it changes.
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        module = Graph(CONVERTERS).module(file, names)
     _check_shapes(module)
-    return RelaxModel(module, file.inputs, _outputs(file.output_names, module["main"].ret_ty))
+    return RelaxModel(module, file.inputs, _outputs(names, module["main"].ret_ty))
 
 
 def fuse(model: RelaxModel, target: str) -> tvm.IRModule:
@@ -114,11 +113,13 @@ def fuse(model: RelaxModel, target: str) -> tvm.IRModule:
 
 
 def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
-    """Rewrite a model's operators into the form in which they are tuned: see `fuse`. Raises ModelError."""
+    """Rewrite a model's operators into the form in which they are tuned: see `fuse`, and for quantized ones
+    `compiler.precision.quantized`. Raises ModelError."""
     passes = [
         transform.DecomposeOpsForInference(),
         transform.CanonicalizeBindings(),
         fold_constants,
+        lambda module: compute_in_bytes(module, parse_target(target)),
         fold_scales,
         raise_ranks,
         transform.ConvertLayout(LAYOUTS),
@@ -202,59 +203,6 @@ def kernel_calls(fused: tvm.IRModule) -> list[Call]:
     ]
 
 
-def _check_operators(file: OnnxFile) -> None:
-    supported = {*_get_convert_map(), "If", "Constant"}
-    for graph in walk(file.proto):
-        for node in graph.node:
-            if node.domain not in DOMAINS or node.op_type not in supported:
-                operator = f"{node.domain}.{node.op_type}" if node.domain else node.op_type
-                raise ModelError(f"operator {operator} of {node_name(node)} can't be imported")
-
-
-class _Importer(ONNXGraphImporter):
-    """TVM's importer. `failed` describes the operator that it failed on."""
-
-    failed = ""
-
-    def _convert_operator(
-        self, op_name: str, inputs: list[relax.Expr], attrs: dict[str, Any], opset: int
-    ) -> relax.Expr:
-        try:
-            clipped = _convert_clip(inputs, attrs) if op_name == "Clip" else None
-            if clipped is not None:
-                return self.bb.normalize(clipped)
-            return super()._convert_operator(op_name, inputs, attrs, opset)
-        except Exception:
-            name = attrs["tvm_custom"]["name"]
-            self.failed = self.failed or f"operator {op_name} of node '{name}'"
-            raise
-
-
-def _convert_clip(inputs: Sequence[relax.Expr | None], attrs: Mapping[str, Any]) -> relax.Expr | None:
-    """Convert a Clip of float32 to binary operators. Unlike relax.clip and what TVM imports, these take part
-    in layout conversion.
-
-        Clip(x, min=0, max=6)
-    ->
-        minimum(maximum(x, 0), 6)
-
-    Returns None when the bounds aren't constant. An absent bound is infinite.
-    """
-    bounds = [float(attrs.get("min", -math.inf)), float(attrs.get("max", math.inf))]
-    for index, bound in enumerate(inputs[1:3]):
-        if isinstance(bound, GenericConst) and math.prod(bound.value.shape) == 1:
-            bounds[index] = float(bound.value.numpy().reshape(()))
-        elif bound is not None:
-            return None
-    low, high = bounds
-    data = inputs[0]
-    if data is None or str(data.ty.dtype) != "float32" or math.isnan(low) or math.isnan(high):
-        return None
-    if low > -math.inf:
-        data = relax.op.maximum(data, relax.const(low, "float32"))
-    return relax.op.minimum(data, relax.const(high, "float32")) if high < math.inf else data
-
-
 def _check_shapes(module: tvm.IRModule) -> None:
     """Refuse models that compute tensors of unknown, negative or absurdly large shape."""
     for call in _all_calls(module["main"]):
@@ -264,13 +212,10 @@ def _check_shapes(module: tvm.IRModule) -> None:
         if shape is None:
             operator = getattr(call.op, "name", "an operator").removeprefix("relax.")
             raise ModelError(f"the shape of what {operator} computes depends on the data: not supported")
-        if any(extent < 0 for extent in shape):
-            raise ModelError(f"the model computes a tensor of shape {shape}: no extent can be negative")
-        size = math.prod(shape) * max(tvm.DataType(str(call.ty.dtype)).bits // 8, 1)
-        if size > MAX_TENSOR_BYTES:
-            raise ModelError(
-                f"the model computes a tensor of shape {shape}, {size} bytes; the limit is {MAX_TENSOR_BYTES}"
-            )
+        try:
+            check_size(shape, str(call.ty.dtype))
+        except Refused as error:
+            raise ModelError(f"the model can't be imported: {error}") from error
 
 
 def _all_calls(function: relax.Function) -> list[Call]:
@@ -283,7 +228,7 @@ def _all_calls(function: relax.Function) -> list[Call]:
     return calls
 
 
-def _outputs(names: tuple[str, ...], result: Any) -> tuple[TensorSpec, ...]:
+def _outputs(names: Sequence[str], result: Any) -> tuple[TensorSpec, ...]:
     fields = list(result.fields) if isinstance(result, relax.TupleType) else [result]
     if len(fields) != len(names):
         raise ModelError("an output of the model is a sequence of tensors; only single tensors are supported")

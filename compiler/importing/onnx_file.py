@@ -18,6 +18,8 @@ MAX_NODES = 50_000
 MAX_INPUT_ELEMENTS = 1 << 28
 MAX_RANK = 64
 _MAX_INT32 = (1 << 31) - 1
+# Types of less than a byte, which TVM stores otherwise than numpy.
+NARROW = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")
 # Bounds of attributes that TVM divides by or computes extents with, in any operator.
 _BOUNDS = {
     **dict.fromkeys(("group", "strides", "dilations", "kernel_shape", "blocksize"), (1, _MAX_INT32)),
@@ -31,12 +33,13 @@ FunctionKey = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class OnnxFile:
-    """A checked model. The static shapes of `inputs` are written into `proto` as well."""
+    """A checked model. The static shapes of `inputs` are written into `proto` as well; `opsets` are the
+    versions of its operators, by domain."""
 
     proto: onnx.ModelProto
     inputs: tuple[TensorSpec, ...]
     output_names: tuple[str, ...]
-    opset: int
+    opsets: Mapping[str, int]
 
 
 def read_file(data: bytes, shapes: Mapping[str, Shape]) -> OnnxFile:
@@ -59,11 +62,11 @@ def read_file(data: bytes, shapes: Mapping[str, Shape]) -> OnnxFile:
     except Exception as error:
         raise ModelError(f"the model isn't valid ONNX: {first_line(error)}") from error
     _check_attributes(proto)
-    versions = [entry.version for entry in proto.opset_import if _domain(entry.domain) == ""]
-    if not versions:
+    opsets = {plain_domain(entry.domain): int(entry.version) for entry in proto.opset_import}
+    if "" not in opsets and any(plain_domain(node.domain) == "" for node in _nodes(proto.graph.node)):
         raise ModelError("the model names no version of the ONNX operators (opset_import): export it again")
     output_names = tuple(output.name for output in proto.graph.output)
-    return OnnxFile(proto, inputs, output_names, int(versions[0]))
+    return OnnxFile(proto, inputs, output_names, opsets)
 
 
 def _parse(data: bytes) -> onnx.ModelProto:
@@ -109,7 +112,7 @@ def _check_functions(proto: onnx.ModelProto) -> None:
     If every function calls the next one twice, a page of functions fills any memory.
     """
     bodies = {
-        (_domain(function.domain), function.name, function.overload): list(_nodes(function.node))
+        (plain_domain(function.domain), function.name, function.overload): list(_nodes(function.node))
         for function in proto.functions
     }
     if len(bodies) < len(proto.functions):
@@ -127,10 +130,10 @@ def _check_functions(proto: onnx.ModelProto) -> None:
 
 
 def _key(node: onnx.NodeProto) -> FunctionKey:
-    return _domain(node.domain), node.op_type, node.overload
+    return plain_domain(node.domain), node.op_type, node.overload
 
 
-def _domain(name: str) -> str:
+def plain_domain(name: str) -> str:
     return "" if name == "ai.onnx" else name
 
 
@@ -207,7 +210,15 @@ def _fix_input(value: onnx.ValueInfoProto, given: Shape | None) -> TensorSpec:
         raise ModelError(f"input '{name}' has no element type that ONNX knows: {tensor.elem_type}") from error
     if dtype == "object":
         raise ModelError(f"input '{name}' holds text; only tensors of numbers are supported")
-    declared = [dim.dim_value or None for dim in tensor.shape.dim] if tensor.HasField("shape") else None
+    if dtype in NARROW:
+        raise ModelError(f"input '{name}' holds {dtype}: only constants of the model can")
+    declared = None
+    if tensor.HasField("shape"):
+        # Exporters write zero for an extent that isn't known; only users know that one is meant.
+        empty = 0 if given is not None and 0 in given else None
+        declared = [
+            dim.dim_value or (empty if dim.HasField("dim_value") else None) for dim in tensor.shape.dim
+        ]
     shape = _static_shape(name, declared, given)
     tensor.shape.Clear()
     tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=extent) for extent in shape)
@@ -224,7 +235,8 @@ def _static_shape(name: str, declared: Sequence[int | None] | None, given: Shape
             f"--shape {name}=1,3,224,224 (one number per dimension)"
         )
     static = tuple(int(extent) for extent in shape if extent is not None)
-    if any(extent <= 0 for extent in static):
+    is_empty = 0 in (declared or ()) and 0 in static
+    if any(extent < 0 or (extent == 0 and not is_empty) for extent in static):
         raise ModelError(f"input '{name}' has shape {_text(static)}: every dimension must be positive")
     if math.prod(static) > MAX_INPUT_ELEMENTS:
         raise ModelError(

@@ -133,3 +133,14 @@ def test_ranks_are_raised_and_scalars_lowered_again() -> None:
 
 def _calls(mod: tvm.IRModule) -> list[Any]:
     return [binding.value for block in mod["main"].body.blocks for binding in block.bindings]
+
+
+def test_constants_keep_the_types_of_ids() -> None:
+    def emit(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        ids = b.emit(relax.op.astype(x, "int64"))
+        ids = b.emit(relax.op.add(ids, relax.const(100, "int64")))
+        folded = b.emit(relax.op.permute_dims(relax.const(np.ones(SHAPE[::-1], np.int64), "int64")))
+        return relax.op.add(ids, folded)
+
+    mod = _module(emit)
+    assert _run(lower_scalars(raise_ranks(fold_constants(mod)))).dtype == np.int64

@@ -23,7 +23,7 @@ def test_a_static_model_needs_no_shapes() -> None:
     assert [(spec.name, spec.shape, spec.dtype) for spec in file.inputs] == [
         ("input", (1, 3, 8, 8), "float32")
     ]
-    assert file.opset == 17
+    assert file.opsets == {"": 17}
 
 
 def test_dynamic_dimensions_take_the_shape_given() -> None:

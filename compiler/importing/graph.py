@@ -1,0 +1,545 @@
+"""Import the nodes of an ONNX graph one after the other, as relax operators on static shapes.
+
+Every value has a static shape, and what constants determine is computed at once by ONNX's own reference
+operators: shapes, and all arithmetic on them, never reach TVM. An operator is imported by the first that
+knows it:
+
+1. a converter of ours (`compiler.importing.operators`), mostly in terms of other ONNX operators;
+2. TVM's importer;
+3. the body that ONNX defines for it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+from numpy.typing import ArrayLike, NDArray
+from onnx import numpy_helper
+from onnx.reference import ReferenceEvaluator
+from tvm import relax
+from tvm.relax.frontend.onnx.onnx_frontend import _get_convert_map, onnx_input
+
+from compiler.constants.fold import MAX_CONSTANT_BYTES, static_shape
+from compiler.importing.onnx_file import MAX_NODES, OnnxFile, node_name, plain_domain
+from compiler.importing.spec import ModelError, Shape, first_line
+
+Array = NDArray[Any]
+# The version of ONNX's operators in whose terms converters write.
+OPSET = 21
+# A small file can describe an enormous computation: no tensor of a model may be larger than this.
+MAX_TENSOR_BYTES = 4 << 30
+# ONNX's reference operators compute in Python what takes longer than to copy: larger inputs are left to TVM.
+SLOW_TO_FOLD = {
+    *("Conv", "ConvInteger", "ConvTranspose", "DeformConv", "QLinearConv"),
+    *("GRU", "LSTM", "RNN", "GridSample", "RoiAlign", "Resize", "Upsample"),
+}
+MAX_SLOW_ELEMENTS = 1 << 16
+RANDOM = {
+    *("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"),
+}
+
+
+class Value:
+    """A tensor of static shape: a constant of the model, or what an expression computes."""
+
+    def __init__(self, constant: Array | None = None, expr: Any = None) -> None:
+        self.constant = constant
+        self._expr = expr
+
+    @cached_property
+    def expr(self) -> relax.Expr:
+        return (
+            self._expr
+            if self._expr is not None
+            else relax.const(np.asarray(self.constant, order="C"), self.dtype)
+        )
+
+    @cached_property
+    def shape(self) -> Shape:
+        if self.constant is not None:
+            return tuple(self.constant.shape)
+        shape = static_shape(self._expr)
+        assert shape is not None
+        return shape
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @cached_property
+    def dtype(self) -> str:
+        """numpy's name of the element type."""
+        return str(self.constant.dtype if self.constant is not None else self._expr.ty.dtype)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def known(self, what: str) -> Array:
+        """Return the value of a constant. Raises Refused, which says that `what` should be one."""
+        if self.constant is None:
+            raise Refused(f"{what} must be a constant of the model")
+        return self.constant
+
+    def onnx_type(self) -> onnx.TypeProto:
+        elem_type = onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(self.dtype))
+        return onnx.helper.make_tensor_type_proto(elem_type, self.shape)
+
+
+class Refused(ValueError):
+    """A node asks for what can't be imported. The message says what, the importer adds which node."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node whose inputs are known. An input that was left out is None."""
+
+    domain: str
+    kind: str
+    opset: int
+    inputs: tuple[Value | None, ...]
+    attributes: Mapping[str, Any]
+    outputs: tuple[str, ...]
+    proto: onnx.NodeProto
+    scope: Scope
+
+    @property
+    def operator(self) -> str:
+        return f"{self.domain}.{self.kind}" if self.domain else self.kind
+
+    def optional(self, position: int) -> Value | None:
+        return self.inputs[position] if position < len(self.inputs) else None
+
+    def input(self, position: int) -> Value:
+        """Raises Refused when the input was left out."""
+        value = self.optional(position)
+        if value is None:
+            raise Refused(f"input {position} is missing")
+        return value
+
+    def wants(self, position: int) -> bool:
+        """Return whether anything may use this output."""
+        return position < len(self.outputs) and self.outputs[position] != ""
+
+
+# Returns the outputs that it computes, or None for a node that it leaves to the next importer.
+Converter = Callable[["Graph", Node], "Value | Sequence[Value | None] | None"]
+
+
+def numpy_dtype(name: str) -> np.dtype[Any]:
+    """Return numpy's type of an element type, also of those that ml_dtypes adds."""
+    return _DTYPES[name] if name in _DTYPES else np.dtype(name)
+
+
+_DTYPES = {
+    str(dtype): dtype
+    for number in onnx.TensorProto.DataType.values()
+    if number not in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING)
+    for dtype in [onnx.helper.tensor_dtype_to_np_dtype(number)]
+}
+
+
+class Graph:
+    """The relax function that is being made. Converters write into it: `op` imports another ONNX operator,
+    `emit` takes a relax expression."""
+
+    def __init__(self, converters: Mapping[tuple[str, str], Converter]) -> None:
+        self.builder = relax.BlockBuilder()
+        self._converters = converters
+        self._count = 0
+
+    def module(self, file: OnnxFile, results: Sequence[str]) -> tvm.IRModule:
+        """Return the module that computes these values of a file. Raises ModelError, which names the node
+        that can't be imported."""
+        graph = file.proto.graph
+        names = _identifiers([spec.name for spec in file.inputs])
+        params = [
+            relax.Var(name, relax.TensorType(spec.shape, spec.dtype))
+            for name, spec in zip(names, file.inputs, strict=True)
+        ]
+        # What holds nothing is known.
+        given = {
+            spec.name: Value(
+                np.empty(spec.shape, numpy_dtype(spec.dtype)) if 0 in spec.shape else None, param
+            )
+            for spec, param in zip(file.inputs, params, strict=True)
+        }
+        with self.builder.function("main", params=params):
+            with self.builder.dataflow():
+                try:
+                    values = self.graph(graph, given, file.opsets, results)
+                except Refused as error:
+                    raise ModelError(f"the model isn't valid ONNX: {error}") from error
+                try:
+                    exprs = [value.expr for value in values]
+                except MemoryError as error:
+                    raise ModelError(
+                        f"the model's outputs take too much memory: {first_line(error)}"
+                    ) from error
+                output = self.builder.emit_output(exprs[0] if len(exprs) == 1 else relax.Tuple(exprs))
+            self.builder.emit_func_output(output)
+        module = self.builder.get()
+        module["main"] = module["main"].with_attr("num_input", len(params))
+        return module
+
+    def graph(
+        self,
+        graph: onnx.GraphProto,
+        given: Mapping[str, Value],
+        opsets: Mapping[str, int],
+        results: Sequence[str],
+    ) -> list[Value]:
+        """Import a graph whose inputs, and what it takes from around it, are `given`; return these values."""
+        values = dict(given)
+        for tensor in graph.initializer:
+            try:
+                values.setdefault(tensor.name, self.constant(numpy_helper.to_array(tensor)))
+            except (ValueError, KeyError, TypeError) as error:
+                reason = f"its values can't be read: {first_line(error)}"
+                raise ModelError(f"the model isn't valid ONNX: weight '{tensor.name}': {reason}") from error
+        self._nodes(graph.node, values, opsets)
+        return [_look_up(values, name) for name in results]
+
+    def _nodes(
+        self, nodes: Iterable[onnx.NodeProto], values: dict[str, Value], opsets: Mapping[str, int]
+    ) -> None:
+        for proto in nodes:
+            operator = f"{proto.domain}.{proto.op_type}" if plain_domain(proto.domain) else proto.op_type
+            where = f"operator {operator} of {node_name(proto)} can't be imported"
+            try:
+                results = self.node(proto, values, opsets)
+            except ModelError:
+                raise
+            except _Unknown as error:
+                raise ModelError(where) from error
+            except Exception as error:
+                raise ModelError(f"{where}: {first_line(error)}") from error
+            values.update(_named(proto.output, results))
+
+    def node(
+        self, proto: onnx.NodeProto, values: Mapping[str, Value], opsets: Mapping[str, int]
+    ) -> Sequence[Value | None]:
+        self._count += 1
+        if self._count > MAX_NODES:
+            raise ModelError(f"the model's functions and loops stand for more than {MAX_NODES} nodes")
+        domain = plain_domain(proto.domain)
+        scope = Scope(values, opsets)
+        node = Node(
+            domain,
+            proto.op_type,
+            opsets.get(domain, 1),
+            tuple(_look_up(values, name) if name else None for name in proto.input),
+            {attribute.name: _attribute(attribute, scope) for attribute in proto.attribute},
+            tuple(proto.output),
+            proto,
+            scope,
+        )
+        results = self._convert(node)
+        for position, result in enumerate(results):
+            if node.wants(position) and result is None:
+                raise Refused(f"its output {position} can't be computed")
+        missing = [name for name in proto.output[len(results) :] if name]
+        if missing:
+            raise Refused(f"its output '{missing[0]}' can't be computed")
+        return results
+
+    def op(
+        self,
+        kind: str,
+        *inputs: Value | ArrayLike | None,
+        domain: str = "",
+        opset: int = OPSET,
+        **attributes: Any,
+    ) -> Value:
+        """Import an operator with one output."""
+        return self.ops(kind, 1, *inputs, domain=domain, opset=opset, **attributes)[0]
+
+    def ops(
+        self,
+        kind: str,
+        num_outputs: int,
+        *inputs: Value | ArrayLike | None,
+        domain: str = "",
+        opset: int = OPSET,
+        **attributes: Any,
+    ) -> list[Value]:
+        """Import an operator with several outputs. Inputs that aren't values are constants."""
+        known = [value if value is None else self.value(value) for value in inputs]
+        values = {f"i{number}": value for number, value in enumerate(known) if value is not None}
+        names = ["" if value is None else f"i{number}" for number, value in enumerate(known)]
+        outputs = [f"o{number}" for number in range(num_outputs)]
+        given = {name: value for name, value in attributes.items() if value is not None}
+        proto = onnx.helper.make_node(kind, names, outputs, domain=domain, **given)
+        results = self.node(proto, values, {domain: opset, "": OPSET if domain else opset})
+        return [result for result in results[:num_outputs] if result is not None]
+
+    def value(self, value: Value | ArrayLike) -> Value:
+        return value if isinstance(value, Value) else self.constant(np.asarray(value))
+
+    def constant(self, array: Array) -> Value:
+        return Value(constant=array)
+
+    def emit(self, expr: relax.Expr) -> Value:
+        """Raises Refused unless the expression computes a tensor of a static shape and a possible size."""
+        if isinstance(expr, tvm.ir.GenericConst):
+            return Value(constant=expr.value.numpy())
+        if isinstance(expr, relax.ShapeExpr):
+            return Value(constant=np.array([int(extent) for extent in expr.values], np.int64))
+        variable = expr if isinstance(expr, relax.Var) else self.builder.emit(expr)
+        if not isinstance(variable.ty, relax.TensorType):
+            raise Refused("it computes no tensor")
+        shape = static_shape(variable)
+        if shape is None:
+            raise Refused("the shape of what it computes depends on the data: not supported")
+        check_size(shape, str(variable.ty.dtype))
+        return Value(expr=variable)
+
+    def _convert(self, node: Node) -> Sequence[Value | None]:
+        if _can_fold(node):
+            return _fold(node)
+        converter = self._converters.get((node.domain, node.kind))
+        if converter is not None:
+            found = converter(self, node)
+            if found is not None:
+                return [found] if isinstance(found, Value) else list(found)
+        if node.kind in TVMS.get(node.domain, ()):
+            try:
+                return self.by_tvm(node)
+            except Exception:
+                # TVM's converters lack types and attributes that a body may not need.
+                if not _has_body(node):
+                    raise
+        return self._convert_by_body(node)
+
+    def by_tvm(self, node: Node) -> list[Value]:
+        """Import a node as TVM does."""
+        attributes = {name: _tvms_attribute(value) for name, value in node.attributes.items()}
+        attributes["tvm_custom"] = {"name": node.proto.name, "num_outputs": len(node.outputs)}
+        convert = _get_convert_map()[node.kind].get_converter(node.opset)
+        inputs = onnx_input(value.expr if value is not None else None for value in node.inputs)
+        result = convert(self.builder, inputs, attributes, [{}, {}])
+        if isinstance(result, relax.Expr):
+            result = self.builder.normalize(result)
+        if isinstance(result, relax.Expr) and isinstance(result.ty, relax.TupleType):
+            if not isinstance(result, relax.Tuple):
+                result = self.builder.emit(result)
+                return [
+                    self.emit(relax.TupleGetItem(result, position))
+                    for position in range(len(result.ty.fields))
+                ]
+            result = list(result.fields)
+        results = list(result) if isinstance(result, list | tuple) else [result]
+        return [self.emit(result) for result in results[: len(node.outputs)]]
+
+    def _convert_by_body(self, node: Node) -> Sequence[Value | None]:
+        """Import an operator by the body that ONNX defines for it."""
+        body = _body(node)
+        defaults = onnx.defs.get_schema(node.kind, node.opset, node.domain).attributes.items()
+        attributes = {name: attribute.default_value for name, attribute in defaults if not attribute.required}
+        attributes = {name: value for name, value in attributes.items() if value.type}
+        attributes |= {attribute.name: attribute for attribute in node.proto.attribute}
+        values = {
+            name: value for name, value in zip(body.input, node.inputs, strict=False) if value is not None
+        }
+        opsets = {"": node.scope.opsets.get("", OPSET)}
+        opsets |= {plain_domain(entry.domain): entry.version for entry in body.opset_import}
+        for proto in body.node:
+            resolved = _resolve(proto, attributes, values)
+            values.update(_named(proto.output, self.node(resolved, values, opsets)))
+        return [values.get(name) for name in body.output]
+
+
+def _named(names: Iterable[str], results: Iterable[Value | None]) -> dict[str, Value]:
+    """Return the results that were computed and have a name."""
+    pairs = zip(names, results, strict=False)
+    return {name: result for name, result in pairs if name and result is not None}
+
+
+class _Unknown(ValueError):
+    """Nobody knows the operator."""
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """A graph in an attribute of a node, and what it can see of the graphs around it."""
+
+    proto: onnx.GraphProto
+    scope: Scope
+
+    def imported(self, graph: Graph, inputs: Sequence[Value]) -> list[Value]:
+        """Import the graph once; return its outputs."""
+        names = [value.name for value in self.proto.input]
+        given = {**self.scope.values, **dict(zip(names, inputs, strict=True))}
+        results = [output.name for output in self.proto.output]
+        return graph.graph(self.proto, given, self.scope.opsets, results)
+
+
+@dataclass(frozen=True)
+class Scope:
+    values: Mapping[str, Value]
+    opsets: Mapping[str, int]
+
+
+# What TVM imports, by domain. It looks at names only: its Attention is Microsoft's, for instance.
+_MICROSOFTS = frozenset({"EmbedLayerNormalization", "MatMulInteger16"})
+_NOT_TENSORS = re.compile("Sequence|Optional")
+TVMS: Mapping[str, frozenset[str]] = {
+    "": frozenset(name for name in _get_convert_map() if not _NOT_TENSORS.search(name))
+    - _MICROSOFTS
+    - {"Attention", "BiasGelu", "FastGelu", "SkipLayerNormalization"},
+    "com.microsoft": _MICROSOFTS,
+}
+
+
+def check_size(shape: Shape, dtype: str) -> None:
+    """Raises Refused for a tensor of a negative or absurdly large shape."""
+    if any(extent < 0 for extent in shape):
+        raise Refused(f"it computes a tensor of shape {shape}: no extent can be negative")
+    size = math.prod(shape) * max(tvm.DataType(dtype).bits // 8, 1)
+    if size > MAX_TENSOR_BYTES:
+        raise Refused(f"it computes a tensor of shape {shape}, {size} bytes; the limit is {MAX_TENSOR_BYTES}")
+
+
+def _identifiers(names: Sequence[str]) -> list[str]:
+    """Return different names of variables that look like these."""
+    plain = [re.sub(r"\W", "_", name) for name in names]
+    return [
+        name if plain.count(name) == 1 and not name[:1].isdigit() else f"input{number}_{name}"
+        for number, name in enumerate(plain)
+    ]
+
+
+def _look_up(values: Mapping[str, Value], name: str) -> Value:
+    try:
+        return values[name]
+    except KeyError:
+        raise Refused(f"nothing computes '{name}'") from None
+
+
+def _attribute(proto: onnx.AttributeProto, scope: Scope) -> Any:
+    if proto.type == onnx.AttributeProto.GRAPH:
+        return Subgraph(proto.g, scope)
+    value = onnx.helper.get_attribute_value(proto)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _tvms_attribute(value: Any) -> Any:
+    """Return an attribute as TVM's converters expect it."""
+    if isinstance(value, str):
+        return value.encode()
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _can_fold(node: Node) -> bool:
+    if node.kind in RANDOM or any(isinstance(value, Subgraph) for value in node.attributes.values()):
+        return False
+    if node.kind in ("Shape", "Size"):
+        return True
+    # Weights stay bytes, for dot products of bytes.
+    if node.kind == "DequantizeLinear" and node.input(0).dtype in ("int8", "uint8", "int32"):
+        return False
+    constants = [value.constant for value in node.inputs if value is not None]
+    known = [constant for constant in constants if constant is not None]
+    if len(known) < len(constants) or node.domain not in ("", "ai.onnx.ml"):
+        return False
+    size = sum(constant.size for constant in known)
+    return size <= MAX_SLOW_ELEMENTS or node.kind not in SLOW_TO_FOLD
+
+
+def _fold(node: Node) -> list[Value | None]:
+    """Evaluate a node of constants, or of the shape of its input."""
+    names = [name for name in node.outputs if name]
+    inputs = {f"i{number}": _known(value) for number, value in enumerate(node.inputs) if value is not None}
+    proto = onnx.NodeProto()
+    proto.CopyFrom(node.proto)
+    proto.ClearField("input")
+    proto.input.extend(f"i{number}" if f"i{number}" in inputs else "" for number in range(len(node.inputs)))
+    imports = [onnx.helper.make_opsetid(node.domain, node.opset)]
+    function = onnx.helper.make_function("tunefarm", "fold", list(inputs), names, [proto], imports)
+    with warnings.catch_warnings(), np.errstate(all="ignore"):
+        warnings.simplefilter("ignore")
+        results = ReferenceEvaluator(function).run(None, inputs, attributes={})
+    by_name = dict(zip(names, results, strict=True))
+    for result in results:
+        if not isinstance(result, np.ndarray | np.generic):
+            raise Refused("it computes no tensor")
+        if result.nbytes > MAX_CONSTANT_BYTES:
+            raise Refused(
+                f"it computes a constant of {result.nbytes} bytes; the limit is {MAX_CONSTANT_BYTES}"
+            )
+    return [Value(constant=np.asarray(by_name[name])) if name else None for name in node.outputs]
+
+
+def _known(value: Value) -> Array:
+    """Return the value of a constant; for another, an array of its shape that takes no memory."""
+    if value.constant is not None:
+        return value.constant
+    return np.broadcast_to(np.zeros((), numpy_dtype(value.dtype)), value.shape)
+
+
+def _has_body(node: Node) -> bool:
+    try:
+        _body(node)
+    except _Unknown:
+        return False
+    return True
+
+
+def _body(node: Node) -> onnx.FunctionProto:
+    """Return the body that ONNX defines for an operator. Raises _Unknown if there is none."""
+    try:
+        schema: Any = onnx.defs.get_schema(node.kind, node.opset, node.domain)
+    except onnx.defs.SchemaError as error:
+        raise _Unknown(node.operator) from error
+    body = onnx.FunctionProto()
+    for versions, text in (
+        (schema.function_opset_versions, schema.get_function_with_opset_version),
+        (
+            schema.context_dependent_function_opset_versions,
+            lambda version: schema.get_context_dependent_function_with_opset_version(
+                version,
+                node.proto.SerializeToString(),
+                [
+                    (value.onnx_type() if value is not None else onnx.TypeProto()).SerializeToString()
+                    for value in node.inputs
+                ],
+            ),
+        ),
+    ):
+        for version in sorted(versions, reverse=True):
+            if version <= max(node.opset, min(versions)):
+                body.ParseFromString(text(version))
+                return body
+    raise _Unknown(node.operator)
+
+
+def _resolve(
+    proto: onnx.NodeProto, attributes: Mapping[str, onnx.AttributeProto], values: Mapping[str, Value]
+) -> onnx.NodeProto:
+    """Return a node of a body with the attributes that the body's caller gave, without the inputs that it
+    left out."""
+    resolved = onnx.NodeProto()
+    resolved.CopyFrom(proto)
+    del resolved.attribute[:]
+    for attribute in proto.attribute:
+        if not attribute.ref_attr_name:
+            resolved.attribute.append(attribute)
+        elif attribute.ref_attr_name in attributes:
+            given = resolved.attribute.add()
+            given.CopyFrom(attributes[attribute.ref_attr_name])
+            given.name = attribute.name
+    names = [name if name in values else "" for name in proto.input]
+    while names and not names[-1]:
+        names.pop()
+    del resolved.input[:]
+    resolved.input.extend(names)
+    return resolved

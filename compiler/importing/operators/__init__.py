@@ -1,0 +1,36 @@
+"""Converters of operators that TVM doesn't import, or not rightly, by domain and name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compiler.importing.graph import Converter
+from compiler.importing.operators import (
+    attention,
+    control,
+    elementwise,
+    floats,
+    fused,
+    movement,
+    normalization,
+    quantized,
+    recurrent,
+    resampling,
+    signals,
+    windows,
+)
+
+CONVERTERS: Mapping[tuple[str, str], Converter] = {
+    **attention.CONVERTERS,
+    **control.CONVERTERS,
+    **elementwise.CONVERTERS,
+    **floats.CONVERTERS,
+    **fused.CONVERTERS,
+    **movement.CONVERTERS,
+    **normalization.CONVERTERS,
+    **quantized.CONVERTERS,
+    **recurrent.CONVERTERS,
+    **resampling.CONVERTERS,
+    **signals.CONVERTERS,
+    **windows.CONVERTERS,
+}

@@ -1,0 +1,231 @@
+"""Operators on one element at a time, and reductions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from tvm import relax
+
+from compiler.importing.graph import Array, Converter, Graph, Node, Refused, Value, numpy_dtype
+from compiler.importing.operators.quantized import cast
+
+
+def _clip(graph: Graph, node: Node) -> Value | None:
+    """Convert a Clip of float32 to binary operators. Unlike relax.clip and what TVM imports, these take part
+    in layout conversion.
+
+        Clip(x, min=0, max=6)
+    ->
+        minimum(maximum(x, 0), 6)
+
+    One without constant bounds is left to TVM. An absent bound is infinite.
+    """
+    bounds = [float(node.attributes.get("min", -math.inf)), float(node.attributes.get("max", math.inf))]
+    for position, bound in enumerate(node.inputs[1:3]):
+        if bound is not None and bound.constant is not None and bound.size == 1:
+            bounds[position] = float(bound.constant.reshape(()))
+        elif bound is not None:
+            return None
+    low, high = bounds
+    data = node.input(0)
+    if data.dtype != "float32" or math.isnan(low) or math.isnan(high):
+        return None
+    result = data.expr
+    if low > -math.inf:
+        result = relax.op.maximum(result, relax.const(low, "float32"))
+    if high < math.inf:
+        result = relax.op.minimum(result, relax.const(high, "float32"))
+    return graph.emit(result)
+
+
+def _pow(graph: Graph, node: Node) -> Value | None:
+    """Raise integers to a power in float64: TVM has powers of floats only, of one type."""
+    data, exponent = node.input(0), node.input(1)
+    if not _is_integer(data):
+        return (
+            None if exponent.dtype == data.dtype else graph.op("Pow", data, cast(graph, exponent, data.dtype))
+        )
+    power = graph.op("Pow", cast(graph, data, "float64"), cast(graph, exponent, "float64"))
+    if _is_integer(exponent):
+        power = graph.op("Round", power)
+    return cast(graph, power, data.dtype)
+
+
+def _is_inf(graph: Graph, node: Node) -> Value:
+    data = node.input(0)
+    found = graph.emit(relax.op.isinf(data.expr))
+    zero = np.array(0, data.dtype)
+    if not node.attributes.get("detect_negative", 1):
+        found = graph.op("And", found, graph.op("Greater", data, zero))
+    if not node.attributes.get("detect_positive", 1):
+        found = graph.op("And", found, graph.op("Less", data, zero))
+    return found
+
+
+def _bit_shift(graph: Graph, node: Node) -> Value:
+    """Shift, and move all bits out where the number is negative or not below the width of the type."""
+    data, number = node.input(0), node.input(1)
+    width = numpy_dtype(data.dtype).itemsize * 8
+    zero = np.array(0, data.dtype)
+    too_far = graph.op("GreaterOrEqual", number, np.array(width, data.dtype))
+    if not data.dtype.startswith("uint"):
+        too_far = graph.op("Or", too_far, graph.op("Less", number, zero))
+    safe = graph.op("Where", too_far, zero, number)
+    if node.attributes["direction"] == "LEFT":
+        shifted, empty = relax.op.left_shift(data.expr, safe.expr), graph.value(zero)
+    else:
+        shifted, empty = relax.op.right_shift(data.expr, safe.expr), graph.value(zero)
+        if not data.dtype.startswith("uint"):
+            empty = graph.op("Where", graph.op("Less", data, zero), np.array(-1, data.dtype), zero)
+    return graph.op("Where", too_far, empty, graph.emit(shifted))
+
+
+def _mod(graph: Graph, node: Node) -> Value:
+    """The remainder has the sign of the divisor, or with fmod that of the dividend. Of integers divided by
+    zero it is zero: processors stop at such a division."""
+    data, divisor = node.input(0), node.input(1)
+    zero = np.array(0, data.dtype)
+    if _is_integer(data):
+        safe = _never_zero(graph, divisor)
+        operator = relax.op.mod if node.attributes.get("fmod", 0) else relax.op.floor_mod
+        return graph.emit(operator(data.expr, safe.expr))
+    rest = graph.emit(relax.op.mod(data.expr, divisor.expr))
+    if node.attributes.get("fmod", 0):
+        return rest
+    differ = graph.op("Xor", graph.op("Less", rest, zero), graph.op("Less", divisor, zero))
+    is_other = graph.op("And", differ, graph.op("Not", graph.op("Equal", rest, zero)))
+    signed = graph.op("Where", is_other, graph.op("Add", rest, divisor), rest)
+    # Nothing is left over: zero with the sign of the divisor.
+    signed_zero = graph.op("Mul", zero, graph.op("Sign", divisor))
+    return graph.op("Where", graph.op("Equal", rest, zero), signed_zero, signed)
+
+
+def _div(graph: Graph, node: Node) -> Value | None:
+    """Divide integers by one where the divisor is zero: processors stop at such a division."""
+    data, divisor = node.input(0), node.input(1)
+    if not _is_integer(data) or (divisor.constant is not None and divisor.constant.all()):
+        return None
+    return graph.emit(relax.op.divide(data.expr, _never_zero(graph, divisor).expr))
+
+
+def _never_zero(graph: Graph, divisor: Value) -> Value:
+    if divisor.constant is not None and divisor.constant.all():
+        return divisor
+    zero, one = (np.array(number, divisor.dtype) for number in (0, 1))
+    return graph.op("Where", graph.op("Equal", divisor, zero), one, divisor)
+
+
+def _is_integer(value: Value) -> bool:
+    return numpy_dtype(value.dtype).kind in "iu"
+
+
+def _softplus(graph: Graph, node: Node) -> Value:
+    """log(1 + exp(x)), which neither overflows nor loses digits: max(x, 0) + log(1 + exp(-|x|))
+
+    The logarithm is the series of 2 atanh(s), where s = u / (2 + u) is at most a third.
+    """
+    data = node.input(0)
+
+    def number(value: float) -> Array:
+        return np.array(value, data.dtype)
+
+    u = graph.op("Exp", graph.op("Neg", graph.op("Abs", data)))
+    s = graph.op("Div", u, graph.op("Add", u, number(2)))
+    square = graph.op("Mul", s, s)
+    terms = 6 if data.dtype != "float64" else 17
+    series = graph.value(number(2 / (2 * terms - 1)))
+    for k in reversed(range(terms - 1)):
+        series = graph.op("Add", graph.op("Mul", series, square), number(2 / (2 * k + 1)))
+    return graph.op("Add", graph.op("Relu", data), graph.op("Mul", s, series))
+
+
+def _mish(graph: Graph, node: Node) -> Value:
+    """x tanh(log(1 + exp(x))) = x n / (n + 2), where n = exp(x) (exp(x) + 2). From 20 on it is x."""
+    data = node.input(0)
+    two = np.array(2, data.dtype)
+    power = graph.op("Exp", graph.op("Min", data, np.array(20, data.dtype)))
+    n = graph.op("Mul", power, graph.op("Add", power, two))
+    return graph.op("Mul", data, graph.op("Div", n, graph.op("Add", n, two)))
+
+
+def _extreme(graph: Graph, node: Node) -> Value | None:
+    """Reduce booleans as numbers. The extreme of nothing but infinities is infinite: TVM begins with the
+    largest finite number."""
+    data = node.input(0)
+    attributes: dict[str, Any] = dict(node.attributes)
+    if data.dtype == "bool":
+        numbers = graph.op("Cast", data, to=onnx.TensorProto.UINT8)
+        reduced = graph.op(node.kind, numbers, *node.inputs[1:], opset=node.opset, **attributes)
+        return graph.op("Cast", reduced, to=onnx.TensorProto.BOOL)
+    if _is_integer(data) or 0 in data.shape:
+        return None
+    infinity = np.array(-np.inf if node.kind == "ReduceMax" else np.inf).astype(numpy_dtype(data.dtype))
+    differs = graph.op("Cast", graph.op("Not", graph.op("Equal", data, infinity)), to=onnx.TensorProto.INT8)
+    inputs = node.inputs[1:]
+    found = graph.op("ReduceMax", differs, *inputs, opset=node.opset, **attributes)
+    (reduced,) = graph.by_tvm(node)
+    return graph.op("Where", graph.op("Greater", found, np.int8(0)), reduced, infinity)
+
+
+def _dropout(graph: Graph, node: Node) -> list[Value]:
+    """Nothing is dropped outside of training."""
+    data, training = node.input(0), node.optional(2)
+    if node.attributes.get("is_test") == 0 or (
+        training is not None and training.known("whether it trains").any()
+    ):
+        raise Refused("training isn't supported")
+    return [data, graph.value(np.ones(data.shape, np.bool_))]
+
+
+def _eye_like(graph: Graph, node: Node) -> Value:
+    data = node.input(0)
+    number = node.attributes.get("dtype")
+    dtype = onnx.helper.tensor_dtype_to_np_dtype(number) if number else numpy_dtype(data.dtype)
+    return graph.value(np.eye(data.shape[0], data.shape[1], k=int(node.attributes.get("k", 0)), dtype=dtype))
+
+
+def _cum_prod(graph: Graph, node: Node) -> Value:
+    data = node.input(0)
+    axis = int(node.input(1).known("the axis").reshape(())) % data.rank
+    backwards = np.arange(data.shape[axis])[::-1].copy()
+    reverse = bool(node.attributes.get("reverse", 0))
+    if reverse:
+        data = graph.op("Gather", data, backwards, axis=axis)
+    if node.attributes.get("exclusive", 0):
+        ones = np.ones([1 if k == axis else extent for k, extent in enumerate(data.shape)], data.dtype)
+        kept = graph.op("Slice", data, np.array([0]), np.array([-1]), np.array([axis]))
+        data = graph.op("Concat", ones, kept, axis=axis)
+    result = graph.emit(relax.op.cumprod(data.expr, axis, data.dtype))
+    return graph.op("Gather", result, backwards, axis=axis) if reverse else result
+
+
+def _lp_normalization(graph: Graph, node: Node) -> Value:
+    """x / |x|, and zero where the norm is."""
+    data = node.input(0)
+    kind = "ReduceL1" if node.attributes.get("p", 2) == 1 else "ReduceL2"
+    norm = graph.op(kind, data, np.array([node.attributes.get("axis", -1)]), keepdims=1)
+    zero, one = (np.array(number, data.dtype) for number in (0, 1))
+    safe = graph.op("Where", graph.op("Equal", norm, zero), one, norm)
+    return graph.op("Div", data, safe)
+
+
+CONVERTERS: Mapping[tuple[str, str], Converter] = {
+    ("", "BitShift"): _bit_shift,
+    ("", "Clip"): _clip,
+    ("", "CumProd"): _cum_prod,
+    ("", "Div"): _div,
+    ("", "Dropout"): _dropout,
+    ("", "EyeLike"): _eye_like,
+    ("", "IsInf"): _is_inf,
+    ("", "LpNormalization"): _lp_normalization,
+    ("", "Mish"): _mish,
+    ("", "Mod"): _mod,
+    ("", "Pow"): _pow,
+    ("", "ReduceMax"): _extreme,
+    ("", "ReduceMin"): _extreme,
+    ("", "Softplus"): _softplus,
+}

@@ -1,0 +1,94 @@
+"""Normalizations whose statistics are outputs, and those that fuse an addition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from compiler.importing.graph import Converter, Graph, Node, Refused, Value
+
+
+def _layer_normalization(graph: Graph, node: Node) -> Sequence[Value | None] | None:
+    """Compute a layer normalization from its statistics; TVM imports one in float32 that nobody wants the
+    statistics of."""
+    data, scale = node.input(0), node.input(1)
+    axis = int(node.attributes.get("axis", -1)) % data.rank
+    is_plain = data.dtype == "float32" and scale.shape == data.shape[axis:]
+    if is_plain and not node.wants(1) and not node.wants(2):
+        return None
+    axes = np.arange(axis, data.rank)
+    wide = graph.op("Cast", data, to=int(node.attributes.get("stash_type", 1)))
+    mean = graph.op("ReduceMean", wide, axes, keepdims=1)
+    centred = graph.op("Sub", wide, mean)
+    variance = graph.op("ReduceMean", graph.op("Mul", centred, centred), axes, keepdims=1)
+    epsilon = np.array(node.attributes.get("epsilon", 1e-5), wide.dtype)
+    deviation = graph.op("Reciprocal", graph.op("Sqrt", graph.op("Add", variance, epsilon)))
+    normal = graph.op("CastLike", graph.op("Mul", centred, deviation), data)
+    result = graph.op("Mul", normal, scale)
+    shift = node.optional(2)
+    return [result if shift is None else graph.op("Add", result, shift), mean, deviation]
+
+
+def _rms_normalization(graph: Graph, node: Node) -> Value | None:
+    """y = x / sqrt(mean(x^2) + epsilon) * scale; TVM imports one of the last axis in float32."""
+    data, scale = node.input(0), node.input(1)
+    axis = int(node.attributes.get("axis", -1)) % data.rank
+    if data.dtype == "float32" and axis == data.rank - 1 > 0 and scale.shape == data.shape[-1:]:
+        return None
+    wide = graph.op("Cast", data, to=int(node.attributes.get("stash_type", 1)))
+    squares = graph.op("ReduceMean", graph.op("Mul", wide, wide), np.arange(axis, data.rank), keepdims=1)
+    epsilon = np.array(node.attributes.get("epsilon", 1e-5), wide.dtype)
+    size = graph.op("Sqrt", graph.op("Add", squares, epsilon))
+    normal = graph.op("CastLike", graph.op("Div", wide, size), data)
+    return graph.op("Mul", normal, scale)
+
+
+def _batch_normalization(_graph: Graph, node: Node) -> None:
+    if node.attributes.get("training_mode", 0):
+        raise Refused("training isn't supported")
+
+
+def _skip_layer_normalization(graph: Graph, node: Node) -> Sequence[Value | None]:
+    """y = LayerNormalization(x + skip + bias)"""
+    total = graph.op("Add", node.input(0), node.input(1))
+    bias = node.optional(4)
+    total = total if bias is None else graph.op("Add", total, bias)
+    epsilon = float(node.attributes.get("epsilon", 1e-12))
+    wanted = 3 if node.wants(1) or node.wants(2) else 1
+    results: list[Value | None] = list(
+        graph.ops(
+            "LayerNormalization", wanted, total, node.input(2), node.optional(3), axis=-1, epsilon=epsilon
+        )
+    )
+    return [*results, *[None] * (3 - wanted), total]
+
+
+def _skip_simplified_layer_normalization(graph: Graph, node: Node) -> Sequence[Value | None]:
+    """y = RMSNormalization(x + skip + bias)"""
+    total = graph.op("Add", node.input(0), node.input(1))
+    bias = node.optional(3)
+    total = total if bias is None else graph.op("Add", total, bias)
+    result = _root_mean_square(graph, node, total, node.input(2), 1e-12)
+    return [result, None, None, total]
+
+
+def _simplified_layer_normalization(graph: Graph, node: Node) -> Value:
+    return _root_mean_square(graph, node, node.input(0), node.input(1), 1e-5)
+
+
+def _root_mean_square(graph: Graph, node: Node, data: Value, scale: Value, default: float) -> Value:
+    epsilon = float(node.attributes.get("epsilon", default))
+    axis = int(node.attributes.get("axis", -1))
+    return graph.op("RMSNormalization", data, scale, axis=axis, epsilon=epsilon, opset=23)
+
+
+CONVERTERS: Mapping[tuple[str, str], Converter] = {
+    ("", "BatchNormalization"): _batch_normalization,
+    ("", "LayerNormalization"): _layer_normalization,
+    ("", "RMSNormalization"): _rms_normalization,
+    ("", "SimplifiedLayerNormalization"): _simplified_layer_normalization,
+    ("com.microsoft", "SimplifiedLayerNormalization"): _simplified_layer_normalization,
+    ("com.microsoft", "SkipLayerNormalization"): _skip_layer_normalization,
+    ("com.microsoft", "SkipSimplifiedLayerNormalization"): _skip_simplified_layer_normalization,
+}

@@ -1,0 +1,330 @@
+"""Quantized operators: integers are multiplied as integers, what follows is computed in float32.
+
+A quantized value q stands for (q - zero point) * scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from tvm import relax
+
+from compiler.importing.graph import Converter, Graph, Node, Refused, Value, numpy_dtype
+
+INTEGERS = ("int8", "uint8", "int16", "uint16", "int32", "int64", "int4", "uint4", "int2", "uint2")
+
+
+def bounds(dtype: str) -> tuple[int, int]:
+    """Return the least and the largest value of a type of integers."""
+    bits = int(dtype.removeprefix("u").removeprefix("int"))
+    return (0, 2**bits - 1) if dtype.startswith("u") else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def quantize(graph: Graph, data: Value, scale: Value, zero: Value | None, dtype: str) -> Value:
+    """Return saturate(round(data / scale) + zero point); `scale` and `zero` broadcast to the data."""
+    wide = "float64" if "float64" in (data.dtype, scale.dtype) else "float32"
+    quotient = graph.op("Div", cast(graph, data, wide), cast(graph, scale, wide))
+    return _saturated(graph, quotient, zero, dtype)
+
+
+def requantize(
+    graph: Graph, total: Value, scales: tuple[Value, Value], scale: Value, zero: Value, dtype: str
+) -> Value:
+    """Quantize a sum of products of integers with these scales, by one multiplication."""
+    factor = graph.op("Div", graph.op("Mul", *scales), scale)
+    factor = cast(graph, factor, "float32")
+    return _saturated(graph, graph.op("Mul", cast(graph, total, "float32"), factor), zero, dtype)
+
+
+def _saturated(graph: Graph, quotient: Value, zero: Value | None, dtype: str) -> Value:
+    """Return saturate(round(quotient) + zero point)."""
+    if dtype not in INTEGERS:
+        return cast(graph, quotient, dtype)
+    rounded = graph.op("Round", quotient)
+    if zero is not None:
+        rounded = graph.op("Add", rounded, cast(graph, zero, quotient.dtype))
+    low, high = (np.array(bound, quotient.dtype) for bound in bounds(dtype))
+    return graph.emit(relax.op.astype(graph.op("Clip", rounded, low, high).expr, dtype))
+
+
+def dequantize(graph: Graph, data: Value, scale: Value, zero: Value | None, dtype: str = "float32") -> Value:
+    """Return (data - zero point) * scale."""
+    if data.dtype in INTEGERS and zero is not None and not _is_zero(zero):
+        narrow = "int32" if data.dtype not in ("int32", "int64") else data.dtype
+        data = graph.op("Sub", cast(graph, data, narrow), cast(graph, zero, narrow))
+    wide = dtype if dtype == "float64" else "float32"
+    return cast(graph, graph.op("Mul", cast(graph, data, wide), cast(graph, scale, wide)), dtype)
+
+
+def cast(graph: Graph, value: Value, dtype: str) -> Value:
+    if value.dtype == dtype:
+        return value
+    return graph.op("Cast", value, to=onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(dtype)))
+
+
+def _is_zero(value: Value) -> bool:
+    return value.constant is not None and not value.constant.any()
+
+
+def along_axis(graph: Graph, value: Value, data: Value, axis: int, block: int = 0) -> Value:
+    """Shape scales or zero points, one for each index of an axis or for each block of it, so that they
+    broadcast to the data."""
+    if value.size == 1:
+        return graph.op("Reshape", value, np.array([], np.int64))
+    axis %= data.rank
+    if block:
+        return graph.op("Gather", value, np.arange(data.shape[axis]) // block, axis=axis)
+    shape = [-1 if position == axis else 1 for position in range(data.rank)]
+    return graph.op("Reshape", value, np.array(shape)) if value.rank == 1 else value
+
+
+def _is_plain(node: Node, integers: Value | None) -> bool:
+    """Return whether a quantizer is one of bytes with known parameters: TVM imports these as operators of
+    their own, which `compiler.precision` makes dot products of bytes of."""
+    scale, zero = node.input(1), node.optional(2)
+    if scale.constant is None or scale.dtype != "float32" or (zero is not None and zero.constant is None):
+        return False
+    dtype = "uint8" if integers is None else integers.dtype
+    return dtype in ("int8", "uint8", "int32") and not node.attributes.get("block_size", 0)
+
+
+def _quantize_linear(graph: Graph, node: Node) -> Value | None:
+    if node.domain:
+        return graph.op("QuantizeLinear", *node.inputs, **node.attributes)
+    if node.input(0).dtype == "float32" and _is_plain(node, node.optional(2)):
+        return None
+    data, scale, zero = node.input(0), node.input(1), node.optional(2)
+    if not node.attributes.get("saturate", 1):
+        raise Refused("without saturation it isn't supported")
+    dtype = "uint8" if zero is None else zero.dtype
+    if node.attributes.get("output_dtype"):
+        number = int(node.attributes["output_dtype"])
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(number))
+    axis, block = int(node.attributes.get("axis", 1)), int(node.attributes.get("block_size", 0))
+    scale = along_axis(graph, scale, data, axis, block) if data.rank else scale
+    zero = along_axis(graph, zero, data, axis, block) if zero is not None and data.rank else zero
+    return quantize(graph, data, scale, zero, dtype)
+
+
+def _dequantize_linear(graph: Graph, node: Node) -> Value | None:
+    if node.domain:
+        return graph.op("DequantizeLinear", *node.inputs, **node.attributes)
+    if node.input(0).dtype in ("int8", "uint8", "int32") and _is_plain(node, node.input(0)):
+        return None
+    data, scale, zero = node.input(0), node.input(1), node.optional(2)
+    dtype = scale.dtype
+    if node.attributes.get("output_dtype"):
+        dtype = str(onnx.helper.tensor_dtype_to_np_dtype(int(node.attributes["output_dtype"])))
+    axis, block = int(node.attributes.get("axis", 1)), int(node.attributes.get("block_size", 0))
+    scale = along_axis(graph, scale, data, axis, block) if data.rank else scale
+    zero = along_axis(graph, zero, data, axis, block) if zero is not None and data.rank else zero
+    return dequantize(graph, data, scale, zero, dtype)
+
+
+def _dynamic_quantize_linear(graph: Graph, node: Node) -> Sequence[Value]:
+    """Quantize to uint8 by the range of the data. A scale of zero, for data of nothing but zeros, is replaced
+    by one."""
+    data = node.input(0)
+    zero, most = np.float32(0), np.float32(255)
+    low = graph.op("Min", zero, graph.op("ReduceMin", data, keepdims=0))
+    high = graph.op("Max", zero, graph.op("ReduceMax", data, keepdims=0))
+    scale = graph.op("Div", graph.op("Sub", high, low), most)
+    divisor = graph.op("Where", graph.op("Equal", scale, zero), np.float32(1), scale)
+    point = graph.op(
+        "Round", graph.op("Clip", graph.op("Sub", zero, graph.op("Div", low, divisor)), zero, most)
+    )
+    point = cast(graph, point, "uint8")
+    return [quantize(graph, data, divisor, point, "uint8"), scale, point]
+
+
+def matmul_of_integers(graph: Graph, a: Value, b: Value, a_zero: Value | None, b_zero: Value | None) -> Value:
+    """Return the product of the integers a and b, less their zero points, in int32.
+
+        sum_k (a[i,k] - za) (b[k,j] - zb)
+    ->
+        sum_k a[i,k] b[k,j] - za sum_k b[k,j]                  # narrow operands, if zb is zero
+    """
+    if a_zero is not None and a_zero.rank == 1 and a_zero.size > 1:
+        a_zero = graph.op("Unsqueeze", a_zero, np.array([1]))
+    if b_zero is not None and not _is_zero(b_zero):
+        b, b_zero = graph.op("Sub", cast(graph, b, "int32"), cast(graph, b_zero, "int32")), None
+    if b.constant is not None and b.dtype in ("int8", "uint8") and a.dtype in ("int8", "uint8"):
+        product = graph.emit(relax.op.matmul(a.expr, b.expr, out_dtype="int32"))
+        if a_zero is None or _is_zero(a_zero):
+            return product
+        sums = graph.op(
+            "ReduceSum", cast(graph, b, "int32"), np.array([-2 if b.rank > 1 else -1]), keepdims=1
+        )
+        sums = graph.op("Squeeze", sums, np.array([-1])) if b.rank == 1 else sums
+        return graph.op("Sub", product, graph.op("Mul", cast(graph, a_zero, "int32"), sums))
+    a, b = (cast(graph, value, "int32") for value in (a, b))
+    if a_zero is not None and not _is_zero(a_zero):
+        a = graph.op("Sub", a, cast(graph, a_zero, "int32"))
+    return graph.op("MatMul", a, b)
+
+
+def _matmul_integer(graph: Graph, node: Node) -> Value:
+    return matmul_of_integers(graph, node.input(0), node.input(1), node.optional(2), node.optional(3))
+
+
+def convolution_of_integers(
+    graph: Graph, node: Node, data: Value, weight: Value, data_zero: Value | None, weight_zero: Value | None
+) -> Value:
+    """Return the convolution of the integers, less their zero points, in int32. Padding stands for zero."""
+    data, weight = (cast(graph, value, "int32") for value in (data, weight))
+    if data_zero is not None and not _is_zero(data_zero):
+        data = graph.op("Sub", data, cast(graph, data_zero, "int32"))
+    if weight_zero is not None and not _is_zero(weight_zero):
+        shape = [-1, *[1] * (weight.rank - 1)] if weight_zero.size > 1 else []
+        zeros = graph.op("Reshape", cast(graph, weight_zero, "int32"), np.array(shape, np.int64))
+        weight = graph.op("Sub", weight, zeros)
+    return graph.op("Conv", data, weight, **_window(node))
+
+
+def _window(node: Node) -> dict[str, Any]:
+    names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
+    return {name: node.attributes[name] for name in names if name in node.attributes}
+
+
+def _conv_integer(graph: Graph, node: Node) -> Value:
+    zeros = node.optional(2), node.optional(3)
+    return convolution_of_integers(graph, node, node.input(0), node.input(1), *zeros)
+
+
+def _qlinear_conv(graph: Graph, node: Node) -> Value:
+    data, data_scale, data_zero, weight, weight_scale, weight_zero, scale, zero = (
+        node.input(position) for position in range(8)
+    )
+    total = convolution_of_integers(graph, node, data, weight, data_zero, weight_zero)
+    channels = np.array([1, -1, *[1] * (total.rank - 2)])
+    bias = node.optional(8)
+    if bias is not None:
+        total = graph.op("Add", total, graph.op("Reshape", bias, channels))
+    if weight_scale.size > 1:
+        weight_scale = graph.op("Reshape", weight_scale, channels)
+    scales = _scalar(graph, data_scale), _scalar(graph, weight_scale)
+    return requantize(graph, total, scales, _scalar(graph, scale), _scalar(graph, zero), zero.dtype)
+
+
+def _scalar(graph: Graph, value: Value) -> Value:
+    return graph.op("Reshape", value, np.array([], np.int64)) if value.size == 1 else value
+
+
+def _qlinear_matmul(graph: Graph, node: Node) -> Value:
+    a, a_scale, a_zero, b, b_scale, b_zero, scale, zero = (node.input(position) for position in range(8))
+    total = matmul_of_integers(graph, a, b, _scalar(graph, a_zero), _scalar(graph, b_zero))
+    a_scale = _scalar(graph, a_scale)
+    if a_scale.rank == 1:
+        a_scale = graph.op("Unsqueeze", a_scale, np.array([1]))
+    scales = a_scale, _scalar(graph, b_scale)
+    return requantize(graph, total, scales, _scalar(graph, scale), _scalar(graph, zero), zero.dtype)
+
+
+def _qgemm(graph: Graph, node: Node) -> Value:
+    """Microsoft's Gemm of quantized matrices: the result is float32 without an output scale."""
+    a, a_scale, a_zero, b, b_scale, b_zero = (node.input(position) for position in range(6))
+    a = graph.op("Transpose", a, perm=[1, 0]) if node.attributes.get("transA", 0) else a
+    b = graph.op("Transpose", b, perm=[1, 0]) if node.attributes.get("transB", 0) else b
+    total = matmul_of_integers(graph, a, b, _scalar(graph, a_zero), _scalar(graph, b_zero))
+    bias, scale, zero = (node.optional(position) for position in (6, 7, 8))
+    total = total if bias is None else graph.op("Add", total, bias)
+    alpha = np.float32(node.attributes.get("alpha", 1.0))
+    factor = graph.op("Mul", graph.op("Mul", _scalar(graph, a_scale), _scalar(graph, b_scale)), alpha)
+    result = dequantize(graph, total, factor, None)
+    if scale is None:
+        return result
+    return quantize(graph, result, scale, zero, "uint8" if zero is None else zero.dtype)
+
+
+def _matmul_integer_to_float(graph: Graph, node: Node) -> Value:
+    a, b, a_scale, b_scale = (node.input(position) for position in range(4))
+    total = matmul_of_integers(graph, a, b, node.optional(4), node.optional(5))
+    factor = graph.op("Mul", _scalar(graph, a_scale), _scalar(graph, b_scale))
+    result = dequantize(graph, total, factor, None)
+    bias = node.optional(6)
+    return result if bias is None else graph.op("Add", result, bias)
+
+
+def _dynamic_quantize_matmul(graph: Graph, node: Node) -> Value:
+    """Microsoft's DynamicQuantizeMatMul: quantizes a by its range, then multiplies integers."""
+    a, a_scale, a_zero = graph.ops("DynamicQuantizeLinear", 3, node.input(0))
+    total = matmul_of_integers(graph, a, node.input(1), a_zero, node.optional(3))
+    result = dequantize(graph, total, graph.op("Mul", a_scale, _scalar(graph, node.input(2))), None)
+    bias = node.optional(4)
+    return result if bias is None else graph.op("Add", result, bias)
+
+
+def _in_float(compute: Callable[[Graph, Node, Sequence[Value]], Value], operands: int) -> Converter:
+    """Return the converter of Microsoft's QLinear operators: dequantize, compute in float32, quantize.
+
+    Each operand is followed by its scale and zero point; those of the result come last.
+    """
+
+    def convert(graph: Graph, node: Node) -> Value:
+        values = [
+            dequantize(
+                graph, node.input(3 * k), _scalar(graph, node.input(3 * k + 1)), node.optional(3 * k + 2)
+            )
+            for k in range(operands)
+        ]
+        result = compute(graph, node, values)
+        zero = node.optional(3 * operands + 1)
+        dtype = node.input(0).dtype if zero is None else zero.dtype
+        return quantize(graph, result, _scalar(graph, node.input(3 * operands)), zero, dtype)
+
+    return convert
+
+
+def _plain(kind: str, *attributes: str) -> Callable[[Graph, Node, Sequence[Value]], Value]:
+    def compute(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+        given = {name: node.attributes[name] for name in attributes if name in node.attributes}
+        return graph.op(kind, *values, **given)
+
+    return compute
+
+
+def _global_average_pool(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    if node.attributes.get("channels_last", 0):
+        raise Refused("channels_last isn't supported")
+    return graph.op("GlobalAveragePool", *values)
+
+
+def _softmax(graph: Graph, node: Node, values: Sequence[Value]) -> Value:
+    return graph.op("Softmax", *values, axis=node.attributes.get("axis", -1))
+
+
+def _qlinear_concat(graph: Graph, node: Node) -> Value:
+    scale, zero = node.input(0), node.input(1)
+    parts = [
+        dequantize(graph, node.input(position), node.input(position + 1), node.input(position + 2))
+        for position in range(2, len(node.inputs), 3)
+    ]
+    joined = graph.op("Concat", *parts, axis=int(node.attributes["axis"]))
+    return quantize(graph, joined, scale, zero, zero.dtype)
+
+
+_POOL = ("auto_pad", "ceil_mode", "count_include_pad", "kernel_shape", "pads", "strides")
+_MICROSOFT = "com.microsoft"
+CONVERTERS: Mapping[tuple[str, str], Converter] = {
+    **{(domain, "QuantizeLinear"): _quantize_linear for domain in ("", _MICROSOFT)},
+    **{(domain, "DequantizeLinear"): _dequantize_linear for domain in ("", _MICROSOFT)},
+    ("", "DynamicQuantizeLinear"): _dynamic_quantize_linear,
+    ("", "MatMulInteger"): _matmul_integer,
+    ("", "ConvInteger"): _conv_integer,
+    ("", "QLinearConv"): _qlinear_conv,
+    ("", "QLinearMatMul"): _qlinear_matmul,
+    (_MICROSOFT, "QGemm"): _qgemm,
+    (_MICROSOFT, "MatMulIntegerToFloat"): _matmul_integer_to_float,
+    (_MICROSOFT, "DynamicQuantizeMatMul"): _dynamic_quantize_matmul,
+    (_MICROSOFT, "QLinearAdd"): _in_float(_plain("Add"), 2),
+    (_MICROSOFT, "QLinearMul"): _in_float(_plain("Mul"), 2),
+    (_MICROSOFT, "QLinearSigmoid"): _in_float(_plain("Sigmoid"), 1),
+    (_MICROSOFT, "QLinearLeakyRelu"): _in_float(_plain("LeakyRelu", "alpha"), 1),
+    (_MICROSOFT, "QLinearAveragePool"): _in_float(_plain("AveragePool", *_POOL), 1),
+    (_MICROSOFT, "QLinearGlobalAveragePool"): _in_float(_global_average_pool, 1),
+    (_MICROSOFT, "QLinearSoftmax"): _in_float(_softmax, 1),
+    (_MICROSOFT, "QLinearConcat"): _qlinear_concat,
+}

@@ -1,0 +1,375 @@
+"""Resize in all its modes, and operators that read an image between its elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compiler.importing.graph import Converter, Graph, Node, Refused, Value
+from compiler.importing.operators.quantized import cast
+
+Floats = NDArray[np.float64]
+# More taps than this are summed by a product with a matrix.
+MAX_TAPS = 8
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """How one axis is resized: by `scale`, to `extent`; `roi` is where tf_crop_and_resize begins and ends."""
+
+    axis: int
+    scale: float
+    extent: int
+    roi: tuple[float, float]
+
+
+def _resize(graph: Graph, node: Node) -> Value | None:
+    """Resize one axis after the other. Each element of the result is a sum of some of its axis, with weights
+    that are known at once:
+
+        y[i] = sum_k w[i,k] x[at[i,k]]
+
+    The modes of images that TVM's resize2d computes as ONNX does are left to TVM, which converts their layout
+    as well.
+    """
+    data = node.input(0)
+    mode = str(node.attributes.get("mode", "nearest"))
+    how = str(node.attributes.get("coordinate_transformation_mode", "half_pixel"))
+    if node.opset < 11:
+        how = "asymmetric"
+    axes = _axes(node, data)
+    if _suits_tvm(node, data, axes, mode, how):
+        return None
+    outside = None
+    result = cast(graph, data, "float32") if data.dtype == "float16" else data
+    for each in axes:
+        before = result.shape[each.axis]
+        if each.extent == before and each.scale == 1.0 and how != "tf_crop_and_resize":
+            continue
+        places = _places(each, before, how)
+        if how == "tf_crop_and_resize":
+            is_outside = (places < 0) | (places > before - 1)
+            shape = [-1 if k == each.axis else 1 for k in range(data.rank)]
+            is_outside = is_outside.reshape(shape)
+            outside = is_outside if outside is None else outside | is_outside
+        at, weights = _taps(node, places, before, each.scale, mode)
+        result = _weighted_sum(graph, result, each.axis, at, weights)
+    if outside is not None and outside.any():
+        value = np.array(node.attributes.get("extrapolation_value", 0.0), result.dtype)
+        result = graph.op("Where", outside, value, result)
+    if data.dtype in ("int8", "uint8", "int32") and mode != "nearest":
+        result = graph.op("Round", result)
+    return cast(graph, result, data.dtype)
+
+
+def _axes(node: Node, data: Value) -> list[_Axis]:
+    """Return how each axis is resized, from scales or sizes."""
+    if node.kind == "Upsample" or node.opset < 11:
+        given = node.attributes.get("scales")
+        scales = list(given) if given else node.input(1).known("the scales").tolist()
+        return [
+            _Axis(k, scale, math.floor(extent * scale), (0.0, 1.0))
+            for k, (extent, scale) in enumerate(zip(data.shape, scales, strict=True))
+        ]
+    axes = [axis % data.rank for axis in node.attributes.get("axes", range(data.rank))]
+    roi_value, scales_value, sizes_value = (node.optional(k) for k in (1, 2, 3))
+    roi = [] if roi_value is None else [float(number) for number in roi_value.known("the region").ravel()]
+    rois = {
+        axis: (roi[k], roi[k + len(axes)]) if len(roi) == 2 * len(axes) else (0.0, 1.0)
+        for k, axis in enumerate(axes)
+    }
+    if sizes_value is not None and sizes_value.size:
+        sizes = [int(number) for number in sizes_value.known("the sizes").ravel()]
+        scales = [size / data.shape[axis] for axis, size in zip(axes, sizes, strict=True)]
+        policy = str(node.attributes.get("keep_aspect_ratio_policy", "stretch"))
+        if policy != "stretch":
+            scale = min(scales) if policy == "not_larger" else max(scales)
+            sizes = [math.floor(scale * data.shape[axis] + 0.5) for axis in axes]
+            scales = [scale] * len(axes)
+    elif scales_value is not None:
+        scales = [float(number) for number in scales_value.known("the scales").ravel()]
+        how = str(node.attributes.get("coordinate_transformation_mode", "half_pixel"))
+        lengths = [
+            data.shape[axis] * ((rois[axis][1] - rois[axis][0]) if how == "tf_crop_and_resize" else 1.0)
+            for axis in axes
+        ]
+        sizes = [math.floor(length * scale) for length, scale in zip(lengths, scales, strict=True)]
+    else:
+        raise Refused("it has neither scales nor sizes")
+    return [
+        _Axis(axis, scale, size, rois[axis]) for axis, scale, size in zip(axes, scales, sizes, strict=True)
+    ]
+
+
+def _suits_tvm(node: Node, data: Value, axes: Sequence[_Axis], mode: str, how: str) -> bool:
+    """Return whether TVM's resize2d computes what ONNX defines."""
+    changed = [each for each in axes if each.extent != data.shape[each.axis]]
+    if data.rank != 4 or data.dtype != "float32" or any(each.axis < 2 for each in changed):
+        return False
+    if node.kind == "Upsample" or len(axes) != 4 or node.attributes.get("antialias", 0):
+        return False
+    if any(each.scale != each.extent / data.shape[each.axis] for each in axes):
+        return False
+    if mode == "linear":
+        return how in ("half_pixel", "asymmetric") and all(each.scale >= 1 for each in axes)
+    nearest = str(node.attributes.get("nearest_mode", "round_prefer_floor"))
+    if mode == "nearest":
+        return (how, nearest) == ("asymmetric", "floor") and all(each.scale >= 1 for each in axes)
+    return False
+
+
+def _places(each: _Axis, before: int, how: str) -> Floats:
+    """Return for every element of the result its place on the axis before."""
+    after, scale = each.extent, each.scale
+    at = np.arange(after, dtype=np.float64)
+    match how:
+        case "half_pixel":
+            return (at + 0.5) / scale - 0.5
+        case "half_pixel_symmetric":
+            adjustment = after / (before * scale)
+            return before / 2 * (1 - adjustment) + (at + 0.5) / scale - 0.5
+        case "pytorch_half_pixel":
+            return (at + 0.5) / scale - 0.5 if after > 1 else np.zeros(after)
+        case "align_corners":
+            length = before * scale
+            return at * (before - 1) / (length - 1) if length != 1 else np.zeros(after)
+        case "asymmetric":
+            return at / scale
+        case "tf_half_pixel_for_nn":
+            return (at + 0.5) / scale
+        case "tf_crop_and_resize":
+            begin, end = each.roi
+            if after > 1:
+                return begin * (before - 1) + at * (end - begin) * (before - 1) / (after - 1)
+            return np.full(after, 0.5 * (begin + end) * (before - 1))
+    raise Refused(f"coordinate_transformation_mode {how} isn't known")
+
+
+def _taps(
+    node: Node, places: Floats, before: int, scale: float, mode: str
+) -> tuple[NDArray[np.int64], Floats]:
+    """Return for every place the elements that it is a sum of, and their weights, (places, taps) each."""
+    if mode == "nearest":
+        rounding = str(node.attributes.get("nearest_mode", "round_prefer_floor"))
+        if node.opset < 11:
+            rounding = "floor"
+        chosen = _ROUNDINGS[rounding](places)
+        return np.clip(chosen, 0, before - 1).astype(np.int64)[:, None], np.ones((len(places), 1))
+    shrink = min(scale, 1.0) if node.attributes.get("antialias", 0) else 1.0
+    a = float(node.attributes.get("cubic_coeff_a", -0.75))
+    radius = (2 if mode == "cubic" else 1) / shrink
+    first = np.floor(places - radius).astype(np.int64) + 1
+    at = first[:, None] + np.arange(math.ceil(2 * radius))[None, :]
+    distance = np.abs(at - places[:, None]) * shrink
+    if mode == "cubic":
+        near = ((a + 2) * distance - (a + 3)) * distance**2 + 1
+        far = ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a
+        weights = np.where(distance <= 1, near, np.where(distance < 2, far, 0.0))
+    elif mode == "linear":
+        weights = np.maximum(1 - distance, 0.0)
+    else:
+        raise Refused(f"mode {mode} isn't known")
+    if node.attributes.get("exclude_outside", 0):
+        weights = np.where((at < 0) | (at >= before), 0.0, weights)
+    if shrink < 1 or node.attributes.get("exclude_outside", 0):
+        weights = weights / weights.sum(axis=1, keepdims=True)
+    return np.clip(at, 0, before - 1), weights
+
+
+_ROUNDINGS: Mapping[str, Callable[[Floats], Floats]] = {
+    "round_prefer_floor": lambda places: np.ceil(places - 0.5),
+    "round_prefer_ceil": lambda places: np.floor(places + 0.5),
+    "floor": np.floor,
+    "ceil": np.ceil,
+}
+
+
+def _weighted_sum(graph: Graph, data: Value, axis: int, at: NDArray[np.int64], weights: Floats) -> Value:
+    if at.shape[1] == 1 and (weights == 1).all():
+        return graph.op("Gather", data, at[:, 0].copy(), axis=axis)
+    if at.shape[1] > MAX_TAPS:
+        matrix = np.zeros((data.shape[axis], len(at)), data.dtype)
+        np.add.at(matrix, (at, np.arange(len(at))[:, None]), weights)
+        order = [*(k for k in range(data.rank) if k != axis), axis]
+        product = graph.op("MatMul", graph.op("Transpose", data, perm=order), matrix)
+        return graph.op("Transpose", product, perm=[order.index(k) for k in range(data.rank)])
+    total: Value | None = None
+    shape = [-1 if k == axis else 1 for k in range(data.rank)]
+    for tap in range(at.shape[1]):
+        part = graph.op("Gather", data, at[:, tap].copy(), axis=axis)
+        part = graph.op("Mul", part, weights[:, tap].reshape(shape).astype(data.dtype))
+        total = part if total is None else graph.op("Add", total, part)
+    assert total is not None
+    return total
+
+
+@dataclass(frozen=True)
+class _Corner:
+    """One of the four elements around each place: its value and its weight."""
+
+    value: Value
+    weight: Value
+
+
+def corners(graph: Graph, data: Value, y: Value, x: Value) -> list[_Corner]:
+    """Read an image (batch, channels, height, width) around places (batch, places): values (batch, channels,
+    places) and weights (batch, 1, places). Elements outside of the image are zero."""
+    batch, channels, height, width = data.shape
+    count = y.shape[1]
+    flat = graph.op("Reshape", data, np.array([batch, channels, height * width]))
+    one = np.array(1, y.dtype)
+    top, left = graph.op("Floor", y), graph.op("Floor", x)
+    down, right = graph.op("Sub", y, top), graph.op("Sub", x, left)
+    found = []
+    for is_lower in (False, True):
+        for is_right in (False, True):
+            row = graph.op("Add", top, one) if is_lower else top
+            column = graph.op("Add", left, one) if is_right else left
+            weight = graph.op(
+                "Mul",
+                down if is_lower else graph.op("Sub", one, down),
+                right if is_right else graph.op("Sub", one, right),
+            )
+            inside = _inside(graph, row, height), _inside(graph, column, width)
+            safe_row = _index(graph, row, height)
+            safe_column = _index(graph, column, width)
+            at = graph.op("Add", graph.op("Mul", safe_row, np.int64(width)), safe_column)
+            at = graph.op("Unsqueeze", at, np.array([1]))
+            values = graph.op(
+                "GatherElements", flat, graph.op("Expand", at, np.array([batch, channels, count])), axis=2
+            )
+            weight = graph.op("Where", graph.op("And", *inside), weight, np.array(0, weight.dtype))
+            found.append(_Corner(values, graph.op("Unsqueeze", weight, np.array([1]))))
+    return found
+
+
+def _inside(graph: Graph, places: Value, extent: int) -> Value:
+    zero, last = np.array(0, places.dtype), np.array(extent - 1, places.dtype)
+    return graph.op("And", graph.op("GreaterOrEqual", places, zero), graph.op("LessOrEqual", places, last))
+
+
+def _index(graph: Graph, places: Value, extent: int) -> Value:
+    bounds = np.array(0, places.dtype), np.array(extent - 1, places.dtype)
+    return cast(graph, graph.op("Clip", places, *bounds), "int64")
+
+
+def between(graph: Graph, data: Value, y: Value, x: Value) -> Value:
+    """Read an image between its elements: (batch, channels, places)."""
+    parts = [graph.op("Mul", corner.value, corner.weight) for corner in corners(graph, data, y, x)]
+    return graph.op("Sum", *parts)
+
+
+def _roi_align(graph: Graph, node: Node) -> Value | None:
+    """Import the maximum, and averages of a known number of samples; TVM counts samples at run time."""
+    samples = int(node.attributes.get("sampling_ratio", 0))
+    is_max = str(node.attributes.get("mode", "avg")) == "max"
+    if not is_max:
+        return None
+    if not samples:
+        raise Refused("the maximum of a number of samples that the data decides isn't supported")
+    data, rois, batches = (node.input(position) for position in range(3))
+    height, width = (int(node.attributes.get(f"output_{name}", 1)) for name in ("height", "width"))
+    scale = np.array(node.attributes.get("spatial_scale", 1.0), rois.dtype)
+    default = "half_pixel" if node.opset >= 16 else "output_half_pixel"
+    aligned = str(node.attributes.get("coordinate_transformation_mode", default)) == "half_pixel"
+    offset = np.array(0.5 if aligned else 0.0, rois.dtype)
+    scaled = graph.op("Sub", graph.op("Mul", rois, scale), offset)
+    x1, y1, x2, y2 = graph.ops("Split", 4, scaled, np.ones(4, np.int64), axis=1)
+
+    def grid(begin: Value, end: Value, bins: int) -> Value:
+        length = graph.op("Sub", end, begin)
+        if not aligned:
+            length = graph.op("Max", length, np.array(1, rois.dtype))
+        steps = (np.arange(bins * samples) + 0.5) / (bins * samples)
+        return graph.op("Add", begin, graph.op("Mul", length, steps.astype(rois.dtype)[None, :]))
+
+    count, channels = rois.shape[0], data.shape[1]
+    rows, columns = height * samples, width * samples
+    every = np.array([count, rows, columns])
+    y = graph.op("Expand", graph.op("Unsqueeze", grid(y1, y2, height), np.array([2])), every)
+    x = graph.op("Expand", graph.op("Unsqueeze", grid(x1, x2, width), np.array([1])), every)
+    y, x = (graph.op("Reshape", each, np.array([count, rows * columns])) for each in (y, x))
+    edges = [np.array(0, rois.dtype), *(np.array(extent - 1, rois.dtype) for extent in data.shape[2:])]
+    outside = graph.op("Or", _outside(graph, y, data.shape[2]), _outside(graph, x, data.shape[3]))
+    y, x = graph.op("Clip", y, edges[0], edges[1]), graph.op("Clip", x, edges[0], edges[2])
+    images = graph.op("Gather", data, batches, axis=0)
+    # ONNX takes the largest of the weighted corners, not of the samples.
+    parts = [graph.op("Mul", corner.value, corner.weight) for corner in corners(graph, images, y, x)]
+    largest = graph.op("Max", *parts)
+    hidden = graph.op("Unsqueeze", outside, np.array([1]))
+    largest = graph.op("Where", hidden, np.array(0, data.dtype), largest)
+    split = graph.op("Reshape", largest, np.array([count, channels, height, samples, width, samples]))
+    return graph.op("ReduceMax", split, np.array([3, 5]), keepdims=0)
+
+
+def _outside(graph: Graph, places: Value, extent: int) -> Value:
+    low, high = np.array(-1, places.dtype), np.array(extent, places.dtype)
+    return graph.op("Or", graph.op("Less", places, low), graph.op("Greater", places, high))
+
+
+def _deform_conv(graph: Graph, node: Node) -> Value:
+    """Read every element of the window at its own offset, then multiply with the weights."""
+    data, weight, offset = (node.input(position) for position in range(3))
+    if data.rank != 4:
+        raise Refused("only images are supported")
+    batch, channels, _, _ = data.shape
+    kernel = weight.shape[2:]
+    strides, dilations = (node.attributes.get(name, [1, 1]) for name in ("strides", "dilations"))
+    pads = node.attributes.get("pads", [0, 0, 0, 0])
+    groups, offset_groups = (int(node.attributes.get(name, 1)) for name in ("group", "offset_group"))
+    out = offset.shape[2:]
+    taps = kernel[0] * kernel[1]
+    split = graph.op("Reshape", offset, np.array([batch, offset_groups, taps, 2, *out]))
+    base = [
+        (np.arange(out[k]) * strides[k] - pads[k])[None, :] + (np.arange(kernel[k]) * dilations[k])[:, None]
+        for k in range(2)
+    ]
+    places = []
+    for k in range(2):
+        shape = [kernel[0], 1, out[0], 1] if k == 0 else [1, kernel[1], 1, out[1]]
+        fixed = np.broadcast_to(base[k].reshape(shape), [*kernel, *out]).reshape(1, 1, taps, *out)
+        part = graph.op("Slice", split, np.array([k]), np.array([k + 1]), np.array([3]))
+        part = graph.op("Squeeze", part, np.array([3]))
+        moved = graph.op("Add", part, fixed.astype(data.dtype))
+        places.append(graph.op("Reshape", moved, np.array([batch * offset_groups, taps * out[0] * out[1]])))
+    images = graph.op(
+        "Reshape", data, np.array([batch * offset_groups, channels // offset_groups, *data.shape[2:]])
+    )
+    values = between(graph, images, *places)
+    shape = [batch, offset_groups, channels // offset_groups, taps, *out]
+    values = graph.op("Reshape", values, np.array(shape))
+    mask = node.optional(4)
+    if mask is not None:
+        values = graph.op(
+            "Mul", values, graph.op("Reshape", mask, np.array([batch, offset_groups, 1, taps, *out]))
+        )
+    # (batch, groups, outputs, terms) x (batch, groups, terms, places)
+    per_group = weight.shape[0] // groups
+    terms = channels // groups * taps
+    columns = graph.op("Reshape", values, np.array([batch, groups, terms, out[0] * out[1]]))
+    filters = graph.op("Reshape", weight, np.array([1, groups, per_group, terms]))
+    result = graph.op("MatMul", filters, columns)
+    result = graph.op("Reshape", result, np.array([batch, weight.shape[0], *out]))
+    bias = node.optional(3)
+    return (
+        result
+        if bias is None
+        else graph.op("Add", result, graph.op("Reshape", bias, np.array([1, -1, 1, 1])))
+    )
+
+
+def _non_max_suppression(_graph: Graph, _node: Node) -> None:
+    raise Refused("the data decides how many boxes it selects: do that after the model has run")
+
+
+CONVERTERS: Mapping[tuple[str, str], Converter] = {
+    ("", "DeformConv"): _deform_conv,
+    ("", "NonMaxSuppression"): _non_max_suppression,
+    ("", "Resize"): _resize,
+    ("", "RoiAlign"): _roi_align,
+    ("", "Upsample"): _resize,
+}

@@ -1,0 +1,138 @@
+"""Operators with sliding windows, in forms that TVM imports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import numpy as np
+
+from compiler.importing.graph import Converter, Graph, Node, Refused, Value
+from compiler.importing.operators.quantized import bounds
+
+
+def _conv_transpose(graph: Graph, node: Node) -> Value | None:
+    """Give the padding of a transposed convolution whose output shape is given; TVM doesn't compute it."""
+    data, weight = node.input(0), node.input(1)
+    attributes = dict(node.attributes)
+    wanted = attributes.pop("output_shape", None)
+    automatic = str(attributes.pop("auto_pad", "NOTSET"))
+    if wanted is None and automatic in ("NOTSET", "VALID"):
+        return None
+    count = data.rank - 2
+    strides, dilations = (attributes.get(name, [1] * count) for name in ("strides", "dilations"))
+    extra = attributes.get("output_padding", [0] * count)
+    wanted = (
+        [extent * stride for extent, stride in zip(data.shape[2:], strides, strict=True)]
+        if wanted is None
+        else wanted
+    )
+    wanted = wanted[-count:]
+    begins, ends, added = [], [], list(extra)
+    for k in range(count):
+        covered = (
+            strides[k] * (data.shape[2 + k] - 1) + extra[k] + (weight.shape[2 + k] - 1) * dilations[k] + 1
+        )
+        total = covered - wanted[k]
+        if total < 0:
+            added[k] -= total
+            total = 0
+        small, large = total // 2, total - total // 2
+        begins.append(large if automatic == "SAME_LOWER" else small)
+        ends.append(small if automatic == "SAME_LOWER" else large)
+    attributes |= {"pads": [*begins, *ends], "output_padding": added}
+    return graph.op("ConvTranspose", *node.inputs, **attributes)
+
+
+def _col2im(graph: Graph, node: Node) -> Value:
+    """Add up overlapping blocks: a transposed convolution whose weights put every element of a block in its
+    place."""
+    data = node.input(0)
+    image, block = (node.input(k).known("the shapes of image and blocks").tolist() for k in (1, 2))
+    count = len(block)
+    strides, dilations = (node.attributes.get(name, [1] * count) for name in ("strides", "dilations"))
+    pads = node.attributes.get("pads", [0] * 2 * count)
+    size = int(np.prod(block))
+    channels = data.shape[1] // size
+    covered = [dilations[k] * (block[k] - 1) + 1 for k in range(count)]
+    grid = [(image[k] + pads[k] + pads[count + k] - covered[k]) // strides[k] + 1 for k in range(count)]
+    weight = np.zeros((channels * size, channels, *block), data.dtype)
+    each = np.arange(channels * size)
+    weight[(each, each // size, *np.unravel_index(each % size, block))] = 1
+    blocks = graph.op("Reshape", data, np.array([data.shape[0], channels * size, *grid]))
+    extra = [
+        image[k] + pads[k] + pads[count + k] - ((grid[k] - 1) * strides[k] + covered[k]) for k in range(count)
+    ]
+    return graph.op(
+        "ConvTranspose", blocks, weight, strides=strides, dilations=dilations, pads=pads, output_padding=extra
+    )
+
+
+def _max_pool(graph: Graph, node: Node) -> list[Value] | None:
+    """Import a maximum with its place in the data: the windows' elements are compared one after the other."""
+    if not node.wants(1):
+        return None
+    data = node.input(0)
+    count = data.rank - 2
+    if str(node.attributes.get("auto_pad", "NOTSET")) != "NOTSET" or node.attributes.get("ceil_mode", 0):
+        raise Refused("places with auto_pad or ceil_mode aren't supported")
+    kernel = node.attributes["kernel_shape"]
+    strides, dilations = (node.attributes.get(name, [1] * count) for name in ("strides", "dilations"))
+    pads = node.attributes.get("pads", [0] * 2 * count)
+    low = np.array(-np.inf if "float" in data.dtype else bounds(data.dtype)[0]).astype(data.dtype)
+    padded = graph.op("Pad", data, np.array([0, 0, *pads[:count], 0, 0, *pads[count:]]), low)
+    sizes = [
+        (padded.shape[2 + k] - dilations[k] * (kernel[k] - 1) - 1) // strides[k] + 1 for k in range(count)
+    ]
+    plane = int(np.prod(data.shape[2:]))
+    channels = np.arange(data.shape[0] * data.shape[1]).reshape(*data.shape[:2], *[1] * count) * plane
+    order: Literal["C", "F"] = "F" if node.attributes.get("storage_order", 0) else "C"
+    largest: Value | None = None
+    places: Value | None = None
+    for offset in np.ndindex(*kernel):
+        begin = [offset[k] * dilations[k] for k in range(count)]
+        end = [begin[k] + (sizes[k] - 1) * strides[k] + 1 for k in range(count)]
+        part = graph.op(
+            "Slice", padded, np.array(begin), np.array(end), np.arange(2, data.rank), np.array(strides)
+        )
+        at = [np.arange(sizes[k]) * strides[k] + begin[k] - pads[k] for k in range(count)]
+        at = [np.clip(at[k], 0, data.shape[2 + k] - 1) for k in range(count)]
+        place = np.ravel_multi_index(list(np.ix_(*at)), data.shape[2:], order=order) + channels
+        if largest is None or places is None:
+            largest, places = part, graph.value(place)
+            continue
+        is_larger = graph.op("Greater", part, largest)
+        places = graph.op("Where", is_larger, place, places)
+        largest = graph.op("Where", is_larger, part, largest)
+    assert largest is not None
+    assert places is not None
+    return [largest, places]
+
+
+def _max_unpool(graph: Graph, node: Node) -> Value | None:
+    """Put each value in its place of the default shape, which may be the beginning of a larger one."""
+    shape = node.optional(2)
+    if shape is None:
+        return None
+    data, places = node.input(0), node.input(1)
+    count = data.rank - 2
+    kernel = node.attributes["kernel_shape"]
+    strides, pads = node.attributes.get("strides", [1] * count), node.attributes.get("pads", [0] * 2 * count)
+    extents = [
+        (data.shape[2 + k] - 1) * strides[k] - pads[k] - pads[count + k] + kernel[k] for k in range(count)
+    ]
+    inner = [*data.shape[:2], *extents]
+    flat = [graph.op("Reshape", value, np.array([-1])) for value in (places, data)]
+    empty = np.zeros(int(np.prod(inner)), data.dtype)
+    filled = graph.op("Reshape", graph.op("ScatterElements", empty, *flat, axis=0), np.array(inner))
+    wanted = shape.known("the output shape").tolist()
+    ends = [wide - extent for wide, extent in zip(wanted, inner, strict=True)]
+    return graph.op("Pad", filled, np.array([*[0] * data.rank, *ends]))
+
+
+CONVERTERS: Mapping[tuple[str, str], Converter] = {
+    ("", "Col2Im"): _col2im,
+    ("", "ConvTranspose"): _conv_transpose,
+    ("", "MaxPool"): _max_pool,
+    ("", "MaxUnpool"): _max_unpool,
+}

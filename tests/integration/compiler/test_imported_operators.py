@@ -1,0 +1,234 @@
+"""Operators are imported as ONNX Runtime computes them, where ONNX's own tests say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper, parser
+
+from compiler.importing.model import import_file
+from compiler.importing.onnx_file import read_file
+from compiler.importing.spec import ModelError
+from compiler.measuring.outputs import compare_outputs
+from compiler.verifying.imported import Imported
+from compiler.verifying.inputs import input_sets
+from compiler.verifying.reference import Reference
+
+TARGET = '{"kind":"llvm","num-cores":1}'
+MICROSOFT = "com.microsoft"
+
+
+def check(model: onnx.ModelProto) -> None:
+    """Compare all outputs, for inputs of the verification's kinds."""
+    file = read_file(model.SerializeToString(), {})
+    reference = Reference(file.proto, file.output_names)
+    imported = Imported(import_file(file), TARGET)
+    for inputs in input_sets(file):
+        wanted, found = reference.compute(inputs), imported.compute(inputs)
+        assert compare_outputs(list(wanted.values()), [found[name] for name in wanted]) == ""
+
+
+def single(
+    kind: str,
+    inputs: Sequence[Any],
+    outputs: int = 1,
+    domain: str = "",
+    opset: int = 20,
+    **attributes: Any,
+) -> onnx.ModelProto:
+    """Return the model of one operator. Tuples are the shapes of float inputs, arrays are constants, None is
+    an input that is left out."""
+    names = ["" if value is None else f"x{number}" for number, value in enumerate(inputs)]
+    node = helper.make_node(
+        kind, names, [f"y{k}" for k in range(outputs)], name="node", domain=domain, **attributes
+    )
+    given = dict(zip(names, inputs, strict=True))
+    graph = helper.make_graph(
+        [node],
+        "one",
+        [
+            helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, value)
+            for name, value in given.items()
+            if isinstance(value, tuple)
+        ],
+        [onnx.ValueInfoProto(name=name) for name in node.output],
+        [
+            numpy_helper.from_array(value, name)
+            for name, value in given.items()
+            if isinstance(value, np.ndarray)
+        ],
+    )
+    for output in graph.output:
+        output.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid(MICROSOFT, 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=9)
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(len(shape)).uniform(-0.5, 0.5, shape).astype(np.float32)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+LENGTHS = ints(4, 2)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+@pytest.mark.parametrize(("kind", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
+def test_recurrent_layers_of_sequences_of_different_lengths(kind: str, gates: int, direction: str) -> None:
+    count = 2 if direction == "bidirectional" else 1
+    weights = random(count, gates * 3, 5), random(count, gates * 3, 3), random(count, 2 * gates * 3)
+    outputs = 3 if kind == "LSTM" else 2
+    check(single(kind, [(4, 2, 5), *weights, LENGTHS], outputs, hidden_size=3, direction=direction))
+
+
+SINGLE = {
+    "FusedMatMul": lambda: single(
+        "FusedMatMul", [(2, 4, 3), random(2, 5, 4)], domain=MICROSOFT, transA=1, transB=1, alpha=0.5
+    ),
+    "BiasGelu": lambda: single("BiasGelu", [(2, 4), random(4)], domain=MICROSOFT),
+    "FastGelu": lambda: single("FastGelu", [(2, 4), random(4)], domain=MICROSOFT),
+    "QuickGelu": lambda: single("QuickGelu", [(2, 4)], domain=MICROSOFT, alpha=1.5),
+    "FusedConv": lambda: single(
+        "FusedConv", [(1, 2, 5, 5), random(3, 2, 3, 3), random(3)], domain=MICROSOFT, activation="Relu"
+    ),
+    "SkipLayerNormalization": lambda: single(
+        "SkipLayerNormalization", [(1, 3, 8), (1, 3, 8), random(8), random(8), random(8)], domain=MICROSOFT
+    ),
+    "SkipSimplifiedLayerNormalization": lambda: single(
+        "SkipSimplifiedLayerNormalization", [(1, 3, 8), (1, 3, 8), random(8)], domain=MICROSOFT
+    ),
+    "MultiHeadAttention": lambda: single(
+        "MultiHeadAttention",
+        [(2, 3, 8), (2, 5, 8), (2, 5, 8), random(24), ints(5, 3), random(1, 2, 3, 5)],
+        domain=MICROSOFT,
+        num_heads=2,
+    ),
+    "Attention": lambda: single(
+        "Attention",
+        [(2, 3, 8), random(8, 24), random(24), ints(3, 2)],
+        domain=MICROSOFT,
+        num_heads=2,
+        unidirectional=1,
+    ),
+    "GroupQueryAttention": lambda: single(
+        "GroupQueryAttention",
+        [
+            *((1, 1, 32), (1, 1, 16), (1, 1, 16), (1, 1, 4, 16), (1, 1, 4, 16)),
+            *(ints(4), np.array(5, np.int32), random(8, 8), random(8, 8)),
+        ],
+        3,
+        domain=MICROSOFT,
+        num_heads=2,
+        kv_num_heads=1,
+        do_rotary=1,
+    ),
+    "DynamicQuantizeMatMul": lambda: single(
+        "DynamicQuantizeMatMul",
+        [
+            *((3, 4), np.arange(-4, 4, dtype=np.int8).reshape(4, 2)),
+            *(np.array([0.1], np.float32), np.array([0], np.int8), random(2)),
+        ],
+        domain=MICROSOFT,
+    ),
+    "LayerNormalization": lambda: single("LayerNormalization", [(2, 3, 4), random(4)], 3, axis=-1),
+    "Resize": lambda: single(
+        "Resize",
+        [(1, 2, 7, 5), None, np.array([1, 1, 0.6, 0.6], np.float32)],
+        mode="cubic",
+        coordinate_transformation_mode="pytorch_half_pixel",
+    ),
+    "RoiAlign": lambda: single(
+        "RoiAlign",
+        [(1, 2, 8, 8), np.array([[0, 0, 5, 6], [1, 2, 4, 4]], np.float32), np.array([0, 0], np.int64)],
+        mode="max",
+        output_height=2,
+        output_width=2,
+        sampling_ratio=2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SINGLE)
+def test_an_operator(name: str) -> None:
+    check(SINGLE[name]())
+
+
+QUANTIZED = """<ir_version: 9, opset_import: ["" : 20, "com.microsoft" : 1]>
+model (float[1,2,6,6] x) => (float[1,3] y)
+<float s = {0.031}, float t = {0.047}, float ws = {0.0137}, uint8 z = {128}, int8 w0 = {0},
+ int64[2] flat = {1, 48}>
+{
+  q = QuantizeLinear (x, s, z)
+  c = QLinearConv (q, s, z, w, ws, w0, t, z)
+  a = com.microsoft.QLinearAdd (c, t, z, c, t, z, s, z)
+  row = Reshape (a, flat)
+  m = QLinearMatMul (row, s, z, v, ws, w0, t, z)
+  y = DequantizeLinear (m, t, z)
+}"""
+
+
+def test_a_chain_of_quantized_operators() -> None:
+    model = parser.parse_model(QUANTIZED)
+    rng = np.random.default_rng(0)
+    for name, shape in (("w", (3, 2, 3, 3)), ("v", (48, 3))):
+        weight = rng.integers(-20, 20, shape).astype(np.int8)
+        model.graph.initializer.append(numpy_helper.from_array(weight, name))
+    check(model)
+
+
+CONTROL = {
+    "a branch that the data chooses": """
+        sum = ReduceSum <keepdims: int = 0> (x)
+        is_positive = Greater (sum, zero)
+        y = If (is_positive) <
+            then_branch = then_graph () => (float[2] a) { a = Add (x, one) },
+            else_branch = else_graph () => (float[2] b) { b = Sub (x, one) }
+        >""",
+    "a loop of three iterations": """
+        y = Loop (three, , x) <
+            body = body_graph (int64 i, bool c, float[2] before) => (bool d, float[2] after) {
+                d = Identity (c)
+                after = Mul (before, two)
+            }
+        >""",
+    "a loop that the data ends": """
+        y = Loop (three, yes, x) <
+            body = body_graph (int64 i, bool c, float[2] before) => (bool d, float[2] after) {
+                after = Mul (before, two)
+                sum = ReduceMax <keepdims: int = 0> (after)
+                d = Less (sum, one)
+            }
+        >""",
+}
+
+
+@pytest.mark.parametrize("name", CONTROL)
+def test_control_flow(name: str) -> None:
+    constants = "int64 three = {3}, bool yes = {1}, float zero = {0}, float one = {1}, float two = {2}"
+    head = f'<ir_version: 9, opset_import: ["" : 20]> model (float[2] x) => (float[2] y) <{constants}>'
+    check(parser.parse_model(f"{head} {{{CONTROL[name]}}}"))
+
+
+REFUSED: Mapping[str, Callable[[], onnx.ModelProto]] = {
+    "the data decides how many boxes": lambda: single(
+        "NonMaxSuppression", [(1, 4, 4), (1, 1, 4), np.array([3], np.int64)]
+    ),
+    "the shape of what it computes depends on the data": lambda: single("NonZero", [(2, 2)]),
+    "where it begins and ends must be a constant": lambda: parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 20]> model (float[4] x, int64[1] n) => (float[m] y) '
+        "<int64[1] zero = {0}> { [node] y = Slice (x, zero, n) }"
+    ),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_imported_is_named_with_its_node(message: str) -> None:
+    with pytest.raises(ModelError, match=f"operator .* of node 'node' can't be imported: {message}"):
+        import_file(read_file(REFUSED[message]().SerializeToString(), {}))
