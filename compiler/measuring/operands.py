@@ -1,118 +1,120 @@
-"""Arguments for the candidates of a workload: random inputs, and the outputs that are expected of them."""
+"""Arguments for the candidates of a workload, and the outputs that are expected of them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tvm
-import tvm_ffi
 from numpy.typing import NDArray
 from tvm import tirx
+from tvm.s_tir import SBlock
 
-SEED = 0
+from compiler.measuring.draws import Draw, nudge, parameters
+from compiler.measuring.rounding import NUDGE_FACTOR, STEPPED_SHARE, Rounding, is_float, reduced, widened
+from compiler.reading.indices import find_all
+
 # Outputs hold this before a candidate runs. A correct kernel overwrites it.
 GARBAGE = 113
-RELATIVE_TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "float16": 2e-2, "bfloat16": 5e-2}
 
 
 class Operands:
-    """A workload's arguments on a device. Candidates share them: creating them takes longer than most
-    candidates run."""
+    """A workload's arguments on a device, one set for each of its `draws`. Candidates share them: creating
+    them takes longer than most candidates run."""
 
     def __init__(self, function: tirx.PrimFunc, device: Any, compute: Callable[..., object]) -> None:
         """`compute` is a trusted program of the workload that takes tensors on the CPU."""
-        self._specs = [
-            (tuple(int(extent) for extent in param.ty.shape), str(param.ty.dtype))
-            for param in function.params
-        ]
+        self._parameters = parameters(function)
         self._device = device
-        written: list[Any] = []
-
-        def collect(store: Any) -> None:
-            written.append(store.buffer)
-
-        tvm_ffi.structural_walk(function.body, [(tirx.BufferStore, collect)])
+        written = [store.buffer for store in find_all(function.body, tirx.BufferStore)]
         self._outputs = [
             i for i, param in enumerate(function.params) if any(param.same_as(buffer) for buffer in written)
         ]
-        self._tensors: list[Any] = []
-        self._garbage: list[tuple[int, NDArray[Any]]] = []
-        computed = [tvm.runtime.tensor(array) for array in self._arrays()]
-        compute(*computed)
-        self._expected = [(i, _Expected.of(computed[i].numpy())) for i in self._outputs]
+        # Nothing is left of sums and products of subnormal numbers.
+        is_sum = any(reduced(block) > 1 for block in find_all(function.body, SBlock))
+        self.draws = (Draw.ORDINARY, Draw.LARGE) if is_sum else tuple(Draw)
+        self._tensors: dict[Draw, list[Any]] = {}
+        self._garbage = {
+            i: np.full(self._parameters[i].shape, GARBAGE, self._parameters[i].dtype) for i in self._outputs
+        }
+        rounding = Rounding.of(function)
+        self._expected = {draw: self._compute(draw, compute, rounding) for draw in self.draws}
 
-    def place(self) -> list[Any]:
+    def place(self, draw: Draw) -> list[Any]:
         """Return the tensors of all arguments, with garbage in the outputs."""
-        if not self._tensors:
-            arrays = self._arrays()
-            self._tensors = [tvm.runtime.tensor(array, device=self._device) for array in arrays]
-            self._garbage = [(i, np.full_like(arrays[i], GARBAGE)) for i in self._outputs]
-        for i, garbage in self._garbage:
-            self._tensors[i].copyfrom(garbage)
-        return list(self._tensors)
+        if draw not in self._tensors:
+            arrays = self._arrays(draw)
+            self._tensors[draw] = [tvm.runtime.tensor(array, device=self._device) for array in arrays]
+        for i, garbage in self._garbage.items():
+            self._tensors[draw][i].copyfrom(garbage)
+        return list(self._tensors[draw])
 
     def forget(self) -> None:
         """Have `place` create new tensors: a wrong candidate may have written into the inputs."""
-        self._tensors = []
+        self._tensors = {}
 
-    def difference(self, arguments: Sequence[Any]) -> str:
+    def difference(self, draw: Draw, arguments: Sequence[Any]) -> str:
         """Return the first output that is wrong and how; empty when all are right."""
-        for i, expected in self._expected:
+        for i, expected in zip(self._outputs, self._expected[draw], strict=True):
             if wrong := expected.difference(arguments[i].numpy()):
-                return f"output {i}: {wrong}"
+                return f"output {i} of {draw}: {wrong}"
         return ""
 
-    def _arrays(self) -> list[NDArray[Any]]:
+    def _arrays(self, draw: Draw) -> list[NDArray[Any]]:
         """Return random arguments, the same at every call."""
-        rng = np.random.default_rng(SEED)
-        return [random_array(shape, dtype, rng) for shape, dtype in self._specs]
+        return draw.arrays(self._parameters)
+
+    def _compute(self, draw: Draw, compute: Callable[..., object], rounding: Rounding) -> list[Expected]:
+        arrays = self._arrays(draw)
+
+        def outputs() -> list[NDArray[Any]]:
+            tensors = [tvm.runtime.tensor(array) for array in arrays]
+            compute(*tensors)
+            return [tensors[i].numpy() for i in self._outputs]
+
+        values = outputs()
+        if not rounding.amplified or draw is Draw.SUBNORMAL:
+            return [Expected.of(each, None, rounding) for each in values]
+        arrays = [
+            nudge(array, NUDGE_FACTOR * rounding.relative) if parameter.is_float else array
+            for parameter, array in zip(self._parameters, arrays, strict=True)
+        ]
+        return [Expected.of(each, nudged, rounding) for each, nudged in zip(values, outputs(), strict=True)]
 
 
 @dataclass(frozen=True)
-class _Expected:
-    """The expected values of one output. `bounds` says by how much each value may differ; it is None for
-    types that must agree exactly and for values among which are nan or infinity."""
+class Expected:
+    """The expected values of one output, by how much each may differ (None: not at all), and how many may
+    differ by more than that."""
 
     values: NDArray[Any]
-    tolerance: float
     bounds: NDArray[Any] | None
+    exceptions: int
 
     @classmethod
-    def of(cls, values: NDArray[Any]) -> _Expected:
-        tolerance = RELATIVE_TOLERANCE.get(str(values.dtype), 0.0)
-        if tolerance == 0.0 or not np.isfinite(values).all():
-            return cls(values, tolerance, None)
-        sizes = np.abs(_widen(values))
-        return cls(values, tolerance, tolerance * (sizes + 0.1 * np.max(sizes, initial=0.0)))
+    def of(cls, values: NDArray[Any], nudged: NDArray[Any] | None, rounding: Rounding) -> Expected:
+        """`nudged` are the values for inputs that were changed by as much as the roundings."""
+        rounds = rounding.relative > 0.0 and is_float(values.dtype)
+        return cls(
+            values,
+            rounding.bounds(values, nudged) if rounds else None,
+            math.ceil(STEPPED_SHARE * values.size) if rounding.has_steps else 0,
+        )
 
     def difference(self, actual: NDArray[Any]) -> str:
-        """Return how many values differ too much and by how much; empty when none does."""
-        if self.bounds is not None:
-            with np.errstate(all="ignore"):
-                if (np.abs(_widen(actual) - _widen(self.values)) <= self.bounds).all():
-                    return ""
-        # np.isclose explains more, and takes ten times as long.
-        actual, wanted = actual.astype(np.float64), self.values.astype(np.float64)
-        # Square roots and logarithms of random inputs may be nan: two values agree when both are nan.
-        scale = float(np.max(np.abs(wanted[np.isfinite(wanted)]), initial=0.0))
-        absolute = 0.1 * self.tolerance * scale
-        far = ~np.isclose(actual, wanted, rtol=self.tolerance, atol=absolute, equal_nan=True)
-        if not far.any():
-            return ""
-        worst = np.max(np.abs(actual[far] - wanted[far]))
+        """Return how many values differ too much and by how much; empty when no more do than may."""
+        with np.errstate(all="ignore"):
+            far = np.asarray(actual != self.values)
+            if self.bounds is not None:
+                error = np.abs(widened(actual) - widened(self.values))
+                far &= ~((error <= self.bounds) | np.isinf(self.bounds))
+            # Square roots and logarithms of negative numbers are nan: two values agree when both are.
+            if far.any():
+                far &= ~(np.isnan(actual) & np.isnan(self.values))
+            if np.count_nonzero(far) <= self.exceptions:
+                return ""
+            worst = np.max(np.abs(actual[far].astype(np.float64) - self.values[far].astype(np.float64)))
         return f"{np.count_nonzero(far)} of {far.size} values differ, by up to {worst:.3g}"
-
-
-def random_array(shape: Sequence[int], dtype: str, rng: np.random.Generator) -> NDArray[Any]:
-    """Return normally distributed floats, or integers 0 and 1, which are in range as indices of anything."""
-    if dtype.startswith(("int", "uint", "bool")):
-        return rng.integers(0, 2, size=shape).astype(dtype)
-    return rng.standard_normal(shape).astype(dtype)
-
-
-def _widen(values: NDArray[Any]) -> NDArray[Any]:
-    """Convert to a type whose rounding errors are far below the tolerance."""
-    return values.astype(np.float64 if values.dtype == np.float64 else np.float32, copy=False)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compiler.measuring.operands import RELATIVE_TOLERANCE
+MODEL_TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "float16": 2e-2, "bfloat16": 5e-2}
 
 # Rounding errors add up through a network, and become steps where it quantizes or takes a maximum. So the
 # root mean square of the error may be (SPREAD_FACTOR * spread + SIZE_FACTOR * size) times a kernel's relative
@@ -27,20 +27,23 @@ MIN_VALUES = 16
 Arrays = Sequence[NDArray[Any]]
 
 
-def compare_outputs(expected: Arrays, actual: Arrays) -> str:
-    """Return the first output that differs and how; empty when all outputs agree."""
+def compare_outputs(expected: Arrays, actual: Arrays, computed_in: str = "float64") -> str:
+    """Return the first output that differs and how; empty when all outputs agree.
+
+    `computed_in` is the narrowest type of values in between: an output of wider floats is no more precise.
+    """
     if len(expected) != len(actual):
         return f"there are {len(actual)} outputs instead of {len(expected)}"
     for number, (wanted, found) in enumerate(zip(expected, actual, strict=True)):
-        if wrong := _compare(wanted, found):
+        if wrong := _compare(wanted, found, computed_in):
             return f"output {number}: {wrong}"
     return ""
 
 
-def _compare(wanted: NDArray[Any], found: NDArray[Any]) -> str:
+def _compare(wanted: NDArray[Any], found: NDArray[Any], computed_in: str) -> str:
     if (wanted.shape, wanted.dtype) != (found.shape, found.dtype):
         return f"it is {found.dtype} {found.shape} instead of {wanted.dtype} {wanted.shape}"
-    tolerance = RELATIVE_TOLERANCE.get(str(wanted.dtype))
+    tolerance = MODEL_TOLERANCE.get(str(wanted.dtype))
     if tolerance is None:
         return _count_different(wanted != found)
     # Random inputs may lead to nan and infinity, then in the same places of both outputs.
@@ -54,7 +57,8 @@ def _compare(wanted: NDArray[Any], found: NDArray[Any]) -> str:
     size = _root_mean_square(b)
     spread = _root_mean_square(b - np.mean(b)) if b.size >= MIN_VALUES else size
     error = _root_mean_square(a - b)
-    allowed = max(tolerance, MIN_TOLERANCE) * (SPREAD_FACTOR * spread + SIZE_FACTOR * size)
+    tolerance = max(tolerance, MODEL_TOLERANCE[computed_in], MIN_TOLERANCE)
+    allowed = tolerance * (SPREAD_FACTOR * spread + SIZE_FACTOR * size)
     return f"its values are off by {error:.3g}, {allowed:.3g} is allowed" if error > allowed else ""
 
 

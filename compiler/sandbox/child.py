@@ -103,10 +103,6 @@ def describe_exit(status: int) -> str:
     return f"ended the compiler (exit status {status})"
 
 
-def physical_memory_bytes() -> int:
-    return os.sysconf("SC_PHYS_PAGES") * resource.getpagesize()
-
-
 # The child's side
 
 

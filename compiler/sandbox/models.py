@@ -7,6 +7,7 @@ library. A child that dies after the first line died while it compiled.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -31,17 +32,19 @@ from compiler.sandbox.child import (
     enter_sandbox,
     lift_data_limit,
     limit_data_segment,
-    physical_memory_bytes,
     redirect_stdout,
     run_child,
 )
 from compiler.variants.choice import VariantModel
+from system.memory import usable_memory_bytes
 
 # LLVM's memory grows with the number of kernels, however small the model's file is.
 BUILD_MEMORY_BYTES = 8 << 30
 # Libraries hold the weights, some of them twice.
 LIBRARY_PER_MODEL_BYTE = 4
 MAX_PROBLEM_CHARS = 8192
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -125,9 +128,14 @@ def import_model(
 def compile_untuned(
     data: bytes, shapes: Mapping[str, Shape], target: str, limits: CompileLimits | None = None
 ) -> tuple[ImportedModel, bytes]:
-    """Import a model and compile it as TVM does by default. Raises ModelError, ArtifactError."""
-    request = CompileRequest(data, shapes, target, LibraryKind.UNTUNED)
-    return compile_in_child(request, limits or CompileLimits())
+    """Import a model and compile it as TVM does by default; where TVM can't, its kernels under fallback
+    schedules. Raises ModelError, ArtifactError."""
+    limits = limits or CompileLimits()
+    try:
+        return compile_in_child(CompileRequest(data, shapes, target, LibraryKind.UNTUNED), limits)
+    except ArtifactError as error:
+        _log.warning("TVM can't compile a model by default, fallback schedules are tried: %s", error)
+        return compile_in_child(CompileRequest(data, shapes, target, LibraryKind.TUNED), limits)
 
 
 def compile_tuned(
@@ -167,13 +175,13 @@ def compile_in_child(request: CompileRequest, limits: CompileLimits) -> tuple[Im
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise ModelError(f"what the compiler said of the model makes no sense: {error}") from error
     except (ModelError, ArtifactError) as error:
-        needed, memory = WORKING_BYTES + MEMORY_PER_MODEL_BYTE * len(request.data), physical_memory_bytes()
+        needed, usable = WORKING_BYTES + MEMORY_PER_MODEL_BYTE * len(request.data), usable_memory_bytes()
         ran_out = status == -signal.SIGKILL or TOO_MUCH_MEMORY in str(error)
-        if not ran_out or needed <= memory:
+        if not ran_out or needed <= usable:
             raise
         raise type(error)(
             f"{error}: a model file of {len(request.data) / 1e9:.3g} GB may take {needed / 1e9:.3g} GB of "
-            f"memory and this machine has {memory / 1e9:.3g} GB: run the scheduler on one with more"
+            f"memory and the scheduler may use {usable / 1e9:.3g} GB: run it where it may use more"
         ) from error
 
 
@@ -213,7 +221,11 @@ class FusedModel:
     def library(self, request: CompileRequest) -> bytes:
         """Compile the library that the request asks for. Raises ModelError, ArtifactError."""
         if request.library is LibraryKind.UNTUNED:
-            return build_library(fuse_untuned(self.model, request.target), request.target)
+            try:
+                untuned = fuse_untuned(self.model, request.target)
+            except ModelError as error:
+                raise ArtifactError(str(error)) from error
+            return build_library(untuned, request.target)
         if request.library is LibraryKind.TUNED:
             chosen = self.fused.choose(request.schedules)
             return build_module(chosen, request.schedules, request.target)

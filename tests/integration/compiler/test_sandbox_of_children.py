@@ -47,6 +47,7 @@ print(json.dumps({{
     "write": done(lambda: (home / "planted").write_text("x")),
     "package": done(lambda: Path({package!r}, "planted").write_text("x")),
     "roots": "the password" in roots,
+    "processes": [one for one in os.listdir("/proc") if one.isdigit()],
     "service": done(lambda: connect(socket.AF_UNIX, str(home / "socket"))),
     "network": done(lambda: connect(socket.AF_INET, ("127.0.0.1", port))),
     "scratch": done(lambda: Path(tempfile.mkstemp()[1]).write_text("x")),
@@ -91,6 +92,8 @@ def test_a_compiler_that_was_taken_over_reaches_nothing(system: str, home: Path,
     assert found.pop("scratch") == "1"
     assert found.pop("rights") == ["CapEff:\t0000000000000000\n", "NoNewPrivs:\t1\n"]
     assert found.pop("roots") is False
+    processes = sorted(found.pop("processes"))
+    assert processes == ["1", "2"] or system == "no namespaces", "it sees its own and the one that waits"
     refusals = ("No such file", "Read-only", "denied", "not permitted", "unreachable")
     for tried, answer in found.items():
         assert any(refusal in answer for refusal in refusals), f"{tried}: {answer}"

@@ -71,10 +71,10 @@ def test_an_import_that_takes_too_much_memory_fails() -> None:
 
 def test_the_message_says_that_the_machine_has_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """The child is killed, as Linux does when memory runs out."""
-    monkeypatch.setattr(models, "physical_memory_bytes", lambda: 512 << 20)
+    monkeypatch.setattr(models, "usable_memory_bytes", lambda: 512 << 20)
     killer = threading.Thread(target=kill_the_child)
     killer.start()
-    says = r"\(SIGKILL\): a model file of .* GB may take 1.07 GB of memory and this machine has 0.537 GB: run"
+    says = r"\(SIGKILL\): a model file of .* GB may take 1.07 GB of memory and the scheduler may use 0.537 GB"
     with pytest.raises(ModelError, match=says):
         compile_untuned(residual(), {}, TARGET)
     killer.join()

@@ -88,3 +88,9 @@ def test_all_outputs_are_compared_with_their_shapes_and_types() -> None:
         "output 0: it is float32 (1000,) instead of float32 (1, 1000)"
     )
     assert "float64" in compare_outputs([LOGITS], [LOGITS.astype(np.float64)])
+
+
+def test_wide_outputs_of_narrow_values_are_as_precise_as_these() -> None:
+    rounded = shaken(LOGITS, 2e-2)
+    assert "are off by" in compare_outputs([LOGITS], [rounded])
+    assert compare_outputs([LOGITS], [rounded], "bfloat16") == ""

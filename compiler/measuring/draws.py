@@ -1,0 +1,185 @@
+"""Arguments that a workload is tried with: several draws, because one random input hides many mistakes.
+
+Integers that are positions in a tensor are drawn from the tensor's range. Others are drawn from all that
+their type holds, unless the workload calculates with them: what overflows may differ from program to program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import tvm
+import tvm_ffi
+from numpy.typing import NDArray
+from tvm import ir, tirx
+from tvm.sym import Analyzer
+
+from compiler.reading.indices import find_all
+
+# Large floats are these multiples of normally distributed ones. Types of few bits would overflow, and so
+# would integers that floats are converted to.
+LARGE, LARGE_OF_FEW_BITS = 128.0, 4.0
+ZEROS = 0.125  # this share of large floats is zero instead
+CALCULATIONS = (tirx.Add, tirx.Sub, tirx.Mul)
+# Not every integer may be a divisor or the width of a shift.
+PICKY = (tirx.Div, tirx.Mod, tirx.FloorDiv, tirx.FloorMod, tirx.LShift, tirx.RShift)
+# Integers that could be positions of anything.
+ANYWHERE = (0, 1)
+
+
+class Draw(StrEnum):
+    """A kind of arguments: normally distributed floats, and integers of all sizes; large floats, some of them
+    zero, and the ends of integers' ranges; floats below the smallest that has full precision."""
+
+    ORDINARY = "ordinary values"
+    LARGE = "large values"
+    SUBNORMAL = "subnormal values"
+
+    def arrays(self, parameters: Sequence[Parameter]) -> list[NDArray[Any]]:
+        """Return random values for parameters, the same at every call."""
+        rng = np.random.default_rng(list(Draw).index(self))
+        return [parameter.draw(self, rng) for parameter in parameters]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a workload or a model. Integers are in `range`, whose ends are included; floats that are
+    converted to integers are kept small."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    range: tuple[int, int] = ANYWHERE
+    is_converted: bool = False
+
+    @property
+    def is_float(self) -> bool:
+        return not _is_integer(self.dtype)
+
+    def draw(self, draw: Draw, rng: np.random.Generator) -> NDArray[Any]:
+        if not self.is_float:
+            low, high = self.range
+            if draw is Draw.LARGE:
+                ends = {low, low + 1, -1, 0, 1, high - 1, high}
+                inside = [end for end in sorted(ends) if low <= end <= high]
+                return rng.choice(np.array(inside, self.dtype), self.shape)
+            wide = np.uint64 if low == 0 else np.int64
+            return np.asarray(rng.integers(low, high, self.shape, wide, endpoint=True)).astype(self.dtype)
+        floats = np.asarray(rng.standard_normal(self.shape))
+        if draw is Draw.LARGE:
+            few_bits = self.is_converted or tvm.DataType(self.dtype).bits < 32
+            large = floats * (LARGE_OF_FEW_BITS if few_bits else LARGE)
+            floats = np.where(rng.random(self.shape) < ZEROS, 0.0, large)
+        elif draw is Draw.SUBNORMAL:
+            floats = floats * (0.25 * float(limits(self.dtype).smallest_normal))
+        return floats.astype(self.dtype)
+
+
+def nudge(floats: NDArray[Any], by: float) -> NDArray[Any]:
+    """Change floats by a share of them, one half up, the other half down, as the signs of others have it."""
+    signs = np.copysign(by, np.roll(floats.astype(np.float32), 1))
+    return (floats * (1 + signs)).astype(floats.dtype)
+
+
+def limits(dtype: Any) -> Any:
+    """Return what numpy's finfo tells of its own types, for those of ml_dtypes, too."""
+    return ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]
+
+
+def parameters(function: tirx.PrimFunc) -> list[Parameter]:
+    """Return the parameters of a workload, with what they may hold."""
+    is_converted = any(
+        _is_integer(cast.ty.dtype) and not _is_integer(cast.value.ty.dtype)
+        for cast in find_all(function.body, tirx.Cast)
+    )
+    return [
+        Parameter(
+            tuple(int(extent) for extent in param.ty.shape),
+            str(param.ty.dtype),
+            _range(function, param) if _is_integer(param.ty.dtype) else ANYWHERE,
+            is_converted,
+        )
+        for param in function.params
+    ]
+
+
+def _range(function: tirx.PrimFunc, param: Any) -> tuple[int, int]:
+    """Return the least and the greatest integer that a parameter may hold, as far as the workload shows."""
+    dtype = str(param.ty.dtype)
+    if dtype == "bool":
+        return 0, 1
+    value = tirx.Var("value", dtype)
+    extents = []
+    for index, extent in _indices(function):
+        position = _traced(function, index, param, value)
+        if not find_all(position, tirx.Var, ir.TensorLoad) or not _uses(position, value):
+            continue
+        analyzer = Analyzer()
+        analyzer.bind(value, ir.Range(tirx.const(0, dtype), tirx.const(extent, dtype)))
+        if not analyzer.can_prove(tirx.all(position >= 0, position < extent)):
+            return ANYWHERE
+        extents.append(extent)
+    if extents:
+        return 0, min(extents) - 1
+    bits = _calculated_bits(function, tvm.DataType(dtype).bits)
+    if bits == 0:
+        return ANYWHERE
+    least, most = int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+    if bits is None:
+        return least, most
+    moderate = 1 << (bits // 2 - 2)  # its square is a sixteenth of what the type holds
+    return max(least, -moderate), moderate
+
+
+def _indices(function: tirx.PrimFunc) -> Iterator[tuple[Any, int]]:
+    """Yield every index that depends on data, and the extent that it is an index of."""
+    for access in find_all(function.body, ir.TensorLoad, tirx.BufferStore):
+        buffer = access.buffer if isinstance(access, tirx.BufferStore) else access.source
+        for index, extent in zip(access.indices, buffer.ty.shape, strict=True):
+            if find_all(index, ir.TensorLoad):
+                yield index, int(extent)
+
+
+def _traced(function: tirx.PrimFunc, expression: Any, param: Any, value: Any) -> Any:
+    """Return an expression with `value` for the elements of a parameter, also where they come by way of
+    intermediate results.
+
+        less[i] = ids[i] < 0; moved[i] = select(less[i], ids[i] + 50, ids[i]); table[moved[i]]
+    ->
+        select(value < 0, value + 50, value)
+    """
+    stores = find_all(function.body, tirx.BufferStore)
+
+    def replace(load: Any) -> Any:
+        if load.source.same_as(param):
+            return value
+        stored = [store.value for store in stores if store.buffer.same_as(load.source)]
+        return _traced(function, stored[0], param, value) if len(stored) == 1 else load
+
+    return tvm_ffi.structural_map(expression, (ir.TensorLoad, replace))
+
+
+def _uses(expression: Any, variable: Any) -> bool:
+    return any(found.same_as(variable) for found in find_all(expression, tirx.Var))
+
+
+def _calculated_bits(function: tirx.PrimFunc, bits: int) -> int | None:
+    """Return the least bits of what is calculated with integers of at most `bits`: None where nothing is, 0
+    where they are divided or shifted."""
+    least = None
+    for node in find_all(function.body, *CALCULATIONS, *PICKY):
+        dtype = str(node.ty.dtype)
+        if not _is_integer(dtype) or tvm.DataType(dtype).bits > bits or not find_all(node, ir.TensorLoad):
+            continue
+        if isinstance(node, PICKY):
+            return 0
+        least = min(tvm.DataType(dtype).bits, least or bits)
+    return least
+
+
+def _is_integer(dtype: Any) -> bool:
+    return str(dtype).startswith(("int", "uint", "bool"))

@@ -1,0 +1,131 @@
+"""How far the outputs of two right programs of one workload may lie apart.
+
+A schedule changes the order of sums, and which multiplications and additions are fused. So right programs
+differ by roundings, each of at most half an epsilon of its type. Those of a sum of n terms are a random walk,
+whose length grows with the root of n (Higham and Mary, "A New Approach to Probabilistic Rounding Error
+Analysis", 2019). What follows the sum may make an error larger. How much, the reference shows: its inputs are
+changed by as much as the roundings.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tvm import ir, tirx
+from tvm.s_tir import SBlock
+
+from compiler.measuring.draws import limits
+from compiler.reading.blocks import is_expensive, op_name
+from compiler.reading.indices import find_all
+
+ROUNDED = (tirx.Add, tirx.Sub, tirx.Mul, tirx.Div)
+# The divisor may be small; of a large value, whose error is large, a limit or a choice may leave little.
+AMPLIFYING = (tirx.Div, tirx.Min, tirx.Select)
+# A sum of n terms may be off by this many epsilons times the root of n; a third of one is usual.
+SUM_FACTOR = 4.0
+# exp, tanh and the like are approximations: ours differ from a library's by up to ten epsilons of float32,
+# those of GPUs by a hundred.
+FUNCTION_EPSILONS = 200.0
+# Where values are rounded to whole numbers, this share of them may be rounded to the other side.
+STEPPED_SHARE = 1e-3
+# The reference's inputs are changed by this many times the error that is allowed, because changes of inputs
+# may cancel each other out by chance.
+NUDGE_FACTOR = 2.0
+STEPS = ("floor", "ceil", "round", "trunc", "nearbyint")
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What the roundings of a workload amount to.
+
+    `relative` is the error relative to the outputs. Values below `floor` times their type's smallest number
+    have no precision left. With `amplified` the outputs may have larger errors for their size than what they
+    are computed of; with `has_steps` a few values may be others.
+    """
+
+    relative: float = 0.0
+    floor: float = 0.0
+    amplified: bool = False
+    has_steps: bool = False
+
+    @classmethod
+    def of(cls, function: tirx.PrimFunc) -> Rounding:
+        """Add up the roundings of all blocks.
+
+            conv[...] += data[...] * weight[...]      # 4608 times, float32
+            out[...] = max(conv[...] + bias[...], 0)
+        ->
+            relative = (2 + 4 * sqrt(4608)) * 2**-23 + 1 * 2**-23
+        """
+        relative = floor = 0.0
+        for block in find_all(function.body, SBlock):
+            if find_all(block.body, SBlock):
+                continue
+            terms = reduced(block)
+            for store in find_all(block.body, tirx.BufferStore):
+                dtype = str(store.buffer.ty.dtype)
+                rounded = [node for node in find_all(store.value, *ROUNDED) if is_float(node.ty.dtype)]
+                casts = [cast for cast in find_all(store.value, tirx.Cast) if is_float(cast.value.ty.dtype)]
+                operations = len(rounded) + len(casts)
+                if not is_float(dtype) or not operations:
+                    continue
+                count = operations + (SUM_FACTOR * math.sqrt(terms) if terms > 1 else 0.0)
+                relative += count * epsilon(dtype)
+                floor += count
+        calls = [call for call in find_all(function.body, ir.Call) if is_float(call.ty.dtype)]
+        functions = {str(call.ty.dtype) for call in calls if is_expensive(call)}
+        for dtype in functions:
+            # Those of smaller types are computed in float32.
+            relative += FUNCTION_EPSILONS * min(epsilon(dtype), epsilon("float32"))
+            # Results below the smallest number of full precision may be 0 (compiler.codegen.vector_math).
+            floor = 1.0 / epsilon(dtype)
+        has_steps = any(op_name(call) in STEPS for call in calls) or any(
+            is_float(cast.value.ty.dtype) and not is_float(cast.ty.dtype)
+            for cast in find_all(function.body, tirx.Cast)
+        )
+        amplifies = any(is_float(node.ty.dtype) for node in find_all(function.body, *AMPLIFYING))
+        return cls(relative, floor, bool(functions) or amplifies, has_steps)
+
+    def bounds(self, values: NDArray[Any], nudged: NDArray[Any] | None) -> NDArray[Any]:
+        """Return by how much each output may differ. `nudged` are the outputs for the changed inputs."""
+        with np.errstate(all="ignore"):
+            size = np.abs(widened(values))
+            error = np.asarray(self.relative * (size + _root_mean_square(size)))
+            error += self.floor * float(limits(values.dtype).smallest_subnormal)
+            is_finite = np.isfinite(size)
+            if nudged is not None:
+                change = np.asarray(np.abs(widened(nudged) - widened(values)))
+                error += change + np.max(change, initial=0.0, where=np.isfinite(change))
+            error[~is_finite] = 0.0
+            if nudged is not None:
+                # A value that is finite in one of the two only may be either.
+                error[is_finite != np.isfinite(widened(nudged))] = np.inf
+        return error
+
+
+def reduced(block: SBlock) -> int:
+    """Return how many values a block combines into each of its results; 1 if it is no reduction."""
+    axes = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
+    return math.prod(int(axis.dom.extent) for axis in axes)
+
+
+def is_float(dtype: Any) -> bool:
+    return str(dtype).startswith(("float", "bfloat"))
+
+
+def epsilon(dtype: str) -> float:
+    return float(limits(dtype).eps)
+
+
+def widened(values: NDArray[Any]) -> NDArray[Any]:
+    """Convert floats to a type whose rounding errors are far below the tolerance."""
+    return values.astype(np.float64 if values.dtype == np.float64 else np.float32, copy=False)
+
+
+def _root_mean_square(values: NDArray[Any]) -> float:
+    finite = values[np.isfinite(values)]
+    return float(np.sqrt(np.mean(np.square(finite, dtype=np.float64)))) if finite.size else 0.0

@@ -1,0 +1,92 @@
+"""Compare an imported model with ONNX Runtime or ONNX's reference evaluator, in a child process
+(`compiler.sandbox.child` says why).
+
+The child's reply has a line of JSON for every set of inputs whose outputs agree, and one for what it found
+wrong or why nothing can be compared.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any, BinaryIO
+
+from compiler.importing.model import import_file
+from compiler.importing.onnx_file import read_file
+from compiler.importing.spec import ModelError, Shape
+from compiler.sandbox.child import (
+    BASE_MEMORY_BYTES,
+    MEMORY_PER_MODEL_BYTE,
+    describe_error,
+    describe_exit,
+    enter_sandbox,
+    redirect_stdout,
+    run_child,
+)
+from compiler.target import detect_device
+from compiler.verifying.imported import verify
+from compiler.verifying.reference import NoReference
+
+VERIFY_S = 300.0
+# The untuned build, and every value of the model when the first that differs is looked for.
+MEMORY_BYTES = BASE_MEMORY_BYTES + (8 << 30)
+MAX_PROBLEM_CHARS = 8192
+
+
+def verify_import(data: bytes, shapes: Mapping[str, Shape], timeout_s: float = VERIFY_S) -> str:
+    """Return why the import of a model could not be verified, empty if it was.
+
+    Raises ModelError when the imported model computes something else than the file defines.
+    """
+    memory_bytes = MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * len(data)
+    header = {"shapes": {name: list(shape) for name, shape in shapes.items()}, "memory_bytes": memory_bytes}
+    request = json.dumps(header).encode() + b"\n" + data
+    reply, status = run_child("compiler.sandbox.verification", request, timeout_s)
+    is_verified = False
+    for line in reply.splitlines():
+        try:
+            fields: dict[str, Any] = json.loads(line)
+            wrong, reason = str(fields.get("wrong", "")), str(fields.get("reason", ""))
+        except (ValueError, AttributeError, RecursionError):
+            break  # the child has been taken over, or died while it wrote
+        if wrong:
+            raise ModelError(wrong[:MAX_PROBLEM_CHARS])
+        if reason and not is_verified:
+            return reason[:MAX_PROBLEM_CHARS]
+        is_verified = True
+    if is_verified:
+        return ""
+    return f"it takes longer than {timeout_s:g} s" if status is None else f"it {describe_exit(status)}"
+
+
+# The child's side
+
+
+def _serve(source: BinaryIO, reply: BinaryIO) -> None:
+    header = json.loads(source.readline())
+    enter_sandbox(header["memory_bytes"])
+    shapes = {name: tuple(shape) for name, shape in header["shapes"].items()}
+
+    def say(fields: Mapping[str, object]) -> None:
+        reply.write(json.dumps(fields).encode() + b"\n")
+        reply.flush()
+
+    try:
+        file = read_file(source.read(), shapes)
+        for number in verify(file, import_file(file), detect_device().target):
+            say({"verified": number})
+    except NoReference as error:
+        say({"reason": str(error)})
+    except ModelError as error:
+        say({"wrong": str(error)})
+    except Exception as error:
+        say({"reason": describe_error(error)})
+
+
+if __name__ == "__main__":
+    with redirect_stdout() as stream:
+        _serve(sys.stdin.buffer, stream)
+    # Skip the tear-down of TVM and its threads.
+    os._exit(0)

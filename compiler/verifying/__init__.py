@@ -1,0 +1,1 @@
+"""Compare an imported model with ONNX Runtime, or with ONNX's reference evaluator."""

@@ -1,0 +1,93 @@
+"""Compare what an imported model computes with what ONNX defines."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+import tvm
+from numpy.typing import NDArray
+from onnx import helper
+from tvm import relax
+
+from compiler.importing.model import RelaxModel, fuse_untuned, import_file
+from compiler.importing.onnx_file import OnnxFile, node_name
+from compiler.importing.spec import ModelError
+from compiler.measuring.outputs import MODEL_TOLERANCE, compare_outputs
+from compiler.verifying.inputs import input_sets
+from compiler.verifying.reference import Reference
+
+Array = NDArray[Any]
+
+
+def verify(file: OnnxFile, model: RelaxModel, target: str) -> Iterator[int]:
+    """Compare the outputs for one set of inputs after the other; yield how many have agreed.
+
+    `target` is this machine's. Raises ModelError, which names the first node whose value differs, and
+    NoReference.
+    """
+    reference = Reference(file.proto, file.output_names)
+    narrowest = _narrowest_floats(file.proto)
+    imported: Imported | None = None
+    for number, inputs in enumerate(input_sets(file), start=1):
+        wanted = reference.compute(inputs)
+        imported = imported or Imported(model, target)
+        found = imported.compute(inputs)
+        names = list(wanted)
+        expected, actual = [wanted[name] for name in names], [found[name] for name in names]
+        if wrong := compare_outputs(expected, actual, narrowest):
+            raise ModelError(_describe(file, inputs, target, wrong))
+        yield number
+
+
+class Imported:
+    """Runs an imported model, compiled without schedules."""
+
+    def __init__(self, model: RelaxModel, target: str) -> None:
+        executable = relax.build(fuse_untuned(model, target), tvm.target.Target("llvm"))
+        self._machine = relax.VirtualMachine(executable, tvm.cpu())
+        self._model = model
+
+    def compute(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs by name."""
+        arrays = [np.asarray(inputs[spec.name], order="C") for spec in self._model.inputs]
+        result = self._machine["main"](*map(tvm.runtime.tensor, arrays))
+        fields = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
+        names = [spec.name for spec in self._model.outputs]
+        return {name: field.numpy() for name, field in zip(names, fields, strict=True)}
+
+
+def _narrowest_floats(proto: onnx.ModelProto) -> str:
+    """Return the narrowest type of floats among the inputs and weights of a model, and what it casts to."""
+    types = {weight.data_type for weight in proto.graph.initializer}
+    types |= {value.type.tensor_type.elem_type for value in proto.graph.input}
+    casts = (node for node in proto.graph.node if node.op_type == "Cast")
+    types |= {one.i for node in casts for one in node.attribute if one.name == "to"}
+    names = (helper.tensor_dtype_to_np_dtype(kind).name for kind in types if kind)
+    return max(
+        (name for name in names if name in MODEL_TOLERANCE),
+        key=MODEL_TOLERANCE.__getitem__,
+        default="float64",
+    )
+
+
+def _describe(file: OnnxFile, inputs: Mapping[str, Array], target: str, wrong: str) -> str:
+    """Say which node's value is the first to differ, and how; without one, which output does."""
+    advice = "the model can't be tuned: report this with the file, or replace the operator"
+    for node, name, difference in _differences(file, inputs, target):
+        culprit = f"operator {node.op_type} of {node_name(node)}"
+        return f"{culprit} is imported wrongly ('{name}': {difference}); {advice}"
+    return f"the imported model doesn't compute what the file defines ({wrong}); {advice}"
+
+
+def _differences(file: OnnxFile, inputs: Mapping[str, Array], target: str) -> Iterator[tuple[Any, str, str]]:
+    """Yield the nodes of the graph whose values differ, in order, with the value's name and how it does."""
+    narrowest = _narrowest_floats(file.proto)
+    nodes = [(node, name) for node in file.proto.graph.node for name in node.output if name]
+    wanted = Reference(file.proto, [name for _, name in nodes]).compute(inputs)
+    found = Imported(import_file(file, [name for _, name in nodes]), target).compute(inputs)
+    for node, name in nodes:
+        if wrong := compare_outputs([wanted[name]], [found[name]], narrowest):
+            yield node, name, wrong.removeprefix("output 0: ")

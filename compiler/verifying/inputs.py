@@ -1,0 +1,82 @@
+"""Inputs like those that a model meets: images, ids, masks, positions."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+
+from compiler.importing.graph import numpy_dtype
+from compiler.importing.onnx_file import OnnxFile
+from compiler.importing.spec import TensorSpec
+
+Array = NDArray[Any]
+# What hands its first input on: indices stay indices of the same range.
+_HANDS_ON = {"Cast", "Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"}
+# The inputs of operators that count the parts of their first input along an axis.
+_INDEXES = {"Gather": 1, "GatherElements": 1, "EmbedLayerNormalization": 0}
+NUM_SETS = 2
+
+
+def input_sets(file: OnnxFile) -> Iterable[dict[str, Array]]:
+    """Yield inputs by name, the same at every call: first floats around zero, then those of images, from 0 to
+    1; masks hide the end of what they are for."""
+    extents = _extents(file)
+    for number in range(NUM_SETS):
+        rng = np.random.default_rng(number)
+        yield {spec.name: _array(spec, extents.get(spec.name), number, rng) for spec in file.inputs}
+
+
+def _array(spec: TensorSpec, extent: int | None, number: int, rng: np.random.Generator) -> Array:
+    dtype = numpy_dtype(spec.dtype)
+    if "mask" in spec.name.lower():
+        kept = np.arange(spec.shape[-1] if spec.shape else 1) < max(1, (spec.shape or (1,))[-1] * 3 // 4)
+        return np.broadcast_to(kept if number else np.ones_like(kept), spec.shape).astype(dtype)
+    if spec.dtype == "bool":
+        return rng.integers(0, 2, spec.shape).astype(dtype)
+    if "int" in spec.dtype:
+        if spec.dtype in ("int8", "uint8") and extent is None:
+            low, high = (-128, 128) if spec.dtype == "int8" else (0, 256)
+            return rng.integers(low, high, spec.shape).astype(dtype)
+        return rng.integers(0, extent or 2, spec.shape).astype(dtype)
+    values = rng.uniform(0, 1, spec.shape) if number else rng.standard_normal(spec.shape)
+    return values.astype(dtype)
+
+
+def _extents(file: OnnxFile) -> Mapping[str, int]:
+    """Return for the inputs that are indices how many parts there are to choose from, by their names."""
+    graph = file.proto.graph
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    consumers: defaultdict[str, list[onnx.NodeProto]] = defaultdict(list)
+    for node in graph.node:
+        for name in node.input:
+            consumers[name].append(node)
+    found: dict[str, int] = {}
+    for spec in file.inputs:
+        waiting, seen, extents = [spec.name], {spec.name}, []
+        while waiting:
+            name = waiting.pop()
+            for node in consumers[name]:
+                extents += _extents_of(node, name, shapes)
+                fresh = (
+                    set(node.output) - seen if node.op_type in _HANDS_ON and node.input[0] == name else set()
+                )
+                seen |= fresh
+                waiting += fresh
+        if extents:
+            found[spec.name] = min(extents)
+    return found
+
+
+def _extents_of(node: onnx.NodeProto, name: str, shapes: Mapping[str, tuple[int, ...]]) -> list[int]:
+    position = _INDEXES.get(node.op_type)
+    if position is None or len(node.input) <= position or node.input[position] != name:
+        return []
+    axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 0)
+    data = node.input[2] if node.op_type == "EmbedLayerNormalization" else node.input[0]
+    shape = shapes.get(data, ())
+    return [shape[axis]] if -len(shape) <= axis < len(shape) and shape[axis] > 0 else []
