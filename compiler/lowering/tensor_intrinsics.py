@@ -21,6 +21,7 @@ from compiler.lowering import vnni
 
 PACKAGE = "tvm.s_tir.tensor_intrin"
 VNNI = "dot_16x4_vnni"
+NARROW_VNNI = "dot_8x4_vnni"
 X86, ARM, CUDA = ("x86",), ("dot_product_common", "arm_cpu"), ("cuda",)
 FILES = {
     VNNI: X86,
@@ -38,7 +39,9 @@ def register(name: str) -> None:
     with _lock:
         if name in _registered:
             return
-        if TensorIntrin.get(name, allow_missing=True) is None:
+        if name == NARROW_VNNI:
+            vnni.register_narrow(name)
+        elif TensorIntrin.get(name, allow_missing=True) is None:
             _import(CUDA if name.startswith("wmma_") else FILES.get(name, ()))
         if name == VNNI:
             vnni.replace(name)

@@ -1,7 +1,7 @@
-"""AVX-512's dot product for LLVM 22, in which its operands became vectors of bytes.
+"""AVX-512's dot products of unsigned and signed bytes, for vectors of 16 and of 8 sums.
 
-TVM's own form fits earlier versions of LLVM. Ours replaces it under the same name, so that traces stay the
-same for all versions.
+TVM's own form of the first fits LLVM before version 22, in which its operands became vectors of bytes. Ours
+replaces it under the same name, so that traces stay the same for all versions. TVM has none of the second.
 """
 
 from __future__ import annotations
@@ -32,6 +32,45 @@ def dot_product(a: T.handle, b: T.handle, c: T.handle) -> None:
             B.vload([0, 0], dtype="int8x64"),
             dtype="int32x16",
         )
+
+
+@T.prim_func(s_tir=True)
+def narrow_description(a: T.handle, b: T.handle, c: T.handle) -> None:
+    """c[8] += a[4] . b[8, 4]: unsigned times signed bytes."""
+    A = T.match_buffer(a, (4,), "uint8", offset_factor=1)  # noqa: N806
+    B = T.match_buffer(b, (8, 4), "int8", offset_factor=1)  # noqa: N806
+    C = T.match_buffer(c, (8,), "int32", offset_factor=1)  # noqa: N806
+    with T.sblock("root"):
+        T.reads(C[0:8], A[0:4], B[0:8, 0:4])
+        T.writes(C[0:8])
+        for i in T.serial(0, 8):
+            for k in T.serial(0, 4):
+                with T.sblock("update"):
+                    vi, vk = T.axis.remap("SR", [i, k])
+                    C[vi] = C[vi] + T.cast(A[vk], "int32") * T.cast(B[vi, vk], "int32")
+
+
+@T.prim_func(s_tir=True)
+def narrow_dot_product(a: T.handle, b: T.handle, c: T.handle) -> None:
+    """c[8] += a[4] . b[8, 4]: unsigned times signed bytes."""
+    A = T.match_buffer(a, (4,), "uint8", offset_factor=1)  # noqa: N806
+    B = T.match_buffer(b, (8, 4), "int8", offset_factor=1)  # noqa: N806
+    C = T.match_buffer(c, (8,), "int32", offset_factor=1)  # noqa: N806
+    with T.sblock("root"):
+        T.reads(C[0:8], A[0:4], B[0:8, 0:4])
+        T.writes(C[0:8])
+        row = T.broadcast(T.reinterpret(A.vload([0], "uint8x4"), dtype="int32"), 8)
+        C[T.ramp(T.int32(0), 1, 8)] = T.call_llvm_pure_intrin(
+            T.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.256"),
+            C.vload([0], dtype="int32x8"),
+            T.reinterpret(row, dtype="uint8x32"),
+            B.vload([0, 0], dtype="int8x32"),
+            dtype="int32x8",
+        )
+
+
+def register_narrow(name: str) -> None:
+    TensorIntrin.register(name, narrow_description, narrow_dot_product, override=True)
 
 
 def replace(name: str) -> None:

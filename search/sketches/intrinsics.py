@@ -11,7 +11,7 @@ which has no instruction for it (shifting one side by 128 would be another compu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from core.device import Device
@@ -36,6 +36,7 @@ class Intrinsic:
 # The better ones first.
 INTRINSICS = (
     Intrinsic("dot_16x4_vnni", 16, 4, "uint8", "int8", "int32", ("avx512_vnni",)),
+    Intrinsic("dot_8x4_vnni", 8, 4, "uint8", "int8", "int32", ("avx512_vnni", "avx512vl")),
     Intrinsic("dot_4x4_i8i8s32_sdot", 4, 4, "int8", "int8", "int32", ("asimddp",)),
     Intrinsic("dot_4x4_u8u8u32_udot", 4, 4, "uint8", "uint8", "uint32", ("asimddp",)),
     Intrinsic("dot_4x4_u8u8i32_hdot", 4, 4, "uint8", "uint8", "int32", ("asimddp",)),
@@ -52,6 +53,16 @@ class Roles:
     depth: int
     rows: str
     columns: str
+
+
+def dot_product(features: Collection[str], lanes: int, columns: str) -> Intrinsic | None:
+    """Return the best intrinsic of a device with these features that adds products with `columns` of this
+    type to `lanes` sums of int32; None if there is none."""
+    for intrinsic in INTRINSICS:
+        fits = lanes > 0 and lanes % intrinsic.lanes == 0 and intrinsic.columns == columns
+        if fits and intrinsic.sums == "int32" and set(intrinsic.features) <= set(features):
+            return intrinsic
+    return None
 
 
 def best_intrinsic(dag: Dag, node: Node, device: Device) -> Intrinsic | None:

@@ -1,0 +1,323 @@
+"""Compute the quantized operators of a model with dot products of bytes.
+
+A quantized tensor of bytes stands for `scale * (byte - zero)`. Quantizers keep the operators as they are and
+write between them what becomes bytes and what these stand for. A device that has dot products of bytes takes
+the bytes themselves:
+
+    sum_k sx (x[i, k] - zx) * sw w[k, j]  =  sx sw (sum_k x[i, k] w[k, j]  -  zx sum_k w[k, j])
+
+The last sum is a constant of the model, and the rest of the operators stays as it was.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import relax
+from tvm.ir import Call, GenericConst
+
+from compiler.constants.fold import rewrite_functions, static_shape
+from compiler.target import target_features
+from search.sketches.intrinsics import dot_product
+
+Array = NDArray[np.generic]
+
+# By operator, its own constructor and the layouts of its data and its kernel.
+CONVOLUTIONS = {
+    "relax.nn.conv1d": (relax.op.nn.conv1d, "NCW", "OIW"),
+    "relax.nn.conv2d": (relax.op.nn.conv2d, "NCHW", "OIHW"),
+    "relax.nn.conv3d": (relax.op.nn.conv3d, "NCDHW", "OIDHW"),
+}
+# Operators that move values or choose among them: they do the same to the bytes that stand for the values.
+MOVES = {
+    *("relax.reshape", "relax.flatten", "relax.expand_dims", "relax.squeeze", "relax.permute_dims"),
+    *("relax.take", "relax.strided_slice", "relax.nn.max_pool1d", "relax.nn.max_pool2d"),
+    *("relax.nn.max_pool3d", "relax.max", "relax.min", "relax.broadcast_to"),
+}
+# Floats hold whole numbers up to this exactly.
+MAX_EXACT = 1 << 24
+# The two types of bytes differ by this where they hold the same bits but the highest.
+SHIFT = 128
+# Shorter sums over two activations don't pay for the sums of their rows and columns.
+MIN_DEPTH = 16
+
+
+def compute_in_bytes(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Rewrite convolutions and matrix products of quantized tensors where the target has an instruction.
+
+        lv = dequantize(x, sx, zx)                    # x: Tensor((1, 64), "uint8")
+        lv1 = dequantize(w, sw, 0)                    # w: Tensor((64, 16), "int8"), a constant
+        gv = matmul(lv, lv1)
+    ->
+        lv = matmul(x, w, out_dtype="int32")
+        lv1 = subtract(lv, zx * sum(w, axis=0))
+        gv = multiply(astype(lv1, "float32"), sx * sw)
+
+    What else becomes bytes, or stands for them, is written with elementwise operators, which TVM fuses.
+    """
+    features = target_features(target)
+    mod = rewrite_functions(mod, lambda function: _Integers(mod, features).visit_expr(function))
+    return rewrite_functions(mod, lambda function: _Elementwise(mod).visit_expr(function))
+
+
+@dataclass(frozen=True)
+class _Quantized:
+    """`data` stands for `scale * (data - zero)`. With several scales, `axis` is the dimension they run
+    along."""
+
+    data: relax.Expr
+    scale: NDArray[np.float32]
+    zero: int
+    axis: int
+
+    @property
+    def dtype(self) -> str:
+        return str(self.data.ty.dtype)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        shape = static_shape(self.data)
+        assert shape is not None, "checked when it was found"
+        return shape
+
+    def is_scaled_along(self, axis: int) -> bool:
+        """Whether all values have one scale, or those of one index of the axis have."""
+        return self.scale.size == 1 or self.axis % len(self.shape) == axis % len(self.shape)
+
+
+class _Visitor(relax.PyExprMutator):
+    """What the rewriting of quantized operators asks of the values that are bound."""
+
+    def _call(self, expr: relax.Expr) -> Call | None:
+        """Return the call that an expression is or that a variable is bound to."""
+        while isinstance(expr, relax.Var):
+            expr = self.lookup_binding(expr)
+        return expr if isinstance(expr, Call) else None
+
+    def _constant(self, expr: relax.Expr) -> Array | None:
+        while isinstance(expr, relax.Var):
+            expr = self.lookup_binding(expr)
+        return expr.value.numpy() if isinstance(expr, GenericConst) else None
+
+    def _parameters(self, call: Call) -> tuple[NDArray[np.float32], Array] | None:
+        """Return the scales and the zeros of `quantize` or `dequantize`; None if they aren't constant."""
+        scale, zero = (self._constant(argument) for argument in call.args[1:3])
+        if scale is None or zero is None or str(scale.dtype) != "float32":
+            return None
+        return scale.reshape(-1).astype(np.float32), zero.reshape(-1)
+
+
+@relax.expr_functor.mutator
+class _Integers(_Visitor):
+    """Rewrites what reads quantized values into what reads their bytes."""
+
+    def __init__(self, mod: tvm.IRModule, features: frozenset[str]) -> None:
+        super().__init__(mod)
+        self._features = features
+
+    def visit_call_(self, op: Call) -> relax.Expr:
+        call = self.visit_expr_post_order(op)
+        name = getattr(call.op, "name", "")
+        if static_shape(call) is None:
+            return call
+        if name == "relax.quantize":
+            return self._quantized_again(call)
+        operands = [self._quantized(argument) for argument in call.args[:2]]
+        data, other = [*operands, None][:2]
+        rewritten = None
+        if name in MOVES and data is not None:
+            rewritten = self._moved(call, data)
+        elif name in CONVOLUTIONS and data is not None and other is not None:
+            rewritten = self._convolved(call, data, other)
+        elif name == "relax.matmul" and data is not None and other is not None:
+            rewritten = self._multiplied(data, other)
+        return call if rewritten is None else rewritten
+
+    def _quantized(self, expr: relax.Expr) -> _Quantized | None:
+        """Return what a value was dequantized from, if it was."""
+        call = self._call(expr)
+        if call is None or getattr(call.op, "name", "") != "relax.dequantize" or static_shape(call) is None:
+            return None
+        found = self._parameters(call)
+        is_byte = str(call.args[0].ty.dtype) in ("int8", "uint8")
+        if found is None or not is_byte or len(set(found[1].tolist())) != 1:
+            return None
+        return _Quantized(call.args[0], found[0], int(found[1][0]), int(call.attrs.axis))
+
+    def _quantized_again(self, call: Call) -> relax.Expr:
+        """Leave out what only turns bytes into themselves.
+
+            lv = dequantize(x, s, z)
+            gv = quantize(lv, s, z)
+        ->
+            gv = x
+        """
+        before, found = self._quantized(call.args[0]), self._parameters(call)
+        if before is None or found is None or before.dtype != str(call.attrs.out_dtype):
+            return call
+        scale, zero = found
+        is_same = np.array_equal(scale, before.scale) and set(zero.tolist()) == {before.zero}
+        return before.data if is_same and before.is_scaled_along(int(call.attrs.axis)) else call
+
+    def _moved(self, call: Call, data: _Quantized) -> relax.Expr | None:
+        """Move the bytes instead of what they stand for.
+
+            lv = dequantize(x, s, z)
+            gv = reshape(lv, (1, 64))
+        ->
+            lv = reshape(x, (1, 64))
+            gv = dequantize(lv, s, z)
+        """
+        axis = data.axis
+        if data.scale.size > 1:
+            if call.op.name != "relax.permute_dims":
+                return None
+            order = [int(a) for a in call.attrs.axes or reversed(range(len(data.shape)))]
+            axis = order.index(axis % len(order))
+        if data.scale.min() <= 0:
+            return None  # a maximum would become a minimum
+        moved = self.builder_.emit(Call(call.op, [data.data, *call.args[1:]], call.attrs, call.ty_args))
+        scale = relax.const(data.scale if data.scale.size > 1 else data.scale.reshape(()))
+        zero = relax.const(np.full(scale.value.shape, data.zero, data.dtype))
+        return relax.op.dequantize(moved, scale, zero, axis, str(call.ty.dtype))
+
+    def _convolved(self, call: Call, data: _Quantized, weight: _Quantized) -> relax.Expr | None:
+        """Compute a convolution from the bytes. What pads them stands for zero; further input channels fill
+        up instructions. A grouped convolution fills none, and is computed in floats if these are exact."""
+        compute, data_layout, kernel_layout = CONVOLUTIONS[call.op.name]
+        attrs = call.attrs
+        values = self._constant(weight.data)
+        layouts = str(attrs.data_layout), str(attrs.kernel_layout), str(attrs.out_layout or attrs.data_layout)
+        if values is None or layouts != (data_layout, kernel_layout, data_layout):
+            return None
+        if data.scale.size > 1 or weight.zero or not weight.is_scaled_along(0):
+            return None
+        outputs, inputs = values.shape[:2]
+        padding = [int(extent) for extent in attrs.padding]
+        ends = len(padding) // 2
+        pads = [(0, 0), (0, 0), *zip(padding[:ends], padding[ends:], strict=True)]
+        in_floats = int(attrs.groups) > 1
+        intrinsic = dot_product(self._features, outputs, weight.dtype)
+        if intrinsic is None or (in_floats and math.prod(values.shape[1:]) * 255 * SHIFT > MAX_EXACT):
+            return None
+        data = self._in_type(data, intrinsic.rows)
+        if not in_floats:
+            pads[1] = (0, -inputs % intrinsic.depth)
+            values = np.pad(values, [(0, 0), pads[1], *[(0, 0)] * ends])
+        source = data.data
+        if any(map(any, pads)) and (data.zero or any(pads[1])):
+            source = self.builder_.emit(
+                relax.op.nn.pad(source, [n for pair in pads for n in pair], "constant", float(data.zero))
+            )
+            pads = [(0, 0)] * len(pads)
+        if in_floats:
+            source, values = self.builder_.emit(relax.op.astype(source, "float32")), values.astype(np.float32)
+        summed = compute(
+            source,
+            relax.const(values),
+            strides=attrs.strides,
+            padding=[before for before, _ in pads[2:]] + [after for _, after in pads[2:]],
+            dilation=attrs.dilation,
+            groups=int(attrs.groups),
+            data_layout=data_layout,
+            kernel_layout=kernel_layout,
+            out_dtype="float32" if in_floats else "int32",
+        )
+        along = (1, outputs, *[1] * ends)
+        offset = data.zero * values.reshape(outputs, -1).astype(np.int64).sum(axis=1)
+        return self._scaled(summed, offset.reshape(along), data.scale * weight.scale, along)
+
+    def _multiplied(self, data: _Quantized, other: _Quantized) -> relax.Expr | None:
+        """Compute a matrix product from the bytes, of a constant or of two activations."""
+        depth, lanes = other.shape[-2:] if len(other.shape) > 1 else (0, 0)
+        values = self._constant(other.data)
+        columns = "int8" if values is None else other.dtype
+        intrinsic = dot_product(self._features, lanes, columns)
+        if intrinsic is None or depth % intrinsic.depth or data.scale.size > 1 or len(data.shape) < 2:
+            return None
+        if not other.is_scaled_along(-1) or (values is None and depth < MIN_DEPTH):
+            return None
+        data, other = self._in_type(data, intrinsic.rows), self._in_type(other, columns)
+        if values is not None and other.zero:
+            return None
+        product = relax.op.matmul(data.data, other.data, out_dtype="int32")
+        scale = data.scale * other.scale
+        if values is not None:
+            return self._scaled(product, data.zero * values.astype(np.int64).sum(axis=-2), scale, scale.shape)
+        # Both are activations: the sums of rows and columns are computed at run time.
+        for operand, axis, zero in ((other, -2, data.zero), (data, -1, other.zero)):
+            if zero:
+                wide = self.builder_.emit(relax.op.astype(operand.data, "int32"))
+                sums = self.builder_.emit(relax.op.sum(wide, axis=axis, keepdims=True))
+                part = self.builder_.emit(relax.op.multiply(sums, relax.const(zero, "int32")))
+                product = relax.op.subtract(self.builder_.emit(product), part)
+        constant = np.array(-depth * data.zero * other.zero)
+        return self._scaled(product, constant, scale, scale.shape)
+
+    def _scaled(
+        self, sums: relax.Expr, offset: Array, scale: NDArray[np.float32], shape: tuple[int, ...]
+    ) -> relax.Expr:
+        """Return `scale * (sums - offset)` in floats."""
+        dtype = str(self.builder_.normalize(sums).ty.dtype)
+        if np.any(offset):
+            sums = relax.op.subtract(self.builder_.emit(sums), relax.const(offset.astype(dtype)))
+        if dtype != "float32":
+            sums = relax.op.astype(self.builder_.emit(sums), "float32")
+        factor = scale.reshape(()) if scale.size == 1 else scale.reshape(shape)
+        return relax.op.multiply(self.builder_.emit(sums), relax.const(factor))
+
+    def _in_type(self, value: _Quantized, dtype: str) -> _Quantized:
+        """Return the same in the other type of bytes, if it isn't in this one: 128 more or less."""
+        if value.dtype == dtype:
+            return value
+        by = SHIFT if dtype == "uint8" else -SHIFT
+        values = self._constant(value.data)
+        if values is not None:
+            data: relax.Expr = relax.const((values.astype(np.int16) + by).astype(dtype))
+        else:
+            wide = self.builder_.emit(relax.op.astype(value.data, "int32"))
+            moved = self.builder_.emit(relax.op.add(wide, relax.const(by, "int32")))
+            data = self.builder_.emit(relax.op.astype(moved, dtype))
+        return _Quantized(data, value.scale, value.zero + by, value.axis)
+
+
+@relax.expr_functor.mutator
+class _Elementwise(_Visitor):
+    """Writes `quantize` and `dequantize` with operators that take part in layout conversion."""
+
+    def visit_call_(self, op: Call) -> relax.Expr:
+        call = self.visit_expr_post_order(op)
+        name, shape = getattr(call.op, "name", ""), static_shape(call)
+        if name not in ("relax.quantize", "relax.dequantize") or shape is None:
+            return call
+        found = self._parameters(call)
+        if found is None or {str(call.args[0].ty.dtype), str(call.ty.dtype)} - {"float32", "int8", "uint8"}:
+            return call
+        along = [1] * len(shape)
+        if len(shape):
+            along[int(call.attrs.axis)] = -1
+        scale, zero = (
+            value.reshape(()) if value.size == 1 else value.reshape(along)
+            for value in (found[0], found[1].astype(np.float32))
+        )
+        data = call.args[0]
+        if name == "relax.dequantize":
+            data = self.builder_.emit(relax.op.astype(data, "float32"))
+            if zero.any():
+                data = self.builder_.emit(relax.op.subtract(data, relax.const(zero)))
+            return relax.op.multiply(data, relax.const(scale))
+        limits = np.iinfo(str(call.ty.dtype))
+        steps = [
+            (relax.op.multiply, np.float32(1) / scale),
+            (relax.op.round,),
+            *([(relax.op.add, zero)] if zero.any() else []),
+            (relax.op.maximum, np.float32(limits.min)),
+            (relax.op.minimum, np.float32(limits.max)),
+        ]
+        for compute, *operand in steps:
+            data = self.builder_.emit(compute(data, *(relax.const(np.asarray(one)) for one in operand)))
+        return relax.op.astype(data, str(call.ty.dtype))

@@ -1,0 +1,172 @@
+"""Quantized operators become dot products of bytes, and compute what ONNX Runtime does."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tvm
+import tvm_ffi
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
+
+from compiler.importing.model import extract_tasks, fuse, read_onnx
+from compiler.packaging.artifact import build_module
+from compiler.reading.subgraph import read_dag
+from compiler.target import detect_device
+from compiler.workload import from_json
+from examples.make_models import make
+from examples.quantization import quantize
+from search.rules.space import generate
+
+Array = NDArray[Any]
+DEVICE = detect_device()
+SCALE = 0.05
+needs_vnni = pytest.mark.skipif(
+    "avx512_vnni" not in DEVICE.features, reason="this CPU has no such instruction"
+)
+
+
+class Quantized:
+    """A graph as quantizers write it: every operand and every result passes through bytes."""
+
+    def __init__(self, dtype: str, zero: int) -> None:
+        self.dtype, self.zero = dtype, zero
+        self.rng = np.random.default_rng(0)
+        self.nodes: list[onnx.NodeProto] = []
+        self.weights: list[onnx.TensorProto] = []
+
+    def bytes_of(self, x: str) -> str:
+        """What `x` becomes when it is stored as bytes and read again."""
+        stored = self.node("QuantizeLinear", x, *self._parameters(np.array(SCALE), self.zero, self.dtype))
+        return self.node("DequantizeLinear", *stored_with(stored, self.nodes[-1]))
+
+    def weight(self, *shape: int, axis: int) -> str:
+        """A weight of signed bytes, with a scale for every index of an axis."""
+        scales = self.rng.uniform(0.01, 0.02, shape[axis])
+        parameters = self._parameters(scales, 0, "int8")
+        stored = self.constant(self.rng.integers(-127, 128, shape).astype(np.int8))
+        return self.node("DequantizeLinear", stored, *parameters, axis=axis)
+
+    def node(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        self.nodes.append(helper.make_node(kind, inputs, [f"v{len(self.nodes)}"], **attributes))
+        return f"v{len(self.nodes) - 1}"
+
+    def constant(self, value: Array) -> str:
+        self.weights.append(numpy_helper.from_array(value, f"w{len(self.weights)}"))
+        return f"w{len(self.weights) - 1}"
+
+    def _parameters(self, scale: Array, zero: int, dtype: str) -> tuple[str, str]:
+        zeros = np.full(scale.shape, zero, dtype)
+        return self.constant(scale.astype(np.float32)), self.constant(zeros)
+
+    def model(self, inputs: Mapping[str, Sequence[int]], output: str) -> bytes:
+        graph = helper.make_graph(
+            self.nodes,
+            "quantized",
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs.items()],
+            [helper.make_tensor_value_info(output, TensorProto.FLOAT, None)],
+            self.weights,
+        )
+        opsets = [helper.make_opsetid("", 17)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+
+
+def stored_with(stored: str, node: onnx.NodeProto) -> tuple[str, ...]:
+    return (stored, *node.input[1:])
+
+
+def convolution(graph: Quantized, groups: int = 1, channels: int = 8) -> tuple[bytes, dict[str, Any]]:
+    x = graph.bytes_of("x")
+    weight = graph.weight(16 if groups == 1 else channels, channels // groups, 3, 3, axis=0)
+    bias = graph.constant(graph.rng.standard_normal(16 if groups == 1 else channels).astype(np.float32))
+    y = graph.node("Conv", x, weight, bias, pads=[1, 1, 1, 1], group=groups)
+    shape = (1, channels, 6, 6)
+    return graph.model({"x": shape}, graph.bytes_of(graph.node("Relu", y))), {"x": shape}
+
+
+def dense(graph: Quantized) -> tuple[bytes, dict[str, Any]]:
+    """A fully connected layer of 24 outputs: eight lanes divide them, sixteen don't."""
+    moved = graph.node("Reshape", graph.bytes_of("x"), graph.constant(np.array([5, 32])))
+    y = graph.node("MatMul", graph.bytes_of(moved), graph.weight(32, 24, axis=1))
+    return graph.model({"x": (5, 4, 8)}, graph.bytes_of(y)), {"x": (5, 4, 8)}
+
+
+def attention(graph: Quantized) -> tuple[bytes, dict[str, Any]]:
+    """The product of two activations, neither of which is a constant."""
+    turned = graph.node("Transpose", graph.bytes_of("y"), perm=[0, 2, 1])
+    product = graph.node("MatMul", graph.bytes_of("x"), turned)
+    shapes = {"x": (2, 6, 32), "y": (2, 16, 32)}
+    return graph.model(shapes, graph.bytes_of(product)), shapes
+
+
+CASES = {
+    "convolution": convolution,
+    "three channels": lambda graph: convolution(graph, channels=3),
+    "dense": dense,
+    "attention": attention,
+}
+
+
+@needs_vnni
+@pytest.mark.parametrize(("dtype", "zero"), [("uint8", 0), ("uint8", 121), ("int8", -7)])
+@pytest.mark.parametrize("case", CASES)
+def test_quantized_operators_reach_the_instructions(case: str, dtype: str, zero: int) -> None:
+    model, shapes = CASES[case](Quantized(dtype, zero))
+    assert _check(model, shapes) == 1
+
+
+@needs_vnni
+def test_every_convolution_of_a_network_quantized_by_onnx_runtime_reaches_them() -> None:
+    model = quantize(make("resnet18", tiny=True)).SerializeToString()
+    tasks = extract_tasks(fuse(read_onnx(model, {}), DEVICE.target))
+    dags = [read_dag(from_json(task.module_json)) for task in tasks if "conv2d" in task.name]
+    assert len(dags) >= 10
+    for dag in dags:
+        assert any(stage.intrinsic for sketch in generate(dag, DEVICE) for stage in sketch.stages)
+
+
+@needs_vnni
+def test_a_depthwise_convolution_computes_in_floats_and_is_right() -> None:
+    model, shapes = convolution(Quantized("uint8", 9), groups=8)
+    assert _check(model, shapes) == 0
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_without_such_instructions_the_operators_stay_as_they_were(case: str) -> None:
+    model, _ = CASES[case](Quantized("uint8", 121))
+    plain = '{"kind":"llvm","mtriple":"x86_64-linux-gnu","mcpu":"haswell"}'
+    sums = [task.module_json for task in extract_tasks(fuse(read_onnx(model, {}), plain))]
+    assert not any("int32" in text and ("conv" in text or "matmul" in text) for text in sums)
+
+
+def _check(model: bytes, shapes: Mapping[str, Sequence[int]]) -> int:
+    """Compare the compiled model with ONNX Runtime; return the number of subgraphs with dot products."""
+    fused = fuse(read_onnx(model, {}), DEVICE.target)
+    rng = np.random.default_rng(1)
+    feeds = {name: rng.standard_normal(shape).astype(np.float32) * 3 for name, shape in shapes.items()}
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    (expected,) = session.run(None, feeds)
+    actual = _run(build_module(fused, {}, DEVICE.target), list(feeds.values()))
+    # What lies between two steps may be rounded to either.
+    assert np.abs(actual - expected).max() < 1.01 * SCALE
+    assert np.mean(np.abs(actual - expected) > 0.01 * SCALE) < 0.01
+    dags = [read_dag(from_json(task.module_json)) for task in extract_tasks(fused)]
+    return sum(
+        any(stage.intrinsic for sketch in generate(dag, DEVICE) for stage in sketch.stages) for dag in dags
+    )
+
+
+def _run(library: bytes, inputs: Sequence[Array]) -> Array:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.so"
+        path.write_bytes(library)
+        machine = relax.VirtualMachine(tvm_ffi.load_module(str(path)), tvm.cpu())
+        return np.asarray(machine["main"](*map(tvm.runtime.tensor, inputs)).numpy())
