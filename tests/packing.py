@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 import tvm
 from tvm.s_tir import Schedule
+
+from compiler.lowering.trace import trace_of
 
 MARK = "meta_schedule.layout_rewrite_preproc"
 
@@ -42,24 +43,13 @@ def tile(sch: Schedule, block: Any, axis: int, width: int) -> None:
     sch.decompose_reduction(block, rest[0])
 
 
-def text(sch: Schedule) -> str:
-    """The trace as JSON."""
-    return json.dumps(_plain(sch.trace.as_json()))
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, str | int | float | None):
-        return value
-    return [_plain(item) for item in value] if hasattr(value, "__iter__") else value.value
-
-
 def packed_twice(workload: tvm.IRModule, block: str, operand: int) -> str:
     """A trace that marks a copy of a copy, which nothing splits."""
     sch = Schedule(workload, debug_mask="none")
     copy = sch.cache_read(sch.get_sblock(block), operand, "global")
     for marked in (copy, sch.cache_read(copy, 0, "global")):
         sch.annotate(marked, MARK, True)
-    return text(sch)
+    return trace_of(sch)
 
 
 def packed_everywhere(mod: tvm.IRModule, width: int, operands: Sequence[int] | None = None) -> str | None:
@@ -72,4 +62,4 @@ def packed_everywhere(mod: tvm.IRModule, width: int, operands: Sequence[int] | N
     for param in params:
         readers = [b for b in blocks if any(read.source.same_as(param) for read in sch.get(b).reads)]
         pack(sch, readers[0], param, width)
-    return text(sch) if params else None
+    return trace_of(sch) if params else None

@@ -9,13 +9,15 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import Trace
 
-from compiler.lowering.cpu.program import lower_cpu
-from compiler.lowering.gpu.program import lower_gpu
+from compiler.lowering.program import lower_program
 from compiler.lowering.tensor_intrinsics import register_used
 from compiler.reading.subgraph import named_buffers
 from core.device import Device
 from core.trace import parse_trace
 from search.programs.program import Program
+
+# The trace of a workload as TVM lowers it by itself.
+UNSCHEDULED = "[[],[]]"
 
 
 class LoweringError(Exception):
@@ -25,24 +27,28 @@ class LoweringError(Exception):
 def lower(module: tvm.IRModule, program: Program, device: Device) -> str:
     """Return the trace, as JSON text, that turns a workload into the program. Raises LoweringError.
 
-    `lower_cpu` and `lower_gpu` show what it does to loops.
+    `lower_program` shows what it does to loops.
     """
     schedule = Schedule(module, debug_mask="none")
     try:
-        buffers = named_buffers(module["main"])
-        if device.gpu is not None:
-            lower_gpu(schedule, program, device.gpu, buffers)
-        else:
-            lower_cpu(schedule, program, device, buffers)
-        return json.dumps(_plain(schedule.trace.as_json()), separators=(",", ":"))
+        lower_program(schedule, program, device, named_buffers(module["main"]))
+        return trace_of(schedule)
     except Exception as error:  # TVM raises whatever class its C++ side names
         raise LoweringError(_last_line(error)) from error
 
 
+def trace_of(schedule: Schedule) -> str:
+    """Return the steps of a schedule as JSON text."""
+    return json.dumps(_plain(schedule.trace.as_json()), separators=(",", ":"))
+
+
 def apply_trace(module: tvm.IRModule, trace: str) -> tvm.IRModule:
-    """Schedule a workload as a trace says. Raises LoweringError for a text that isn't a trace, and for a
-    trace of another workload."""
-    return replay(module, trace).mod
+    """Schedule a workload as a trace says. One without steps leaves the workload as it is, even if TVM can't
+    schedule it.
+
+    Raises LoweringError for a text that isn't a trace, and for a trace of another workload.
+    """
+    return module if trace == UNSCHEDULED else replay(module, trace).mod
 
 
 def replay(module: tvm.IRModule, trace: str) -> Schedule:

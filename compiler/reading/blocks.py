@@ -68,7 +68,7 @@ class BlockReader:
             reads=self._reads([*values, *initial], writes, is_reduction),
             flops=sum(_flops(value, () if is_reduction else row) for value in values),
             has_branch=is_predicated or any(map(_has_branch, values)),
-            is_expensive=any(_is_expensive(call) for value in values for call in find_all(value, ir.Call)),
+            is_expensive=any(is_expensive(call) for value in values for call in find_all(value, ir.Call)),
             reducer=_reducer(stores, initial) if is_reduction else None,
             extra_writes=writes[1:],
         )
@@ -174,12 +174,12 @@ def _flops(value: Any, row: Collection[Any]) -> float:
         case tirx.Select():
             return _flops(value.true_value, row) + _flops(value.false_value, row)
         case ir.Call():
-            own = EXPENSIVE_FLOPS if _is_expensive(value) else float(_op_name(value) in CHEAP_OPS)
+            own = EXPENSIVE_FLOPS if is_expensive(value) else float(op_name(value) in CHEAP_OPS)
             used = find_all(value, tirx.Var)
             is_hoisted = row and not any(one.same_as(variable) for one in used for variable in row)
-            if _is_expensive(value) and is_hoisted:
+            if is_expensive(value) and is_hoisted:
                 return 0.0
-            arguments = value.args[1:] if _op_name(value) in BRANCH_OPS else value.args
+            arguments = value.args[1:] if op_name(value) in BRANCH_OPS else value.args
             return own + sum(_flops(argument, row) for argument in arguments)
         case tirx.Cast():
             return _flops(value.value, row)
@@ -190,14 +190,15 @@ def _flops(value: Any, row: Collection[Any]) -> float:
 
 def _has_branch(value: Any) -> bool:
     return bool(find_all(value, tirx.Select)) or any(
-        _op_name(c) in BRANCH_OPS for c in find_all(value, ir.Call)
+        op_name(c) in BRANCH_OPS for c in find_all(value, ir.Call)
     )
 
 
-def _is_expensive(call: Any) -> bool:
-    return _op_name(call) not in CHEAP_OPS and _op_name(call) not in BRANCH_OPS
+def is_expensive(call: Any) -> bool:
+    """Return whether a call computes a function such as exp or tanh."""
+    return op_name(call) not in CHEAP_OPS and op_name(call) not in BRANCH_OPS
 
 
-def _op_name(call: Any) -> str:
+def op_name(call: Any) -> str:
     """Return the operator's name without its dialect: TVM registers some operators in several."""
     return str(getattr(call.op, "name", call.op)).rpartition(".")[2]

@@ -3,14 +3,12 @@ results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compiler.lowering.primitives import Primitives, power_of_two, unroll_up_to
-from search.dag import Node
-from search.programs.program import Program
-from search.sketches.stage import Placement, Rfactor, Stage
+from compiler.lowering.primitives import power_of_two, unroll_up_to
+from compiler.lowering.stage import InlinedLowering, Lowering, StageLowering
+from search.sketches.stage import Rfactor, Stage
 from search.sketches.variables import vector_loops
 
 
@@ -33,23 +31,19 @@ class _PartialNest:
     lanes: Any
 
 
-class Nests:
-    """`levels` are the loops of tiled nodes by tile level; nests may be computed inside them."""
+def nest_lowering(lowering: Lowering, stage: Stage) -> StageLowering:
+    """Return the lowering of a nest, which a program may have inlined."""
+    is_inlined = lowering.program.location(stage.node) == "inline"
+    return (InlinedLowering if is_inlined else NestLowering)(lowering, stage)
 
-    def __init__(
-        self, primitives: Primitives, program: Program, levels: Mapping[str, Sequence[Sequence[Any]]]
-    ) -> None:
-        self.primitives = primitives
-        self.schedule = primitives.schedule
-        self.program = program
-        self.levels = levels
-        self.loops: dict[str, _NestLoops] = {}
-        self.partial: dict[str, _PartialNest] = {}
 
-    def is_inlined(self, stage: Stage) -> bool:
-        return stage.placement is Placement.NEST and self.program.location(stage.node) == "inline"
+class NestLowering(StageLowering):
+    """A nest of plain loops. `place` sets `loops` and, with an rfactor, `partial`."""
 
-    def place(self, stage: Stage) -> None:
+    loops: _NestLoops
+    partial: _PartialNest
+
+    def place(self) -> None:
         """Compute a nest inside the loops of its reader, as deep as the program says.
 
             for i, j: B[i, j] = f(A[i, j])
@@ -61,42 +55,40 @@ class Nests:
 
         A reduction with an rfactor becomes two nests, see `_rfactor`.
         """
-        node = self._node(stage)
-        block = self.schedule.get_sblock(stage.node)
-        partial = self._rfactor(stage, block) if stage.rfactor else None
-        depth = self._depth(stage)
+        node = self.node
+        block = self.schedule.get_sblock(node.name)
+        partial = self._rfactor(block) if self.stage.rfactor else None
+        depth = self._depth(self.stage)
         if depth:
-            self.schedule.compute_at(block, self._host_loop(stage, depth), preserve_unit_loops=True)
+            self.schedule.compute_at(block, self._host_loop(), preserve_unit_loops=True)
         if partial is None:
             own = self.schedule.get_loops(block)[-len(node.axes) :] if node.axes else []
             nest = _NestLoops([own[axis] for axis in node.spatial], [own[axis] for axis in node.reduction])
             if nest.spatial and nest.reduction:
                 self.schedule.reorder(*nest.spatial, *nest.reduction)
-            self.loops[stage.node] = nest
+            self.loops = nest
             return
         own = self.schedule.get_loops(block)[-len(node.spatial) - 1 :]
         # The loop over partial results is the last one. Where compute_at makes new loops, it is the first.
         spatial, summed = (own[1:], own[0]) if depth else (own[:-1], own[-1])
         if depth and spatial:
             self.schedule.reorder(*spatial, summed)
-        self.loops[stage.node] = _NestLoops(list(spatial), [summed])
-        self.partial[stage.node] = self._place_partial(stage, partial, depth)
+        self.loops = _NestLoops(list(spatial), [summed])
+        self.partial = self._place_partial(partial, depth)
 
-    def annotate(self, stage: Stage) -> None:
+    def annotate(self) -> None:
         """Vectorize the innermost loop, and run fused outer loops in parallel."""
-        own = self.loops[stage.node]
-        if stage.rfactor.fills_vectors:
-            self._vectorize_partial(stage)
-        elif stage.rfactor:
-            self._parallelize_partial(stage)
+        if self.stage.rfactor.fills_vectors:
+            self._vectorize_partial()
+        elif self.stage.rfactor:
+            self._parallelize_partial()
         else:
-            self._vectorize(stage, own)
-        if self._depth(stage) == 0:
-            self._parallelize(stage, own.spatial)
+            self._vectorize()
+        if self._depth(self.stage) == 0:
+            self._parallelize(self.loops.spatial)
 
-    def decompose(self, stage: Stage) -> None:
-        """Initialize the accumulators in a nest of their own. This comes last: TVM can neither vectorize nor
-        parallelize the loops after that.
+    def decompose(self) -> None:
+        """Initialize the accumulators in a nest of their own.
 
             for i, k:
                 with T.init(): s[i] = 0
@@ -106,23 +98,194 @@ class Nests:
                 s[i] = 0
                 for k: s[i] = s[i] + A[i, k]
         """
-        own = self.loops[stage.node]
-        if own.reduction and (own.spatial or stage.rfactor):
-            self.schedule.decompose_reduction(self.schedule.get_sblock(stage.node), own.reduction[0])
-        if not stage.rfactor:
+        own, rfactor = self.loops, self.stage.rfactor
+        if own.reduction and (own.spatial or rfactor):
+            self.schedule.decompose_reduction(self.schedule.get_sblock(self.node.name), own.reduction[0])
+        if not rfactor:
             return
-        partial = self.partial[stage.node]
-        if stage.rfactor is Rfactor.UNEVEN:
+        partial = self.partial
+        if rfactor is Rfactor.UNEVEN:
             # TVM can't decompose under the condition of a shorter last step. It partitions the loop there.
             self.schedule.annotate(partial.steps[-1], "pragma_loop_partition_hint", 1)
             return
         init = self.schedule.decompose_reduction(partial.block, partial.steps[0])
         width, lanes = self.primitives.extent(partial.lanes), self.primitives.lanes(partial.block)
-        if stage.rfactor.fills_vectors and power_of_two(width) < min(width, lanes):
+        if rfactor.fills_vectors and power_of_two(width) < min(width, lanes):
             self.primitives.peel_vectors_later(partial.block)
             self.primitives.peel_vectors_later(init)
 
-    def unroll_constants(self, stage: Stage) -> None:
+    def loop_around(self, guest: Stage) -> Any:
+        return self.loops.spatial[self._depth(guest) - 1]
+
+    def _depth(self, stage: Stage) -> int:
+        """Return the number of its host's loops around a nest; 0 for a nest on its own."""
+        location = self.program.location(stage.node)
+        return int(location) if location.isdigit() else 0
+
+    def _host_loop(self) -> Any:
+        return self.stages[self.program.sketch.hosts[self.node.name].name].loop_around(self.stage)
+
+    def _rfactor(self, block: Any) -> Any:
+        """Make one half of the last reduction loop an axis of partial results, their last one.
+
+            for i, k: s[i] += A[i, k]
+        ->
+            for i, k0, k1: p[i, k1] += A[i, k0 * 16 + k1]
+            for i, k1: s[i] += p[i, k1]
+
+        Returns the block of the partial results.
+        """
+        lanes = self.choice("lanes")
+        last = self.schedule.get_loops(block)[self.node.reduction[-1]]
+        steps = -(-self.primitives.extent(last) // lanes)
+        is_inner = self.stage.rfactor.fills_vectors
+        outer, inner = self.primitives.split(last, [steps, lanes] if is_inner else [lanes, steps])
+        return self.schedule.rfactor(inner if is_inner else outer, len(self.node.spatial))
+
+    def _place_partial(self, block: Any, depth: int) -> _PartialNest:
+        """Compute partial results right before they are added up.
+
+            for i, k0, k1: p[i, k1] += A[i, k0 * 16 + k1]
+            for i, k1: s[i] += p[i, k1]
+        ->
+            for i:
+                for k1, k0: p[i, k1] += A[i, k0 * 16 + k1]
+                for k1: s[i] += p[i, k1]
+
+        Partial results that have a nest of their own stay where they are.
+        """
+        node, own, rfactor = self.node, self.loops, self.stage.rfactor
+        is_moved = not rfactor.has_own_nest and bool(own.spatial or depth)
+        if is_moved:
+            target = own.spatial[-1] if own.spatial else self._host_loop()
+            self.schedule.compute_at(block, target, preserve_unit_loops=True)
+        loops = self.schedule.get_loops(block)[-len(node.axes) - 1 :]
+        if is_moved:
+            # compute_at puts the axis of partial results first.
+            lanes, *rest = loops
+            return _PartialNest(block, rest[: len(node.spatial)], rest[len(node.spatial) :], lanes)
+        last = node.reduction[-1]
+        step, lanes = loops[last : last + 2] if rfactor.fills_vectors else loops[last : last + 2][::-1]
+        steps = [*(loops[axis] for axis in node.reduction[:-1]), step]
+        return _PartialNest(block, [loops[axis] for axis in node.spatial], steps, lanes)
+
+    def _vectorize_partial(self) -> None:
+        """Make the partial results of one result a vector.
+
+            for k1, i, k0: p[i, k1] += A[i, k0 * 16 + k1]
+        ->
+            for i, k0:
+                for k1 in T.vectorized(16): p[i, k1] += A[i, k0 * 16 + k1]
+        """
+        partial = self.partial
+        self.schedule.reorder(*partial.spatial, *partial.steps, partial.lanes)
+        self.schedule.vectorize(partial.lanes)
+        if self.stage.rfactor.has_own_nest:
+            self._parallelize(partial.spatial)
+
+    def _parallelize_partial(self) -> None:
+        """Compute the partial results of one result on several cores.
+
+            for i, k0, k1: p[i, k0] += A[k0 * 64 + k1, i]
+        ->
+            for k0 in T.parallel(8):
+                for i0, k1:
+                    for i1 in T.vectorized(16): p[i, k0] += A[k0 * 64 + k1, i]
+        """
+        partial = self.partial
+        vector = self._split_vector(partial.spatial, *self._fuse_inner(partial.spatial))
+        self.schedule.reorder(partial.lanes, *partial.spatial, *partial.steps, *vector)
+        self.schedule.parallel(partial.lanes)
+        for loop in vector:
+            self.schedule.vectorize(loop)
+
+    def _fuse_inner(self, spatial: list[Any]) -> tuple[int, int]:
+        """Fuse the inner loops that are contiguous in the result, as many as the program says. A loop inside
+        which another nest is computed is not fused.
+
+            for n, h, w, c: B[n, h, w, c] = ...
+        ->
+            for n, h, wc: B[n, h, wc // C, wc % C] = ...
+
+        Returns the position of the fused loop in `spatial`, which changes, and the lanes of its vectors.
+        """
+        axes = vector_loops(self.node)
+        if not axes:
+            return 0, 1
+        place = self.node.spatial.index(axes[0])
+        if len(axes) > 1:
+            wanted = axes[self.choice("fused") - 1]
+            first = max(self.node.spatial.index(wanted), *self._guest_depths())
+            loops = spatial[first : place + 1]
+            if len(loops) > 1 and all(map(self.primitives.is_fixed, loops)):
+                spatial[first : place + 1] = [self.schedule.fuse(*loops)]
+                place = first
+        if not self.primitives.is_fixed(spatial[place]):
+            return place, 1
+        longest = 1 << (self.primitives.extent(spatial[place]) - 1).bit_length()
+        return place, min(self.choice("vector"), longest)
+
+    def _split_vector(self, spatial: list[Any], place: int, lanes: int) -> list[Any]:
+        """Split a vector off the loop at `place` and return its loop; none unless lanes divide the extent."""
+        extent = self.primitives.extent(spatial[place]) if lanes > 1 else 1
+        if lanes == 1 or extent % lanes:
+            return []
+        spatial[place], inner = self.primitives.split(spatial[place], [extent // lanes, lanes])
+        return [inner]
+
+    def _vectorize(self) -> None:
+        """Vectorize the loops that are contiguous in the result, innermost.
+
+            for j, i, k: C[j, i] += A[k, j] * B[k, i]
+        ->
+            for j, i0, k:
+                for i1 in T.vectorized(16): C[j, i] += A[k, j] * B[k, i]
+        """
+        own = self.loops
+        place, lanes = self._fuse_inner(own.spatial)
+        vector = self._split_vector(own.spatial, place, lanes)
+        for inner in vector:
+            self.schedule.reorder(*own.spatial[place + 1 :], *own.reduction, inner)
+            self.schedule.vectorize(inner)
+        if lanes > 1 and not vector and not own.reduction:
+            loop = own.spatial.pop(place)
+            self.schedule.reorder(*own.spatial[place:], loop)
+            self.primitives.vectorize_later(self.schedule.get_sblock(self.node.name), lanes)
+
+    def _guest_depths(self) -> list[int]:
+        """Return how many of the nest's loops are around each nest that is computed inside it; 0 for none."""
+        hosts = self.program.sketch.hosts
+        return [
+            self._depth(other)
+            for other in self.program.sketch.nests
+            if other.node in hosts and hosts[other.node] is self.node
+        ] or [0]
+
+    def _parallelize(self, spatial: list[Any]) -> None:
+        """Fuse outer loops and run them in parallel, as many as the program says. A loop inside which another
+        nest is computed is not fused.
+
+            for i, j, k: C[i, j] += A[i, k] * B[k, j]
+        ->
+            for i_j in T.parallel(I * J):
+                for k: C[i, j] += A[i, k] * B[k, j]
+        """
+        if not spatial:
+            return
+        inside = [depth for depth in self._guest_depths() if depth]
+        count = min([self.choice("parallel"), len(spatial), *inside])
+        if count == 0:
+            return
+        fused = self.schedule.fuse(*spatial[:count]) if count > 1 else spatial[0]
+        self.schedule.parallel(fused)
+        unroll_up_to(self.schedule, fused, self.choice("unroll"))
+        spatial[:count] = [fused]
+
+
+class UnrolledLowering(StageLowering):
+    """A nest around small constant matrices."""
+
+    def annotate(self) -> None:
         """Unroll the loops over small constant matrices, such as winograd's M, inside two levels of tiles of
         the other spatial axes.
 
@@ -135,8 +298,7 @@ class Nests:
                         for c1 in T.vectorized:
                             B[i, j, p, c] += D[r, s, p, c] * M[r, i] * M[s, j]
         """
-        node = self._node(stage)
-        block = self.schedule.get_sblock(stage.node)
+        node, block = self.node, self.schedule.get_sblock(self.node.name)
         loops = self.schedule.get_loops(block)
         free = [axis for axis in node.spatial if axis not in node.constant_axes]
         parts = {
@@ -157,173 +319,3 @@ class Nests:
             self.schedule.parallel(self.schedule.fuse(*outer))
         if node.reduction:
             self.schedule.decompose_reduction(block, loops[node.reduction[0]])
-
-    def _node(self, stage: Stage) -> Node:
-        return self.program.sketch.dag.node[stage.node]
-
-    def _depth(self, stage: Stage) -> int:
-        """Return the number of the reader's loops around a nest; 0 for a nest on its own."""
-        location = self.program.location(stage.node)
-        return int(location) if location.isdigit() else 0
-
-    def _host_loop(self, stage: Stage, depth: int) -> Any:
-        host = self.program.sketch.hosts[stage.node].name
-        if host in self.levels:
-            return self.levels[host][depth - 1][-1]
-        return self.loops[host].spatial[depth - 1]
-
-    def _rfactor(self, stage: Stage, block: Any) -> Any:
-        """Make one half of the last reduction loop an axis of partial results, their last one.
-
-            for i, k: s[i] += A[i, k]
-        ->
-            for i, k0, k1: p[i, k1] += A[i, k0 * 16 + k1]
-            for i, k1: s[i] += p[i, k1]
-
-        Returns the block of the partial results.
-        """
-        node = self._node(stage)
-        lanes = int(self.program.choice(stage.node, "lanes"))
-        last = self.schedule.get_loops(block)[node.reduction[-1]]
-        steps = -(-self.primitives.extent(last) // lanes)
-        is_inner = stage.rfactor.fills_vectors
-        outer, inner = self.primitives.split(last, [steps, lanes] if is_inner else [lanes, steps])
-        return self.schedule.rfactor(inner if is_inner else outer, len(node.spatial))
-
-    def _place_partial(self, stage: Stage, block: Any, depth: int) -> _PartialNest:
-        """Compute partial results right before they are added up.
-
-            for i, k0, k1: p[i, k1] += A[i, k0 * 16 + k1]
-            for i, k1: s[i] += p[i, k1]
-        ->
-            for i:
-                for k1, k0: p[i, k1] += A[i, k0 * 16 + k1]
-                for k1: s[i] += p[i, k1]
-
-        Partial results that have a nest of their own stay where they are.
-        """
-        node, own = self._node(stage), self.loops[stage.node]
-        is_moved = not stage.rfactor.has_own_nest and bool(own.spatial or depth)
-        if is_moved:
-            target = own.spatial[-1] if own.spatial else self._host_loop(stage, depth)
-            self.schedule.compute_at(block, target, preserve_unit_loops=True)
-        loops = self.schedule.get_loops(block)[-len(node.axes) - 1 :]
-        if is_moved:
-            # compute_at puts the axis of partial results first.
-            lanes, *rest = loops
-            return _PartialNest(block, rest[: len(node.spatial)], rest[len(node.spatial) :], lanes)
-        last = node.reduction[-1]
-        step, lanes = loops[last : last + 2] if stage.rfactor.fills_vectors else loops[last : last + 2][::-1]
-        steps = [*(loops[axis] for axis in node.reduction[:-1]), step]
-        return _PartialNest(block, [loops[axis] for axis in node.spatial], steps, lanes)
-
-    def _vectorize_partial(self, stage: Stage) -> None:
-        """Make the partial results of one result a vector.
-
-            for k1, i, k0: p[i, k1] += A[i, k0 * 16 + k1]
-        ->
-            for i, k0:
-                for k1 in T.vectorized(16): p[i, k1] += A[i, k0 * 16 + k1]
-        """
-        partial = self.partial[stage.node]
-        self.schedule.reorder(*partial.spatial, *partial.steps, partial.lanes)
-        self.schedule.vectorize(partial.lanes)
-        if stage.rfactor.has_own_nest:
-            self._parallelize(stage, partial.spatial)
-
-    def _parallelize_partial(self, stage: Stage) -> None:
-        """Compute the partial results of one result on several cores.
-
-            for i, k0, k1: p[i, k0] += A[k0 * 64 + k1, i]
-        ->
-            for k0 in T.parallel(8):
-                for i0, k1:
-                    for i1 in T.vectorized(16): p[i, k0] += A[k0 * 64 + k1, i]
-        """
-        partial = self.partial[stage.node]
-        vector = self._split_vector(partial.spatial, *self._fuse_inner(stage, partial.spatial))
-        self.schedule.reorder(partial.lanes, *partial.spatial, *partial.steps, *vector)
-        self.schedule.parallel(partial.lanes)
-        for loop in vector:
-            self.schedule.vectorize(loop)
-
-    def _fuse_inner(self, stage: Stage, spatial: list[Any]) -> tuple[int, int]:
-        """Fuse the inner loops that are contiguous in the result, as many as the program says. A loop inside
-        which another nest is computed is not fused.
-
-            for n, h, w, c: B[n, h, w, c] = ...
-        ->
-            for n, h, wc: B[n, h, wc // C, wc % C] = ...
-
-        Returns the position of the fused loop in `spatial`, which changes, and the lanes of its vectors.
-        """
-        axes = vector_loops(self._node(stage))
-        if not axes:
-            return 0, 1
-        place = self._node(stage).spatial.index(axes[0])
-        if len(axes) > 1:
-            wanted = axes[int(self.program.choice(stage.node, "fused")) - 1]
-            first = max(self._node(stage).spatial.index(wanted), *self._guest_depths(stage))
-            loops = spatial[first : place + 1]
-            if len(loops) > 1 and all(map(self.primitives.is_fixed, loops)):
-                spatial[first : place + 1] = [self.schedule.fuse(*loops)]
-                place = first
-        if not self.primitives.is_fixed(spatial[place]):
-            return place, 1
-        longest = 1 << (self.primitives.extent(spatial[place]) - 1).bit_length()
-        return place, min(int(self.program.choice(stage.node, "vector")), longest)
-
-    def _split_vector(self, spatial: list[Any], place: int, lanes: int) -> list[Any]:
-        """Split a vector off the loop at `place` and return its loop; none unless lanes divide the extent."""
-        extent = self.primitives.extent(spatial[place]) if lanes > 1 else 1
-        if lanes == 1 or extent % lanes:
-            return []
-        spatial[place], inner = self.primitives.split(spatial[place], [extent // lanes, lanes])
-        return [inner]
-
-    def _vectorize(self, stage: Stage, own: _NestLoops) -> None:
-        """Vectorize the loops that are contiguous in the result, innermost.
-
-            for j, i, k: C[j, i] += A[k, j] * B[k, i]
-        ->
-            for j, i0, k:
-                for i1 in T.vectorized(16): C[j, i] += A[k, j] * B[k, i]
-        """
-        place, lanes = self._fuse_inner(stage, own.spatial)
-        vector = self._split_vector(own.spatial, place, lanes)
-        for inner in vector:
-            self.schedule.reorder(*own.spatial[place + 1 :], *own.reduction, inner)
-            self.schedule.vectorize(inner)
-        if lanes > 1 and not vector and not own.reduction:
-            loop = own.spatial.pop(place)
-            self.schedule.reorder(*own.spatial[place:], loop)
-            self.primitives.vectorize_later(self.schedule.get_sblock(stage.node), lanes)
-
-    def _guest_depths(self, stage: Stage) -> list[int]:
-        """Return how many of the nest's loops are around each nest that is computed inside it; 0 for none."""
-        hosts = self.program.sketch.hosts
-        return [
-            self._depth(other)
-            for other in self.program.sketch.nests
-            if other.node in hosts and hosts[other.node].name == stage.node
-        ] or [0]
-
-    def _parallelize(self, stage: Stage, spatial: list[Any]) -> None:
-        """Fuse outer loops and run them in parallel, as many as the program says. A loop inside which another
-        nest is computed is not fused.
-
-            for i, j, k: C[i, j] += A[i, k] * B[k, j]
-        ->
-            for i_j in T.parallel(I * J):
-                for k: C[i, j] += A[i, k] * B[k, j]
-        """
-        if not spatial:
-            return
-        inside = [depth for depth in self._guest_depths(stage) if depth]
-        count = min([int(self.program.choice(stage.node, "parallel")), len(spatial), *inside])
-        if count == 0:
-            return
-        fused = self.schedule.fuse(*spatial[:count]) if count > 1 else spatial[0]
-        self.schedule.parallel(fused)
-        unroll_up_to(self.schedule, fused, int(self.program.choice(stage.node, "unroll")))
-        spatial[:count] = [fused]

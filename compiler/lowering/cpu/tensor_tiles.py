@@ -2,34 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from compiler.lowering.cpu.packing_map import PackingMap
-from compiler.lowering.cpu.tiles import Tiles
-from compiler.lowering.primitives import Primitives
+from compiler.lowering.cpu.tiles import TileLowering
+from compiler.lowering.stage import Lowering, StageLowering
 from compiler.lowering.tensor_intrinsics import register
-from search.programs.program import Program
-from search.sketches.intrinsics import Roles, intrinsic_extents, stage_roles
+from search.sketches.intrinsics import intrinsic_extents, stage_roles
 from search.sketches.stage import Stage
 from search.sketches.variables import Choice, read_kind
 
 
-class TensorTiles(Tiles):
-    """Tiled nodes with or without an intrinsic. An intrinsic's loops, over lanes and depth, are inside all
-    tile levels; its operand `columns` has to be laid out as the instruction reads it."""
+def tile_lowering(lowering: Lowering, stage: Stage) -> StageLowering:
+    """Return the lowering of a tiled node, with or without an intrinsic."""
+    return (IntrinsicTileLowering if stage.intrinsic else TileLowering)(lowering, stage)
 
-    def __init__(self, primitives: Primitives, program: Program, buffers: Mapping[str, Any]) -> None:
-        super().__init__(primitives, program, buffers)
-        self._column_copies: dict[str, Any] = {}
 
-    def tile(self, stage: Stage) -> None:
-        super().tile(stage)
-        if stage.node in self._column_copies:
-            self._arrange_columns(stage, self._column_copies[stage.node])
+class IntrinsicTileLowering(TileLowering):
+    """A tiled node whose innermost loops, over lanes and depth, are an intrinsic's. Its operand `columns` has
+    to be laid out as the instruction reads it."""
 
-    def annotate(self, stage: Stage) -> None:
-        """Annotate as other tiles, but replace the innermost loops by the intrinsic instead of vectorizing.
+    def __init__(self, lowering: Lowering, stage: Stage) -> None:
+        super().__init__(lowering, stage)
+        self._columns = stage_roles(self.program.sketch.dag, stage).columns
+        self._column_copy: Any = None
+
+    def tile(self) -> None:
+        super().tile()
+        if self._column_copy is not None:
+            self._arrange_columns(self._column_copy)
+
+    def fill_registers(self) -> None:
+        """Replace the innermost loops by the intrinsic.
 
             for i3, j3:
                 for lane in range(16): for depth in range(4):
@@ -38,34 +42,31 @@ class TensorTiles(Tiles):
             for i3, j3 in T.unroll:
                 dot_16x4_vnni(C[i, j * 16 :], A[i, k * 4 :], B1[j, k])
         """
-        if not stage.intrinsic:
-            super().annotate(stage)
-            return
-        register(stage.intrinsic)
-        self._annotate_loops(stage, self.levels[stage.node][-1])
-        block = self.schedule.get_sblock(stage.node)
+        register(self.stage.intrinsic)
+        self._annotate_loops(self.levels[-1])
+        block = self.schedule.get_sblock(self.node.name)
         lanes = self.schedule.get_loops(block)[-2]
         outer = self.schedule.blockize(lanes)
-        init = self.schedule.decompose_reduction(outer, self._first_reduction(stage))
+        init = self.schedule.decompose_reduction(outer, self._first_reduction())
         self.schedule.vectorize(self._loops_inside(init)[-1])
         # The outer block keeps the condition of a partial tile: an intrinsic's loops have no condition.
-        self.schedule.tensorize(self._loops_inside(outer)[0], stage.intrinsic)
+        self.schedule.tensorize(self._loops_inside(outer)[0], self.stage.intrinsic)
 
     def _loops_inside(self, block: Any) -> list[Any]:
         (inner,) = self.schedule.get_child_blocks(block)
         return list(self.schedule.get_loops(inner))
 
-    def _copy(self, stage: Stage, block: Any, choice: Choice) -> tuple[Any, int] | None:
+    def _copy(self, block: Any, choice: Choice) -> tuple[Any, int] | None:
         """Copy an operand as in other tiles, but leave an unpacked copy of the columns to `tile`."""
-        chosen = str(self.program.choice(stage.node, choice.kind))
-        if not stage.intrinsic or chosen == "packed" or choice.kind != read_kind(self._roles(stage).columns):
-            return super()._copy(stage, block, choice)
-        index = self._operand(block, self._roles(stage).columns)
+        chosen = str(self.program.choice(self.node.name, choice.kind))
+        if chosen == "packed" or choice.kind != read_kind(self._columns):
+            return super()._copy(block, choice)
+        index = self._operand(block, self._columns)
         assert index is not None
-        self._column_copies[stage.node] = self.schedule.cache_read(block, index, "global")
+        self._column_copy = self.schedule.cache_read(block, index, "global")
         return None
 
-    def _arrange_columns(self, stage: Stage, copy: Any) -> None:
+    def _arrange_columns(self, copy: Any) -> None:
         """Compute the copy of the columns at the chosen level, laid out as the intrinsic reads it.
 
             for k, j: B1[k, j] = B[k, j]
@@ -74,20 +75,19 @@ class TensorTiles(Tiles):
                 for j1 in range(16): for k1 in T.unroll(4):
                     B1[j0, k0, j1, k1] = B[k0 * 4 + k1, j0 * 16 + j1]
         """
-        node, columns = self._node(stage), self._roles(stage).columns
-        level = int(self.program.choice(stage.node, read_kind(columns)))
+        level = self.choice(read_kind(self._columns))
         if level:
-            target = self.levels[stage.node][level - 1][-1]
+            target = self.levels[level - 1][-1]
             self.schedule.compute_at(copy, target, preserve_unit_loops=True)
-        place = PackingMap.of(self.program, stage, columns).place
+        place = PackingMap.of(self.program, self.stage, self._columns).place
         self.schedule.transform_layout(copy, ("write", 0), place)
         # Split the copy's loops by the extents of the intrinsic, so that it writes contiguously.
-        read = next(read for read in node.reads if read.buffer == columns)
+        read = next(read for read in self.node.reads if read.buffer == self._columns)
         loops = self.schedule.get_loops(copy)[-len(read.indices) :]
         axes = [index.terms[0].axis if index.terms else -1 for index in read.indices]
         by_axis = dict(zip(axes, loops, strict=True))
         inner = []
-        for axis, size in intrinsic_extents(self.program.sketch.dag, stage).items():
+        for axis, size in intrinsic_extents(self.program.sketch.dag, self.stage).items():
             by_axis[axis], part = self.schedule.split(by_axis[axis], [None, size])
             inner.append(part)
         outer = [by_axis[axis] for axis in axes]
@@ -95,6 +95,3 @@ class TensorTiles(Tiles):
         self.schedule.unroll(inner[-1])
         if not level:
             self.schedule.parallel(self.schedule.fuse(*outer))
-
-    def _roles(self, stage: Stage) -> Roles:
-        return stage_roles(self.program.sketch.dag, stage)

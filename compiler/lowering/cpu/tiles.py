@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from compiler.constants.packing import PACKING_ANNOTATION
 from compiler.lowering.cpu.packing_map import PackingMap
-from compiler.lowering.primitives import Primitives, by_level, power_of_two, unroll_up_to
-from search.dag import Node
-from search.programs.program import Program
+from compiler.lowering.primitives import by_level, power_of_two, unroll_up_to
+from compiler.lowering.stage import StageLowering
 from search.sketches.intrinsics import intrinsic_extents
 from search.sketches.predicates import is_arranged
 from search.sketches.stage import Stage
 from search.sketches.variables import Choice, read_kind
 
 
-class Tiles:
-    """`levels` holds the loops of every tiled node by tile level, once it is tiled."""
+class TileLowering(StageLowering):
+    """A tiled node. `tile` sets `levels`, its loops by tile level."""
 
-    def __init__(self, primitives: Primitives, program: Program, buffers: Mapping[str, Any]) -> None:
-        self.primitives = primitives
-        self.schedule = primitives.schedule
-        self.program = program
-        self.buffers = buffers
-        self.levels: dict[str, list[list[Any]]] = {}
+    levels: list[list[Any]]
 
-    def tile(self, stage: Stage) -> None:
+    def tile(self) -> None:
         """Split every axis, order the loops by tile level, and attach the copies and the epilogue.
 
             for i, j, k: C[i, j] += A[i, k] * B[k, j]
@@ -39,24 +33,24 @@ class Tiles:
                     for i2, j2, k1, i3, j3: C[i, j] += A[i, k] * B1[k, j]
                 for ...: D[i, j] = C[i, j] + E[j]           # the epilogue at the second spatial level
         """
-        block = self.schedule.get_sblock(stage.node)
-        buffers = dict.fromkeys(read.buffer for read in self._node(stage).reads)
-        choices = [self.program.sketch.choice(stage.node, read_kind(buffer)) for buffer in buffers]
-        copies = [self._copy(stage, block, choice) for choice in choices if choice is not None]
+        stage, node = self.stage, self.node
+        block = self.schedule.get_sblock(node.name)
+        buffers = dict.fromkeys(read.buffer for read in node.reads)
+        choices = [self.program.sketch.choice(node.name, read_kind(buffer)) for buffer in buffers]
+        copies = [self._copy(block, choice) for choice in choices if choice is not None]
         epilogue = self.schedule.get_sblock(stage.epilogue) if stage.epilogue else None
         if stage.cache_write:
             epilogue = self.schedule.cache_write(block, 0, "global")
-        levels = self._split(stage, block)
-        self.levels[stage.node] = levels
+        self.levels = self._split(block)
         for copy, level in filter(None, copies):
-            self.schedule.compute_at(copy, levels[level - 1][-1], preserve_unit_loops=True)
+            self.schedule.compute_at(copy, self.levels[level - 1][-1], preserve_unit_loops=True)
             self.primitives.vectorize_later(copy)
         if stage.epilogue_level:
-            target = levels[stage.epilogue_level - 1][-1]
+            target = self.levels[stage.epilogue_level - 1][-1]
             self.schedule.reverse_compute_at(epilogue, target, preserve_unit_loops=True)
             self.primitives.vectorize_later(epilogue)
 
-    def annotate(self, stage: Stage) -> None:
+    def fill_registers(self) -> None:
         """Run the outermost loop in parallel, vectorize and unroll the register tile, and initialize it.
 
             for i0_j0, i1, j1, k0, i2, j2, k1, i3, j3:
@@ -69,31 +63,33 @@ class Tiles:
                     for k0, i2, j2, k1:
                         for i3 in T.unroll: for j3 in T.vectorized: C[i, j] += A[i, k] * B[k, j]
         """
-        node = self._node(stage)
-        rows = self.levels[stage.node][-1]
-        if node.vector_axis is not None:
-            rows = [*rows[:-1], *self._vectorize(stage, rows[-1])]
-        self._annotate_loops(stage, rows)
-        block = self.schedule.get_sblock(node.name)
-        init = self.schedule.decompose_reduction(block, self._first_reduction(stage))
-        if node.vector_axis is not None:
-            self._peel_tail(stage, block, init, node.vector_axis)
+        rows, vector_axis = self.levels[-1], self.node.vector_axis
+        if vector_axis is not None:
+            rows = [*rows[:-1], *self._vectorize(rows[-1])]
+        self._annotate_loops(rows)
+        block = self.schedule.get_sblock(self.node.name)
+        init = self.schedule.decompose_reduction(block, self._first_reduction())
+        if vector_axis is not None:
+            self._peel_tail(block, init, vector_axis)
 
-    def _annotate_loops(self, stage: Stage, rows: Sequence[Any]) -> None:
+    def loop_around(self, guest: Stage) -> Any:
+        return self.levels[int(self.program.location(guest.node)) - 1][-1]
+
+    def _annotate_loops(self, rows: Sequence[Any]) -> None:
         """Run the outermost loop in parallel, and unroll the loops of the register tile."""
-        outermost = self.levels[stage.node][0][0]
+        outermost = self.levels[0][0]
         if self.primitives.extent(outermost) > 1:
             self.schedule.parallel(outermost)
-        unroll_up_to(self.schedule, outermost, int(self.program.choice(stage.node, "unroll")))
+        unroll_up_to(self.schedule, outermost, self.choice("unroll"))
         # The register tile is unrolled whatever the choice is: only then do accumulators stay in registers.
         for loop in rows:
             if self.primitives.extent(loop) > 1:
                 self.schedule.unroll(loop)
 
-    def _first_reduction(self, stage: Stage) -> Any:
-        return self.levels[stage.node][stage.structure.index("R")][0]
+    def _first_reduction(self) -> Any:
+        return self.levels[self.stage.structure.index("R")][0]
 
-    def _split(self, stage: Stage, block: Any) -> list[list[Any]]:
+    def _split(self, block: Any) -> list[list[Any]]:
         """Split every axis into its tile levels; return the loops by level, the outermost level fused.
 
             for i, j, k
@@ -102,15 +98,15 @@ class Tiles:
 
         The loops of an intrinsic are split off as well, inside all levels. The vectorized axis comes last.
         """
-        node = self._node(stage)
-        intrinsic = intrinsic_extents(self.program.sketch.dag, stage)
+        node = self.node
+        intrinsic = intrinsic_extents(self.program.sketch.dag, self.stage)
         parts, inner = [], {}
         for axis, loop in enumerate(self.schedule.get_loops(block)):
             factors = self.program.factors(node.name, axis)
             loops = self.primitives.split(loop, [*factors, *([intrinsic[axis]] if axis in intrinsic else [])])
             parts.append(loops[: len(factors)])
             inner[axis] = loops[len(factors) :]
-        levels = by_level(stage.structure, node, parts)
+        levels = by_level(self.stage.structure, node, parts)
         if node.vector_axis is not None:
             vector = parts[node.vector_axis][-1]
             levels[-1].remove(vector)
@@ -119,10 +115,7 @@ class Tiles:
         self.schedule.reorder(*(loop for level in levels for loop in level), *own)
         return [[self.schedule.fuse(*levels[0])], *levels[1:]]
 
-    def _node(self, stage: Stage) -> Node:
-        return self.program.sketch.dag.node[stage.node]
-
-    def _copy(self, stage: Stage, block: Any, choice: Choice) -> tuple[Any, int] | None:
+    def _copy(self, block: Any, choice: Choice) -> tuple[Any, int] | None:
         """Pack an operand ahead of time or copy it, as the program chooses.
 
             for i, j, k: C[i, j] += A[i, k] * B[k, j]
@@ -132,16 +125,16 @@ class Tiles:
 
         Returns the copy and the tile level at which it is computed; None if it stays on its own.
         """
-        chosen = str(self.program.choice(stage.node, choice.kind))
+        chosen = str(self.program.choice(self.node.name, choice.kind))
         name = choice.kind.removeprefix(read_kind(""))
         index = self._operand(block, name)
         if chosen == "direct" or index is None:  # the block doesn't read an operand that was inlined
             return None
         copy = self.schedule.cache_read(block, index, "global")
-        dag, node = self.program.sketch.dag, self._node(stage)
+        dag, node = self.program.sketch.dag, self.node
         reads = [read for read in node.reads if read.buffer == name]
         if chosen == "packed" or any(is_arranged(dag, node, read) for read in reads):
-            packing = PackingMap.of(self.program, stage, name)
+            packing = PackingMap.of(self.program, self.stage, name)
             zero = 0.0 if "float" in dag.buffer[name].dtype else 0
             padding = zero if packing.is_padded else None
             self.schedule.transform_layout(block, ("read", index), packing.place, pad_value=padding)
@@ -158,7 +151,7 @@ class Tiles:
         sources = [read.source for read in self.schedule.get(block).reads]
         return next((i for i, s in enumerate(sources) if s.same_as(self.buffers[name])), None)
 
-    def _vectorize(self, stage: Stage, loop: Any) -> list[Any]:
+    def _vectorize(self, loop: Any) -> list[Any]:
         """Vectorize the innermost loop of the register tile; return the loop that is left, to be unrolled.
 
             for j3 in range(48)
@@ -171,25 +164,25 @@ class Tiles:
         length = power_of_two(extent)
         if extent == 1:
             return []
-        if length == extent or length < self.primitives.lanes(self.schedule.get_sblock(stage.node)):
+        if length == extent or length < self.primitives.lanes(self.schedule.get_sblock(self.node.name)):
             self.schedule.vectorize(loop)
             return []
         outer, inner = self.primitives.split(loop, [extent // length, length])
         self.schedule.vectorize(inner)
         return [outer]
 
-    def _peel_tail(self, stage: Stage, block: Any, init: Any, axis: int) -> None:
+    def _peel_tail(self, block: Any, init: Any, axis: int) -> None:
         """Peel the last, partial tile of the vectorized axis (`Primitives.peel_later`), or partition a width
         that doesn't fill vectors (`Primitives.peel_vectors_later`)."""
-        node = self._node(stage)
+        node, structure = self.node, self.stage.structure
         factors = self.program.factors(node.name, axis)
         extent, width = node.axes[axis].extent, factors[-1]
         if math.prod(factors) > extent:
             # The initialization has the loops of the outer levels, then those of the last two spatial levels.
             order = node.spatial.index(axis)
-            outer = 1 + len(node.spatial) * (stage.structure.index("R") - 1)
-            level = stage.structure.rindex("S", 0, -1)
-            self.primitives.peel_later(block, self.levels[stage.node][level][order], extent % width)
+            outer = 1 + len(node.spatial) * (structure.index("R") - 1)
+            level = structure.rindex("S", 0, -1)
+            self.primitives.peel_later(block, self.levels[level][order], extent % width)
             self.primitives.peel_later(init, self.schedule.get_loops(init)[outer + order], extent % width)
         elif power_of_two(width) < min(width, self.primitives.lanes(block)):
             self.primitives.peel_vectors_later(block)

@@ -9,17 +9,19 @@ from tvm.s_tir import Schedule
 from tvm.tirx import IterVar
 
 from compiler.lowering.primitives import unroll_up_to
-from search.dag import Node
-from search.programs.program import Program
-from search.sketches.stage import Placement, Stage
+from compiler.lowering.stage import StageLowering
+from search.sketches.stage import Stage
 
 
-class GpuKernels:
-    def __init__(self, schedule: Schedule, program: Program) -> None:
-        self.schedule = schedule
-        self.program = program
+class ThreadKernelLowering(StageLowering):
+    """A kernel whose threads compute some results each. `tile` sets the block, its loop over threads, and its
+    loops of the reduction."""
 
-    def threads(self, stage: Stage) -> None:
+    _block: Any
+    _thread: Any
+    _reduced: list[Any]
+
+    def tile(self) -> None:
         """Spread the results of a node over threads. Each thread reduces in registers and stores once; loops
         over constant matrices are unrolled.
 
@@ -30,87 +32,49 @@ class GpuKernels:
                 for k: c += A[i, j, k]
                 C[i, j] = c
         """
-        node, block = self._node(stage), self.schedule.get_sblock(stage.node)
+        node, block = self.node, self.schedule.get_sblock(self.node.name)
+        self._block = block
         loops = self.schedule.get_loops(block)
-        copies_out = self._keep_in_registers(stage, block) if node.reduction else []
+        copies_out = self._keep_in_registers(block) if node.reduction else []
         spread = [loops[axis] for axis in node.looped_spatial]
         constant = [loops[axis] for axis in node.constant_axes]
         summed = [loops[axis] for axis in node.reduction if axis not in node.constant_axes]
         spread = spread or [self.schedule.add_unit_loop(loops[0] if loops else block)]
         self.schedule.reorder(*spread, *summed, *constant)
-        thread = self._bind(self.schedule.fuse(*spread), stage)
+        self._thread = self._bind(self.schedule.fuse(*spread))
+        self._reduced = [*summed, *constant]
         for loop in constant:
             self.schedule.unroll(loop)
         for copy_out in copies_out:
-            self.schedule.reverse_compute_at(copy_out, thread, preserve_unit_loops=True)
-        for local in self._hosted(stage, Placement.LOCAL):
-            self._compute_at(local, thread)
-        if node.reduction:
-            unroll_up_to(self.schedule, thread, int(self.program.choice(stage.node, "unroll")))
-            self.schedule.decompose_reduction(block, [*summed, *constant][0])
+            self.schedule.reverse_compute_at(copy_out, self._thread, preserve_unit_loops=True)
 
-    def rows(self, stage: Stage) -> None:
-        """Compute a chain over rows (softmax, layer norm) in one kernel, each row by the threads of a block.
+    def decompose(self) -> None:
+        if self.node.reduction:
+            unroll_up_to(self.schedule, self._thread, self.choice("unroll"))
+            self.schedule.decompose_reduction(self._block, self._reduced[0])
 
-            for i, k: m[i] = max(m[i], A[i, k])
-            for i, k: s[i] += exp(A[i, k] - m[i])
-            for i, k: B[i, k] = exp(A[i, k] - m[i]) / s[i]
-        ->
-            for blockIdx.x, threadIdx.y:                                 # i
-                for k0, threadIdx.x: m = max(m, A[i, k])
-                for k0, threadIdx.x: s += exp(A[i, k] - m)
-                for k0, threadIdx.x: B[i, k] = exp(A[i, k] - m) / s
-        """
-        node, block = self._node(stage), self.schedule.get_sblock(stage.node)
-        loops = self.schedule.get_loops(block)
-        rows = [loops[axis] for axis in stage.rows]
-        beside = [loops[axis] for axis in node.spatial if axis not in stage.rows]
-        summed = [loops[axis] for axis in node.reduction]
-        rows = rows or [self.schedule.add_unit_loop(loops[0] if loops else block)]
-        if not beside and not summed:
-            # The row has one element, which the first thread stores.
-            beside = [self.schedule.add_unit_loop(block)]
-        self.schedule.reorder(*rows, *beside, *summed)
-        row = self.schedule.fuse(*rows)
-        count = int(self.program.choice(stage.node, "rows"))
-        if count == 1:
-            self.schedule.bind(row, "blockIdx.x")
-        else:
-            outer, row = self.schedule.split(row, [None, count])
-            self.schedule.bind(outer, "blockIdx.x")
-            self.schedule.bind(row, "threadIdx.y")
-        self._bind_across(summed or beside, stage.node)
-        for member in reversed(self._hosted(stage, Placement.ACROSS)):
-            self._reduce_at(member, row)
+    def loop_around(self, guest: Stage) -> Any:
+        return self._thread
 
-    def _node(self, stage: Stage) -> Node:
-        return self.program.sketch.dag.node[stage.node]
-
-    def _hosted(self, stage: Stage, placement: Placement) -> list[Stage]:
-        """Return the stages of one kind that are computed inside the kernel of `stage`."""
-        return [s for s in self.program.sketch.placed(placement) if s.host == stage.node]
-
-    def _keep_in_registers(self, stage: Stage, block: Any) -> list[Any]:
+    def _keep_in_registers(self, block: Any) -> list[Any]:
         """Reduce in registers; return the blocks that copy the results out."""
-        if stage.epilogue is not None:
+        if self.stage.epilogue is not None:
             self.schedule.set_scope(block, 0, "local")
-            return [self.schedule.get_sblock(stage.epilogue)]
+            return [self.schedule.get_sblock(self.stage.epilogue)]
         writes = range(len(self.schedule.get(block).writes))
         return [self.schedule.cache_write(block, index, "local") for index in writes]
 
-    def _bind(self, fused: Any, stage: Stage) -> Any:
+    def _bind(self, fused: Any) -> Any:
         """Split a loop into blocks, threads and a vector if the program has one; return the threads' loop.
 
             for n: C[n] = ...
         ->
             for blockIdx.x, threadIdx.x: for v in T.vectorized(lanes): C[n] = ...
         """
-        lanes = 1
-        if self.program.sketch.choice(stage.node, "lanes"):
-            lanes = int(self.program.choice(stage.node, "lanes"))
+        lanes = self.choice("lanes") if self.program.sketch.choice(self.node.name, "lanes") else 1
         # Surplus threads would store what they never computed when there is one result.
         extent = int(self.schedule.get(fused).extent) // lanes
-        threads = min(int(self.program.choice(stage.node, "threads")), extent)
+        threads = min(self.choice("threads"), extent)
         if lanes > 1:
             fused, vector = self.schedule.split(fused, [None, lanes])
             self.schedule.vectorize(vector)
@@ -119,36 +83,104 @@ class GpuKernels:
         self.schedule.bind(thread, "threadIdx.x")
         return thread
 
-    def _bind_across(self, loops: Sequence[Any], host: str) -> None:
-        """Spread fused loops over the threads of a row: for k -> for k0: for threadIdx.x."""
-        threads = int(self.program.choice(host, "threads"))
-        _, inner = self.schedule.split(self.schedule.fuse(*loops), [None, threads])
-        self.schedule.bind(inner, "threadIdx.x")
 
-    def _reduce_at(self, stage: Stage, row: Any) -> None:
-        """Compute a reduction of the chain inside the loop over rows, across the row's threads.
+class RowKernelLowering(StageLowering):
+    """A kernel whose blocks take some rows each. `tile` sets the loop over a block's rows."""
+
+    _row: Any
+
+    def tile(self) -> None:
+        """Compute the last node of a chain over rows, each row by the threads of a block.
+
+            for i, k: B[i, k] = exp(A[i, k] - m[i]) / s[i]
+        ->
+            for blockIdx.x, threadIdx.y:                                 # i
+                for k0, threadIdx.x: B[i, k] = exp(A[i, k] - m[i]) / s[i]
+        """
+        node, block = self.node, self.schedule.get_sblock(self.node.name)
+        loops = self.schedule.get_loops(block)
+        rows = [loops[axis] for axis in self.stage.rows]
+        beside = [loops[axis] for axis in node.spatial if axis not in self.stage.rows]
+        summed = [loops[axis] for axis in node.reduction]
+        rows = rows or [self.schedule.add_unit_loop(loops[0] if loops else block)]
+        if not beside and not summed:
+            # The row has one element, which the first thread stores.
+            beside = [self.schedule.add_unit_loop(block)]
+        self.schedule.reorder(*rows, *beside, *summed)
+        self._row = self.schedule.fuse(*rows)
+        count = self.choice("rows")
+        if count == 1:
+            self.schedule.bind(self._row, "blockIdx.x")
+        else:
+            outer, self._row = self.schedule.split(self._row, [None, count])
+            self.schedule.bind(outer, "blockIdx.x")
+            self.schedule.bind(self._row, "threadIdx.y")
+        _bind_across(self.schedule, summed or beside, self.choice("threads"))
+
+    def loop_around(self, guest: Stage) -> Any:
+        return self._row
+
+
+class _GuestLowering(StageLowering):
+    """A node computed inside the kernel of its host."""
+
+    def _compute_in_host(self) -> Any:
+        """Compute the node inside its host's loop, with its results in registers; return its block.
+
+        TVM broadcasts the result of a reduction across threads to all of them. (For results in shared memory
+        it would leave out barriers between rows.)
+        """
+        assert self.stage.host is not None
+        block = self.schedule.get_sblock(self.node.name)
+        loop = self.stages[self.stage.host].loop_around(self.stage)
+        self.schedule.compute_at(block, loop, preserve_unit_loops=True)
+        for index in range(len(self.schedule.get(block).writes)):
+            self.schedule.set_scope(block, index, "local")
+        return block
+
+
+class ThreadLocalLowering(_GuestLowering):
+    """A node that every thread of its reader computes for itself."""
+
+    def place(self) -> None:
+        """Compute the node inside the loop over threads.
+
+            for p, r: t[p, r] = d[2 * p + r]
+            for blockIdx.x, threadIdx.x:                                 # p
+                for x, r: v[x, p] += t[p, r] * B[r, x]
+        ->
+            for blockIdx.x, threadIdx.x:
+                for r: t_local[r] = d[2 * p + r]
+                for x, r: v[x, p] += t_local[r] * B[r, x]
+        """
+        self._compute_in_host()
+
+
+class BlockReductionLowering(_GuestLowering):
+    """A reduction in a chain over rows (softmax, layer norm), inside the kernel of the chain's last node."""
+
+    def place(self) -> None:
+        """Compute the reduction inside the loop over rows, across the row's threads.
 
             for i, k: s[i] += E[i, k]
+            for blockIdx.x, threadIdx.y:                                 # i
+                for k0, threadIdx.x: B[i, k] = E[i, k] / s[i]
         ->
-            for row: for k0, threadIdx.x: s += E[i, k]
+            for blockIdx.x, threadIdx.y:
+                for k0, threadIdx.x: s += E[i, k]
+                for k0, threadIdx.x: B[i, k] = E[i, k] / s
         """
-        block = self._compute_at(stage, row)
+        block = self._compute_in_host()
         axes = self.schedule.get(block).iter_vars
         own = list(zip(self.schedule.get_loops(block)[-len(axes) :], axes, strict=True))
         summed = [loop for loop, axis in own if axis.iter_type == IterVar.CommReduce]
         beside = [loop for loop, axis in own if axis.iter_type != IterVar.CommReduce]
         self.schedule.reorder(*beside, *summed)
-        assert stage.host is not None
-        self._bind_across(summed, stage.host)
+        assert self.stage.host is not None
+        _bind_across(self.schedule, summed, int(self.program.choice(self.stage.host, "threads")))
 
-    def _compute_at(self, stage: Stage, loop: Any) -> Any:
-        """Compute a stage inside a loop, with its results in registers.
 
-        TVM broadcasts the result of a reduction across threads to all of them. (For results in shared memory
-        it would leave out barriers between rows.)
-        """
-        block = self.schedule.get_sblock(stage.node)
-        self.schedule.compute_at(block, loop, preserve_unit_loops=True)
-        for index in range(len(self.schedule.get(block).writes)):
-            self.schedule.set_scope(block, index, "local")
-        return block
+def _bind_across(schedule: Schedule, loops: Sequence[Any], threads: int) -> None:
+    """Spread fused loops over the threads of a row: for k -> for k0: for threadIdx.x."""
+    _, inner = schedule.split(schedule.fuse(*loops), [None, threads])
+    schedule.bind(inner, "threadIdx.x")

@@ -6,13 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
-from tvm.s_tir import Schedule
 from tvm.tirx import IterVar
 
 from compiler.lowering.primitives import unroll_up_to
+from compiler.lowering.stage import Lowering, StageLowering
 from compiler.lowering.tensor_intrinsics import register
-from core.device import Gpu
-from search.programs.program import Program
 from search.sketches.stage import Stage
 from search.sketches.tensor_core import BANKS, SIDE, SKEW, MatrixProduct, match_product
 from search.sketches.variables import fetch_kind
@@ -21,18 +19,20 @@ from search.sketches.variables import fetch_kind
 SHORT = {"float16": "f16", "float32": "f32", "int8": "s8", "int32": "s32"}
 
 
-class GpuTensors:
-    """`buffers` are the workload's, by their names in the dag."""
+class TensorTileLowering(StageLowering):
+    """A matrix product tiled over blocks and warps."""
 
-    def __init__(self, schedule: Schedule, program: Program, gpu: Gpu, buffers: Mapping[str, Any]) -> None:
-        self.schedule = schedule
-        self.program = program
-        self.gpu = gpu
-        self.buffers = buffers
+    def __init__(self, lowering: Lowering, stage: Stage) -> None:
+        super().__init__(lowering, stage)
+        assert self.device.gpu is not None
+        self._warp_size = self.device.gpu.warp_size
+        product = match_product(self.program.sketch.dag, self.node, self.device.gpu)
+        assert product is not None
+        self._product = product
 
-    def arrange(self, stage: Stage) -> None:
+    def fetch(self) -> None:
         """Give the block the axes of a matrix product, and copies of its operands and its result that have
-        these axes. This comes before anything is inlined.
+        these axes.
 
             for n, h, w, o, c: C[n, h, w, o] += A[n, h, w, c] * B[c, o]
         ->
@@ -41,7 +41,7 @@ class GpuTensors:
             for s, i, j, k: C1[s, i, j] += A1[s, i, k] * B1[s, k, j]
             for n, h, w, o: C[n, h, w, o] = C1[0, (n * H + h) * W + w, o]
         """
-        found, block = self._product(stage), self.schedule.get_sblock(stage.node)
+        found, block = self._product, self.schedule.get_sblock(self.node.name)
         order = "skj" if found.second_by_rows else "sjk"
         copies = [
             (self.schedule.reindex(block, ("read", found.first)), "write", "sik"),
@@ -61,7 +61,7 @@ class GpuTensors:
             self.schedule.transform_layout(copy, (side, 0), _fuse_parts(used, wanted))
         self.schedule.transform_block_layout(block, _fuse_parts(parts, "sijk"))
 
-    def tensorize(self, stage: Stage) -> None:
+    def tile(self) -> None:
         """Tile, fetch, and replace the innermost loops by instructions. Inlined producers are computed while
         fetching, elementwise consumers while copying out.
 
@@ -76,13 +76,12 @@ class GpuTensors:
                 wmma_store(C_shared, C_fragment)
                 for threadIdx.x: C[...] = C_shared[...]
         """
-        found, inner = self._product(stage), self.schedule.get_sblock(stage.node)
+        found, inner = self._product, self.schedule.get_sblock(self.node.name)
         group = _instructions(found)
-        outer, grid, warp, k0, k1 = self._tile(stage, inner)
+        outer, grid, warp, k0, k1 = self._bind(inner)
         fetches = [self.schedule.cache_read(outer, index, "shared") for index in (found.first, found.second)]
         for index, fetch in zip((found.first, found.second), fetches, strict=True):
-            name = self.program.sketch.dag.node[stage.node].reads[index].buffer
-            self._fetch(stage, fetch, k0, name, found)
+            self._fetch(fetch, k0, self.node.reads[index].buffer)
         for fetch in fetches:
             self._inline_producers(fetch)
         fragments = [
@@ -97,23 +96,14 @@ class GpuTensors:
         for block in (store, copy):
             self.schedule.reverse_compute_at(block, warp, preserve_unit_loops=True)
         self._replace(store, group["store"])
-        unroll_up_to(self.schedule, grid, int(self.program.choice(stage.node, "unroll")))
+        unroll_up_to(self.schedule, grid, self.choice("unroll"))
         start = self.schedule.decompose_reduction(outer, k0)
         (initial,) = self.schedule.get_child_blocks(start)
         self.schedule.tensorize(self.schedule.get_loops(initial)[-2], group["init"])
         self.schedule.tensorize(self.schedule.get_loops(inner)[-3], group["compute"])
-        self._copy_out(stage, copy)
+        self._copy_out(copy)
 
-    def _product(self, stage: Stage) -> MatrixProduct:
-        sketch = self.program.sketch
-        found = match_product(sketch.dag, sketch.dag.node[stage.node], self.gpu)
-        assert found is not None
-        return found
-
-    def _chosen(self, stage: Stage, kind: str) -> int:
-        return int(self.program.choice(stage.node, kind))
-
-    def _tile(self, stage: Stage, inner: Any) -> tuple[Any, Any, Any, Any, Any]:
+    def _bind(self, inner: Any) -> tuple[Any, Any, Any, Any, Any]:
         """Pad and split the axes of a matrix product, and bind the outer loops.
 
             for s, i, j, k
@@ -122,8 +112,8 @@ class GpuTensors:
 
         Returns the block around ii, jj and kk, and the loops blockIdx.x, threadIdx.y, k0 and k1.
         """
-        warps = [self._chosen(stage, f"warps {part}") for part in "ij"]
-        counts = [self._chosen(stage, f"fragments {part}") for part in "ijk"]
+        warps = [self.choice(f"warps {part}") for part in "ij"]
+        counts = [self.choice(f"fragments {part}") for part in "ijk"]
         tiles = [1, SIDE * warps[0] * counts[0], SIDE * warps[1] * counts[1], SIDE * counts[2]]
         extents = [int(self.schedule.get(loop).extent) for loop in self.schedule.get_loops(inner)]
         if any(extent % size for extent, size in zip(extents, tiles, strict=True)):
@@ -142,7 +132,7 @@ class GpuTensors:
         self.schedule.bind(warp, "threadIdx.y")
         return outer, grid, warp, k0, k1
 
-    def _fetch(self, stage: Stage, fetch: Any, k0: Any, name: str, found: MatrixProduct) -> None:
+    def _fetch(self, fetch: Any, k0: Any, name: str) -> None:
         """Fetch a tile of an operand by all threads of the block, into rows that begin in different banks.
 
             for i, k: A_shared[i, k] = A[i, k]
@@ -151,12 +141,12 @@ class GpuTensors:
                 for n, threadIdx.y, threadIdx.x: for v in T.vectorized(lanes): A_shared[...] = A[...]
         """
         self.schedule.compute_at(fetch, k0, preserve_unit_loops=True)
-        self.schedule.storage_align(fetch, 0, -2, BANKS, SKEW[found.operand])
+        self.schedule.storage_align(fetch, 0, -2, BANKS, SKEW[self._product.operand])
         loops = self.schedule.get_loops(fetch)[-2:]
-        warps = self._chosen(stage, "warps i") * self._chosen(stage, "warps j")
-        lanes = self._chosen(stage, fetch_kind(name))
+        warps = self.choice("warps i") * self.choice("warps j")
+        lanes = self.choice(fetch_kind(name))
         _, warp, thread, vector = self.schedule.split(
-            self.schedule.fuse(*loops), [None, warps, self.gpu.warp_size, lanes]
+            self.schedule.fuse(*loops), [None, warps, self._warp_size, lanes]
         )
         self.schedule.bind(warp, "threadIdx.y")
         self.schedule.bind(thread, "threadIdx.x")
@@ -180,7 +170,7 @@ class GpuTensors:
             for producer in producers:
                 self.schedule.compute_inline(producer)
 
-    def _copy_out(self, stage: Stage, copy: Any) -> None:
+    def _copy_out(self, copy: Any) -> None:
         """Copy the result out of shared memory, and inline the elementwise consumers into that.
 
             for i, j: C1[i, j] = C_shared[i, j]
@@ -188,15 +178,15 @@ class GpuTensors:
         ->
             for n, threadIdx.x: for v in T.vectorized(4): D[...] = C_shared[...] + E[...]
         """
-        dag = self.program.sketch.dag
-        last = dag.node[stage.epilogue or stage.node].write.buffer
+        dag, epilogue = self.program.sketch.dag, self.stage.epilogue
+        last = dag.node[epilogue or self.node.name].write.buffer
         while not self.schedule.get(copy).writes[0].source.same_as(self.buffers[last]):
             for consumer in self.schedule.get_consumers(copy):
                 self.schedule.reverse_compute_inline(consumer)
-        narrow = dag.buffer[dag.node[stage.node].write.buffer].item_bytes == 2 and stage.epilogue is None
+        narrow = dag.buffer[self.node.write.buffer].item_bytes == 2 and epilogue is None
         loops = self.schedule.get_loops(copy)[-2:]
         _, thread, vector = self.schedule.split(
-            self.schedule.fuse(*loops), [None, self.gpu.warp_size, 8 if narrow else 4]
+            self.schedule.fuse(*loops), [None, self._warp_size, 8 if narrow else 4]
         )
         self.schedule.bind(thread, "threadIdx.x")
         self.schedule.vectorize(vector)

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from tvm.s_tir import Schedule
-
 from compiler.lowering.primitives import by_level, unroll_up_to
+from compiler.lowering.stage import Lowering, StageLowering
 from search.programs.gpu_nest import BLOCK, FETCH, THREAD
-from search.programs.program import Program
 from search.sketches.stage import Stage
 from search.sketches.variables import fetch_kind
 
 BINDINGS = ("blockIdx.x", "vthread.x", "threadIdx.x")
 
 
-class GpuTiles:
-    """`buffers` are the workload's, by their names in the dag."""
+class GpuTileLowering(StageLowering):
+    """A kernel tiled over blocks, virtual threads and threads."""
 
-    def __init__(self, schedule: Schedule, program: Program, buffers: Mapping[str, Any]) -> None:
-        self.schedule = schedule
-        self.program = program
-        self.buffers = buffers
-        self.copies: dict[str, list[tuple[Any, int]]] = {}
+    def __init__(self, lowering: Lowering, stage: Stage) -> None:
+        super().__init__(lowering, stage)
+        self._copies: list[tuple[Any, int]] = []
 
-    def fetch(self, stage: Stage) -> None:
+    def fetch(self) -> None:
         """Copy the operands to shared memory, in nests that `tile` moves into the kernel.
 
             for i, j, k: C[i, j] += A[i, k] * B[k, j]
@@ -34,16 +29,14 @@ class GpuTiles:
             for k, j: B_shared[k, j] = B[k, j]
             for i, j, k: C[i, j] += A_shared[i, k] * B_shared[k, j]
         """
-        copies = []
-        for name in stage.shared:
-            block = self.schedule.get_sblock(stage.node)
+        for name in self.stage.shared:
+            block = self.schedule.get_sblock(self.node.name)
             sources = [read.source for read in self.schedule.get(block).reads]
             index = next(i for i, source in enumerate(sources) if source.same_as(self.buffers[name]))
             copy = self.schedule.cache_read(block, index, "shared")
-            copies.append((copy, int(self.program.choice(stage.node, fetch_kind(name)))))
-        self.copies[stage.node] = copies
+            self._copies.append((copy, self.choice(fetch_kind(name))))
 
-    def tile(self, stage: Stage) -> None:
+    def tile(self) -> None:
         """Split every axis, bind the outer levels, and attach the copies and the epilogue.
 
             for i, j, k: C[i, j] += A_shared[i, k] * B_shared[k, j]
@@ -55,8 +48,8 @@ class GpuTiles:
                     for k1, i3, j3, k2, i4, j4: C_local[...] += A_shared[...] * B_shared[...]
                 for ...: D[...] = relu(C_local[...])
         """
-        node = self.program.sketch.dag.node[stage.node]
-        block = self.schedule.get_sblock(stage.node)
+        node, stage = self.node, self.stage
+        block = self.schedule.get_sblock(node.name)
         if stage.epilogue is None:
             copy_out = self.schedule.cache_write(block, 0, "local")
         else:
@@ -73,9 +66,9 @@ class GpuTiles:
             self.schedule.bind(levels[level][0], thread)
         thread = levels[THREAD][0]
         self.schedule.reverse_compute_at(copy_out, thread, preserve_unit_loops=True)
-        for copy, lanes in self.copies[stage.node]:
+        for copy, lanes in self._copies:
             self._attach(copy, levels[FETCH], int(self.schedule.get(thread).extent), lanes)
-        unroll_up_to(self.schedule, levels[BLOCK][0], int(self.program.choice(stage.node, "unroll")))
+        unroll_up_to(self.schedule, levels[BLOCK][0], self.choice("unroll"))
         self.schedule.decompose_reduction(block, levels[FETCH][0])
 
     def _attach(self, copy: Any, fetch: list[Any], threads: int, lanes: int) -> None:

@@ -23,6 +23,7 @@ from tvm.s_tir.meta_schedule.database import JSONDatabase
 
 from compiler.constants import packing
 from compiler.importing.model import extract_tasks, fuse, read_onnx
+from compiler.lowering.trace import trace_of
 from compiler.measuring.builder import BuiltKernel, LocalBuilder
 from compiler.measuring.runner import LocalRunner
 from compiler.packaging.artifact import ArtifactError, build_library, build_module
@@ -31,7 +32,7 @@ from compiler.target import detect_device
 from compiler.workload import from_json, to_json
 from core.measurement import Measurement, Outcome
 from tests.onnx_models import MODELS, Builder, residual
-from tests.packing import pack, packed_everywhere, packed_twice, text, tile, with_constants
+from tests.packing import pack, packed_everywhere, packed_twice, tile, with_constants
 from tests.workloads import matmul
 
 TARGET = '{"kind":"llvm","num-cores":2}'
@@ -201,7 +202,7 @@ def _candidate(workload: tvm.IRModule) -> str:
     block = sch.get_sblock("T_matmul")
     pack(sch, block, workload["main"].params[1], 16)
     tile(sch, block, 1, 16)
-    return text(sch)
+    return trace_of(sch)
 
 
 def _measured(runner: LocalRunner, workload: tvm.IRModule, trace: str) -> tuple[BuiltKernel, Measurement]:

@@ -115,6 +115,7 @@ CASES = {
     "matmul": _matmul(32, 48, 64),
     "odd rows": _matmul(37, 32, 20),
     "one instruction": _matmul(1, 16, 4),
+    "eight lanes": _matmul(9, 24, 16),
     "transposed": _matmul(16, 32, 24, transposed=True),
     "batched": _batched(2, 12, 32, 16),
     "convolution": _conv(10, 8, 32, 3, 1, 1),

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from tvm.s_tir import Schedule
 
 from compiler.constants.packing import PackedWorkload, prepack, split_packing
-from compiler.lowering.trace import apply_trace
-from tests.packing import pack, packed_everywhere, packed_twice, text, tile, with_constants
+from compiler.lowering.trace import apply_trace, trace_of
+from tests.packing import pack, packed_everywhere, packed_twice, tile, with_constants
 from tests.workloads import conv2d, matmul, residual
 
 Array = NDArray[Any]
@@ -104,7 +104,7 @@ def test_a_trace_that_packs_replays(columns: int) -> None:
     block = sch.get_sblock("T_matmul")
     pack(sch, block, workload["main"].params[1], 16)
     tile(sch, block, 1, 16)
-    assert tvm_ffi.structural_equal(apply_trace(workload, text(sch)), sch.mod)
+    assert tvm_ffi.structural_equal(apply_trace(workload, trace_of(sch)), sch.mod)
 
 
 def test_a_module_without_packing_is_left_alone() -> None:

@@ -1,0 +1,96 @@
+"""Lower programs to schedule primitives, each stage as its kind says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tvm.s_tir import Schedule
+
+from compiler.lowering.cpu.nests import UnrolledLowering, nest_lowering
+from compiler.lowering.cpu.tensor_tiles import tile_lowering
+from compiler.lowering.gpu.kernels import (
+    BlockReductionLowering,
+    RowKernelLowering,
+    ThreadKernelLowering,
+    ThreadLocalLowering,
+)
+from compiler.lowering.gpu.tensor_cores import TensorTileLowering
+from compiler.lowering.gpu.tiles import GpuTileLowering
+from compiler.lowering.primitives import Primitives
+from compiler.lowering.stage import InlinedLowering, Lowering, StageLowering
+from core.device import Device
+from search.programs.program import Program
+from search.sketches.stage import Stage
+from search.stages.cpu import LoopNest, Tiled, Unrolled
+from search.stages.gpu import BlockReduction, GpuTiled, RowKernel, TensorTiled, ThreadKernel, ThreadLocal
+from search.stages.inlined import Fused, Inlined
+
+LOWERINGS: Mapping[type[Stage], Callable[[Lowering, Stage], StageLowering]] = {
+    Inlined: InlinedLowering,
+    Fused: StageLowering,  # its producer's tiles attach it
+    Tiled: tile_lowering,
+    LoopNest: nest_lowering,
+    Unrolled: UnrolledLowering,
+    GpuTiled: GpuTileLowering,
+    TensorTiled: TensorTileLowering,
+    ThreadKernel: ThreadKernelLowering,
+    RowKernel: RowKernelLowering,
+    BlockReduction: BlockReductionLowering,
+    ThreadLocal: ThreadLocalLowering,
+}
+
+
+def lower_program(schedule: Schedule, program: Program, device: Device, buffers: Mapping[str, Any]) -> None:
+    """Apply a program to the schedule of its workload.
+
+        for i, j: A1[i, j] = exp(A[i, j])
+        for i, j, k: C[i, j] += A1[i, k] * B[k, j]
+        for i, j: D[i, j] = C[i, j] + E[j]
+    ->                                                      # CPU: A1 inlined, C tiled, D fused
+        for i0_j0 in T.parallel:
+            for i1, j1:
+                for k0, i2, j2, k1:
+                    for i3 in T.unroll: for j3 in T.vectorized: C[i, j] += exp(A[i, k]) * B[k, j]
+                for i, j: D[i, j] = C[i, j] + E[j]
+    ->                                                      # GPU
+        for blockIdx.x, vthread.x, threadIdx.x:
+            for k0:
+                for ...: A_shared[...] = exp(A[...]); B_shared[...] = B[...]
+                for k1, i3, j3, k2, i4, j4: C_local[...] += A_shared[...] * B_shared[...]
+            for ...: D[...] = C_local[...] + E[...]
+
+    `buffers` are the workload's, by their names in the dag. Raises ValueError for a nest that has no threads
+    on a GPU.
+    """
+    primitives = Primitives(schedule, device.vector_bytes, buffers)
+    lowering = Lowering(schedule, program, device, buffers, primitives)
+    for stage in program.sketch.stages:
+        lowering.stages[stage.node] = LOWERINGS[type(stage)](lowering, stage)
+    stages = list(lowering.stages.values())
+    for each in stages:
+        each.fetch()
+    for each in stages:
+        each.inline()
+    for each in stages:
+        each.tile()
+    for each in reversed(stages):
+        each.place()
+    for each in stages:
+        each.annotate()
+    for each in stages:
+        each.fill_registers()
+    for each in stages:
+        each.decompose()
+    primitives.finish()
+    if device.gpu is not None:
+        _check_bound(schedule)
+
+
+def _check_bound(schedule: Schedule) -> None:
+    """Raise ValueError for a nest without threads: TVM would run it on the host, on the device's memory."""
+    for block in schedule.get_child_blocks(schedule.get_sblock("root")):
+        bindings = [schedule.get(loop).thread_binding for loop in schedule.get_loops(block)]
+        tags = " ".join(str(binding.thread_tag) for binding in bindings if binding is not None)
+        if "blockIdx" not in tags or "threadIdx" not in tags:
+            raise ValueError(f"{schedule.get(block).name_hint} is bound to no threads")
