@@ -17,8 +17,8 @@ from compiler.reading.subgraph import read_dag
 from search.programs.annotate import sample
 from search.programs.program import Program
 from search.rules.space import generate
-from tests.cuda_emulator.emulator import EmulationError, compile_batch, headers, host_code
-from tests.cuda_emulator.toolchain import compile_error, missing, preamble
+from tests.cuda_emulator.emulator import EmulationError, compile_batch, host_code
+from tests.cuda_emulator.toolchain import compile_error, preamble
 from tests.devices import GPU
 from tests.suite import Case
 
@@ -63,18 +63,12 @@ def compiled(case: Case, program: Program) -> Candidate | Failure:
     """Lower a program, replay it from its trace and compile it to CUDA C."""
     try:
         module = apply_trace(case.module(), lower(case.module(), program, GPU))
-        library = tvm.compile(module, target=TARGET)
+        with TARGET:
+            library = tvm.compile(module, target=TARGET)
         return Candidate(case, program, module, library, library.mod.imports[0].inspect_source())
     except Exception as error:  # TVM raises whatever class its C++ side names
         stage = "lowering" if isinstance(error, LoweringError) else "code generation"
         return Failure(case, program, f"{stage}: {str(error)[-500:]}")
-
-
-def why_not_checked() -> str:
-    """Return what this machine lacks to run CUDA programs, empty when nothing."""
-    if tvm.cuda(0).exist:
-        return ""
-    return missing() or ("" if headers() else "CUDA's headers not installed")
 
 
 def failures(candidates: Sequence[Candidate]) -> list[Failure]:
@@ -103,7 +97,7 @@ def _on_gpu(batch: Sequence[Candidate]) -> Iterator[Failure]:
 
 
 def _emulated(batch: Sequence[Candidate], folder: Path) -> Iterator[Failure]:
-    refusal = compile_error([one.source for one in batch], CAPABILITY, folder)
+    refusal = compile_error([one.source for one in batch], CAPABILITY)
     if refusal:
         yield Failure(batch[0].case, batch[0].program, f"one of {len(batch)}: {refusal}")
         return

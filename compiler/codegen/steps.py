@@ -25,4 +25,5 @@ def compile_scheduled(
     TVM's C++ side names.
     """
     parts = split_packing(scheduled)
-    return tvm.compile(apply_passes(parts.module if parts else scheduled, target), target=target), parts
+    with target:  # nvcc is called for it
+        return tvm.compile(apply_passes(parts.module if parts else scheduled, target), target=target), parts

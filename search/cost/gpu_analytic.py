@@ -8,11 +8,13 @@ block waits for one load after another.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from core.device import Gpu
 from search.cost.machine import Machine, balance_of
-from search.dag import Access, Node, extent_of
+from search.dag import Access, Buffer, Node, extent_of
 from search.programs.gpu_nest import FETCH, VTHREAD, GpuTile
 from search.programs.nest import Floats, region
 from search.programs.program import Population
@@ -21,18 +23,10 @@ from search.sketches.factors import Ints
 from search.sketches.stage import Stage
 from search.sketches.variables import fetch_kind
 
-CYCLES_PER_S = 1.4e9
-LAUNCH_S = 3e-6
-# What one multiprocessor does per cycle: multiply-adds, loads from shared memory, bytes from the level-2
-# cache and from memory.
-FMA_LANES, SHARED_LANES, L2_BYTES, MEMORY_BYTES = 64.0, 32.0, 32.0, 10.0
-# Multiply-adds of tensor cores, and the warps that keep them busy.
-TENSOR_LANES, TENSOR_WARPS = 512.0, 8.0
-# The most that a multiprocessor holds at once.
-RESIDENT_THREADS, RESIDENT_BLOCKS, RESIDENT_SHARED_BYTES = 2048, 32, 96 << 10
-# Cycles of latency of a load from global memory, and instructions in flight that hide the latency of
-# arithmetic.
-LOAD_CYCLES, IN_FLIGHT = 500.0, 16.0
+# The warps that keep a multiprocessor's tensor cores busy.
+TENSOR_WARPS = 8.0
+# Bytes of a load from shared memory.
+LOAD_BYTES = 4
 # Global memory is read in sectors.
 SECTOR_BYTES = 32
 # The combination of the partial results of a block's threads.
@@ -41,32 +35,65 @@ COMBINE_CYCLES = 100.0
 OVERLAP = 0.76
 
 
+@dataclass(frozen=True)
+class GpuSpeeds:
+    """What one multiprocessor does per cycle, from the device's profile: loads from shared memory, bytes from
+    the cache that all share and from memory. `load_cycles` is the latency of a load from memory."""
+
+    hertz: float
+    launch_s: float
+    shared_lanes: float
+    l2_bytes: float
+    memory_bytes: float
+    load_cycles: float
+
+    @classmethod
+    def of(cls, machine: Machine) -> GpuSpeeds:
+        speeds, vector_bytes = machine.speeds, machine.device.vector_bytes
+        return cls(
+            hertz=speeds.hertz,
+            launch_s=speeds.launch_s,
+            shared_lanes=speeds.loads * vector_bytes / LOAD_BYTES,
+            l2_bytes=speeds.l2_rate,
+            memory_bytes=speeds.memory_rate_all / machine.cores,
+            load_cycles=speeds.gather_cycles,
+        )
+
+
+def multiply_adds(machine: Machine, buffer: Buffer, prefix: str = "") -> float:
+    """Return the multiply-adds per cycle on a buffer's elements, with the prefix "tensor" on tensor cores."""
+    return machine.speeds.issue(prefix + buffer.dtype) * machine.device.vector_bytes / buffer.item_bytes
+
+
 def tiled_terms(population: Population, stage: Stage, machine: Machine) -> dict[str, Floats]:
     """Return the quantities of a tiled kernel, each [programs]; `node_s` is its seconds."""
     gpu = population.sketch.gpu
     assert gpu is not None
-    tile = GpuTile.of(population, stage)
+    tile, speeds = GpuTile.of(population, stage), GpuSpeeds.of(machine)
+    fma_lanes = multiply_adds(machine, tile.dag.buffer[tile.nest.node.write.buffer])
+    # Instructions in flight that hide the latency of the arithmetic.
+    hiding = machine.speeds.latency_cycles * fma_lanes / gpu.warp_size
     blocks = tile.blocks.astype(np.float64)
     resident = np.minimum(_resident(tile, gpu), np.ceil(blocks / machine.cores))
     warps = np.ceil(tile.threads / gpu.warp_size)
     busy = balance_of(blocks / resident, machine.cores)
-    in_flight = resident * warps * np.minimum(tile.accumulators, 4) / IN_FLIGHT
+    in_flight = resident * warps * np.minimum(tile.accumulators, 4) / hiding
     issue = np.minimum(in_flight, 1.0) * tile.threads / (warps * gpu.warp_size)
     steps = tile.nest.inside[0].prod(axis=0, dtype=np.float64)
     loads = steps / tile.accumulators * _loads(tile) + _fetch_instructions(population, tile)
     moved = _moved_bytes(tile, blocks)
     unique = float(sum(_bytes(tile, access) for access in (*tile.nest.node.reads, tile.nest.node.write)))
     cycles = {
-        "compute": steps / FMA_LANES / issue,
-        "shared": loads / SHARED_LANES,
-        "l2": moved / L2_BYTES,
-        "memory": np.minimum(moved, unique) / MEMORY_BYTES,
-        "wait": blocks * tile.fetches * LOAD_CYCLES / resident,
+        "compute": steps / fma_lanes / issue,
+        "shared": loads / speeds.shared_lanes,
+        "l2": moved / speeds.l2_bytes,
+        "memory": np.minimum(moved, unique) / speeds.memory_bytes,
+        "wait": blocks * tile.fetches * speeds.load_cycles / resident,
     }
-    every = np.stack(list(cycles.values())) / CYCLES_PER_S / machine.cores / busy
+    every = np.stack(list(cycles.values())) / speeds.hertz / machine.cores / busy
     longest = every.max(axis=0)
     return {
-        "node_s": longest + OVERLAP * (every.sum(axis=0) - longest) / len(every) + LAUNCH_S,
+        "node_s": longest + OVERLAP * (every.sum(axis=0) - longest) / len(every) + speeds.launch_s,
         "compute_s": every[0],
         "cycles": steps,
         "accumulators": tile.accumulators.astype(np.float64),
@@ -87,11 +114,11 @@ def tiled_terms(population: Population, stage: Stage, machine: Machine) -> dict[
 def _resident(tile: GpuTile, gpu: Gpu) -> Floats:
     """Return the blocks that one multiprocessor runs at once."""
     limits = [
-        RESIDENT_THREADS // tile.threads,
+        gpu.resident_threads // tile.threads,
         gpu.registers // (tile.threads * tile.registers),
-        RESIDENT_SHARED_BYTES // np.maximum(tile.shared_bytes, 1),
+        gpu.resident_shared_bytes // np.maximum(tile.shared_bytes, 1),
     ]
-    return np.clip(np.minimum.reduce(limits), 1, RESIDENT_BLOCKS).astype(np.float64)
+    return np.clip(np.minimum.reduce(limits), 1, gpu.resident_blocks).astype(np.float64)
 
 
 def _loads(tile: GpuTile) -> Floats:
@@ -138,23 +165,28 @@ def _bytes(tile: GpuTile, access: Access) -> int:
 
 def tensor_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
     """Return the seconds of a kernel on tensor cores, from its instructions, traffic and latency."""
-    tile = TensorTile.of(population, stage)
-    item = population.sketch.dag.buffer[tile.node.reads[0].buffer].item_bytes
+    tile, speeds, gpu = TensorTile.of(population, stage), GpuSpeeds.of(machine), _gpu_of(machine)
+    operand = population.sketch.dag.buffer[tile.node.reads[0].buffer]
+    item, tensor_lanes = operand.item_bytes, multiply_adds(machine, operand, "tensor")
     blocks, fetches = tile.blocks.astype(np.float64), tile.count("k")
-    resident = np.clip(RESIDENT_SHARED_BYTES // tile.shared_bytes, 1, RESIDENT_BLOCKS)
+    resident = np.clip(gpu.resident_shared_bytes // tile.shared_bytes, 1, gpu.resident_blocks)
     resident = np.minimum(resident, np.ceil(blocks / machine.cores))
     busy = balance_of(blocks / resident, machine.cores)
     issue = np.minimum(resident * tile.warps / TENSOR_WARPS, 1.0)
     steps = blocks * fetches * tile.tile("i") * tile.tile("j") * tile.tile("k")
     moved = blocks * fetches * (tile.tile("i") + tile.tile("j")) * tile.tile("k") * item
-    wait = blocks * fetches * LOAD_CYCLES / resident
-    every = np.stack([steps / TENSOR_LANES / issue, moved / L2_BYTES, wait]) / CYCLES_PER_S / machine.cores
+    wait = blocks * fetches * speeds.load_cycles / resident
+    every = np.stack([steps / tensor_lanes / issue, moved / speeds.l2_bytes, wait])
+    every = every / speeds.hertz / machine.cores
     longest = every.max(axis=0)
-    return np.asarray((longest + OVERLAP * (every.sum(axis=0) - longest) / len(every)) / busy + LAUNCH_S)
+    return np.asarray(
+        (longest + OVERLAP * (every.sum(axis=0) - longest) / len(every)) / busy + speeds.launch_s
+    )
 
 
 def thread_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
     """Return the seconds of a kernel whose threads compute a few results each."""
+    speeds, gpu = GpuSpeeds.of(machine), _gpu_of(machine)
     node = population.sketch.dag.node[stage.node]
     axes = node.looped_spatial
     has_lanes = (node.name, "lanes") in population.sketch.columns
@@ -162,14 +194,15 @@ def thread_seconds(population: Population, stage: Stage, machine: Machine) -> Fl
     count = np.ceil(extent_of(node, axes) / lanes)
     threads = population.chosen(node.name, "threads")
     blocks = np.ceil(count / threads)
-    resident = np.clip(RESIDENT_THREADS // threads, 1, RESIDENT_BLOCKS)
+    resident = np.clip(gpu.resident_threads // threads, 1, gpu.resident_blocks)
     rounds = np.ceil(blocks / (resident * machine.cores))
     steps = extent_of(node, node.reduction) * max(extent_of(node, node.constant_axes), 1)
-    wait = rounds * LOAD_CYCLES * (1 + steps / 4)
-    work = node.iterations * max(node.flops, 1.0) / FMA_LANES / machine.cores
-    memory = _traffic(population, node, axes[-1] if axes else None) / MEMORY_BYTES / machine.cores
+    wait = rounds * speeds.load_cycles * (1 + steps / 4)
+    fma_lanes = multiply_adds(machine, population.sketch.dag.buffer[node.write.buffer])
+    work = node.iterations * max(node.flops, 1.0) / fma_lanes / machine.cores
+    memory = _traffic(population, node, axes[-1] if axes else None) / speeds.memory_bytes / machine.cores
     return np.asarray(
-        np.maximum.reduce([wait, np.full_like(wait, max(work, memory))]) / CYCLES_PER_S + LAUNCH_S
+        np.maximum.reduce([wait, np.full_like(wait, max(work, memory))]) / speeds.hertz + speeds.launch_s
     )
 
 
@@ -188,18 +221,24 @@ def _traffic(population: Population, node: Node, neighbours: int | None) -> floa
 
 def row_seconds(population: Population, stage: Stage, machine: Machine) -> Floats:
     """Return the seconds of a kernel whose blocks compute some rows each, their threads along the rows."""
+    speeds, gpu = GpuSpeeds.of(machine), _gpu_of(machine)
     dag = population.sketch.dag
     node = dag.node[stage.node]
     threads, rows = (population.chosen(stage.node, kind) for kind in ("threads", "rows"))
     blocks = np.ceil(extent_of(node, stage.rows) / rows)
-    resident = np.clip(RESIDENT_THREADS // (threads * rows), 1, RESIDENT_BLOCKS)
+    resident = np.clip(gpu.resident_threads // (threads * rows), 1, gpu.resident_blocks)
     rounds = np.ceil(blocks / (resident * machine.cores))
     members = [node, *(dag.node[s.node] for s in population.sketch.stages if s.host == stage.node)]
     wait, traffic = np.zeros(len(population)), 0.0
     for member in members:
         beside = [axis for axis in node.spatial if axis not in stage.rows]
         along: Ints = -(-extent_of(member, member.reduction or beside) // threads)
-        wait = wait + LOAD_CYCLES * (1 + along / 4) + COMBINE_CYCLES
+        wait = wait + speeds.load_cycles * (1 + along / 4) + COMBINE_CYCLES
         traffic += _traffic(population, member, len(member.axes) - 1 if member.axes else None)
-    memory = traffic / MEMORY_BYTES / machine.cores / balance_of(blocks / resident, machine.cores)
-    return np.asarray(np.maximum(rounds * wait, memory) / CYCLES_PER_S + LAUNCH_S)
+    memory = traffic / speeds.memory_bytes / machine.cores / balance_of(blocks / resident, machine.cores)
+    return np.asarray(np.maximum(rounds * wait, memory) / speeds.hertz + speeds.launch_s)
+
+
+def _gpu_of(machine: Machine) -> Gpu:
+    assert machine.device.gpu is not None, "estimates of GPU programs are for GPUs"
+    return machine.device.gpu

@@ -1,15 +1,9 @@
-"""CUDA programs run on the CPU: TVM's CUDA C compiled by g++ under device.h, launched as by TVM's host code.
-
-It needs g++ and CUDA's headers, no GPU.
-"""
+"""CUDA programs run on the CPU: TVM's CUDA C compiled under device.h, launched as by TVM's host code."""
 
 from __future__ import annotations
 
 import ctypes
-import re
-import shutil
-import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +14,11 @@ from numpy.typing import NDArray
 from tvm import tirx
 from tvm.s_tir.pipeline import default_s_tir_pipeline
 
+from compiler.codegen.nvcc import find_nvcc
 from compiler.reading.indices import find_all
 from tests.cuda_emulator.toolchain import merged
+from tests.cuda_emulator.translate import compile_for_cpu, for_cpu
 
-HERE = Path(__file__).parent
 HOST_CONVENTION = 1
 STATUSES = {1: "too many threads", 2: "some threads of a block wait at a barrier that others don't reach"}
 
@@ -111,68 +106,28 @@ class Emulated:
             for name, (size, dtype) in self.host.workspaces.items()
         }
         everything: dict[int | str, NDArray[Any]] = {**dict(enumerate(arguments)), **space}
-        for position, launch in enumerate(self.host.launches):
-            arrays = [everything[name] for name in launch.buffers]
-            pointers = (ctypes.c_void_p * len(arrays))(*(array.ctypes.data for array in arrays))
-            status = getattr(self.library, f"run_{self.number}_{position}")(pointers, seed)
+        for launch in self.host.launches:
+            values = [ctypes.c_void_p(everything[name].ctypes.data) for name in launch.buffers]
+            pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+            grid, block = ((ctypes.c_uint * 3)(*sizes) for sizes in (launch.grid, launch.block))
+            emulate = getattr(self.library, f"emulate_program_{self.number}_{launch.kernel}")
+            status = emulate(pointers, grid, block, seed)
             if status:
                 raise EmulationError(f"{launch.kernel}: {STATUSES[status]}")
 
 
 def compile_batch(programs: Sequence[tuple[str, HostCode]], folder: Path) -> list[Emulated]:
     """Programs as (CUDA source, host code). Raises EmulationError when g++ refuses one."""
-    text = "\n".join(['#include "device.h"', _for_cpu(merged([source for source, _ in programs]))])
-    entries = [
-        _entry(text, number, position, launch)
-        for number, (_, host) in enumerate(programs)
-        for position, launch in enumerate(host.launches)
-    ]
-    source, library = folder / "batch.cc", folder / "batch.so"
-    source.write_text("\n".join([text, *entries]))
-    flags = ["-O1", "-w", "-shared", "-fPIC", "-std=c++17", f"-I{HERE}", f"-I{headers()}"]
-    done = subprocess.run(["g++", *flags, str(source), "-o", str(library)], capture_output=True, text=True)
-    if done.returncode:
-        raise EmulationError("\n".join(line for line in done.stderr.splitlines() if "error" in line)[:2000])
+    library = folder / "batch.so"
+    refusal = compile_for_cpu(for_cpu(merged([source for source, _ in programs])), headers(), library)
+    if refusal:
+        raise EmulationError(refusal)
     loaded = ctypes.CDLL(str(library))
     return [Emulated(loaded, number, host) for number, (_, host) in enumerate(programs)]
 
 
-def headers() -> Path | None:
-    """CUDA's include folder, where nvcc is installed with it."""
-    compiler = shutil.which("nvcc")
-    places = [Path(compiler).resolve().parents[1] / "include"] if compiler else []
-    places += sorted(Path("/usr/local").glob("cuda*/include"))
-    return next((place for place in places if (place / "cuda_runtime.h").exists()), None)
-
-
-def _for_cpu(source: str) -> str:
-    source = re.sub(r"#include <(cuda|mma)\.h>", "", source)
-    # Fragments are classes, which g++ aligns by itself.
-    source = re.sub(r"alignas\(64\) (?=nvcuda)", "", source)
-    source = source.replace("alignas(64)", "__attribute__((aligned(64)))")
-    return source.replace("half_t", "half")
-
-
-def _entry(source: str, number: int, position: int, launch: Launch) -> str:
-    """A C function that launches one kernel with an array of pointers."""
-    kernel = f"program_{number}_{launch.kernel}"
-    values = ", ".join(f"({type_})arguments[{i}]" for i, type_ in enumerate(_parameter_types(source, kernel)))
-    name = f"{number}_{position}"
-    return "\n".join(
-        [
-            f"static void** arguments_{name};",
-            f"static void body_{name}() {{ void** arguments = arguments_{name}; {kernel}({values}); }}",
-            f'extern "C" int run_{name}(void** arguments, int seed) {{',
-            f"  arguments_{name} = arguments;",
-            f"  return emulator::launch(dim3{launch.grid}, dim3{launch.block}, body_{name}, seed);",
-            "}",
-        ]
-    )
-
-
-def _parameter_types(source: str, kernel: str) -> Iterator[str]:
-    found = re.search(rf"__global__ void (?:__launch_bounds__\(\d+\) )?{kernel}\((.*?)\)", source)
-    if found is None:
-        raise EmulationError(f"the source has no kernel {kernel}")
-    for parameter in found[1].split(", "):
-        yield re.sub(r"\s*__restrict__ \w+$", "", parameter)
+def headers() -> Path:
+    """CUDA's include folder, of the extra 'cuda'."""
+    nvcc = find_nvcc()
+    assert nvcc is not None, "the extra 'cuda' is installed"
+    return nvcc.parents[1] / "include"

@@ -1,20 +1,13 @@
-"""CUDA's compilers, which need no GPU: CUDA C to PTX by nvcc, PTX to machine code by ptxas."""
+"""CUDA's compilers as tests call them: many programs at once."""
 
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
+
+from compiler.codegen.nvcc import NvccError, compile_cubin
 
 KERNELS_START = 'extern "C"'
-
-
-def missing() -> str:
-    """Empty, or which compiler is not installed."""
-    absent = [name for name in ("nvcc", "ptxas") if shutil.which(name) is None]
-    return f"{' and '.join(absent)} not installed" if absent else ""
 
 
 def preamble(source: str) -> str:
@@ -31,17 +24,10 @@ def merged(sources: Sequence[str]) -> str:
     return "\n".join([preamble(sources[0]), *renamed])
 
 
-def compile_error(sources: Sequence[str], capability: int, folder: Path) -> str:
-    """Compiles programs with one preamble; empty, or what the compilers say."""
-    path = folder / "batch.cu"
-    path.write_text(merged(sources))
-    ptx, cubin = path.with_suffix(".ptx"), path.with_suffix(".cubin")
-    commands = [
-        ["nvcc", "--ptx", "-O3", "-diag-suppress=177", f"-arch=compute_{capability}", "-o", ptx, path],
-        ["ptxas", f"-arch=sm_{capability}", "-o", cubin, ptx],
-    ]
-    for command in commands:
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-        if done.returncode:
-            return f"{command[0]}: {(done.stdout + done.stderr)[:2000]}"
+def compile_error(sources: Sequence[str], capability: int) -> str:
+    """Compile programs with one preamble; return what the compilers say, empty when they accept them."""
+    try:
+        compile_cubin(merged(sources), f"sm_{capability}")
+    except NvccError as error:
+        return str(error)
     return ""

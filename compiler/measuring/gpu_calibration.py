@@ -1,0 +1,283 @@
+"""Measure a GPU's `Profile` with small kernels, timed by CUDA's events.
+
+A kernel does more and more steps until it takes long enough to be timed, and the fastest of a few calls
+counts: other work only ever adds time. Rates are per cycle of the clock that the device names as its own,
+whatever it runs at.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm.tirx.script import builder as T  # noqa: N812 - as in TVM
+
+from compiler.gpus import read_attributes
+from compiler.measuring.calibration import CalibrationError
+from compiler.measuring.microkernels import build_module
+from compiler.packaging.cuda import load_cuda
+from compiler.target import parse_target
+from core.device import Device
+from core.profile import FLOAT32, Profile, assumed_gpu_profile
+
+_log = logging.getLogger(__name__)
+
+# A call that takes this long is timed well by events, whose resolution is half a microsecond.
+LONG_S, CALLS = 1e-3, 5
+MOST_STEPS = 1 << 20
+WARP, THREADS, BLOCKS_PER_CORE = 32, 256, 4
+# Independent sums of a thread, which hide the latency of the arithmetic, and the multiply-adds of one step.
+CHAINS, UNROLLED = 4, 8
+TYPES = (FLOAT32, "float16", "int32", "float64")
+# The types that tensor cores multiply, since which compute capability, and the types of the sums. Each
+# multiprocessor has WARPS, each of which adds up FRAGMENTS of SIDE x SIDE.
+TENSOR_SINCE = {"float16": 70, "int8": 75}
+SUMS = {"float16": FLOAT32, "int8": "int32"}
+WARPS, FRAGMENTS, SIDE = 8, 4, 16
+# The working set that lies in memory, in sizes of the cache that all multiprocessors share.
+TIMES_CACHE = 8
+# Elements of 4 bytes from one load of a chain of loads to the next one: another row of the memory's.
+STRIDE = 4099 * 16
+LANES = 4
+
+
+def calibrate_gpu(device: Device, budget_s: float, clock: Callable[[], float] = time.perf_counter) -> Profile:
+    """Measure the first GPU that CUDA shows this process, with code for the device's target.
+
+    No measurement begins after `budget_s`. Fields without one are assumed, and are listed in `derived`.
+    Raises CalibrationError when no kernel compiles and runs.
+    """
+    measured: dict[str, Any] = {}
+    end_s = clock() + budget_s
+    try:
+        calibration = _GpuCalibration(device)
+    except Exception as error:  # TVM raises whatever class its C++ side names
+        raise CalibrationError(f"no kernel compiles: {str(error)[-500:]}") from error
+    for name, quantity in calibration.quantities().items():
+        if clock() >= end_s:
+            _log.info("the calibration's %g s were spent when it came to %s", budget_s, name)
+            break
+        try:
+            measured |= quantity()
+        except Exception as error:
+            if not measured:
+                raise CalibrationError(f"no kernel runs: {str(error)[-500:]}") from error
+            _log.warning("%s can't be calibrated: %s", name, str(error)[-500:])
+    multiply_adds = {name[4:]: measured.pop(name) for name in list(measured) if name.startswith("fma ")}
+    return complete_gpu_profile(measured | {"multiply_adds": multiply_adds}, device)
+
+
+def complete_gpu_profile(measured: Mapping[str, Any], device: Device) -> Profile:
+    """Return a profile of the measured fields; the others are assumed, relative to what was measured."""
+    base = assumed_gpu_profile(device.cores)
+    multiply_adds = measured.get("multiply_adds", {})
+    faster = multiply_adds.get(FLOAT32, base.multiply_adds[FLOAT32]) / base.multiply_adds[FLOAT32]
+    assumed = {dtype: rate * faster for dtype, rate in base.multiply_adds.items()}
+    values = {f.name: getattr(base, f.name) for f in fields(base)} | dict(measured)
+    values["multiply_adds"] = assumed | dict(multiply_adds)
+    if "memory_rate_all" in measured:
+        values["memory_rate"] = measured["memory_rate_all"] / device.cores
+    missing = {f.name for f in fields(base) if f.name not in measured and f.name != "derived"}
+    if FLOAT32 not in multiply_adds:
+        missing.add("multiply_adds")
+    return Profile(**values | {"derived": tuple(sorted(missing))})
+
+
+class _GpuCalibration:
+    """Measures one quantity after the other, the most important ones first."""
+
+    def __init__(self, device: Device) -> None:
+        """Raises ValueError when TVM doesn't know the device's target, and CudaError."""
+        load_cuda()
+        self._target = parse_target(device.target)
+        self._device = tvm.cuda(0)
+        self._cores = device.cores
+        self._vector_bytes = device.vector_bytes
+        self._cache_bytes = device.l2_bytes
+        self._hertz = read_attributes()["kilohertz"] * 1e3
+        self._launch_s = 0.0
+        assert device.gpu is not None, "a GPU is calibrated"
+        capability = device.gpu.capability
+        self._tensor_types = [dtype for dtype, since in TENSOR_SINCE.items() if capability >= since]
+        blocks = self._cores * BLOCKS_PER_CORE
+        self._turns = {
+            rate: max(size // (4 * LANES * blocks * THREADS), 1)
+            for rate, size in (("memory", TIMES_CACHE * self._cache_bytes), ("cache", self._cache_bytes // 2))
+        }
+        kernels = {
+            "waits": partial(multiply_adds, FLOAT32, 1, WARP, 1),
+            "chases": partial(chase, TIMES_CACHE * self._cache_bytes // 4),
+            **{rate: partial(stream, turns, blocks, THREADS) for rate, turns in self._turns.items()},
+            **{dtype: partial(multiply_adds, dtype, blocks, THREADS, CHAINS) for dtype in TYPES},
+            **{
+                f"tensor{dtype}": partial(matrix_products, dtype, self._cores) for dtype in self._tensor_types
+            },
+        }
+        # Together they take the compiler little longer than one.
+        functions = {
+            name: build_module(body)["main"].with_attr("global_symbol", name)
+            for name, body in kernels.items()
+        }
+        with self._target:
+            self._library = tvm.compile(tvm.IRModule(functions), target=self._target)
+
+    def quantities(self) -> dict[str, Callable[[], dict[str, float]]]:
+        return {
+            "the launch of a kernel": self._launch,
+            "the multiply-adds of float32": partial(self._multiply_adds, FLOAT32),
+            "the memory's rate": partial(self._rate, "memory_rate_all", "memory", 1),
+            "the cache's rate": partial(self._rate, "l2_rate", "cache", self._cores),
+            "the latency of loads": self._load_latency,
+            "the latency of multiply-adds": self._latency,
+            **{
+                f"the tensor cores' multiply-adds of {dtype}": partial(self._matrix_products, dtype)
+                for dtype in self._tensor_types
+            },
+            **{f"the multiply-adds of {dtype}": partial(self._multiply_adds, dtype) for dtype in TYPES[1:]},
+        }
+
+    def _launch(self) -> dict[str, float]:
+        timer = self._timer("waits")
+        self._launch_s = min(timer(self._full(2, FLOAT32), self._full(WARP, FLOAT32), 0))
+        return {"launch_s": self._launch_s, "hertz": self._hertz}
+
+    def _multiply_adds(self, dtype: str) -> dict[str, float]:
+        blocks = self._cores * BLOCKS_PER_CORE
+        step_s = self._step_s(dtype, self._full(2, dtype), self._full(blocks * THREADS, dtype))
+        per_cycle = blocks * THREADS * CHAINS * UNROLLED / step_s / self._hertz / self._cores
+        return {f"fma {dtype}": per_cycle * np.dtype(dtype).itemsize / self._vector_bytes}
+
+    def _matrix_products(self, dtype: str) -> dict[str, float]:
+        products = self._cores * WARPS * FRAGMENTS
+        sums = self._full(products * SIDE * SIDE, SUMS[dtype])
+        step_s = self._step_s(f"tensor{dtype}", self._full(SIDE * SIDE, dtype), sums)
+        per_cycle = products * SIDE**3 / step_s / self._hertz / self._cores
+        return {f"fma tensor{dtype}": per_cycle * np.dtype(dtype).itemsize / self._vector_bytes}
+
+    def _latency(self) -> dict[str, float]:
+        step_s = self._step_s("waits", self._full(2, FLOAT32), self._full(WARP, FLOAT32))
+        return {"latency_cycles": step_s * self._hertz / UNROLLED}
+
+    def _rate(self, name: str, kernel: str, cores: int) -> dict[str, float]:
+        """Measure the bytes per cycle that all multiprocessors together read, divided by `cores`."""
+        vectors = self._cores * BLOCKS_PER_CORE * THREADS
+        read = self._turns[kernel] * vectors * LANES
+        step_s = self._step_s(kernel, self._full(read, "int32"), self._full(vectors * LANES, "int32"))
+        return {name: 4 * read / step_s / self._hertz / cores}
+
+    def _load_latency(self) -> dict[str, float]:
+        count = TIMES_CACHE * self._cache_bytes // 4
+        chain = (np.arange(count, dtype=np.int64) + STRIDE) % count
+        source = tvm.runtime.tensor(chain.astype(np.int32), self._device)
+        return {"gather_cycles": self._step_s("chases", source, self._full(1, "int32")) * self._hertz}
+
+    def _timer(self, kernel: str) -> Callable[..., list[float]]:
+        evaluator = self._library.mod.time_evaluator(kernel, self._device, number=1, repeat=CALLS)
+        return lambda *arguments: list(evaluator(*arguments).results)
+
+    def _step_s(self, kernel: str, *tensors: Any) -> float:
+        """Return the seconds of a step of a kernel whose last argument is the number of steps."""
+        timer = self._timer(kernel)
+        steps, taken_s = 1, min(timer(*tensors, 1))
+        while taken_s < LONG_S and steps < MOST_STEPS:
+            steps *= 4
+            taken_s = min(timer(*tensors, steps))
+        return max(taken_s - self._launch_s, 1e-9) / steps
+
+    def _full(self, count: int, dtype: str) -> Any:
+        return tvm.runtime.tensor(np.full(count, 1).astype(dtype), self._device)
+
+
+# The kernels
+
+
+@contextmanager
+def _threads(blocks: int, threads: int) -> Iterator[Any]:
+    """Bind loops to blocks and threads; yield the number of the thread among all."""
+    with (
+        T.thread_binding(blocks, thread="blockIdx.x") as block,
+        T.thread_binding(threads, thread="threadIdx.x") as thread,
+    ):
+        yield block * threads + thread
+
+
+def multiply_adds(dtype: str, blocks: int, threads: int, chains: int) -> None:
+    """Multiply and add in `chains` independent sums of every thread, UNROLLED times each step."""
+    source = T.arg("source", T.buffer((2,), dtype))
+    result = T.arg("result", T.buffer((blocks * threads,), dtype))
+    steps = T.arg("steps", T.int64())
+    with _threads(blocks, threads) as number:
+        sums = [T.alloc_buffer((1,), dtype, scope="local") for _ in range(chains)]
+        for one in sums:
+            T.buffer_store(one, result[number], [0])
+        with T.serial(steps):
+            for _ in range(UNROLLED):
+                for one in sums:
+                    T.buffer_store(one, one[0] * source[0] + source[1], [0])
+        total = sums[0][0]
+        for one in sums[1:]:
+            total = total + one[0]
+        T.buffer_store(result, total, [number])
+
+
+def stream(turns: int, blocks: int, threads: int) -> None:
+    """Read the whole source once per step, neighbouring threads neighbouring vectors."""
+    everyone = blocks * threads
+    source = T.arg("source", T.buffer((turns * everyone * LANES,), "int32"))
+    result = T.arg("result", T.buffer((everyone * LANES,), "int32"))
+    steps = T.arg("steps", T.int64())
+    with _threads(blocks, threads) as number:
+        total = T.alloc_buffer((LANES,), "int32", scope="local")
+        T.buffer_store(total, T.broadcast(T.int32(0), LANES), [T.ramp(0, 1, LANES)])
+        with T.serial(steps), T.serial(turns) as turn:
+            loaded = source[T.ramp((turn * everyone + number) * LANES, 1, LANES)]
+            T.buffer_store(total, total[T.ramp(0, 1, LANES)] + loaded, [T.ramp(0, 1, LANES)])
+        T.buffer_store(result, total[T.ramp(0, 1, LANES)], [T.ramp(number * LANES, 1, LANES)])
+
+
+def chase(count: int) -> None:
+    """Load the place of the next load, in one thread."""
+    source = T.arg("source", T.buffer((count,), "int32"))
+    result = T.arg("result", T.buffer((1,), "int32"))
+    steps = T.arg("steps", T.int64())
+    with _threads(1, 1) as number:
+        place = T.alloc_buffer((1,), "int32", scope="local")
+        T.buffer_store(place, result[number], [0])
+        with T.serial(steps):
+            T.buffer_store(place, source[place[0]], [0])
+        T.buffer_store(result, place[0], [number])
+
+
+def matrix_products(dtype: str, blocks: int) -> None:
+    """Multiply matrices by tensor cores, into FRAGMENTS sums of every warp."""
+    source = T.arg("source", T.buffer((SIDE * SIDE,), dtype))
+    result = T.arg("result", T.buffer((blocks * WARPS * FRAGMENTS * SIDE * SIDE,), SUMS[dtype]))
+    steps = T.arg("steps", T.int64())
+    shape = (SIDE, SIDE, SIDE)
+    with (
+        T.thread_binding(blocks, thread="blockIdx.x") as block,
+        T.thread_binding(WARPS, thread="threadIdx.y") as warp,
+        T.thread_binding(WARP, thread="threadIdx.x"),
+    ):
+        factors = [T.alloc_buffer((SIDE, SIDE), dtype, scope=f"wmma.matrix_{which}") for which in "ab"]
+        sums = T.alloc_buffer((FRAGMENTS * SIDE, SIDE), SUMS[dtype], scope="wmma.accumulator")
+        for factor in factors:
+            loaded = source.access_ptr("r")
+            T.evaluate(T.tvm_load_matrix_sync(factor.data, *shape, 0, loaded, SIDE, "row_major"))
+        for i in range(FRAGMENTS):
+            T.evaluate(T.tvm_fill_fragment(sums.data, *shape, i, T.float32(0)))
+        with T.serial(steps):
+            for i in range(FRAGMENTS):
+                a, b = factors
+                T.evaluate(T.tvm_mma_sync(sums.data, i, a.data, 0, b.data, 0, sums.data, i))
+        for i in range(FRAGMENTS):
+            number = (block * WARPS + warp) * FRAGMENTS + i
+            place = result.access_ptr("w", offset=number * SIDE * SIDE)
+            T.evaluate(T.tvm_store_matrix_sync(sums.data, *shape, i, place, SIDE, "row_major"))

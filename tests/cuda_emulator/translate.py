@@ -1,0 +1,70 @@
+"""TVM's CUDA C as C++ for the CPU: compiled under device.h, with a launcher for every kernel.
+
+The launcher of a kernel K is a C function, whose `arguments` point to the arguments' values:
+
+    int emulate_K(void** arguments, const unsigned grid[3], const unsigned block[3], int seed)
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+# What a block of any GPU may have.
+MOST_SHARED_BYTES = 227 << 10
+_KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)")
+
+
+def for_cpu(source: str) -> str:
+    """The source and its launchers."""
+    source = re.sub(r"#include <(cuda|mma)\.h>", "", source)
+    # Fragments are classes, which g++ aligns by itself.
+    source = re.sub(r"alignas\(64\) (?=nvcuda)", "", source)
+    source = source.replace("alignas(64)", "__attribute__((aligned(64)))").replace("half_t", "half")
+    source = re.sub(r"extern __shared__ (.*?)(\w+)\[\];", rf"static \1\2[{MOST_SHARED_BYTES}];", source)
+    return "\n".join(['#include "device.h"', source, *_launchers(source)])
+
+
+def compile_for_cpu(source: str, headers: Path, library: Path) -> str:
+    """Compile what `for_cpu` gives to a shared library, beside which the text stays. Return what g++ says of
+    errors; empty when there is none."""
+    text = library.with_suffix(".cc")
+    text.write_text(source)
+    command = ["g++", *_flags(HERE, headers), "-shared", str(text), "-o", str(library)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if not done.returncode:
+        return ""
+    return "\n".join(line for line in done.stderr.splitlines() if "error" in line)[:2000] or done.stderr
+
+
+def precompile(folder: Path, headers: Path) -> None:
+    """Compile the device.h of a folder ahead: CUDA's headers take g++ longer than most kernels."""
+    header = str(folder / "device.h")
+    subprocess.run(["g++", *_flags(folder, headers), "-x", "c++-header", header], check=True)
+
+
+def _flags(folder: Path, headers: Path) -> list[str]:
+    return [
+        *["-O1", "-w", "-fPIC", "-std=c++17"],
+        f"-I{folder}",
+        f"-isystem{headers}",
+        f"-isystem{headers}/cccl",
+    ]
+
+
+def _launchers(source: str) -> Iterator[str]:
+    for name, parameters in dict(_KERNEL.findall(source)).items():
+        types = [re.sub(r"(\s*__restrict__)?\s*\b\w+$", "", one.strip()) for one in parameters.split(",")]
+        values = ", ".join(f"*({type_}*)arguments_{name}[{i}]" for i, type_ in enumerate(types))
+        yield f"""
+static void** arguments_{name};
+static void body_{name}() {{ {name}({values}); }}
+extern "C" int emulate_{name}(void** arguments, const unsigned grid[3], const unsigned block[3], int seed) {{
+  arguments_{name} = arguments;
+  dim3 blocks(grid[0], grid[1], grid[2]), threads(block[0], block[1], block[2]);
+  return emulator::launch(blocks, threads, body_{name}, seed);
+}}
+extern "C" const size_t sizes_{name}[] = {{ {", ".join(f"sizeof({type_})" for type_ in types)}, 0 }};"""

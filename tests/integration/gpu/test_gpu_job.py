@@ -1,0 +1,44 @@
+"""A job of a small network on the stand-in for a GPU, from attaching the worker to the published library."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests import onnx_models
+from tests.cuda_emulator.driver import StandIn
+from tests.processes import service, worker
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def small_network() -> bytes:
+    """A matrix product with an epilogue, and a row-wise function after it."""
+    builder = onnx_models.Builder()
+    hidden = builder.op("Relu", builder.op("Gemm", "input", builder.weight(16, 24), builder.weight(24)))
+    return builder.model({"input": [8, 16]}, {builder.op("Softmax", hidden, axis=-1): [8, 24]})
+
+
+def test_a_network_is_tuned_verified_timed_and_published(
+    stand_in: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in stand_in.environment.items():
+        monkeypatch.setenv(name, value)
+    model = tmp_path / "tiny.onnx"
+    model.write_bytes(small_network())
+    with service(tmp_path) as farm, worker(farm, "gpu-host", "--gpu", "1", "--threads", "1"):
+        shown = farm.shown("gpu-host")
+        assert (shown["cores"], shown["power_w"], shown["temperature_c"]) == (4, 87.5, 41.0)
+        tuning = farm.start_tuning(model, "--trials", "4", "--output", "tuned")
+        out, errors = tuning.communicate()
+    assert tuning.returncode == 0, errors
+    assert "rejected" not in (tmp_path / "server.log").read_text()
+    result = json.loads(out)
+    assert result["job"]["state"] == "done"
+    assert all(task["best_s"] for task in result["tasks"] if task["covered"] and not task["variant"])
+    assert result["tuned_latency_s"] <= result["untuned_latency_s"]
+    manifest = json.loads((tmp_path / "tuned" / "manifest.json").read_text())
+    assert json.loads(manifest["target"])["arch"] == "sm_80"
+    assert any(task["trace"] for task in manifest["tasks"])

@@ -1,0 +1,112 @@
+"""A worker's child on the stand-in for a GPU, with TVM's own CUDA runtime and NVIDIA's nvcc."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+
+from compiler.lowering.trace import lower
+from compiler.reading.subgraph import read_dag
+from compiler.workload import to_json
+from core.device import Device
+from core.lease import Limits
+from core.measurement import Outcome
+from search.programs.annotate import sample
+from search.rules.space import generate
+from tests.cuda_emulator.driver import StandIn
+from tests.suite import cases
+from worker.runner.executor import GPU_RUNNER, ChildConfig, Executor
+from worker.runner.interface import BuildRequest
+from worker.runner.start_failure import ChildStartError
+
+pytestmark = pytest.mark.slow
+CASE = cases("GMM")[0]
+LIMITS = Limits(build_timeout_s=120.0, run_timeout_s=60.0)
+HASTY = Limits(build_timeout_s=120.0, run_timeout_s=1.0)
+
+Work = Callable[[Executor, Device], Awaitable[None]]
+
+
+def with_gpu(stand_in: StandIn, work: Work) -> None:
+    async def run() -> None:
+        executor = Executor(ChildConfig(1, GPU_RUNNER), {**os.environ, **stand_in.environment})
+        try:
+            await work(executor, await executor.start())
+        finally:
+            await executor.close()
+
+    asyncio.run(run())
+
+
+def candidate(device: Device) -> BuildRequest:
+    """A program of the first sketch, which the search for GPUs has made."""
+    module = CASE.module()
+    population = sample(generate(read_dag(module), device)[0], 1, np.random.default_rng(0))
+    return BuildRequest(device.target, to_json(module), lower(module, population.program(0), device), ())
+
+
+def test_a_gpu_is_found_measured_and_calibrated(stand_in: StandIn) -> None:
+    async def work(executor: Executor, device: Device) -> None:
+        assert device.gpu is not None
+        assert (device.gpu.capability, device.mcpu, device.cores) == (80, "sm_80", 4)
+        profile = await executor.calibrate(1 << 30)
+        assert profile is not None
+        assert not {"launch_s", "memory_rate_all", "l2_rate", "multiply_adds"} & set(profile.derived)
+        assert {"float32", "float16", "tensorfloat16", "tensorint8"} <= set(profile.multiply_adds)
+        assert profile.multiply_adds["tensorint8"] != profile.multiply_adds["tensorfloat16"] / 2, "assumed"
+        measured = await executor.measure(candidate(device), LIMITS)
+        assert measured.outcome is Outcome.OK, measured.error
+        assert not measured.error
+
+    stand_in.behave("throttled 1 64")  # which has passed when it is measured again
+    with_gpu(stand_in, work)
+
+
+def test_a_measurement_with_clocks_held_back_is_marked(stand_in: StandIn) -> None:
+    async def work(executor: Executor, device: Device) -> None:
+        measured = await executor.measure(candidate(device), LIMITS)
+        assert measured.outcome is Outcome.OK
+        assert measured.error == "the GPU's clocks were held back: the hardware is too hot"
+
+    stand_in.behave("throttled 99 64")
+    with_gpu(stand_in, work)
+
+
+# The self-check is the first launch of a child, and allocates twice; the candidate comes second.
+@pytest.mark.parametrize(
+    ("behaviour", "outcome"),
+    [
+        ("launch 2 700", Outcome.ILLEGAL_ACCESS),
+        ("launch 2 719", Outcome.LAUNCH_ERROR),
+        ("launch 2 hang", Outcome.RUN_TIMEOUT),
+        ("alloc 3 2", Outcome.OUT_OF_MEMORY),
+    ],
+)
+def test_what_goes_wrong_has_a_name_and_replaces_the_child(
+    stand_in: StandIn, behaviour: str, outcome: Outcome
+) -> None:
+    async def work(executor: Executor, device: Device) -> None:
+        failed = await executor.measure(candidate(device), HASTY if "hang" in behaviour else LIMITS)
+        assert failed.outcome is outcome, failed.error
+        assert executor.child_pid is None
+
+    stand_in.behave(behaviour)
+    with_gpu(stand_in, work)
+
+
+def test_a_lost_gpu_is_probed_before_anything_else_runs_on_it(stand_in: StandIn) -> None:
+    async def work(executor: Executor, device: Device) -> None:
+        request = candidate(device)
+        assert (await executor.measure(request, LIMITS)).outcome is Outcome.DEVICE_LOST
+        stand_in.behave("init 1 100")
+        with pytest.raises(ChildStartError, match="CUDA shows no GPU here"):
+            await executor.measure(request, LIMITS)
+        stand_in.behave()
+        assert (await executor.measure(request, LIMITS)).outcome is Outcome.OK
+
+    stand_in.behave("launch 2 999")
+    with_gpu(stand_in, work)

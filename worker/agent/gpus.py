@@ -1,0 +1,105 @@
+"""The GPUs of this machine, as NVIDIA's management library tells of them; only the child opens CUDA."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import pynvml
+
+from core.worker import Vitals
+from system.errors import SettingsError
+from worker.agent.health import read_vitals
+
+# CUDA shows a process only what this variable names, by UUID.
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+ONLY = "only"
+
+
+@dataclass(frozen=True)
+class VisibleGpu:
+    """A GPU, or a slice of one that is divided (MIG)."""
+
+    uuid: str
+    name: str
+
+
+def list_gpus() -> list[VisibleGpu]:
+    """Return every GPU that isn't divided and every slice of those that are.
+
+    Raises SettingsError where there is no driver.
+    """
+    try:
+        pynvml.nvmlInit()
+        return [
+            VisibleGpu(pynvml.nvmlDeviceGetUUID(handle), pynvml.nvmlDeviceGetName(handle))
+            for handle in _handles()
+        ]
+    except pynvml.NVMLError as error:
+        raise SettingsError(
+            f"there is no GPU to measure: {error}; install NVIDIA's driver, or leave out --gpu"
+        ) from error
+
+
+def choose_gpu(wanted: int | Literal["only"]) -> VisibleGpu:
+    """Return the GPU with this index, or the only one. Raises SettingsError, with the GPUs to choose from."""
+    gpus = list_gpus()
+    if isinstance(wanted, int):
+        if wanted < len(gpus):
+            return gpus[wanted]
+    elif len(gpus) == 1:
+        return gpus[0]
+    known = ", ".join(f"{index} ({gpu.name})" for index, gpu in enumerate(gpus)) or "none"
+    which = f"has {len(gpus)} GPUs" if wanted == ONLY else f"has no GPU {wanted}"
+    raise SettingsError(f"this machine {which}: start a worker for each with --gpu INDEX, of {known}")
+
+
+@dataclass
+class GpuVitals:
+    """Reads the vitals of this machine, and of the GPU what NVML tells of it."""
+
+    gpu: VisibleGpu
+
+    def __call__(self) -> Vitals:
+        vitals = replace(read_vitals(), temperature_c=None, memory_free_bytes=None)
+        with contextlib.suppress(pynvml.NVMLError):
+            handle = pynvml.nvmlDeviceGetHandleByUUID(self.gpu.uuid)
+            readings: dict[str, Callable[[], Any]] = {
+                "memory_free_bytes": lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).free),
+                "temperature_c": lambda: float(
+                    pynvml.nvmlDeviceGetTemperature(_whole(handle), pynvml.NVML_TEMPERATURE_GPU)
+                ),
+                "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(_whole(handle)) / 1e3,
+            }
+            for name, read in readings.items():
+                with contextlib.suppress(pynvml.NVMLError):
+                    vitals = replace(vitals, **{name: read()})
+        return vitals
+
+
+def _handles() -> Iterator[Any]:
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        if not _is_divided(handle):
+            yield handle
+            continue
+        for number in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            with contextlib.suppress(pynvml.NVMLError_NotFound):
+                yield pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+
+
+def _is_divided(handle: Any) -> bool:
+    try:
+        return bool(pynvml.nvmlDeviceGetMigMode(handle)[0])
+    except pynvml.NVMLError_NotSupported:
+        return False
+
+
+def _whole(handle: Any) -> Any:
+    """Return the GPU of a slice: heat and power are those of all of it."""
+    try:
+        return pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
+    except pynvml.NVMLError:
+        return handle
