@@ -8,8 +8,8 @@ from sqlalchemy import Select, and_, case, func, select, update
 from sqlalchemy.orm import Session
 
 from core.job import UNFINISHED, Build
+from core.worker import LOST_AFTER_S
 from records.fleet import building, leases
-from records.fleet.devices import LOST_AFTER_S
 from records.jobs import events, jobs
 from records.storage.statements import changed
 from records.storage.tables import DeviceClassRow, JobRow, LeaseRow, TrialRow, WorkerRow

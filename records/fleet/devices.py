@@ -13,15 +13,13 @@ from sqlalchemy.sql.dml import ReturningUpdate
 
 from core.device import Device
 from core.profile import Profile
-from core.worker import Role, Vitals, Wanted, WorkerState
+from core.worker import LOST_AFTER_S, Role, Vitals, Wanted, WorkerState
 from records.fleet import building
 from records.fleet.building import Builder
+from records.fleet.names import Claim, check
 from records.storage.database import NotFound
 from records.storage.statements import changed, insert_missing, table_of
 from records.storage.tables import BuilderRow, DeviceClassRow, FencedSessionRow, LeaseRow, WorkerRow
-
-# A worker calls at least every 30 s.
-LOST_AFTER_S = 40.0
 
 
 class Instructions(NamedTuple):
@@ -47,10 +45,11 @@ class SessionFenced(Exception):
 class WorkerInfo:
     """A worker as last seen.
 
-    `trials_done` counts the results that it reported, `failures` those among them that were not OK. `trial_s`
-    is the recent average of seconds per trial, None until the worker has finished a lease. A worker whose
-    `role` is BUILD has no device class, its trials are those that it built, and `builder` is None until it is
-    able to build. `calibrate`: people want it to calibrate its device again, which it hasn't done yet.
+    `trials_done` counts the trials that it reported, `failures` its results that were not OK, those of whole
+    models too. `trial_s` is the recent average of seconds per trial, None until the worker has finished a
+    lease. A worker whose `role` is BUILD has no device class, its trials are those that it built, and
+    `builder` is None until it is able to build. `calibrate`: people want it to calibrate its device again,
+    which it hasn't done yet.
     """
 
     id: str
@@ -95,7 +94,7 @@ def put_class(session: Session, device: Device, calibrated: bool = False) -> Non
         "name": device.name,
         "device": device.to_json(),
         "target": device.target,
-        "machine": None if device.gpu else device.machine,
+        "machine": device.built_as,
         "cores": device.cores,
         "toolchain": device.toolchain,
     }
@@ -151,14 +150,15 @@ def register(
     role: Role = Role.MEASURE,
     builder: Builder | None = None,
     calibrated: bool = False,
+    claim: Claim = Claim(),  # noqa: B008 - it never changes
 ) -> str | None:
     """Make this the worker's session; return the older session that it fences off, if there is one.
 
     The leases of the older session expire now. Registering a session again updates the device, the state, the
     time, and the vitals with the role (None keeps both). A worker that builds has a `builder` in place of a
     device. `calibrated`: the device was calibrated just now, so its class gets the new profile, and the
-    worker needs to calibrate no more. Raises SessionFenced when a newer session has taken this one's place,
-    or the worker is evicted.
+    worker needs to calibrate no more. `claim` says whose session it is. Raises SessionFenced when a newer
+    session has taken this one's place, or the worker is evicted, NameTaken, NameInUse.
     """
     fenced = select(FencedSessionRow.fenced_at).filter_by(worker_id=worker_id, session_id=session_id)
     if session.scalar(fenced) is not None:
@@ -166,10 +166,14 @@ def register(
     if wanted(session, worker_id) is Wanted.EVICTED:
         raise SessionFenced(f"worker {worker_id!r} is evicted")
     values: dict[str, object] = {"session_id": session_id, "state": state, "last_seen_at": now}
-    insert_missing(session, WorkerRow, {"id": worker_id, **values}, key=["id"])
-    locked = select(WorkerRow.session_id).where(WorkerRow.id == worker_id).with_for_update()
-    current = session.scalars(locked).one()
-    older = None if current == session_id else current
+    is_new = insert_missing(session, WorkerRow, {"id": worker_id, **values}, key=["id"])
+    current = session.scalars(select(WorkerRow).where(WorkerRow.id == worker_id).with_for_update()).one()
+    older = None if current.session_id == session_id else current.session_id
+    if is_new or older is not None or current.token_id != claim.token_id:
+        check(session, current, claim, is_new, now)
+    values["machine"] = claim.machine
+    if claim.token_id is not None:
+        values["token_id"] = claim.token_id
     if vitals is not None:
         values["vitals"] = _vitals_json(vitals, role)
     if device is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,7 +12,7 @@ from sqlalchemy import Row, Select, Update, bindparam, func, insert, or_, select
 from sqlalchemy.orm import Session
 
 from core.job import JobState
-from core.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome, noise
 from core.worker import Wanted
 from records.fleet import building, devices, results
 from records.fleet.module_runs import StoredModuleRun, module_run_of
@@ -254,6 +255,20 @@ def trials_per_minute(session: Session, now: float) -> dict[str, float]:
         worker_id: 60.0 * measured / max(now - max(first, now - PACE_WINDOW_S), 1.0)
         for worker_id, measured, first in rows
     }
+
+
+def noise_of(session: Session, worker_id: str) -> float | None:
+    """Return the noise of a worker's measurements: the median over the trials of its last finished lease.
+
+    None without such trials.
+    """
+    finished = select(LeaseRow.id).where(
+        LeaseRow.worker_id == worker_id, LeaseRow.closed_at.is_not(None), LeaseRow.measured > 0
+    )
+    last = finished.order_by(LeaseRow.closed_at.desc()).limit(1).scalar_subquery()
+    timed = select(TrialRow.run_secs).where(TrialRow.lease_id == last, TrialRow.outcome == Outcome.OK)
+    known = [one for run_secs in session.scalars(timed) if (one := noise(run_secs or ())) is not None]
+    return statistics.median(known) if known else None
 
 
 def _pending_runs(session: Session, job_id: str) -> Sequence[ModuleRunRow]:

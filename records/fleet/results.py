@@ -164,11 +164,12 @@ def done_columns(measurement: Measurement, now: float) -> dict[str, Any]:
 
 def credit(session: Session, lease: LeaseRow, accepted: Accepted, closed_at: float | None) -> None:
     """Add results to the counts of the lease and of its worker, both locked, and close the lease if given."""
-    measured = lease.measured + len(accepted.trials) + len(accepted.built)
+    num_trials = len(accepted.trials) + len(accepted.built)
+    measured = lease.measured + num_trials
     # A lease of module runs tells nothing of the seconds per trial, nor does a clock that was set back.
     took_s = 0.0 if closed_at is None else closed_at - lease.taken_at
     latest_s = took_s / measured if measured and took_s > 0.0 else None
-    values: dict[str, Any] = {"worker": lease.worker_id, "results": len(accepted), "latest_s": latest_s}
+    values: dict[str, Any] = {"worker": lease.worker_id, "trials": num_trials, "latest_s": latest_s}
     failed = Counter({kind.value: n for kind, n in accepted.outcomes.items() if kind is not Outcome.OK})
     if failed:
         before = session.scalar(select(WorkerRow.failures_by_kind).where(WorkerRow.id == lease.worker_id))
@@ -182,7 +183,7 @@ def _update_worker(with_failures: bool) -> Update:
     worker = table_of(WorkerRow)
     latest_s: BindParameter[float | None] = bindparam("latest_s", type_=Double())
     values: dict[str, Any] = {
-        "trials_done": worker.c.trials_done + bindparam("results"),
+        "trials_done": worker.c.trials_done + bindparam("trials"),
         # The average of the latest and what was known; either alone if the other is null.
         "trial_s": func.coalesce((worker.c.trial_s + latest_s) / 2, latest_s, worker.c.trial_s),
     }

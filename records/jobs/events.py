@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Select, delete, func, insert, select
 from sqlalchemy.orm import Session, aliased
 
+from core.job import JobState
 from records.storage.statements import lock_job, table_of
-from records.storage.tables import EventRow
+from records.storage.tables import EventRow, JobRow
 
 _INSERT = insert(table_of(EventRow)).inline()
 # The kind of an event that says how many trials are done. It comes every second, and only the last matters.
@@ -27,6 +28,13 @@ class Event:
     kind: str
     data: dict[str, Any]
     at: float
+
+
+class End(NamedTuple):
+    """The id of a job's last event (0 without any), and whether the job is finished, so that none follows."""
+
+    last_id: int
+    finished: bool
 
 
 def append(session: Session, job_id: str, kind: str, data: dict[str, Any], now: float) -> None:
@@ -78,6 +86,14 @@ def since(session: Session, job_id: str, after_id: int, limit: int | None = None
     """Return the job's events with an id above `after_id`, oldest first; none for an unknown job."""
     where = (EventRow.job_id == job_id, EventRow.id > after_id)
     return _events(session, select(EventRow).where(*where).order_by(EventRow.id).limit(limit))
+
+
+def ends(session: Session, job_ids: Collection[str]) -> dict[str, End]:
+    """Return the ends of jobs' events, by job; nothing for unknown jobs."""
+    # One look-up in the index for each job, however many events it has.
+    last_id = select(func.max(EventRow.id)).where(EventRow.job_id == JobRow.id).scalar_subquery()
+    found = session.execute(select(JobRow.id, JobRow.state, last_id).where(JobRow.id.in_(job_ids)))
+    return {job_id: End(last or 0, JobState(state).finished) for job_id, state, last in found}
 
 
 def _events(session: Session, query: Select[EventRow]) -> list[Event]:

@@ -21,9 +21,8 @@ from sqlalchemy import ColumnElement, Double, Select, and_, bindparam, case, fun
 from sqlalchemy.orm import Session
 
 from core.job import UNFINISHED
-from core.worker import Wanted, WorkerState
+from core.worker import LOST_AFTER_S, Wanted, WorkerState
 from records.fleet import building
-from records.fleet.devices import LOST_AFTER_S
 from records.storage.statements import ConflictInsert, dialect_of, insert_of, oldest_pending, table_of
 from records.storage.tables import (
     BuilderRow,

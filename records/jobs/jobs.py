@@ -137,14 +137,45 @@ def unfinished(session: Session) -> list[Job]:
     return _jobs(session, query.order_by(JobRow.created_at, JobRow.id))
 
 
+@dataclass(frozen=True)
+class Queue:
+    """The unfinished jobs in one state on one device class (None: not known yet), the oldest of which was
+    created at `oldest_at`. `open_trials` counts those of their trials that were issued and aren't done."""
+
+    state: JobState
+    device_class: str | None
+    jobs: int
+    oldest_at: float
+    open_trials: int
+
+
+def queues(session: Session) -> list[Queue]:
+    """Return what waits or is worked on, by state and device class."""
+    open_trials = func.sum(JobRow.trials_issued - JobRow.trials_done)
+    counts = (func.count(), func.min(JobRow.created_at), open_trials)
+    query = select(JobRow.state, JobRow.device_class, *counts).where(JobRow.state.in_(UNFINISHED))
+    rows = session.execute(query.group_by(JobRow.state, JobRow.device_class))
+    return [Queue(JobState(row[0]), *row[1:]) for row in rows]
+
+
+def published(session: Session, model_sha: str, device_class: str, *, exact: bool = False) -> list[Job]:
+    """Return the jobs of a model that published an artifact for a device class, newest first; with `exact`,
+    only those without variants."""
+    of_model = (JobRow.model_sha == model_sha, JobRow.device_class == device_class)
+    done = (JobRow.state == JobState.DONE, JobRow.artifact_sha.is_not(None))
+    query = select(JobRow).where(*of_model, *done)
+    if exact:
+        query = query.where(JobRow.exact)
+    return _jobs(session, query.order_by(JobRow.finished_at.desc(), JobRow.id.desc()))
+
+
 def published_before(session: Session, job: Job) -> str | None:
     """Return the artifact of the last other job that is DONE for the same model, shapes and device class."""
-    same = (JobRow.model_sha == job.request.model_sha, JobRow.device_class == job.device_class)
-    done = (JobRow.state == JobState.DONE, JobRow.artifact_sha.is_not(None), JobRow.id != job.id)
-    found = select(JobRow.shapes, JobRow.artifact_sha).where(*same, *done)
-    for shapes, sha in session.execute(found.order_by(JobRow.finished_at.desc(), JobRow.id.desc())):
-        if _shapes(shapes) == job.request.shapes:
-            return str(sha)
+    request = job.request
+    assert job.device_class is not None, "the job has been tuned on a device"
+    for other in published(session, request.model_sha, job.device_class, exact=request.exact):
+        if other.id != job.id and other.request.shapes == request.shapes:
+            return other.artifact_sha
     return None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
@@ -22,8 +23,9 @@ class TaskSpec:
     """A task to add to a job.
 
     `constants` are the indices of the workload's arguments that are weights of the model. A task that is not
-    `covered` keeps its fallback schedule, for this `reason`. A task that may take the place of another
-    workload, `variant_of`, has the name of its `variant`.
+    `covered` by the search keeps its fallback schedule, for this `reason`. A task that may take the place of
+    another workload, `variant_of`, has the name of its `variant`. `signature` has the types and shapes of its
+    operands, `num_bytes` their bytes together.
     """
 
     job_id: str
@@ -36,6 +38,8 @@ class TaskSpec:
     constants: tuple[int, ...]
     variant: str = ""
     variant_of: str = ""
+    signature: str = ""
+    num_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -59,11 +63,22 @@ class Task:
     constants: tuple[int, ...]
     variant: str = ""
     variant_of: str = ""
+    signature: str = ""
+    num_bytes: float = 0.0
 
     @property
     def place(self) -> str:
         """The workload of the model that it computes; the fastest task of a place is compiled in."""
         return self.variant_of or self.workload_hash
+
+
+class KnownWorkload(NamedTuple):
+    """A workload, as the newest task that has it describes it."""
+
+    hash: str
+    name: str
+    signature: str
+    flops: float
 
 
 def put_workload(
@@ -94,6 +109,23 @@ def workload(session: Session, workload_hash: str) -> str:
     if module is None:
         raise WorkloadNotFound(f"there is no workload {workload_hash!r}")
     return module
+
+
+def search(session: Session, device_class: str, words: Sequence[str], limit: int) -> list[KnownWorkload]:
+    """Return the workloads that were measured on a device class, and in whose name or signature all of the
+    words are, whatever their case; the newest first."""
+    measured = select(RecordRow.id).where(
+        RecordRow.workload_hash == TaskRow.workload_hash,
+        RecordRow.device_class == device_class,
+        RecordRow.source == "trial",
+        RecordRow.latency_s.is_not(None),
+    )
+    text = TaskRow.name + " " + TaskRow.signature
+    has_words = [text.icontains(word, autoescape=True) for word in words]
+    newest = select(func.max(TaskRow.id)).where(*has_words).group_by(TaskRow.workload_hash)
+    columns = (TaskRow.workload_hash, TaskRow.name, TaskRow.signature, TaskRow.flops)
+    found = select(*columns).where(TaskRow.id.in_(newest), measured.exists()).order_by(TaskRow.id.desc())
+    return [KnownWorkload(*row) for row in session.execute(found.limit(limit))]
 
 
 def workloads(session: Session, hashes: Collection[str]) -> dict[str, str]:
@@ -163,6 +195,8 @@ def for_job(session: Session, job_id: str) -> list[Task]:
             constants=tuple(row.constants),
             variant=row.variant,
             variant_of=row.variant_of,
+            signature=row.signature,
+            num_bytes=row.num_bytes,
         )
         for row, trials, best_s in session.execute(query)
     ]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
-from sqlalchemy import Row, func, or_, select
+from sqlalchemy import Row, String, func, or_, select
+from sqlalchemy import cast as cast_as
 from sqlalchemy.orm import Session
 
 from core.job import JobState
@@ -19,6 +21,10 @@ from records.storage.statements import digest, insert_into, lock_job
 from records.storage.tables import TrialRow
 
 TrialState: TypeAlias = Literal["pending", "leased", "done"]
+# The program of a fallback schedule, which isn't of the search.
+FALLBACK: Mapping[str, Any] = {}
+
+MAX_MESSAGE = 2000
 
 # The columns of a Trial. Reading them takes a fraction of the time of a whole TrialRow.
 COLUMNS = (
@@ -40,18 +46,20 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class NewTrial:
-    """A candidate to measure: its trace as JSON, and the program from which it was lowered, None if the trace
-    was imported.
+    """A candidate to measure: its trace as JSON, and the program from which it was lowered: None if the trace
+    was imported, FALLBACK for the fallback schedule.
 
-    `repeat` is 0, or counts up each time that the job measures the same candidate again.
+    `predicted_s` is what the cost model says of it, `estimated_s` what its analytic part does. `repeat` is 0,
+    or counts up each time that the job measures the same candidate again.
     """
 
     task_id: int
     workload_hash: str
-    program: dict[str, Any] | None
+    program: Mapping[str, Any] | None
     trace: str
     predicted_s: float
     repeat: int = 0
+    estimated_s: float | None = None
 
     def __post_init__(self) -> None:
         if self.repeat < 0:
@@ -87,6 +95,26 @@ class Trial:
     def latency_s(self) -> float | None:
         """The median of `run_secs`, None unless the trial went well."""
         return statistics.median(self.run_secs) if self.run_secs else None
+
+
+class MeasuredTrial(NamedTuple):
+    """A trial that is done. Seconds that are unknown are None: `latency_s` is, unless the trial went well."""
+
+    task_id: int
+    finished_at: float
+    outcome: str
+    latency_s: float | None
+    predicted_s: float
+    estimated_s: float | None
+
+
+@dataclass(frozen=True)
+class Failures:
+    """How many trials of a job failed alike; `message` has at most MAX_MESSAGE characters."""
+
+    outcome: Outcome
+    message: str
+    trials: int
 
 
 @dataclass(frozen=True)
@@ -142,16 +170,42 @@ def counts(session: Session, job_id: str) -> TrialCounts:
 
 
 def guessed_tasks(session: Session, job_id: str) -> set[int]:
-    """Return the ids of the job's tasks that have a trial of a program of the search, or an open one."""
+    """Return the ids of the job's tasks that have a trial of a program of the search or of their fallback
+    schedule, or an open one."""
     counts = or_(TrialRow.program.is_not(None), TrialRow.state != "done")
     guessed = select(TrialRow.task_id).where(TrialRow.job_id == job_id, counts)
     return set(session.scalars(guessed.distinct()))
+
+
+def fallbacks(session: Session, job_id: str) -> dict[str, Trial]:
+    """Return the job's trials of fallback schedules, by the workload's hash."""
+    is_fallback = cast_as(TrialRow.program, String) == json.dumps(FALLBACK)
+    rows = session.scalars(select(TrialRow).where(TrialRow.job_id == job_id, is_fallback))
+    return {row.workload_hash: trial_of(row) for row in rows}
 
 
 def for_task(session: Session, task_id: int) -> list[Trial]:
     """Return a task's trials, oldest first."""
     rows = session.scalars(select(TrialRow).where(TrialRow.task_id == task_id).order_by(TrialRow.id))
     return [trial_of(row) for row in rows]
+
+
+def measured(session: Session, job_id: str) -> list[MeasuredTrial]:
+    """Return the job's trials that are done, in the order in which they ended."""
+    columns = [getattr(TrialRow, name) for name in MeasuredTrial._fields]
+    done = select(*columns).where(TrialRow.job_id == job_id, TrialRow.state == "done")
+    return [MeasuredTrial(*row) for row in session.execute(done.order_by(TrialRow.finished_at, TrialRow.id))]
+
+
+def failures(session: Session, job_id: str, limit: int) -> list[Failures]:
+    """Return the failures of the job's trials by outcome and message, the most frequent first."""
+    message = func.substr(TrialRow.error, 1, MAX_MESSAGE)
+    number = func.count().label("trials")
+    failed = select(TrialRow.outcome, message, number).where(
+        TrialRow.job_id == job_id, TrialRow.state == "done", TrialRow.outcome != Outcome.OK
+    )
+    grouped = failed.group_by(TrialRow.outcome, message).order_by(number.desc(), TrialRow.outcome, message)
+    return [Failures(Outcome(row[0]), row[1], row[2]) for row in session.execute(grouped.limit(limit))]
 
 
 def drop_pending(session: Session, job_id: str) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from records.fleet import devices
@@ -66,6 +66,14 @@ def versions(session: Session, device_class: str | None = None) -> dict[str, lis
     for row in session.execute(query):
         found[row.device_class].append(Version(*row))
     return dict(found)
+
+
+def newest_evaluated(session: Session) -> list[Version]:
+    """Return the newest version with metrics of every class that has one."""
+    with_metrics = select(func.max(CostModelRow.id)).where(CostModelRow.metrics.is_not(None))
+    ids = with_metrics.group_by(CostModelRow.device_class)
+    rows = session.execute(select(*_COLUMNS).where(CostModelRow.id.in_(ids)))
+    return [Version(*row) for row in rows]
 
 
 def evaluated(versions: Sequence[Version]) -> Version | None:

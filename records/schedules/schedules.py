@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeAlias, cast
 
-from sqlalchemy import Double, ScalarSelect, Select, bindparam, func, literal, or_, select
+from sqlalchemy import ColumnElement, Double, ScalarSelect, Select, bindparam, func, literal, or_, select
 from sqlalchemy.orm import Session
 
+from core import compatibility
 from core.measurement import Outcome
+from records.fleet import devices
 from records.storage.statements import (
     ConflictInsert,
     among,
@@ -60,28 +62,47 @@ class Record:
         return self.program is None
 
 
-def best(session: Session, workload_hash: str, device_class: str) -> Record | None:
-    """Return the fastest measured record of a workload, or else the imported one that claims the least time.
-
-    None if none went well and none was imported.
-    """
-    return best_many(session, [workload_hash], device_class).get(workload_hash)
-
-
 def best_many(session: Session, hashes: Collection[str], device_class: str) -> dict[str, Record]:
-    """Return the record of each workload that `best` returns, by hash."""
+    """Return the fastest measured record of each workload, or else the imported one that claims the least
+    time, by hash; nothing for those of which none went well and none was imported."""
+    given = {"hashes": list(hashes), "device_class": device_class}
+    rows = session.execute(_select_best(dialect_of(session)), given)
+    return {row.workload_hash: _record(row) for row in rows}
+
+
+def best_nearest(session: Session, hashes: Collection[str], device_class: str) -> dict[str, Record]:
+    """Return the fastest measured record of each workload on the nearest other class that has one.
+
+    Only classes whose schedules run on this one are looked at. Raises DeviceClassNotFound.
+    """
+    asked = devices.get_class(session, device_class)
+    found: dict[str, Record] = {}
+    for other in compatibility.nearest(asked, devices.classes(session)):
+        missing = [name for name in hashes if name not in found]
+        if not missing:
+            break
+        best_there = best_many(session, missing, other.key)
+        found |= {name: record for name, record in best_there.items() if record.source == "trial"}
+    return found
+
+
+@cache
+def _select_best(dialect: str) -> Select[*tuple[Any, ...]]:
+    # Columns instead of a RecordRow: building these takes longer than the query.
+    record, workload = table_of(RecordRow), table_of(WorkloadRow)
+    of_class: ColumnElement[str] = bindparam("device_class")
 
     def fastest(source: Source) -> ScalarSelect[int]:
-        of_workload = (RecordRow.workload_hash == WorkloadRow.hash, RecordRow.device_class == device_class)
-        worked = (RecordRow.source == source, RecordRow.latency_s.is_not(None))
-        found = select(RecordRow.id).where(*of_workload, *worked)
-        first = found.order_by(RecordRow.latency_s, RecordRow.id).limit(1)
-        return first.correlate(WorkloadRow).scalar_subquery()
+        one = record.alias()
+        of_workload = (one.c.workload_hash == workload.c.hash, one.c.device_class == of_class)
+        worked = (one.c.source == source, one.c.latency_s.is_not(None))
+        first = select(one.c.id).where(*of_workload, *worked).order_by(one.c.latency_s, one.c.id).limit(1)
+        return first.correlate(workload).scalar_subquery()
 
     best_id = func.coalesce(fastest("trial"), fastest("import"))
-    ids = select(best_id).select_from(WorkloadRow).where(WorkloadRow.hash.in_(hashes))
-    found = _records(session, select(RecordRow).where(RecordRow.id.in_(ids)))
-    return {record.workload_hash: record for record in found}
+    found = select(*(record.c[name] for name in Record.__dataclass_fields__))
+    found = found.select_from(workload).join(record, record.c.id == best_id)
+    return found.where(among(dialect, workload.c.hash, "hashes"))
 
 
 def successes(session: Session, device_class: str, hashes: Collection[str] | None = None) -> list[Record]:
@@ -171,7 +192,7 @@ def _insert_trials(dialect: str) -> ConflictInsert:
         select(*columns.values())
         .join_from(TrialRow, JobRow, JobRow.id == TrialRow.job_id)
         .join(DeviceClassRow, DeviceClassRow.key == JobRow.device_class)
-        .where(among(dialect, TrialRow.id, "trials"))
+        .where(among(dialect, table_of(TrialRow).c.id, "trials"))
         .order_by(*(columns[name] for name in KEY))
     )
     insert = insert_of(dialect, table_of(RecordRow)).from_select(list(columns), measured)
@@ -190,18 +211,19 @@ def _select_measured(device_class: str) -> Select[RecordRow]:
 
 
 def _records(session: Session, query: Select[RecordRow]) -> list[Record]:
-    return [
-        Record(
-            workload_hash=row.workload_hash,
-            device_class=row.device_class,
-            trace=row.trace,
-            program=row.program,
-            latency_s=row.latency_s,
-            run_secs=tuple(row.run_secs),
-            outcome=Outcome(row.outcome),
-            target=row.target,
-            source=cast("Source", row.source),
-            created_at=row.created_at,
-        )
-        for row in session.scalars(query)
-    ]
+    return [_record(row) for row in session.scalars(query)]
+
+
+def _record(row: Any) -> Record:
+    return Record(
+        workload_hash=row.workload_hash,
+        device_class=row.device_class,
+        trace=row.trace,
+        program=row.program,
+        latency_s=row.latency_s,
+        run_secs=tuple(row.run_secs),
+        outcome=Outcome(row.outcome),
+        target=row.target,
+        source=cast("Source", row.source),
+        created_at=row.created_at,
+    )

@@ -16,6 +16,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from sqlalchemy import Connection, Engine, create_engine, event, exc, make_url, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.orm import Session
@@ -48,6 +49,8 @@ _IDLE_LIMIT_S = 120.0
 # These statements take milliseconds, but PostgreSQL may compile one, which takes a tenth of a second.
 _NO_COMPILER = "-c jit=off"
 
+# An execution option for SQLite: SQLAlchemy's own would leave a connection otherwise than it was set up.
+_WITHOUT_BEGIN = "tunefarm_without_begin"
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +92,11 @@ class Database:
         location = self._engine.url
         if location.get_backend_name() == "sqlite":
             self.name = location.database or ":memory:"
+            self._reading_engine = self._engine.execution_options(**{_WITHOUT_BEGIN: True})
         else:
             host = location.host or location.query.get("host") or "this machine"
             self.name = f"{location.database} on {host}"
+            self._reading_engine = self._engine.execution_options(isolation_level="AUTOCOMMIT")
         self._is_current = False
         self._clock = _ServerClock() if location.get_backend_name() == "postgresql" else None
 
@@ -105,11 +110,26 @@ class Database:
     @contextmanager
     def begin(self) -> Iterator[Session]:
         """Begin a transaction, which commits at the end or rolls back on any error. Raises StorageError."""
+        with self._session(self._engine) as session:
+            yield session
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """Read without a transaction: each statement sees what is committed when it begins.
+
+        That takes one round trip to PostgreSQL instead of three, and waits for no writer of SQLite. Raises
+        StorageError.
+        """
+        with self._session(self._reading_engine) as session:
+            yield session
+
+    @contextmanager
+    def _session(self, engine: Engine) -> Iterator[Session]:
         # Rows are only changed by statements, so a session's copies of them must not be trusted.
         options = {"populate_existing": True, "synchronize_session": False}
         with (
             self._storage_errors(),
-            Session(self._engine, expire_on_commit=False, execution_options=options) as session,
+            Session(engine, expire_on_commit=False, execution_options=options) as session,
             session.begin(),
         ):
             connection = session.connection()  # so that a database that is away is noticed at once
@@ -129,15 +149,25 @@ class Database:
         with self.begin() as session:
             session.execute(text("SELECT version_num FROM alembic_version")).first()
 
-    def migrate(self) -> None:
-        """Bring the schema up to date; any number of processes may do so at once. Raises StorageError."""
+    def migrate(self, to: str = "head") -> None:
+        """Bring the schema up to date, or to another revision; any number of processes may do so at once.
+
+        Raises StorageError; then the database is as it was.
+        """
         config = _alembic()
-        with self._storage_errors(), self._engine.begin() as connection:
+        with self._storage_errors(migrating=True), self._engine.begin() as connection:
             if connection.dialect.name == "postgresql":
                 connection.execute(text(f"SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})"))
             self._refuse_newer(connection)
             config.attributes["connection"] = connection
-            command.upgrade(config, "head")
+            try:
+                newest_first = [script.revision for script in _scripts().walk_revisions()]
+                later = newest_first[: newest_first.index(to)] if to in newest_first else []
+                is_back = not _revisions(connection).isdisjoint(later)
+                (command.downgrade if is_back else command.upgrade)(config, to)
+            except CommandError as error:
+                raise StorageError(f"there is no revision {to!r} of the schema") from error
+        self._is_current = False
 
     def close(self) -> None:
         """Close every connection; the next transaction opens a new one."""
@@ -151,7 +181,7 @@ class Database:
             )
 
     @contextmanager
-    def _storage_errors(self) -> Iterator[None]:
+    def _storage_errors(self, migrating: bool = False) -> Iterator[None]:
         try:
             yield
         except exc.TimeoutError as error:
@@ -161,7 +191,9 @@ class Database:
             why = cause(error)
             if why is None:
                 raise
-            raise StorageError(f"the database {self.name} failed: {why.words}", full=why.full) from error
+            undone = migrating and why.full
+            what = "could not be brought up to date, and is as it was" if undone else "failed"
+            raise StorageError(f"the database {self.name} {what}: {why.words}", full=why.full) from error
 
 
 class _ServerClock:
@@ -251,6 +283,8 @@ def _set_up_sqlite(connection: DBAPIConnection, _record: Any) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
+    if connection.get_execution_options().get(_WITHOUT_BEGIN):
+        return
     # A deferred transaction that reads and then writes fails if another one wrote in between; this one waits.
     connection.exec_driver_sql("BEGIN IMMEDIATE")
 

@@ -9,11 +9,9 @@ from typing import Any, TypeVar, cast
 
 from sqlalchemy import (
     ARRAY,
-    BigInteger,
     ColumnElement,
     CursorResult,
     Select,
-    SQLColumnExpression,
     Table,
     any_,
     bindparam,
@@ -93,11 +91,11 @@ def _update_from_json(table: type[Base], names: Sequence[str]) -> Update:
     return update(rows).where(rows.c.id == given.c.id).values(values)
 
 
-def among(dialect: str, ids: SQLColumnExpression[int], name: str) -> ColumnElement[bool]:
-    """A condition: the id is in the list, of any length, that is the parameter `name`."""
+def among(dialect: str, keys: ColumnElement[Any], name: str) -> ColumnElement[bool]:
+    """A condition: the key is in the list, of any length, that is the parameter `name`."""
     if dialect == "postgresql":
-        return ids == any_(bindparam(name, type_=ARRAY(BigInteger)))
-    return ids.in_(bindparam(name, expanding=True))
+        return keys == any_(bindparam(name, type_=ARRAY(keys.type)))
+    return keys.in_(bindparam(name, expanding=True))
 
 
 def oldest_pending(found: Found) -> Found:

@@ -110,6 +110,10 @@ class WorkerRow(Base):
     trial_s: Mapped[float | None]
     # People want the worker to calibrate its device again.
     calibrate: Mapped[bool] = mapped_column(default=False)
+    # The token whose name it is; null where none was needed, or the bootstrap token was used.
+    token_id: Mapped[str | None]
+    # The machine that its session runs on, "" where that is unknown.
+    machine: Mapped[str] = mapped_column(default="")
 
 
 class BuilderRow(Base):
@@ -206,6 +210,9 @@ class TaskRow(Base):
     # A task that may take the place of the workload `variant_of`; both are empty otherwise.
     variant: Mapped[str] = mapped_column(default="")
     variant_of: Mapped[str] = mapped_column(default="")
+    # Types and shapes of its operands, and their bytes together.
+    signature: Mapped[str] = mapped_column(default="")
+    num_bytes: Mapped[float] = mapped_column(default=0.0)
 
 
 class LeaseRow(Base):
@@ -245,6 +252,8 @@ class TrialRow(Base):
     # 0, or the number of this repetition of the same measurement.
     repeat: Mapped[int] = mapped_column(default=0)
     predicted_s: Mapped[float]
+    # What the analytic model says; null for trials of imported schedules.
+    estimated_s: Mapped[float | None]
     state: Mapped[str]
     attempts: Mapped[int]
     lease_id: Mapped[str | None] = mapped_column(ForeignKey("leases.id"), index=True)
@@ -311,6 +320,16 @@ class RecordRow(Base):
     target: Mapped[str]
     source: Mapped[str]
     created_at: Mapped[float]
+
+
+class ListingRow(Base):
+    """A program as text that people read. `trace_sha` is empty for the workload before it is scheduled."""
+
+    __tablename__ = "listings"
+    workload_hash: Mapped[str] = mapped_column(ForeignKey("workloads.hash"), primary_key=True)
+    trace_sha: Mapped[str] = mapped_column(primary_key=True)
+    text: Mapped[str]
+    decisions: Mapped[str]
 
 
 class EventRow(Base):

@@ -27,3 +27,9 @@ def upgrade() -> None:
     op.create_index("ix_cost_models_device_class_id", "cost_models", ["device_class", "id"])
     op.add_column("workloads", sa.Column("tag", sa.Text(), nullable=True))
     op.create_index("ix_workloads_tag", "workloads", ["tag"])
+
+
+def downgrade() -> None:
+    op.drop_index("ix_workloads_tag", table_name="workloads")
+    op.drop_column("workloads", "tag")
+    op.drop_table("cost_models")

@@ -39,3 +39,8 @@ def upgrade() -> None:
         sqlite_autoincrement=True,
     )
     op.create_index("ix_audit_at", "audit", ["at"])
+
+
+def downgrade() -> None:
+    op.drop_table("audit")
+    op.drop_table("tokens")

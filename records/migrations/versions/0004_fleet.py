@@ -23,3 +23,14 @@ def upgrade() -> None:
         sa.ForeignKeyConstraint(["job_id"], ["jobs.id"], name="fk_shares_job_id"),
         sa.PrimaryKeyConstraint("job_id", name="pk_shares"),
     )
+
+
+def downgrade() -> None:
+    op.drop_table("shares")
+    for table, columns in {
+        "workers": ("failures_by_kind", "wanted", "vitals", "trial_s"),
+        "leases": ("measured",),
+        "jobs": ("priority", "weight"),
+    }.items():
+        for column in columns:
+            op.drop_column(table, column)

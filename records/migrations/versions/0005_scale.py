@@ -20,3 +20,14 @@ def upgrade() -> None:
     op.create_index("ix_trials_job_id_state_id", "trials", ["job_id", "state", "id"])
     op.create_index("ix_jobs_device_class_state", "jobs", ["device_class", "state"])
     op.create_index("ix_workers_device_class", "workers", ["device_class"])
+
+
+def downgrade() -> None:
+    op.drop_index("ix_workers_device_class", table_name="workers")
+    op.drop_index("ix_jobs_device_class_state", table_name="jobs")
+    op.drop_index("ix_trials_job_id_state_id", table_name="trials")
+    op.create_index("ix_trials_job_id_state", "trials", ["job_id", "state"])
+    op.create_index("ix_trials_state_id", "trials", ["state", "id"])
+    op.drop_column("trials", "latency_s")
+    op.drop_column("jobs", "trials_done")
+    op.drop_column("jobs", "trials_issued")

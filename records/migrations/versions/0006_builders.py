@@ -51,3 +51,13 @@ def _describe_classes(connection: sa.Connection) -> None:
         machine = None if device.get("gpu") else device["triple"].partition("-")[0]
         facts = {"machine": machine, "cores": device["cores"], "toolchain": device["toolchain"]}
         connection.execute(sa.update(classes).where(classes.c.key == key).values(facts))
+
+
+def downgrade() -> None:
+    op.drop_table("libraries")
+    op.drop_table("builders")
+    op.drop_column("trials", "library_sha")
+    op.drop_column("leases", "build")
+    op.drop_column("jobs", "build")
+    for column in ("toolchain", "cores", "machine"):
+        op.drop_column("device_classes", column)

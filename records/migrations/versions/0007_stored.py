@@ -1,5 +1,6 @@
 """What is new among records is told by ids; outputs of modules are compared where they are run."""
 
+import sqlalchemy as sa
 from alembic import op
 
 revision = "0007"
@@ -12,3 +13,11 @@ def upgrade() -> None:
     with op.batch_alter_table("module_runs") as module_runs:
         module_runs.drop_constraint("fk_module_runs_outputs_sha", type_="foreignkey")
         module_runs.drop_column("outputs_sha")
+
+
+def downgrade() -> None:
+    with op.batch_alter_table("module_runs") as module_runs:
+        module_runs.add_column(sa.Column("outputs_sha", sa.Text(), nullable=True))
+        module_runs.create_foreign_key("fk_module_runs_outputs_sha", "blobs", ["outputs_sha"], ["sha"])
+    op.drop_index("ix_records_device_class_id", table_name="records")
+    op.create_index("ix_records_device_class_created_at", "records", ["device_class", "created_at"])

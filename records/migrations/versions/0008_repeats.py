@@ -1,5 +1,7 @@
 """A job may measure a program again."""
 
+from collections.abc import Callable
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -11,18 +13,30 @@ _KEY = ["job_id", "workload_hash", "trace_sha"]
 
 def upgrade() -> None:
     if op.get_bind().dialect.name == "sqlite":
-        _anew()
+        _anew(_change)
     else:
         _change()
 
 
-def _anew() -> None:
+def downgrade() -> None:
+    repeats = "SELECT count(*) FROM trials WHERE trials.job_id = jobs.id AND repeat > 0"
+    op.execute(f"UPDATE jobs SET trials_issued = trials_issued - ({repeats})")
+    op.execute(f"UPDATE jobs SET trials_done = trials_done - ({repeats} AND trials.state = 'done')")
+    op.execute("DELETE FROM libraries WHERE trial_id IN (SELECT id FROM trials WHERE repeat > 0)")
+    op.execute("DELETE FROM trials WHERE repeat > 0")
+    if op.get_bind().dialect.name == "sqlite":
+        _anew(_change_back)
+    else:
+        _change_back()
+
+
+def _anew(change: Callable[[], None]) -> None:
     """SQLite writes the table anew. What refers to it would go with the old one: builders build it again. And
     ids that were given out must not come back."""
     op.execute("DELETE FROM libraries")
     op.execute("UPDATE trials SET library_sha = NULL")
     last = op.get_bind().scalar(sa.text("SELECT seq FROM sqlite_sequence WHERE name = 'trials'"))
-    _change()
+    change()
     op.execute("DELETE FROM sqlite_sequence WHERE name = 'trials'")
     op.execute(f"INSERT INTO sqlite_sequence (name, seq) VALUES ('trials', {int(last or 0)})")
 
@@ -32,6 +46,13 @@ def _change() -> None:
         trials.add_column(sa.Column("repeat", sa.Integer(), nullable=False, server_default="0"))
         trials.drop_constraint(_name(_KEY), type_="unique")
         trials.create_unique_constraint(_name([*_KEY, "repeat"]), [*_KEY, "repeat"])
+
+
+def _change_back() -> None:
+    with op.batch_alter_table("trials", table_kwargs={"sqlite_autoincrement": True}) as trials:
+        trials.drop_constraint(_name([*_KEY, "repeat"]), type_="unique")
+        trials.create_unique_constraint(_name(_KEY), _KEY)
+        trials.drop_column("repeat")
 
 
 def _name(columns: list[str]) -> str:

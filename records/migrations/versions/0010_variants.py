@@ -11,3 +11,12 @@ def upgrade() -> None:
     op.add_column("tasks", sa.Column("variant", sa.Text(), nullable=False, server_default=""))
     op.add_column("tasks", sa.Column("variant_of", sa.Text(), nullable=False, server_default=""))
     op.add_column("jobs", sa.Column("exact", sa.Boolean(), nullable=False, server_default=sa.false()))
+
+
+def downgrade() -> None:
+    # An older release would compile variants in beside what they stand for.
+    unknown = "a variant, which this release does not know"
+    op.execute(f"UPDATE tasks SET covered = false, reason = '{unknown}' WHERE variant <> ''")
+    op.drop_column("jobs", "exact")
+    op.drop_column("tasks", "variant_of")
+    op.drop_column("tasks", "variant")

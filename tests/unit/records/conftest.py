@@ -1,11 +1,7 @@
-"""The contract of `records/` is tested on SQLite and, where it is installed, on PostgreSQL.
-
-A database file is made once and copied for each test; a PostgreSQL database is emptied.
-"""
+"""The contract of `records/` is tested on SQLite and, where it is installed, on PostgreSQL."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,17 +9,8 @@ import pytest
 from sqlalchemy.orm import Session
 
 from records.storage.database import Database
-from tests.services import Emptied
+from tests.services import Emptied, sqlite
 from tests.unit.records.farm import Farm, make_job
-
-
-@pytest.fixture(scope="session")
-def empty_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("records") / "empty.db"
-    database = Database(f"sqlite:///{path}")
-    database.migrate()
-    database.close()
-    return path
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -32,9 +19,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         emptied: Emptied = request.getfixturevalue("emptied")
         emptied.empty()
         return emptied.url
-    copy = tmp_path / "tunefarm.db"
-    shutil.copy(request.getfixturevalue("empty_file"), copy)
-    return f"sqlite:///{copy}"
+    return sqlite(tmp_path / "tunefarm.db")
 
 
 @pytest.fixture

@@ -148,3 +148,7 @@ def all_at_once(acts: Sequence[Callable[[], object]]) -> None:
         started = [pool.submit(act) for act in acts]
     for each in started:
         each.result()
+
+
+def best(session: Session, workload: str, device_class: str) -> schedules.Record | None:
+    return schedules.best_many(session, [workload], device_class).get(workload)

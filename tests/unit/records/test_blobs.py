@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import hashlib
+import io
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,6 +15,11 @@ from records.storage import blobs
 from records.storage.tables import ChunkRow
 
 
+def chunks(session: Session, sha: str) -> list[bytes]:
+    count = session.scalar(select(func.count()).where(ChunkRow.sha == sha)) or 0
+    return [blobs.chunk(session, sha, position) for position in range(count)]
+
+
 class TestBlobs:
     @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
     @given(data=st.binary(max_size=300))
@@ -20,7 +27,7 @@ class TestBlobs:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(blobs, "CHUNK_BYTES", 7)
             sha = blobs.put(session, data)
-            pieces = list(blobs.chunks(session, sha))
+            pieces = chunks(session, sha)
         assert sha == hashlib.sha256(data).hexdigest()
         assert b"".join(pieces) == data
         assert blobs.size(session, sha) == len(data)
@@ -30,7 +37,18 @@ class TestBlobs:
         data = bytes(range(256)) * 40_000
         sha = blobs.put(session, data)
         assert blobs.get(session, sha) == data
-        assert [len(piece) for piece in blobs.chunks(session, sha)] == [4194304, 4194304, 1851392]
+        assert [len(piece) for piece in chunks(session, sha)] == [4194304, 4194304, 1851392]
+
+    def test_a_file_is_read_a_chunk_at_a_time(
+        self, session: Session, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(blobs, "CHUNK_BYTES", 4)
+        file = Mock(wraps=io.BytesIO(b"0123456789"))
+        blobs.put_file(session, file, "sha", 10)
+        assert [call.args for call in file.read.call_args_list] == [(4,), (4,), (4,)]
+        assert chunks(session, "sha") == [b"0123", b"4567", b"89"]
+        blobs.put_file(session, file, "sha", 10)
+        assert file.read.call_count == 3, "a file that is stored is not read again"
 
     def test_the_same_bytes_are_stored_once(self, session: Session) -> None:
         assert blobs.put(session, b"data") == blobs.put(session, b"data")
@@ -40,8 +58,6 @@ class TestBlobs:
         assert blobs.size(session, "feed") is None
         with pytest.raises(blobs.BlobNotFound, match="there is no blob 'feed'"):
             blobs.get(session, "feed")
-        with pytest.raises(blobs.BlobNotFound):
-            blobs.chunks(session, "feed")
 
 
 class TestModels:

@@ -12,11 +12,10 @@ from sqlalchemy.orm import Session
 
 from core.job import Build, JobState
 from core.measurement import Built, Measurement, Outcome
-from core.worker import WorkerState
+from core.worker import LOST_AFTER_S, WorkerState
 from records.fleet import builder_fallback, building, devices, leases
 from records.fleet.builder_fallback import WaitingJob
 from records.fleet.building import Builder
-from records.fleet.devices import LOST_AFTER_S
 from records.fleet.leases import StoredLease
 from records.fleet.results import LeaseResult
 from records.jobs import events, jobs

@@ -14,10 +14,9 @@ from sqlalchemy.orm import Session
 from core.device import Device
 from core.job import Build
 from core.measurement import Built, Measurement, Outcome
-from core.worker import Vitals, Wanted, WorkerState
+from core.worker import LOST_AFTER_S, Vitals, Wanted, WorkerState
 from records.fleet import building, devices, leases, module_runs
 from records.fleet.building import Builder
-from records.fleet.devices import LOST_AFTER_S
 from records.fleet.leases import Reported, StoredLease
 from records.fleet.results import LeaseResult
 from records.jobs import events, fair_queue, jobs, trials
@@ -26,7 +25,7 @@ from records.storage import blobs
 from records.storage.database import Database, _alembic
 from records.storage.tables import DeviceClassRow
 from tests.devices import DEVICE, GPU
-from tests.unit.records.farm import Farm, make_job, measured
+from tests.unit.records.farm import Farm, best, make_job, measured
 
 BOARD = replace(DEVICE, name="a board", triple="aarch64-linux-gnu", cores=4)
 X86 = Builder(("x86_64", "aarch64"), "x86_64", cores=2, toolchain=DEVICE.toolchain)
@@ -109,6 +108,7 @@ class TestWhoBuilds:
             (Build.AUTO, BOARD, replace(LARGE, builds_for=("x86_64",)), False),
             (Build.AUTO, BOARD, replace(LARGE, toolchain="llvm 21"), False),
             (Build.AUTO, GPU, replace(LARGE, cores=1000), False),
+            (Build.AUTO, GPU, replace(SMALL, builds_for=(GPU.built_as,)), True),
             (Build.DEVICE, BOARD, LARGE, False),
             (Build.BUILDER, DEVICE, SMALL, True),
         ],
@@ -197,7 +197,7 @@ class TestBuilding:
         assert board.report("measured", ids[:1]) == Reported(1, "job", closed=True)
         assert building.library(board.session, SHA) is None
         assert jobs.get(board.session, "job").trials_done == 1
-        assert schedules.best(board.session, "w1", BOARD.key) is not None
+        assert best(board.session, "w1", BOARD.key) is not None
 
     def test_the_same_library_of_another_trial_stays(self, board: Farm) -> None:
         ids = board.issue("t1", "t2")

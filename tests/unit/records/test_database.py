@@ -16,6 +16,7 @@ from records.jobs import events, jobs, trials
 from records.storage import blobs
 from records.storage.database import Database, StorageError, _alembic
 from records.storage.tables import Base
+from tests import services
 from tests.unit.records.farm import request
 
 MIGRATE = "import sys; from records.storage.database import Database; Database(sys.argv[1]).migrate()"
@@ -26,10 +27,10 @@ def sqlite(path: Path, busy_timeout_s: float = 10.0) -> Database:
 
 
 @pytest.fixture
-def file(empty_file: Path, tmp_path: Path) -> Path:
-    copy = tmp_path / "tunefarm.db"
-    copy.write_bytes(empty_file.read_bytes())
-    return copy
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "tunefarm.db"
+    services.sqlite(path)
+    return path
 
 
 class TestTransactions:

@@ -8,13 +8,14 @@ from sqlalchemy.orm import Session
 
 from core.device import Device
 from core.profile import Profile
-from core.worker import Role, Vitals, Wanted, WorkerState
+from core.worker import LOST_AFTER_S, Role, Vitals, Wanted, WorkerState
 from records.fleet import devices, leases
 from records.fleet.building import Builder
+from records.fleet.results import LeaseResult
 from records.jobs import events, jobs
 from records.storage.tables import WorkerRow
 from tests.devices import DEVICE
-from tests.unit.records.farm import Farm, request
+from tests.unit.records.farm import Farm, measured, request
 
 BIGGER = replace(DEVICE, name="eight cores", cores=8)
 
@@ -200,9 +201,9 @@ class TestWorkers:
 
     def test_one_that_is_silent_for_longer_than_a_call_may_last_is_lost(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=100.0)
-        assert not devices.worker(session, "a").is_lost(100.0 + devices.LOST_AFTER_S)
-        assert devices.worker(session, "a").is_lost(100.1 + devices.LOST_AFTER_S)
-        assert devices.LOST_AFTER_S > 30.0
+        assert not devices.worker(session, "a").is_lost(100.0 + LOST_AFTER_S)
+        assert devices.worker(session, "a").is_lost(100.1 + LOST_AFTER_S)
+        assert LOST_AFTER_S > 30.0
 
     def test_one_that_said_farewell_has_left_and_is_not_lost(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=100.0)
@@ -235,6 +236,15 @@ class TestWorkers:
         [worker] = devices.workers(farm.session)
         assert (worker.trials_done, worker.failures) == (2, 1)
         assert worker.failures_by_kind == {"build_error": 1}
+
+    def test_whole_models_are_no_trials(self, farm: Farm) -> None:
+        register(farm.session, "worker", "session", DEVICE)
+        run_id = farm.add_run()
+        farm.leased("lease")
+        failed = LeaseResult(measured(None), module_run_id=run_id)
+        leases.report(farm.session, "lease", "session", [failed], now=30.0)
+        [worker] = devices.workers(farm.session)
+        assert (worker.trials_done, worker.failures) == (0, 1)
 
 
 class TestFencing:
@@ -310,8 +320,8 @@ class TestWanted:
 
     def test_native_is_no_worker_that_has_been_silent_for_long(self, session: Session) -> None:
         register(session, "a", "s", DEVICE, now=1.0)
-        assert devices.resolve_class(session, "native", now=1.0 + devices.LOST_AFTER_S) == DEVICE
-        assert devices.resolve_class(session, "native", now=1.1 + devices.LOST_AFTER_S) is None
+        assert devices.resolve_class(session, "native", now=1.0 + LOST_AFTER_S) == DEVICE
+        assert devices.resolve_class(session, "native", now=1.1 + LOST_AFTER_S) is None
         assert devices.resolve_class(session, DEVICE.key, now=1e6) == DEVICE
 
 

@@ -14,7 +14,7 @@ from records.fleet.results import LeaseResult
 from records.jobs import events, jobs, trials
 from records.schedules import schedules
 from tests.devices import DEVICE
-from tests.unit.records.farm import Farm, make_job, measured
+from tests.unit.records.farm import Farm, best, make_job, measured
 
 
 class TestReport:
@@ -24,8 +24,7 @@ class TestReport:
         assert farm.report("lease", ids[:1], secs=1e-3) == Reported(1, "job", closed=False)
         assert farm.report("lease", ids[1:], secs=None) == Reported(1, "job", closed=True)
         assert [trial.state for trial in farm.trials()] == ["done", "done"]
-        best = schedules.best(farm.session, "w1", DEVICE.key)
-        assert best == schedules.Record(
+        assert best(farm.session, "w1", DEVICE.key) == schedules.Record(
             "w1",
             DEVICE.key,
             "t1",

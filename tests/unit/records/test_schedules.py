@@ -12,7 +12,7 @@ from records.jobs import tasks
 from records.schedules import imports, schedules
 from records.schedules.schedules import Record
 from tests.devices import DEVICE
-from tests.unit.records.farm import put_measured
+from tests.unit.records.farm import best, put_measured
 
 OTHER = replace(DEVICE, cores=8)
 
@@ -39,7 +39,7 @@ class TestBest:
     def test_the_best_is_the_fastest_that_went_well(self, session: Session) -> None:
         fast = record("t2", 1e-3)
         put_measured(session, record("t1", 2e-3), fast, record("t3"), record("t4", 3e-3))
-        assert schedules.best(session, "w1", DEVICE.key) == fast
+        assert best(session, "w1", DEVICE.key) == fast
 
     def test_keeps_workloads_and_classes_apart(self, session: Session) -> None:
         one, two = record("t", 2e-3), record("t", 3e-3, workload_hash="w2")
@@ -49,9 +49,21 @@ class TestBest:
         assert schedules.best_many(session, ["w1", "w2"], OTHER.key) == {"w1": other}
         assert schedules.best_many(session, [], DEVICE.key) == {}
 
+    def test_the_nearest_class_that_has_one_stands_in(self, session: Session) -> None:
+        far, near = replace(DEVICE, cores=64), replace(DEVICE, cores=3)
+        for device in (far, near):
+            devices.put_class(session, device)
+        slow, fast = record("t", 2e-3, device_class=near.key), record("t", 1e-3, device_class=far.key)
+        of_far = record("t", 1e-3, device_class=far.key, workload_hash="w2")
+        put_measured(session, slow, fast, of_far)
+        claimed = record("t", 1e-9, device_class=near.key, workload_hash="w2", source="import")
+        imports.add(session, [claimed], now=0.0)
+        found = schedules.best_nearest(session, ["w1", "w2", "w3"], DEVICE.key)
+        assert found == {"w1": slow, "w2": of_far}
+
     def test_there_is_no_best_without_a_success(self, session: Session) -> None:
         put_measured(session, record("t"))
-        assert schedules.best(session, "w1", DEVICE.key) is None
+        assert best(session, "w1", DEVICE.key) is None
 
     def test_the_best_is_looked_up_by_index(self, session: Session) -> None:
         if session.get_bind().dialect.name != "sqlite":
@@ -72,11 +84,11 @@ class TestRemeasuring:
     def test_a_failure_replaces_no_success(self, session: Session) -> None:
         good = record("t", 1e-3)
         put_measured(session, good, record("t"))
-        assert schedules.best(session, "w1", DEVICE.key) == good
+        assert best(session, "w1", DEVICE.key) == good
 
     def test_a_wrong_result_does(self, session: Session) -> None:
         put_measured(session, record("t", 1e-3), record("t", outcome=Outcome.WRONG_RESULT))
-        assert schedules.best(session, "w1", DEVICE.key) is None
+        assert best(session, "w1", DEVICE.key) is None
 
     def test_a_success_replaces_a_failure(self, session: Session) -> None:
         good = record("t", 1e-3)
@@ -162,7 +174,7 @@ class TestImport:
     def test_round_trip(self, session: Session) -> None:
         foreign = imported("t", 1e-3)
         assert imports.add(session, [foreign], now=9.0) == 1
-        assert schedules.best(session, "w1", DEVICE.key) == replace(foreign, created_at=9.0)
+        assert best(session, "w1", DEVICE.key) == replace(foreign, created_at=9.0)
 
     def test_a_trace_that_has_a_record_is_left_alone(self, session: Session) -> None:
         ours = record("t1", 2e-3)
@@ -170,7 +182,7 @@ class TestImport:
         foreign = [imported("t1", 1e-3), imported("t2", 3e-3), imported("t2", 4e-3)]
         assert imports.add(session, foreign, now=9.0) == 1
         assert imports.add(session, foreign, now=9.0) == 0
-        assert schedules.best(session, "w1", DEVICE.key) == ours
+        assert best(session, "w1", DEVICE.key) == ours
 
     def test_the_workload_and_the_class_must_be_stored_before(self, session: Session) -> None:
         with pytest.raises(tasks.WorkloadNotFound):
@@ -201,8 +213,8 @@ class TestImport:
         imports.add(session, [imported("t")], now=4.0)
         put_measured(session, measured)
         assert schedules.history(session, DEVICE.key) == [measured]
-        best = schedules.best(session, "w1", DEVICE.key)
-        assert best == (None if measured.latency_s is None else measured)
+        expected = None if measured.latency_s is None else measured
+        assert best(session, "w1", DEVICE.key) == expected
 
     def test_imports_of_a_class_or_of_a_workload_are_deleted_a_few_at_a_time(self, session: Session) -> None:
         ours = record("t1", 2e-3)
@@ -214,7 +226,7 @@ class TestImport:
         assert len(imports.drop(session, DEVICE.key, "w2", max(first), limit=3)) == 2
         assert len(imports.drop(session, DEVICE.key, None, 0, limit=30)) == 4
         assert schedules.best_many(session, ["w1", "w2"], DEVICE.key) == {"w1": ours}
-        assert schedules.best(session, "w1", OTHER.key) is not None
+        assert best(session, "w1", OTHER.key) is not None
 
 
 def test_only_a_success_has_a_latency() -> None:

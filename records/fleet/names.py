@@ -1,0 +1,63 @@
+"""Whose the names of workers are: each belongs to one token, and one machine at a time uses it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sqlalchemy import or_, select
+from sqlalchemy.orm import Session
+
+from core.worker import LOST_AFTER_S, Wanted, WorkerState
+from records.storage.tables import TokenRow, WorkerRow
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Who wants to work under a name.
+
+    `token_id` is None where no token is needed, and for the bootstrap token: these may use every name.
+    `machine` is "" where it is unknown.
+    """
+
+    token_id: str | None = None
+    machine: str = ""
+
+
+class NameTaken(Exception):
+    """The name is another token's, or the token may bring no new ones. The message says the next step."""
+
+
+class NameInUse(Exception):
+    """Another machine works under the name just now. The message says the next step."""
+
+
+def check(session: Session, worker: WorkerRow, claim: Claim, is_new: bool, now: float) -> None:
+    """Check that a session may work as this worker, whose row is locked. Raises NameTaken, NameInUse.
+
+    `is_new`: nobody was known under the name.
+    """
+    if claim.token_id is not None and (is_new or worker.token_id != claim.token_id):
+        if not is_new and _is_valid(session, worker.token_id, now):
+            raise NameTaken(
+                f"the name {worker.id} belongs to another token: choose another one with --name, "
+                "or revoke that token"
+            )
+        own = (WorkerRow.token_id == claim.token_id, WorkerRow.wanted == Wanted.EVICTED)
+        evicted = session.scalar(select(WorkerRow.id).where(*own).order_by(WorkerRow.id).limit(1))
+        if evicted is not None:
+            raise NameTaken(
+                f"worker {evicted} of this token is evicted, so the token brings no other names: "
+                f"`tunefarm workers resume {evicted}`, or make {worker.id} a token of its own"
+            )
+    is_there = worker.state != WorkerState.OFFLINE and now - worker.last_seen_at <= LOST_AFTER_S
+    if is_there and worker.machine and claim.machine and worker.machine != claim.machine:
+        raise NameInUse(
+            f"another machine works as {worker.id}: give one of them another name with --name; "
+            f"if this is the same board, started again, it is let in within {LOST_AFTER_S:.0f} s"
+        )
+
+
+def _is_valid(session: Session, token_id: str | None, now: float) -> bool:
+    unexpired = or_(TokenRow.expires_at.is_(None), TokenRow.expires_at > now)
+    valid = (TokenRow.id == token_id, TokenRow.revoked_at.is_(None), unexpired)
+    return session.scalar(select(TokenRow.id).where(*valid)) is not None

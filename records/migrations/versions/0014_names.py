@@ -1,0 +1,17 @@
+"""Names of workers belong to tokens, and one machine at a time uses one."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0014"
+down_revision = "0013"
+
+
+def upgrade() -> None:
+    op.add_column("workers", sa.Column("token_id", sa.Text(), nullable=True))
+    op.add_column("workers", sa.Column("machine", sa.Text(), nullable=False, server_default=""))
+
+
+def downgrade() -> None:
+    op.drop_column("workers", "machine")
+    op.drop_column("workers", "token_id")

@@ -1,0 +1,124 @@
+"""Whose a worker's name is: one token's, and one machine's at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from sqlalchemy.orm import Session
+
+from core.access import Scope
+from core.worker import LOST_AFTER_S, Wanted, WorkerState
+from records import access
+from records.access import Token
+from records.fleet import devices, leases
+from records.fleet.names import Claim, NameInUse, NameTaken
+from tests.devices import DEVICE
+
+OURS, THEIRS = Claim("ours", "machine-1"), Claim("theirs", "machine-2")
+# Its board has been away for so long by then.
+LATER = 1.0 + LOST_AFTER_S + 1.0
+
+
+@pytest.fixture(autouse=True)
+def tokens(session: Session) -> None:
+    for number, name in enumerate(("ours", "theirs")):
+        scopes = frozenset({Scope.WORKER})
+        access.add_token(session, Token(name, name, scopes, 0.0, expires_at=1000.0), f"digest {number}")
+
+
+def register(
+    session: Session,
+    claim: Claim,
+    *,
+    name: str = "board",
+    session_id: str = "first",
+    now: float = 1.0,
+    state: WorkerState = WorkerState.READY,
+) -> str | None:
+    """Register a session; return the one that it fenced off."""
+    return devices.register(session, name, session_id, DEVICE, state, now, claim=claim)
+
+
+def test_a_name_is_refused_to_another_token_however_long_its_own_was_away(session: Session) -> None:
+    register(session, OURS)
+    for now in (2.0, LATER):
+        with pytest.raises(NameTaken, match="board belongs to another token: choose another one with --name"):
+            register(session, THEIRS, session_id="second", now=now)
+    assert devices.heartbeat(session, "board", "first", WorkerState.READY, LATER)
+
+
+def revoke(session: Session) -> float:
+    access.revoke_token(session, "ours", 2.0)
+    return LATER
+
+
+def expire(_session: Session) -> float:
+    return 2000.0
+
+
+@pytest.mark.parametrize("end", [revoke, expire])
+def test_a_name_is_free_when_its_token_is_no_longer_valid(
+    session: Session, end: Callable[[Session], float]
+) -> None:
+    register(session, OURS)
+    now = end(session)
+    assert register(session, THEIRS, session_id="second", now=now) == "first"
+    with pytest.raises(NameTaken) if now < 1000.0 else pytest.raises(NameInUse):
+        register(session, OURS, session_id="third", now=now)
+
+
+def test_a_name_without_a_token_becomes_the_first_tokens(session: Session) -> None:
+    register(session, Claim(None, "machine-1"))
+    register(session, Claim("ours", "machine-1"), session_id="second")
+    with pytest.raises(NameTaken):
+        register(session, THEIRS, session_id="third", now=LATER)
+    assert register(session, Claim(None, "machine-1"), session_id="fourth") == "second", (
+        "the bootstrap token's"
+    )
+    with pytest.raises(NameTaken):
+        register(session, THEIRS, session_id="fifth", now=LATER)
+
+
+@pytest.mark.parametrize("token_id", [None, "ours"])
+def test_two_boards_of_one_name_do_not_take_turns(session: Session, token_id: str | None) -> None:
+    one, two = Claim(token_id, "machine-1"), Claim(token_id, "machine-2")
+    register(session, one)
+    for now in (2.0, LOST_AFTER_S):
+        with pytest.raises(NameInUse, match="another machine works as board: give one of them another name"):
+            register(session, two, session_id="second", now=now)
+        assert devices.heartbeat(session, "board", "first", WorkerState.READY, now)
+    assert register(session, two, session_id="second", now=2 * LATER) == "first"
+    with pytest.raises(NameInUse):
+        register(session, one, session_id="restarted", now=2 * LATER)
+
+
+def test_a_restart_on_the_same_machine_takes_over_at_once(session: Session) -> None:
+    register(session, OURS)
+    assert register(session, OURS, session_id="second", now=2.0) == "first"
+
+
+def test_a_worker_that_has_left_makes_room_at_once(session: Session) -> None:
+    register(session, OURS)
+    devices.heartbeat(session, "board", "first", WorkerState.OFFLINE, 2.0)
+    assert register(session, Claim("ours", "machine-2"), session_id="second", now=2.0) == "first"
+
+
+@pytest.mark.parametrize("unknown", [Claim("ours", ""), Claim("ours", "machine-2")])
+def test_where_the_machine_is_unknown_the_newer_session_wins(session: Session, unknown: Claim) -> None:
+    register(session, Claim("ours", "machine-1" if not unknown.machine else ""))
+    assert register(session, unknown, session_id="second", now=2.0) == "first"
+
+
+def test_an_evicted_worker_does_not_come_back_under_another_name(session: Session) -> None:
+    register(session, OURS)
+    register(session, Claim("ours", "machine-3"), name="neighbour")
+    register(session, Claim(None, "machine-4"), name="nobodys")
+    leases.evict(session, "board", 2.0)
+    for name in ("renamed", "nobodys"):
+        with pytest.raises(NameTaken, match="worker board of this token is evicted"):
+            register(session, OURS, name=name, session_id="second", now=LATER)
+    register(session, Claim("ours", "machine-3"), name="neighbour", session_id="restarted", now=3.0)
+    register(session, THEIRS, name="another's", session_id="s", now=3.0)
+    devices.set_wanted(session, "board", Wanted.WORK)
+    register(session, OURS, name="renamed", session_id="second", now=LATER)
