@@ -26,7 +26,7 @@ from benchmarks.results.searches import SEARCHES, Search
 from benchmarks.suite import OPERATORS
 from compiler.reading.subgraph import read_dag
 from scheduler.settings import SchedulerSettings
-from search.allocate import TaskProgress, next_tasks
+from search.allocate import ALPHA, WINDOW_PICKS, TaskProgress, next_tasks
 from worker.settings import usable_cores
 
 BATCH: int = SchedulerSettings.model_fields["batch_size"].default
@@ -35,15 +35,7 @@ NETWORKS = 100
 MOST_OFTEN = 8
 # Trials for each task on average.
 BUDGETS = (8, 16, 32, 64)
-ALLOCATOR, EQUAL = "the allocator", "equal shares"
-
-
-class NeverStalled(TaskProgress):
-    """A task that never counts as stalled."""
-
-    @property
-    def is_stalled(self) -> bool:
-        return False
+ALLOCATOR, EQUAL, METASCHEDULE = "the allocator", "equal shares", "MetaSchedule's formula"
 
 
 # Returns the tasks that get the next trials, PER_PICK for each time that a task is listed.
@@ -54,17 +46,37 @@ def _allocated(tasks: Sequence[TaskProgress]) -> Sequence[int]:
     return next_tasks(tasks, BATCH, PER_PICK)
 
 
-def _restless(tasks: Sequence[TaskProgress]) -> Sequence[int]:
-    return next_tasks([NeverStalled(**vars(task)) for task in tasks], BATCH, PER_PICK)
-
-
 def _equal(tasks: Sequence[TaskProgress]) -> Sequence[int]:
     """Return the tasks with the fewest trials."""
     left = sorted((task.issued, index) for index, task in enumerate(tasks) if not task.exhausted)
     return [index for _, index in left[: BATCH // PER_PICK]]
 
 
-ALLOCATORS: Mapping[str, Allocate] = {ALLOCATOR: _allocated, "nothing set aside": _restless, EQUAL: _equal}
+def _metaschedule(tasks: Sequence[TaskProgress]) -> Sequence[int]:
+    """Return the tasks of the largest gain by slope and best / trials. As in MetaSchedule, no task is
+    compared with similar ones, and one may get a whole round."""
+    issued = [task.issued for task in tasks]
+    picks: list[int] = []
+    while open_tasks := [i for i, task in enumerate(tasks) if not task.exhausted]:
+        if len(picks) == BATCH // PER_PICK:
+            break
+        untried = [i for i in open_tasks if issued[i] == 0]
+        chosen = untried[0] if untried else max(open_tasks, key=lambda i: _paper_gain(tasks[i], issued[i]))
+        issued[chosen] += PER_PICK
+        picks.append(chosen)
+    return picks
+
+
+def _paper_gain(task: TaskProgress, issued: int) -> float:
+    slope = task.slope(WINDOW_PICKS * PER_PICK)
+    return task.weight * (ALPHA * slope + (1 - ALPHA) * task.best_s / issued)
+
+
+ALLOCATORS: Mapping[str, Allocate] = {
+    ALLOCATOR: _allocated,
+    METASCHEDULE: _metaschedule,
+    EQUAL: _equal,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

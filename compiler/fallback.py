@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 
 import tvm
-from tvm.s_tir import Schedule
+from tvm.s_tir import Schedule, dlight
 from tvm.s_tir.schedule import SBlockRV
 from tvm.tirx import IterVar
+
+from compiler.lowering.trace import UNSCHEDULED, trace_of
 
 # Below this many iterations, waking the other threads costs more than they save.
 MIN_PARALLEL_ITERATIONS = 4096
@@ -15,7 +17,7 @@ MIN_PARALLEL_ITERATIONS = 4096
 
 def schedule(mod: tvm.IRModule) -> tvm.IRModule:
     """Schedule every loop nest of the workload `main` on its own. A nest that can't be scheduled stays as it
-    is, and so does a small one.
+    is, and so do a small one and a workload that TVM can't schedule at all.
 
         for i, j, c, k:
             C[i, j, c] += A[i, j, k] * B[k, c]
@@ -25,13 +27,25 @@ def schedule(mod: tvm.IRModule) -> tvm.IRModule:
             for k, c:
                 C[i, j, c] += A[i, j, k] * B[k, c]
     """
+    scheduled = _schedule_nests(mod)
+    return mod if scheduled is None else scheduled.mod
+
+
+def trace(mod: tvm.IRModule) -> str:
+    """Return the trace by which a device measures what `schedule` makes of a workload."""
+    scheduled = _schedule_nests(mod)
+    return UNSCHEDULED if scheduled is None else trace_of(scheduled)
+
+
+def _schedule_nests(mod: tvm.IRModule) -> Schedule | None:
+    """Return None when TVM can't schedule the workload."""
     try:
         current = Schedule(mod, debug_mask="none")
         names = [
             current.get(block).name_hint for block in current.get_child_blocks(current.get_sblock("root"))
         ]
     except Exception:  # TVM raises whatever class its C++ side names
-        return mod
+        return None
     for name in names:
         trial = current.copy()
         try:
@@ -39,7 +53,16 @@ def schedule(mod: tvm.IRModule) -> tvm.IRModule:
         except Exception:
             continue
         current = trial
-    return current.mod
+    return current
+
+
+def schedule_for_gpu(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """Schedule every function without a schedule by TVM's own rules for GPUs: each nest becomes a kernel."""
+    rules = dlight.gpu
+    with target:
+        return dlight.ApplyDefaultSchedule(
+            rules.Matmul(), rules.GEMV(), rules.Reduction(), rules.GeneralReduction(), rules.Fallback()
+        )(module)
 
 
 def _schedule_nest(sch: Schedule, block: SBlockRV) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from records.storage.database import Database
 from scheduler.learning.training import Trainer
+from scheduler.metrics import Metrics
 from scheduler.model_compiler import ModelCompiler
 from scheduler.planning.record_cache import RecordCache
 from scheduler.settings import SchedulerSettings
@@ -27,6 +28,7 @@ class Context:
     now: Callable[[], float]
     scheduler_name: str
     wake: Callable[[str, str], None]
+    metrics: Metrics = field(default_factory=Metrics)
 
     def __post_init__(self) -> None:
         self.spaces = Spaces(self.database)

@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery, signals
 from celery.exceptions import SecurityWarning
+from prometheus_client import start_http_server
 
 from core.exit_code import ExitCode
 from records.storage.database import Database, StorageError
 from scheduler.app import Waker, make_app, send
 from scheduler.identity import unique_name
+from scheduler.metrics import Metrics
 from scheduler.settings import SchedulerSettings
+from system import logs
 from system.command import CommandError, run_function
-from system.settings import SettingsError, read_settings
+from system.errors import SettingsError
+from system.settings import read_settings
 
 if TYPE_CHECKING:
     from scheduler.upkeep.sweep import Sweeper
@@ -49,7 +53,7 @@ def scheduler() -> int:
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Run until SIGTERM, then finish the current step. Return the exit code."""
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(logging.WARNING)
     logging.getLogger("scheduler").setLevel(logging.INFO)
     return run_function(scheduler, "tunefarm scheduler", arguments)
 
@@ -62,6 +66,8 @@ def _work(celery: Celery, settings: SchedulerSettings, database: Database, name:
     from scheduler.upkeep.sweep import Sweeper
 
     sweeper = Sweeper(Context(settings, database, database.now, name, Waker(celery)))
+    if settings.metrics_port is not None:
+        serve_metrics(sweeper.context.metrics, settings.metrics_host, settings.metrics_port)
     register(celery, sweeper.context, sweeper)
     # Celery warns against root because pickled messages could run code; ours are JSON.
     warnings.filterwarnings("ignore", category=SecurityWarning)
@@ -86,6 +92,17 @@ def _work(celery: Celery, settings: SchedulerSettings, database: Database, name:
     # A sweep whose database is away is left alone.
     sweeps.join(5.0)
     return int(worker.exitcode or ExitCode.OK)
+
+
+def serve_metrics(metrics: Metrics, host: str, port: int) -> None:
+    """Serve the metrics from a thread. Raises CommandError."""
+    try:
+        start_http_server(port, host, metrics.registry)
+    except OSError as error:
+        cause = f"can't listen on {host} port {port} ({error.strerror})"
+        mend = "set TUNEFARM_METRICS_PORT to a free port"
+        raise CommandError(f"{cause}: {mend}", ExitCode.LOCAL) from error
+    log.info("metrics are at http://%s:%s/metrics", host, port)
 
 
 def _sweep_until(celery: Celery, sweeper: Sweeper, interval_s: float, is_stopping: threading.Event) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from compiler.sandbox import models
 from compiler.sandbox.models import ImportedModel
+from compiler.sandbox.verification import verify_import
 from core.device import Device
 from records.jobs.jobs import JobRequest
 from records.storage import blobs
@@ -37,6 +38,11 @@ class ModelCompiler:
         imported, library = models.compile_untuned(self._file(request), request.shapes, device.target)
         self._last = (_key(request, device), imported)
         return imported, library
+
+    def verify(self, request: JobRequest) -> str:
+        """Return why the import of the model could not be verified, empty if it was. Raises ModelError when
+        it computes something else than its file defines."""
+        return verify_import(self._file(request), request.shapes)
 
     def compile_tuned(self, request: JobRequest, device: Device, traces: Mapping[str, str]) -> bytes:
         """Return the library whose workloads are scheduled by `traces`, which are by workload hash."""

@@ -15,6 +15,7 @@ class SchedulerSettings(BaseSettings):
     scheduler_name   names the claims on jobs, so a scheduler goes on at once after a crash; by default the
                      first free one of HOST-1, HOST-2..., see `scheduler.identity`
     alive_file       is touched after every step, for whatever watches the process
+    metrics_port     where Prometheus finds this process's metrics, on `metrics_host`; none without it
     plan_ahead       batches kept waiting while one is measured; 0 where the planner shares the worker's
                      cores, because planning would disturb what is being timed
     trials_per_pick  trials that a task gets each time the allocator picks it
@@ -31,6 +32,8 @@ class SchedulerSettings(BaseSettings):
     database_url: str = Field(min_length=1)
     scheduler_name: str | None = Field(default=None, min_length=1)
     alive_file: Path | None = None
+    metrics_host: str = "127.0.0.1"
+    metrics_port: int | None = Field(default=None, ge=1, le=65535)
     plan_ahead: int = Field(default=1, ge=0, le=8)
     batch_size: int = Field(default=32, ge=1, le=1024)
     trials_per_pick: int = Field(default=4, ge=1, le=256)

@@ -87,7 +87,7 @@ class Spaces:
 
     def __init__(self, database: Database, max_spaces: int = MAX_SPACES) -> None:
         self._database = database
-        # None for a workload that isn't stored, or that the search doesn't cover.
+        # None for a workload that the search doesn't cover.
         self._cache: LRUCache[tuple[str, str], Space | None] = LRUCache(max_spaces)
 
     def load(self, hashes: Collection[str], device: Device) -> dict[str, Space]:
@@ -97,9 +97,8 @@ class Spaces:
         if missing:
             with self._database.begin() as session:
                 texts = tasks.workloads(session, missing)
-            for name in missing:
-                found[name] = _read(name, texts[name], device) if name in texts else None
-                self._cache[name, device.key] = found[name]
+            for name, text in texts.items():
+                found[name] = self._cache[name, device.key] = _read(name, text, device)
         return {name: space for name, space in found.items() if space is not None}
 
     def _is_fresh(self, name: str, device: Device) -> bool:
@@ -117,7 +116,9 @@ def _read(name: str, module_json: str, device: Device) -> Space | None:
             # An import stored it under a wrong hash: measurements of it would say nothing about `name`.
             raise ValueError("the stored module has another hash")
         dag = read_dag(module)
+        return Space(module, SearchTask(dag, generate(dag, device), device))
     except (ValueError, UnsupportedSubgraph) as error:
         log.warning("workload %s is left out of the search: %s", name, error)
-        return None
-    return Space(module, SearchTask(dag, generate(dag, device), device))
+    except Exception:
+        log.exception("workload %s is left out of the search", name)
+    return None

@@ -195,6 +195,21 @@ class Dag:
         """By buffer, the node that writes it; inputs have none."""
         return {write.buffer: n for n in self.nodes for write in n.writes}
 
+    @property
+    def signature(self) -> str:
+        """Types and shapes of the inputs and outputs: "float32[1,8], float32[8,4] -> float32[1,4]"."""
+
+        def operands(role: BufferRole) -> str:
+            found = (buffer for buffer in self.buffers if buffer.role is role)
+            return ", ".join(f"{one.dtype}[{','.join(map(str, one.shape))}]" for one in found)
+
+        return f"{operands(BufferRole.INPUT)} -> {operands(BufferRole.OUTPUT)}"
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all inputs and outputs: what must be moved at least."""
+        return sum(one.num_bytes for one in self.buffers if one.role is not BufferRole.INTERMEDIATE)
+
     def is_output(self, node: Node) -> bool:
         """Whether the node writes a result of the subgraph."""
         return any(self.buffer[write.buffer].role is BufferRole.OUTPUT for write in node.writes)

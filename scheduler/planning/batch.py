@@ -9,17 +9,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from sqlalchemy.orm import Session
 
+from compiler import fallback
 from compiler.lowering.trace import LoweringError, lower
+from compiler.workload import from_json
+from core.device import Device
+from records.jobs import tasks
 from records.jobs.tasks import Task
-from records.jobs.trials import NewTrial
+from records.jobs.trials import FALLBACK, NewTrial
 from scheduler.planning.job_snapshot import JobSnapshot
 from scheduler.planning.task_history import TaskHistory
 from scheduler.spaces import Space
 from search.allocate import TaskProgress, next_tasks
+from search.cost.analytic import estimate
 from search.cost.model import CostModel
 from search.policy import Proposal, propose
-from search.programs.program import Program
+from search.programs.program import Program, gather
 from search.remeasurement import remeasurement_count
 
 # The search is asked again for programs in place of those that TVM refuses, or whose traces are known.
@@ -66,15 +72,20 @@ class TaskSearch:
             missing = count - len(found)
             if not missing:
                 break
-            proposals = propose(
-                self.space.search_task,
-                model,
-                self.history.measured_programs,
-                missing,
-                rng,
-                self.history.open_programs | self.space.rejected,
-                seeds=self.seeds,
-            )
+            try:
+                proposals = propose(
+                    self.space.search_task,
+                    model,
+                    self.history.measured_programs,
+                    missing,
+                    rng,
+                    self.history.open_programs | self.space.rejected,
+                    seeds=self.seeds,
+                )
+            except Exception:
+                # A subgraph that the search stumbles over must not take the others down with it.
+                log.exception("%s: the search failed", self.task.name)
+                break
             lowered = [self._lower(proposal) for proposal in proposals]
             found += [trial for trial in lowered if trial is not None]
             if len(proposals) < missing:
@@ -95,8 +106,34 @@ class TaskSearch:
             self.space.rejected.add(program)
             return None
         self.history = self.history.issue(trace, program)
-        whose = self.task.id, self.task.workload_hash
-        return NewTrial(*whose, program.to_json(), trace, proposal.predicted_s)
+        return NewTrial(
+            self.task.id,
+            self.task.workload_hash,
+            program.to_json(),
+            trace,
+            proposal.predicted_s,
+            estimated_s=float(estimate(gather([program]), self.space.search_task.device).seconds[0]),
+        )
+
+
+def fallback_trials(session: Session, device: Device, listed: Sequence[Task]) -> list[NewTrial]:
+    """Return a trial of each task's fallback schedule: it shows whether that one runs, and how long.
+
+    There is none on GPUs, where TVM's own rules schedule what has no better schedule.
+    """
+    if device.gpu is not None:
+        return []
+    texts = tasks.workloads(session, {task.workload_hash for task in listed})
+    return [
+        NewTrial(
+            task.id,
+            task.workload_hash,
+            FALLBACK,
+            fallback.trace(from_json(texts[task.workload_hash])),
+            predicted_s=0.0,
+        )
+        for task in listed
+    ]
 
 
 def task_searches(

@@ -21,8 +21,9 @@ class RemainingBudget:
     issued    the trials issued so far, by state
     tasks     the job's tasks
     imported  trials of imported schedules, which come before all others
-    untried   the tasks without a schedule that is known to run that still have an imported schedule or the
-              best guess of the search to try
+    untried   the tasks without a schedule that is known to run that still have an imported schedule, or the
+              best guess of the search (where it doesn't cover them, the fallback schedule), to try
+    failed    the subgraphs of the model of which nothing that was tried runs, but for the fallback schedule
     """
 
     trials: int
@@ -30,6 +31,7 @@ class RemainingBudget:
     tasks: tuple[Task, ...]
     imported: tuple[NewTrial, ...]
     untried: tuple[Task, ...]
+    failed: tuple[Task, ...]
 
     @property
     def covered(self) -> tuple[Task, ...]:
@@ -55,16 +57,19 @@ def read_remaining(session: Session, job: Job) -> RemainingBudget:
     issued = trials.counts(session, job.id)
     guessed = trials.guessed_tasks(session, job.id)
     imported = imports.trials_of(session, job.id)
-    with_imported = {trial.task_id for trial in imported}
     of_job = tuple(tasks.for_job(session, job.id))
+    untried = tuple(task for task in of_job if task.best_s is None and task.id not in guessed)
+    served = {task.place for task in (*(one for one in of_job if one.best_s is not None), *untried)}
+    fallbacks = trials.fallbacks(session, job.id)
     return RemainingBudget(
         trials=max(job.request.budget.trials - issued.pending - issued.leased - issued.done, 0),
         issued=issued,
         tasks=of_job,
         imported=tuple(imported),
-        untried=tuple(
+        untried=untried,
+        failed=tuple(
             task
             for task in of_job
-            if task.best_s is None and task.id not in guessed and (task.covered or task.id in with_imported)
+            if not task.variant and task.place not in served and task.workload_hash not in fallbacks
         ),
     )

@@ -44,12 +44,17 @@ def read_snapshot(
     if job.device_class is None:
         raise RuntimeError(f"job {job.id} is tuning without a device class")
     hashes = [task.workload_hash for task in tasks]
-    last_round = events.last_of_kind(session, job.id, ROUND)
     return JobSnapshot(
         job=job,
         device=devices.get_class(session, job.device_class),
         tasks=tasks,
         trials={task.id: trials.for_task(session, task.id) for task in tasks},
         records=record_cache.records(session, job.device_class, hashes),
-        round=0 if last_round is None else last_round.data["round"] + 1,
+        round=next_round(session, job),
     )
+
+
+def next_round(session: Session, job: Job) -> int:
+    """Return the number of rounds that have ended."""
+    last = events.last_of_kind(session, job.id, ROUND)
+    return 0 if last is None else last.data["round"] + 1

@@ -11,6 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cachetools import LRUCache
@@ -19,9 +20,8 @@ from sqlalchemy.orm import Session
 from records.schedules import schedules
 from records.schedules.schedules import Record
 
-# Traces take a few kilobytes each, and a workload may have a thousand. A job with more workloads has some of
-# them read whole in every round.
-MAX_WORKLOADS = 128
+# Each has a trace of a few kilobytes. When a job's workloads have more, some are read whole in every round.
+MAX_RECORDS = 100_000
 # Transactions that store records hardly ever take longer. A record that is missed may be measured again.
 OVERLAP_S = 20.0
 # Workloads that were read longer ago are read whole: too many records of others may have come in since.
@@ -34,6 +34,10 @@ class _Entry:
 
     records: dict[str, Record] = field(default_factory=dict)
     read_at: float = -math.inf
+
+    def __len__(self) -> int:
+        """An entry without records takes up memory, too."""
+        return max(len(self.records), 1)
 
 
 @dataclass
@@ -55,11 +59,9 @@ class _NewestIds:
 class RecordCache:
     """The records of the workloads that were used last. `clock` returns seconds and never goes back."""
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, max_workloads: int = MAX_WORKLOADS
-    ) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, max_records: int = MAX_RECORDS) -> None:
         self._clock = clock
-        self._entries: LRUCache[tuple[str, str], _Entry] = LRUCache(max_workloads)
+        self._entries: LRUCache[tuple[str, str], _Entry] = LRUCache(max_records, getsizeof=len)
         self._newest_ids: dict[str, _NewestIds] = {}
 
     def records(
@@ -69,9 +71,8 @@ class RecordCache:
         newest_ids = self._newest_ids.setdefault(device_class, _NewestIds())
         # Taken before the records are read: those that come in meanwhile are read the next time.
         now, (newest_id, _) = self._clock(), schedules.newest(session, device_class)
-        entries = {
-            name: self._entries.get((name, device_class)) or _Entry() for name in dict.fromkeys(hashes)
-        }
+        # Taken out, because their sizes change.
+        entries = {name: self._entries.pop((name, device_class), _Entry()) for name in dict.fromkeys(hashes)}
         complete = {
             name: newest_ids.complete_at(entry.read_at) if entry.read_at >= now - STALE_S else None
             for name, entry in entries.items()
@@ -86,5 +87,6 @@ class RecordCache:
         newest_ids.add(now, newest_id)
         for name, entry in entries.items():
             entry.read_at = now
-            self._entries[name, device_class] = entry
+            with suppress(ValueError):  # a workload that alone has more records than are kept
+                self._entries[name, device_class] = entry
         return {name: list(entry.records.values()) for name, entry in entries.items()}

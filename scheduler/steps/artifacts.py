@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 
+from compiler import fallback
 from compiler.importing.model import ExtractedTask
 from compiler.lowering.trace import LoweringError, apply_trace
 from compiler.packaging.artifact import Manifest, TaskEntry, pack, unpack
@@ -17,6 +18,7 @@ from compiler.workload import from_json
 from core.device import Device
 from core.lease import ModuleKind
 from records.jobs.jobs import Job
+from records.jobs.trials import FALLBACK
 from records.schedules.schedules import Record
 from scheduler.steps.selection import AssemblyHistory, ScheduleId, Selection, next_selection, schedule_id
 
@@ -41,11 +43,13 @@ def tuned_artifact(
     selection: Selection,
     library: bytes,
     reference: bytes | None,
+    reasons: Mapping[str, str],
     now: float,
 ) -> bytes:
     """Pack the library that was assembled with the selection; other workloads have their fallback schedule.
 
-    Its outputs will be compared with those of the library `reference`, if there is one.
+    Its outputs will be compared with those of the library `reference`, if there is one. `reasons` say, by
+    workload, why subgraphs aren't tuned.
     """
     tasks = {task.workload_hash: task for task in imported.tasks}
     entries = []
@@ -54,12 +58,18 @@ def tuned_artifact(
             continue
         record = selection.chosen.get(own.workload_hash)
         task = own if record is None else tasks[record.workload_hash]
-        reason = selection.reasons.get(own.workload_hash, "")
+        reason = selection.reasons.get(own.workload_hash) or reasons.get(own.workload_hash, "")
         entry = TaskEntry(task.workload_hash, task.name, own.weight, reason=reason, variant=task.variant)
         if record is not None:
-            entry = replace(entry, trace=record.trace, latency_s=record.latency_s, source=record.source)
+            source = "fallback" if record.program == FALLBACK else record.source
+            entry = replace(entry, trace=record.trace, latency_s=record.latency_s, source=source)
         entries.append(entry)
-    return pack(library, _manifest(job, device, imported, tuple(entries), now), reference)
+    secs = [entry.weight * (entry.latency_s or 0.0) for entry in entries]
+    shared = tuple(
+        replace(entry, share=own_s / sum(secs)) if own_s else entry
+        for entry, own_s in zip(entries, secs, strict=True)
+    )
+    return pack(library, _manifest(job, device, imported, shared, now), reference)
 
 
 def select_applicable(
@@ -96,17 +106,37 @@ def find_uncompilable(
     return _refused(modules, selection.chosen, target, suspicious=selection.traces.keys())
 
 
+def find_unschedulable(
+    tasks: Sequence[ExtractedTask], scheduled: Collection[str], target: str
+) -> dict[str, str]:
+    """Compile the fallback schedule of each workload of the model that isn't `scheduled` otherwise, alone, in
+    a child process; return the workloads where that fails, and why."""
+    modules = {
+        task.workload_hash: task.module_json
+        for task in tasks
+        if not task.variant and task.workload_hash not in scheduled
+    }
+    pairs = [(text, fallback.trace(from_json(text))) for text in modules.values()]
+    problems = zip(modules, check_traces(pairs, target), strict=True)
+    return {workload: problem for workload, problem in problems if problem}
+
+
 def describe_replaced(manifest: Manifest) -> str:
     """Return which subgraphs run something else than their best schedule, and why; empty when none does."""
     listed = [entry for entry in manifest.tasks if entry.reason]
     if not listed:
         return ""
     run = "runs" if len(listed) == 1 else "run"
-    kinds = {"the fallback schedule" if entry.trace is None else "a slower schedule" for entry in listed}
+    kinds = {
+        "the fallback schedule" if entry.source == "fallback" else "a slower schedule" for entry in listed
+    }
+    shares = [entry.share for entry in listed if entry.share is not None]
+    least = "" if len(shares) == len(listed) else "at least "
+    time = f" ({least}{sum(shares):.1%} of the time)" if shares else ""
     named = "; ".join(f"{entry.name}: {entry.reason}" for entry in listed[:MAX_NAMED])
     more = f"; and {len(listed) - MAX_NAMED} more, see the manifest" if len(listed) > MAX_NAMED else ""
     count = f"{len(listed)} of {len(manifest.tasks)} subgraphs"
-    return f"{count} {run} {' or '.join(sorted(kinds, reverse=True))}: {named}{more}"
+    return f"{count} {run} {' or '.join(sorted(kinds, reverse=True))}{time}: {named}{more}"
 
 
 def with_timings(artifact: bytes, secs: Mapping[ModuleKind, tuple[float, ...]]) -> bytes:
@@ -129,8 +159,8 @@ def _refused(
 ) -> dict[ScheduleId, str]:
     """Return the schedules whose traces don't apply, and why.
 
-    Those that were imported once, and those of `suspicious` workloads, may crash the compiler: they are first
-    applied and compiled in a child process.
+    Those that were imported once, and those of `suspicious` workloads, may crash the compiler or keep it
+    busy: they are applied and compiled in a child process, and nowhere else.
     """
     records = {record.workload_hash: record for record in chosen.values()}
     risky = [name for name, record in records.items() if record.is_foreign or name in suspicious]
@@ -138,8 +168,8 @@ def _refused(
     problems = dict(zip(risky, checked, strict=True))
     refused: dict[ScheduleId, str] = {}
     for name, record in records.items():
-        problem = problems.get(name)
-        if not problem:
+        problem = problems.get(name, "")
+        if name not in problems:
             try:
                 apply_trace(from_json(modules[name]), record.trace)
             except LoweringError as error:
@@ -160,7 +190,7 @@ def _manifest(
         device_class=device.key,
         inputs=imported.inputs,
         outputs=imported.outputs,
-        threads=device.cores,
+        threads=1 if device.gpu else device.cores,
         versions={name: version(name) for name in PACKAGES} | {"device toolchain": device.toolchain},
         created_at=now,
         tasks=entries,

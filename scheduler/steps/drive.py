@@ -15,6 +15,7 @@ from scheduler.app import STEP_OF
 from scheduler.context import Context
 from scheduler.errors import PermanentError
 from scheduler.steps import attempts, claims, intake, publish, rounds
+from system import logs
 
 Step = Callable[[Context, Job], None]
 STEPS: Mapping[str, Step] = {"intake": intake.run, "plan": rounds.run, "publish": publish.run}
@@ -30,7 +31,8 @@ def drive(context: Context, step: str, job_id: str) -> None:
         return
     try:
         if STEP_OF.get(job.state) == step:
-            with claims.renewed(context, job_id):
+            timed = context.metrics.timed(step)
+            with logs.about(job=job_id, step=step), timed, claims.renewed(context, job_id):
                 _take(context, step, job)
     finally:
         state = _release(context, job_id)
@@ -78,12 +80,14 @@ def _take(context: Context, step: str, job: Job) -> None:
             STEPS[step](context, job)
         except PERMANENT as error:
             log.warning("job %s failed: %s", job.id, error)
+            context.metrics.step_failures.labels(step, "final").inc()
             with context.database.begin() as session:
                 jobs.advance(session, job.id, UNFINISHED, JobState.FAILED, context.now(), error=str(error))
         except StorageError:
             raise
         except Exception as error:
             log.exception("job %s will be tried again", job.id)
+            context.metrics.step_failures.labels(step, "retried").inc()
             [cause, *_] = str(error).strip().splitlines() or ["no message"]
             failure, most = f"{type(error).__name__}: {cause}", context.settings.max_failures
             newest_id, now = newest[0].id if newest else 0, context.now()
@@ -97,3 +101,4 @@ def _take(context: Context, step: str, job: Job) -> None:
                     jobs.advance(session, job.id, UNFINISHED, JobState.FAILED, now, error=gave_up)
     except StorageError as error:
         log.error("job %s will be tried again: %s", job.id, error)
+        context.metrics.step_failures.labels(step, "storage").inc()

@@ -1,19 +1,22 @@
-"""A job's first step: choose a device class, read the model's tasks, compile the model untuned."""
+"""A job's first step: choose a device class, read the model's tasks, compile the model untuned, and verify
+that it computes what its file defines."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sqlalchemy.orm import Session
 
 from compiler.importing.model import ExtractedTask
+from compiler.importing.spec import first_line
 from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from compiler.workload import from_json
 from core.device import Device
 from core.job import JobState
 from records.fleet import devices
-from records.jobs import jobs, tasks
+from records.jobs import events, jobs, tasks
 from records.jobs.jobs import Job
 from records.jobs.tasks import TaskSpec
 from records.storage import blobs
@@ -23,6 +26,12 @@ from scheduler.spaces import tag_of
 from scheduler.steps import attempts, waiting
 from scheduler.steps.artifacts import untuned_artifact
 from search.dag import Dag
+from search.rules.space import generate
+
+log = logging.getLogger(__name__)
+
+# The kind of an event that says why nobody knows whether the model was imported rightly.
+UNVERIFIED = "unverified"
 
 
 def run(context: Context, job: Job) -> None:
@@ -34,11 +43,16 @@ def run(context: Context, job: Job) -> None:
     if device is None:
         return
     imported, library = context.model_compiler.compile_untuned(job.request, device)
+    unverified = context.model_compiler.verify(job.request)
     wanted = [task for task in imported.tasks if not (task.variant and job.request.exact)]
-    subgraphs = [_Subgraph.read(task) for task in wanted]
+    read = [_Subgraph.read(task, device) for task in wanted]
+    subgraphs = [subgraph for subgraph in read if subgraph.dag is not None or not subgraph.task.variant]
     artifact = untuned_artifact(job, device, imported, library, context.now())
     with context.database.begin() as session:
         sha = blobs.put(session, artifact)
+        if unverified:
+            reason = f"the import could not be compared with what the model's file defines: {unverified}"
+            events.append(session, job.id, UNVERIFIED, {"message": reason}, context.now())
         # All jobs store in one order, so that two with the same workloads never wait for each other.
         for subgraph in sorted(subgraphs, key=lambda subgraph: subgraph.task.workload_hash):
             task, tag = subgraph.task, tag_of(subgraph.dag) if subgraph.dag is not None else None
@@ -76,11 +90,17 @@ class _Subgraph:
     reason: str
 
     @classmethod
-    def read(cls, task: ExtractedTask) -> _Subgraph:
+    def read(cls, task: ExtractedTask, device: Device) -> _Subgraph:
         try:
-            return cls(task, read_dag(from_json(task.module_json)), "")
+            dag = read_dag(from_json(task.module_json))
+            generate(dag, device)
+            return cls(task, dag, "")
         except UnsupportedSubgraph as error:
             return cls(task, None, str(error) or "the search has no form for it")
+        except Exception as error:
+            # Whatever it is about this subgraph, the others are tuned.
+            log.exception("the search can't read the subgraph %s", task.name)
+            return cls(task, None, f"the search can't read it ({first_line(error)})")
 
     def spec(self, job: Job) -> TaskSpec:
         return TaskSpec(
@@ -89,6 +109,8 @@ class _Subgraph:
             name=self.task.name,
             weight=self.task.weight,
             flops=self.dag.flops if self.dag is not None else 0.0,
+            signature=self.dag.signature if self.dag is not None else "",
+            num_bytes=self.dag.num_bytes if self.dag is not None else 0.0,
             covered=self.dag is not None,
             reason=self.reason,
             constants=self.task.constants,

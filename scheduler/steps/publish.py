@@ -10,21 +10,26 @@ from dataclasses import dataclass, replace
 from sqlalchemy.orm import Session
 
 from compiler.importing.spec import ModelError
+from compiler.lowering.trace import UNSCHEDULED
 from compiler.packaging.artifact import ArtifactError, unpack
 from core.job import JobState
 from core.lease import ModuleKind
 from records.fleet import devices, module_runs
 from records.fleet.module_runs import StoredModuleRun
-from records.jobs import jobs, tasks
+from records.jobs import jobs, tasks, trials
 from records.jobs.jobs import Job
+from records.jobs.tasks import Task
+from records.jobs.trials import FALLBACK
 from records.schedules import schedules
+from records.schedules.schedules import Record
 from records.storage import blobs
 from scheduler.context import Context
 from scheduler.errors import PermanentError
-from scheduler.steps import attempts, selection, waiting
+from scheduler.steps import attempts, listings, selection, waiting
 from scheduler.steps.artifacts import (
     describe_replaced,
     find_uncompilable,
+    find_unschedulable,
     select_applicable,
     tuned_artifact,
     with_timings,
@@ -148,8 +153,10 @@ def _compile_next(
         if job.device_class is None:
             raise PermanentError("the job has no device class: submit it again")
         device = devices.get_class(session, job.device_class)
-        places = {task.workload_hash: task.place for task in tasks.for_job(session, job.id)}
+        listed = tasks.for_job(session, job.id)
+        places = {task.workload_hash: task.place for task in listed}
         records = schedules.successes(session, device.key, places)
+        unschedulable = selection.read_unschedulable(session, job.id)
         if next_selection(records, history, places) is None:
             return False
         if not attempts.begin(session, job, doing, context.now(), context.settings.max_failures):
@@ -158,25 +165,49 @@ def _compile_next(
     selected = select_applicable(imported.tasks, records, device.target, history)
     if selected is None:
         return False
+    unscheduled = dict.fromkeys(unschedulable.keys() - selected.chosen.keys(), UNSCHEDULED)
+    traces = unscheduled | selected.traces
     try:
-        library = context.model_compiler.compile_tuned(job.request, device, selected.traces)
+        library = context.model_compiler.compile_tuned(job.request, device, traces)
     except ArtifactError as error:
-        refused = find_uncompilable(imported.tasks, selected, device.target)
+        scheduled = selected.chosen.keys() | unschedulable.keys()
+        without = find_unschedulable(imported.tasks, scheduled, device.target)
+        refused = {} if without else find_uncompilable(imported.tasks, selected, device.target)
         with context.database.begin() as session:
+            for workload, problem in without.items():
+                selection.store_unschedulable(session, job.id, workload, problem, context.now())
             for schedule, problem in refused.items():
                 selection.store_refused(session, job.id, schedule, problem, context.now())
-            selection.store_failure(session, job.id, selected, str(error), context.now())
+            if not without:
+                selection.store_failure(session, job.id, selected, str(error), context.now())
         return True
+    with context.database.begin() as session:
+        reasons = _untuned(session, listed, records) | unschedulable
     # The tuned model must give the untuned one's outputs, unless that one is known not to run.
     reference = None if history.uncompared or _untuned_fails(runs) else _untuned_library(context, job)
-    artifact = tuned_artifact(job, device, imported, selected, library, reference, context.now())
+    artifact = tuned_artifact(job, device, imported, selected, library, reference, reasons, context.now())
     artifacts = {} if runs else _peers(context, job, library)
     with context.database.begin() as session:
         now, sha = context.now(), blobs.put(session, artifact)
         artifacts["tuned"] = sha
         if _request_timings(session, job, artifacts, "timing the compiled model", now):
             selection.store_timed(session, job.id, selected, sha, reference is not None, now)
+    listings.store_missing(context, job)
     return True
+
+
+def _untuned(session: Session, listed: Sequence[Task], records: Sequence[Record]) -> dict[str, str]:
+    """Return why subgraphs of the model have no schedule but their fallback, by workload."""
+    of_place = {task.workload_hash: task.place for task in listed}
+    tuned = {of_place[record.workload_hash] for record in records if record.program != FALLBACK}
+    reasons = {}
+    for task in listed:
+        if not task.variant and task.workload_hash not in tuned:
+            tried = [trial for trial in trials.for_task(session, task.id) if trial.program != FALLBACK]
+            failures = list(filter(None, map(failure_of, tried)))
+            tried_text = f"none of its schedules works ({failures[-1]})" if failures else "none was tried"
+            reasons[task.workload_hash] = task.reason or tried_text
+    return reasons
 
 
 def _request_timings(

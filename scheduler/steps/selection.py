@@ -22,7 +22,8 @@ from sqlalchemy.orm import Session
 from compiler.packaging.artifact import REFERENCE_FAILED
 from core.measurement import Outcome
 from records.fleet.module_runs import StoredModuleRun
-from records.jobs import events
+from records.jobs import events, trials
+from records.jobs.trials import Trial
 from records.schedules.schedules import Record
 from records.storage.statements import digest
 
@@ -33,7 +34,7 @@ MAX_HARMFUL = 2
 # Outcomes of a module run that say nothing about schedules.
 INCONCLUSIVE = frozenset({Outcome.DEVICE_LOST, Outcome.UNKNOWN})
 # Kinds of events.
-ASSEMBLED, REFUSED = "assembled", "refused"
+ASSEMBLED, REFUSED, UNSCHEDULABLE = "assembled", "refused", "unschedulable"
 
 # A workload's hash and the digest of a trace.
 ScheduleId: TypeAlias = tuple[str, str]
@@ -120,6 +121,19 @@ def store_refused(session: Session, job_id: str, schedule: ScheduleId, problem: 
     events.append(session, job_id, REFUSED, data, now)
 
 
+def store_unschedulable(session: Session, job_id: str, workload: str, problem: str, now: float) -> None:
+    """Store that a workload's fallback schedule can't be compiled, and why."""
+    events.append(session, job_id, UNSCHEDULABLE, {"workload": workload, "problem": problem}, now)
+
+
+def read_unschedulable(session: Session, job_id: str) -> dict[str, str]:
+    """Return the workloads whose fallback schedule doesn't work, and why: they stay unscheduled."""
+    measured = trials.fallbacks(session, job_id).items()
+    found = {workload: problem for workload, trial in measured if (problem := failure_of(trial))}
+    refused = events.of_kinds(session, job_id, (UNSCHEDULABLE,))
+    return found | {event.data["workload"]: event.data["problem"] for event in refused}
+
+
 def read_history(session: Session, job_id: str, runs: Sequence[StoredModuleRun]) -> AssemblyHistory:
     """Return the history of the job whose module runs are `runs`."""
     timed = {run.artifact_sha: run for run in runs if run.kind == "tuned"}
@@ -144,9 +158,9 @@ def read_history(session: Session, job_id: str, runs: Sequence[StoredModuleRun])
     return AssemblyHistory(tuple(assemblies), refused, is_inconclusive, uncompared)
 
 
-def failure_of(run: StoredModuleRun) -> str:
-    """Return how a module run failed, in one line; empty when it didn't."""
-    if run.outcome is Outcome.OK:
+def failure_of(run: StoredModuleRun | Trial) -> str:
+    """Return how a module run or a trial failed, in one line; empty when it didn't."""
+    if run.outcome in (Outcome.OK, None):
         return ""
     lines = run.error.strip().splitlines()
     return f"{run.outcome}: {lines[-1]}" if lines else str(run.outcome)

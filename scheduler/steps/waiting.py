@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from sqlalchemy.orm import Session
 
 from core.job import Build
-from core.worker import Role, Wanted, WorkerState
+from core.worker import LOST_AFTER_S, Role, Wanted, WorkerState
 from records.fleet import building, devices
-from records.fleet.devices import LOST_AFTER_S, WorkerInfo
+from records.fleet.devices import WorkerInfo
 from records.jobs import jobs
 from records.jobs.jobs import Job
 
@@ -54,7 +54,7 @@ def _note_missing_builder(session: Session, job: Job, now: float) -> None:
             jobs.set_message(session, job.id, "measuring")
         return
     assert job.device_class is not None, "one of its devices is there"
-    code = f"{devices.get_class(session, job.device_class).machine} code: "
+    code = f"{devices.get_class(session, job.device_class).built_as} code: "
     # A builder says for which machines it builds only when it is able to.
     probing = [
         worker

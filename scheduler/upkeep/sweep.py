@@ -37,8 +37,10 @@ class Sweeper:
                 events.drop_old_progress(session, [job.id for job in unfinished])
             self._builder_fallback.check(database, now())
             self._garbage_collector.collect(database, now())
+            self.context.metrics.sweeps.labels("well").inc()
         except StorageError as error:
             log.error("no sweep: %s", error)
+            self.context.metrics.sweeps.labels("storage away").inc()
 
     def wake_jobs(self) -> None:
         """Wake every unfinished job."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from search.dag import Node
+from search.dag import Dag, Node
 from search.programs.compute_location import count_gathers, is_inlined, location_depth, vector_lanes
 from search.programs.nest import Floats, Nest, vector_instructions
 from search.programs.program import Population
@@ -28,8 +28,8 @@ FUNCTION_INSTRUCTIONS = 16
 def tile_compiles_quickly(population: Population, nest: Nest) -> NDArray[np.bool_]:
     """[programs]: whether the unrolled register tile compiles quickly."""
     elements, width = _tile_shape(nest)
-    item = population.sketch.dag.buffer[nest.node.write.buffer].item_bytes
-    vectors = elements // width * vector_instructions(width, VECTOR_BYTES // item)
+    longest = lanes_of_longest(population.sketch.dag, nest.node)
+    vectors = elements // width * vector_instructions(width, longest)
     instructions = vectors * _instructions_a_step(population, nest.node) + _gathers_a_step(population, nest)
     unrolled = instructions * np.clip(unrolled_steps(population, nest), 1, nest.trips(nest.depth - 2))
     fits = (nest.tile <= MAX_INNERMOST).all(axis=0) & (vectors <= MAX_TILE_INSTRUCTIONS)
@@ -43,7 +43,7 @@ def nest_compiles_quickly(population: Population, stage: Stage) -> NDArray[np.bo
     node = sketch.dag.node[stage.node]
     lanes = vector_lanes(population, stage)
     gathered = GATHER_INSTRUCTIONS * count_gathers(population, stage) * lanes
-    work = gathered + -(-lanes // 16) * max(node.flops, 1.0)
+    work = gathered + -(-lanes // lanes_of_longest(sketch.dag, node)) * max(node.flops, 1.0)
     unrolled = _unroll_of(population, stage.node)
     if stage.node in sketch.hosts:
         hosted = _unroll_of(population, sketch.hosts[stage.node].name)
@@ -65,6 +65,11 @@ def unrolled_steps(population: Population, nest: Nest) -> Ints:
     elements, width = _tile_shape(nest)
     rows = elements // width * vector_instructions(width, MAX_INNERMOST)
     return np.maximum(population.chosen(nest.node.name, "unroll") // rows, 1)
+
+
+def lanes_of_longest(dag: Dag, node: Node) -> int:
+    """Return how many of a node's results the longest vectors of any CPU hold."""
+    return VECTOR_BYTES // dag.buffer[node.write.buffer].item_bytes
 
 
 def _tile_shape(nest: Nest) -> tuple[Ints, Ints]:

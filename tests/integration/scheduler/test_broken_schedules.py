@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from tvm.s_tir import Schedule
 
 import core.trace
 from compiler.importing.model import extract_tasks, fuse, read_onnx
-from compiler.lowering.trace import _plain
+from compiler.lowering.trace import trace_of
 from compiler.packaging.artifact import unpack
 from compiler.workload import from_json
 from core.job import Budget, JobState
@@ -39,6 +38,7 @@ from scheduler.upkeep.sweep import Sweeper
 from tests.integration.scheduler import test_real_compiler
 from tests.integration.scheduler.test_real_compiler import NOW, SETTINGS, Device
 from tests.onnx_models import residual
+from tests.services import sqlite
 
 CONVOLUTION, CLASSIFIER = "conv2d_add_add_relu", "matmul_add"
 Breaks = Callable[[Schedule], None]
@@ -73,8 +73,7 @@ def lets_types_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    found = Database(f"sqlite:///{tmp_path / 'tunefarm.db'}")
-    found.migrate()
+    found = Database(sqlite(tmp_path / "tunefarm.db"))
     yield found
     found.close()
 
@@ -162,7 +161,7 @@ def _know(database: Database, device: Device, broken: Mapping[str, Breaks]) -> N
             continue
         schedule = Schedule(from_json(task.module_json), debug_mask="none")
         breaks(schedule)
-        trace = json.dumps(_plain(schedule.trace.as_json()))
+        trace = trace_of(schedule)
         program = {"sketch": "of an older search", "values": []}
         record = Record(
             task.workload_hash, fingerprint.key, trace, program, 1e-9, (1e-9,), Outcome.OK,

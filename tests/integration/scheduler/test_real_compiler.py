@@ -22,16 +22,19 @@ from core.worker import WorkerState
 from records.fleet import devices, leases
 from records.fleet.leases import StoredLease
 from records.fleet.results import LeaseResult
-from records.jobs import jobs, models, tasks
+from records.jobs import jobs, models, tasks, trials
 from records.jobs.jobs import Job, JobRequest
-from records.schedules import schedules
+from records.schedules import listings, schedules
+from records.schedules.listings import UNSCHEDULED
 from records.storage import blobs
 from records.storage.database import Database
+from records.storage.statements import digest
 from scheduler.context import Context
 from scheduler.settings import SchedulerSettings
 from scheduler.steps.drive import drive
 from scheduler.upkeep.sweep import Sweeper
 from tests.children import kill_the_child
+from tests.services import sqlite
 
 SETTINGS = SchedulerSettings(
     broker="unused", database_url="unused", batch_size=4, trials_per_pick=2, plan_ahead=0
@@ -99,12 +102,12 @@ class Device:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    found = Database(f"sqlite:///{tmp_path / 'tunefarm.db'}")
-    found.migrate()
+    found = Database(sqlite(tmp_path / "tunefarm.db"))
     yield found
     found.close()
 
 
+@pytest.mark.slow
 def test_a_real_model_is_tuned_and_published(database: Database) -> None:
     _submit(database)
     job = _finish(database, Device(database))
@@ -114,14 +117,30 @@ def test_a_real_model_is_tuned_and_published(database: Database) -> None:
     with database.begin() as session:
         listed = tasks.for_job(session, "job")
         best = schedules.best_many(session, [t.workload_hash for t in listed], str(job.device_class))
+        texts = {name: listings.of_workload(session, name) for name in best}
+        estimated = [trial.estimated_s for trial in trials.measured(session, "job")]
     assert library.startswith(b"\x7fELF")
     assert {spec.name: spec.shape for spec in manifest.inputs} == {"data": (1, 3, 16, 16)}
     assert any("conv2d" in task.name and task.covered and task.best_s for task in listed)
     assert best
+    for name, record in best.items():
+        naive, listing = texts[name][UNSCHEDULED], texts[name][digest(record.trace)]
+        assert "for " in naive.text
+        assert "T.reads" not in naive.text
+        assert "for " in listing.text
+        assert (naive.decisions == "", listing.decisions != "") == (True, True)
+    assert all(estimated)
+    [conv] = [task for task in listed if "conv2d" in task.name and not task.variant]
+    assert texts[conv.workload_hash][UNSCHEDULED].text not in {
+        listing.text for sha, listing in texts[conv.workload_hash].items() if sha != UNSCHEDULED
+    }
+    assert conv.signature.startswith("float32[1,16,16,3], float32[3,3,3,8]")
+    assert conv.num_bytes >= 4 * (16 * 16 * 3 + 3 * 3 * 3 * 8 + 8 * 16 * 16)
     assert manifest.untuned_secs == job.untuned_secs
     assert all(isinstance(json.loads(entry.trace), list) for entry in manifest.tasks if entry.trace)
 
 
+@pytest.mark.slow
 def test_a_model_that_computes_something_else_than_untuned_is_not_published(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

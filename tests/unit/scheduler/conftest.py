@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from records.storage.database import Database
+from tests.services import sqlite
 from tests.unit.scheduler.farm import FakeCompiler, Farm
 
 
-@pytest.fixture(scope="session")
-def empty_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("scheduler") / "empty.db"
-    database = Database(f"sqlite:///{path}")
-    database.migrate()
-    database.close()
-    return path
-
-
 @pytest.fixture
-def database_file(tmp_path: Path, empty_file: Path) -> Path:
-    return Path(shutil.copy(empty_file, tmp_path / "tunefarm.db"))
+def database_file(tmp_path: Path) -> Path:
+    return tmp_path / "tunefarm.db"
 
 
 @pytest.fixture
@@ -35,6 +26,6 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
 
 @pytest.fixture
 def farm(database_file: Path, compiler: FakeCompiler) -> Iterator[Farm]:
-    database = Database(f"sqlite:///{database_file}", busy_timeout_s=2.0)
+    database = Database(sqlite(database_file), busy_timeout_s=2.0)
     yield Farm(database)
     database.close()

@@ -14,6 +14,7 @@ from tvm import te, topi
 
 from compiler.importing.model import ExtractedTask
 from compiler.importing.spec import TensorSpec
+from compiler.lowering.trace import UNSCHEDULED
 from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, unpack, unpack_reference
 from compiler.sandbox import models as sandbox
 from compiler.sandbox.models import ImportedModel
@@ -32,6 +33,7 @@ from records.schedules import schedules
 from records.schedules.schedules import Record
 from records.storage import blobs
 from records.storage.database import Database
+from scheduler import model_compiler
 from scheduler.context import Context
 from scheduler.planning import batch
 from scheduler.settings import SchedulerSettings
@@ -70,14 +72,17 @@ CUMSUM = extracted("cumsum", _cumsum(), 1)
 class FakeCompiler:
     """Imports every file as the same `tasks`; raises `import_error` and `build_error` while they are set.
 
-    It can't compile traces that are `uncompilable`, and those that are `harmful` make a library that fails.
+    It can't compile traces that are `uncompilable`, nor the `unschedulable` task under any schedule; traces
+    that are `harmful` make a library that fails.
     """
 
     tasks: Sequence[ExtractedTask] = (MATMUL, CONV)
     import_error: Exception | None = None
+    verification: str | Exception = ""
     build_error: Exception | None = None
     uncompilable: Callable[[str], bool] = lambda trace: False
     harmful: Callable[[str], bool] = lambda trace: False
+    unschedulable: ExtractedTask | None = None
     tuned: bytes = TUNED
     imported: int = 0
     schedules: list[Mapping[str, str]] = field(default_factory=list)
@@ -86,6 +91,7 @@ class FakeCompiler:
         monkeypatch.setattr(sandbox, "import_model", self._import)
         monkeypatch.setattr(sandbox, "compile_untuned", lambda *asked: (self._import(*asked), UNTUNED))
         monkeypatch.setattr(sandbox, "compile_tuned", self._compile_tuned)
+        monkeypatch.setattr(model_compiler, "verify_import", self._verify)
         monkeypatch.setattr(artifacts, "check_traces", self._check_traces)
         monkeypatch.setattr(batch, "propose", propose_at_random)
 
@@ -96,16 +102,28 @@ class FakeCompiler:
         spec = (TensorSpec("data", (1, 3), "float32"),)
         return ImportedModel(spec, spec, tuple(self.tasks))
 
+    def _verify(self, data: bytes, shapes: object) -> str:
+        if isinstance(self.verification, Exception):
+            raise self.verification
+        return self.verification
+
     def _compile_tuned(self, data: bytes, shapes: object, target: str, schedules: Mapping[str, str]) -> bytes:
         if self.build_error is not None:
             raise self.build_error
-        if any(map(self.uncompilable, schedules.values())):
+        task = self.unschedulable
+        is_scheduled = task is not None and schedules.get(task.workload_hash) != UNSCHEDULED
+        if is_scheduled or any(map(self.uncompilable, schedules.values())):
             raise ArtifactError("compiling the model crashed the compiler (SIGSEGV)")
         self.schedules.append(schedules)
         return HARMED if any(map(self.harmful, schedules.values())) else self.tuned
 
     def _check_traces(self, pairs: Sequence[tuple[str, str]], target: str) -> list[str]:
-        return ["it crashed the compiler (SIGSEGV)" if self.uncompilable(trace) else "" for _, trace in pairs]
+        task = self.unschedulable
+        fails = [
+            self.uncompilable(trace) or (task is not None and task.module_json == text)
+            for text, trace in pairs
+        ]
+        return ["it crashed the compiler (SIGSEGV)" if failed else "" for failed in fails]
 
 
 def propose_at_random(

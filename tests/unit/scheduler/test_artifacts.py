@@ -83,11 +83,19 @@ def test_a_schedule_that_does_not_apply_gives_way_to_the_next(
     assert f"a schedule of {MATMUL.workload_hash} is left out" in caplog.text
 
 
-def test_imported_schedules_are_first_tried_in_a_child_process(child: FakeChild) -> None:
+def test_imported_schedules_are_tried_in_a_child_process(child: FakeChild) -> None:
     same = [foreign(task, f"{UNSCHEDULED} ") for task in (MATMUL, CONV)]
     own = record(MATMUL, 2e-3)
     assert chosen(*same, own) == {each.workload_hash: each for each in same}
     assert child.tried == [[each.trace for each in same]], "all in one child"
+
+
+def test_the_scheduler_replays_no_imported_trace(child: FakeChild, monkeypatch: pytest.MonkeyPatch) -> None:
+    replayed: list[str] = []
+    monkeypatch.setattr(artifacts, "apply_trace", lambda _, trace: replayed.append(trace))
+    theirs, own = foreign(MATMUL, f"{UNSCHEDULED} "), record(CONV, 1e-3)
+    assert chosen(theirs, own) == {MATMUL.workload_hash: theirs, CONV.workload_hash: own}
+    assert replayed == [own.trace]
 
 
 def test_an_imported_schedule_that_crashes_the_child_is_left_out(
@@ -132,9 +140,10 @@ def test_subgraphs_without_their_best_schedule_are_named_with_the_reason() -> No
     assert describe_replaced(replace(MANIFEST, tasks=(TaskEntry("9", "dense", 1), names[1]))) == (
         "1 of 2 subgraphs runs the fallback schedule: conv1: reason 1"
     )
-    slower = replace(names[0], trace="[[],[]]")
+    slower = replace(names[0], source="trial", share=0.25)
     assert describe_replaced(replace(MANIFEST, tasks=(slower, names[1]))) == (
-        "2 of 2 subgraphs run the fallback schedule or a slower schedule: conv0: reason 0; conv1: reason 1"
+        "2 of 2 subgraphs run the fallback schedule or a slower schedule (at least 25.0% of the time): "
+        "conv0: reason 0; conv1: reason 1"
     )
     assert describe_replaced(replace(MANIFEST, tasks=tuple(names))).endswith(
         "conv2: reason 2; and 2 more, see the manifest"

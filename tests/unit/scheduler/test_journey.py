@@ -10,14 +10,18 @@ import pytest
 
 from compiler.importing.model import ExtractedTask
 from compiler.importing.spec import ModelError
+from compiler.lowering.trace import UNSCHEDULED
 from compiler.packaging.artifact import ArtifactError, unpack_reference
+from compiler.reading.subgraph import read_dag
 from core.job import JobState
 from core.measurement import Measurement, Outcome
 from core.worker import Wanted, WorkerState
 from records.fleet import devices, leases
 from records.jobs import events, jobs, tasks, trials
+from records.jobs.trials import FALLBACK
 from records.schedules import schedules
-from scheduler.steps import publish
+from scheduler.steps import intake, publish
+from scheduler.steps.intake import UNVERIFIED
 from tests.unit.scheduler.farm import CONV, CUMSUM, DEVICE, MATMUL, TUNED, UNTUNED, FakeCompiler, Farm
 
 
@@ -86,7 +90,8 @@ def test_without_trials_the_best_guess_is_tried_for_what_is_unknown(
     farm.plug_in()
     job = farm.finish()
     assert states(farm) == ["queued", "importing", "tuning", "publishing", "done"]
-    assert (job.trials_issued, job.trials_done) == (2, 2)
+    assert [trial.program != FALLBACK for trial in farm.trials()].count(True) == 2
+    assert job.trials_issued == job.trials_done == len(farm.trials())
     tried = {trial.workload_hash: trial for trial in farm.trials()}
     assert tried.keys() == {MATMUL.workload_hash, CONV.workload_hash}
     ran = {name: trial.trace for name, trial in tried.items() if trial.outcome is Outcome.OK}
@@ -103,8 +108,12 @@ def test_a_guess_that_failed_is_not_compiled_in_and_the_next_job_makes_another(
         farm.submit(job_id, trials=0)
         farm.plug_in()
         assert farm.finish(job_id).state is JobState.DONE
-    assert compiler.schedules == [{}, {}]
-    traces = [{(t.workload_hash, t.trace) for t in farm.trials(job_id)} for job_id in ("job", "again")]
+    unscheduled = dict.fromkeys((MATMUL.workload_hash, CONV.workload_hash), UNSCHEDULED)
+    assert compiler.schedules == [unscheduled] * 2, "not even the fallback schedules are right"
+    traces = [
+        {(t.workload_hash, t.trace) for t in farm.trials(job_id) if t.program != FALLBACK}
+        for job_id in ("job", "again")
+    ]
     assert len(traces[0]) == len(traces[1]) == 2
     assert not traces[0] & traces[1]
 
@@ -117,8 +126,8 @@ def test_only_what_is_unknown_is_tried(farm: Farm, compiler: FakeCompiler) -> No
     compiler.tasks = [MATMUL, CONV]
     farm.restart()
     farm.submit("guess", trials=0)
-    assert farm.finish("guess").trials_done == 1
-    assert [t.workload_hash for t in farm.trials("guess")] == [CONV.workload_hash]
+    assert farm.finish("guess").trials_done
+    assert {t.workload_hash for t in farm.trials("guess")} == {CONV.workload_hash}
 
 
 def test_without_a_device_the_job_waits_in_the_queue(farm: Farm) -> None:
@@ -193,6 +202,27 @@ def test_a_model_that_cannot_be_imported_fails_at_once_with_its_cause(
     assert compiler.imported == 1
 
 
+def test_a_model_that_is_imported_wrongly_is_not_tuned(farm: Farm, compiler: FakeCompiler) -> None:
+    compiler.verification = ModelError("operator Foo of node 'bar' is imported wrongly")
+    farm.submit()
+    farm.plug_in()
+    farm.tick()
+    job = farm.job()
+    assert (job.state, job.error) == (JobState.FAILED, "operator Foo of node 'bar' is imported wrongly")
+    assert farm.tasks() == []
+
+
+def test_an_import_that_nobody_could_verify_is_said(farm: Farm, compiler: FakeCompiler) -> None:
+    compiler.verification = "it takes longer than 300 s"
+    farm.submit()
+    farm.plug_in()
+    farm.tick()
+    with farm.database.begin() as session:
+        (said,) = [event for event in events.latest(session, "job", 100) if event.kind == UNVERIFIED]
+    assert said.data["message"].endswith("defines: it takes longer than 300 s")
+    assert farm.job().state is JobState.TUNING
+
+
 def test_an_unexpected_error_is_tried_again_and_then_given_up(farm: Farm, compiler: FakeCompiler) -> None:
     compiler.import_error = RuntimeError("the moon\nis full")
     farm.submit()
@@ -232,12 +262,54 @@ def test_a_model_the_search_does_not_cover_is_still_compiled(farm: Farm, compile
     farm.submit()
     farm.plug_in()
     job = farm.finish()
-    assert (job.state, job.trials_issued) == (JobState.DONE, 0)
-    [task] = farm.tasks()
+    assert (job.state, job.trials_issued) == (JobState.DONE, 1)
+    [task], [trial] = farm.tasks(), farm.trials()
     assert not task.covered
     assert "without a block for each value" in task.reason
-    assert compiler.schedules == [{}]
-    assert farm.published()[1].tasks[0].source == "fallback"
+    assert compiler.schedules == [{CUMSUM.workload_hash: trial.trace}]
+    [entry] = farm.published()[1].tasks
+    assert (entry.source, entry.share, entry.reason) == ("fallback", 1.0, task.reason)
+    assert "1 of 1 subgraphs runs the fallback schedule (100.0% of the time): cumsum: " in job.message
+
+
+def test_a_subgraph_whose_fallback_schedule_does_not_compile_stays_unscheduled(
+    farm: Farm, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, texts = read_dag, iter((MATMUL, CONV))
+    monkeypatch.setattr(
+        intake, "read_dag", lambda module: real(module) if next(texts) is MATMUL else real(None)
+    )
+    compiler.unschedulable = CONV
+    farm.submit()
+    farm.plug_in()
+    job = farm.finish()
+    assert (job.state, farm.published()[0]) == (JobState.DONE, TUNED)
+    matmul, conv = farm.published()[1].tasks
+    assert (matmul.source, matmul.reason) == ("trial", "")
+    assert (conv.source, conv.reason) == ("fallback", "it crashed the compiler (SIGSEGV)")
+    assert compiler.schedules == [
+        {MATMUL.workload_hash: matmul.trace, CONV.workload_hash: UNSCHEDULED},
+    ]
+
+
+@pytest.mark.parametrize("stage", ["read_dag", "generate"])
+def test_a_subgraph_that_the_search_stumbles_over_is_named_and_the_others_are_tuned(
+    farm: Farm, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    def stumble(*given: Any) -> Any:
+        if next(stumbles):
+            raise RuntimeError("an internal error")
+        return real(*given)
+
+    real, stumbles = getattr(intake, stage), iter((True, False))
+    monkeypatch.setattr(intake, stage, stumble)
+    farm.submit()
+    farm.plug_in()
+    assert farm.finish().state is JobState.DONE
+    (broken, other), (published, _) = farm.tasks(), farm.published()
+    broken, other = sorted((broken, other), key=lambda task: task.covered)
+    assert (broken.reason, other.reason) == ("the search can't read it (an internal error)", "")
+    assert (published, other.trials) == (TUNED, 7)
 
 
 def test_a_covered_task_is_tuned_next_to_one_that_is_not(farm: Farm, compiler: FakeCompiler) -> None:
@@ -245,7 +317,7 @@ def test_a_covered_task_is_tuned_next_to_one_that_is_not(farm: Farm, compiler: F
     farm.submit()
     farm.plug_in()
     assert farm.finish().trials_done == 8
-    assert {task.name: task.trials for task in farm.tasks()} == {"cumsum": 0, "matmul": 8}
+    assert {task.name: task.trials for task in farm.tasks()} == {"cumsum": 1, "matmul": 7}
 
 
 def test_a_tuned_model_that_is_slower_gives_way_to_the_untuned_one(farm: Farm) -> None:
@@ -409,8 +481,9 @@ def test_a_schedule_that_harms_the_model_is_left_out_alone(farm: Farm, compiler:
     assert conv.trace == _traces(farm, CONV)[0]
     assert matmul.trace == _traces(farm, MATMUL)[1], "its next best takes its place"
     assert matmul.reason == "wrong_result: the outputs differ"
-    said = "1 of 2 subgraphs runs a slower schedule: matmul: wrong_result: the outputs differ"
-    assert job.message == f"10 ms, 50.0 times faster than untuned (500 ms); {said}"
+    said = "1 of 2 subgraphs runs a slower schedule ("
+    assert job.message.startswith(f"10 ms, 50.0 times faster than untuned (500 ms); {said}")
+    assert job.message.endswith("% of the time): matmul: wrong_result: the outputs differ")
     assert job.tuned_secs == (0.01,) * 3
 
 
@@ -436,7 +509,8 @@ def test_a_schedule_that_does_not_compile_is_left_out_alone(farm: Farm, compiler
     assert conv.trace == _traces(farm, CONV)[0]
     assert matmul.trace == _traces(farm, MATMUL)[1]
     assert len([run for run in farm.runs() if run.kind == "tuned"]) == 1, "no device was asked to find it"
-    assert job.message.endswith("subgraphs runs a slower schedule: matmul: it crashed the compiler (SIGSEGV)")
+    assert "subgraphs runs a slower schedule (" in job.message
+    assert job.message.endswith("% of the time): matmul: it crashed the compiler (SIGSEGV)")
 
 
 def test_what_was_found_is_published_though_the_compiler_then_fails(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -174,9 +173,30 @@ def test_records_are_not_read_again(
     assert asked[3:] == [("of_workloads", ["a", "b"])]
 
 
-def test_the_workloads_used_least_recently_are_dropped(farm: Farm, clock: Clock) -> None:
-    record_cache = RecordCache(clock, max_workloads=1)
-    put(farm, record("w1", "a", START), replace(record("w2", "b", START), latency_s=1e-3))
+def test_the_workloads_used_least_recently_are_dropped(
+    farm: Farm, clock: Clock, asked: list[tuple[str, list[str]]]
+) -> None:
+    """The limit counts records: of two workloads with one each, and two, three are kept."""
+    record_cache = RecordCache(clock, max_records=3)
+    put(farm, record("w1", "a", START), record("w2", "b", START))
+    settle(farm, record_cache, clock, "w1", "w2")
+    put(farm, record("w2", "c", START))
+    read(farm, record_cache, "w2")
+    asked.clear()
+    read(farm, record_cache, "w1", "w2")
+    assert [kind for kind, _ in asked] == ["after"]
+    put(farm, record("w2", "d", START))
+    read(farm, record_cache, "w2")
+    asked.clear()
+    assert read(farm, record_cache, "w1", "w2") == {
+        "w1": {("a", 1e-3)},
+        "w2": {("b", 1e-3), ("c", 1e-3), ("d", 1e-3)},
+    }
+    assert asked[0] == ("of_workloads", ["a"])
+
+
+def test_a_workload_with_more_records_than_are_kept_is_read_all_the_same(farm: Farm, clock: Clock) -> None:
+    record_cache = RecordCache(clock, max_records=1)
+    put(farm, record("w1", "a", START), record("w1", "b", START))
     for _ in range(2):
-        assert read(farm, record_cache, "w1") == {"w1": {("a", 1e-3)}}
-        assert read(farm, record_cache, "w2") == {"w2": {("b", 1e-3)}}
+        assert read(farm, record_cache, "w1") == {"w1": {("a", 1e-3), ("b", 1e-3)}}

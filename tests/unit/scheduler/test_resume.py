@@ -14,6 +14,7 @@ from sqlalchemy.orm import Session
 from core.job import JobState
 from records.schedules import schedules
 from records.storage.database import Database, StorageError
+from tests.services import sqlite
 from tests.unit.scheduler.farm import DEVICE, MATMUL, TUNED, FakeCompiler, Farm
 
 TRIALS = 4
@@ -69,24 +70,20 @@ def check_complete(farm: Farm) -> None:
 
 
 @pytest.mark.slow
-def test_killed_at_any_commit_the_job_resumes(
-    tmp_path: Path, empty_file: Path, compiler: FakeCompiler
-) -> None:
+def test_killed_at_any_commit_the_job_resumes(tmp_path: Path, compiler: FakeCompiler) -> None:
     compiler.tasks = [MATMUL]
     dies_at = 0
     survived = False
     while not survived:
         dies_at += 1
-        path = tmp_path / f"{dies_at}.db"
-        path.write_bytes(empty_file.read_bytes())
-        survived = _live_twice(path, dies_at)
+        survived = _live_twice(sqlite(tmp_path / f"{dies_at}.db"), dies_at)
     assert dies_at > 25
 
 
-def _live_twice(path: Path, dies_at: int) -> bool:
+def _live_twice(url: str, dies_at: int) -> bool:
     """Run a job with a scheduler that dies, then with its successor. Return whether the first survived."""
-    farm = Farm(Database(f"sqlite:///{path}"))
-    mortal = MortalDatabase(f"sqlite:///{path}", dies_at)
+    farm = Farm(Database(url))
+    mortal = MortalDatabase(url, dies_at)
     farm.submit(trials=TRIALS)
     farm.plug_in()
     farm.restart(mortal, plan_ahead=1, batch_size=2)
@@ -105,19 +102,18 @@ def _live_twice(path: Path, dies_at: int) -> bool:
 
 @pytest.mark.slow
 def test_killed_while_it_looks_for_a_harmful_schedule_the_job_resumes(
-    tmp_path: Path, empty_file: Path, compiler: FakeCompiler
+    tmp_path: Path, compiler: FakeCompiler
 ) -> None:
     def live(dies_at: int) -> Farm:
         """Run a job whose first scheduler dies `dies_at` commits after the first model was compiled."""
-        path = tmp_path / f"{dies_at}.db"
-        path.write_bytes(empty_file.read_bytes())
-        farm = Farm(Database(f"sqlite:///{path}"))
+        url = sqlite(tmp_path / f"{dies_at}.db")
+        farm = Farm(Database(url))
         compiler.harmful = lambda trace: trace == fastest(farm)
         farm.submit(trials=12)
         farm.plug_in()
         while not [run for run in farm.runs() if run.kind == "tuned"]:
             farm.tick()
-        mortal = MortalDatabase(f"sqlite:///{path}", dies_at)
+        mortal = MortalDatabase(url, dies_at)
         farm.restart(mortal)
         try:
             farm.finish()

@@ -9,8 +9,10 @@ import pytest
 from compiler import workload
 from records.jobs import tasks
 from scheduler.spaces import Spaces
-from tests.unit.scheduler.farm import CONV, CUMSUM, DEVICE, MATMUL, Farm
+from tests import workloads
+from tests.unit.scheduler.farm import CONV, CUMSUM, DEVICE, MATMUL, Farm, extracted
 
+LATER = extracted("later", workloads.matmul(8, 8, 8), 1)
 NAMES = [task.workload_hash for task in (MATMUL, CONV, CUMSUM)]
 
 
@@ -34,6 +36,14 @@ def test_a_workload_is_parsed_once(farm: Farm, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(workload, "from_json", None)
     second = loaded.load(NAMES, DEVICE)
     assert all(second[name] is space for name, space in first.items())
+
+
+def test_a_workload_that_is_stored_later_is_found(farm: Farm) -> None:
+    loaded, name = Spaces(farm.database), LATER.workload_hash
+    assert loaded.load([name], DEVICE) == {}
+    with farm.database.begin() as session:
+        tasks.put_workload(session, name, LATER.module_json)
+    assert set(loaded.load([name], DEVICE)) == {name}
 
 
 def test_the_spaces_used_least_recently_are_dropped(farm: Farm) -> None:

@@ -18,6 +18,7 @@ from search.sketches.sketch import Sketch
 from search.sketches.stage import Placement
 from search.sketches.variables import MAX_INNERMOST
 from tests.unit.search import dags
+from tests.unit.search.builders import dag, node
 from tests.unit.search.dags import DEVICE
 from tests.unit.search.programs import all_programs, drawn, program_of, seeds, sketch_of, sketches
 
@@ -210,6 +211,15 @@ def test_a_tile_that_is_too_large_is_not_valid() -> None:
     for rows, expected in [(8, True), (16, True), (32, False)]:
         tile = {"i": (64 // rows, 1, 1, rows), "j": (1, 1, 1, 64), "k": (64, 1), "unroll": 0}
         assert valid(gather([program_of(sketch, matmul=tile)])).tolist() == [expected]
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("int8", True), ("float32", False), ("float64", False)])
+def test_a_nest_is_as_large_as_the_vectors_of_its_type_make_it(dtype: str, expected: bool) -> None:
+    """64 bytes are one vector, 64 floats are four."""
+    twice = node("twice", {"i": 64, "j": 64}, ["data[i, j]"], flops=2)
+    graph = dag({"data": (64, 64)}, [twice], {"data": dtype, "twice": dtype})
+    program = program_of(sketch_of(graph, "nest twice"), twice={"vector": 64, "unroll": 512, "parallel": 1})
+    assert valid(gather([program])).tolist() == [expected]
 
 
 def test_a_sketch_without_variables_has_one_program() -> None:

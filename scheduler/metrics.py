@@ -1,0 +1,42 @@
+"""What a scheduler's process counts, for Prometheus."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+# Planning takes a tenth of a second to seconds, compiling a model minutes.
+_BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
+
+
+class Metrics:
+    """The metrics of one scheduler, in a registry of its own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._step_seconds = Histogram(
+            "tunefarm_step_seconds",
+            "Seconds that a step of a job took",
+            ["step"],
+            buckets=_BUCKETS,
+            registry=self.registry,
+        )
+        self.step_failures = Counter(
+            "tunefarm_step_failures",
+            "Steps that failed: for good, to be tried again, or because the database is away",
+            ["step", "kind"],
+            registry=self.registry,
+        )
+        self.sweeps = Counter("tunefarm_sweeps", "Sweeps by their end", ["ended"], registry=self.registry)
+
+    @contextlib.contextmanager
+    def timed(self, step: str) -> Iterator[None]:
+        """Count a step of a job and how long it takes."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._step_seconds.labels(step).observe(time.perf_counter() - began)
