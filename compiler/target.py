@@ -86,6 +86,15 @@ def parse_target(text: str) -> tvm.target.Target:
         raise ValueError(f"not a target that TVM knows: {text[:200]}") from error
 
 
+def target_features(target: tvm.target.Target) -> frozenset[str]:
+    """Return the instruction sets of a CPU target as Linux names them; none for other targets."""
+    if target.kind.name != "llvm":
+        return frozenset()
+    machine = host_triple(target).partition("-")[0]
+    names = {str(name) for name in llvm_get_cpu_features(target)}
+    return frozenset(one.word for one in instruction_sets(machine) if one.name in names)
+
+
 def host_triple(target: tvm.target.Target) -> str:
     """Return the LLVM triple of the machine that runs a target's host code; this machine's by default."""
     host = target.host if target.host is not None else target

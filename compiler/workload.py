@@ -7,6 +7,7 @@ of ours and one of MetaSchedule with the same hash are about the same subgraph.
 from __future__ import annotations
 
 import json
+import re
 
 import tvm
 import tvm_ffi
@@ -14,6 +15,7 @@ from tvm.tirx import PrimFunc
 
 # A fused subgraph is tens of kilobytes of text; TVM needs about fifty times the text in memory.
 MAX_TEXT_BYTES = 32 << 20
+_IMPLIED = re.compile(r"\s*(#|@T\.prim_func|T\.(reads|writes|func_attr)\()")
 
 
 def normalise(func: PrimFunc) -> tvm.IRModule:
@@ -37,6 +39,19 @@ def workload_hash(mod: tvm.IRModule) -> str:
 
 def to_json(mod: tvm.IRModule) -> str:
     return tvm.ir.save_json(mod)
+
+
+def listing(mod: tvm.IRModule) -> str:
+    """Return a workload's loop nest as text that people read: TVMScript without types of indices, and without
+    what follows from the rest.
+
+        T.reads(A[v_i, v_j])
+        B[v_i, v_j + T.int64(1)] = A[v_i, v_j]
+    ->
+        B[v_i, v_j + 1] = A[v_i, v_j]
+    """
+    lines = re.sub(r"T\.int64\((-?\d+)\)", r"\1", mod["main"].script()).splitlines()
+    return "\n".join(line for line in lines if not _IMPLIED.match(line)).strip()
 
 
 def from_json(text: str) -> tvm.IRModule:

@@ -19,13 +19,15 @@ from core.exit_code import ExitCode
 from core.worker import Role
 from system import isolation
 from system.command import CommandError, run_function
+from system.errors import SettingsError
 from system.settings import read_settings
 from worker.agent.agent import Agent, AgentConfig, Fenced
 from worker.agent.display import Display, display
+from worker.agent.gpus import ONLY, VISIBLE, GpuVitals, choose_gpu
 from worker.agent.health import HealthMonitor
 from worker.agent.profile_cache import ProfileCache
 from worker.agent.service import FleetClient, WorkerRefused, open_channel
-from worker.runner.executor import ChildConfig, Executor
+from worker.runner.executor import CPU_RUNNER, GPU_RUNNER, ChildConfig, Executor
 from worker.sandbox.file_transfer import linker_cache
 from worker.settings import MAX_BUILT_TOGETHER, WorkerSettings
 
@@ -67,6 +69,12 @@ def worker(
     build: Annotated[
         bool | None, typer.Option("--build", help="Measure nothing, build what other devices measure.")
     ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[INDEX]", help="Measure a GPU or a slice of one: the only one, or that of an index."
+        ),
+    ] = None,
     once: Annotated[bool | None, typer.Option("--once", help="End after one lease.")] = None,
 ) -> None:
     """Measure candidates on this device for a tunefarm service."""
@@ -83,7 +91,12 @@ def worker(
 
 def main(arguments: Sequence[str]) -> int:
     """Work until SIGTERM or SIGINT. Return the exit code."""
-    return run_function(worker, "tunefarm worker", arguments)
+    # Typer knows no options whose value may be left out.
+    given = list(arguments)
+    for place in (index for index, word in enumerate(arguments) if word == "--gpu"):
+        if place + 1 == len(given) or given[place + 1].startswith("-"):
+            given[place] = f"--gpu={ONLY}"
+    return run_function(worker, "tunefarm worker", given)
 
 
 async def _work(settings: WorkerSettings, shown: Display) -> None:
@@ -97,12 +110,19 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
             with contextlib.suppress(OSError):  # the old age of the file tells whoever watches it
                 settings.alive_file.touch()
 
-    environment = dict(os.environ)
+    environment, read_vitals, runner = dict(os.environ), HealthMonitor(), CPU_RUNNER
+    if settings.gpu is not None:
+        gpu = choose_gpu(settings.gpu)
+        environment[VISIBLE] = gpu.uuid
+        read_vitals, runner = HealthMonitor(read=GpuVitals(gpu)), GPU_RUNNER
     async with contextlib.AsyncExitStack() as stack:
         if settings.build and ZIG_CACHE not in environment:
             environment[ZIG_CACHE] = str(stack.enter_context(linker_cache(settings.child_user)))
+        elif settings.build:
+            _make_cache(Path(environment[ZIG_CACHE]))
         child = ChildConfig(
             settings.threads,
+            runner,
             start_timeout_s=settings.start_timeout_s,
             user=settings.child_user,
             builds=settings.build,
@@ -120,7 +140,7 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
             Executor(child, environment),
             agent_config(settings),
             shown,
-            HealthMonitor(),
+            read_vitals,
             touch_alive_file,
             ProfileCache(settings.profiles),
         )
@@ -135,6 +155,14 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
         await agent.farewell()
 
 
+def _make_cache(folder: Path) -> None:
+    """Make zig's cache: the sandbox lets the child write only to what is there. Raises SettingsError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"{ZIG_CACHE} names {folder}, which can't be made: {error.strerror}") from error
+
+
 def agent_config(settings: WorkerSettings) -> AgentConfig:
     """Return the part of the settings that the agent needs."""
     return AgentConfig(
@@ -143,4 +171,13 @@ def agent_config(settings: WorkerSettings) -> AgentConfig:
         once=settings.once,
         role=Role.BUILD if settings.build else Role.MEASURE,
         override_limits=settings.override_limits,
+        machine=_running_machine(),
     )
+
+
+def _running_machine() -> str:
+    """Return an id that this machine keeps until it starts again, "" where the system has none."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

@@ -7,11 +7,11 @@ import platform
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import platformdirs
 import psutil
-from pydantic import AliasChoices, Field, SecretStr, field_validator
+from pydantic import AliasChoices, Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from core.instruction_sets import disabled_features
@@ -34,7 +34,8 @@ def _shared(name: str) -> Any:
 class WorkerSettings(BaseSettings):
     """Settings of one worker process. Times are seconds, sizes bytes.
 
-    With `build`, the worker measures nothing and builds what other devices measure. `features` names the
+    With `build`, the worker measures nothing and builds what other devices measure; with `gpu`, it measures a
+    GPU of this machine. `features` names the
     instruction sets that it gives up, "-NAME,-NAME". `tls` asks for an encrypted connection, and so does each
     of its files: an authority in `ca` must vouch for the service's certificate (a public one by default);
     `cert` and `key` are the worker's own. A limit (`build_timeout_s`, `run_timeout_s`, `module_timeout_s`,
@@ -62,6 +63,8 @@ class WorkerSettings(BaseSettings):
     slots: int = Field(default=SLOTS, ge=1, le=256)
     once: bool = False
     build: bool = False
+    # The index of the GPU to measure, among the GPUs and slices of this machine; None for the CPU.
+    gpu: Annotated[int, Field(ge=0)] | Literal["only"] | None = None
     # The user that runs measured code when the worker runs as root.
     child_user: str = Field(default="nobody", min_length=1)
     # End the worker where measured code can't be contained in every respect.
@@ -97,6 +100,15 @@ class WorkerSettings(BaseSettings):
     def _are_instruction_sets(cls, features: str) -> str:
         disabled_features(features, platform.machine())
         return features
+
+    @model_validator(mode="after")
+    def _fits_gpu(self) -> WorkerSettings:
+        if self.gpu is not None and (self.build or self.features):
+            raise ValueError(
+                "a worker measures a GPU, or builds, or gives up a CPU's instruction sets: leave out "
+                "--gpu, or --build and --features"
+            )
+        return self
 
     @property
     def without(self) -> tuple[str, ...]:

@@ -9,10 +9,12 @@ from typing import Any
 
 import tvm
 from tvm import te
+from tvm.s_tir import Schedule
 
 from compiler.codegen.steps import compile_scheduled
 from compiler.constants.packing import PackedConstants
 from compiler.lowering.trace import apply_trace
+from compiler.packaging.cuda import load_cuda
 from compiler.packaging.library import KernelLibrary
 from compiler.packaging.linker import find_linker, link_library
 from compiler.target import host_triple, parse_target
@@ -21,6 +23,8 @@ from core.measurement import Measurement, Outcome
 
 # An error is reported by the end of its message, where TVM names the cause.
 ERROR_CHARS = 2000
+# An architecture that every CUDA compiles for.
+ANY_ARCH = "sm_80"
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,10 @@ class LocalBuilder:
     an exception. Several threads may build at the same time."""
 
     def __init__(self, target: str) -> None:
-        """Raises ValueError when TVM doesn't know the target."""
+        """Raises ValueError when TVM doesn't know the target, and CudaError."""
         self._target = parse_target(target)
+        if self._target.kind.name == "cuda":
+            load_cuda()
         self._workload = lru_cache(maxsize=64)(from_json)
 
     def build(self, module_json: str, trace: str) -> BuiltKernel | Measurement:
@@ -71,12 +77,29 @@ class LocalBuilder:
         return KernelLibrary(data, packed, time.perf_counter() - start)
 
 
-def check_export(machine: str) -> None:
-    """Link a tiny kernel for a machine, named as in an LLVM triple. Raises LinkerError, or whatever TVM
-    raises, when that fails."""
+def check_export(machine: str, on_gpu: bool = False) -> None:
+    """Link a tiny kernel for a machine, named as in an LLVM triple, and with `on_gpu` for its GPU.
+
+    Raises LinkerError, CudaError, or whatever TVM raises, when that fails.
+    """
     triple = f"{machine}-linux-gnu"
-    target = tvm.target.Target({"kind": "llvm", "mtriple": triple})
-    link_library(tvm.compile(doubling_kernel(), target=target), triple, find_linker(triple))
+    host = {"kind": "llvm", "mtriple": triple}
+    target, module = tvm.target.Target(host), doubling_kernel()
+    if on_gpu:
+        load_cuda()
+        target, module = tvm.target.Target({"kind": "cuda", "arch": ANY_ARCH, "host": host}), bind(module)
+    with target:
+        link_library(tvm.compile(module, target=target), triple, find_linker(triple))
+
+
+def bind(doubling: tvm.IRModule) -> tvm.IRModule:
+    """Bind the tiny kernel to a GPU's threads."""
+    schedule = Schedule(doubling, debug_mask="none")
+    (loop,) = schedule.get_loops(schedule.get_sblock("doubled"))
+    grid, thread = schedule.split(loop, [None, 32])
+    schedule.bind(grid, "blockIdx.x")
+    schedule.bind(thread, "threadIdx.x")
+    return schedule.mod
 
 
 def doubling_kernel() -> tvm.IRModule:

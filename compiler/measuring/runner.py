@@ -12,7 +12,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,18 @@ import tvm
 import tvm_ffi
 from numpy.typing import NDArray
 from tvm import relax
-from tvm.s_tir import Schedule
 
 from compiler import fallback
-from compiler.measuring.builder import ERROR_CHARS, BuiltKernel, doubling_kernel
-from compiler.measuring.operands import SEED, Operands, random_array
+from compiler.gpus import read_attributes
+from compiler.measuring.builder import ERROR_CHARS, BuiltKernel, bind, doubling_kernel
+from compiler.measuring.clocks import GpuClocks
+from compiler.measuring.cuda_errors import explain
+from compiler.measuring.draws import Draw, Parameter
+from compiler.measuring.operands import Operands
 from compiler.measuring.outputs import compare_outputs
-from compiler.measuring.timing import TimedKernel
+from compiler.measuring.timing import TimedKernel, flushes_constants, flushes_gpu
 from compiler.packaging.artifact import REFERENCE_FAILED, unpack, unpack_reference
+from compiler.packaging.cuda import load_cuda
 from compiler.packaging.library import KernelLibrary, LibraryError
 from compiler.target import parse_target
 from compiler.workload import from_json
@@ -38,6 +42,8 @@ from core.measurement import Measurement, Outcome
 # MAX_TURN_REPEATS repeats: where there were more calls, a repeat is the median of several.
 WARM_UP_S, TURN_S = 0.1, 0.3
 MAX_TURN_REPEATS = 40
+# What a whole model is compared with; it is timed with the last.
+MODULE_DRAWS = (Draw.LARGE, Draw.ORDINARY)
 # A model that takes this long is called once: cold caches and sleeping threads don't matter then.
 LONG_S = 1.0
 
@@ -50,10 +56,13 @@ class LocalRunner:
     """
 
     def __init__(self, target: str) -> None:
-        """Raises ValueError when TVM doesn't know the target."""
+        """Raises ValueError when TVM doesn't know the target, and CudaError."""
         self._target = parse_target(target)
         self._on_gpu = self._target.kind.name == "cuda"
+        if self._on_gpu:
+            load_cuda()
         self._device = tvm.cuda(0) if self._on_gpu else tvm.cpu()
+        self._failed: list[Exception] = []
         self._workload = lru_cache(maxsize=64)(from_json)
         self._reference = lru_cache(maxsize=64)(self._compile_reference)
         self._operands = lru_cache(maxsize=64)(self._make_operands)
@@ -87,57 +96,59 @@ class LocalRunner:
         """
         try:
             operands = self._operands(module_json)
-            kernel, first_s, wrong = self._first_call(built, operands, constants)
+            kernel, first_s, wrong = self._first_calls(built, operands, constants)
             if wrong:
                 # An earlier candidate may have written into the operands: try again with new ones.
                 operands.forget()
-                kernel, first_s, wrong = self._first_call(built, operands, constants)
+                kernel, first_s, wrong = self._first_calls(built, operands, constants)
+            if not wrong:
+                secs, doubt = self._steady(lambda: kernel.timed(first_s, best_s))
+                # Whatever the calls left behind: the last of them has to be right, too.
+                if wrong := operands.difference(Draw.ORDINARY, kernel.arguments):
+                    wrong = f"after several calls, {wrong}"
             if wrong:
                 operands.forget()
                 return Measurement(Outcome.WRONG_RESULT, build_secs=built.build_secs, error=wrong)
-            secs = kernel.timed(first_s, best_s)
         except Exception as error:
-            problem = str(error)[-ERROR_CHARS:]
-            return Measurement(Outcome.RUN_ERROR, build_secs=built.build_secs, error=problem)
-        return Measurement(Outcome.OK, secs, built.build_secs)
+            return self._failure(error, built.build_secs)
+        return Measurement(Outcome.OK, secs, built.build_secs, doubt)
 
     def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
         """Time a packed module end to end with random inputs, as a user's process runs it: the operating
         system chooses the calling thread's core.
 
-        With `compare`, it is timed only if it computes what the reference in the artifact does.
+        With `compare`, it is timed only if it computes what the reference in the artifact does, and has to
+        compute it still after it was timed.
         """
         try:
-            rng = np.random.default_rng(SEED)
-            specs = unpack(artifact)[1].inputs
-            inputs = [self._tensor(random_array(spec.shape, spec.dtype, rng)) for spec in specs]
+            specs = [Parameter(spec.shape, spec.dtype) for spec in unpack(artifact)[1].inputs]
+            draws = MODULE_DRAWS if compare else MODULE_DRAWS[-1:]
+            inputs = [[self._tensor(array) for array in draw.arrays(specs)] for draw in draws]
             # The reference runs and is freed before the library is even unpacked: a small device has no room
             # for both.
             reference = unpack_reference(artifact) if compare else None
             expected = [] if reference is None else self._reference_outputs(reference, inputs)
             del reference
-            machine = self._load_machine(unpack(artifact)[0])
-            if expected and (wrong := compare_outputs(expected, _arrays(machine["main"](*inputs)))):
+            main = self._load_machine(unpack(artifact)[0])["main"]
+            wrong = _difference(main, inputs, expected)
+            if not wrong:
+                secs, doubt = self._steady(lambda: _time_calls(main, inputs[-1], self._device))
+                if wrong := _difference(main, inputs[-1:], expected[-1:]):
+                    wrong = f"after several calls, {wrong}"
+            if wrong:
                 error = f"not what the untuned model computes: {wrong}"
                 return Measurement(Outcome.WRONG_RESULT, error=error)
-            secs = _time_calls(machine["main"], inputs, self._device)
         except Exception as error:
-            return Measurement(Outcome.RUN_ERROR, error=str(error)[-ERROR_CHARS:])
-        return Measurement(Outcome.OK, secs)
+            return self._failure(error)
+        return Measurement(Outcome.OK, secs, error=doubt)
 
     def self_check(self) -> None:
         """Compile, run and verify a tiny kernel. Raises RuntimeError when it computes a wrong result."""
-        module = doubling_kernel()
-        if self._on_gpu:
-            schedule = Schedule(module, debug_mask="none")
-            (loop,) = schedule.get_loops(schedule.get_sblock("doubled"))
-            grid, thread = schedule.split(loop, [None, 32])
-            schedule.bind(grid, "blockIdx.x")
-            schedule.bind(thread, "threadIdx.x")
-            module = schedule.mod
+        module = bind(doubling_kernel()) if self._on_gpu else doubling_kernel()
         source = np.arange(64, dtype="float32")
         arguments = [self._tensor(source), self._tensor(np.zeros(64, dtype="float32"))]
-        tvm.compile(module, target=self._target)["main"](*arguments)
+        with self._target:
+            tvm.compile(module, target=self._target)["main"](*arguments)
         if not np.array_equal(arguments[1].numpy(), source * 2):
             raise RuntimeError("the probe kernel computed a wrong result on this machine")
 
@@ -151,10 +162,14 @@ class LocalRunner:
             loaded = tvm_ffi.load_module(str(path), keep_module_alive=False)
             return relax.VirtualMachine(loaded, self._device, memory_cfg=allocator)
 
-    def _reference_outputs(self, reference: bytes, inputs: Sequence[Any]) -> list[NDArray[Any]]:
-        """Run the reference with an allocator that returns its memory. Raises RuntimeError."""
+    def _reference_outputs(
+        self, reference: bytes, inputs: Sequence[Sequence[Any]]
+    ) -> list[list[NDArray[Any]]]:
+        """Run the reference with each set of inputs, with an allocator that returns its memory. Raises
+        RuntimeError."""
         try:
-            return _arrays(self._load_machine(reference, "naive")["main"](*inputs))
+            main = self._load_machine(reference, "naive")["main"]
+            return [_arrays(main(*each)) for each in inputs]
         except Exception as error:
             raise RuntimeError(f"{REFERENCE_FAILED}{str(error)[-ERROR_CHARS:]}") from error
 
@@ -167,14 +182,28 @@ class LocalRunner:
         # The fallback's few safe steps share nothing with the search, and take a tenth of plain loops' time.
         # It runs on the CPU, also for a GPU's candidates.
         target = (self._target.host or "llvm") if self._on_gpu else self._target
-        return tvm.compile(fallback.schedule(module), target=target)["main"]
+        try:
+            return tvm.compile(fallback.schedule(module), target=target)["main"]
+        except Exception:  # TVM raises whatever class its C++ side names
+            return tvm.compile(module, target=target)["main"]
 
-    def _first_call(
+    def _first_calls(
         self, built: BuiltKernel, operands: Operands, constants: Sequence[int]
     ) -> tuple[TimedKernel, float, str]:
-        """Return the candidate with its arguments, the seconds of its first call, and what is wrong with its
-        outputs (empty when nothing is)."""
-        arguments = operands.place()
+        """Call the candidate once with each draw of arguments, ordinary ones last.
+
+        Return it with these, the seconds of its last call, and what is wrong with its outputs (empty when
+        nothing is).
+        """
+        for draw in sorted(operands.draws, key=Draw.ORDINARY.__eq__):
+            kernel = self._placed(built, operands.place(draw), constants)
+            first_s = kernel.call()
+            if wrong := operands.difference(draw, kernel.arguments):
+                break
+        return kernel, first_s, wrong
+
+    def _placed(self, built: BuiltKernel, arguments: list[Any], constants: Sequence[int]) -> TimedKernel:
+        """Return the candidate with arguments, constants packed."""
         constants_to_pack = built.packed_constants
         if constants_to_pack is not None:
             packed = [
@@ -184,14 +213,48 @@ class LocalRunner:
             built.library["pack"](*(arguments[i] for i in constants_to_pack.operands), *packed)
             for i, tensor in zip(constants_to_pack.operands, packed, strict=True):
                 arguments[i] = tensor
-        # A GPU's timer calls nothing between repeats: its caches are small beside what a network streams.
-        flushed = () if self._on_gpu else constants
-        kernel = TimedKernel(built.library, built.function, self._device, arguments, flushed)
-        first_s = kernel.call()
-        return kernel, first_s, operands.difference(arguments)
+        flush = self._flush_gpu if self._on_gpu else flushes_constants(constants)
+        is_cold = self._on_gpu or bool(constants)
+        return TimedKernel(built.library, built.function, self._device, arguments, flush, is_cold)
+
+    @cached_property
+    def _clocks(self) -> GpuClocks:
+        return GpuClocks()
+
+    @cached_property
+    def _flush_gpu(self) -> Callable[..., None]:
+        return flushes_gpu(self._device, read_attributes()["l2_bytes"])
+
+    def _steady(self, measure: Callable[[], tuple[float, ...]]) -> tuple[tuple[float, ...], str]:
+        """Measure; return also what makes the result doubtful, empty when nothing does."""
+        if not self._on_gpu:
+            return measure(), ""
+        measured, held_back = self._clocks.steady(measure)
+        return measured, f"the GPU's clocks were held back: {held_back}" if held_back else ""
+
+    def _failure(self, error: Exception, build_secs: float = 0.0) -> Measurement:
+        """Return what a trial that raised has come to."""
+        explained = explain(error) if self._on_gpu else None
+        if explained is None:
+            return Measurement(Outcome.RUN_ERROR, build_secs=build_secs, error=str(error)[-ERROR_CHARS:])
+        # After an error CUDA refuses to free memory, on which TVM would end this process: nothing that the
+        # failed call refers to is freed before the agent has the answer and replaces this process.
+        self._failed.append(error)
+        outcome, line = explained
+        return Measurement(outcome, build_secs=build_secs, error=line)
 
     def _tensor(self, array: NDArray[Any]) -> Any:
         return tvm.runtime.tensor(array, device=self._device)
+
+
+def _difference(
+    main: Callable[..., object], inputs: Sequence[Sequence[Any]], expected: Sequence[Sequence[NDArray[Any]]]
+) -> str:
+    """Return what is wrong with a model's outputs, of the first inputs for which anything is."""
+    differences = (
+        compare_outputs(wanted, _arrays(main(*each))) for each, wanted in zip(inputs, expected, strict=False)
+    )
+    return next(filter(None, differences), "")
 
 
 def _time_calls(function: Callable[..., object], inputs: Sequence[Any], device: Any) -> tuple[float, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import tvm_ffi
 
 from compiler.measuring.cores import off_pool_cores
 
-FLUSH = "tunefarm.flush_constants"
+FLUSH = "tunefarm.flush"
 # A kernel is called repeatedly for at least this long; the mean of these calls is one repeat.
 REPEAT_MS = 1
 # A candidate is repeated until its timing has taken TIMING_S, within these bounds.
@@ -39,14 +39,18 @@ COLD_S = 1e-3
 
 @dataclass(frozen=True)
 class TimedKernel:
-    """A built candidate with its arguments on the device. The arguments at the positions `constants` are
-    flushed from the caches before every timed call."""
+    """A built candidate with its arguments on the device.
+
+    Before every timed call `flush`, which is given the arguments, takes from the caches what a network would
+    not find there. With `is_cold`, a second call would find it there.
+    """
 
     library: Any
     function: Any
     device: Any
     arguments: list[Any]
-    constants: Sequence[int]
+    flush: Callable[..., None]
+    is_cold: bool
 
     def call(self) -> float:
         """Return the seconds of one call, without flushing the caches."""
@@ -62,17 +66,10 @@ class TimedKernel:
         The closer a candidate comes to `best_s`, the best latency known of the workload, the more repeats it
         gets. `first_s` is what an earlier first call took.
         """
-        flush = tvm.get_global_func("cache_flush_cpu_non_first_arg")
-        constants = self.constants  # TVM keeps the function: it must not keep this kernel alive
-
-        def flush_constants(*arguments: Any) -> None:
-            if constants:
-                flush(arguments[0], *(arguments[i] for i in constants))
-
-        # TVM's timer finds the function by its name.
-        tvm_ffi.register_global_func(FLUSH, flush_constants, override=True)
+        # TVM's timer finds the function by its name, and keeps it: it must not keep this kernel alive.
+        tvm_ffi.register_global_func(FLUSH, self.flush, override=True)
         start = time.perf_counter()
-        flush_constants(*self.arguments)
+        self.flush(*self.arguments)
         once_s = self.call()
         # A repeat takes longer than what it times: flushing takes longer than many a kernel.
         cost_s = max(time.perf_counter() - start, self._repeat_ms / 1e3)
@@ -96,8 +93,8 @@ class TimedKernel:
 
     @property
     def _repeat_ms(self) -> int:
-        """With constants to flush, a repeat is one call: the next one would find them in the caches."""
-        return 0 if self.constants else REPEAT_MS
+        """A repeat of what is cold is one call."""
+        return 0 if self.is_cold else REPEAT_MS
 
     def _repeat(self, repeats: int) -> tuple[float, ...]:
         if repeats < 1:
@@ -111,6 +108,31 @@ class TimedKernel:
             f_preproc=FLUSH,
         )
         return tuple(float(secs) for secs in timer(*self.arguments).results)
+
+
+def flushes_constants(constants: Sequence[int]) -> Callable[..., None]:
+    """Return a function that flushes the arguments at these positions from a CPU's caches: a network streams
+    its weights, while the activations stay."""
+    flush = tvm.get_global_func("cache_flush_cpu_non_first_arg")
+
+    def flush_constants(*arguments: Any) -> None:
+        if constants:
+            flush(arguments[0], *(arguments[i] for i in constants))
+
+    return flush_constants
+
+
+def flushes_gpu(device: Any, cache_bytes: int) -> Callable[..., None]:
+    """Return a function that fills the cache of a GPU, which has `cache_bytes`, with something else.
+
+    The device does so while this process submits the kernel that is timed next.
+    """
+    source, target = (tvm.runtime.empty((2 * cache_bytes,), "uint8", device) for _ in range(2))
+
+    def flush_all(*arguments: Any) -> None:
+        source.copyto(target)
+
+    return flush_all
 
 
 def _repeats(wanted: float, maximum: int) -> int:

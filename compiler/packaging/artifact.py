@@ -15,9 +15,10 @@ from compiler import fallback
 from compiler.codegen.steps import apply_passes
 from compiler.constants.packing import prepack
 from compiler.importing.spec import TensorSpec, first_line
-from compiler.lowering.trace import LoweringError, apply_trace
+from compiler.lowering.trace import UNSCHEDULED, LoweringError, apply_trace
 from compiler.packaging import archive
 from compiler.packaging.archive import ArchiveError
+from compiler.packaging.cuda import CudaError, load_cuda
 from compiler.packaging.linker import LinkerError, find_linker, link_library
 from compiler.target import host_triple, parse_target
 from compiler.workload import normalise, workload_hash
@@ -37,10 +38,12 @@ class ArtifactError(ValueError):
 
 @dataclass(frozen=True)
 class TaskEntry:
-    """One workload in an artifact. `trace` and `latency_s` are None for the fallback schedule.
+    """One workload in an artifact. The `source` of its `trace` is "trial", "import", or "fallback" for the
+    fallback schedule; `trace` and `latency_s` are None for what no device has measured.
 
-    `reason` says why the artifact doesn't use the workload's best schedule; it is empty if it does. `variant`
-    names the variant that the workload is computed by, if it is one (`compiler.variants`).
+    `share` is its fraction of the time of all workloads that were measured. `reason` says why the workload
+    isn't tuned, or doesn't use its best schedule; it is empty otherwise. `variant` names the variant that the
+    workload is computed by, if it is one (`compiler.variants`).
     """
 
     workload: str
@@ -51,6 +54,7 @@ class TaskEntry:
     source: str = "fallback"
     reason: str = ""
     variant: str = ""
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -113,8 +117,11 @@ def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str)
     `schedules` maps workload hashes to traces; functions without one get the fallback schedule. Raises
     ArtifactError when a trace doesn't apply, the code can't be generated or there is no linker.
     """
+    on_gpu = parse_target(target).kind.name == "cuda"
     functions = {
-        name: _schedule_function(name.name_hint, func, schedules) if isinstance(func, tirx.PrimFunc) else func
+        name: _schedule_function(name.name_hint, func, schedules, on_gpu)
+        if isinstance(func, tirx.PrimFunc)
+        else func
         for name, func in fused.functions_items()
     }
     try:
@@ -131,18 +138,32 @@ def build_library(module: tvm.IRModule, target: str) -> bytes:
     triple = host_triple(parsed)
     try:
         link = find_linker(triple)
-        return link_library(relax.build(module, parsed), triple, link)
-    except LinkerError as error:
+        if parsed.kind.name == "cuda":
+            load_cuda()
+            module = fallback.schedule_for_gpu(module, parsed)
+            # TVM's pipeline for GPUs would fuse functions again that have schedules.
+            pipeline = relax.get_pipeline("default")
+            # What is called with the same shapes every time becomes a CUDA graph.
+            with parsed, tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": True}):
+                built = relax.build(module, parsed, relax_pipeline=pipeline)
+        else:
+            built = relax.build(module, parsed)
+        return link_library(built, triple, link)
+    except (LinkerError, CudaError) as error:
         raise ArtifactError(str(error)) from error
     except Exception as error:  # TVM raises whatever class its C++ side names
         raise ArtifactError(f"the model can't be compiled: {first_line(error)}") from error
 
 
-def _schedule_function(name: str, func: tirx.PrimFunc, schedules: Mapping[str, str]) -> tirx.PrimFunc:
+def _schedule_function(
+    name: str, func: tirx.PrimFunc, schedules: Mapping[str, str], on_gpu: bool
+) -> tirx.PrimFunc:
     if func.attrs.get("tirx.is_scheduled", False):
         return func
     workload = normalise(func)
     trace = schedules.get(workload_hash(workload))
+    if on_gpu and trace in (None, UNSCHEDULED):
+        return func  # `build_library` schedules the rest
     try:
         module = fallback.schedule(workload) if trace is None else apply_trace(workload, trace)
     except LoweringError as error:

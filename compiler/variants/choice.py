@@ -50,13 +50,16 @@ class VariantModel:
         """Raises ModelError when TVM can't compile the model."""
         operators = convert_operators(model, target)
         fused = fuse_operators(operators, target)
-        rewritten = {variant.name: variant.rewrite(operators) for variant in VARIANTS}
-        variants = {
-            name: fuse_operators(module, target) for name, module in rewritten.items() if module is not None
-        }
-        return cls(
-            fused, {name: module for name, module in variants.items() if _is_comparable(fused, module)}
-        )
+        variants = {}
+        for variant in VARIANTS:
+            try:
+                rewritten = variant.rewrite(operators)
+                changed = None if rewritten is None else fuse_operators(rewritten, target)
+            except Exception:  # TVM raises whatever class its C++ side names; the model does without
+                changed = None
+            if changed is not None and _is_comparable(fused, changed):
+                variants[variant.name] = changed
+        return cls(fused, variants)
 
     def tasks(self) -> list[ExtractedTask]:
         """Return the tasks of the model, then the tasks of variants that may replace one of them."""

@@ -17,6 +17,7 @@ from core.lease import Candidate, Limits, ModuleRun
 from core.measurement import Built, Measurement, Outcome
 from core.worker import Role, Vitals, Wanted, WorkerState
 from proto.messages import Answer, LibraryUpload, WorkerReport
+from system import logs
 from worker.agent.display import Display, LeaseProgress, LogDisplay
 from worker.agent.failed_checks import FailedChecks
 from worker.agent.outbox import Outbox
@@ -56,6 +57,7 @@ class AgentConfig:
     once                end after one lease
     role                measure on this device, or build for others
     override_limits     turns the limits of a lease into those that hold on this device
+    machine             names this machine as long as it runs; empty where that is unknown
     """
 
     slots: int = SLOTS
@@ -65,6 +67,7 @@ class AgentConfig:
     once: bool = False
     role: Role = Role.MEASURE
     override_limits: Callable[[Limits], Limits] = lambda limits: limits
+    machine: str = ""
 
 
 class Agent:
@@ -183,6 +186,7 @@ class Agent:
             role=self._config.role,
             builds_for=self._executor.builds_for,
             calibrated=self._calibration_unreported,
+            machine=self._config.machine,
         )
 
     async def _apply(self, report: WorkerReport, answer: Answer) -> None:
@@ -297,7 +301,8 @@ class Agent:
 
     async def _work(self, held: LeaseProgress) -> None:
         """Work on the lease in a task that `_drop_lease` may cancel. Raises ChildStartError."""
-        self._lease_task = asyncio.create_task(self._work_on_lease(held))
+        with logs.about(lease=held.lease.id.id):
+            self._lease_task = asyncio.create_task(self._work_on_lease(held))
         try:
             await asyncio.wait([self._lease_task])
             if not self._lease_task.cancelled():
@@ -329,7 +334,8 @@ class Agent:
     def _add_result(self, held: LeaseProgress, trial_id: int, measurement: Measurement | Built) -> None:
         self._outbox.add_trial(held.lease.id, trial_id, measurement)
         held.note(measurement)
-        self._display.show_progress(held)
+        with logs.about(trial=trial_id):
+            self._display.show_progress(held)
 
     async def _fetch(
         self, held: LeaseProgress, candidates: Sequence[Candidate], folder: Path

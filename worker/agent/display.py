@@ -20,6 +20,7 @@ from rich.text import Text
 from core.durations import latency_text
 from core.lease import Lease
 from core.measurement import Built, Measurement, Outcome
+from system import logs
 
 _log = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class LiveDisplay:
 def display(console: Console) -> Iterator[Display]:
     """Return a live display for a terminal, else one that logs; set up the log to go to the console too."""
     if not console.is_terminal:
-        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
+        logs.configure(logging.INFO)
         yield LogDisplay()
         return
     handler = RichHandler(console=console, show_path=False, highlighter=NullHighlighter())

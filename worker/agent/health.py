@@ -32,13 +32,14 @@ class HealthMonitor:
     """Reads the vitals, at most every READ_EVERY_S seconds."""
 
     clock: Callable[[], float] = time.monotonic
+    read: Callable[[], Vitals] = field(default_factory=lambda: read_vitals)
     _read_at: float | None = None
     _latest: Vitals = field(default_factory=Vitals)
 
     def __call__(self) -> Vitals:
         now = self.clock()
         if self._read_at is None or now - self._read_at >= READ_EVERY_S:
-            self._latest, self._read_at = read_vitals(), now
+            self._latest, self._read_at = self.read(), now
         return self._latest
 
 

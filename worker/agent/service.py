@@ -32,11 +32,14 @@ FIRST_PAUSE_S = 0.2
 _FINAL = {
     grpc.StatusCode.UNAUTHENTICATED: "check --token",
     grpc.StatusCode.PERMISSION_DENIED: "make it one with `tunefarm token create --scope worker`",
+    grpc.StatusCode.ALREADY_EXISTS: "each device has a name and a token of its own",
     grpc.StatusCode.FAILED_PRECONDITION: "install the same tunefarm version on both sides",
     grpc.StatusCode.INVALID_ARGUMENT: "install the same tunefarm version on both sides",
     grpc.StatusCode.UNIMPLEMENTED: "check that --server is the address of the service's gRPC port",
 }
 
+# A service that has never answered is given this long to start before anything is said.
+START_GRACE_S = 10.0
 # Parts of gRPC's errors that a wrong flag causes, with the next step for people.
 _HINTS = {
     "CERTIFICATE_VERIFY_FAILED": ", give the service's authority with --ca",
@@ -86,6 +89,7 @@ class FleetClient:
         self._metadata = (("authorization", f"Bearer {token}"),) if token else ()
         self._reconnect_max_s = reconnect_max_s
         self._workloads: OrderedDict[str, str] = OrderedDict()
+        self._has_answered = False
 
     async def synchronize(self, report: Callable[[], WorkerReport]) -> tuple[WorkerReport, Answer]:
         """Send a report, made anew for every try; return the one that got through, and its answer."""
@@ -165,7 +169,9 @@ class FleetClient:
             reraise=True,
         )
         try:
-            return await tries(call)
+            answer: _T = await tries(call)
+            self._has_answered = True
+            return answer
         except grpc.RpcError as error:
             if _code(error) is grpc.StatusCode.NOT_FOUND:
                 raise NotStored(_details(error)) from error
@@ -174,14 +180,19 @@ class FleetClient:
             ) from error
 
     def _log_retry(self, state: RetryCallState) -> None:
-        """Warn after 1, 2, 4, 8... tries, so that a service that is away for a night doesn't fill the log."""
+        """Warn after 1, 2, 4, 8... tries, so that a service that is away for a night doesn't fill the log.
+
+        A service that was started together with this worker is given the time that this takes.
+        """
         tries = state.attempt_number
-        if tries & (tries - 1) == 0 and state.outcome is not None:
+        is_starting = not self._has_answered and (state.seconds_since_start or 0.0) < START_GRACE_S
+        if tries & (tries - 1) == 0 and state.outcome is not None and not is_starting:
             reason = _details(state.outcome.exception())
             hint = next((hint for sign, hint in _HINTS.items() if sign in reason), "")
-            _log.warning(
-                "%s doesn't answer (%s)%s: still trying, %d so far", self._address, reason, hint, tries
-            )
+            error = state.outcome.exception()
+            lets_in = error is None or _code(error) is not grpc.StatusCode.ABORTED
+            does = "doesn't answer" if lets_in else "doesn't let this worker in yet"
+            _log.warning("%s %s (%s)%s: still trying, %d so far", self._address, does, reason, hint, tries)
 
 
 def _is_transient(error: BaseException) -> bool:

@@ -10,14 +10,17 @@ from functools import lru_cache
 from pathlib import Path
 from threading import Barrier
 
+from compiler.codegen.nvcc import compiler_version
+from compiler.gpus import detect_gpu
 from compiler.measuring.builder import BuiltKernel, LocalBuilder, check_export
 from compiler.measuring.calibration import calibrate
 from compiler.measuring.cores import bind_thread_pool
+from compiler.measuring.gpu_calibration import calibrate_gpu
 from compiler.measuring.runner import LocalRunner
 from compiler.packaging.library import KernelLibrary
 from compiler.packaging.linker import MACHINES
 from compiler.target import detect_device
-from core.device import Device
+from core.device import Device, cuda_machine
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
 from worker.runner.interface import BuildRequest, Exported, Machines, Notify
@@ -32,7 +35,8 @@ class CompilerRunner:
     def __init__(self, threads: int, without: Sequence[str] = ()) -> None:
         """Raises FeatureError when this machine lacks an instruction set that it is to do `without`."""
         bind_thread_pool(threads)
-        self._device = detect_device(threads, without)
+        self._threads = threads
+        self._device = self._detect(without)
         self._builder = lru_cache(maxsize=4)(LocalBuilder)  # by target
         self._runner = lru_cache(maxsize=4)(LocalRunner)
         self._builders = ThreadPoolExecutor(threads, thread_name_prefix="build")
@@ -41,13 +45,16 @@ class CompilerRunner:
     def check(self) -> Device:
         self._runner(self._device.target).self_check()
         # All threads start now: their stacks and heaps must not count as growth that candidates caused.
-        all_started = Barrier(self._device.cores)
-        for _ in self._builders.map(lambda _: all_started.wait(), range(self._device.cores)):
+        all_started = Barrier(self._threads)
+        for _ in self._builders.map(lambda _: all_started.wait(), range(self._threads)):
             pass
         return self._device
 
     def calibrate(self, budget_s: float) -> Profile:
         return calibrate(self._device, budget_s)
+
+    def _detect(self, without: Sequence[str]) -> Device:
+        return detect_device(self._threads, without)
 
     def build(self, requests: Mapping[int, BuildRequest], begun: Notify, ended: Notify) -> list[int]:
         def build(number: int) -> bool:
@@ -73,10 +80,14 @@ class CompilerRunner:
     def machines(self) -> Machines:
         """Return this machine first. Trying fills the linkers' caches, for which a candidate has no time."""
         names, problems = [], []
+        cuda = compiler_version()
         for machine in sorted(MACHINES, key=lambda machine: machine != platform.machine()):
             try:
                 check_export(machine)
                 names.append(machine)
+                if cuda:
+                    check_export(machine, on_gpu=True)
+                    names.append(cuda_machine(machine, cuda))
             except Exception as error:  # TVM raises whatever class its C++ side names
                 problems.append(str(error)[-500:])
         return Machines(tuple(names), tuple(problems))
@@ -109,3 +120,15 @@ class CompilerRunner:
             return builder.build(request.module_json, request.trace)
         except ValueError as error:
             return Measurement(Outcome.BUILD_ERROR, error=str(error))
+
+
+class GpuRunner(CompilerRunner):
+    """Measures on the first GPU that CUDA shows this process. Candidates are built, and references run, on
+    `threads` cores of its host."""
+
+    def calibrate(self, budget_s: float) -> Profile:
+        return calibrate_gpu(self._device, budget_s)
+
+    def _detect(self, without: Sequence[str]) -> Device:
+        """Raises CudaError and NoGpuError."""
+        return detect_gpu()

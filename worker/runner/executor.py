@@ -22,7 +22,7 @@ from core.lease import Limits
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
 from system.environment import allowed_variables
-from system.settings import SettingsError
+from system.errors import SettingsError
 from worker.runner import messages
 from worker.runner.child_protocol import BuildCall, UnaryCall
 from worker.runner.interface import BuildRequest, Exported, Phase
@@ -35,8 +35,17 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 PACKAGES = Path(__file__).resolve().parents[2]
+CPU_RUNNER = "worker.runner.compiler_runner:CompilerRunner"
+GPU_RUNNER = "worker.runner.compiler_runner:GpuRunner"
 # What the allocators of C++, Python and TVM report.
 OUT_OF_MEMORY = ("bad_alloc", "MemoryError", "Cannot allocate memory")
+# A wrong result may have written anywhere; after most of CUDA's errors, all that follows fails.
+POISONOUS = frozenset(
+    {
+        *(Outcome.WRONG_RESULT, Outcome.OUT_OF_MEMORY, Outcome.ILLEGAL_ACCESS),
+        *(Outcome.LAUNCH_ERROR, Outcome.DEVICE_LOST),
+    }
+)
 # A candidate may use this many times its time limit as CPU time, on each core.
 CPU_SLACK = 2.0
 # Calibration begins no measurement after this time. The last one may take as long as a child's start may,
@@ -59,7 +68,7 @@ class ChildConfig:
     """
 
     threads: int
-    runner: str = "worker.runner.compiler_runner:CompilerRunner"
+    runner: str = CPU_RUNNER
     start_timeout_s: float = 120.0
     user: str | None = None
     builds: bool = False
@@ -392,9 +401,9 @@ class Executor:
         trusted = False
         try:
             result = await call.result(message | usage, decode)
-            # A wrong result has written anywhere; a child that has grown would fail good candidates.
-            is_wrong = isinstance(result, Measurement) and result.outcome is Outcome.WRONG_RESULT
-            trusted = call.succeeded and not is_wrong and call.grown_bytes <= memory_bytes // 2
+            # A child that has grown would fail good candidates.
+            is_harmless = not isinstance(result, Measurement) or result.outcome not in POISONOUS
+            trusted = call.succeeded and is_harmless and call.grown_bytes <= memory_bytes // 2
         finally:
             if not trusted:
                 await self.close()

@@ -27,21 +27,8 @@ from pathlib import Path
 from core.device import Device
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
+from tests.devices import DEVICE
 from worker.runner.interface import BuildRequest, Exported, Machines, Notify
-
-DEVICE = Device(
-    name="test board",
-    triple="x86_64-linux-gnu",
-    mcpu="generic",
-    features=("avx2",),
-    cores=2,
-    vector_bytes=32,
-    l1_bytes=32768,
-    l2_bytes=1 << 20,
-    l3_bytes=1 << 24,
-    toolchain="test",
-    target='{"kind":"llvm"}',
-)
 
 KEPT: list[bytearray] = []
 # Names this process: it can't know its process id outside of its PID namespace.

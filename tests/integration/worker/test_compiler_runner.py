@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from compiler.codegen.nvcc import compiler_version
 from compiler.target import detect_device
 from compiler.workload import to_json
+from core.device import cuda_machine
 from core.measurement import Measurement, Outcome
 from tests.workloads import matmul
 from worker.runner.compiler_runner import CompilerRunner
@@ -100,7 +102,9 @@ def test_what_is_exported_is_not_run(runner: CompilerRunner) -> None:
 def test_it_knows_for_which_machines_it_can_link(
     runner: CompilerRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert runner.machines().names[0] == platform.machine()
+    own, own_with_gpus, *_ = runner.machines().names
+    assert own == platform.machine()
+    assert own_with_gpus == cuda_machine(own, compiler_version())
     monkeypatch.setattr("compiler.packaging.linker.importlib.util.find_spec", lambda name: None)
     monkeypatch.setattr("compiler.packaging.linker.shutil.which", lambda name: None)
     nowhere = runner.machines()

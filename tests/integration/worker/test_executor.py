@@ -17,6 +17,7 @@ import pytest
 
 from core.lease import Limits
 from core.measurement import Measurement, Outcome
+from tests.devices import DEVICE
 from tests.integration.worker.executors import (
     GENEROUS,
     HASTY_BUILD,
@@ -37,7 +38,7 @@ from worker.runner.start_failure import ChildStartError
 def test_a_child_that_behaves_is_kept() -> None:
     async def work(executor: Executor) -> None:
         device = await executor.start()
-        assert device.name == "test board"
+        assert device.name == DEVICE.name
         first = await child_of_next(executor)
         refused = await executor.measure(build_request("build refuse"), GENEROUS)
         assert refused == Measurement(Outcome.BUILD_ERROR, error="no such loop")

@@ -22,6 +22,7 @@ from core.worker import WorkerState
 from tests import workloads
 from tests.integration.worker.fake_fleet import FakeFleet
 from tests.processes import OWN_PROFILES
+from worker.main import main
 
 PACKAGES = Path(__file__).resolve().parents[3]
 # The trace that leaves a workload as it is.
@@ -130,8 +131,7 @@ def test_candidates_are_measured_with_tvm() -> None:
 
 
 @pytest.mark.skipif("fma" not in PROBED.features, reason="gives up fma")
-@pytest.mark.parametrize("way", ["flag", "setting"])
-def test_a_device_that_gives_something_up_is_another_one(way: str) -> None:
+def test_a_device_that_gives_something_up_is_another_one() -> None:
     fleet = FakeFleet()
 
     async def work(process: asyncio.subprocess.Process) -> None:
@@ -139,10 +139,7 @@ def test_a_device_that_gives_something_up_is_another_one(way: str) -> None:
         process.terminate()
         await process.wait()
 
-    if way == "flag":
-        code, errors = with_worker(fleet, work, "--threads", "1", "--features", "-fma")
-    else:
-        code, errors = with_worker(fleet, work, "--threads", "1", TUNEFARM_WORKER_FEATURES="-fma")
+    code, errors = with_worker(fleet, work, "--threads", "1", TUNEFARM_WORKER_FEATURES="-fma")
     assert code == 0, errors
     device = next(report.device for report in fleet.reports if report.device is not None)
     assert "fma" not in device.features
@@ -226,18 +223,33 @@ def test_a_fenced_worker_has_an_exit_code_of_its_own() -> None:
         (["--server", "farm:1", "--cert", "/gone.pem"], "a certificate, but no key"),
     ],
 )
-def test_a_wrong_setting_is_one_clear_line(flags: list[str], says: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "worker", *flags],
-        env=environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == ExitCode.USAGE
-    (line,) = done.stderr.splitlines()
+def test_a_wrong_setting_is_one_clear_line(
+    flags: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The command runs in this process: one of its own would import for longer than all else takes."""
+    monkeypatch.delenv("TUNEFARM_WORKER_SERVER", raising=False)
+    assert main(flags) == ExitCode.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("tunefarm worker: ")
     assert says in line
+
+
+def test_a_builder_makes_the_folder_of_the_linkers_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sandbox could not let the child write to a folder that isn't there."""
+    flags = ["--server", "farm:1", "--build", "--ca", "/gone.pem"]  # a mistake, so that it ends
+    folder = tmp_path / "caches" / "zig"
+    monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", str(folder))
+    assert main(flags) == ExitCode.USAGE
+    assert folder.is_dir()
+
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ZIG_GLOBAL_CACHE_DIR", str(tmp_path / "file" / "zig"))
+    assert main(flags) == ExitCode.USAGE
+    (line,) = capsys.readouterr().err.splitlines()[1:]
+    assert "ZIG_GLOBAL_CACHE_DIR names" in line
+    assert "which can't be made: Not a directory" in line
 
 
 def test_the_agent_itself_never_loads_tvm() -> None:

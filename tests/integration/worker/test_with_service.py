@@ -15,9 +15,9 @@ from records.fleet import devices
 from records.jobs import jobs, tasks, trials
 from records.jobs.tasks import TaskSpec
 from records.jobs.trials import NewTrial, Trial
+from tests.devices import DEVICE
 from tests.integration.server.conftest import Service, launch
 from tests.integration.worker.executors import SHARED
-from tests.integration.worker.fault_runner import DEVICE
 from worker.agent.agent import Agent, AgentConfig
 from worker.agent.service import FleetClient, open_channel
 from worker.runner.executor import ChildConfig, Executor

@@ -70,7 +70,7 @@ def test_a_log_gets_a_line_for_every_change_and_none_for_a_candidate(
         shown.show_progress(LeaseProgress(LEASE))
         shown.show("ready [red]as pi4")
     lines = written.getvalue().splitlines()
-    assert [line.split(" INFO ")[1] for line in lines] == ["probing", "ready [red]as pi4"]
+    assert [line.split("display: ")[1] for line in lines] == ["probing", "ready [red]as pi4"]
 
 
 def test_a_terminal_keeps_a_line_that_tells_how_far_the_lease_is() -> None:

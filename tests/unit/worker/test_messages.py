@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from core.measurement import Measurement, Outcome
-from tests.integration.worker.fault_runner import DEVICE
+from tests.devices import DEVICE
 from worker.runner import messages
 from worker.runner.interface import BuildRequest, Exported, Machines
 from worker.sandbox import frames

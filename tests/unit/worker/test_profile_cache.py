@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from core.profile import VERSION
-from tests.integration.worker.fault_runner import DEVICE
+from tests.devices import DEVICE
 from worker.agent import profile_cache
 from worker.agent.profile_cache import ProfileCache
 
