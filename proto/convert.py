@@ -59,10 +59,12 @@ _VITAL_RANGES: dict[str, tuple[float, float]] = {
     "load": (0.0, 1e6),
     "temperature_c": (-100.0, 300.0),
     "memory_free_bytes": (0, 1 << 50),
+    "power_w": (0.0, 1e5),
     "candidates": (0, 1 << 20),
     "candidates_done": (0, 1 << 20),
 }
 _MAX_GPU_SIZE = 1 << 24
+_MAX_GPU_CHARS = 128
 
 
 class WireError(ValueError):
@@ -93,7 +95,7 @@ def measurement_from_wire(message: pb.Measurement) -> Measurement:
         )
     run_secs = tuple(message.run_secs) if outcome is Outcome.OK else ()
     try:
-        return Measurement(outcome, run_secs, build_secs, "" if outcome is Outcome.OK else error)
+        return Measurement(outcome, run_secs, build_secs, error)
     except ValueError as problem:
         return Measurement(
             Outcome.UNKNOWN, (), build_secs, f"the worker's measurement made no sense: {problem}"
@@ -163,11 +165,15 @@ def _profile_from_wire(text: str) -> Profile:
 
 
 def _gpu_from_wire(message: pb.Gpu) -> Gpu:
-    facts = {field.name: int(getattr(message, field.name)) for field in fields(Gpu)}
+    facts = {field.name: getattr(message, field.name) for field in fields(Gpu)}
+    texts = {name: facts.pop(name) for name in ("model", "cuda")}
     for name, value in facts.items():
         if not 0 < value <= _MAX_GPU_SIZE:
             raise WireError(f"the GPU's {name} must be 1 to {_MAX_GPU_SIZE}, not {value}")
-    return Gpu(**facts)
+    for name, text in texts.items():
+        if not 0 < len(text) <= _MAX_GPU_CHARS or not text.isprintable():
+            raise WireError(f"the GPU's {name} must be a text of at most {_MAX_GPU_CHARS} characters")
+    return Gpu(**facts, **texts)
 
 
 def lease_to_wire(lease: Lease) -> pb.Lease:
@@ -269,6 +275,7 @@ def report_to_wire(report: WorkerReport) -> pb.SynchronizeRequest:
         role=f"WORKER_ROLE_{report.role.name}",
         builds_for=report.builds_for,
         calibrated=report.calibrated,
+        machine=report.machine,
     )
 
 
@@ -300,6 +307,7 @@ def report_from_wire(message: pb.SynchronizeRequest) -> WorkerReport:
             role=_ROLES[message.role],
             builds_for=tuple(message.builds_for),
             calibrated=message.calibrated,
+            machine=message.machine,
         )
     except ValueError as problem:
         raise WireError(str(problem)) from problem

@@ -37,6 +37,9 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_RUN_TIMEOUT: _ClassVar[Outcome]
     OUTCOME_WRONG_RESULT: _ClassVar[Outcome]
     OUTCOME_DEVICE_LOST: _ClassVar[Outcome]
+    OUTCOME_OUT_OF_MEMORY: _ClassVar[Outcome]
+    OUTCOME_ILLEGAL_ACCESS: _ClassVar[Outcome]
+    OUTCOME_LAUNCH_ERROR: _ClassVar[Outcome]
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_PROBING: WorkerState
 WORKER_STATE_READY: WorkerState
@@ -56,9 +59,12 @@ OUTCOME_RUN_ERROR: Outcome
 OUTCOME_RUN_TIMEOUT: Outcome
 OUTCOME_WRONG_RESULT: Outcome
 OUTCOME_DEVICE_LOST: Outcome
+OUTCOME_OUT_OF_MEMORY: Outcome
+OUTCOME_ILLEGAL_ACCESS: Outcome
+OUTCOME_LAUNCH_ERROR: Outcome
 
 class SynchronizeRequest(_message.Message):
-    __slots__ = ("protocol", "worker_id", "session_id", "starting", "state", "device", "held", "results", "slots", "wait_s", "vitals", "role", "builds_for", "calibrated")
+    __slots__ = ("protocol", "worker_id", "session_id", "starting", "state", "device", "held", "results", "slots", "wait_s", "vitals", "role", "builds_for", "calibrated", "machine")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +79,7 @@ class SynchronizeRequest(_message.Message):
     ROLE_FIELD_NUMBER: _ClassVar[int]
     BUILDS_FOR_FIELD_NUMBER: _ClassVar[int]
     CALIBRATED_FIELD_NUMBER: _ClassVar[int]
+    MACHINE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     worker_id: str
     session_id: str
@@ -87,10 +94,11 @@ class SynchronizeRequest(_message.Message):
     role: WorkerRole
     builds_for: _containers.RepeatedScalarFieldContainer[str]
     calibrated: bool
-    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ..., vitals: _Optional[_Union[Vitals, _Mapping]] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., builds_for: _Optional[_Iterable[str]] = ..., calibrated: _Optional[bool] = ...) -> None: ...
+    machine: str
+    def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ..., vitals: _Optional[_Union[Vitals, _Mapping]] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., builds_for: _Optional[_Iterable[str]] = ..., calibrated: _Optional[bool] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class Vitals(_message.Message):
-    __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done", "uncontained", "trouble")
+    __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done", "uncontained", "trouble", "power_w")
     TUNEFARM_VERSION_FIELD_NUMBER: _ClassVar[int]
     TVM_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +108,7 @@ class Vitals(_message.Message):
     CANDIDATES_DONE_FIELD_NUMBER: _ClassVar[int]
     UNCONTAINED_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    POWER_W_FIELD_NUMBER: _ClassVar[int]
     tunefarm_version: str
     tvm_version: str
     load: float
@@ -109,7 +118,8 @@ class Vitals(_message.Message):
     candidates_done: int
     uncontained: str
     trouble: str
-    def __init__(self, tunefarm_version: _Optional[str] = ..., tvm_version: _Optional[str] = ..., load: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_free_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidates_done: _Optional[int] = ..., uncontained: _Optional[str] = ..., trouble: _Optional[str] = ...) -> None: ...
+    power_w: float
+    def __init__(self, tunefarm_version: _Optional[str] = ..., tvm_version: _Optional[str] = ..., load: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_free_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidates_done: _Optional[int] = ..., uncontained: _Optional[str] = ..., trouble: _Optional[str] = ..., power_w: _Optional[float] = ...) -> None: ...
 
 class SynchronizeResponse(_message.Message):
     __slots__ = ("fenced", "lease", "acknowledged", "call_again_after_s", "wanted", "calibrate")
@@ -158,18 +168,28 @@ class Device(_message.Message):
     def __init__(self, name: _Optional[str] = ..., triple: _Optional[str] = ..., mcpu: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., vector_bytes: _Optional[int] = ..., l1_bytes: _Optional[int] = ..., l2_bytes: _Optional[int] = ..., l3_bytes: _Optional[int] = ..., toolchain: _Optional[str] = ..., target: _Optional[str] = ..., gpu: _Optional[_Union[Gpu, _Mapping]] = ..., profile: _Optional[str] = ...) -> None: ...
 
 class Gpu(_message.Message):
-    __slots__ = ("max_threads", "warp_size", "shared_bytes", "registers", "capability")
+    __slots__ = ("max_threads", "warp_size", "shared_bytes", "registers", "capability", "model", "resident_threads", "resident_blocks", "resident_shared_bytes", "cuda")
     MAX_THREADS_FIELD_NUMBER: _ClassVar[int]
     WARP_SIZE_FIELD_NUMBER: _ClassVar[int]
     SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     REGISTERS_FIELD_NUMBER: _ClassVar[int]
     CAPABILITY_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_THREADS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    RESIDENT_SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CUDA_FIELD_NUMBER: _ClassVar[int]
     max_threads: int
     warp_size: int
     shared_bytes: int
     registers: int
     capability: int
-    def __init__(self, max_threads: _Optional[int] = ..., warp_size: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., registers: _Optional[int] = ..., capability: _Optional[int] = ...) -> None: ...
+    model: str
+    resident_threads: int
+    resident_blocks: int
+    resident_shared_bytes: int
+    cuda: str
+    def __init__(self, max_threads: _Optional[int] = ..., warp_size: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., registers: _Optional[int] = ..., capability: _Optional[int] = ..., model: _Optional[str] = ..., resident_threads: _Optional[int] = ..., resident_blocks: _Optional[int] = ..., resident_shared_bytes: _Optional[int] = ..., cuda: _Optional[str] = ...) -> None: ...
 
 class LeaseId(_message.Message):
     __slots__ = ("id", "attempt")

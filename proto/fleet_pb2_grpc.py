@@ -67,6 +67,12 @@ class FleetServicer:
         one is answered `fenced` from then on, its lease is void and its results change nothing. A fenced
         worker must stop: another process works under its name.
 
+        Names. A name belongs to the token that used it first, until that token is revoked or has expired; a session
+        with another token is answered ALREADY_EXISTS, and so is one whose token brings a new name while people have
+        a worker of that token EVICTED. While a session calls, a session from another `machine` is answered ABORTED
+        in place of fencing it off: it may ask again. A service that needs no tokens, and its bootstrap token, bind no
+        names.
+
         Leases. A worker holds at most one lease. It gets one when it is READY, asked for `slots`, and
         there is work for its device class; when there is none, the server keeps the call open for up to
         `wait_s`. A call that names the held lease renews it. The answer's `lease` is the one that the

@@ -61,7 +61,8 @@ class Result:
 class WorkerReport:
     """A worker's whole state, which it sends with every Synchronize.
 
-    `builds_for` names the machines that a builder links for. `calibrated` says that the device's profile was
+    `builds_for` names the machines that a builder links for, `machine` the worker's own as long as it runs,
+    "" where that is unknown. `calibrated` says that the device's profile was
     measured after the last answer to this session.
     """
 
@@ -78,10 +79,13 @@ class WorkerReport:
     role: Role = Role.MEASURE
     builds_for: tuple[str, ...] = ()
     calibrated: bool = False
+    machine: str = ""
 
     def __post_init__(self) -> None:
         check_name("a worker id", self.worker_id)
         check_name("a session id", self.session_id)
+        if self.machine:
+            check_name("a machine", self.machine)
         if len(self.results) > MAX_RESULTS:
             raise ValueError(f"at most {MAX_RESULTS} results fit in one call, not {len(self.results)}")
         if self.state is WorkerState.READY and self.device is None:

@@ -8,9 +8,26 @@ from typing import Any
 from fastapi import FastAPI
 
 from server.access.middleware import AccessMiddleware, BodySizeMiddleware
-from server.api import access, cost_models, events, health, jobs, metrics, models, schedules, workers
+from server.access.open_calls import OpenCalls
+from server.api import (
+    access,
+    artifacts,
+    cost_models,
+    events,
+    health,
+    jobs,
+    metrics,
+    models,
+    schedules,
+    session,
+    workers,
+    workloads,
+)
 from server.api.metrics import RequestMetricsMiddleware
+from server.api.schedules import RoutineLookUps
 from server.context import ServerContext
+from server.dashboard import report
+from server.dashboard import routes as dashboard
 from server.problems import EVERYWHERE, GUARDED, ProblemBody, install_error_handlers
 
 _MAX_BODY_BYTES = 4 << 20
@@ -46,12 +63,28 @@ def create_app(context: ServerContext) -> FastAPI:
         responses=EVERYWHERE,
     )
     app.state.context = context
-    for guarded in (models, events, jobs, workers, schedules, cost_models, access, metrics):
+    of_jobs, of_schedules = (models, jobs, events, artifacts), (schedules, workloads, cost_models)
+    for guarded in (*of_jobs, *of_schedules, workers, access, session, metrics, report):
         app.include_router(guarded.router, responses=GUARDED)
     app.include_router(health.router)
+    app.include_router(dashboard.router)
+    app.mount("/assets", dashboard.Assets())
     install_error_handlers(app)
-    max_bytes = {"/v1/models": context.settings.max_upload_bytes, "/v1/schedules/import": _MAX_IMPORT_BYTES}
+    settings = context.settings
+    max_bytes = {"/v1/models": settings.max_upload_bytes, "/v1/schedules/import": _MAX_IMPORT_BYTES}
+    app.add_middleware(RoutineLookUps, look_ups=context.look_ups)
     app.add_middleware(BodySizeMiddleware, max_bytes=lambda path: max_bytes.get(path, _MAX_BODY_BYTES))
-    app.add_middleware(AccessMiddleware, authenticator=context.authenticator, audit=context.audit)
+    uploads = OpenCalls("uploads", settings.max_uploads)
+    open_calls = {
+        "POST /v1/models": uploads,
+        "POST /v1/schedules/import": uploads,
+        "GET /v1/jobs/{job_id}/events": OpenCalls("event streams", settings.max_event_streams),
+    }
+    app.add_middleware(
+        AccessMiddleware,
+        authenticator=context.authenticator,
+        audit=context.audit,
+        open_calls=open_calls,
+    )
     app.add_middleware(RequestMetricsMiddleware, metrics=context.metrics)
     return app

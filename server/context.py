@@ -14,8 +14,11 @@ from fastapi import Depends, Request
 from records.storage.database import Database
 from server.access.audit import AuditLog
 from server.access.authentication import Authenticator
+from server.event_feed import EventFeed
+from server.look_ups import LookUps
 from server.metrics import Metrics
 from server.settings import ServerSettings
+from server.threads import Threads
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,8 @@ class ServerContext:
 
     `wake` asks the scheduler to run a step of a job soon; it is called after the transaction. `now` returns
     epoch seconds, `new_id` an id never returned before, `new_secret` 43 characters that nobody can guess.
-    Handlers that wait return when `stopping` is set.
+    Handlers that wait return when `stopping` is set. `transfers` are the threads that move files; one import
+    at a time is in memory, that of whoever holds `importing`.
     """
 
     settings: ServerSettings
@@ -35,17 +39,28 @@ class ServerContext:
     metrics: Metrics = field(default_factory=Metrics)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     new_secret: Callable[[], str] = secrets.token_urlsafe
+    transfers: Threads = field(default_factory=Threads)
+    importing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @cached_property
     def authenticator(self) -> Authenticator:
         return Authenticator(self.settings, self.database, self.now)
 
     @cached_property
+    def look_ups(self) -> LookUps:
+        return LookUps(self.database)
+
+    @cached_property
     def audit(self) -> AuditLog:
         return AuditLog(self.database, self.now, self.settings.audit_days * 86400)
 
+    @cached_property
+    def event_feed(self) -> EventFeed:
+        return EventFeed(self.database, self.stopping)
 
-def _context_of(request: Request) -> ServerContext:
+
+# FastAPI would call a plain function in a thread.
+async def _context_of(request: Request) -> ServerContext:
     return cast(ServerContext, request.app.state.context)
 
 

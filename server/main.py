@@ -14,7 +14,6 @@ import ssl
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated
 
@@ -33,8 +32,11 @@ from server.app import create_app
 from server.context import ServerContext
 from server.fleet.service import FleetService
 from server.settings import ServerSettings
+from server.threads import bound_threads
+from system import logs
 from system.command import CommandError, run_function
-from system.settings import SettingsError, read_settings
+from system.errors import SettingsError
+from system.settings import read_settings
 
 _log = logging.getLogger("server")
 
@@ -46,9 +48,6 @@ MAX_CONCURRENT_CALLS = 20_000
 # interpreter's lock. With Python's interval of 5 ms, 1,000 workers had their leases after 71 ms (median) and
 # not 24, p99 374 and not 150.
 _SWITCH_INTERVAL_S = 0.0005
-# Threads that use the database. A transaction waits for PostgreSQL about as long as it computes, and one
-# thread computes at a time: with more threads, each would only hold its locks for longer.
-_DATABASE_THREADS = 8
 
 
 def server(
@@ -86,7 +85,7 @@ def server(
 
 def main(arguments: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT. Return the exit code."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.configure(logging.INFO)
     logging.getLogger("alembic").setLevel(logging.WARNING)
     return run_function(server, "tunefarm server", arguments)
 
@@ -97,6 +96,7 @@ async def serve(context: ServerContext, http: socket.socket) -> None:
     Raises RuntimeError when the gRPC port can't be bound, TlsError.
     """
     settings, tls = context.settings, context.settings.tls
+    bound_threads()
     # asyncio does this only for sockets that name their protocol; without it an answer takes 40 ms longer.
     http.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     grpc_server, grpc_port = await _start_grpc(context)
@@ -145,7 +145,6 @@ async def _run(settings: ServerSettings) -> None:
     with contextlib.suppress(ValueError, OSError):  # a system may say more than it grants
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_DATABASE_THREADS, "records"))
     with _listen(settings.host, settings.port, "TUNEFARM_PORT") as http:
         # Tried here because gRPC says only in a log of its own why it can't have a port.
         _listen(settings.host, settings.grpc_port, "TUNEFARM_GRPC_PORT").close()

@@ -28,6 +28,36 @@ class Metrics:
         self.leases = Counter("tunefarm_leases", "Leases given to workers", registry=self.registry)
         self.results = Counter("tunefarm_results", "Results received from workers", registry=self.registry)
         self.jobs = Gauge("tunefarm_jobs", "Unfinished jobs", ["state"], registry=self.registry)
+        self.oldest_job_s = Gauge(
+            "tunefarm_oldest_job_seconds",
+            "How long ago the oldest unfinished job in a state was submitted, 0 without any",
+            ["state"],
+            registry=self.registry,
+        )
+        self.open_trials = Gauge(
+            "tunefarm_open_trials",
+            "Trials that wait for a device of the class or are measured there",
+            ["device_class"],
+            registry=self.registry,
+        )
+        self.measured = Gauge(
+            "tunefarm_measured_trials",
+            "Trials that the workers of a device class have ever reported; grows until workers are forgotten",
+            ["device_class", "outcome"],
+            registry=self.registry,
+        )
+        self.model_quality = Gauge(
+            "tunefarm_cost_model_quality",
+            "What the newest evaluated cost model of a class reaches on records that it has not seen",
+            ["device_class", "measure"],
+            registry=self.registry,
+        )
+        self.model_records = Gauge(
+            "tunefarm_cost_model_records",
+            "Records that this cost model was trained on",
+            ["device_class"],
+            registry=self.registry,
+        )
         self.workers = Gauge("tunefarm_workers", "Known workers", ["state"], registry=self.registry)
         self.workers_in_trouble = Gauge(
             "tunefarm_workers_in_trouble",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 import math
 import time
@@ -47,6 +48,7 @@ class RateLimiter:
         return max(1, math.ceil(window.reset_time - time.time()))
 
 
+@functools.lru_cache(maxsize=10_000)
 def network_of(address: str) -> str:
     """Return what an address is counted as: an IPv4 address itself, an IPv6 address its /64 network.
 

@@ -18,7 +18,9 @@ class ServerSettings(BaseSettings):
     """Settings of one server process. Port 0 takes any free port.
 
     `rate_limit` bounds the calls of every client, `failure_limit` the calls with wrong tokens from one
-    address: "600/minute" or "off". `audit_days` is how long the audit log is kept.
+    address: "600/minute" or "off". `token` gives every right, `worker_token` that to work. With
+    `require_sandbox`, workers whose measured code isn't contained get no work. `max_uploads` and
+    `max_event_streams` bound how many are open at once. `audit_days` is how long the audit log is kept.
     """
 
     model_config = SettingsConfigDict(env_prefix="TUNEFARM_", env_ignore_empty=True, extra="ignore")
@@ -29,7 +31,11 @@ class ServerSettings(BaseSettings):
     port: int = Field(default=8760, ge=0, le=65535)
     grpc_port: int = Field(default=8761, ge=0, le=65535)
     token: SecretStr | None = None
+    worker_token: SecretStr | None = None
+    require_sandbox: bool = False
     max_upload_bytes: int = Field(default=1 << 30, ge=1)
+    max_uploads: int = Field(default=16, ge=1)
+    max_event_streams: int = Field(default=1000, ge=1)
     rate_limit: str = "600/minute"
     failure_limit: str = "30/minute"
     audit_days: float = Field(default=90, gt=0, le=36500)
@@ -78,3 +84,8 @@ class ServerSettings(BaseSettings):
     def secret(self) -> str | None:
         """The bootstrap token in clear, None where none is set."""
         return None if self.token is None else self.token.get_secret_value()
+
+    @property
+    def worker_secret(self) -> str | None:
+        """The token of workers in clear, None where none is set."""
+        return None if self.worker_token is None else self.worker_token.get_secret_value()

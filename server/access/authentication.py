@@ -30,10 +30,16 @@ _SECRET = re.compile(TOKEN_PREFIX + "[A-Za-z0-9_-]{43}")
 
 @dataclass(frozen=True)
 class Caller:
-    """`who` is a token's id, "bootstrap" for the token in the settings, "loopback" where none is needed."""
+    """`who` is a token's id, "bootstrap" or "worker" for those in the settings, "loopback" where none is
+    needed."""
 
     who: str
     scopes: frozenset[Scope]
+
+    @property
+    def token_id(self) -> str | None:
+        """The id of the caller's token, None where it needs none or has the bootstrap token."""
+        return None if self in (LOOPBACK, BOOTSTRAP) else self.who
 
     def may(self, needed: Scope) -> bool:
         return needed in self.scopes or Scope.ADMIN in self.scopes
@@ -41,6 +47,7 @@ class Caller:
 
 LOOPBACK = Caller("loopback", frozenset({Scope.ADMIN}))
 BOOTSTRAP = Caller("bootstrap", frozenset({Scope.ADMIN}))
+WORKER = Caller("worker", frozenset({Scope.WORKER}))
 
 
 class AccessDenied(Exception):
@@ -63,7 +70,8 @@ class Authenticator:
 
     def __init__(self, settings: ServerSettings, database: Database, now: Callable[[], float]) -> None:
         self._open = settings.open
-        self._bootstrap = settings.secret
+        # Those in the settings.
+        self._callers = [(settings.secret, BOOTSTRAP), (settings.worker_secret, WORKER)]
         self._database = database
         self._now = now
         self._calls = RateLimiter(settings.rate_limit)
@@ -85,8 +93,9 @@ class Authenticator:
         scheme, _, secret = (authorization or "").partition(" ")
         secret = secret.strip() if scheme.lower() == "bearer" else ""
         given = secret.encode("utf-8", "replace")
-        if given and self._bootstrap and hmac.compare_digest(given, self._bootstrap.encode()):
-            return BOOTSTRAP
+        for secret_of_settings, caller in self._callers:
+            if given and secret_of_settings and hmac.compare_digest(given, secret_of_settings.encode()):
+                return caller
         network, sha = network_of(address), token_digest(secret)
         token = self._tokens.get(sha)
         if token is None:
@@ -103,18 +112,22 @@ class Authenticator:
             await self._failures.hit(network)
             raise
 
-    async def count_call(self, caller: Caller | None, address: str) -> None:
-        """Count a call of a token, or of an address where there is none. Raises AccessDenied."""
+    def client_of(self, caller: Caller | None, address: str) -> str | None:
+        """Return whose calls are counted together: a token's, or an address's. None where nobody's are."""
         if self._open:
-            return
+            return None
         network = network_of(address)
         if caller is None:
-            client, who = network, NOBODY
-        else:
-            # The bootstrap token is shared by many.
-            client, who = f"{caller.who} {network}" if caller is BOOTSTRAP else caller.who, caller.who
-        wait_s = await self._calls.hit(client)
+            return network
+        # The tokens in the settings are shared by many.
+        return f"{caller.who} {network}" if caller in (BOOTSTRAP, WORKER) else caller.who
+
+    async def count_call(self, caller: Caller | None, address: str) -> None:
+        """Count a call of a client. Raises AccessDenied."""
+        client = self.client_of(caller, address)
+        wait_s = None if client is None else await self._calls.hit(client)
         if wait_s is not None:
+            who = NOBODY if caller is None else caller.who
             raise _too_many("too many requests came from this client", wait_s, who)
 
     def forget(self, token_id: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextvars import ContextVar
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,9 +16,11 @@ from google.protobuf.message import DecodeError
 from records.access import Act
 from records.storage.database import StorageError
 from server.access.audit import AuditLog
-from server.access.authentication import AccessDenied, Authenticator, require_scope
+from server.access.authentication import AccessDenied, Authenticator, Caller, require_scope
 from server.access.scopes import procedure_scope
 
+# The caller of the call that is being handled.
+current_caller: ContextVar[Caller] = ContextVar("current_caller")
 # Their messages may be tens of megabytes.
 MAX_UPLOADS = 16
 # grpc's own types for these differ between its releases.
@@ -32,6 +35,8 @@ _CODES = {
 
 class AccessInterceptor(grpc.aio.ServerInterceptor):
     """Lets a call through when its token has the scope for it; the messages of others are never received.
+
+    The handler finds who called in `current_caller`.
 
     Calls are handled as if clients streamed their requests, because gRPC would otherwise receive the message
     before it calls the handler. At most MAX_UPLOADS libraries are received at a time; others wait their turn.
@@ -80,6 +85,7 @@ class AccessInterceptor(grpc.aio.ServerInterceptor):
         except StorageError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"the service can't use its storage: {error}")
         else:
+            current_caller.set(caller)
             await self._audit.write_daily(Act(caller.who, name, "", "OK", address))
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -12,7 +13,9 @@ from records.access import Act
 from records.storage.database import StorageError
 from server.access.audit import AuditLog
 from server.access.authentication import LOOPBACK, AccessDenied, Authenticator, Caller, require_scope
-from server.access.scopes import OPEN_PATHS, Operation, operation_of
+from server.access.cookie import credentials_of
+from server.access.open_calls import OpenCalls
+from server.access.scopes import Operation, is_open, operation_of
 from server.problems import Problem, storage_problem
 from system.network import is_loopback
 
@@ -20,22 +23,38 @@ from system.network import is_loopback
 class AccessMiddleware:
     """Lets a request through when its token has the scope for it, and keeps the audit log.
 
-    A handler may name the object that it changed in `request.state.audited`. Only HTTP is answered.
+    A handler finds the caller in `request.state.caller`, and may name the object that it changed in
+    `request.state.audited`. Only HTTP is answered. `open_calls` bounds the routes whose calls stay open for
+    long.
     """
 
-    def __init__(self, app: ASGIApp, authenticator: Authenticator, audit: AuditLog) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        authenticator: Authenticator,
+        audit: AuditLog,
+        open_calls: Mapping[str, OpenCalls],
+    ) -> None:
         self._app = app
         self._authenticator = authenticator
         self._audit = audit
+        self._open_calls = open_calls
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         if scope["type"] != "http":
             return
+        with ExitStack() as while_open:
+            await self._handle(scope, receive, send, while_open)
+
+    async def _handle(self, scope: Scope, receive: Receive, send: Send, while_open: ExitStack) -> None:
         operation, address = operation_of(scope["method"], scope["path"]), client_address(scope)
         try:
             caller = await self._check_access(scope, operation, address)
+            if caller is not None and operation.route in self._open_calls:
+                client = self._authenticator.client_of(caller, address)
+                while_open.enter_context(self._open_calls[operation.route].counted(client))
         except AccessDenied as denied:
             outcome = f"{denied.status} {denied.kind}"
             self._audit.count_refused(Act(denied.who, operation.route, "", outcome, address))
@@ -56,16 +75,17 @@ class AccessMiddleware:
         await self._app(scope, receive, audit_and_send)
 
     async def _check_access(self, scope: Scope, operation: Operation, address: str) -> Caller | None:
-        """Return the caller, None for a probe. Raises AccessDenied, StorageError."""
-        if scope["path"] in OPEN_PATHS:
+        """Return the caller, None where none is asked for. Raises AccessDenied, StorageError."""
+        if is_open(scope["path"]):
             await self._authenticator.count_call(None, address)
             return None
         headers = Headers(scope=scope)
-        caller = await self._authenticator.authenticate(headers.get("authorization"), address)
+        caller = await self._authenticator.authenticate(credentials_of(scope["method"], headers), address)
         if caller is LOOPBACK:
             _require_local(headers)
         await self._authenticator.count_call(caller, address)
         require_scope(caller, operation.scope)
+        scope.setdefault("state", {})["caller"] = caller
         return caller
 
 
@@ -105,7 +125,7 @@ def problem_of(denied: AccessDenied) -> Problem:
     """Return the problem document of a refusal, with the headers that belong to its status."""
     cause = str(denied)
     detail = f"{cause[:1].upper()}{cause[1:]}: {denied.remedy}."
-    if denied.status == 429:
+    if denied.retry_after_s:
         headers = {"Retry-After": str(denied.retry_after_s)}
     else:
         headers = {"WWW-Authenticate": _CHALLENGES.get(denied.kind, "Bearer")}

@@ -1,6 +1,6 @@
 """The table of scopes: each route and gRPC service with the scope that it needs.
 
-A call that the table doesn't name needs ADMIN; the probes need no token.
+A call that the table doesn't name needs ADMIN; the probes and the dashboard's files need no token.
 """
 
 from __future__ import annotations
@@ -13,20 +13,33 @@ from core.access import Scope
 
 # Probes send no token, and are told nothing but "ok".
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+# The dashboard's page and its files are the same for everybody.
+_PAGE, _FILES = "/", "/assets/"
 
 ROUTES = {
     "GET /metrics": Scope.READ,
     "GET /openapi.json": Scope.READ,
+    "GET /v1/artifacts/best": Scope.READ,
     "GET /v1/cost-models": Scope.READ,
+    "GET /v1/cost-models/{device_class}/versions": Scope.READ,
     "GET /v1/device-classes": Scope.READ,
     "GET /v1/jobs": Scope.READ,
     "GET /v1/jobs/{job_id}": Scope.READ,
     "GET /v1/jobs/{job_id}/artifact": Scope.READ,
     "GET /v1/jobs/{job_id}/events": Scope.READ,
+    "GET /v1/jobs/{job_id}/report": Scope.READ,
     "GET /v1/jobs/{job_id}/tasks": Scope.READ,
+    "GET /v1/jobs/{job_id}/tasks/{workload}": Scope.READ,
+    "GET /v1/jobs/{job_id}/trials": Scope.READ,
+    "GET /v1/schedules": Scope.READ,
     "GET /v1/schedules/best": Scope.READ,
     "GET /v1/schedules/export": Scope.READ,
+    "DELETE /v1/session": Scope.READ,
+    "GET /v1/session": Scope.READ,
+    "POST /v1/session": Scope.READ,
     "GET /v1/workers": Scope.READ,
+    "GET /v1/workers/{worker_id:path}/noise": Scope.READ,
+    "GET /v1/workloads/{workload}": Scope.READ,
     "POST /v1/schedules:query": Scope.READ,
     "POST /v1/jobs": Scope.SUBMIT,
     "POST /v1/jobs/{job_id}:cancel": Scope.SUBMIT,
@@ -65,6 +78,11 @@ class Operation:
     subject: str
     scope: Scope
     is_write: bool
+
+
+def is_open(path: str) -> bool:
+    """Whether a path is answered without a token."""
+    return path in OPEN_PATHS or path == _PAGE or path.startswith(_FILES)
 
 
 def operation_of(method: str, path: str) -> Operation:

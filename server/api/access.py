@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
 
 from core.access import Scope
 from records import access
@@ -114,7 +114,7 @@ async def revoke_token(token_id: str, context: ContextDep) -> TokenBody:
         with context.database.begin() as session:
             return access.revoke_token(session, token_id, now)
 
-    token = await asyncio.to_thread(revoke)
+    token = await run_in_threadpool(revoke)
     context.authenticator.forget(token_id)
     return TokenBody.model_validate(_fields(token, now))
 
@@ -127,7 +127,7 @@ async def show_audit(
 ) -> AuditBody:
     """Return what was changed and what was refused, newest first."""
     await context.audit.flush()
-    found = await asyncio.to_thread(context.audit.page, limit + 1, before)
+    found = await run_in_threadpool(context.audit.page, limit + 1, before)
     page = found[:limit]
     return AuditBody(
         items=[AuditLineBody.of(line) for line in page], next=str(page[-1].id) if found[limit:] else None

@@ -89,6 +89,39 @@ class CostModelsBody(BaseModel):
     items: list[CostModelBody]
 
 
+class VersionBody(BaseModel):
+    """A training of a cost model; `metrics` are null where they weren't computed."""
+
+    records: int
+    created_at: float
+    train_secs: float
+    metrics: HeldOutBody | None
+
+
+class VersionsBody(BaseModel):
+    """The versions of a device class's cost model, oldest first."""
+
+    device_class: str
+    items: list[VersionBody]
+
+
+@router.get("/{device_class}/versions")
+def show_versions(device_class: Name, context: ContextDep) -> VersionsBody:
+    """Return how accurate each version of a device class's cost model was on records held out of training."""
+    with context.database.begin() as session:
+        found = cost_models.versions(session, device_class).get(device_class, [])
+    items = [
+        VersionBody(
+            records=version.records,
+            created_at=version.created_at,
+            train_secs=version.train_secs,
+            metrics=None if version.metrics is None else HeldOutBody.model_validate(version.metrics),
+        )
+        for version in reversed(found)
+    ]
+    return VersionsBody(device_class=device_class, items=items)
+
+
 @router.get("", responses=problems(404))
 def show_cost_models(
     context: ContextDep, target: Annotated[Name | None, Query(description="only of this class")] = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -10,16 +9,12 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Response
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
-from records.jobs import events, jobs
-from records.jobs.events import Event
 from server.context import ContextDep, ServerContext
+from server.event_feed import PAGE, Page, Place
 from server.problems import problems
-from server.waiting import sleep_unless_stopping
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
-_POLL_S = 0.3
-_PAGE = 200
 _EVENT = {
     "type": "object",
     "properties": {
@@ -48,27 +43,23 @@ async def watch(
     Each event's data is JSON, with `at` in epoch seconds. When a finished job has no more events, the answer
     is 204, which tells a browser to stop asking.
     """
-    page, finished = await asyncio.to_thread(_next_events, context, job_id, last_event_id)
-    if finished and not page:
+    place = Place(job_id, last_event_id)
+    page = await context.event_feed.read(place)
+    if page.finished and not page.events:
         return Response(status_code=204)
-    return EventSourceResponse(_stream(context, job_id, last_event_id))
+    return EventSourceResponse(_stream(context, place, page))
 
 
-async def _stream(context: ServerContext, job_id: str, after: int) -> AsyncIterator[ServerSentEvent]:
-    while not context.stopping.is_set():
-        page, finished = await asyncio.to_thread(_next_events, context, job_id, after)
-        for event in page:
-            after = event.id
+async def _stream(context: ServerContext, place: Place, page: Page) -> AsyncIterator[ServerSentEvent]:
+    """Yield the events of the page that comes after the place, and of all pages after it."""
+    feed = context.event_feed
+    while True:
+        for event in page.events:
             data = json.dumps(event.data | {"at": event.at})
             yield ServerSentEvent(data, event=event.kind, id=str(event.id))
-        if not page:
-            if finished:
-                return
-            await sleep_unless_stopping(context.stopping, _POLL_S)
-
-
-def _next_events(context: ServerContext, job_id: str, after: int) -> tuple[list[Event], bool]:
-    """Return the next events, and whether the job was finished before they were read."""
-    with context.database.begin() as session:
-        finished = jobs.get(session, job_id).state.finished
-        return events.since(session, job_id, after, _PAGE), finished
+        if page.finished or context.stopping.is_set():
+            return
+        if page.events:
+            place = Place(place.job_id, page.events[-1].id)
+        # Whoever comes late doesn't wait for a poll with every page.
+        page = await (feed.read(place) if len(page.events) == PAGE else feed.wait(place))

@@ -19,3 +19,5 @@ def _printable(text: str) -> str:
 
 
 Name = Annotated[str, Field(min_length=1, max_length=256), AfterValidator(_printable)]
+WorkloadHash = Annotated[str, Field(pattern="^[0-9A-Za-z_-]{1,128}$")]
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]

@@ -6,6 +6,7 @@ Times are epoch seconds, durations seconds.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
@@ -14,23 +15,28 @@ from pydantic import BaseModel, Field, field_validator, model_validator
 from sqlalchemy.orm import Session
 
 from core.job import MAX_PRIORITY, MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT, Budget, Build, JobState
-from records.jobs import deletion, jobs, models, tasks
+from records.jobs import deletion, jobs, models, tasks, trials
 from records.jobs.deletion import JobInUse
 from records.jobs.jobs import Job, JobNotFound, JobRequest
 from records.jobs.models import ModelNotFound
-from records.jobs.tasks import Task
-from server.api.fields import Name, RequestBody
+from records.jobs.tasks import Task, WorkloadNotFound
+from records.jobs.trials import Failures, MeasuredTrial
+from records.schedules import listings, schedules
+from records.schedules.listings import UNSCHEDULED, Listing
+from records.schedules.schedules import Record
+from records.storage.statements import digest
+from server.api.artifacts import TAR_ANSWER, artifact_answer
+from server.api.fields import Name, RequestBody, Sha256
 from server.api.targets import NATIVE, device_class
-from server.blob_files import copy_of_blob, read_and_close
+from server.conditional import NOT_MODIFIED
 from server.context import ContextDep
 from server.problems import Problem, problems
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 _MAX_DIMENSION = 2**31 - 1
-_TAR_ANSWER = {"content": {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}}
-
-Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+_MAX_FAILURES = 100
+_SHOWN_PROGRAMS = 10
 
 
 class JobRequestBody(RequestBody):
@@ -162,6 +168,8 @@ class TaskBody(BaseModel):
     """One subgraph of a job. One that is not `covered` keeps its fallback schedule: `reason` says why.
 
     A task with a `variant` may take the place of the workload `variant_of`; the fastest is compiled in.
+    `signature` has the types and shapes of its operands, `num_bytes` their bytes together; both are empty
+    where the search has no form for it.
     """
 
     id: int
@@ -175,6 +183,8 @@ class TaskBody(BaseModel):
     best_s: float | None
     variant: str
     variant_of: str
+    signature: str
+    num_bytes: float
 
     @classmethod
     def of(cls, task: Task) -> TaskBody:
@@ -190,11 +200,91 @@ class TaskBody(BaseModel):
             best_s=task.best_s,
             variant=task.variant,
             variant_of=task.variant_of,
+            signature=task.signature,
+            num_bytes=task.num_bytes,
         )
 
 
 class TasksBody(BaseModel):
     items: list[TaskBody]
+
+
+class ProgramBody(BaseModel):
+    """A measured program: `latency_s` is the median of `run_secs`, `trace` the TVM trace that schedules it.
+
+    `listing` is its loop nest and `decisions` is what its sketch decided. Both are null but for the best
+    programs that a job has seen.
+    """
+
+    latency_s: float
+    run_secs: list[float]
+    created_at: float
+    trace: str
+    listing: str | None
+    decisions: str | None
+
+    @classmethod
+    def of(cls, record: Record, listing: Listing | None) -> ProgramBody:
+        assert record.latency_s is not None, "only successful records are among the fastest"
+        return cls(
+            latency_s=record.latency_s,
+            run_secs=list(record.run_secs),
+            created_at=record.created_at,
+            trace=record.trace,
+            listing=None if listing is None else listing.text,
+            decisions=None if listing is None else listing.decisions,
+        )
+
+
+class SubgraphBody(BaseModel):
+    """A task with the loop nest that it begins as, null until a round has stored it, and the fastest programs
+    known on the job's device class, fastest first."""
+
+    task: TaskBody
+    listing: str | None
+    programs: list[ProgramBody]
+
+
+class FailuresBody(BaseModel):
+    """How many trials failed alike: with this outcome and message."""
+
+    outcome: str
+    message: str
+    trials: int
+
+
+class TrialsBody(BaseModel):
+    """A job's finished trials, in the order in which they ended, as columns of one length: a list of 10,000
+    objects would be five times as long. Numbers have four digits.
+
+    `task` has the ids of tasks, `at_s` the seconds from the job's creation to the trial's end, `latency_s`
+    the median of its repeats, null where it failed. Before that, the cost model said `predicted_s`, and its
+    analytic part `estimated_s`, which is null where it wasn't kept. `failures` are the most frequent ones.
+    """
+
+    task: list[int]
+    at_s: list[float]
+    outcome: list[str]
+    latency_s: list[float | None]
+    predicted_s: list[float]
+    estimated_s: list[float | None]
+    failures: list[FailuresBody]
+
+    @classmethod
+    def of(
+        cls, created_at: float, measured: Sequence[MeasuredTrial], failures: Sequence[Failures]
+    ) -> TrialsBody:
+        return cls(
+            task=[trial.task_id for trial in measured],
+            at_s=[round(trial.finished_at - created_at, 2) for trial in measured],
+            outcome=[trial.outcome for trial in measured],
+            latency_s=[_short(trial.latency_s) for trial in measured],
+            predicted_s=[float(f"{trial.predicted_s:.4g}") for trial in measured],
+            estimated_s=[_short(trial.estimated_s) for trial in measured],
+            failures=[
+                FailuresBody(outcome=one.outcome, message=one.message, trials=one.trials) for one in failures
+            ],
+        )
 
 
 @router.post("", status_code=202, responses=problems(400, 409))
@@ -273,12 +363,40 @@ def show_tasks(job_id: str, context: ContextDep) -> TasksBody:
     return TasksBody(items=[TaskBody.of(task) for task in found])
 
 
+@router.get("/{job_id}/tasks/{workload}", responses=problems(404))
+def show_task(job_id: str, workload: str, context: ContextDep) -> SubgraphBody:
+    """Return a subgraph of the job with the fastest programs known of it, whichever job has measured them."""
+    with context.database.begin() as session:
+        device_class = jobs.get(session, job_id).device_class
+        found = [task for task in tasks.for_job(session, job_id) if task.workload_hash == workload]
+        if not found or device_class is None:
+            raise WorkloadNotFound(f"job {job_id} has no workload {workload!r}")
+        fastest = schedules.fastest(session, device_class, workload, _SHOWN_PROGRAMS)
+        texts = listings.of_workload(session, workload)
+    unscheduled = texts.get(UNSCHEDULED)
+    return SubgraphBody(
+        task=TaskBody.of(found[0]),
+        listing=None if unscheduled is None else unscheduled.text,
+        programs=[ProgramBody.of(record, texts.get(digest(record.trace))) for record in fastest],
+    )
+
+
+@router.get("/{job_id}/trials", responses=problems(404))
+def show_trials(job_id: str, context: ContextDep) -> TrialsBody:
+    """Return what the job's trials measured, and how they failed."""
+    with context.database.begin() as session:
+        job = jobs.get(session, job_id)
+        measured = trials.measured(session, job_id)
+        failures = trials.failures(session, job_id, _MAX_FAILURES)
+    return TrialsBody.of(job.created_at, measured, failures)
+
+
 @router.get(
     "/{job_id}/artifact",
     response_class=StreamingResponse,
-    responses={200: _TAR_ANSWER, **problems(404, 409)},
+    responses={200: TAR_ANSWER, **NOT_MODIFIED, **problems(404, 409)},
 )
-def artifact(job_id: str, context: ContextDep) -> StreamingResponse:
+def artifact(job_id: str, request: Request, context: ContextDep) -> Response:
     """Return the tuned model as a tar file of `model.so` and `manifest.json`."""
     with context.database.begin() as session:
         job = jobs.get(session, job_id)
@@ -289,13 +407,11 @@ def artifact(job_id: str, context: ContextDep) -> StreamingResponse:
             else:
                 detail = f"Job {job.id} is {job.state}: its tuned model can be fetched when it is done."
             raise Problem(409, "no-artifact", detail, state=job.state.value)
-        file = copy_of_blob(session, job.artifact_sha)
-    headers = {
-        "Content-Disposition": f'attachment; filename="{job.id}.tar"',
-        "Content-Length": str(file.seek(0, 2)),
-        "ETag": f'"{job.artifact_sha}"',
-    }
-    return StreamingResponse(read_and_close(file), media_type="application/x-tar", headers=headers)
+    return artifact_answer(context, job, request)
+
+
+def _short(number: float | None) -> float | None:
+    return None if number is None else float(f"{number:.4g}")
 
 
 def _job_request(session: Session, body: JobRequestBody, now: float) -> JobRequest:

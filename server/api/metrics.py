@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from core.job import JobState
-from core.worker import Wanted, WorkerState
+from core.measurement import Outcome
+from core.worker import Role, Wanted, WorkerState
 from records.fleet import devices, leases
 from records.fleet.devices import WorkerInfo
 from records.jobs import jobs
+from records.jobs.jobs import Queue
+from records.schedules import cost_models
+from records.schedules.cost_models import Version
 from server.context import ContextDep
 from server.metrics import Metrics
 
@@ -29,12 +34,13 @@ def metrics(context: ContextDep) -> Response:
     """Return counters and gauges in Prometheus' text format."""
     gauges, now = context.metrics, context.now()
     with context.database.begin() as session:
-        unfinished = jobs.unfinished(session)
+        queues = jobs.queues(session)
         workers = devices.workers(session)
         rates, held = leases.trials_per_minute(session, now), leases.held(session, now)
-    jobs_by_state = Counter(job.state for job in unfinished)
-    for state in (state for state in JobState if not state.finished):
-        gauges.jobs.labels(state.value).set(jobs_by_state[state])
+        models = cost_models.newest_evaluated(session)
+    _set_queues(gauges, queues, now)
+    _set_models(gauges, models)
+    _set_measured(gauges, workers)
     workers_by_state = Counter(_state(worker, now) for worker in workers)
     for label in (*WorkerState, _LOST, Wanted.EVICTED):
         gauges.workers.labels(str(label)).set(workers_by_state[label])
@@ -49,6 +55,36 @@ def metrics(context: ContextDep) -> Response:
     gauges.held_leases.set(len(held))
     gauges.oldest_lease_s.set(max((now - lease.taken_at for lease in held), default=0.0))
     return Response(gauges.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _set_queues(gauges: Metrics, queues: Sequence[Queue], now: float) -> None:
+    for state in (state for state in JobState if not state.finished):
+        in_state = [queue for queue in queues if queue.state is state]
+        oldest_at = min((queue.oldest_at for queue in in_state), default=now)
+        gauges.jobs.labels(state.value).set(sum(queue.jobs for queue in in_state))
+        gauges.oldest_job_s.labels(state.value).set(max(now - oldest_at, 0.0))
+    gauges.open_trials.clear()
+    for queue in queues:
+        if queue.device_class is not None:
+            gauges.open_trials.labels(queue.device_class).inc(queue.open_trials)
+
+
+def _set_models(gauges: Metrics, models: Sequence[Version]) -> None:
+    for model in models:
+        gauges.model_records.labels(model.device_class).set(model.records)
+        learned = (model.metrics or {}).get("learned", {})
+        for measure in ("r2", "pairwise", "recall"):
+            if isinstance(learned.get(measure), int | float):
+                gauges.model_quality.labels(model.device_class, measure).set(learned[measure])
+
+
+def _set_measured(gauges: Metrics, workers: Sequence[WorkerInfo]) -> None:
+    gauges.measured.clear()
+    for worker in workers:
+        if worker.device_class is not None and worker.role is Role.MEASURE:
+            went_well = worker.trials_done - worker.failures
+            for outcome, number in {Outcome.OK.value: went_well, **worker.failures_by_kind}.items():
+                gauges.measured.labels(worker.device_class, outcome).inc(number)
 
 
 def _state(worker: WorkerInfo, now: float) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
-from typing import IO, Annotated
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
@@ -14,12 +12,12 @@ from records.jobs.models import ModelInfo
 from records.storage import blobs
 from server.api import onnx_file
 from server.api.fields import Name
+from server.api.uploads import Upload, received
 from server.context import ContextDep, ServerContext
 from server.problems import Problem, problems
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
-_WRITE_BYTES = 1 << 20
 _ONNX_CONTENT = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _ONNX_BODY = {"requestBody": {"required": True, "content": _ONNX_CONTENT}}
 
@@ -36,31 +34,23 @@ class ModelBody(BaseModel):
         return cls(sha256=model.sha, name=model.name, size=model.size)
 
 
-@router.post("", status_code=201, openapi_extra=_ONNX_BODY, responses=problems(415))
+@router.post("", status_code=201, openapi_extra=_ONNX_BODY, responses=problems(400, 408, 415))
 async def upload(
     request: Request, context: ContextDep, name: Annotated[Name, Query()] = "model"
 ) -> ModelBody:
     """Store the ONNX file that is the request's body. Sending the same file again changes nothing."""
     if request.headers.get("content-type", "").startswith("multipart/"):
         raise Problem(415, "not-a-form", "Send the ONNX file itself as the request's body, not as a form.")
-    with tempfile.TemporaryFile() as file:
-        buffer = bytearray()
-        async for chunk in request.stream():
-            buffer += chunk
-            if len(buffer) >= _WRITE_BYTES:
-                await asyncio.to_thread(file.write, bytes(buffer))
-                buffer.clear()
-        await asyncio.to_thread(file.write, bytes(buffer))
-        stored = await asyncio.to_thread(_store, context, file, name)
+    async with received(request, context.transfers) as upload:
+        stored = await context.transfers.run(_store, context, upload, name)
     request.state.audited = stored.sha256
     return stored
 
 
-def _store(context: ServerContext, file: IO[bytes], name: str) -> ModelBody:
-    reason = onnx_file.rejection_reason(file)
+def _store(context: ServerContext, upload: Upload, name: str) -> ModelBody:
+    reason = onnx_file.rejection_reason(upload.file)
     if reason:
         raise Problem(422, "not-onnx", reason)
-    file.seek(0)
-    data = file.read()
     with context.database.begin() as session:
-        return ModelBody.of(models.add(session, blobs.put(session, data), name, context.now()))
+        blobs.put_file(session, upload.file, upload.sha, upload.size)
+        return ModelBody.of(models.add(session, upload.sha, name, context.now()))

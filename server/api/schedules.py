@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import json
 import statistics
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from core.measurement import Outcome
+from core.measurement import Outcome, noise
 from core.trace import TraceRefused, parse_trace
 from records.jobs import jobs, tasks
 from records.schedules import imports, schedules
 from records.schedules.schedules import Record
-from server.api.fields import Name, RequestBody
-from server.api.targets import NATIVE, device_class
+from records.storage.database import StorageError
+from server.api.fields import Name, RequestBody, WorkloadHash
+from server.api.targets import NATIVE, device_class, device_class_of
+from server.api.uploads import Upload, received
+from server.conditional import NOT_MODIFIED, json_answer
 from server.context import ContextDep, ServerContext
 from server.fleet.plausibility import LONGEST_S, SHORTEST_S
+from server.look_ups import ClassFacts, LookUps
 from server.problems import Problem, problems
 
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 
+_BEST_PATH = f"{router.prefix}/best"
 _EXPORTED_AT_ONCE = 20
 # Records deleted in one transaction: few, so that nobody waits for its locks for long.
 _DELETED_AT_ONCE = 1000
 _EXPORT_ANSWER = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/ExportBody"}}}}
+_NEAREST = "without a schedule on the target, take one of the nearest device class whose code runs there"
 _IMPORT_BODY = {"requestBody": {"required": True, **_EXPORT_ANSWER}}
 
 
@@ -41,7 +49,6 @@ def _json(text: str) -> str:
     return text
 
 
-WorkloadHash = Annotated[str, Field(pattern="^[0-9A-Za-z_-]{1,128}$")]
 JsonText = Annotated[str, AfterValidator(_json)]
 RunSecs = Annotated[float, Field(ge=SHORTEST_S, le=LONGEST_S, allow_inf_nan=False)]
 
@@ -49,30 +56,42 @@ RunSecs = Annotated[float, Field(ge=SHORTEST_S, le=LONGEST_S, allow_inf_nan=Fals
 class ScheduleBody(BaseModel):
     """A workload's best known schedule on a device class: a TVM trace to replay on the workload.
 
-    `latency_s` and `run_secs` are seconds, `created_at` is epoch seconds. Where `source` is "trial", a device
-    of the class has compared the schedule's outputs and timed it. Where it is "import", none has: the seconds
-    are what the imported database said, and outputs may be wrong.
+    `latency_s` and `run_secs` are seconds, `noise` is the spread of `run_secs` as a part of their median
+    (null for a single one), `created_at` is epoch seconds. The `toolchain` names the versions of the
+    compilers that the times are of, and `threads` how many they used (null for a GPU). Where `source` is
+    "trial", a device of the class has compared the schedule's outputs and timed it. Where it is "import",
+    none has: the seconds are what the imported database said, and outputs may be wrong. Where
+    `in_place_of` isn't null, it is the class that was asked for, of which nothing is known; this schedule
+    is of the nearest class whose code runs there.
     """
 
     workload: str
     device_class: str
+    in_place_of: str | None
     trace: str
     target: str
     latency_s: float
+    noise: float | None
     run_secs: list[float]
+    toolchain: str
+    threads: int | None
     source: Literal["trial", "import"]
     created_at: float
 
     @classmethod
-    def of(cls, record: Record) -> ScheduleBody:
+    def of(cls, record: Record, of_class: ClassFacts, asked: str) -> ScheduleBody:
         assert record.latency_s is not None, "only successful records are schedules"
         return cls(
             workload=record.workload_hash,
             device_class=record.device_class,
+            in_place_of=None if record.device_class == asked else asked,
             trace=record.trace,
             target=record.target,
             latency_s=record.latency_s,
+            noise=noise(record.run_secs),
             run_secs=list(record.run_secs),
+            toolchain=of_class.toolchain,
+            threads=of_class.threads,
             source=record.source,
             created_at=record.created_at,
         )
@@ -81,6 +100,7 @@ class ScheduleBody(BaseModel):
 class ScheduleQueryBody(RequestBody):
     target: Name = NATIVE
     workloads: list[WorkloadHash] = Field(max_length=10_000)
+    nearest: bool = False
 
 
 class SchedulesBody(BaseModel):
@@ -126,28 +146,130 @@ class ImportsDeletedBody(BaseModel):
     deleted: int
 
 
-@router.get("/best", responses=problems(404))
-def best(
-    context: ContextDep, workload: Annotated[WorkloadHash, Query()], target: Annotated[Name, Query()] = NATIVE
-) -> ScheduleBody:
-    """Return the fastest schedule measured of one workload; without one, an imported schedule."""
-    with context.database.begin() as session:
+class FoundScheduleBody(BaseModel):
+    """The latency of the fastest schedule measured of a workload; `name` and `signature` are those of a task
+    that has it."""
+
+    workload: str
+    name: str
+    signature: str
+    flops: float
+    latency_s: float
+    noise: float | None
+    created_at: float
+
+
+class FoundSchedulesBody(BaseModel):
+    device_class: str
+    items: list[FoundScheduleBody]
+
+
+@router.get("")
+def search(
+    context: ContextDep,
+    target: Annotated[Name, Query()] = NATIVE,
+    words: Annotated[
+        str, Query(max_length=256, description="all of which a name or signature has: conv2d 56,56")
+    ] = "",
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> FoundSchedulesBody:
+    """Return the measured workloads with these words in their operators or shapes, the newest first."""
+    with context.database.reading() as session:
         key = device_class(session, target, context.now())
-        record = schedules.best(session, workload, key)
+        found = tasks.search(session, key, words.split(), limit)
+        best = schedules.best_many(session, [workload.hash for workload in found], key)
+    items = []
+    for workload in found:
+        record = best[workload.hash]
+        assert record.latency_s is not None, "only successful records are schedules"
+        items.append(
+            FoundScheduleBody(
+                workload=workload.hash,
+                name=workload.name,
+                signature=workload.signature,
+                flops=workload.flops,
+                latency_s=record.latency_s,
+                noise=noise(record.run_secs),
+                created_at=record.created_at,
+            )
+        )
+    return FoundSchedulesBody(device_class=key, items=items)
+
+
+@router.get("/best", response_model=ScheduleBody, responses={**NOT_MODIFIED, **problems(404)})
+async def best(
+    request: Request,
+    context: ContextDep,
+    workload: Annotated[WorkloadHash, Query()],
+    target: Annotated[Name, Query()] = NATIVE,
+    nearest: Annotated[bool, Query(description=_NEAREST)] = False,
+) -> Response:
+    """Return the fastest schedule measured of one workload; without one, an imported schedule.
+
+    With the answer's ETag in If-None-Match, 304 says that it still holds.
+    """
+    key = await device_class_of(context, target)
+    record = await context.look_ups.best(workload, key)
+    if record is None and nearest:
+        record = (await context.look_ups.best_nearest([workload], key)).get(workload)
     if record is None:
         detail = f"No schedule is known of workload {workload} on {key}: tune a model that has it."
         raise Problem(404, "no-schedule", detail)
-    return ScheduleBody.of(record)
+    of_class = await context.look_ups.facts(record.device_class)
+    return json_answer(request, ScheduleBody.of(record, of_class, key).model_dump_json().encode())
 
 
-@router.post(":query", responses=problems(400))
-def query(body: ScheduleQueryBody, context: ContextDep) -> SchedulesBody:
-    """Return the fastest schedules measured of many workloads at once; without one, imported schedules."""
-    with context.database.begin() as session:
-        key = device_class(session, body.target, context.now())
-        found = schedules.best_many(session, body.workloads, key)
-    by_hash = {name: ScheduleBody.of(found[name]) if name in found else None for name in body.workloads}
-    return SchedulesBody(device_class=key, schedules=by_hash)
+_BEST_ROUTE = Route(_BEST_PATH, best)
+
+
+class RoutineLookUps:
+    """ASGI middleware that answers routine look-ups without FastAPI, whose routing takes longer than that.
+
+    Those are of a workload that has a schedule on a device class that is given by its key and was asked for
+    before. All others go on to `best`, which answers the same.
+    """
+
+    def __init__(self, app: ASGIApp, look_ups: LookUps) -> None:
+        self._app = app
+        self._look_ups = look_ups
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = None
+        if scope["type"] == "http" and scope["path"] == _BEST_PATH and scope["method"] == "GET":
+            with contextlib.suppress(StorageError):
+                answer = await self._answer(Request(scope))
+        await (answer or self._app)(scope, receive, send)
+
+    async def _answer(self, request: Request) -> Response | None:
+        asked = request.query_params
+        workload, key = asked.get("workload", ""), asked.get("target", "")
+        if len(asked) != 2 or not self._look_ups.known(key):
+            return None
+        record = await self._look_ups.best(workload, key)
+        if record is None:
+            return None
+        request.scope["route"] = _BEST_ROUTE  # for the metrics
+        of_class = await self._look_ups.facts(key)
+        return json_answer(request, ScheduleBody.of(record, of_class, key).model_dump_json().encode())
+
+
+@router.post(":query", response_model=SchedulesBody, responses={**NOT_MODIFIED, **problems(400)})
+async def query(request: Request, body: ScheduleQueryBody, context: ContextDep) -> Response:
+    """Return the fastest schedules measured of many workloads at once; without one, imported schedules.
+
+    `nearest` and If-None-Match work as for one workload.
+    """
+    key = await device_class_of(context, body.target)
+    found = await context.look_ups.best_many(body.workloads, key)
+    if body.nearest and len(found) < len(set(body.workloads)):
+        missing = [name for name in body.workloads if name not in found]
+        found |= await context.look_ups.best_nearest(missing, key)
+    by_hash: dict[str, ScheduleBody | None] = dict.fromkeys(body.workloads)
+    for name, record in found.items():
+        of_class = await context.look_ups.facts(record.device_class)
+        by_hash[name] = ScheduleBody.of(record, of_class, key)
+    content = SchedulesBody(device_class=key, schedules=by_hash).model_dump_json().encode()
+    return json_answer(request, content)
 
 
 @router.get(
@@ -180,7 +302,7 @@ def export(
     return StreamingResponse(_export(context, records), media_type="application/json")
 
 
-@router.post("/import", openapi_extra=_IMPORT_BODY)
+@router.post("/import", openapi_extra=_IMPORT_BODY, responses=problems(400, 408))
 async def import_(
     request: Request, context: ContextDep, target: Annotated[Name, Query()] = NATIVE
 ) -> ImportedBody:
@@ -189,8 +311,8 @@ async def import_(
     Jobs measure them before anything else; until then their times decide nothing. The body is what export
     returns. Nothing is stored unless all of it can be.
     """
-    text = await request.body()
-    imported = await asyncio.to_thread(_import, context, text, target)
+    async with received(request, context.transfers) as upload, context.importing:
+        imported = await context.transfers.run(_import, context, upload, target)
     request.state.audited = imported.device_class
     return imported
 
@@ -240,9 +362,10 @@ def _export(context: ServerContext, records: list[Record]) -> Iterator[str]:
     yield "]}"
 
 
-def _import(context: ServerContext, text: bytes, target: str) -> ImportedBody:
+def _import(context: ServerContext, upload: Upload, target: str) -> ImportedBody:
+    upload.file.seek(0)
     try:
-        body = ExportBody.model_validate_json(text)
+        body = ExportBody.model_validate_json(upload.file.read())
     except ValidationError as error:
         parts = [{**part, "loc": ("body", *part["loc"])} for part in error.errors()]
         raise RequestValidationError(parts) from error
@@ -251,9 +374,13 @@ def _import(context: ServerContext, text: bytes, target: str) -> ImportedBody:
         if exported.workload not in hashes:
             detail = f"A record's workload {exported.workload} is not among the workloads: send it along."
             raise Problem(422, "workload-missing", detail)
+        try:
+            parse_trace(exported.trace)
+        except TraceRefused as error:
+            raise Problem(422, "trace-refused", f"Nothing was imported: {error}.") from error
     now = context.now()
     with context.database.begin() as session:
-        key = device_class(session, target, context.now())
+        key = device_class(session, target, now)
         records = [
             Record(
                 workload_hash=exported.workload,
@@ -269,11 +396,6 @@ def _import(context: ServerContext, text: bytes, target: str) -> ImportedBody:
             )
             for exported in body.records
         ]
-        try:
-            for record in body.records:
-                parse_trace(record.trace)
-        except TraceRefused as error:
-            raise Problem(422, "trace-refused", f"Nothing was imported: {error}.") from error
         for workload in body.workloads:
             tasks.put_workload(session, workload.hash, workload.module_json)
         added = imports.add(session, records, now)

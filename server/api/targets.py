@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 from sqlalchemy.orm import Session
+from starlette.concurrency import run_in_threadpool
 
 from records.fleet import devices
+from server.context import ServerContext
 from server.problems import Problem
 
 NATIVE = "native"
+
+
+async def device_class_of(context: ServerContext, target: str) -> str:
+    """Return the key of the target's device class; one that was asked for before costs no query.
+
+    Raises a Problem that lists the known classes.
+    """
+    if context.look_ups.known(target):
+        return target
+
+    def resolve() -> str:
+        with context.database.reading() as session:
+            return device_class(session, target, context.now())
+
+    return await run_in_threadpool(resolve)
 
 
 def device_class(session: Session, target: str, now: float) -> str:

@@ -32,8 +32,8 @@ class WorkerBody(BaseModel):
 
     `trials_per_minute` is the rate of the last five minutes, `trial_s` the time that a trial takes on it.
     `load` is the number of processes that wanted to run, averaged over a minute; `temperature_c` is of its
-    processor; `candidates` and `candidates_done` are of the `lease` it holds. All of them are null where they
-    are unknown.
+    processor, or of the GPU that it measures, as are then `memory_free_bytes` and `power_w`; `candidates` and
+    `candidates_done` are of the `lease` it holds. All of them are null where they are unknown.
 
     `trouble` says in one line why it can't measure (or build), and is empty while it can or has not yet found
     out. `uncontained` says what measured code is not kept from. `calibrate`: it has been asked to measure its
@@ -59,6 +59,7 @@ class WorkerBody(BaseModel):
     load: float | None
     temperature_c: float | None
     memory_free_bytes: int | None
+    power_w: float | None
     tunefarm_version: str
     tvm_version: str
     lease: str | None
@@ -93,6 +94,7 @@ class WorkerBody(BaseModel):
             load=vitals.load,
             temperature_c=vitals.temperature_c,
             memory_free_bytes=vitals.memory_free_bytes,
+            power_w=vitals.power_w,
             tunefarm_version=vitals.tunefarm_version,
             tvm_version=vitals.tvm_version,
             lease=held.id if held else None,
@@ -106,6 +108,13 @@ class WorkerBody(BaseModel):
 
 class WorkersBody(BaseModel):
     items: list[WorkerBody]
+
+
+class NoiseBody(BaseModel):
+    """The spread of a trial's repeats as a part of their median: the median over the trials of the worker's
+    last lease, null without any."""
+
+    noise: float | None
 
 
 class DeviceClassBody(BaseModel):
@@ -136,6 +145,14 @@ def show_workers(context: ContextDep) -> WorkersBody:
     """Return every worker ever seen, with when that was."""
     with context.database.begin() as session:
         return WorkersBody(items=_bodies(session, devices.workers(session), context.now()))
+
+
+@router.get("/workers/{worker_id:path}/noise", responses=problems(404))
+def show_noise(worker_id: str, context: ContextDep) -> NoiseBody:
+    """Return how much the repeats of the worker's last trials differ."""
+    with context.database.begin() as session:
+        devices.worker(session, worker_id)
+        return NoiseBody(noise=leases.noise_of(session, worker_id))
 
 
 @router.post("/workers/{worker_id:path}:drain", responses=problems(404))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 
+from core.device import processor_of
+
 # The library is the first entry of an uncompressed tar.
 _TAR_HEADER_BYTES = 512
 _ELF_HEADER_BYTES = 20
@@ -19,6 +21,6 @@ def rejection_reason(packed: bytes, machine: str) -> str:
     if len(header) < _ELF_HEADER_BYTES or not header.startswith(_ELF_64_BIT_LITTLE_ENDIAN):
         return "it holds no shared library for a 64-bit machine"
     kind, number = struct.unpack_from("<HH", header, 16)
-    if kind != _ELF_SHARED_OBJECT or number != _ELF_MACHINES.get(machine):
+    if kind != _ELF_SHARED_OBJECT or number != _ELF_MACHINES.get(processor_of(machine)):
         return f"it holds no shared library for {machine}"
     return ""

@@ -19,12 +19,13 @@ _log = logging.getLogger(__name__)
 SHORTEST_S = 1e-9
 # Eleven days; workers end what takes minutes. The median of longer times could be infinite.
 LONGEST_S = 1e6
-# Least and most of a profile's fields, from what an emulator takes to several times what any core does.
+# Least and most of a profile's fields, from what an emulator takes to several times what any core, or any
+# multiprocessor of a GPU, does.
 # The units are those of `core.profile.Profile`.
 PROFILE_RANGES = {
     "hertz": (1e5, 2e10),
     "latency_cycles": (0.1, 1e5),
-    "registers": (4, 1024),
+    "registers": (4, 1 << 17),
     "loads": (1e-5, 64),
     "gather_cycles": (1e-3, 1e5),
     "l1_rate": (1e-3, 1e4),
@@ -34,7 +35,7 @@ PROFILE_RANGES = {
     "memory_rate_all": (1e-3, 1e6),
     "launch_s": (1e-9, 10.0),
 }
-MULTIPLY_ADDS_RANGE = (1e-6, 64)
+MULTIPLY_ADDS_RANGE = (1e-6, 1024)
 
 
 def reject_implausible(result: Result) -> Result:

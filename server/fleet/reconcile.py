@@ -14,6 +14,7 @@ from proto.messages import Answer, Result, WorkerReport
 from records.fleet import building, devices, leases, module_runs
 from records.fleet.building import Builder
 from records.fleet.devices import Instructions, SessionFenced
+from records.fleet.names import Claim
 from records.fleet.results import LeaseResult
 from records.jobs import jobs
 from records.storage import blobs
@@ -36,15 +37,22 @@ class Reconciliation:
 
 
 def reconcile(
-    session: Session, report: WorkerReport, registered: bool, lease_id: str, now: float, lease_ttl_s: float
+    session: Session,
+    report: WorkerReport,
+    token_id: str | None,
+    registered: bool,
+    lease_id: str,
+    now: float,
+    lease_ttl_s: float,
 ) -> Reconciliation:
     """Store what a worker reports, and return what it should hold.
 
-    `registered`: this session's device is stored already. `lease_id` is the id of a new lease, if one is
+    `token_id` is that of the worker's token, None where names aren't bound. `registered`: this session's
+    device is stored already. `lease_id` is the id of a new lease, if one is
     taken. A lease that the worker holds is valid for `lease_ttl_s` from now. The caller decides when a worker
-    that holds something is to call again.
+    that holds something is to call again. Raises NameTaken, NameInUse.
     """
-    instructions = _note_call(session, report, registered, now)
+    instructions = _note_call(session, report, token_id, registered, now)
     if instructions is None:
         wanted = devices.wanted(session, report.worker_id)
         return Reconciliation(Answer(fenced=True, wanted=wanted, call_again_after_s=EVICTED_S))
@@ -96,10 +104,13 @@ def take(
     return None if lease is None else _lease_of(session, lease, report, now)
 
 
-def _note_call(session: Session, report: WorkerReport, registered: bool, now: float) -> Instructions | None:
+def _note_call(
+    session: Session, report: WorkerReport, token_id: str | None, registered: bool, now: float
+) -> Instructions | None:
     """Store that the worker called, and return what people want of it.
 
-    None when another session has taken this one's place, or the worker was evicted.
+    None when another session has taken this one's place, or the worker was evicted. Raises NameTaken,
+    NameInUse.
     """
     worker = report.worker_id, report.session_id
     device, vitals, role = report.device, report.vitals, report.role
@@ -111,8 +122,9 @@ def _note_call(session: Session, report: WorkerReport, registered: bool, now: fl
         builder = Builder(report.builds_for, device.machine, device.cores, device.toolchain)
     device = None if builder else reject_implausible_profile(report).device
     try:
+        claim = Claim(token_id, report.machine)
         devices.register(
-            session, *worker, device, report.state, now, vitals, role, builder, calibrated=report.calibrated
+            session, *worker, device, report.state, now, vitals, role, builder, report.calibrated, claim
         )
     except SessionFenced:
         return None

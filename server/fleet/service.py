@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import IO, Any
+from typing import Any
 
 import grpc
 import grpc.aio
 
 from core.lease import Lease
-from core.worker import Role, Wanted, WorkerState
+from core.worker import MAX_TROUBLE_CHARS, Role, Wanted, WorkerState
 from proto import fleet_pb2 as pb
 from proto.convert import (
     ProtocolMismatchError,
@@ -27,16 +26,20 @@ from proto.convert import (
 from proto.fleet_pb2_grpc import FleetServicer
 from proto.messages import Answer, WorkerReport
 from records.fleet import building, devices
+from records.fleet.names import NameInUse, NameTaken
 from records.jobs import tasks
 from records.jobs.tasks import WorkloadNotFound
+from records.storage import blobs
 from records.storage.blobs import BlobNotFound
 from records.storage.database import StorageError
-from server.blob_files import copy_of_blob, read_and_close
+from server.access.interceptor import current_caller
+from server.blob_stream import PIECE_BYTES, stream_blob
 from server.context import ServerContext
 from server.fleet import reconcile
 from server.fleet.library import rejection_reason
 from server.fleet.sessions import RegisteredSession, SessionCache
 from server.fleet.work_poller import AvailableWork, WorkPoller
+from system import logs
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +52,10 @@ class NotEligible(Exception):
 
 
 class FleetService(FleetServicer):
-    """Answers workers. Every use of the database is a short transaction in a thread."""
+    """Answers workers. Every use of the database is a short transaction in a thread.
+
+    The threads that answer Synchronize move no files.
+    """
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
@@ -61,27 +67,45 @@ class FleetService(FleetServicer):
     ) -> pb.SynchronizeResponse:
         self._context.metrics.synchronizations.inc()
         async with _abort_on_error(context):
-            answer = await self._answer(report_from_wire(request))
+            report = self._held_back(report_from_wire(request))
+            with logs.about(worker=report.worker_id, lease=report.held.id if report.held else None):
+                answer = await self._answer(report)
         self._context.metrics.leases.inc(answer.lease is not None)
         return answer_to_wire(answer)
 
     async def GetWorkload(self, request: pb.WorkloadRequest, context: Any) -> pb.Workload:  # noqa: N802
         async with _abort_on_error(context):
-            module_json = await asyncio.to_thread(self._workload, request.workload_hash)
+            module_json = await self._context.transfers.run(self._workload, request.workload_hash)
         return pb.Workload(workload_hash=request.workload_hash, module_json=module_json)
 
     async def GetBlob(  # noqa: N802
         self, request: pb.BlobRequest, context: Any
     ) -> AsyncIterator[pb.Chunk]:
+        database, transfers = self._context.database, self._context.transfers
         async with _abort_on_error(context):
-            file = await asyncio.to_thread(self._open_blob, request.sha256)
-        for data in read_and_close(file):
-            yield pb.Chunk(data=data)
+            library, size = await transfers.run(self._find_blob, request.sha256)
+            for start in range(0, len(library), PIECE_BYTES):
+                yield pb.Chunk(data=library[start : start + PIECE_BYTES])
+            async for data in stream_blob(database, transfers, request.sha256, size):
+                yield pb.Chunk(data=data)
 
     async def PutLibrary(self, request: pb.Library, context: Any) -> pb.LibraryStored:  # noqa: N802
         async with _abort_on_error(context):
-            reason = await asyncio.to_thread(self._store_library, request)
+            reason = await self._context.transfers.run(self._store_library, request)
         return pb.LibraryStored(refused=reason)
+
+    def _held_back(self, report: WorkerReport) -> WorkerReport:
+        """Return the report; where the service insists on a sandbox that is missing, of one that can't work.
+
+        What the worker holds it may end.
+        """
+        gaps = report.vitals.uncontained
+        if not (self._context.settings.require_sandbox and gaps) or report.held is not None:
+            return report
+        trouble = f"this service wants measured code contained (TUNEFARM_REQUIRE_SANDBOX), and {gaps}"
+        vitals = replace(report.vitals, trouble=trouble[:MAX_TROUBLE_CHARS])
+        state = WorkerState.PROBING if report.state is WorkerState.READY else report.state
+        return replace(report, state=state, device=None, slots=0, wait_s=0.0, vitals=vitals)
 
     async def _answer(self, report: WorkerReport) -> Answer:
         """Reconcile, then wait for work as long as the worker agreed to."""
@@ -94,7 +118,8 @@ class FleetService(FleetServicer):
         )
         registered = self._sessions.get(worker_id) == session
         lease_ttl_s = self._sessions.lease_ttl_s
-        answer = await asyncio.to_thread(self._reconcile, report, registered, lease_ttl_s)
+        token_id = current_caller.get().token_id
+        answer = await asyncio.to_thread(self._reconcile, report, token_id, registered, lease_ttl_s)
         if not answer.fenced:
             self._sessions.put(worker_id, session)
         is_idle = not (answer.fenced or answer.keeps or answer.lease)
@@ -105,10 +130,12 @@ class FleetService(FleetServicer):
             return replace(answer, call_again_after_s=self._sessions.call_interval_s)
         return answer
 
-    def _reconcile(self, report: WorkerReport, registered: bool, lease_ttl_s: float) -> Answer:
+    def _reconcile(
+        self, report: WorkerReport, token_id: str | None, registered: bool, lease_ttl_s: float
+    ) -> Answer:
         with self._context.database.begin() as session:
             lease_id, now = self._context.new_id(), self._context.now()
-            result = reconcile.reconcile(session, report, registered, lease_id, now, lease_ttl_s)
+            result = reconcile.reconcile(session, report, token_id, registered, lease_id, now, lease_ttl_s)
         for step, job_id in result.wakes:
             self._context.wake(step, job_id)
         self._context.metrics.results.inc(len(result.answer.acknowledged))
@@ -159,11 +186,13 @@ class FleetService(FleetServicer):
         with self._context.database.begin() as session:
             return tasks.workload(session, workload_hash)
 
-    def _open_blob(self, sha: str) -> IO[bytes]:
-        """Return a built library or a stored blob. Raises BlobNotFound."""
+    def _find_blob(self, sha: str) -> tuple[bytes, int]:
+        """Return a built library, or the size of a stored blob. Raises BlobNotFound."""
         with self._context.database.begin() as session:
-            library = building.library(session, sha)
-            return copy_of_blob(session, sha) if library is None else io.BytesIO(library)
+            library, size = building.library(session, sha), blobs.size(session, sha)
+        if library is None and size is None:
+            raise BlobNotFound(f"there is no blob {sha!r}")
+        return (library, 0) if library is not None else (b"", size or 0)
 
     def _store_library(self, request: pb.Library) -> str:
         """Store a library that a builder sends. Return why it is not stored; "" when it is."""
@@ -195,6 +224,10 @@ async def _abort_on_error(context: Any) -> AsyncIterator[None]:
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, _details(error))
     except (WorkloadNotFound, BlobNotFound) as error:
         await context.abort(grpc.StatusCode.NOT_FOUND, _details(error))
+    except NameTaken as error:
+        await context.abort(grpc.StatusCode.ALREADY_EXISTS, _details(error))
+    except NameInUse as error:
+        await context.abort(grpc.StatusCode.ABORTED, _details(error))
     except (StorageError, OSError) as error:
         _log.error("storage: %s", error)
         details = f"the service can't use its storage: {_details(error)}"

@@ -33,7 +33,8 @@ from server.app import create_app
 from server.context import ServerContext
 from server.problems import MEDIA_TYPE
 from server.settings import ServerSettings
-from tests.integration.server.conftest import DEVICE, Service, Worker, launch
+from tests.devices import DEVICE
+from tests.integration.server.conftest import Service, Worker, launch
 from tests.integration.server.test_cost_models import METRICS
 from tests.integration.server.test_fleet import leased, results
 

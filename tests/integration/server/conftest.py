@@ -30,22 +30,9 @@ from server.context import ServerContext
 from server.main import serve
 from server.settings import ServerSettings
 from system.tls import TlsFiles
-from tests.services import Emptied, free_port
+from tests.devices import DEVICE
+from tests.services import Emptied, free_port, sqlite
 from tunefarm.client.client import tls_verification
-
-DEVICE = Device(
-    name="test board",
-    triple="x86_64-linux-gnu",
-    mcpu="skylake",
-    features=("avx2",),
-    cores=2,
-    vector_bytes=32,
-    l1_bytes=32768,
-    l2_bytes=1 << 20,
-    l3_bytes=1 << 24,
-    toolchain="test",
-    target='{"kind":"llvm"}',
-)
 
 
 def onnx_model(size: int = 4) -> bytes:
@@ -93,6 +80,8 @@ class Worker:
     device: Device = DEVICE
     starting: bool = True
     builds_for: tuple[str, ...] = ()
+    machine: str = ""
+    token: str = ""
 
     def call(
         self,
@@ -108,9 +97,11 @@ class Worker:
         device = None if state is WorkerState.PROBING else self.device
         own = (self.id, self.session, self.starting, state, device)
         role = Role.BUILD if self.builds_for else Role.MEASURE
-        about = vitals, role, self.builds_for, calibrated
+        about = vitals, role, self.builds_for, calibrated, self.machine
         report = WorkerReport(*own, held, results, slots, wait_s, *about)
-        answer: pb.SynchronizeResponse = self.fleet.Synchronize(convert.report_to_wire(report), timeout=40)
+        metadata = (("authorization", f"Bearer {self.token}"),) if self.token else ()
+        wire = convert.report_to_wire(report)
+        answer: pb.SynchronizeResponse = self.fleet.Synchronize(wire, timeout=40, metadata=metadata)
         self.starting = False
         return convert.answer_from_wire(answer, held)
 
@@ -128,7 +119,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         emptied: Emptied = request.getfixturevalue("emptied")
         emptied.empty()
         return emptied.url
-    return f"sqlite:///{tmp_path}/tunefarm.db"
+    return sqlite(tmp_path / "tunefarm.db")
 
 
 @pytest.fixture
@@ -162,13 +153,12 @@ def launch(
     """Start a server with its data in `folder`; return it and a function that stops it. `trust` means TLS."""
     listening = socket.create_server(("127.0.0.1", 0))
     usual = {
-        "database_url": f"sqlite:///{folder}/tunefarm.db",
+        "database_url": sqlite(folder / "tunefarm.db"),
         "broker": str(folder / "broker"),
         "grpc_port": free_port(),
     }
     settings = ServerSettings(**usual | changes)  # type: ignore[arg-type]
     database = Database(settings.database_url)
-    database.migrate()
     wakes: list[tuple[str, str]] = []
     context = ServerContext(
         settings, database, lambda step, job: wakes.append((step, job)), time.time, lambda: uuid.uuid4().hex

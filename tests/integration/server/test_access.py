@@ -118,7 +118,7 @@ def test_every_route_needs_its_scope_and_no_other(guarded: Service, method: str,
         assert answer.status_code not in (401, 403, 500), answer.text
 
 
-@pytest.mark.parametrize("method", ["GET", "POST", "PATCH", "BREW"])
+@pytest.mark.parametrize("method", ["GET", "POST", "PATCH", "PROPFIND"])
 def test_an_unknown_route_needs_an_administrator(guarded: Service, method: str) -> None:
     others = bearer(made(guarded, Scope.READ, Scope.SUBMIT, Scope.WORKER)["token"])
     assert kind(guarded.http.request(method, "/v2/new", headers=others), 403) == "scope-missing"

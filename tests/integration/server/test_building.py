@@ -19,8 +19,9 @@ from proto.convert import library_to_wire
 from proto.messages import LibraryUpload, Result
 from records.jobs import jobs, tasks, trials
 from records.jobs.trials import Trial
+from tests.devices import DEVICE
 
-from .conftest import DEVICE, Service, Worker, on_both_databases
+from .conftest import Service, Worker, on_both_databases
 from .test_fleet import leased, results, tuning_job
 
 pytestmark = on_both_databases

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from records.schedules import cost_models
 from records.schedules.cost_models import Version
+from tests.devices import DEVICE
 
-from .conftest import DEVICE, Service, Worker
+from .conftest import Service, Worker
 
 METRICS = {
     "trained_on": 80,

@@ -15,7 +15,7 @@ import pytest
 from core.job import JobState
 from core.lease import Candidate, Lease, LeaseId, Limits, ModuleRun
 from core.measurement import Measurement, Outcome
-from core.worker import WorkerState
+from core.worker import Vitals, WorkerState
 from proto import convert
 from proto import fleet_pb2 as pb
 from proto.messages import PROTOCOL, Result
@@ -27,8 +27,9 @@ from records.schedules import schedules
 from records.storage import blobs
 from records.storage.database import StorageError
 from server.fleet.sessions import MIN_INTERVAL_S
+from tests.devices import DEVICE
 
-from .conftest import DEVICE, Service, Start, Worker, on_both_databases, wait_until
+from .conftest import Service, Start, Worker, on_both_databases, wait_until
 
 pytestmark = on_both_databases
 
@@ -79,7 +80,11 @@ def test_a_worker_appears_with_its_device_when_it_is_ready(service: Service, wor
     assert (shown["state"], shown["device_class"]) == ("ready", DEVICE.key)
     assert shown["device_name"] == DEVICE.name
     (known,) = service.http.get("/v1/device-classes").json()["items"]
-    assert (known["key"], known["target"], known["features"]) == (DEVICE.key, DEVICE.target, ["avx2"])
+    assert (known["key"], known["target"], known["features"]) == (
+        DEVICE.key,
+        DEVICE.target,
+        list(DEVICE.features),
+    )
 
 
 def test_waiting_jobs_are_woken_when_a_worker_becomes_ready(service: Service, worker: Worker) -> None:
@@ -218,6 +223,23 @@ def test_an_expired_leases_results_change_nothing(service: Service, worker: Work
     second = leased(worker)
     assert second.id.id != lease.id.id
     assert second.id.attempt == 2
+
+
+def test_a_service_that_insists_on_a_sandbox_gives_no_work_without_one(start: Start) -> None:
+    service = start(require_sandbox=True)
+    board = Worker(service.fleet)
+    tuning_job(service, board)
+    gap = "measured code sees the network: allow namespaces"
+    assert board.call(vitals=Vitals(uncontained=gap), wait_s=5.0).lease is None
+    (shown,) = service.http.get("/v1/workers").json()["items"]
+    assert (shown["state"], shown["device_class"]) == ("probing", None)
+    assert shown["trouble"].startswith(
+        "this service wants measured code contained (TUNEFARM_REQUIRE_SANDBOX)"
+    )
+    assert gap in shown["trouble"]
+    lease = leased(board)
+    kept = board.call(WorkerState.BUSY, held=lease.id, vitals=Vitals(uncontained=gap))
+    assert kept.keeps == lease.id, "what it holds it may end"
 
 
 def test_a_draining_worker_gets_nothing_new(service: Service, worker: Worker) -> None:

@@ -18,11 +18,13 @@ import pytest
 
 from core.exit_code import ExitCode
 from proto.fleet_pb2_grpc import FleetStub
+from server.main import main
 
 from .conftest import Worker, free_port, onnx_model, wait_until
 
 ROOT = Path(__file__).parents[3]
 Run = Callable[..., subprocess.Popen[str]]
+Refuse = Callable[..., str]
 
 
 @pytest.fixture
@@ -56,10 +58,27 @@ def run(environment: dict[str, str]) -> Iterator[Run]:
         process.communicate()
 
 
-def refusal(process: subprocess.Popen[str], code: ExitCode) -> str:
-    """Return the one line of a server that must not start."""
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode == code, errors
+@pytest.fixture
+def refuse(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Refuse]:
+    """Call a server's command that must not start serving; return the one line that it says.
+
+    It runs in this process: one of its own would import for seconds.
+    """
+
+    def refused(code: ExitCode, *flags: str, **changes: str) -> str:
+        for name, value in (environment | changes).items():
+            monkeypatch.setenv(name, value)
+        assert main(flags) == code
+        return the_line(capsys.readouterr().err)
+
+    interval = sys.getswitchinterval()
+    yield refused
+    sys.setswitchinterval(interval)
+
+
+def the_line(errors: str) -> str:
     (line,) = errors.splitlines()
     assert line.startswith("tunefarm server: ")
     return line
@@ -108,27 +127,31 @@ def test_a_server_stops_at_once_when_told(run: Run, environment: dict[str, str])
 
 
 @pytest.mark.parametrize("variable", ["TUNEFARM_PORT", "TUNEFARM_GRPC_PORT"])
-def test_a_port_in_use_is_named(run: Run, environment: dict[str, str], variable: str) -> None:
+def test_a_port_in_use_is_named(refuse: Refuse, environment: dict[str, str], variable: str) -> None:
     with socket.create_server(("127.0.0.1", int(environment[variable]))):
-        line = refusal(run(), ExitCode.LOCAL)
+        line = refuse(ExitCode.LOCAL)
     assert environment[variable] in line
     assert f"set {variable}" in line
 
 
 def test_a_network_address_without_a_token_is_refused(run: Run) -> None:
-    assert "TUNEFARM_TOKEN" in refusal(run("--host", "0.0.0.0"), ExitCode.USAGE)
+    process = run("--host", "0.0.0.0")
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == ExitCode.USAGE
+    assert "TUNEFARM_TOKEN" in the_line(errors)
 
 
-def test_an_address_of_another_machine_is_refused(run: Run) -> None:
-    assert "203.0.113.7" in refusal(run(TUNEFARM_HOST="203.0.113.7", TUNEFARM_TOKEN="s3cret"), ExitCode.LOCAL)
+def test_an_address_of_another_machine_is_refused(refuse: Refuse) -> None:
+    line = refuse(ExitCode.LOCAL, TUNEFARM_HOST="203.0.113.7", TUNEFARM_TOKEN="s3cret")
+    assert "203.0.113.7" in line
 
 
 @pytest.mark.parametrize(
     ("variable", "value"),
     [("TUNEFARM_PORT", "http"), ("TUNEFARM_DATABASE_URL", ""), ("TUNEFARM_BROKER", "")],
 )
-def test_wrong_settings_are_named(run: Run, variable: str, value: str) -> None:
-    assert variable in refusal(run(**{variable: value}), ExitCode.USAGE)
+def test_wrong_settings_are_named(refuse: Refuse, variable: str, value: str) -> None:
+    assert variable in refuse(ExitCode.USAGE, **{variable: value})
 
 
 @pytest.mark.parametrize(
@@ -139,8 +162,8 @@ def test_wrong_settings_are_named(run: Run, variable: str, value: str) -> None:
         ({"TUNEFARM_TLS_CERT": "/gone.pem"}, "TUNEFARM_TLS_KEY"),
     ],
 )
-def test_unusable_tls_files_are_named(run: Run, changes: dict[str, str], says: str) -> None:
-    assert says in refusal(run(**changes), ExitCode.USAGE)
+def test_unusable_tls_files_are_named(refuse: Refuse, changes: dict[str, str], says: str) -> None:
+    assert says in refuse(ExitCode.USAGE, **changes)
 
 
 @pytest.mark.slow
@@ -154,12 +177,11 @@ def test_serving_a_network_in_clear_is_warned_of(run: Run, environment: dict[str
 
 
 @pytest.mark.parametrize("kind", ["missing folder", "not a database", "not a URL"])
-def test_a_database_that_cannot_be_used_is_named(run: Run, tmp_path: Path, kind: str) -> None:
+def test_a_database_that_cannot_be_used_is_named(refuse: Refuse, tmp_path: Path, kind: str) -> None:
     (tmp_path / "text.db").write_text("this is not a database " * 100)
     urls = {
         "missing folder": f"sqlite:///{tmp_path}/none/x.db",
         "not a database": f"sqlite:///{tmp_path}/text.db",
         "not a URL": "tunefarm.db",
     }
-    line = refusal(run(TUNEFARM_DATABASE_URL=urls[kind]), ExitCode.LOCAL)
-    assert "database" in line
+    assert "database" in refuse(ExitCode.LOCAL, TUNEFARM_DATABASE_URL=urls[kind])

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from sqlalchemy import update
 
+from records.fleet import devices
 from records.storage.tables import RecordRow
 
 from .conftest import Service, Start, Worker
+
+LATENCIES = (3e-3, 2e-3, 1e-3, 5e-4)
 
 
 def trace_of(number: int) -> str:
@@ -96,6 +101,64 @@ def test_the_best_schedule_is_the_fastest(ready: Service, worker: Worker) -> Non
     query = {"workloads": ["abc", "other"]}
     answer = ready.http.post("/v1/schedules:query", json=query).json()
     assert answer == {"device_class": worker.device.key, "schedules": {"abc": best, "other": None}}
+
+
+def test_who_has_the_best_schedule_is_told_so_until_there_is_a_better_one(ready: Service) -> None:
+    import_measured(ready, database(*LATENCIES[:2]))
+    one: dict[str, Any] = {"method": "GET", "url": "/v1/schedules/best?workload=abc"}
+    many: dict[str, Any] = {
+        "method": "POST",
+        "url": "/v1/schedules:query",
+        "json": {"workloads": ["abc", "other"]},
+    }
+    for request in (one, many):
+        first = ready.http.request(**request)
+        tag = first.headers["etag"]
+        for header in (tag, f'"other", W/{tag}', "*"):
+            again = ready.http.request(**request, headers={"If-None-Match": header})
+            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+        assert ready.http.request(**request, headers={"If-None-Match": '"other"'}).content == first.content
+        import_measured(ready, database(*LATENCIES[: 3 if request is one else 4]))
+        better = ready.http.request(**request, headers={"If-None-Match": tag})
+        assert (better.status_code, better.headers["etag"] != tag) == (200, True)
+
+
+def test_the_answer_says_how_sure_it_is_and_of_what(ready: Service, worker: Worker) -> None:
+    body = database(1e-3)
+    body["records"][0]["run_secs"] = [1e-3] * 9 + [2e-3] * 2
+    import_measured(ready, body)
+    best = known(ready)["abc"]
+    assert (best["noise"], best["threads"], best["toolchain"]) == (1.0, 2, worker.device.toolchain)
+    assert (best["device_class"], best["in_place_of"]) == (worker.device.key, None)
+    import_measured(ready, database(1e-3, workload="once"))
+    assert known(ready, "once")["once"]["noise"] is None
+
+
+def test_another_class_stands_in_only_when_asked_to(ready: Service, worker: Worker) -> None:
+    import_measured(ready, database(1e-3))
+    larger = replace(worker.device, name="larger board", cores=8)
+    with ready.database.begin() as session:
+        devices.put_class(session, larger)
+    asked = {"workload": "abc", "target": "larger board"}
+    assert ready.http.get("/v1/schedules/best", params=asked).status_code == 404
+    best = ready.http.get("/v1/schedules/best", params=asked | {"nearest": True}).json()
+    assert (best["device_class"], best["in_place_of"]) == (worker.device.key, larger.key)
+    query = {"workloads": ["abc", "other"], "target": "larger board"}
+    assert ready.http.post("/v1/schedules:query", json=query).json()["schedules"]["abc"] is None
+    answer = ready.http.post("/v1/schedules:query", json=query | {"nearest": True}).json()
+    assert answer["schedules"] == {"abc": best, "other": None}
+
+
+def test_many_look_ups_at_once_are_each_answered(ready: Service) -> None:
+    for number in range(4):
+        import_measured(ready, database((1 + number) * 1e-3, workload=f"w{number}"))
+
+    def ask(number: int) -> float | None:
+        answer = ready.http.get("/v1/schedules/best", params={"workload": f"w{number % 5}"})
+        return answer.json()["latency_s"] if answer.is_success else None
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(40))) == [1e-3, 2e-3, 3e-3, 4e-3, None] * 8
 
 
 def test_a_schedule_that_nobody_measured_is_marked_and_comes_after_all_others(ready: Service) -> None:

@@ -16,8 +16,9 @@ from proto.messages import Answer
 from records.fleet import devices
 from records.jobs import tasks, trials
 from records.jobs.trials import Trial
+from tests.devices import DEVICE
 
-from .conftest import DEVICE, Service, Start, Worker, on_both_databases
+from .conftest import Service, Start, Worker, on_both_databases
 from .test_fleet import OK, leased, results, tuning_job
 
 pytestmark = on_both_databases

@@ -16,6 +16,7 @@ from server.access.audit import DAILY_S, MAX_REFUSED, AuditLog
 from server.access.interceptor import peer_address
 from server.access.scopes import UNKNOWN, operation_of, procedure_scope
 from server.rate_limits import RateLimiter, network_of, parse_limit
+from tests.services import sqlite
 
 
 @pytest.mark.parametrize("text", ["many", "600/fortnight", "-1/minute", "/minute", "on"])
@@ -116,8 +117,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    database = Database(f"sqlite:///{tmp_path}/audit.db")
-    database.migrate()
+    database = Database(sqlite(tmp_path / "audit.db"))
     yield database
     database.close()
 

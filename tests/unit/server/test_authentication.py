@@ -3,39 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-from sqlalchemy.orm import Session
 
 from core.access import Scope
 from records import access
 from records.access import Token
-from records.storage.database import Database
 from server.access.authentication import TOKEN_PREFIX, AccessDenied, Authenticator, token_digest
 from server.settings import ServerSettings
 
+from .conftest import CountingDatabase
+
 ADDRESS = "10.0.0.7"
-
-
-class CountingDatabase(Database):
-    transactions = 0
-
-    @contextmanager
-    def begin(self) -> Iterator[Session]:
-        self.transactions += 1
-        with super().begin() as session:
-            yield session
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[CountingDatabase]:
-    made = CountingDatabase(f"sqlite:///{tmp_path}/tokens.db")
-    made.migrate()
-    yield made
-    made.close()
 
 
 def secret(number: int) -> str:

@@ -17,6 +17,7 @@ from core.worker import WorkerState
 from proto.messages import Result, WorkerReport
 from records.storage.database import Database
 from server.fleet.reconcile import reconcile
+from tests.services import sqlite
 from tests.unit.records.farm import DEVICE, make_job, measured
 
 READY = WorkerReport("worker", "session", False, WorkerState.READY, DEVICE, slots=16)
@@ -31,8 +32,7 @@ def session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Session]
         emptied.empty()
         database = Database(emptied.url)
     else:
-        database = Database(f"sqlite:///{tmp_path}/tunefarm.db")
-        database.migrate()
+        database = Database(sqlite(tmp_path / "tunefarm.db"))
     with database.begin() as session:
         yield session
     database.close()
@@ -52,7 +52,7 @@ def counted(session: Session) -> Iterator[list[str]]:
 
 
 def call(session: Session, report: WorkerReport, name: str, now: float) -> Lease | None:
-    return reconcile(session, report, not report.starting, name, now, 30.0).answer.lease
+    return reconcile(session, report, None, not report.starting, name, now, 30.0).answer.lease
 
 
 def reported(lease: Lease, secs: float | None = 1e-3) -> WorkerReport:
@@ -96,5 +96,5 @@ def test_a_heartbeat_costs_next_to_nothing(session: Session) -> None:
     assert lease is not None
     with counted(session) as seen:
         busy = replace(READY, state=WorkerState.BUSY, held=lease.id, slots=0)
-        assert reconcile(session, busy, True, "another", 21.0, 30.0).answer.keeps == lease.id
+        assert reconcile(session, busy, None, True, "another", 21.0, 30.0).answer.keeps == lease.id
     assert len(seen) <= HEARTBEAT, seen

@@ -3,41 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-
-import pytest
-from sqlalchemy.orm import Session
 
 from core.lease import Candidate, Lease, LeaseId, Limits
-from records.storage.database import Database, StorageError
+from records.storage.database import StorageError
 from server.fleet.work_poller import AvailableWork, WorkPoller
 
+from .conftest import CountingDatabase
+
 LEASE = Lease(LeaseId("lease", 1), "{}", Limits(), 30.0, (Candidate(1, "w", "[]"),))
-
-
-class CountingDatabase(Database):
-    """Counts transactions, and fails while it is told to."""
-
-    polls = 0
-    failing = False
-
-    @contextmanager
-    def begin(self) -> Iterator[Session]:
-        self.polls += 1
-        if self.failing:
-            raise StorageError("the disk is full")
-        with super().begin() as session:
-            yield session
-
-
-@pytest.fixture
-def database(tmp_path: Path) -> Iterator[CountingDatabase]:
-    made = CountingDatabase(f"sqlite:///{tmp_path}/tunefarm.db")
-    made.migrate()
-    yield made
-    made.close()
 
 
 def test_all_who_wait_share_a_poll(database: CountingDatabase) -> None:
@@ -49,7 +22,7 @@ def test_all_who_wait_share_a_poll(database: CountingDatabase) -> None:
         assert await poller.next_poll() is not found[0]
 
     asyncio.run(run())
-    assert database.polls == 2
+    assert database.transactions == 2
 
 
 def test_a_cancelled_call_does_not_end_the_poll_for_the_others(database: CountingDatabase) -> None:
@@ -103,4 +76,4 @@ def test_a_stopping_server_polls_at_once(database: CountingDatabase) -> None:
         await WorkPoller(database, stopping, lambda: 0.0).next_poll()
 
     asyncio.run(run())
-    assert database.polls == 1
+    assert database.transactions == 1

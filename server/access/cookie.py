@@ -1,0 +1,52 @@
+"""The cookie that stands for an Authorization header in requests of the dashboard's pages."""
+
+from __future__ import annotations
+
+from urllib.parse import quote, unquote, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
+from starlette.responses import Response
+
+from server.access.authentication import AccessDenied
+
+_NAME = "tunefarm_session"
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+
+def keep_credentials(response: Response, authorization: str, *, secure: bool) -> None:
+    """Have the browser keep an Authorization header until it ends.
+
+    Scripts don't see the cookie, and a browser sends it with no request that another site has caused.
+    """
+    # A token of the settings may have any characters.
+    value = quote(authorization, safe="")
+    response.set_cookie(_NAME, value, httponly=True, samesite="strict", secure=secure)
+
+
+def forget_credentials(response: Response) -> None:
+    """Have the browser forget what `keep_credentials` had it keep."""
+    response.delete_cookie(_NAME, httponly=True, samesite="strict")
+
+
+def credentials_of(method: str, headers: Headers) -> str | None:
+    """Return the Authorization header of a request, or the one that its cookie stands for.
+
+    Raises AccessDenied for a change by cookie that a page of another origin has caused. SameSite stops those
+    of other hosts; pages of other ports of this host can't read answers, but could change something.
+    """
+    authorization, cookie = headers.get("authorization"), cookie_parser(headers.get("cookie", "")).get(_NAME)
+    if authorization is not None or not cookie:
+        return authorization
+    origin = headers.get("origin")
+    if method not in _SAFE_METHODS and not _is_own(origin, headers.get("host", "")):
+        cause = "the session of a browser changes things only from the service's own pages"
+        raise AccessDenied(403, "not-from-here", cause, "open the dashboard, or send a token as a header")
+    return unquote(cookie)
+
+
+def _is_own(origin: str | None, host: str) -> bool:
+    try:
+        return origin is not None and urlsplit(origin).netloc == host
+    except ValueError:
+        return False

@@ -1,0 +1,49 @@
+"""`/v1/session`: who calls, and the cookie by which a browser that was given a token calls again.
+
+The cookie holds the token itself, so what a browser may do ends at once when the token is revoked, and no
+server process has to know what another one has let in. Scripts can't read it, and it ends with the browser.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel
+
+from core.access import Scope
+from server.access.authentication import Caller
+from server.access.cookie import forget_credentials, keep_credentials
+
+router = APIRouter(prefix="/v1/session", tags=["access"])
+
+
+class SessionBody(BaseModel):
+    """The caller: `who` is a token's id, "bootstrap", or "loopback" where no token is needed."""
+
+    who: str
+    scopes: list[Scope]
+
+    @classmethod
+    def of(cls, request: Request) -> SessionBody:
+        caller: Caller = request.state.caller
+        return cls(who=caller.who, scopes=sorted(caller.scopes))
+
+
+@router.get("")
+async def show_session(request: Request) -> SessionBody:
+    """Return who the service takes the caller for, and what that caller may do."""
+    return SessionBody.of(request)
+
+
+@router.post("")
+async def sign_in(request: Request, response: Response) -> SessionBody:
+    """Keep the token of the Authorization header in a cookie for the dashboard's pages."""
+    authorization = request.headers.get("authorization")
+    if authorization is not None:
+        keep_credentials(response, authorization, secure=request.url.scheme == "https")
+    return SessionBody.of(request)
+
+
+@router.delete("", status_code=204)
+async def sign_out(response: Response) -> None:
+    """Forget the cookie."""
+    forget_credentials(response)

@@ -1,0 +1,29 @@
+"""`/v1/workloads`: the subgraphs that schedules are of."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from pydantic import BaseModel
+
+from records.jobs import tasks
+from server.api.fields import WorkloadHash
+from server.context import ContextDep
+from server.problems import problems
+
+router = APIRouter(prefix="/v1/workloads", tags=["schedules"])
+
+
+class WorkloadBody(BaseModel):
+    """A workload: its structural hash, and its module as TVM's JSON."""
+
+    hash: str
+    module_json: str
+
+
+@router.get("/{workload}", responses=problems(404))
+def show(workload: Annotated[WorkloadHash, Path()], context: ContextDep) -> WorkloadBody:
+    """Return a workload's module."""
+    with context.database.reading() as session:
+        return WorkloadBody(hash=workload, module_json=tasks.workload(session, workload))

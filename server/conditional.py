@@ -1,0 +1,38 @@
+"""Conditional requests: who has an answer already is told so, and doesn't get it again."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+from fastapi import Request, Response
+
+# For the OpenAPI description of a route.
+NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "What If-None-Match names still holds"}}
+# Whoever keeps an answer asks whether it still holds; with a token it is nobody else's.
+_CACHING = "private, no-cache"
+
+
+def etag_of(content: bytes) -> str:
+    return f'"{sha256(content).hexdigest()[:32]}"'
+
+
+def is_current(request: Request, etag: str) -> bool:
+    """Whether the client has said in If-None-Match that it has this version."""
+    given = request.headers.get("if-none-match")
+    if given is None:
+        return False
+    tags = {tag.strip().removeprefix("W/") for tag in given.split(",")}
+    return etag in tags or "*" in tags
+
+
+def headers_of(etag: str) -> dict[str, str]:
+    return {"ETag": etag, "Cache-Control": _CACHING}
+
+
+def json_answer(request: Request, content: bytes) -> Response:
+    """Return the JSON with its ETag, or 304 without it when the client has it."""
+    etag = etag_of(content)
+    if is_current(request, etag):
+        return Response(status_code=304, headers=headers_of(etag))
+    return Response(content, media_type="application/json", headers=headers_of(etag))

@@ -1,0 +1,112 @@
+"""The documents that the dashboard's modules run in, with the policy under which a browser runs them.
+
+Modules name each other, and the libraries in `static/vendor`, as the import map of their document says. So
+they are the same files where the service serves them and where a report brings them along.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cache
+from html import escape
+from pathlib import Path
+
+STATIC = Path(__file__).parent / "static"
+LIBRARIES = {
+    "preact": "vendor/preact.mjs",
+    "preact/hooks": "vendor/hooks.mjs",
+    "htm": "vendor/htm.mjs",
+    "uplot": "vendor/uPlot.esm.js",
+    "d3-hierarchy": "vendor/d3-hierarchy.min.mjs",
+}
+STYLES = ("vendor/uPlot.min.css", "style.css")
+
+_DOCUMENT = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>tunefarm</title>
+{head}
+</head>
+<body data-start="{start}">
+<div id="app"></div>
+<noscript>This page needs JavaScript. Everything that it shows is also answered by the commands
+<code>tunefarm jobs</code> and <code>tunefarm workers</code>.</noscript>
+{data}</body>
+</html>
+"""
+
+
+@cache
+def dashboard() -> tuple[str, str]:
+    """Return the dashboard's page, and its Content-Security-Policy."""
+    imports = {name: f"./assets/{file}" for name, file in LIBRARIES.items()} | {"tunefarm/": "./assets/"}
+    import_map = json.dumps({"imports": imports})
+    head = [f'<link rel="stylesheet" href="assets/{style}">' for style in STYLES]
+    head += [
+        '<link rel="icon" href="assets/icon.svg" type="image/svg+xml">',
+        f'<script type="importmap">{import_map}</script>',
+        '<script type="module" src="assets/app.js"></script>',
+    ]
+    policy = [
+        "default-src 'none'",
+        f"script-src 'self' '{_source_hash(import_map)}'",
+        "style-src 'self'",
+        "img-src 'self'",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    ]
+    return _DOCUMENT.format(head="\n".join(head), start="jobs", data=""), "; ".join(policy)
+
+
+def report(answers: Mapping[str, object], start: str) -> str:
+    """Return a document that needs neither a service nor a network: it has the API's `answers`, by their
+    paths, and begins at the page `start`."""
+    head, policy = _report_head()
+    # Without a "<", nothing in the data ends its element.
+    data = json.dumps(answers).replace("<", "\\u003c")
+    return _DOCUMENT.format(
+        head=f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n{head}',
+        start=escape(start),
+        data=f'<script type="application/json" id="answers">{data}</script>\n',
+    )
+
+
+@cache
+def _report_head() -> tuple[str, str]:
+    """Return the styles and scripts of a report, and its policy."""
+    modules = {name: STATIC / file for name, file in LIBRARIES.items()}
+    for pattern in ("*.js", "pages/*.js"):
+        modules |= {f"tunefarm/{file.relative_to(STATIC)}": file for file in STATIC.glob(pattern)}
+    import_map = json.dumps({"imports": {name: _data_url(file) for name, file in modules.items()}})
+    begin = 'import "tunefarm/app.js";'
+    styles = "\n".join((STATIC / style).read_text() for style in STYLES)
+    head = [
+        f"<style>{styles}</style>",
+        f'<script type="importmap">{import_map}</script>',
+        f'<script type="module">{begin}</script>',
+    ]
+    policy = [
+        "default-src 'none'",
+        f"script-src data: '{_source_hash(import_map)}' '{_source_hash(begin)}'",
+        f"style-src '{_source_hash(styles)}'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    return "\n".join(head), "; ".join(policy)
+
+
+def _data_url(module: Path) -> str:
+    return "data:text/javascript;base64," + base64.b64encode(module.read_bytes()).decode()
+
+
+def _source_hash(text: str) -> str:
+    """Return the name by which a policy allows this inline script or style."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

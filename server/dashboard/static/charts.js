@@ -1,0 +1,183 @@
+// Charts: lines and points by uPlot, treemaps by d3-hierarchy. Each has a title, a sentence, and its numbers as a table.
+import { hierarchy, treemap } from "d3-hierarchy";
+import { useEffect, useRef, useState } from "preact/hooks";
+import { html } from "tunefarm/html.js";
+import { useTheme } from "tunefarm/hooks.js";
+import uPlot from "uplot";
+
+const COLOURS = 8;
+const TABLE_ROWS = 40;
+
+// The CSS colour of the series or subgraph with this number; all beyond the palette share the last one.
+export function colour(number) {
+  return `var(--series-${Math.min(number, COLOURS - 1)})`;
+}
+
+// What a colour of the style sheet is on the page now; a canvas doesn't know the style sheet's names.
+function resolved(css) {
+  const probe = document.createElement("i");
+  probe.style.color = css;
+  document.body.append(probe);
+  const found = getComputedStyle(probe).color;
+  probe.remove();
+  return found;
+}
+
+// The width in pixels of the element that gets the ref; 0 until it is on the page.
+function useWidth() {
+  const box = useRef(null);
+  const [width, setWidth] = useState(0);
+  useEffect(() => {
+    const observer = new ResizeObserver(([entry]) => setWidth(Math.floor(entry.contentRect.width)));
+    observer.observe(box.current);
+    return () => observer.disconnect();
+  }, []);
+  return [box, width];
+}
+
+// A chart of one x and several series of numbers (null where there is none).
+//   title, note   what it shows, in a few words and in a sentence
+//   x, series     { label, format, values, log }; a series has a `kind` as well: line, step, points or area
+// Areas are stacked, the first one at the top.
+export function Chart({ title, note, x, y, series, height = 260 }) {
+  const [box, width] = useWidth();
+  const { colours } = useTheme();
+  const [at, setAt] = useState(null);
+  const isEmpty = x.values.length === 0 || series.every((one) => one.values.every((value) => value === null));
+  useEffect(() => {
+    if (isEmpty || !width) return undefined;
+    const [text, grid, surface] = ["var(--muted)", "var(--line)", "var(--surface)"].map(resolved);
+    const axis = { stroke: text, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 } };
+    const plot = new uPlot(
+      {
+        width,
+        height,
+        legend: { show: false },
+        cursor: { points: { size: 7 }, drag: { x: false, y: false } },
+        scales: { x: scale(x), y: scale(y, series.some((one) => one.kind === "area")) },
+        axes: [
+          { ...axis, ...ticks(x), space: 70 },
+          {
+            ...axis,
+            ...ticks(y),
+            size: (_, values) => 20 + 8 * Math.max(...(values ?? [""]).map((one) => one.length)),
+          },
+        ],
+        series: [{}, ...series.map((one, number) => drawn(one, resolved(one.colour ?? colour(number)), surface))],
+        hooks: { setCursor: [(self) => setAt(self.cursor.idx ?? null)] },
+      },
+      [x.values, ...stacked(series)],
+      box.current,
+    );
+    return () => plot.destroy();
+  }, [x.values, series, width, colours, isEmpty]);
+  return html`<figure class="chart">
+    <figcaption><strong>${title}</strong>${note && html` <span class="muted">${note}</span>`}</figcaption>
+    ${!isEmpty &&
+    html`<ul class="legend" aria-hidden="true">
+      ${at !== null && html`<li class="muted">${x.label} ${x.format(x.values[at])}</li>`}
+      ${series.map(
+        (one, number) => html`<li key=${one.label}>
+          <i style=${{ background: one.colour ?? colour(number) }}></i>${one.label}
+          ${at !== null && one.values[at] !== null && html` <b>${(one.format ?? y.format)(one.values[at])}</b>`}
+        </li>`,
+      )}
+    </ul>`}
+    <div class="plot" ref=${box} role="img" aria-label=${`${title}. ${note ?? ""}`}></div>
+    ${isEmpty ? html`<p class="muted">Nothing has been measured yet.</p>` : html`<${Numbers} title=${title} x=${x} y=${y} series=${series} />`}
+  </figure>`;
+}
+
+function scale({ log, range }, fromZero = false) {
+  if (log) {
+    return { time: false, distr: 3, range: (_, low, high) => [low / 1.25, high * 1.25] };
+  }
+  return { time: false, range: range ?? ((_, low, high) => [fromZero ? 0 : low, high > low ? high : low + 1]) };
+}
+
+// Where an axis has ticks, and their texts. On a logarithmic one they are at 1, 2 and 5 times powers of ten, or at
+// powers of ten alone where these are many.
+function ticks({ log, format }) {
+  const values = (_, splits) => splits.map(format);
+  if (!log) return { values };
+  const splits = (_plot, _axis, low, high) => {
+    const steps = high / low > 300 ? [1] : [1, 2, 5];
+    const found = [];
+    for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
+      found.push(...steps.map((step) => step * 10 ** power).filter((one) => one >= low && one <= high));
+    }
+    return found;
+  };
+  return { values, splits, filter: (_, found) => found };
+}
+
+// The options by which uPlot draws a series in a colour.
+function drawn({ kind, label }, stroke, surface) {
+  const plain = { label, stroke, width: 2, spanGaps: true, points: { show: false } };
+  if (kind === "points") {
+    return { ...plain, paths: () => null, points: { show: true, size: 7, width: 1.5, stroke, fill: surface } };
+  }
+  if (kind === "step") return { ...plain, paths: uPlot.paths.stepped({ align: 1 }) };
+  if (kind === "area") {
+    return { ...plain, width: 1, fill: resolved(`color-mix(in srgb, ${stroke} 45%, ${surface})`) };
+  }
+  return plain;
+}
+
+// The values to draw: each area goes on top of those after it.
+function stacked(series) {
+  const values = series.map((one) => one.values);
+  for (let number = series.length - 2; number >= 0; number--) {
+    if (series[number].kind === "area") {
+      values[number] = values[number].map((value, index) => (value ?? 0) + (values[number + 1][index] ?? 0));
+    }
+  }
+  return values;
+}
+
+// The numbers of a chart, at most TABLE_ROWS of them, for those who can't see it.
+function Numbers({ title, x, y, series }) {
+  const [isOpen, setOpen] = useState(false);
+  const every = Math.max(1, Math.ceil(x.values.length / TABLE_ROWS));
+  const rows = isOpen ? x.values.map((_, index) => index).filter((index) => index % every === 0) : [];
+  return html`<details class="numbers" onToggle=${(event) => setOpen(event.target.open)}>
+    <summary>Numbers</summary>
+    <div class="scroll" tabindex="0" role="region" aria-label=${`Numbers: ${title}`}>
+      <table>
+        <thead><tr><th scope="col">${x.label}</th>${series.map((one) => html`<th scope="col">${one.label}</th>`)}</tr></thead>
+        <tbody>
+          ${rows.map(
+            (index) => html`<tr>
+              <td>${x.format(x.values[index])}</td>
+              ${series.map((one) => html`<td>${one.values[index] === null ? "–" : (one.format ?? y.format)(one.values[index])}</td>`)}
+            </tr>`,
+          )}
+        </tbody>
+      </table>
+    </div>
+  </details>`;
+}
+
+// A rectangle in which each item has an area as its `value`.
+//   items   { key, label, detail, value, colour, href }
+//   whole   the value that the full rectangle stands for: a map of a smaller total is smaller
+export function Treemap({ title, note, items, whole, height = 220 }) {
+  const [box, full] = useWidth();
+  const total = items.reduce((sum, item) => sum + item.value, 0);
+  const side = Math.sqrt(total / Math.max(whole, total));
+  const root = hierarchy({ children: items.filter((item) => item.value > 0) }).sum((item) => item.value ?? 0);
+  treemap().size([full * side, height * side]).paddingInner(3)(root);
+  return html`<figure class="chart">
+    <figcaption><strong>${title}</strong> <span class="muted">${note}</span></figcaption>
+    <ul class="treemap" ref=${box} style=${{ height: `${height * side}px` }}>
+      ${total > 0 &&
+      root.leaves().filter(({ x0, x1 }) => x1 - x0 > 2).map(({ data, x0, x1, y0, y1 }) => {
+        const place = { left: `${x0}px`, width: `${x1 - x0}px`, top: `${y0}px`, height: `${y1 - y0}px` };
+        return html`<li key=${data.key} style=${{ ...place, "--c": data.colour }}>
+          <a href=${data.href} title=${`${data.label}: ${data.detail}`}><b>${data.label}</b><span>${data.detail}</span></a>
+        </li>`;
+      })}
+    </ul>
+    ${total === 0 && html`<p class="muted">Nothing has been measured yet.</p>`}
+  </figure>`;
+}

@@ -1,0 +1,58 @@
+// Numbers as people read them.
+
+const LATENCIES = [["s", 1], ["ms", 1e-3], ["µs", 1e-6]];
+
+// Three digits in seconds, milliseconds or microseconds: 14.2 ms. A dash when unknown.
+export function latency(secs) {
+  if (secs === null || secs === undefined || !Number.isFinite(secs)) return "–";
+  const [unit, size] = LATENCIES.find(([, size]) => secs >= size) ?? LATENCIES.at(-1);
+  return `${digits(secs / size)} ${unit}`;
+}
+
+// Whole seconds, minutes and hours: 40 s, 3 min 20 s, 2 h 5 min.
+export function duration(secs) {
+  if (secs === null || secs === undefined) return "unknown";
+  const whole = Math.max(0, Math.round(secs));
+  const [hours, minutes] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60];
+  if (hours >= 48) return `${Math.floor(hours / 24)} days`;
+  if (hours) return `${hours} h ${minutes} min`;
+  return minutes ? `${minutes} min ${whole % 60} s` : `${whole} s`;
+}
+
+// How long ago a time (epoch seconds) was.
+export function ago(at) {
+  const secs = Date.now() / 1e3 - at;
+  if (secs < 5) return "now";
+  return `${secs < 3600 ? duration(secs).replace(/ \d+ s$/, "") : duration(secs)} ago`;
+}
+
+// A time (epoch seconds) in the reader's zone.
+export function time(at) {
+  return new Date(at * 1e3).toLocaleString(undefined, { dateStyle: "medium", timeStyle: "short" });
+}
+
+// Three digits: 1234 stays, 0.01234 is 0.0123.
+export function digits(number) {
+  if (Math.abs(number) >= 1000) return Math.round(number).toLocaleString("en");
+  return String(Number(number.toPrecision(3)));
+}
+
+const PREFIXES = [["T", 1e12], ["G", 1e9], ["M", 1e6], ["k", 1e3], ["", 1]];
+
+// With the prefix of a thousand: 2.5 G.
+export function scaled(number, unit) {
+  const [prefix, size] = PREFIXES.find(([, size]) => number >= size) ?? PREFIXES.at(-1);
+  return `${digits(number / size)} ${prefix}${unit}`;
+}
+
+export function bytes(number) {
+  return scaled(number, "B");
+}
+
+export function percent(share) {
+  return share === null || share === undefined ? "–" : `${Math.round(100 * share)} %`;
+}
+
+export function plural(number, word) {
+  return `${number.toLocaleString("en")} ${word}${number === 1 ? "" : "s"}`;
+}

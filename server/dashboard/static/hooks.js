@@ -1,0 +1,95 @@
+// What pages share: answers that stay fresh, a job's events, the theme.
+import { useCallback, useEffect, useRef, useState } from "preact/hooks";
+
+import { get, isReport, watchJob } from "tunefarm/api.js";
+
+// The service's answer to GET `path`, asked for again every `everyS` seconds while somebody looks (0: once).
+// Returns { value, problem, refresh }; `value` is the last good answer, undefined before the first. A path that is
+// null is not asked for.
+export function useAnswer(path, everyS = 0) {
+  const [answer, setAnswer] = useState({ path });
+  const [turn, setTurn] = useState(0);
+  useEffect(() => {
+    if (path === null) return undefined;
+    let isCurrent = true;
+    const ask = async () => {
+      try {
+        const value = await get(path);
+        if (isCurrent) setAnswer({ path, value });
+      } catch (problem) {
+        if (isCurrent) setAnswer((last) => ({ path, value: last.path === path ? last.value : undefined, problem }));
+      }
+    };
+    ask();
+    const timer = everyS && !isReport ? setInterval(() => document.hidden || ask(), everyS * 1e3) : 0;
+    return () => {
+      isCurrent = false;
+      clearInterval(timer);
+    };
+  }, [path, everyS, turn]);
+  const refresh = useCallback(() => setTurn((last) => last + 1), []);
+  const { value, problem } = answer.path === path ? answer : {};
+  return { value, problem, refresh };
+}
+
+// Call `onChange` soon after a job's events, at most every `everyS` seconds. Returns [epoch seconds, trials done]
+// of the last events of progress, oldest first.
+export function useJobEvents(job, onChange, everyS = 1) {
+  const samples = useRef([]);
+  const callback = useRef(onChange);
+  callback.current = onChange;
+  const isWatched = Boolean(job) && !job.finished;
+  useEffect(() => {
+    if (!isWatched) return undefined;
+    samples.current = [];
+    let timer = 0;
+    const stop = watchJob(job.id, (kind, data) => {
+      if (kind === "progress") samples.current = [...samples.current, [data.at, data.trials_done]].slice(-600);
+      if (timer) return;
+      timer = setTimeout(() => {
+        timer = 0;
+        if (!document.hidden) callback.current();
+      }, everyS * 1e3);
+    });
+    return () => {
+      clearTimeout(timer);
+      stop();
+    };
+  }, [job?.id, isWatched]);
+  return samples.current;
+}
+
+const THEMES = ["auto", "light", "dark"];
+const listeners = new Set();
+let theme = THEMES.find((one) => one === readTheme()) ?? "auto";
+document.documentElement.dataset.theme = theme;
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => listeners.forEach((tell) => tell({})));
+
+// A report opened from a file may have no storage.
+function readTheme() {
+  try {
+    return localStorage.getItem("theme");
+  } catch {
+    return null;
+  }
+}
+
+// The theme (auto, light or dark), a function that goes to the next one, and a value that changes with the colours.
+export function useTheme() {
+  const [colours, tell] = useState({});
+  useEffect(() => {
+    listeners.add(tell);
+    return () => listeners.delete(tell);
+  }, []);
+  const next = () => {
+    theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
+    document.documentElement.dataset.theme = theme;
+    try {
+      localStorage.setItem("theme", theme);
+    } catch {
+      // The choice holds until the page is closed.
+    }
+    listeners.forEach((one) => one({}));
+  };
+  return { theme, next, colours };
+}

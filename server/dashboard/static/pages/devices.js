@@ -1,0 +1,101 @@
+// The machines that measure and build: what they do now, how well they are, what they can do at most.
+import { useState } from "preact/hooks";
+import { call } from "tunefarm/api.js";
+import { ago, bytes, digits, latency, percent, plural, scaled } from "tunefarm/format.js";
+import { useAnswer } from "tunefarm/hooks.js";
+import { html } from "tunefarm/html.js";
+import { Alert, Answer, State } from "tunefarm/pages/parts.js";
+import { machineLimits } from "tunefarm/series.js";
+
+export function DevicesPage({ scopes }) {
+  const workers = useAnswer("v1/workers", 3);
+  const classes = useAnswer("v1/device-classes", 30);
+  const isAdmin = scopes.includes("admin");
+  return html`
+    <h1>Devices</h1>
+    <${Answer} answer=${workers}>
+      ${({ items }) =>
+        items.length
+          ? html`<div class="two">${items.map((one) => html`<${Worker} key=${one.id} worker=${one} isAdmin=${isAdmin} onChange=${workers.refresh} />`)}</div>`
+          : html`<p>No worker yet. On the machine that is to measure: <code>tunefarm worker --server ${location.hostname}:8761 --token TOKEN</code></p>`}
+    <//>
+    <${Answer} answer=${classes}>${({ items }) => items.map((one) => html`<${DeviceClass} key=${one.key} device=${one} />`)}<//>
+  `;
+}
+
+function Worker({ worker, isAdmin, onChange }) {
+  const [problem, setProblem] = useState(null);
+  const act = (action) => async () => {
+    setProblem(null);
+    try {
+      await call("POST", `v1/workers/${encodeURIComponent(worker.id)}:${action}`);
+      onChange();
+    } catch (refused) {
+      setProblem(refused);
+    }
+  };
+  const { value } = useAnswer(worker.role === "measure" ? `v1/workers/${encodeURIComponent(worker.id)}/noise` : null, 15);
+  const noise = value?.noise ?? null;
+  const state = !worker.connected ? "lost" : worker.wanted === "evicted" ? "evicted" : worker.state;
+  const kinds = Object.entries(worker.failures_by_kind).map(([kind, number]) => `${kind.replaceAll("_", " ")} ${number}`);
+  const does = worker.role === "build" ? "build" : "measure";
+  return html`<section class="card">
+    <div class="title"><h2>${worker.id} <${State} state=${state} /></h2>
+      ${isAdmin &&
+      html`<div class="actions">
+        ${worker.wanted === "work"
+          ? html`<button type="button" onClick=${act("drain")} aria-label=${`Drain ${worker.id}`}>Drain</button>
+              <button type="button" onClick=${act("evict")} aria-label=${`Evict ${worker.id}`}>Evict</button>`
+          : html`<button type="button" onClick=${act("resume")} aria-label=${`Resume ${worker.id}`}>Resume</button>`}
+        ${worker.role === "measure" &&
+        html`<button type="button" disabled=${worker.calibrate} onClick=${act("calibrate")} aria-label=${`Calibrate ${worker.id}`}>${worker.calibrate ? "Calibrates soon" : "Calibrate"}</button>`}
+      </div>`}
+    </div>
+    ${problem && html`<${Alert} problem=${problem} />`}
+    ${worker.trouble && html`<p class="alert">Can't ${does}: ${worker.trouble}</p>`}
+    <dl class="pairs">
+      <dt>Now</dt><dd>${now(worker)}</dd>
+      <dt>${worker.role === "build" ? "Builds for" : "Device"}</dt>
+      <dd>${worker.role === "build" ? worker.builds_for.join(", ") || "nothing yet" : worker.device_name ?? "not known yet"}${worker.cores && `, ${plural(worker.cores, "core")}`}</dd>
+      <dt>Trials</dt><dd>${digits(worker.trials_done)}, ${digits(worker.trials_per_minute)} a minute${worker.trial_s !== null && `, ${latency(worker.trial_s)} each`}</dd>
+      <dt>Failures</dt><dd>${digits(worker.failures)}${kinds.length > 0 && html` <span class="muted">(${kinds.join(", ")})</span>`}</dd>
+      <dt>Noise</dt><dd>${noise === null ? "not known yet" : html`${percent(noise)} <span class="muted">spread of a trial's repeats</span>`}</dd>
+      <dt>Temperature</dt><dd>${worker.temperature_c === null ? "not measured" : `${digits(worker.temperature_c)} °C`}</dd>
+      <dt>Load</dt><dd>${worker.load === null ? "–" : digits(worker.load)}${worker.memory_free_bytes !== null && `, ${bytes(worker.memory_free_bytes)} of memory free`}</dd>
+      <dt>Seen</dt><dd>${ago(worker.last_seen_at)} <span class="muted">tunefarm ${worker.tunefarm_version || "?"}, TVM ${worker.tvm_version || "?"}</span></dd>
+      ${worker.uncontained && html`<dt>Not contained</dt><dd>${worker.uncontained}</dd>`}
+    </dl>
+  </section>`;
+}
+
+// What a worker does now.
+function now(worker) {
+  if (!worker.connected) return `was last seen ${ago(worker.last_seen_at)}`;
+  if (worker.lease !== null) {
+    const { candidates, candidates_done: done } = worker;
+    return candidates === null ? "works on a lease" : `works on a lease: ${done ?? 0} of ${plural(candidates, "candidate")}`;
+  }
+  if (worker.wanted === "drain") return "takes no more work";
+  if (worker.wanted === "evicted") return "is evicted";
+  return { probing: "finds out what it can do", ready: "waits for work" }[worker.state] ?? worker.state;
+}
+
+function DeviceClass({ device }) {
+  const limits = machineLimits(device);
+  const { profile } = device;
+  const measured = (name) => (profile.derived.includes(name) ? html` <span class="muted">derived</span>` : "");
+  return html`<section class="card">
+    <h2>${device.name} <span class="muted">device class <code>${device.key}</code></span></h2>
+    <dl class="pairs">
+      <dt>Machine</dt><dd>${device.triple}, ${device.mcpu}, ${plural(device.cores, "core")}, vectors of ${device.vector_bytes} bytes</dd>
+      <dt>Caches</dt><dd>${bytes(device.l1_bytes)}, ${bytes(device.l2_bytes)}, ${bytes(device.l3_bytes)}</dd>
+      <dt>Toolchain</dt><dd>${device.toolchain}</dd>
+      ${profile
+        ? html`<dt>Peak</dt><dd>${scaled(limits.flops, "FLOP/s")} in float32${measured("multiply_adds")}, ${scaled(profile.hertz, "Hz")}${measured("hertz")}</dd>
+            <dt>Reads</dt><dd>${limits.bytes.map(([name, rate], at) => `${at ? ", " : ""}${scaled(rate, "B/s")} from ${name}`)}${measured("memory_rate_all")}</dd>
+            <dt>Threads</dt><dd>start in ${latency(profile.launch_s)}${measured("launch_s")}</dd>`
+        : html`<dt>Profile</dt><dd>not measured yet</dd>`}
+      <dt>Features</dt><dd><details><summary>${plural(device.features.length, "instruction set")}</summary><code>${device.features.join(" ")}</code></details></dd>
+    </dl>
+  </section>`;
+}

@@ -1,0 +1,220 @@
+// One job: what it has gained, how it spends its trials, where the network's time goes, what failed.
+import { useEffect, useMemo, useState } from "preact/hooks";
+import { isReport } from "tunefarm/api.js";
+import { Chart, colour, Treemap } from "tunefarm/charts.js";
+import { digits, duration, latency, percent, plural, time } from "tunefarm/format.js";
+import { useAnswer, useJobEvents } from "tunefarm/hooks.js";
+import { html } from "tunefarm/html.js";
+import { Actions } from "tunefarm/pages/jobs.js";
+import { Roofline } from "tunefarm/pages/roofline.js";
+import { Alert, Answer, Fact, Gain, State, Trials } from "tunefarm/pages/parts.js";
+import { progress, secondsLeft, subgraphs, sum } from "tunefarm/series.js";
+
+// So many subgraphs have a colour of their own; the others share one.
+const NAMED = 7;
+// The charts of a job that runs are drawn again so often.
+const CHARTS_EVERY_S = 5;
+
+export function JobPage({ id, scopes }) {
+  const path = `v1/jobs/${encodeURIComponent(id)}`;
+  const job = useAnswer(path);
+  const tasks = useAnswer(`${path}/tasks`);
+  const trials = useAnswer(`${path}/trials`);
+  const samples = useJobEvents(job.value, job.refresh);
+  const isFinished = job.value?.finished ?? true;
+  useEffect(() => {
+    const refresh = () => (tasks.refresh(), trials.refresh());
+    const timer = isFinished ? 0 : setInterval(() => document.hidden || refresh(), CHARTS_EVERY_S * 1e3);
+    if (isFinished && job.value) refresh();
+    return () => clearInterval(timer);
+  }, [isFinished]);
+  return html`<${Answer} answer=${job}>
+    ${(value) => html`
+      <${Head} job=${value} samples=${samples} scopes=${scopes} onChange=${job.refresh} />
+      <${Answer} answer=${tasks}>
+        ${(found) => html`<${Answer} answer=${trials}>
+          ${(measured) => html`<${Details} job=${value} tasks=${found.items} trials=${measured} />`}
+        <//>`}
+      <//>
+    `}
+  <//>`;
+}
+
+function Head({ job, samples, scopes, onChange }) {
+  const [again, setAgain] = useState(null);
+  const left = secondsLeft(job, samples, Date.now() / 1e3);
+  const maySubmit = !isReport && (scopes.includes("submit") || scopes.includes("admin"));
+  const took = job.started_at && (job.finished_at ?? Date.now() / 1e3) - job.started_at;
+  const changed = (answer) => (answer.id === job.id ? onChange() : setAgain(answer));
+  return html`
+    <div class="title">
+      <h1>${job.model_name} <${State} state=${job.state} /></h1>
+      <div class="actions">
+        ${maySubmit && html`<${Actions} job=${job} onChange=${changed} />`}
+        ${!isReport && job.state === "done" && html`<a class="button" href=${`v1/jobs/${encodeURIComponent(job.id)}/artifact`} download>Download the model</a>`}
+        ${!isReport && html`<a class="button" href=${`v1/jobs/${encodeURIComponent(job.id)}/report`} download>Report</a>`}
+      </div>
+    </div>
+    ${again && html`<p role="status">Started again: <a href=${`#/jobs/${encodeURIComponent(again.id)}`}>the new job</a>.</p>`}
+    ${job.message && html`<p>${job.message}</p>`}
+    ${job.error && html`<${Alert} problem=${{ message: job.error }} />`}
+    <dl class="facts">
+      <${Fact} name="untuned">${latency(job.untuned_latency_s)}<//>
+      <${Fact} name="tuned">${latency(job.tuned_latency_s)}<//>
+      <${Fact} name="times faster"><${Gain} job=${job} /><//>
+      <${Fact} name=${left === null ? "trials" : `trials, ${duration(left)} left`}><${Trials} job=${job} /><//>
+      <${Fact} name=${`since ${time(job.created_at)}`}>${job.started_at ? duration(took) : "not started"}<//>
+    </dl>
+    <p class="muted">Job <code>${job.id}</code> · target <code>${job.target}</code>
+      ${job.device_class && html` · device class <code>${job.device_class}</code>`}
+      ${job.minutes !== null && ` · at most ${digits(job.minutes)} minutes`} · seed ${job.seed}
+      ${Object.entries(job.shapes).map(([name, shape]) => html` · <code>${name}=${shape.join(",")}</code>`)}</p>
+  `;
+}
+
+function Details({ job, tasks, trials }) {
+  const parts = useMemo(() => subgraphs(tasks, trials), [tasks, trials]);
+  const found = useMemo(() => progress(tasks, trials), [tasks, trials]);
+  return html`
+    <${WholeModel} job=${job} />
+    <${Progress} found=${found} />
+    <${Allocation} parts=${parts} snapshots=${found.snapshots} />
+    <${Maps} job=${job} parts=${parts} />
+    <${Roofline} job=${job} parts=${parts} />
+    <${Table} job=${job} parts=${parts} />
+    <${Failures} trials=${trials} />
+  `;
+}
+
+// The whole model's repeats on the device, untuned and tuned, on one scale.
+function WholeModel({ job }) {
+  const models = [["untuned", job.untuned_secs], ["tuned", job.tuned_secs]].filter(([, secs]) => secs.length);
+  if (!models.length) return null;
+  const slowest = Math.max(...models.flatMap(([, secs]) => secs));
+  return html`<section class="card">
+    <h2>The whole model on the device</h2>
+    <dl class="bars">
+      ${models.map(([name, secs]) => {
+        const sorted = [...secs].sort((a, b) => a - b);
+        const median = sorted.length % 2 ? sorted[(sorted.length - 1) / 2] : (sorted[sorted.length / 2 - 1] + sorted[sorted.length / 2]) / 2;
+        return html`<dt>${name}</dt>
+          <dd><i class=${name} style=${{ width: `${(100 * median) / slowest}%` }}></i>
+            <span>${latency(median)}<span class="muted"> · ${latency(sorted[0])} to ${latency(sorted.at(-1))}, ${plural(secs.length, "repeat")}</span></span></dd>`;
+      })}
+    </dl>
+  </section>`;
+}
+
+function Progress({ found }) {
+  const [by, setBy] = useState("trials");
+  const x = useMemo(
+    () =>
+      by === "trials"
+        ? { label: "trial", format: digits, values: found.network_s.map((_, index) => index + 1) }
+        : { label: "after", format: duration, values: found.at_s },
+    [found, by],
+  );
+  const series = useMemo(() => [{ label: "the network, estimated", kind: "step", values: found.network_s }], [found]);
+  return html`<section class="card">
+    <fieldset class="choice">
+      <legend class="hidden">Show the best latency against</legend>
+      ${["trials", "time"].map(
+        (one) => html`<label><input type="radio" name="by" checked=${by === one} onChange=${() => setBy(one)} /> ${one}</label>`,
+      )}
+    </fieldset>
+    <${Chart} title="Best latency" note="The sum of the best programs of all subgraphs; it begins when each has been measured."
+      x=${x} y=${{ format: latency, log: true }} series=${series} />
+  </section>`;
+}
+
+// How the allocator spends trials on the subgraphs, and what that does to their times.
+function Allocation({ parts, snapshots }) {
+  const groups = useMemo(() => grouped(parts), [parts]);
+  const x = useMemo(() => ({ label: "after", format: duration, values: snapshots.map((one) => one.at_s) }), [snapshots]);
+  const areas = (key) =>
+    groups.map(({ label, places, colour }) => ({
+      label,
+      colour,
+      kind: "area",
+      values: snapshots.map((one) => sum(places.map((place) => one[key].get(place) ?? 0))),
+    }));
+  const trials = useMemo(() => areas("spent"), [groups, snapshots]);
+  const times = useMemo(() => areas("network"), [groups, snapshots]);
+  return html`<section class="card two">
+    <${Chart} title="Trials of each subgraph" note="How the allocator spends the budget." x=${x} y=${{ format: digits }} series=${trials} />
+    <${Chart} title="Time of each subgraph" note="Its best program times how often it occurs." x=${x} y=${{ format: latency }} series=${times} />
+  </section>`;
+}
+
+// The costliest subgraphs each with a colour, the others together.
+function grouped(parts) {
+  const named = parts.slice(0, NAMED).map((part, number) => ({ label: part.name, places: [part.workload], colour: colour(number) }));
+  const rest = parts.slice(NAMED);
+  if (!rest.length) return named;
+  return [...named, { label: `${rest.length} others`, places: rest.map((part) => part.workload), colour: colour(NAMED) }];
+}
+
+function Maps({ job, parts }) {
+  const seconds = (part, key) => (part[key] === null ? 0 : part[key] * part.weight);
+  const items = (key) =>
+    parts.map((part, number) => ({
+      key: part.workload,
+      label: part.name,
+      detail: latency(seconds(part, key)),
+      value: seconds(part, key),
+      colour: colour(number),
+      href: taskHref(job, part.workload),
+    }));
+  const [before, after] = [items("first_s"), items("best_s")];
+  const whole = Math.max(...[before, after].map((map) => sum(map.map((item) => item.value))));
+  return html`<section class="card">
+    <h2>Where the network's time goes</h2>
+    <p class="muted">Areas are seconds of one run, on one scale.</p>
+    <${Treemap} title="With the first program measured of each" note=${latency(sum(before.map((item) => item.value)))} items=${before} whole=${whole} />
+    <${Treemap} title="With the best program known" note=${latency(sum(after.map((item) => item.value)))} items=${after} whole=${whole} />
+  </section>`;
+}
+
+function taskHref(job, workload) {
+  return `#/jobs/${encodeURIComponent(job.id)}/tasks/${encodeURIComponent(workload)}`;
+}
+
+function Table({ job, parts }) {
+  const total = sum(parts.map((part) => part.network_s ?? 0));
+  return html`<section class="card">
+    <h2>Subgraphs</h2>
+    <table class="cards">
+      <caption class="hidden">Subgraphs, the costliest first</caption>
+      <thead>
+        <tr><th scope="col">Subgraph</th><th scope="col">Times</th><th scope="col">Trials</th><th scope="col">First</th><th scope="col">Best</th><th scope="col">Of the network</th></tr>
+      </thead>
+      <tbody>
+        ${parts.map(
+          (part, number) => html`<tr key=${part.workload}>
+            <th scope="row" data-label="Subgraph"><i class="dot" style=${{ background: colour(number) }}></i><a href=${taskHref(job, part.workload)}>${part.name}</a>
+              ${part.best?.variant && html` <span class="muted">by ${part.best.variant}</span>`}</th>
+            <td data-label="Times">${part.weight}</td>
+            <td data-label="Trials">${part.trials}</td>
+            <td data-label="First">${latency(part.first_s)}</td>
+            <td data-label="Best">${part.own.covered ? latency(part.best_s) : html`<span class="muted">not tuned: ${part.own.reason}</span>`}</td>
+            <td data-label="Of the network">${percent(part.network_s === null ? null : part.network_s / total)}</td>
+          </tr>`,
+        )}
+      </tbody>
+    </table>
+  </section>`;
+}
+
+function Failures({ trials }) {
+  if (!trials.failures.length) return null;
+  const kinds = Map.groupBy(trials.failures, (one) => one.outcome);
+  return html`<section class="card">
+    <h2>Failures</h2>
+    ${[...kinds].map(
+      ([outcome, alike]) => html`<details>
+        <summary>${outcome.replaceAll("_", " ")}: ${plural(sum(alike.map((one) => one.trials)), "trial")}</summary>
+        ${alike.map((one) => html`<p>${plural(one.trials, "time")}:</p><pre tabindex="0">${one.message || "no message"}</pre>`)}
+      </details>`,
+    )}
+  </section>`;
+}

@@ -1,0 +1,174 @@
+// All jobs, and the form that starts one.
+import { useEffect, useState } from "preact/hooks";
+import { call, get } from "tunefarm/api.js";
+import { ago, duration, latency, time } from "tunefarm/format.js";
+import { useAnswer, useJobEvents } from "tunefarm/hooks.js";
+import { html } from "tunefarm/html.js";
+import { Alert, Answer, Gain, State, Trials } from "tunefarm/pages/parts.js";
+import { secondsLeft } from "tunefarm/series.js";
+
+// A browser has six connections to a server: so many rows follow their job's events, the others are asked for.
+const FOLLOWED = 3;
+const LOOK_EVERY_S = 5;
+
+export function JobsPage({ scopes }) {
+  const jobs = useAnswer("v1/jobs?limit=50", LOOK_EVERY_S);
+  const [older, setOlder] = useState([]);
+  const [next, setNext] = useState(undefined);
+  const more = next === undefined ? jobs.value?.next : next;
+  const maySubmit = scopes.includes("submit") || scopes.includes("admin");
+  const showOlder = async () => {
+    const page = await get(`v1/jobs?limit=50&before=${encodeURIComponent(more)}`);
+    setOlder([...older, ...page.items]);
+    setNext(page.next);
+  };
+  return html`
+    <h1>Jobs</h1>
+    ${maySubmit && html`<${Submit} onStarted=${jobs.refresh} />`}
+    <${Answer} answer=${jobs}>
+      ${({ items }) => {
+        const newest = new Set(items.map((job) => job.id));
+        const all = [...items, ...older.filter((job) => !newest.has(job.id))];
+        const followed = new Set(all.filter((job) => job.state === "tuning").slice(0, FOLLOWED));
+        if (!all.length) return html`<p class="muted">No job yet: drop a model above to start one.</p>`;
+        return html`<table class="cards">
+            <caption class="hidden">Jobs, newest first</caption>
+            <thead>
+              <tr>
+                <th scope="col">Model</th><th scope="col">State</th><th scope="col">Trials</th><th scope="col">Untuned</th>
+                <th scope="col">Tuned</th><th scope="col">Gain</th><th scope="col">Started</th><th scope="col"><span class="hidden">Actions</span></th>
+              </tr>
+            </thead>
+            <tbody>
+              ${all.map(
+                (job) => html`<${Row} key=${job.id} job=${job} isFollowed=${followed.has(job)} maySubmit=${maySubmit} onChange=${jobs.refresh} />`,
+              )}
+            </tbody>
+          </table>
+          ${more && html`<p><button type="button" onClick=${showOlder}>Older jobs</button></p>`}`;
+      }}
+    <//>
+  `;
+}
+
+function Row({ job: listed, isFollowed, maySubmit, onChange }) {
+  const [seen, setSeen] = useState(null);
+  const job = seen && seen.listed === listed ? seen.job : listed;
+  const look = async () => {
+    const now = await get(`v1/jobs/${job.id}`);
+    setSeen({ listed, job: now });
+    if (now.finished) onChange();
+  };
+  const samples = useJobEvents(isFollowed ? job : null, () => look().catch(() => onChange()));
+  const left = secondsLeft(job, samples, Date.now() / 1e3);
+  return html`<tr>
+    <th scope="row" data-label="Model"><a href=${`#/jobs/${encodeURIComponent(job.id)}`}>${job.model_name}</a></th>
+    <td data-label="State"><${State} state=${job.state} /></td>
+    <td data-label="Trials"><${Trials} job=${job} leftS=${left === null ? null : `${duration(left)} left`} /></td>
+    <td data-label="Untuned">${latency(job.untuned_latency_s)}</td>
+    <td data-label="Tuned">${latency(job.tuned_latency_s)}</td>
+    <td data-label="Gain"><${Gain} job=${job} /></td>
+    <td data-label="Started" title=${time(job.created_at)}>${ago(job.created_at)}</td>
+    <td class="actions">${maySubmit && html`<${Actions} job=${job} onChange=${onChange} />`}</td>
+  </tr>`;
+}
+
+// What one may do with a job: cancel it while it runs, start it again afterwards.
+export function Actions({ job, onChange }) {
+  const [problem, setProblem] = useState(null);
+  const attempt = (act) => async () => {
+    setProblem(null);
+    try {
+      onChange(await act());
+    } catch (refused) {
+      setProblem(refused);
+    }
+  };
+  const cancel = attempt(() => call("POST", `v1/jobs/${encodeURIComponent(job.id)}:cancel`));
+  const again = attempt(() => call("POST", "v1/jobs", repeated(job)));
+  return html`
+    ${job.finished
+      ? html`<button type="button" onClick=${again} aria-label=${`Repeat ${job.model_name}`}>Repeat</button>`
+      : html`<button type="button" onClick=${cancel} aria-label=${`Cancel ${job.model_name}`}>Cancel</button>`}
+    ${problem && html`<${Alert} problem=${problem} />`}
+  `;
+}
+
+// The request of a job, to be made again.
+function repeated(job) {
+  const { model, shapes, target, trials, minutes, seed, priority, weight, build, exact } = job;
+  const budget = trials ? { trials } : { compile_only: true };
+  return { model, shapes, target, minutes, seed, priority, weight, build, exact, ...budget };
+}
+
+function Submit({ onStarted }) {
+  const [file, setFile] = useState(null);
+  const [isOver, setOver] = useState(false);
+  const [doing, setDoing] = useState("");
+  const [problem, setProblem] = useState(null);
+  const devices = useAnswer("v1/device-classes");
+  const drop = (event) => {
+    event.preventDefault();
+    setOver(false);
+    if (event.dataTransfer.files.length) setFile(event.dataTransfer.files[0]);
+  };
+  const submit = async (event) => {
+    event.preventDefault();
+    const form = new FormData(event.target);
+    setProblem(null);
+    try {
+      const shapes = parseShapes(form.get("shapes"));
+      setDoing(`Sending ${file.name} …`);
+      const name = encodeURIComponent(file.name.replace(/\.onnx$/i, "") || "model");
+      const model = await call("POST", `v1/models?name=${name}`, file, { "Content-Type": "application/octet-stream" });
+      setDoing("Starting the job …");
+      const minutes = form.get("minutes") ? Number(form.get("minutes")) : null;
+      const request = { model: model.sha256, trials: Number(form.get("trials")), minutes, target: form.get("target"), shapes };
+      const job = await call("POST", "v1/jobs", { ...request, exact: form.has("exact") });
+      setFile(null);
+      onStarted(job);
+    } catch (refused) {
+      setProblem(refused);
+    } finally {
+      setDoing("");
+    }
+  };
+  // A file that misses the form would otherwise replace the page.
+  useEffect(() => {
+    const keep = (event) => event.preventDefault();
+    for (const kind of ["dragover", "drop"]) addEventListener(kind, keep);
+    return () => ["dragover", "drop"].forEach((kind) => removeEventListener(kind, keep));
+  }, []);
+  return html`<form class="card submit" onSubmit=${submit}>
+    <label class=${`drop${isOver ? " over" : ""}`} onDragOver=${(event) => (event.preventDefault(), setOver(true))} onDragLeave=${() => setOver(false)} onDrop=${drop}>
+      <input type="file" accept=".onnx" onChange=${(event) => setFile(event.target.files[0] ?? null)} />
+      <span>${file ? html`<b>${file.name}</b>, ${(file.size / 1e6).toFixed(1)} MB` : html`<b>Drop an ONNX model here</b>, or choose a file`}</span>
+    </label>
+    ${file &&
+    html`<div class="fields">
+      <label>Trials <input name="trials" type="number" min="1" max="10000000" value="300" required /></label>
+      <label>Minutes, at most <input name="minutes" type="number" min="0.1" step="any" placeholder="no limit" /></label>
+      <label>Device
+        <select name="target">
+          <option value="native">any that is ready</option>
+          ${devices.value?.items.map((one) => html`<option value=${one.key}>${one.name} (${one.key.slice(0, 6)})</option>`)}
+        </select>
+      </label>
+      <label>Shapes of dynamic inputs <input name="shapes" placeholder="input=1,3,224,224" autocomplete="off" /></label>
+      <label class="check"><input name="exact" type="checkbox" /> Exact: no variants that round differently</label>
+      <button class="main" disabled=${Boolean(doing)}>Tune</button>
+    </div>`}
+    <p role="status" class="muted">${doing}</p>
+    ${problem && html`<${Alert} problem=${problem} />`}
+  </form>`;
+}
+
+// "a=1,3 b=4" -> { a: [1, 3], b: [4] }
+function parseShapes(text) {
+  const shapes = text.trim().split(/\s+/).filter(Boolean).map((one) => {
+    const [name, extents] = [one.slice(0, one.lastIndexOf("=")), one.slice(one.lastIndexOf("=") + 1)];
+    if (!name || !/^\d+(,\d+)*$/.test(extents)) throw new Error(`a shape is like input=1,3,224,224, not ${one}`);
+    return [name, extents.split(",").map(Number)];
+  });
+  return Object.fromEntries(shapes);
+}

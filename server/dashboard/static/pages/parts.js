@@ -1,0 +1,38 @@
+// Pieces that several pages have.
+import { html } from "tunefarm/html.js";
+
+// What an answer is: its value drawn by `children`, the problem in its place, or a word while it is on its way.
+export function Answer({ answer, children }) {
+  const { value, problem } = answer;
+  return html`${problem && html`<${Alert} problem=${problem} />`}
+  ${value !== undefined ? children(value) : !problem && html`<p class="muted" role="status">Loading …</p>`}`;
+}
+
+export function Alert({ problem }) {
+  return html`<p class="alert" role="alert">${problem.message}</p>`;
+}
+
+export function State({ state }) {
+  return html`<span class=${`state ${state}`}>${state}</span>`;
+}
+
+// A figure with its name below.
+export function Fact({ name, children }) {
+  return html`<div class="fact"><dd>${children}</dd><dt>${name}</dt></div>`;
+}
+
+// The progress of a job's trials, with what is left of its time.
+export function Trials({ job, leftS }) {
+  const whole = Math.max(job.trials, job.trials_done);
+  const left = leftS === null || leftS === undefined ? "" : leftS;
+  return html`<span class="trials">
+    <progress max=${Math.max(1, whole)} value=${job.trials_done} aria-label=${`Trials of ${job.model_name}`}></progress>
+    <span>${job.trials_done.toLocaleString("en")} / ${whole.toLocaleString("en")}${left && html` <span class="muted">${left}</span>`}</span>
+  </span>`;
+}
+
+// How much faster the tuned model is.
+export function Gain({ job }) {
+  const { untuned_latency_s: untuned, tuned_latency_s: tuned } = job;
+  return untuned && tuned ? html`<b class="gain">${(untuned / tuned).toPrecision(3)}×</b>` : "–";
+}

@@ -1,0 +1,56 @@
+// Subgraphs under the limits of their machine: operations a second, and bytes a second from memory and from caches.
+import { useMemo } from "preact/hooks";
+import { Chart } from "tunefarm/charts.js";
+import { digits, scaled } from "tunefarm/format.js";
+import { useAnswer } from "tunefarm/hooks.js";
+import { html } from "tunefarm/html.js";
+import { machineLimits } from "tunefarm/series.js";
+
+const STEPS = 60;
+
+// `parts` are the subgraphs of a job, of which `here`, a workload, is set off if it is given.
+export function Roofline({ job, parts, here }) {
+  const classes = useAnswer("v1/device-classes");
+  const device = classes.value?.items.find((one) => one.key === job.device_class);
+  const limits = device && machineLimits(device);
+  const chart = useMemo(() => limits && series(limits, parts, here), [device, parts, here]);
+  if (!chart) return null;
+  return html`<section class="card">
+    <${Chart} title="Roofline" note=${`What ${device.name} can do at most, as measured by calibration. A subgraph left of the bend waits for memory unless its operands stay in a cache.`}
+      x=${chart.x} y=${chart.y} series=${chart.series} height=${320} />
+  </section>`;
+}
+
+function series(limits, parts, here) {
+  const points = parts
+    .filter((part) => part.best && part.best.num_bytes > 0 && part.best.flops > 0)
+    .map((part, number) => ({
+      // A chart has one point at each x: equal ones are moved by less than anybody sees.
+      intensity: (part.best.flops / part.best.num_bytes) * (1 + number * 1e-6),
+      speed: part.best.flops / part.best_s,
+      isHere: part.tasks.some((task) => task.workload === here),
+    }));
+  if (!points.length) return null;
+  const bends = limits.bytes.map(([, rate]) => limits.flops / rate);
+  const low = Math.min(...points.map((one) => one.intensity), ...bends) / 2;
+  const high = Math.max(...points.map((one) => one.intensity), ...bends) * 4;
+  const grid = Array.from({ length: STEPS + 1 }, (_, step) => low * (high / low) ** (step / STEPS));
+  const values = [...new Set([...grid, ...points.map((one) => one.intensity)])].sort((a, b) => a - b);
+  const at = (wanted) => {
+    const speeds = new Map(points.filter((one) => one.isHere === wanted).map((one) => [one.intensity, one.speed]));
+    return values.map((value) => speeds.get(value) ?? null);
+  };
+  const roofs = limits.bytes.map(([name, rate], number) => ({
+    label: `from ${name}`,
+    kind: "line",
+    colour: `var(--series-${number + 2})`,
+    values: values.map((value) => Math.min(limits.flops, value * rate)),
+  }));
+  const dots = [{ label: here ? "other subgraphs" : "subgraphs", kind: "points", colour: "var(--series-0)", values: at(false) }];
+  if (here) dots.push({ label: "this subgraph", kind: "points", colour: "var(--series-1)", values: at(true) });
+  return {
+    x: { label: "FLOP per byte", format: digits, log: true, values },
+    y: { format: (value) => scaled(value, "FLOP/s"), log: true },
+    series: [...roofs, ...dots],
+  };
+}

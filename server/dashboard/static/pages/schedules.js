@@ -1,0 +1,52 @@
+// The best schedules known, found by operator and shape.
+import { useState } from "preact/hooks";
+import { ago, latency, scaled } from "tunefarm/format.js";
+import { useAnswer } from "tunefarm/hooks.js";
+import { html } from "tunefarm/html.js";
+import { Answer } from "tunefarm/pages/parts.js";
+
+export function SchedulesPage() {
+  const classes = useAnswer("v1/device-classes");
+  const [target, setTarget] = useState(null);
+  const [words, setWords] = useState("");
+  const key = target ?? classes.value?.items[0]?.key ?? null;
+  const found = useAnswer(key && `v1/schedules?target=${key}&words=${encodeURIComponent(words)}`);
+  const search = (event) => {
+    event.preventDefault();
+    setWords(new FormData(event.target).get("words").trim());
+  };
+  if (classes.value && !key) return html`<h1>Best schedules</h1><p class="muted">No device has measured anything yet.</p>`;
+  return html`
+    <h1>Best schedules</h1>
+    <form class="card fields" role="search" onSubmit=${search}>
+      <label>Operator or shape <input name="words" type="search" placeholder="conv2d 56,56" /></label>
+      <label>Device class
+        <select onChange=${(event) => setTarget(event.target.value)}>
+          ${classes.value?.items.map((one) => html`<option value=${one.key} selected=${one.key === key}>${one.name} (${one.key.slice(0, 6)})</option>`)}
+        </select>
+      </label>
+      <button class="main">Search</button>
+      ${key && html`<a class="button" href=${`v1/schedules/export?target=${key}`} download=${`schedules-${key}.json`}>Download all</a>`}
+    </form>
+    <${Answer} answer=${found}>
+      ${({ items }) =>
+        items.length
+          ? html`<table class="cards">
+              <caption class="hidden">Best schedules, the newest subgraphs first</caption>
+              <thead><tr><th scope="col">Operator</th><th scope="col">Latency</th><th scope="col">Speed</th><th scope="col">Measured</th><th scope="col">Trace</th></tr></thead>
+              <tbody>
+                ${items.map(
+                  ({ workload, name, signature, flops, latency_s, created_at }) => html`<tr key=${workload}>
+                    <th scope="row" data-label="Operator">${name}<br /><code class="muted">${signature || workload}</code></th>
+                    <td data-label="Latency">${latency(latency_s)}</td>
+                    <td data-label="Speed">${scaled(flops / latency_s, "FLOP/s")}</td>
+                    <td data-label="Measured">${ago(created_at)}</td>
+                    <td data-label="Trace"><a href=${`v1/schedules/best?target=${key}&workload=${workload}`} download=${`${workload}.json`} aria-label=${`Download the schedule of ${name}`}>download</a></td>
+                  </tr>`,
+                )}
+              </tbody>
+            </table>`
+          : html`<p class="muted">No schedule has these words.</p>`}
+    <//>
+  `;
+}

@@ -1,0 +1,113 @@
+// One subgraph of a job: its best program beside the one it began as, and how well its times were foreseen.
+import { useMemo } from "preact/hooks";
+import { Chart } from "tunefarm/charts.js";
+import { ago, bytes, digits, latency, scaled } from "tunefarm/format.js";
+import { useAnswer } from "tunefarm/hooks.js";
+import { html } from "tunefarm/html.js";
+import { Answer, Fact } from "tunefarm/pages/parts.js";
+import { Roofline } from "tunefarm/pages/roofline.js";
+import { rankCorrelation, subgraphs } from "tunefarm/series.js";
+
+export function SubgraphPage({ id, workload }) {
+  const path = `v1/jobs/${encodeURIComponent(id)}`;
+  const job = useAnswer(path);
+  const tasks = useAnswer(`${path}/tasks`);
+  const trials = useAnswer(`${path}/trials`);
+  const found = useAnswer(`${path}/tasks/${encodeURIComponent(workload)}`);
+  return html`<${Answer} answer=${found}>
+    ${({ task, listing, programs }) => html`
+      <p class="muted"><a href=${`#/jobs/${encodeURIComponent(id)}`}>${job.value?.model_name ?? "The job"}</a> / subgraph</p>
+      <h1>${task.name}${task.variant && html` <span class="muted">by ${task.variant}</span>`}</h1>
+      ${task.signature && html`<p><code>${task.signature}</code></p>`}
+      ${!task.covered && html`<p>The search doesn't tune it: ${task.reason}.</p>`}
+      <dl class="facts">
+        <${Fact} name="best program">${latency(task.best_s)}<//>
+        <${Fact} name="times in the model">${task.weight}<//>
+        <${Fact} name="trials of this job">${digits(task.trials)}<//>
+        <${Fact} name="operations">${scaled(task.flops, "FLOP")}<//>
+        <${Fact} name="operands">${task.num_bytes ? bytes(task.num_bytes) : "–"}<//>
+        <${Fact} name="speed">${task.best_s ? scaled(task.flops / task.best_s, "FLOP/s") : "–"}<//>
+      </dl>
+      <${Variants} id=${id} task=${task} tasks=${tasks.value?.items ?? []} />
+      <${Programs} listing=${listing} best=${programs[0]} />
+      <${Answer} answer=${trials}>${(measured) => html`<${Foreseen} task=${task} trials=${measured} />`}<//>
+      ${job.value && tasks.value && trials.value &&
+      html`<${Roofline} job=${job.value} parts=${subgraphs(tasks.value.items, trials.value)} here=${workload} />`}
+      <${Fastest} task=${task} programs=${programs} />
+    `}
+  <//>`;
+}
+
+// Other ways to compute the same, of which the fastest is compiled in.
+function Variants({ id, task, tasks }) {
+  const place = task.variant_of || task.workload;
+  const others = tasks.filter((one) => one.workload !== task.workload && (one.variant_of || one.workload) === place);
+  if (!others.length) return null;
+  return html`<p>The same is computed
+    ${others.map((one) => html` <a href=${`#/jobs/${encodeURIComponent(id)}/tasks/${encodeURIComponent(one.workload)}`}>${one.variant ? `by ${one.variant}` : "as imported"}</a> in ${latency(one.best_s)}`)}.</p>`;
+}
+
+function Programs({ listing, best }) {
+  return html`<section class="card">
+    <h2>What the sketch decided</h2>
+    ${best?.decisions
+      ? html`<pre tabindex="0">${best.decisions}</pre>`
+      : html`<p class="muted">Nothing is stored: the next round of a job stores it.</p>`}
+    <div class="two">
+      <div><h2>Before</h2>${listing ? html`<pre tabindex="0">${listing}</pre>` : html`<p class="muted">Not stored yet.</p>`}</div>
+      <div><h2>The best program</h2>${best?.listing ? html`<pre tabindex="0">${best.listing}</pre>` : html`<p class="muted">Not stored yet.</p>`}</div>
+    </div>
+  </section>`;
+}
+
+// What was said of each program before it was measured, against what was measured.
+function Foreseen({ task, trials }) {
+  const rows = useMemo(
+    () =>
+      trials.task
+        .map((id, index) => ({ id, measured: trials.latency_s[index], predicted: trials.predicted_s[index], estimated: trials.estimated_s[index] }))
+        .filter((row) => row.id === task.id && row.measured !== null && row.predicted > 0)
+        .sort((a, b) => a.measured - b.measured),
+    [task, trials],
+  );
+  const x = useMemo(() => ({ label: "measured", format: latency, log: true, values: rows.map((row) => row.measured) }), [rows]);
+  const series = useMemo(
+    () =>
+      ["predicted", "estimated"]
+        .map((label) => ({ label, kind: "points", values: rows.map((row) => row[label]) }))
+        .filter(({ values }) => values.some((value) => value !== null))
+        .concat({ label: "as measured", kind: "line", colour: "var(--muted)", values: x.values }),
+    [rows],
+  );
+  const ranks = ["predicted", "estimated"].map((name) => {
+    const known = rows.filter((row) => row[name] !== null);
+    return [name, rankCorrelation(known.map((row) => row[name]), known.map((row) => row.measured))];
+  });
+  return html`<section class="card">
+    <${Chart} title="Foreseen and measured" note="What the cost model (predicted) and its analytic part (estimated) said of this job's programs."
+      x=${x} y=${{ format: latency, log: true }} series=${series} />
+    <p>Rank correlation with the measured times (Spearman): ${ranks.map(([name, value], at) => html`${at > 0 && ", "}${name} <b>${value === null ? "–" : value.toFixed(2)}</b>`)}.</p>
+  </section>`;
+}
+
+function Fastest({ task, programs }) {
+  if (!programs.length) return null;
+  return html`<section class="card">
+    <h2>The fastest programs</h2>
+    <table class="cards">
+      <caption class="hidden">The fastest programs known on the device class</caption>
+      <thead><tr><th scope="col">Latency</th><th scope="col">Repeats</th><th scope="col">Speed</th><th scope="col">Measured</th><th scope="col">Trace</th></tr></thead>
+      <tbody>
+        ${programs.map(
+          (one, number) => html`<tr>
+            <th scope="row" data-label="Latency">${latency(one.latency_s)}</th>
+            <td data-label="Repeats">${latency(Math.min(...one.run_secs))} to ${latency(Math.max(...one.run_secs))}</td>
+            <td data-label="Speed">${scaled(task.flops / one.latency_s, "FLOP/s")}</td>
+            <td data-label="Measured">${ago(one.created_at)}</td>
+            <td data-label="Trace"><a href=${`data:application/json,${encodeURIComponent(one.trace)}`} download=${`${task.workload}-${number}.json`} aria-label=${`Download trace ${number + 1}`}>download</a></td>
+          </tr>`,
+        )}
+      </tbody>
+    </table>
+  </section>`;
+}

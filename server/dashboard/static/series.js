@@ -1,0 +1,149 @@
+// What charts show, computed from what the service answers. Nothing here touches the page.
+
+// The workload of the model that a task computes; the fastest task of a place is compiled in.
+export function placeOf(task) {
+  return task.variant_of || task.workload;
+}
+
+// The subgraphs of a job's model: the tasks of each place together, the costliest first.
+//   name, weight, flops   of the place's own task
+//   tasks                 its own task and its variants
+//   best                  the fastest measured task, null without one
+//   first_s, best_s       seconds of one call: of the first program that this job measured, and of the best known
+//   network_s             seconds that it takes in one run of the model
+export function subgraphs(tasks, trials) {
+  const first = new Map();
+  trials.task.forEach((id, index) => {
+    if (trials.latency_s[index] !== null && !first.has(id)) first.set(id, trials.latency_s[index]);
+  });
+  const places = Map.groupBy(tasks, placeOf);
+  const found = [...places].map(([workload, members]) => {
+    const own = members.find((task) => task.workload === workload) ?? members[0];
+    const measured = members.filter((task) => task.best_s !== null).sort((a, b) => a.best_s - b.best_s);
+    const best = measured[0] ?? null;
+    return {
+      workload,
+      own,
+      name: own.name,
+      weight: own.weight,
+      tasks: members,
+      trials: members.reduce((sum, task) => sum + task.trials, 0),
+      best,
+      first_s: first.get(own.id) ?? null,
+      best_s: best && best.best_s,
+      network_s: best && best.best_s * own.weight,
+    };
+  });
+  return found.sort((a, b) => (b.network_s ?? -1) - (a.network_s ?? -1) || a.name.localeCompare(b.name));
+}
+
+// What a job's trials did to the network, trial by trial:
+//   at_s, network_s   of each trial; the network's seconds are null until every subgraph has been measured
+//   snapshots         at most `limit` moments: at_s, and by place the seconds in one run and the number of trials
+export function progress(tasks, trials, limit = 240) {
+  const byId = new Map(tasks.map((task) => [task.id, task]));
+  const measuredHere = new Set(trials.task.filter((_, index) => trials.latency_s[index] !== null));
+  const bestOf = new Map();
+  const network = new Map();
+  const spent = new Map();
+  const covered = new Set();
+  for (const task of tasks) {
+    const place = placeOf(task);
+    if (!spent.has(place)) spent.set(place, 0);
+    if (task.covered) covered.add(place);
+    // What other jobs have measured counts from the beginning.
+    if (!measuredHere.has(task.id) && task.best_s !== null) bestOf.set(task.id, task.best_s);
+  }
+  const settle = (task) => {
+    const members = tasks.filter((one) => placeOf(one) === placeOf(task) && bestOf.has(one.id));
+    const fastest = Math.min(...members.map((one) => bestOf.get(one.id)));
+    if (Number.isFinite(fastest)) network.set(placeOf(task), fastest * task.weight);
+  };
+  tasks.forEach(settle);
+  const at_s = [];
+  const network_s = [];
+  const snapshots = [];
+  const every = Math.max(1, Math.ceil(trials.task.length / limit));
+  trials.task.forEach((id, index) => {
+    const task = byId.get(id);
+    if (!task) return;
+    const place = placeOf(task);
+    spent.set(place, spent.get(place) + 1);
+    const latency = trials.latency_s[index];
+    if (latency !== null && latency < (bestOf.get(id) ?? Infinity)) {
+      bestOf.set(id, latency);
+      settle(task);
+    }
+    const isWhole = [...covered].every((one) => network.has(one));
+    at_s.push(trials.at_s[index]);
+    network_s.push(isWhole ? sum(network.values()) : null);
+    if (index % every === 0 || index === trials.task.length - 1) {
+      snapshots.push({ at_s: trials.at_s[index], network: new Map(network), spent: new Map(spent) });
+    }
+  });
+  return { at_s, network_s, snapshots };
+}
+
+// Seconds of tuning left, null while they are unknown. `samples` are [epoch seconds, trials done], oldest first.
+export function secondsLeft(job, samples, now) {
+  if (job.state !== "tuning") return null;
+  const limits = [];
+  const recent = samples.filter(([at]) => at >= now - 60);
+  const [first, last] = [recent[0], recent.at(-1)];
+  const rate = first && last[1] > first[1] ? (last[1] - first[1]) / (last[0] - first[0]) : 0;
+  if (rate > 0) limits.push(Math.max(0, job.trials - job.trials_done) / rate);
+  if (job.minutes !== null && job.started_at !== null) {
+    limits.push(Math.max(0, job.minutes * 60 - (now - job.started_at)));
+  }
+  return limits.length ? Math.min(...limits) : null;
+}
+
+// Spearman's rank correlation of two lists of numbers, null for fewer than three.
+export function rankCorrelation(left, right) {
+  if (left.length < 3) return null;
+  const [a, b] = [ranks(left), ranks(right)];
+  const mean = (left.length - 1) / 2;
+  let [ab, aa, bb] = [0, 0, 0];
+  for (let index = 0; index < a.length; index++) {
+    const [x, y] = [a[index] - mean, b[index] - mean];
+    [ab, aa, bb] = [ab + x * y, aa + x * x, bb + y * y];
+  }
+  return aa && bb ? ab / Math.sqrt(aa * bb) : null;
+}
+
+// Ranks from 0; equal numbers share the mean of theirs.
+function ranks(numbers) {
+  const order = numbers.map((_, index) => index).sort((a, b) => numbers[a] - numbers[b]);
+  const found = new Array(numbers.length);
+  for (let start = 0; start < order.length; ) {
+    let end = start;
+    while (end < order.length && numbers[order[end]] === numbers[order[start]]) end++;
+    for (let at = start; at < end; at++) found[order[at]] = (start + end - 1) / 2;
+    start = end;
+  }
+  return found;
+}
+
+export function sum(numbers) {
+  let total = 0;
+  for (const number of numbers) total += number;
+  return total;
+}
+
+// The limits of a device class's machine: floating-point operations a second, and bytes a second from each level
+// of memory, with all cores at work. Null until a device of the class was calibrated.
+export function machineLimits(device) {
+  const { profile } = device;
+  if (!profile) return null;
+  const lanes = Math.max(1, device.vector_bytes / 4);
+  const each = profile.hertz * device.cores;
+  return {
+    flops: 2 * lanes * profile.multiply_adds.float32 * each,
+    bytes: [
+      ["memory", profile.memory_rate_all * profile.hertz],
+      ["L3", profile.l3_rate * each],
+      ["L2", profile.l2_rate * each],
+      ["L1", profile.l1_rate * each],
+    ],
+  };
+}

@@ -1,0 +1,114 @@
+"""Polls the database for new events on behalf of all who watch jobs, in one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from starlette.concurrency import run_in_threadpool
+
+from records.jobs import events, jobs
+from records.jobs.events import Event
+from records.storage.database import Database
+from server.waiting import sleep_unless_stopping
+
+POLL_S = 0.3
+# The most events of a page; a poll that finds more leaves the others to the next one.
+PAGE = 200
+_MAX_IN_POLL = 5000
+
+
+class Page(NamedTuple):
+    """The next events of a job, at most PAGE, and whether the job is finished and these are its last."""
+
+    events: list[Event]
+    finished: bool
+
+
+class Place(NamedTuple):
+    """Where somebody who watches a job has come to: after the event with this id."""
+
+    job_id: str
+    after: int
+
+
+@dataclass(eq=False)
+class _Watcher:
+    """Somebody who waits for what comes after a place."""
+
+    place: Place
+    page: asyncio.Future[Page] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    def answer(self, answer: Page | Exception) -> None:
+        if self.page.done():  # cancelled, because its client left
+            return
+        if isinstance(answer, Exception):
+            self.page.set_exception(answer)
+        else:
+            self.page.set_result(answer)
+
+
+class EventFeed:
+    """Shared by all event streams of one server. Belongs to the event loop."""
+
+    def __init__(self, database: Database, stopping: asyncio.Event) -> None:
+        self._database = database
+        self._stopping = stopping
+        self._watchers: set[_Watcher] = set()
+        self._polling: asyncio.Task[None] | None = None
+
+    async def read(self, place: Place) -> Page:
+        """Return at once the job's events after a place, maybe none. Raises JobNotFound, StorageError."""
+        pages = await run_in_threadpool(self._read, {place})
+        if place not in pages:
+            raise jobs.JobNotFound(f"there is no job {place.job_id!r}")
+        return pages[place]
+
+    async def wait(self, place: Place) -> Page:
+        """Return the job's next events as soon as there are any, none when the job or the server has ended.
+
+        Raises StorageError.
+        """
+        watcher = _Watcher(place)
+        self._watchers.add(watcher)
+        if self._polling is None or self._polling.done():
+            self._polling = asyncio.create_task(self._poll_while_watched())
+        try:
+            return await watcher.page
+        finally:
+            self._watchers.discard(watcher)
+
+    async def _poll_while_watched(self) -> None:
+        while self._watchers:
+            await sleep_unless_stopping(self._stopping, POLL_S)
+            waiting = list(self._watchers)
+            try:
+                pages = await run_in_threadpool(self._read, {watcher.place for watcher in waiting})
+            except Exception as error:
+                # It is theirs; the next poll is for others.
+                for watcher in waiting:
+                    watcher.answer(error)
+            else:
+                for watcher in waiting:
+                    page = pages.get(watcher.place, Page([], finished=True))
+                    if page.events or page.finished or self._stopping.is_set():
+                        watcher.answer(page)
+            self._watchers = {watcher for watcher in self._watchers if not watcher.page.done()}
+
+    def _read(self, places: Collection[Place]) -> dict[Place, Page]:
+        """Return what comes after each place, nothing of places whose job is unknown."""
+        pages, left = {}, _MAX_IN_POLL
+        with self._database.reading() as session:
+            ends = events.ends(session, {place.job_id for place in places})
+            for place in places:
+                if place.job_id not in ends:
+                    continue
+                found, end = [], ends[place.job_id]
+                if end.last_id > place.after:
+                    found = events.since(session, place.job_id, place.after, min(PAGE, left))
+                    left -= len(found)
+                is_last = end.last_id <= place.after or (bool(found) and found[-1].id >= end.last_id)
+                pages[place] = Page(found, end.finished and is_last)
+        return pages

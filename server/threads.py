@@ -1,0 +1,43 @@
+"""The threads that use the database, in a pool for each kind of call, so that no kind waits for another.
+
+Workers' calls, with the look-ups of their tokens, run in the event loop's own executor (`asyncio.to_thread`),
+handlers of HTTP in that of the framework (`run_in_threadpool`), and whatever moves files in `Threads` of its
+own. Together they are as many as a process may have transactions (`records.storage.database`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from anyio.to_thread import current_default_thread_limiter
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+
+# A transaction waits for PostgreSQL about as long as it computes, and one thread computes at a time: with
+# more threads, each would only hold its locks for longer.
+_FLEET_THREADS = 8
+_HTTP_THREADS = 8
+_TRANSFER_THREADS = 4
+
+
+class Threads:
+    """Threads for the transfer of files: uploads, imports, libraries and artifacts."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(_TRANSFER_THREADS, "transfer")
+
+    async def run(
+        self, function: Callable[_Given, _Result], *args: _Given.args, **kwargs: _Given.kwargs
+    ) -> _Result:
+        """Return what the function returns in one of the threads, when one is free."""
+        return await asyncio.wrap_future(self._executor.submit(function, *args, **kwargs))
+
+
+def bound_threads() -> None:
+    """Bound the threads of the running event loop and of the HTTP framework in it."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(_FLEET_THREADS, "fleet"))
+    current_default_thread_limiter().total_tokens = _HTTP_THREADS

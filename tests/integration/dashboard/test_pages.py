@@ -1,0 +1,200 @@
+"""The dashboard's pages in Chromium: what they show, by mouse and by keyboard, on a screen and on a phone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, Response, expect
+
+from core.exit_code import ExitCode
+from core.job import JobState
+from records.jobs import jobs
+from tests.integration.server.conftest import Service, onnx_model
+from tunefarm.cli.app import app, run
+
+from .conftest import ADMIN, CALIBRATED, EVIL, READER
+
+PAGES = [
+    *("#/jobs", "#/jobs/job-done", "#/jobs/job-done/tasks/w0"),
+    *("#/devices", "#/schedules", "#/models", "#/access"),
+]
+# All that a visitor loads before the first answer of the API.
+MAX_PAGE_BYTES = 500_000
+
+
+def open_page(page: Page, service: Service, address: str = "") -> None:
+    page.goto(f"{service.url}/{address}")
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_axe_finds_nothing_on_any_page(
+    page: Page, site: Service, scheme: Literal["light", "dark"], width: int
+) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({"width": width, "height": 900})
+    for address in PAGES:
+        open_page(page, site, address)
+        expect(page.get_by_text("Loading …")).to_have_count(0)
+        found = Axe().run(page)
+        assert found.violations_count == 0, (address, found.generate_report())
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, address
+
+
+def test_nothing_comes_from_elsewhere_and_pages_are_light(page: Page, site: Service) -> None:
+    answers: list[Response] = []
+    page.on("response", lambda answer: answers.append(answer))
+    open_page(page, site)
+    expect(page.get_by_role("link", name="resnet18")).to_be_visible()
+    assert all(answer.url.startswith(site.url) for answer in answers)
+    # Streams of events have no end.
+    whole = [answer for answer in answers if not answer.url.endswith("/events")]
+    assert 0 < sum(len(answer.body()) for answer in whole) < MAX_PAGE_BYTES
+
+
+def test_a_models_name_is_text(page: Page, site: Service) -> None:
+    open_page(page, site, "#/jobs/job-failed")
+    expect(page.get_by_role("heading", level=1)).to_contain_text(EVIL)
+    expect(page.get_by_role("alert")).to_have_text(f"no operator {EVIL}")
+    assert page.locator("img").count() == 0
+
+
+def test_a_job_shows_gain_charts_and_failures(page: Page, site: Service) -> None:
+    open_page(page, site)
+    page.get_by_role("link", name="resnet18").click()
+    expect(page.get_by_text("6.52×")).to_be_visible()
+    for chart in ("Best latency", "Trials of each subgraph", "Time of each subgraph"):
+        expect(page.get_by_role("img", name=chart).locator("canvas")).to_be_visible()
+    page.get_by_text("build error").click()
+    expect(page.get_by_text(f"LLVM ERROR: {EVIL}").first).to_be_visible()
+    row = page.get_by_role("row", name="fused_conv2d_add_relu by winograd")
+    expect(row).to_contain_text("240 µs")
+
+
+def test_a_subgraph_shows_programs_and_how_well_they_were_foreseen(page: Page, site: Service) -> None:
+    open_page(page, site, "#/jobs/job-done/tasks/w0")
+    expect(page.get_by_text("for i, j, k in T.grid(56, 56, 64):")).to_be_visible()
+    expect(page.get_by_text("for i_0 in T.parallel(14):")).to_be_visible()
+    expect(page.get_by_text("unroll 512")).to_be_visible()
+    for chart in ("Foreseen and measured", "Roofline"):
+        expect(page.get_by_role("img", name=chart).locator("canvas")).to_be_visible()
+    expect(page.get_by_text("Rank correlation")).to_contain_text("predicted 0.")
+    expect(page.get_by_role("link", name="Download trace 10")).to_be_visible()
+    page.get_by_role("link", name="by winograd").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("by winograd")
+
+
+def test_schedules_are_found_by_operator_and_shape(page: Page, site: Service) -> None:
+    open_page(page, site, "#/schedules")
+    for words, number in (("POOL2d 64,56", 0), ("POOL2d 56,64", 2), ("100%", 0)):
+        page.get_by_role("searchbox").fill(words)
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("link", name="Download the schedule of")).to_have_count(number)
+
+
+def test_devices_say_why_they_cannot_measure_and_are_told_what_to_do(page: Page, site: Service) -> None:
+    open_page(page, site, "#/devices")
+    expect(page.get_by_text("Can't measure: the compiler is missing: apt-get install gcc")).to_be_visible()
+    page.get_by_role("button", name="Drain epyc-1").click()
+    page.get_by_role("button", name="Resume epyc-1").click()
+    expect(page.get_by_role("button", name="Drain epyc-1")).to_be_visible()
+
+
+def test_an_administrator_makes_and_revokes_a_token(page: Page, site: Service) -> None:
+    open_page(page, site, "#/access")
+    page.get_by_label("Name").fill(EVIL)
+    page.get_by_label("read").check()
+    page.get_by_role("button", name="Create").click()
+    expect(page.get_by_role("status")).to_contain_text("tf_")
+    page.on("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Revoke").click()
+    expect(page.get_by_role("cell", name="revoked")).to_be_visible()
+
+
+def test_a_report_shows_a_job_without_service_and_network(page: Page, site: Service, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    assert run(app, ["report", "job-done", "--server", site.url, "--output", str(file)]) == ExitCode.OK
+    page.context.set_offline(True)
+    page.goto(file.as_uri())
+    expect(page.get_by_role("heading", level=1)).to_contain_text("resnet18")
+    expect(page.get_by_role("img", name="Best latency").locator("canvas")).to_be_visible()
+    page.get_by_text("build error").click()
+    expect(page.get_by_text(f"LLVM ERROR: {EVIL}").first).to_be_visible()
+    assert Axe().run(page).violations_count == 0
+    page.get_by_role("row", name="fused_conv2d_add_relu").get_by_role("link").click()
+    expect(page.get_by_text("for i_0 in T.parallel(14):")).to_be_visible()
+
+
+def test_a_model_is_dropped_watched_and_cancelled(page: Page, site: Service, tmp_path: Path) -> None:
+    model = tmp_path / "little.onnx"
+    model.write_bytes(onnx_model())
+    open_page(page, site)
+    page.get_by_label("Drop an ONNX model here").set_input_files(model)
+    page.get_by_label("Trials", exact=True).fill("40")
+    page.get_by_role("combobox", name="Device").select_option(CALIBRATED.key)
+    page.get_by_role("button", name="Tune").click()
+    page.get_by_role("link", name="little").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("queued")
+    with site.database.begin() as session:
+        [job] = [job for job in jobs.list_jobs(session, 50, None) if job.request.model_name == "little"]
+        jobs.advance(session, job.id, {JobState.QUEUED}, JobState.TUNING, 5.0, message="searching")
+    # The page hears of it by an event.
+    expect(page.get_by_role("heading", level=1)).to_contain_text("tuning")
+    page.get_by_role("button", name="Cancel little").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("cancelled")
+    page.get_by_role("button", name="Repeat little").click()
+    page.get_by_role("link", name="the new job").click()
+    expect(page.get_by_text("0 / 40")).to_be_visible()
+
+
+def test_a_file_that_is_no_model_is_refused_in_words(page: Page, site: Service, tmp_path: Path) -> None:
+    wrong = tmp_path / "photo.onnx"
+    wrong.write_bytes(b"no model")
+    open_page(page, site)
+    page.get_by_label("Drop an ONNX model here").set_input_files(wrong)
+    page.get_by_label("Shapes of dynamic inputs").fill("x=1;3")
+    page.get_by_role("button", name="Tune").click()
+    expect(page.get_by_role("alert")).to_contain_text("a shape is like input=1,3,224,224, not x=1;3")
+    page.get_by_label("Shapes of dynamic inputs").fill("")
+    page.get_by_role("button", name="Tune").click()
+    expect(page.get_by_role("alert")).to_contain_text("ONNX")
+
+
+def test_the_keyboard_is_enough(page: Page, site: Service) -> None:
+    open_page(page, site)
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    link = page.get_by_role("link", name="resnet18")
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if link.evaluate("one => one === document.activeElement"):
+            break
+    expect(link).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_contain_text("resnet18")
+    expect(page.locator("main")).to_be_focused()
+
+
+def test_a_token_signs_in_and_out(page: Page, guarded: Service) -> None:
+    open_page(page, guarded)
+    page.get_by_label("Token").fill("wrong")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("not known here")
+    page.get_by_label("Token").fill(READER)
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Jobs")
+    # A reader can't submit.
+    expect(page.get_by_label("Drop an ONNX model here")).to_have_count(0)
+    assert "tunefarm" not in page.evaluate("document.cookie")
+    page.reload()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Jobs")
+    page.get_by_role("button", name="Sign out").click()
+    expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+    page.get_by_label("Token").fill(ADMIN)
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Drop an ONNX model here")).to_be_attached()

@@ -1,0 +1,66 @@
+"""The best compiled model, asked for by the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core.job import UNFINISHED, JobState
+from records.jobs import jobs
+from records.storage import blobs
+
+from .conftest import Service, Worker
+
+
+def publish(service: Service, worker: Worker, data: bytes, secs: float, **request: Any) -> str:
+    """Submit a job and end it as if it had published an artifact; return its id."""
+    job_id = service.submit(**request)
+    with service.database.begin() as session:
+        jobs.set_device_class(session, job_id, worker.device.key)
+        jobs.set_artifacts(session, job_id, tuned_sha=blobs.put(session, data))
+        jobs.set_end_to_end(session, job_id, "tuned", [secs])
+        jobs.advance(session, job_id, UNFINISHED, JobState.DONE, service.context.now())
+    return job_id
+
+
+def test_the_best_artifact_is_the_last_published(service: Service, worker: Worker) -> None:
+    worker.call()
+    model = service.upload()
+    asked = {"model": model, "target": worker.device.name}
+    nothing = service.http.get("/v1/artifacts/best", params=asked)
+    assert (nothing.status_code, nothing.json()["type"]) == (404, "urn:tunefarm:problem:no-artifact")
+    publish(service, worker, b"slower", 2e-3)
+    job_id = publish(service, worker, b"faster", 1e-3)
+    answer = service.http.get("/v1/artifacts/best", params=asked)
+    assert (answer.content, answer.headers["content-type"]) == (b"faster", "application/x-tar")
+    told = {name: answer.headers[f"tunefarm-{name}"] for name in ("job", "device-class", "latency-s")}
+    assert told == {"job": job_id, "device-class": worker.device.key, "latency-s": "0.001"}
+    tag = answer.headers["etag"]
+    again = service.http.get("/v1/artifacts/best", params=asked, headers={"If-None-Match": tag})
+    assert (again.status_code, again.content) == (304, b"")
+    publish(service, worker, b"fastest", 5e-4)
+    assert service.http.get("/v1/artifacts/best", params=asked, headers={"If-None-Match": tag}).is_success
+
+
+def test_where_there_are_several_shapes_one_is_named(service: Service, worker: Worker) -> None:
+    worker.call()
+    for batch in (1, 8):
+        publish(service, worker, b"of %d" % batch, 1e-3, shapes={"x": [batch, 3]})
+    asked: dict[str, Any] = {"model": service.upload()}
+    unclear = service.http.get("/v1/artifacts/best", params=asked)
+    assert (unclear.status_code, unclear.json()["title"]) == (409, "Shapes needed")
+    assert "x=1,3; x=8,3" in unclear.json()["detail"]
+    named = {"shape=x=1,3": b"of 1", "shape=x=8,3": b"of 8"}
+    for query, content in named.items():
+        shape = query.partition("=")[2]
+        assert service.http.get("/v1/artifacts/best", params=asked | {"shape": shape}).content == content
+    for shape, status in (("x=2,3", 404), ("x", 422), ("x=1,b", 422)):
+        assert service.http.get("/v1/artifacts/best", params=asked | {"shape": shape}).status_code == status
+
+
+def test_an_exact_model_is_of_an_exact_job(service: Service, worker: Worker) -> None:
+    worker.call()
+    publish(service, worker, b"exact", 2e-3, exact=True)
+    publish(service, worker, b"rounded", 1e-3)
+    asked: dict[str, Any] = {"model": service.upload()}
+    assert service.http.get("/v1/artifacts/best", params=asked).content == b"rounded"
+    assert service.http.get("/v1/artifacts/best", params=asked | {"exact": True}).content == b"exact"

@@ -1,0 +1,165 @@
+"""Watching jobs: one poll for all who watch, whatever they have seen already."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from core.job import Budget, JobState
+from records.jobs import events, jobs, models
+from records.jobs.jobs import JobRequest
+from records.storage import blobs
+from records.storage.database import StorageError
+from server import event_feed
+from server.event_feed import EventFeed, Page, Place
+
+from .conftest import CountingDatabase
+
+
+@pytest.fixture(autouse=True)
+def database_with_jobs(database: CountingDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three jobs, each with its events: the state in which it was made, and two notes."""
+    monkeypatch.setattr(event_feed, "POLL_S", 0.01)
+    with database.begin() as session:
+        sha = blobs.put(session, b"a model")
+        models.add(session, sha, "model", 0.0)
+        for job_id in ("a", "b", "c"):
+            jobs.create(session, job_id, JobRequest(sha, "model", {}, "native", Budget(1), 0), None, 0.0)
+            for number in range(2):
+                events.append(session, job_id, "note", {"number": number}, 1.0)
+
+
+def last_id(database: CountingDatabase, job_id: str) -> int:
+    with database.begin() as session:
+        return events.since(session, job_id, 0)[-1].id
+
+
+def note(database: CountingDatabase, job_id: str) -> None:
+    with database.begin() as session:
+        events.append(session, job_id, "note", {"number": 9}, 1.0)
+
+
+def numbers(page: Page) -> list[object]:
+    return [event.data["number"] for event in page.events if event.kind == "note"]
+
+
+async def waiting(feed: EventFeed, *places: Place) -> list[asyncio.Task[Page]]:
+    """Start to wait at each place, and return when the polls that found nothing there have begun."""
+    tasks = [asyncio.create_task(feed.wait(place)) for place in places]
+    await asyncio.sleep(0.05)
+    assert not any(task.done() for task in tasks)
+    return tasks
+
+
+def test_a_hundred_watchers_of_three_jobs_share_a_transaction(database: CountingDatabase) -> None:
+    places = [Place(job_id, last_id(database, job_id)) for job_id in "abc"]
+
+    async def run() -> int:
+        feed = EventFeed(database, asyncio.Event())
+        watchers = await waiting(feed, *places[:1] * 98, *places[1:])
+        note(database, "a")
+        database.transactions = 0
+        pages = await asyncio.gather(*watchers[:98])
+        assert all(numbers(page) == [9] for page in pages)
+        note(database, "b")
+        assert numbers(await watchers[98]) == [9]
+        assert not watchers[99].done(), "nothing has happened to job c"
+        watchers[99].cancel()
+        return database.transactions
+
+    assert asyncio.run(run()) < 20, "a few polls, and not one for each watcher"
+
+
+def test_those_who_come_late_get_what_they_missed(database: CountingDatabase) -> None:
+    async def run() -> None:
+        feed = EventFeed(database, asyncio.Event())
+        late, later = await asyncio.gather(
+            feed.wait(Place("a", 0)), feed.wait(Place("a", last_id(database, "a") - 1))
+        )
+        assert (numbers(late), numbers(later)) == ([0, 1], [1])
+
+    asyncio.run(run())
+
+
+def test_a_poll_reads_a_bounded_number_of_events_and_the_next_one_the_rest(
+    database: CountingDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_feed, "_MAX_IN_POLL", 2)
+    with database.begin() as session:
+        assert jobs.advance(session, "a", {JobState.QUEUED}, JobState.FAILED, 1.0)
+
+    async def run() -> list[int]:
+        feed, place, seen = EventFeed(database, asyncio.Event()), Place("a", 0), list[int]()
+        page = Page([], finished=False)
+        while not page.finished:
+            page = await feed.wait(place)
+            assert 1 <= len(page.events) <= 2
+            seen += [event.id for event in page.events]
+            place = Place("a", seen[-1])
+        return seen
+
+    with database.begin() as session:
+        every = [event.id for event in events.since(session, "a", 0)]
+    assert asyncio.run(run()) == every
+
+
+def test_a_job_that_is_gone_has_ended(database: CountingDatabase) -> None:
+    async def run() -> None:
+        feed = EventFeed(database, asyncio.Event())
+        assert await feed.wait(Place("gone", 0)) == Page([], finished=True)
+        with pytest.raises(jobs.JobNotFound):
+            await feed.read(Place("gone", 0))
+
+    asyncio.run(run())
+
+
+def test_a_failing_storage_is_every_watchers_error_and_the_next_ones_are_served(
+    database: CountingDatabase,
+) -> None:
+    place = Place("a", last_id(database, "a"))
+
+    async def run() -> None:
+        feed = EventFeed(database, asyncio.Event())
+        watchers = await waiting(feed, place, place)
+        database.failing = True
+        ends = await asyncio.gather(*watchers, return_exceptions=True)
+        assert [type(end) for end in ends] == [StorageError] * 2
+        database.failing = False
+        (again,) = await waiting(feed, place)
+        note(database, "a")
+        assert numbers(await again) == [9]
+
+    asyncio.run(run())
+
+
+def test_one_that_leaves_takes_nothing_from_the_others(database: CountingDatabase) -> None:
+    place = Place("a", last_id(database, "a"))
+
+    async def run() -> None:
+        feed = EventFeed(database, asyncio.Event())
+        leaves, stays = await waiting(feed, place, place)
+        leaves.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await leaves
+        note(database, "a")
+        assert numbers(await stays) == [9]
+
+    asyncio.run(run())
+
+
+def test_a_stopping_server_answers_all_at_once(
+    database: CountingDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_feed, "POLL_S", 3600.0)
+    place = Place("a", last_id(database, "a"))
+
+    async def run() -> None:
+        stopping = asyncio.Event()
+        feed = EventFeed(database, stopping)
+        watchers = await waiting(feed, place, place)
+        stopping.set()
+        assert await asyncio.gather(*watchers) == [Page([], finished=False)] * 2
+
+    asyncio.run(run())
