@@ -2,7 +2,8 @@
 
     python -m examples.make_models resnet18 --out resnet18.onnx
 
-Needs onnx and numpy only. `--tiny` writes a network of the same kind that tests can tune in seconds.
+Needs onnx and numpy only, and onnxruntime with `--quantized`. `--tiny` writes a network of the same kind that
+tests can tune in seconds.
 """
 
 from __future__ import annotations
@@ -71,11 +72,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--dynamic-batch", action="store_true", help="leave the batch open, as a dimension N")
     parser.add_argument("--size", type=int, help="side of the input image in pixels (default 224, tiny 32)")
     parser.add_argument("--tiny", action="store_true", help="a small network of the same kind, for tests")
+    parser.add_argument("--quantized", action="store_true", help="in bytes, by ONNX Runtime's quantization")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args(argv)
     batch = "N" if args.dynamic_batch else args.batch
     try:
         model = make(args.network, batch=batch, tiny=args.tiny, size=args.size, seed=args.seed)
+        if args.quantized:
+            from examples.quantization import quantize  # loads ONNX Runtime, which nothing else here needs
+
+            model = quantize(model)
         args.out.parent.mkdir(parents=True, exist_ok=True)
         onnx.save(model, args.out)
     except (OSError, ValueError) as error:

@@ -15,7 +15,8 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
-from system.settings import SettingsError, read_settings
+from system.errors import SettingsError
+from system.settings import read_settings
 from system.tls import TlsFiles
 
 

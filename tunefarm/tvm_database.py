@@ -1,10 +1,10 @@
-"""A TVM database that reads the best schedules from a tunefarm service. Needs TVM.
+"""A TVM database of the best schedules that a tunefarm service knows. Needs TVM.
 
-with Client("http://tuner:8760") as client, service_database(client, target="rpi5"):
-    module = relax.transform.AttachAttrLayoutFreeBuffers()(module)
+module = relax.transform.AttachAttrLayoutFreeBuffers()(module)
+with Client("http://tuner:8760") as client, service_database(ScheduleCache(client, "rpi5"), module):
     module = relax.transform.MetaScheduleApplyDatabase()(module)
-    module = relax.transform.SplitLayoutRewritePreproc()(module)
-    module = relax.transform.FoldConstant()(module)
+module = relax.transform.SplitLayoutRewritePreproc()(module)
+module = relax.transform.FoldConstant()(module)
 
 The first pass names the constant operands, which the schedules are stored by; the last two pack them once.
 """
@@ -12,71 +12,65 @@ The first pass names the constant operands, which the schedules are stored by; t
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.database import Database, PyDatabase, TuningRecord, Workload
+from tvm.tirx import PrimFunc
 
-from compiler.workload import workload_hash
-from tunefarm.client.client import Client, ProblemError
+from compiler.workload import normalise, workload_hash
+from tunefarm.client.schedule_cache import ScheduleCache
+from tunefarm.client.values import Schedule
 
-NOT_FOUND = 404
 
+def service_database(cache: ScheduleCache, module: tvm.IRModule) -> Database:
+    """Return a database in which TVM's passes find the best schedules of the functions of a module.
 
-def service_database(client: Client, target: str = "native") -> Database:
-    """Return a database in which TVM's passes find the service's best schedules for a device class.
-
-    Schedules that were imported and never measured are not in it: nobody has compared their outputs. Each
-    workload is fetched once. TVM raises a RuntimeError with the reason when fetching fails.
+    They are fetched here, all in one call; while the service is away, they are those that were fetched
+    before. Schedules that were imported and never measured are left out: nobody has compared their
+    outputs. Raises what `cache` raises.
     """
-    database: Database = _ServiceDatabase(client, target)
+    functions = [func for _, func in module.functions_items() if isinstance(func, PrimFunc)]
+    names = list(dict.fromkeys(workload_hash(normalise(func)) for func in functions))
+    schedules = cache.best_of(names)
+    measured = {name: found for name, found in schedules.items() if found.source != "import"}
+    database: Database = _FetchedDatabase(measured)
     return database
 
 
 @derived_object
-class _ServiceDatabase(PyDatabase):
+class _FetchedDatabase(PyDatabase):
     """Looks workloads up by their structural hash. It is read-only."""
 
-    def __init__(self, client: Client, target: str) -> None:
+    def __init__(self, schedules: Mapping[str, Schedule]) -> None:
         super().__init__()
-        self._client = client
-        self._target = target
-        self._records: dict[str, TuningRecord | None] = {}
+        self._schedules = schedules
+        self._records: dict[str, TuningRecord] = {}
 
     def has_workload(self, mod: tvm.IRModule) -> bool:
-        return self._look_up(Workload(mod)) is not None
+        return workload_hash(mod) in self._schedules
 
     def commit_workload(self, mod: tvm.IRModule) -> Workload:
-        """Return the workload; TVM calls this before every look-up. Nothing is sent."""
+        """Return the workload; TVM calls this before every look-up. Nothing is stored."""
         return Workload(mod)
 
     def commit_tuning_record(self, record: TuningRecord) -> None:
         raise NotImplementedError("the service takes records through `tunefarm import`, not from here")
 
     def get_top_k(self, workload: Workload, top_k: int) -> list[TuningRecord]:
-        found = self._look_up(workload)
-        return [found] if found is not None and top_k > 0 else []
+        name = workload_hash(workload.mod)
+        if name not in self._schedules or top_k < 1:
+            return []
+        if name not in self._records:
+            best = self._schedules[name]
+            fields = [json.loads(best.trace), list(best.run_secs), json.loads(best.target), None]
+            self._records[name] = TuningRecord.from_json(fields, workload)
+        return [self._records[name]]
 
     def get_all_tuning_records(self) -> list[TuningRecord]:
         """Return the records that have been looked up."""
-        return [record for record in self._records.values() if record is not None]
+        return list(self._records.values())
 
     def __len__(self) -> int:
-        return len(self.get_all_tuning_records())
-
-    def _look_up(self, workload: Workload) -> TuningRecord | None:
-        name = workload_hash(workload.mod)
-        if name not in self._records:
-            try:
-                best = self._client.best(name, self._target)
-            except ProblemError as error:
-                if error.status != NOT_FOUND:
-                    raise
-                self._records[name] = None
-            else:
-                if best.source == "import":
-                    self._records[name] = None
-                    return None
-                fields = [json.loads(best.trace), list(best.run_secs), json.loads(best.target), None]
-                self._records[name] = TuningRecord.from_json(fields, workload)
-        return self._records[name]
+        return len(self._schedules)

@@ -12,7 +12,7 @@ import typer
 
 from core.exit_code import ExitCode
 from system.command import report, run_command
-from tunefarm.cli import cost_models, jobs, processes, schedules, tokens, tune, workers
+from tunefarm.cli import cost_models, doctor, jobs, processes, schedules, storage, tokens, tune, workers
 from tunefarm.client.client import ClientError, ProblemError, UnreachableError
 
 NAME = "tunefarm"
@@ -20,27 +20,32 @@ BAD_INPUT_STATUSES = (400, 413, 415, 422)
 
 app = typer.Typer(
     help="Makes a neural network run faster on the device that will run it.",
-    epilog="Exit codes: " + "; ".join(f"{int(code)} {code.meaning}" for code in ExitCode) + ".",
+    epilog="Also: server, scheduler (one process alone), backup, restore, migrate, delete, delete-imported, "
+    "calibrate. The README explains the exit codes.",
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 app.command()(tune.tune)
 app.command("compile")(tune.compile_)
 app.command()(processes.up)
-app.command(context_settings=processes.PASS_ON)(processes.server)
-app.command(context_settings=processes.PASS_ON)(processes.scheduler)
+app.command(context_settings=processes.PASS_ON, hidden=True)(processes.server)
+app.command(context_settings=processes.PASS_ON, hidden=True)(processes.scheduler)
 app.command(context_settings=processes.PASS_ON)(processes.worker)
 app.command()(jobs.jobs)
 app.command()(jobs.watch)
 app.command()(jobs.cancel)
-app.command()(jobs.delete)
+app.command()(jobs.report)
+app.command(hidden=True)(jobs.delete)
 app.command()(cost_models.model)
 app.command()(schedules.best)
+app.command()(schedules.show)
 app.command()(schedules.export)
 app.command("import")(schedules.import_)
-app.command()(schedules.delete_imported)
-app.command()(workers.calibrate)
+app.command(hidden=True)(schedules.delete_imported)
+app.command(hidden=True)(workers.calibrate)
+app.command()(doctor.doctor)
+for storing in (storage.backup, storage.restore, storage.migrate):
+    app.command(hidden=True)(storing)
 app.add_typer(tokens.app, name="token")
 app.add_typer(workers.app, name="workers")
 

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 from itertools import islice
+from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 from rich.table import Table
 
 from core.durations import latency_text
+from core.exit_code import ExitCode
+from system.command import CommandError
+from tunefarm.cli.completion import job_ids
 from tunefarm.cli.follow import follow_job, require_done
+from tunefarm.cli.live import IsLive, show_live
 from tunefarm.cli.options import (
     AsJson,
     Data,
@@ -30,8 +35,12 @@ from tunefarm.client.values import Job
 
 
 def jobs(
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Show this job with its tasks.")] = None,
+    job: Annotated[
+        str | None,
+        typer.Argument(metavar="[JOB]", help="Show this job with its tasks.", autocompletion=job_ids),
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
+    live: IsLive = False,
     server: Server = None,
     token: Token = None,
     data: Data = None,
@@ -39,6 +48,13 @@ def jobs(
 ) -> None:
     """List jobs, or show one."""
     with connected(server, token, data) as service:
+        client = service.client
+        if live and job is None:
+            show_live(lambda: _table(list(islice(client.jobs(), limit))))
+            return
+        if live and job is not None:
+            show_live(lambda: Group(_table([client.job(job)]), task_table(client.tasks(job))))
+            return
         if job is None:
             listed, tasks = list(islice(service.client.jobs(), limit)), None
         else:
@@ -76,6 +92,33 @@ def cancel(
         print_json(asdict(cancelled))
     else:
         stdout().print(f"job {cancelled.id} is cancelled")
+
+
+def report(
+    job: JobId,
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Where to write it (tunefarm-JOB.html).")
+    ] = None,
+    server: Server = None,
+    token: Token = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write what a job has found as one HTML file to keep or to send."""
+    with connected(server, token, data) as service:
+        document = service.client.report(job)
+    file = output or Path(f"tunefarm-{job}.html")
+    try:
+        file.write_text(document)
+    except OSError as error:
+        cause = error.strerror or error
+        raise CommandError(
+            f"can't write {file} ({cause}): choose another --output", ExitCode.LOCAL
+        ) from error
+    if as_json:
+        print_json({"report": str(file)})
+    else:
+        print_plain(str(file))
 
 
 def delete(

@@ -19,6 +19,7 @@ from core.exit_code import ExitCode
 from core.instruction_sets import FeatureError, disabled_features
 from core.job import MAX_WEIGHT, MIN_WEIGHT
 from system.command import CommandError
+from tunefarm.cli.completion import job_ids
 from tunefarm.embedded.service import Service, connect
 from tunefarm.errors import InputError
 from tunefarm.settings import load
@@ -45,7 +46,7 @@ Features = Annotated[
         help="Instruction sets that the worker started here does without, such as -avx512f or -avx.",
     ),
 ]
-JobId = Annotated[str, typer.Argument(metavar="JOB")]
+JobId = Annotated[str, typer.Argument(metavar="JOB", autocompletion=job_ids)]
 
 
 def checked_model(path: Path) -> Path:

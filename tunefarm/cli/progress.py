@@ -60,7 +60,7 @@ def network_s(tasks: Sequence[Task]) -> float | None:
     places = {task.place for task in tasks if task.covered}
     fastest = fastest_tasks(tasks)
     is_known = bool(places) and places <= {task.place for task in fastest}
-    return sum(task.network_s or 0.0 for task in fastest if task.place in places) if is_known else None
+    return sum(task.network_s or 0.0 for task in fastest) if is_known else None
 
 
 def fastest_tasks(tasks: Sequence[Task]) -> list[Task]:
@@ -187,11 +187,13 @@ def task_table(tasks: Sequence[Task], rows: int | None = None) -> Table:
     shown = by_time(tasks)[:rows]
     for task in shown:
         fraction = share(task, tasks)
+        best = "" if task.best_s is None and not task.covered else latency_text(task.best_s)
+        why = "" if task.covered else f"fallback: {escape(task.reason)}"
         table.add_row(
             escape(task.name),
             str(task.weight),
             str(task.trials) if task.covered else "",
-            latency_text(task.best_s) if task.covered else f"fallback: {escape(task.reason)}",
+            " ".join(filter(None, (best, why))),
             "" if fraction is None else f"{fraction:.0%}",
         )
     if len(shown) < len(tasks):

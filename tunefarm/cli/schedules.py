@@ -48,6 +48,38 @@ def best(
         print_plain(f"{latency} on device class {schedule.device_class}\n{schedule.trace}")
 
 
+def show(
+    workload: Annotated[
+        str, typer.Argument(metavar="WORKLOAD", help="A workload's hash, see `jobs JOB --json`.")
+    ],
+    target: Target = "native",
+    naive: Annotated[bool, typer.Option("--naive", help="The program before it was scheduled.")] = False,
+    server: Server = None,
+    token: Token = None,
+    data: Data = None,
+) -> None:
+    """Print the best program known of a workload as loops, in TVMScript."""
+    from tunefarm.client.metaschedule_files import load_compiler
+
+    with connect_or_start(load(server=server, token=token, data=data), say) as service:
+        module_json = service.client.workload(workload)
+        schedule = None
+        if not naive:
+            wait_for_device(service, target)
+            schedule = service.client.best(workload, target)
+    workloads = load_compiler("compiler.workload")
+    module = workloads.from_json(module_json)
+    if schedule is None:
+        print_plain("# as imported, before it is scheduled")
+    else:
+        module = load_compiler("compiler.lowering.trace").apply_trace(module, schedule.trace)
+        noise = "" if schedule.noise is None else f", varying by {schedule.noise:.0%}"
+        took = f"{latency_text(schedule.latency_s)}{noise}"
+        claimed = " as its database said, never measured here" if schedule.source == "import" else ""
+        print_plain(f"# {took}{claimed} on device class {schedule.device_class}")
+    print_plain(workloads.listing(module))
+
+
 def export(
     output: Annotated[Path, typer.Option("--output", metavar="DIR", help="Where the two files go.")],
     target: Annotated[str | None, typer.Option(help="The device class [native].")] = None,

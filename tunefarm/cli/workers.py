@@ -13,6 +13,8 @@ from rich.table import Table
 from core.durations import duration_text
 from core.exit_code import ExitCode
 from system.command import CommandError
+from tunefarm.cli.completion import worker_names
+from tunefarm.cli.live import IsLive, show_live
 from tunefarm.cli.options import (
     AsJson,
     Data,
@@ -31,12 +33,16 @@ app = typer.Typer(
     invoke_without_command=True,
 )
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="As `tunefarm workers` shows it.")]
+Name = Annotated[
+    str,
+    typer.Argument(metavar="NAME", help="As `tunefarm workers` shows it.", autocompletion=worker_names),
+]
 
 
 @app.callback()
 def list_(
     context: typer.Context,
+    live: IsLive = False,
     server: Server = None,
     token: Token = None,
     data: Data = None,
@@ -44,11 +50,14 @@ def list_(
 ) -> None:
     """List the workers and their devices; drain, resume or evict one."""
     if context.invoked_subcommand is not None:
-        if server or token or data or as_json:
+        if live or server or token or data or as_json:
             asked = f"tunefarm workers {context.invoked_subcommand} NAME"
             raise CommandError(f"options come after the name: {asked} --server URL", ExitCode.USAGE)
         return
     with connected(server, token, data) as service:
+        if live:
+            show_live(lambda: _table(service.client.workers()))
+            return
         workers = service.client.workers()
         classes = {one.key: one for one in service.client.device_classes()}
     if as_json:

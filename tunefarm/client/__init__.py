@@ -4,9 +4,11 @@ from core.access import Scope
 from core.job import Build, JobState
 from system.tls import TlsError, TlsFiles
 from tunefarm.client.client import Client, ClientError, ProblemError, UnreachableError
+from tunefarm.client.schedule_cache import ScheduleCache
 from tunefarm.client.values import (
     Accuracy,
     AccuracyComparison,
+    BestSchedules,
     CostModelReport,
     DeviceClass,
     ExportedRecord,
@@ -29,6 +31,7 @@ from tunefarm.client.values import (
 __all__ = [
     "Accuracy",
     "AccuracyComparison",
+    "BestSchedules",
     "Build",
     "Client",
     "ClientError",
@@ -46,6 +49,7 @@ __all__ = [
     "NewToken",
     "ProblemError",
     "Schedule",
+    "ScheduleCache",
     "ScheduleDatabase",
     "Scope",
     "StoredModel",

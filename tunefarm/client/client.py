@@ -23,13 +23,14 @@ from urllib.parse import quote
 
 import httpx
 import httpx_sse
+import msgspec
 import tenacity
-from pydantic import TypeAdapter, ValidationError
 
 from core.access import Scope
 from system.network import is_loopback
 from system.tls import TlsFiles
 from tunefarm.client.values import (
+    BestSchedules,
     CostModelReport,
     DeviceClass,
     ImportResult,
@@ -51,7 +52,6 @@ TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 EVENT_TIMEOUT_S = 60.0  # the service sends something more often than this while a job is watched
 ATTEMPTS = 5
 CHUNK_BYTES = 1 << 20
-TOO_MANY_REQUESTS = httpx.codes.TOO_MANY_REQUESTS
 MAX_PAUSE_S = 60.0
 
 # Fields of a job that older services don't know, with the values that mean what those do.
@@ -69,11 +69,12 @@ class UnreachableError(ClientError):
 
 
 class ProblemError(ClientError):
-    """The service refused a request with an RFC 9457 problem."""
+    """The service refused a request with an RFC 9457 problem. It may be sent again after `pause_s`."""
 
-    def __init__(self, status: int, kind: str, title: str, detail: str) -> None:
+    def __init__(self, status: int, kind: str, title: str, detail: str, pause_s: float | None = None) -> None:
         super().__init__(detail or title)
         self.status, self.kind, self.title, self.detail = status, kind, title, detail
+        self.pause_s = pause_s
 
 
 class Client:
@@ -165,6 +166,14 @@ class Client:
     def tasks(self, job_id: str) -> list[Task]:
         return _parse(list[Task], self._get(f"/v1/jobs/{job_id}/tasks").get("items"))
 
+    def workload(self, workload: str) -> str:
+        """Return the module of a workload, as TVM's JSON."""
+        return str(self._get(f"/v1/workloads/{quote(workload, safe='')}").get("module_json"))
+
+    def version(self) -> str:
+        """Return the service's version."""
+        return str(self._get("/openapi.json").get("info", {}).get("version"))
+
     def workers(self) -> list[Worker]:
         return _parse(list[Worker], self._get("/v1/workers").get("items"))
 
@@ -193,18 +202,59 @@ class Client:
         query = {} if target is None else {"target": target}
         return _parse(list[CostModelReport], self._get("/v1/cost-models", query).get("items"))
 
-    def best(self, workload: str, target: str = "native") -> Schedule:
+    def best(self, workload: str, target: str = "native", *, nearest: bool = False) -> Schedule:
         """Return the best schedule of one workload, given by its structural hash.
 
-        If nothing was measured of it, that is an imported one, as its `source` says.
+        If nothing was measured of it, that is an imported one, as its `source` says; with `nearest`, if there
+        is none either, one of the nearest device class whose code runs on the target, as `in_place_of` says.
         """
-        return _parse(Schedule, self._get("/v1/schedules/best", {"workload": workload, "target": target}))
+        query: dict[str, str | int] = {"workload": workload, "target": target, **_asking(nearest)}
+        return _parse(Schedule, self._get("/v1/schedules/best", query))
 
-    def best_of(self, workloads: Sequence[str], target: str = "native") -> dict[str, Schedule]:
-        """Return the best schedules of those workloads that have one, by workload."""
-        answer = self._post("/v1/schedules:query", {"target": target, "workloads": list(workloads)})
-        found = _parse(dict[str, Schedule | None], answer.get("schedules"))
-        return {workload: schedule for workload, schedule in found.items() if schedule is not None}
+    def best_of(
+        self, workloads: Sequence[str], target: str = "native", *, nearest: bool = False
+    ) -> dict[str, Schedule]:
+        """Return the best schedules of those workloads that have one, by workload, in one call."""
+        found = self.best_unless(None, workloads, target, nearest=nearest)
+        assert found is not None, "nothing was there before"
+        return found.schedules
+
+    def best_unless(
+        self, etag: str | None, workloads: Sequence[str], target: str = "native", *, nearest: bool = False
+    ) -> BestSchedules | None:
+        """Return what `best_of` does with its ETag; None if that is `etag`, so nothing has changed since."""
+        body = {"target": target, "workloads": list(workloads)} | _asking(nearest)
+        headers = {} if etag is None else {"If-None-Match": etag}
+        answer = self._call(lambda: self._http.post("/v1/schedules:query", json=body, headers=headers))
+        if answer.status_code == httpx.codes.NOT_MODIFIED:
+            return None
+        found = _parse(dict[str, Schedule | None], _object(answer).get("schedules"))
+        schedules = {workload: schedule for workload, schedule in found.items() if schedule is not None}
+        return BestSchedules(schedules, answer.headers.get("etag"))
+
+    def download_best(
+        self,
+        model: str,
+        into: Path,
+        target: str = "native",
+        *,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+        exact: bool = False,
+        etag: str | None = None,
+    ) -> str | None:
+        """Write the fastest compiled model, a tar file, of the model with this SHA-256, and return its ETag.
+
+        If that is `etag`, nothing is written and the answer is None. `shapes` are needed where the model was
+        tuned for several; with `exact`, the model has no variants that round differently. Raises OSError when
+        `into` can't be written.
+        """
+        query: dict[str, Any] = {"model": model, "target": target}
+        query["shape"] = [f"{name}={','.join(map(str, shape))}" for name, shape in (shapes or {}).items()]
+        if exact:
+            query["exact"] = "true"
+        headers = {} if etag is None else {"If-None-Match": etag}
+        answer = self._fetch("/v1/artifacts/best", into, query, headers)
+        return None if answer.status_code == httpx.codes.NOT_MODIFIED else answer.headers.get("etag", "")
 
     def export(self, *, target: str | None = None, job_id: str | None = None) -> ScheduleDatabase:
         """Return the measured schedules of a device class, by default the native one, or of one job's
@@ -240,6 +290,10 @@ class Client:
         path = f"/v1/tokens/{quote(token_id, safe='')}"
         return _parse(StoredToken, _object(self._call(lambda: self._http.delete(path))))
 
+    def report(self, job_id: str) -> str:
+        """Return an HTML file with a job's charts and programs, which needs no service and no network."""
+        return self._call(lambda: self._http.get(f"/v1/jobs/{quote(job_id, safe='')}/report")).text
+
     def events(self, job_id: str, after: str | None = None) -> Iterator[JobEvent]:
         """Yield a job's events until it is finished, from its first or those after the event `after`.
 
@@ -255,25 +309,21 @@ class Client:
                 failures += 1
                 if failures == ATTEMPTS:
                     raise self._unreachable(error) from error
+                pause_s = min(0.2 * 2**failures, 5.0)
+            except ProblemError as problem:
+                failures += 1
+                if problem.pause_s is None or failures == ATTEMPTS:
+                    raise
+                pause_s = problem.pause_s
             else:
                 if self.job(job_id).state.finished:
                     return
-            self._sleep(min(0.2 * 2**failures, 5.0))
+                pause_s = 0.2
+            self._sleep(pause_s)
 
     def download(self, job_id: str, into: Path) -> None:
         """Write a finished job's artifact, a tar file. Raises OSError when `into` can't be written."""
-
-        def fetch() -> httpx.Response:
-            with self._http.stream("GET", f"/v1/jobs/{job_id}/artifact") as response:
-                if not response.is_success:
-                    response.read()
-                    return response
-                with into.open("wb") as file:
-                    for chunk in response.iter_bytes(CHUNK_BYTES):
-                        file.write(chunk)
-                return response
-
-        self._call(fetch)
+        self._fetch(f"/v1/jobs/{job_id}/artifact", into)
 
     def _act(self, worker_id: str, action: str) -> Worker:
         return _parse(Worker, self._post(f"/v1/workers/{quote(worker_id, safe='')}:{action}"))
@@ -288,6 +338,8 @@ class Client:
                 raise _problem(source.response)
             if source.response.status_code != httpx.codes.NO_CONTENT:
                 for sent in source.iter_sse():
+                    if not sent.data:
+                        continue  # a ping, which keeps the connection open
                     try:
                         data = sent.json()
                     except ValueError as error:
@@ -295,6 +347,27 @@ class Client:
                             f"the service sent an event that is not understood: {error}"
                         ) from error
                     yield _parse(JobEvent, {"id": sent.id, "kind": sent.event, "data": data})
+
+    def _fetch(
+        self,
+        path: str,
+        into: Path,
+        query: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """Write the body of a successful answer to a file; return the answer without it."""
+
+        def fetch() -> httpx.Response:
+            with self._http.stream("GET", path, params=query, headers=headers) as response:
+                if not response.is_success:
+                    response.read()
+                    return response
+                with into.open("wb") as file:
+                    for chunk in response.iter_bytes(CHUNK_BYTES):
+                        file.write(chunk)
+                return response
+
+        return self._call(fetch)
 
     def _get(self, path: str, query: Mapping[str, str | int] | None = None) -> dict[str, Any]:
         return _object(self._call(lambda: self._http.get(path, params=query)))
@@ -305,11 +378,11 @@ class Client:
         return _object(self._call(lambda: self._http.post(path, json=body, headers=headers)))
 
     def _call(self, send: Callable[[], httpx.Response], attempts: int = ATTEMPTS) -> httpx.Response:
-        """Send a request until it is answered with anything but 429. `send` must be idempotent unless it has
-        one attempt."""
+        """Send a request until it is answered with anything but 429, or 503 that says when to try again.
+        `send` must be idempotent unless it has one attempt."""
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(httpx.TransportError)
-            | tenacity.retry_if_result(lambda answer: answer.status_code == TOO_MANY_REQUESTS),
+            | tenacity.retry_if_result(lambda answer: _asked_pause_s(answer) is not None),
             stop=tenacity.stop_after_attempt(attempts),
             wait=_pause_s,
             sleep=self._sleep,
@@ -319,7 +392,7 @@ class Client:
             response: httpx.Response = retrying(send)
         except httpx.TransportError as error:
             raise self._unreachable(error) from error
-        if not response.is_success:
+        if not response.is_success and response.status_code != httpx.codes.NOT_MODIFIED:
             raise _problem(response)
         return response
 
@@ -341,16 +414,31 @@ def _pause_s(state: tenacity.RetryCallState) -> float:
     """Return the pause that the service asked for, or a longer one after each failure."""
     if state.outcome is None or state.outcome.failed:
         return min(0.1 * 2.0 ** (state.attempt_number - 1), 2.0)
-    asked = state.outcome.result().headers.get("retry-after", "")
-    pause_s = min(float(asked), MAX_PAUSE_S) if asked.isdecimal() else 1.0
+    pause_s = _asked_pause_s(state.outcome.result())
+    assert pause_s is not None, "other answers are final"
     _log.warning("the service takes no more requests for now: trying again in %.0f s", pause_s)
     return pause_s
+
+
+def _asked_pause_s(answer: httpx.Response) -> float | None:
+    """Return the seconds after which the service wants the request again, None where it doesn't say so."""
+    asked = answer.headers.get("retry-after", "")
+    if answer.status_code not in (httpx.codes.TOO_MANY_REQUESTS, httpx.codes.SERVICE_UNAVAILABLE):
+        return None
+    if asked.isdecimal():
+        return min(float(asked), MAX_PAUSE_S)
+    return 1.0 if answer.status_code == httpx.codes.TOO_MANY_REQUESTS else None
 
 
 def _last_answer(state: tenacity.RetryCallState) -> Any:
     """Return the answer to the last attempt, or raise what that raised."""
     assert state.outcome is not None, "there was an attempt"
     return state.outcome.result()
+
+
+def _asking(nearest: bool) -> dict[str, bool]:
+    # Left out unless it is wanted: older services don't know it.
+    return {"nearest": True} if nearest else {}
 
 
 def _object(response: httpx.Response) -> dict[str, Any]:
@@ -372,14 +460,12 @@ def _problem(response: httpx.Response) -> ProblemError:
             response.status_code, "about:blank", response.reason_phrase,
             f"{response.request.url} answered {response.status_code} {response.reason_phrase}",
         )  # fmt: skip
-    return ProblemError(response.status_code, str(body.get("type", "about:blank")), title, detail)
+    kind = str(body.get("type", "about:blank"))
+    return ProblemError(response.status_code, kind, title, detail, _asked_pause_s(response))
 
 
 def _parse(kind: type[Value], answer: object) -> Value:
     try:
-        value: Value = TypeAdapter(kind).validate_python(answer)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise ClientError(f"the service's answer is not understood ({where}: {first['msg']})") from error
-    return value
+        return msgspec.convert(answer, kind)
+    except msgspec.ValidationError as error:
+        raise ClientError(f"the service's answer is not understood: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +29,7 @@ def write(database: ScheduleDatabase, folder: Path) -> ExportCounts:
 
     Raises CommandError without TVM, for a folder that can't be written and for damaged records.
     """
-    metaschedule = _metaschedule()
+    metaschedule = load_compiler("compiler.packaging.metaschedule")
     modules = {workload.hash: workload.module_json for workload in database.workloads}
     records = [
         metaschedule.ImportedRecord(
@@ -61,7 +62,7 @@ def read(folder: Path) -> ScheduleDatabase:
             raise InputError(f"{path} is no text: {hint}") from error
         except OSError as error:
             raise InputError(f"{path} can't be read ({error.strerror}): {hint}") from error
-    metaschedule = _metaschedule()
+    metaschedule = load_compiler("compiler.packaging.metaschedule")
     try:
         records = list(metaschedule.import_database(*texts))
     except metaschedule.DatabaseFormatError as error:
@@ -73,12 +74,11 @@ def read(folder: Path) -> ScheduleDatabase:
     )
 
 
-def _metaschedule() -> ModuleType:
-    """Import the module that loads TVM."""
+def load_compiler(module: str) -> ModuleType:
+    """Import a module that loads TVM. Raises CommandError where that isn't installed."""
     try:
-        from compiler.packaging import metaschedule
+        return importlib.import_module(module)
     except ImportError as error:
         raise CommandError(
             f"this command needs TVM ({error}): install it with pip install 'tunefarm[tvm]'", ExitCode.LOCAL
         ) from error
-    return metaschedule

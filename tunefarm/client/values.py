@@ -144,6 +144,7 @@ class Worker:
     load: float | None = None
     temperature_c: float | None = None
     memory_free_bytes: int | None = None
+    power_w: float | None = None
     tunefarm_version: str = ""
     tvm_version: str = ""
     lease: str | None = None
@@ -248,8 +249,11 @@ class CostModelReport:
 class Schedule:
     """The best known schedule of a workload on a device class; `trace` is MetaSchedule's, as JSON text.
 
-    If its `source` is "import", no device of the class has measured it: the seconds are those of the database
-    that it was imported from, and outputs may be wrong.
+    If its `source` is "import", no device of the class has measured it: the seconds are those of the
+    database that it was imported from, and outputs may be wrong. `in_place_of` is the class that was
+    asked for, if that has none and this is of the nearest whose code runs there. `noise` is the spread of
+    `run_secs` as a part of their median, `toolchain` the versions of the compilers, `threads` those of a
+    CPU that was timed.
     """
 
     workload: str
@@ -259,6 +263,18 @@ class Schedule:
     run_secs: tuple[float, ...]
     target: str
     source: str = "trial"
+    in_place_of: str | None = None
+    noise: float | None = None
+    toolchain: str = ""
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class BestSchedules:
+    """Schedules by workload, and the ETag by which a later call is told that they still hold."""
+
+    schedules: dict[str, Schedule]
+    etag: str | None
 
 
 @dataclass(frozen=True)

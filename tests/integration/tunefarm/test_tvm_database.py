@@ -15,7 +15,8 @@ from tvm import relax, te
 
 from compiler.workload import normalise, to_json, workload_hash
 from tunefarm.client import metaschedule_files
-from tunefarm.client.client import Client
+from tunefarm.client.client import Client, ProblemError, UnreachableError
+from tunefarm.client.schedule_cache import ScheduleCache
 from tunefarm.client.values import ExportedRecord, ExportedWorkload, Schedule, ScheduleDatabase
 from tunefarm.errors import InputError
 from tunefarm.tvm_database import service_database
@@ -55,24 +56,31 @@ SHAPES = (("x", (32, 16)), ("w", (16, 8)))
 
 
 class Service:
-    """Knows one workload, and counts what it is asked."""
+    """Knows one workload, and keeps what it is asked; it can be away."""
 
-    def __init__(self, status: int = 404, source: str = "trial") -> None:
-        self.asked: list[str] = []
-        self._source = source
+    def __init__(self, status: int = 200, source: str = "trial") -> None:
+        self.asked: list[list[str]] = []
+        self.is_away = False
         self.known = workload_hash(normalise(matmul()))
+        self._source = source
         self._status = status
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        workload = request.url.params["workload"]
-        self.asked.append(workload)
-        if workload != self.known or self._status != 404:
+        if self.is_away:
+            raise httpx.ConnectError("connection refused")
+        if self._status != 200:
             return httpx.Response(self._status, json={"title": "No schedule"})
-        best = Schedule(workload, "cafe", TRACE, 1e-3, (1e-3,), TARGET, self._source)
-        return httpx.Response(200, json=asdict(best))
+        workloads = json.loads(request.content)["workloads"]
+        self.asked.append(workloads)
+        if request.headers.get("if-none-match") == '"tag"':
+            return httpx.Response(304)
+        best = asdict(Schedule(self.known, "cafe", TRACE, 1e-3, (1e-3,), TARGET, self._source))
+        found = {name: best if name == self.known else None for name in workloads}
+        return httpx.Response(200, json={"schedules": found}, headers={"ETag": '"tag"'})
 
-    def client(self) -> Client:
-        return Client("http://farm", transport=httpx.MockTransport(self))
+    def cache(self, folder: Path) -> ScheduleCache:
+        client = Client("http://farm", transport=httpx.MockTransport(self), sleep=lambda _: None)
+        return ScheduleCache(client, folder=folder)
 
 
 def loops(mod: tvm.IRModule, name: str) -> int:
@@ -81,35 +89,42 @@ def loops(mod: tvm.IRModule, name: str) -> int:
     return len(schedule.get_loops(schedule.get_sblock("C")))
 
 
-def test_a_pass_compiles_with_the_service_s_schedule() -> None:
-    service, mod = Service(), network()
+def compiled(cache: ScheduleCache) -> tvm.IRModule:
+    mod = network()
     assert loops(mod, "matmul") == 3
-    with service.client() as client, tvm.target.Target(TARGET), service_database(client):
-        tuned = relax.transform.MetaScheduleApplyDatabase()(mod)
-    assert loops(tuned, "matmul") == 4
-    assert service.asked == [service.known]
+    with tvm.target.Target(TARGET), service_database(cache, mod):
+        return relax.transform.MetaScheduleApplyDatabase()(mod)
 
 
-def test_a_workload_without_a_schedule_stays_as_it_is() -> None:
+def test_a_pass_compiles_with_the_service_s_schedule_even_while_the_service_is_away(tmp_path: Path) -> None:
+    service = Service()
+    assert loops(compiled(service.cache(tmp_path)), "matmul") == 4
+    assert loops(compiled(service.cache(tmp_path)), "matmul") == 4, "304"
+    assert service.asked == [[service.known], [service.known]], "one call for a module"
+    service.is_away = True
+    assert loops(compiled(service.cache(tmp_path)), "matmul") == 4
+    with pytest.raises(UnreachableError, match="connection refused"):
+        compiled(service.cache(tmp_path / "empty"))
+
+
+def test_a_workload_without_a_schedule_stays_as_it_is(tmp_path: Path) -> None:
     service = Service()
     service.known = "another"
-    database = service_database(service.client())
+    database = service_database(service.cache(tmp_path), network())
     mod = normalise(matmul())
     assert not database.has_workload(mod)
     assert database.query_schedule(mod, tvm.target.Target(TARGET), "main") is None
-    assert len(service.asked) == 1
     assert len(database) == 0
 
 
-def test_a_schedule_that_nobody_measured_is_not_compiled_in() -> None:
-    database = service_database(Service(source="import").client())
+def test_a_schedule_that_nobody_measured_is_not_compiled_in(tmp_path: Path) -> None:
+    database = service_database(Service(source="import").cache(tmp_path), network())
     assert not database.has_workload(normalise(matmul()))
 
 
-def test_a_refusal_is_an_error_and_not_a_missing_schedule() -> None:
-    database = service_database(Service(status=401).client())
-    with pytest.raises(RuntimeError, match="No schedule"):
-        database.has_workload(normalise(matmul()))
+def test_a_refusal_is_an_error_and_not_a_missing_schedule(tmp_path: Path) -> None:
+    with pytest.raises(ProblemError, match="No schedule"):
+        service_database(Service(status=401).cache(tmp_path), network())
 
 
 def exported() -> ScheduleDatabase:

@@ -72,8 +72,15 @@ def test_a_tiny_encoder_reads_words_under_their_mask() -> None:
         ("efficientnet_b0", 5_330_564, {"Conv": 81, "BatchNormalization": 49, "Sigmoid": 65}),
         ("squeezenet1_1", 1_235_496, {"Conv": 26, "Concat": 8, "MaxPool": 3}),
         ("dcgan", 3_578_624, {"ConvTranspose": 5, "BatchNormalization": 4}),
-        ("vit_b16", 86_567_656, {"MatMul": 72, "LayerNormalization": 25, "Erf": 12, "Softmax": 12}),
-        ("bert_base", 109_482_240, {"MatMul": 96, "LayerNormalization": 25, "Erf": 12, "Softmax": 12}),
+        # Their weights take seconds to draw.
+        pytest.param(
+            *("vit_b16", 86_567_656, {"MatMul": 72, "LayerNormalization": 25, "Erf": 12, "Softmax": 12}),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            *("bert_base", 109_482_240, {"MatMul": 96, "LayerNormalization": 25, "Erf": 12, "Softmax": 12}),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_full_networks_have_the_published_size(network: str, parameters: int, kinds: dict[str, int]) -> None:

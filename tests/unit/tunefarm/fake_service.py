@@ -31,6 +31,10 @@ class FakeService:
     workers: list[dict[str, Any]] = field(default_factory=lambda: [dict(WORKER)])
     device_classes: list[dict[str, Any]] = field(default_factory=list)
     acted: list[str] = field(default_factory=list)
+    best: Schedule = field(
+        default_factory=lambda: Schedule("abc", "cafe", "[[],[]]", 1e-3, (1e-3,), "{}", "import")
+    )
+    module_json: str = "{}"
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, str, bytes]:
         if method == "POST" and self.refusal is not None:
@@ -57,11 +61,11 @@ class FakeService:
             untold = cost_model(device_name="another", metrics=None)
             return {"items": [] if path.endswith("toaster") else [asdict(cost_model()), asdict(untold)]}
         if path.startswith("/v1/schedules/best"):
-            return asdict(Schedule("abc", "cafe", "[[],[]]", 1e-3, (1e-3,), "{}", "import"))
-        if path == "/v1/device-classes":
-            return {"items": self.device_classes}
-        if path == "/v1/workers":
-            return {"items": self.workers}
+            return asdict(self.best)
+        if path.startswith("/v1/workloads/"):
+            return {"hash": "abc", "module_json": self.module_json}
+        if path in (listed := self._listed()):
+            return listed[path]
         if path.startswith("/v1/workers/"):
             self.acted.append(path)
             return self.workers[0]
@@ -71,6 +75,14 @@ class FakeService:
         if path.startswith("/v1/jobs?"):
             return {"items": [asdict(job())], "next": None}
         return asdict(self._job())
+
+    def _listed(self) -> dict[str, Any]:
+        return {
+            "/openapi.json": {"info": {"version": "0.0.9"}},
+            "/v1/device-classes": {"items": self.device_classes},
+            "/v1/schedules:query": {"schedules": {}},
+            "/v1/workers": {"items": self.workers},
+        }
 
     def _job(self) -> Any:
         self.looks += 1

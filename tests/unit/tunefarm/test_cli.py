@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import platform
 import subprocess
@@ -10,10 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from core.exit_code import ExitCode
 from core.job import JobState
 from tests.unit.tunefarm.fake_service import FakeService, serving
+from tunefarm.cli import completion, live
 from tunefarm.cli.app import app, run
 
 
@@ -245,17 +248,16 @@ def test_imported_schedules_are_deleted(fake: FakeService, capsys: pytest.Captur
     assert "5 imported records are deleted on cafe" in capsys.readouterr().out
 
 
-def test_help_lists_every_command_and_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_command_and_the_readme_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(app, []) == ExitCode.OK
-    out = capsys.readouterr().out
-    commands = (
-        "tune up server scheduler worker jobs watch cancel delete best compile export import delete-imported "
-        "workers model"
-    )
-    for command in commands.split():
-        assert f"\n  {command} " in out
+    listed, _, others = capsys.readouterr().out.partition("Also:")
+    for command in ("tune", "up", "worker", "jobs", "watch", "cancel", "best", "show", "doctor", "workers"):
+        assert f"\n  {command} " in listed
+    for command in ("server", "scheduler", "delete", "delete-imported", "calibrate"):
+        assert command in others
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
     for code in ExitCode:
-        assert str(int(code)) in out
+        assert f"| {int(code)} | {code.meaning} |" in readme
 
 
 def test_the_command_starts_without_a_compiler_or_a_server() -> None:
@@ -264,3 +266,43 @@ def test_the_command_starts_without_a_compiler_or_a_server() -> None:
     root = Path(__file__).parents[3]
     shown = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
     assert shown.stdout.strip() == "[]"
+
+
+def test_the_first_page_of_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, []) == ExitCode.OK
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 30
+    assert max(map(len, lines)) <= 80
+
+
+def test_the_shell_completes_ids_and_is_silent_without_a_service(
+    fake: FakeService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert completion.job_ids("") == []
+    monkeypatch.setenv("TUNEFARM_SERVER", fake.url)
+    [(name, _)] = completion.job_ids("")
+    assert completion.job_ids(name[:1]) == completion.job_ids("")
+    assert completion.job_ids("~") == []
+    assert completion.worker_names("w") == [("w1", "a board")]
+
+
+def test_live_tables_are_for_terminals(fake: FakeService, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("jobs", "workers"):
+        assert run(app, [command, "--live", "--server", fake.url]) == ExitCode.USAGE
+        assert "--live needs a terminal" in failure(capsys)
+
+
+def test_a_live_table_is_drawn_until_it_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "stdout", lambda: Console(file=io.StringIO(), force_terminal=True))
+    drawn: list[int] = []
+
+    def draw() -> str:
+        drawn.append(1)
+        return "table"
+
+    def sleep(_: float) -> None:
+        if len(drawn) == 3:
+            raise KeyboardInterrupt
+
+    live.show_live(draw, sleep)
+    assert len(drawn) == 3

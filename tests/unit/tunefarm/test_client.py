@@ -89,6 +89,25 @@ def test_a_request_that_is_limited_is_sent_again_after_the_pause_asked_for() -> 
     assert script.pauses == [7.0, 60.0]
 
 
+def test_a_busy_service_is_asked_again_and_one_that_fails_is_not() -> None:
+    busy = httpx.Response(503, headers={"Retry-After": "5"}, json={"title": "Busy"})
+    script = Script(busy, httpx.Response(503, json={"title": "Storage unavailable"}))
+    with script.client() as client, pytest.raises(ProblemError, match="Storage unavailable"):
+        client.job("j1")
+    assert script.pauses == [5.0]
+
+
+def test_events_are_asked_for_again_when_too_many_watch() -> None:
+    busy = httpx.Response(429, headers={"Retry-After": "5"}, json={"title": "Too many requests"})
+    done = ok(JOB | {"state": "done", "finished": True})
+    script = Script(busy, stream((1, "state", {"state": "done"})), done)
+    with script.client() as client:
+        assert [event.id for event in client.events("j1")] == ["1"]
+    assert script.pauses == [5.0]
+    with Script(*[busy] * ATTEMPTS).client() as client, pytest.raises(ProblemError, match="Too many"):
+        list(client.events("j1"))
+
+
 def test_a_request_is_given_up_in_the_end() -> None:
     later = httpx.Response(429, json={"title": "Too many requests", "detail": "Try again in 9 s."})
     with Script(*[later] * ATTEMPTS).client() as client, pytest.raises(ProblemError, match="in 9 s"):
@@ -205,6 +224,14 @@ def test_events_go_on_after_a_break_without_loss_or_repetition() -> None:
         request.headers.get("Last-Event-ID") for request in script.requests if "events" in request.url.path
     ]
     assert asked == [None, "1", "1", "2"]
+
+
+def test_pings_between_events_are_no_events() -> None:
+    event = 'id: {0}\nevent: progress\ndata: {{"done": {0}}}\n\n'
+    sent = event.format(1) + ": ping\n\n" + event.format(2)
+    answer = httpx.Response(200, headers={"Content-Type": "text/event-stream"}, content=sent.encode())
+    with Script(answer, ok(JOB | {"state": "done"})).client() as client:
+        assert [event.data for event in client.events("j1")] == [{"done": 1}, {"done": 2}]
 
 
 def test_events_of_a_finished_job_that_has_none_left_end() -> None:

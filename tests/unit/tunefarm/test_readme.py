@@ -1,4 +1,4 @@
-"""The README's example of the client imports what the client exports."""
+"""The README's examples of the client import what the client exports."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import tunefarm.client
 README = Path(__file__).parents[3] / "README.md"
 
 
-def test_the_example_needs_one_import() -> None:
+def test_each_example_needs_one_import() -> None:
     blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.MULTILINE | re.DOTALL)
-    (example,) = (block for block in blocks if "tunefarm.client" in block)
-    imports = [
-        node
-        for node in ast.walk(ast.parse(example))
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tunefarm")
-    ]
-    (only,) = imports
-    assert only.module == "tunefarm.client"
-    assert {alias.name for alias in only.names} <= set(tunefarm.client.__all__)
+    examples = [block for block in blocks if "tunefarm.client" in block]
+    assert examples
+    for example in examples:
+        imports = [
+            node
+            for node in ast.walk(ast.parse(example))
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tunefarm")
+        ]
+        (only,) = imports
+        assert only.module == "tunefarm.client"
+        assert {alias.name for alias in only.names} <= set(tunefarm.client.__all__)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from system.settings import SettingsError
+from system.errors import SettingsError
 from system.tls import TlsFiles
 from tunefarm.settings import load
 

@@ -1,0 +1,25 @@
+"""`tunefarm show` prints loops, before and after they are scheduled."""
+
+from __future__ import annotations
+
+import pytest
+
+from compiler.workload import normalise, to_json
+from core.exit_code import ExitCode
+from tests.integration.tunefarm.test_tvm_database import TARGET, TRACE, matmul
+from tests.unit.tunefarm.fake_service import FakeService, serving
+from tunefarm.cli.app import app, run
+from tunefarm.client.values import Schedule
+
+
+def test_the_best_program_and_the_naive_one_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    best = Schedule("abc", "cafe", TRACE, 1e-3, (1e-3, 1e-3), TARGET, noise=0.02)
+    with serving(FakeService(best=best, module_json=to_json(normalise(matmul())))) as service:
+        texts = []
+        for flags in ([], ["--naive"]):
+            assert run(app, ["show", "abc", "--server", service.url, *flags]) == ExitCode.OK
+            texts.append(capsys.readouterr().out)
+    shown, naive = texts
+    assert shown.startswith("# 1 ms, varying by 2% on device class cafe\n")
+    assert naive.startswith("# as imported")
+    assert ("T.grid(8, 4, 8, 16)" in shown, "T.grid(32, 8, 16)" in naive) == (True, True)

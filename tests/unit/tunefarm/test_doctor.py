@@ -1,0 +1,94 @@
+"""What the doctor finds, and the next step that it gives for each trouble."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from core.exit_code import ExitCode
+from tests.unit.tunefarm.fake_service import WORKER, FakeService, serving
+from tunefarm.cli import doctor
+from tunefarm.cli.app import app, run
+from tunefarm.settings import CommandSettings
+
+Findings = dict[str, dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def _own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SERVER", "TOKEN", "DATABASE_URL", "BROKER"):
+        monkeypatch.delenv(f"TUNEFARM_{name}", raising=False)
+    monkeypatch.setenv("TUNEFARM_CONFIG", str(tmp_path / "no config.toml"))
+    monkeypatch.setenv("TUNEFARM_DATA", str(tmp_path / "data"))
+    # Each is tested by itself; these depend on the machine.
+    kept = {doctor.check_folder, doctor.check_back_ends, doctor.check_service, doctor.check_versions}
+    monkeypatch.setattr(doctor, "CHECKS", tuple(check for check in doctor.CHECKS if check in kept))
+
+
+def diagnosed(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, Findings]:
+    code = run(app, ["doctor", "--json", *flags])
+    return code, {finding["subject"]: finding for finding in json.loads(capsys.readouterr().out)}
+
+
+def test_a_machine_without_a_service_is_in_order(capsys: pytest.CaptureFixture[str]) -> None:
+    code, found = diagnosed(capsys)
+    assert code == ExitCode.OK
+    assert {finding["state"] for finding in found.values()} == {"ok"}
+    assert "tunefarm up" in found["service"]["found"]
+
+
+def test_troubles_come_with_the_next_step(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TUNEFARM_DATABASE_URL", f"sqlite:///{tmp_path}/none/t.db")
+    monkeypatch.setenv("TUNEFARM_BROKER", "redis://127.0.0.1:1/0")
+    workers = [
+        WORKER | {"trouble": "no compiler"},
+        WORKER | {"id": "w2", "uncontained": "it may use the network"},
+        WORKER | {"id": "w3", "tunefarm_version": "0.0.1"},
+        WORKER | {"id": "w4"},
+    ]
+    with serving(FakeService(workers=workers)) as service:
+        code, found = diagnosed(capsys, "--server", service.url)
+    assert code == ExitCode.LOCAL
+    states = {subject: finding["state"] for subject, finding in found.items()}
+    assert states["database"] == states["broker"] == states["worker w1"] == "problem"
+    assert states["service"] == states["worker w2"] == states["worker w3"] == "warning", "another version"
+    assert states["worker w4"] == "ok"
+    assert all(bool(finding["mend"]) == (finding["state"] != "ok") for finding in found.values())
+
+
+def test_people_read_a_table_and_what_mends_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(app, ["doctor", "--server", "http://127.0.0.1:1"]) == ExitCode.LOCAL
+    captured = capsys.readouterr()
+    assert "problem" in captured.out
+    assert captured.err.startswith("tunefarm: found wrong: service")
+
+
+def test_a_wrong_pair_of_libraries_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", {"tunefarm": "1", "apache-tvm": "0.1", "apache-tvm-ffi": "0"}.get)
+    _, tvm = doctor.check_versions(CommandSettings())
+    assert (tvm.state, tvm.found) == (doctor.State.PROBLEM, "apache-tvm 0.1, apache-tvm-ffi 0")
+    assert tvm.mend.startswith("other pairs crash: pip install apache-tvm==")
+
+
+def test_a_taken_port_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        settings = CommandSettings(port=taken.getsockname()[1], grpc_port=0)
+        http, grpc = doctor.check_ports(settings)
+    assert (http.state, http.mend) == (doctor.State.WARNING, "`tunefarm up --port 0` takes another one")
+    assert grpc.state is doctor.State.OK
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it reads what Linux says")
+def test_this_machine_is_described() -> None:
+    machine = (doctor.check_tools, doctor.check_threads, doctor.check_features, doctor.check_noise)
+    for check in (*machine, doctor.check_sandbox):
+        for finding in check(CommandSettings()):
+            assert finding.found
+            assert bool(finding.mend) == (finding.state is not doctor.State.OK)

@@ -1,0 +1,39 @@
+"""What the shell offers in place of a job's id or a worker's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+from tunefarm.client.client import Client
+from tunefarm.embedded.service import connect
+from tunefarm.settings import load
+
+_MOST = 50
+
+
+def job_ids(incomplete: str) -> list[tuple[str, str]]:
+    """Return the newest jobs that begin so, each with its model and state."""
+
+    def listed(client: Client) -> list[tuple[str, str]]:
+        return [(job.id, f"{job.model_name}, {job.state}") for job in islice(client.jobs(), _MOST)]
+
+    return [pair for pair in _asked(listed) if pair[0].startswith(incomplete)]
+
+
+def worker_names(incomplete: str) -> list[tuple[str, str]]:
+    """Return the workers that begin so, each with its device."""
+
+    def listed(client: Client) -> list[tuple[str, str]]:
+        return [(worker.id, worker.device_name or "") for worker in client.workers()]
+
+    return [pair for pair in _asked(listed) if pair[0].startswith(incomplete)]
+
+
+def _asked(listed: Callable[[Client], list[tuple[str, str]]]) -> list[tuple[str, str]]:
+    # Whatever is wrong, a message among the suggestions would only be in the way.
+    try:
+        with connect(load()) as service:
+            return listed(service.client)
+    except Exception:
+        return []

@@ -1,0 +1,291 @@
+"""`tunefarm doctor`: looks at this machine and at the service, and says how to mend what is wrong."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from rich.markup import escape
+from rich.table import Table
+
+from core.exit_code import ExitCode
+from core.measurement import noise
+from system.command import CommandError
+from system.errors import SettingsError
+from tunefarm.cli.options import AsJson, Data, Server, Token, print_json, print_plain, stdout
+from tunefarm.client.client import ClientError
+from tunefarm.embedded.folder import DataFolder
+from tunefarm.embedded.service import connect
+from tunefarm.settings import CommandSettings, load
+
+NOISY = 0.1
+MIN_FREE_BYTES = 2 << 30
+PROBES = 30
+# What the search and the estimate make use of, as /proc/cpuinfo spells it.
+FEATURES = ("sse4_2", "avx", "avx2", "fma", "avx512f", "avx512_vnni", "asimd", "asimddp", "i8mm", "sve")
+# In a process of its own, because there is no way back.
+SANDBOX_PROBE = "from system.isolation import unshare_namespaces; unshare_namespaces()"
+CPU = Path("/sys/devices/system/cpu")
+
+
+class State(StrEnum):
+    OK = "ok"
+    WARNING = "warning"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a check found of a subject, and the next step where all is not well."""
+
+    subject: str
+    found: str
+    state: State = State.OK
+    mend: str = ""
+
+
+Check = Callable[[CommandSettings], Iterator[Finding]]
+
+
+def doctor(server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False) -> None:
+    """Look for what is wrong with this machine and the service, and say how to mend it."""
+    settings = load(server=server, token=token, data=data)
+    findings = [finding for check in CHECKS for finding in check(settings)]
+    if as_json:
+        print_json([asdict(finding) for finding in findings])
+    else:
+        table = Table(box=None, pad_edge=False, show_header=False)
+        styles = {State.OK: "green", State.WARNING: "yellow", State.PROBLEM: "red"}
+        for finding in findings:
+            mark = f"[{styles[finding.state]}]{finding.state}[/]"
+            table.add_row(mark, escape(finding.subject), escape(finding.found))
+        stdout().print(table)
+        for finding in findings:
+            if finding.mend:
+                print_plain(f"{finding.subject}: {finding.mend}")
+    problems = [finding.subject for finding in findings if finding.state is State.PROBLEM]
+    if problems:
+        raise CommandError(f"found wrong: {', '.join(problems)}; what mends it is above", ExitCode.LOCAL)
+
+
+def check_versions(_: CommandSettings) -> Iterator[Finding]:
+    yield Finding("versions", f"tunefarm {_version('tunefarm')}, Python {platform.python_version()}")
+    pins = dict(re.findall(r"^(apache-tvm(?:-ffi)?)==([\w.]+)", "\n".join(_requirements()), re.MULTILINE))
+    installed = {name: _version(name) for name in pins}
+    if not any(installed.values()):
+        yield Finding("TVM", "not installed: this machine submits and watches, and can't measure")
+    elif installed != pins:
+        asked = " ".join(f"{name}=={version}" for name, version in pins.items())
+        found = ", ".join(f"{name} {version}" for name, version in installed.items())
+        yield Finding("TVM", found, State.PROBLEM, f"other pairs crash: pip install {asked}")
+    else:
+        yield Finding("TVM", installed["apache-tvm"] or "")
+
+
+def check_tools(_: CommandSettings) -> Iterator[Finding]:
+    found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if found is None:
+        mend = "install gcc: it links the tuned libraries on a machine that runs the service"
+        yield Finding("C compiler", "none", State.WARNING, mend)
+    else:
+        yield Finding("C compiler", found)
+    gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    nvcc = shutil.which("nvcc")
+    if gpus and nvcc is None:
+        mend = "install the CUDA toolkit and put nvcc into PATH, see docs/devices/gpu-host.md"
+        yield Finding("nvcc", f"none, and {len(gpus)} GPU(s) are here", State.WARNING, mend)
+    else:
+        yield Finding("nvcc", f"{nvcc or 'none'}, {len(gpus) or 'no'} NVIDIA GPU(s)")
+
+
+def check_threads(_: CommandSettings) -> Iterator[Finding]:
+    usable, logical = len(os.sched_getaffinity(0)), os.cpu_count()
+    smt = _text(CPU / "smt/active") == "1"
+    found = f"{usable} of {logical} logical CPUs may be used" + (", two to a core" if smt else "")
+    given = os.environ.get("TVM_NUM_THREADS")
+    if given is None:
+        yield Finding("threads", found)
+    else:
+        mend = "unset it where tunefarm runs: workers set it from the number of cores"
+        yield Finding("threads", f"{found}; TVM_NUM_THREADS={given}", State.WARNING, mend)
+
+
+def check_features(_: CommandSettings) -> Iterator[Finding]:
+    words = set(_text(Path("/proc/cpuinfo")).split())
+    known = [name for name in FEATURES if name in words]
+    yield Finding("CPU", f"{platform.machine()}: {', '.join(known) or 'no vector instructions known'}")
+
+
+def check_noise(_: CommandSettings) -> Iterator[Finding]:
+    secs = []
+    for _repeat in range(PROBES):
+        began = time.perf_counter()
+        sum(range(100_000))
+        secs.append(time.perf_counter() - began)
+    spread = noise(secs) or 0.0
+    load = os.getloadavg()[0]
+    governor = _text(CPU / "cpu0/cpufreq/scaling_governor")
+    found = f"the same work varies by {spread:.0%}, load {load:.1f}" + (f", {governor}" if governor else "")
+    if spread > NOISY or governor == "powersave":
+        mend = "stop what else runs here; as root: cpupower frequency-set --governor performance"
+        yield Finding("noise", found, State.WARNING, mend)
+    else:
+        yield Finding("noise", found)
+
+
+def check_sandbox(_: CommandSettings) -> Iterator[Finding]:
+    command = [sys.executable, "-c", SANDBOX_PROBE]
+    # The packages of the checkout or the installation that this is.
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    if done.returncode == 0:
+        yield Finding("sandbox", "the kernel grants namespaces")
+    else:
+        last = done.stderr.strip().rpartition("\n")[2]
+        mend = "allow user namespaces, or install libseccomp2, see docs/security.md"
+        yield Finding("sandbox", f"no namespaces ({last})", State.WARNING, mend)
+
+
+def check_folder(settings: CommandSettings) -> Iterator[Finding]:
+    folder = settings.data.expanduser().absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    found = f"{folder}, {free / (1 << 30):.0f} GiB free"
+    if not os.access(there, os.W_OK | os.X_OK):
+        yield Finding("data folder", found, State.PROBLEM, f"{there} can't be written: choose --data DIR")
+    elif free < MIN_FREE_BYTES:
+        yield Finding("data folder", found, State.WARNING, "free some space, or choose --data DIR")
+    else:
+        yield Finding("data folder", found)
+
+
+def check_ports(settings: CommandSettings) -> Iterator[Finding]:
+    running = DataFolder(settings.data.expanduser()).running()
+    if running is not None:
+        yield Finding("ports", f"{running.url} and {running.workers_address} are this folder's service")
+        return
+    for name, port in (("port", settings.port), ("grpc_port", settings.grpc_port)):
+        subject = f"port {port}"
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError as error:
+                flag = name.replace("_", "-")
+                mend = f"`tunefarm up --{flag} 0` takes another one"
+                yield Finding(subject, f"taken ({error.strerror})", State.WARNING, mend)
+            else:
+                yield Finding(subject, "free")
+
+
+def check_back_ends(_: CommandSettings) -> Iterator[Finding]:
+    """Look at the database and the broker where the settings of a server or a scheduler name them."""
+    url, broker = os.environ.get("TUNEFARM_DATABASE_URL"), os.environ.get("TUNEFARM_BROKER")
+    if url:
+        yield _back_end("database", lambda: _ping_database(url))
+    if broker:
+        yield _back_end("broker", lambda: _ping_broker(broker))
+
+
+def check_service(settings: CommandSettings) -> Iterator[Finding]:
+    try:
+        with connect(settings) as service:
+            theirs, ours = service.client.version(), _version("tunefarm")
+            workers = service.client.workers()
+    except (ClientError, CommandError, SettingsError) as error:
+        asked = settings.server is not None
+        yield Finding("service", str(error), State.PROBLEM if asked else State.OK)
+        return
+    found = f"{service.client.url}, tunefarm {theirs}"
+    if theirs == ours:
+        yield Finding("service", found)
+    else:
+        yield Finding("service", found, State.WARNING, f"this is {ours}: install the same version")
+    if not workers:
+        yield Finding("workers", "none", State.WARNING, "start one with `tunefarm worker --server HOST:PORT`")
+    for worker in workers:
+        subject = f"worker {worker.id}"
+        if worker.connected and worker.unable:
+            yield Finding(subject, worker.unable, State.PROBLEM, "see its log, and `tunefarm doctor` there")
+        elif worker.uncontained:
+            mend = "docs/security.md says what contains measured code"
+            yield Finding(subject, worker.uncontained, State.WARNING, mend)
+        elif worker.tunefarm_version not in ("", theirs):
+            mend = f"install tunefarm {theirs} there"
+            yield Finding(subject, f"is of tunefarm {worker.tunefarm_version}", State.WARNING, mend)
+        else:
+            yield Finding(subject, "connected" if worker.connected else "away")
+
+
+CHECKS: tuple[Check, ...] = (
+    check_versions,
+    check_tools,
+    check_threads,
+    check_features,
+    check_noise,
+    check_sandbox,
+    check_folder,
+    check_ports,
+    check_back_ends,
+    check_service,
+)
+
+
+def _back_end(subject: str, look: Callable[[], str]) -> Finding:
+    try:
+        return Finding(subject, look())
+    except ImportError as error:
+        return Finding(subject, str(error), State.PROBLEM, "pip install 'tunefarm[server,postgresql,redis]'")
+    except Exception as error:  # whatever a driver raises, it is the finding
+        return Finding(subject, str(error), State.PROBLEM, "docs/deployment.md explains these messages")
+
+
+def _ping_database(url: str) -> str:
+    from records.storage.database import Database
+
+    database = Database(url)
+    try:
+        database.ping()
+    finally:
+        database.close()
+    return database.name
+
+
+def _ping_broker(broker: str) -> str:
+    from scheduler.app import make_app
+
+    with make_app(broker).connection_for_write() as connection:
+        connection.ensure_connection(max_retries=1, timeout=3)
+        return str(connection.as_uri())
+
+
+def _requirements() -> list[str]:
+    try:
+        return importlib.metadata.requires("tunefarm") or []
+    except importlib.metadata.PackageNotFoundError:
+        return []
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return ""
