@@ -146,6 +146,38 @@ def test_a_process_that_touches_no_file_is_unhealthy(
     assert not is_healthy()
 
 
+def test_every_service_is_unprivileged_and_writes_nowhere_but_in_its_volumes(composition: Any) -> None:
+    for name, service in composition["services"].items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["read_only"] is True, name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert "user" in service or name in ROLES, "the images of ours name theirs"
+        mounted = [volume.partition(":")[0] for volume in service.get("volumes", [])]
+        assert set(mounted) <= set(composition["volumes"]), "nothing of the host's is mounted"
+
+
+def test_processes_write_to_the_folder_of_their_volume(
+    composition: Any, dockerfile: list[Mapping[str, str]]
+) -> None:
+    base = stages(dockerfile)["base"]
+    environment = " ".join(values(base, "ENV"))
+    folder = re.findall(r"TMPDIR=(\S+)", environment)[0]
+    assert f"XDG_CACHE_HOME={folder}/" in environment
+    assert f"--owner 10001 --mode 700 {folder}" in " ".join(values(base, "RUN"))
+    for role in ROLES:
+        assert [volume.partition(":")[2] for volume in composition["services"][role]["volumes"]] == [folder]
+
+
+def test_the_worker_reaches_the_server_and_no_storage_and_knows_no_other_token(composition: Any) -> None:
+    services = composition["services"]
+    networks = {name: set(service["networks"]) for name, service in services.items()}
+    assert not networks["worker"] & (networks["postgres"] | networks["redis"])
+    assert networks["worker"] & networks["server"]
+    assert composition["networks"]["storage"] == {"internal": True}
+    known = set(INTERPOLATED.findall(json.dumps(services["worker"]["environment"])))
+    assert known == {"TUNEFARM_WORKER_TOKEN"}
+
+
 def test_every_process_of_ours_has_a_health_check(composition: Any) -> None:
     assert all("healthcheck" in composition["services"][role] for role in ROLES)
 
