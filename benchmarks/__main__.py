@@ -55,16 +55,30 @@ COMMANDS = {
         "how well our cost model, TVM's and our estimate alone predict programs that they have not seen; "
         "about ten minutes"
     ),
+    "benchmarks.scale --servers 2 --schedulers 2 --json FILE": (
+        "trials a second of one and two servers with one and two schedulers on one PostgreSQL, and what "
+        "limits them; about a quarter of an hour"
+    ),
     "benchmarks.scale --quick --json FILE": (
         "one server on PostgreSQL with 100 simulated workers and with one: trials stored a second, latency "
         "of leases; about five minutes"
     ),
     "benchmarks.scale --json FILE": "the same with 1,000 workers",
+    "benchmarks.lookup --quick --json FILE": (
+        "one server, look-ups of best schedules a second among 20,000 records, on PostgreSQL and SQLite, and "
+        "pages over 600 queued jobs; about two minutes"
+    ),
+    "benchmarks.lookup --json FILE": "the same with a million records and 10,000 queued jobs",
     "benchmarks.local_workers --quick --json FILE": (
         "two real workers on a core each and one: trials a second, CPU of server and scheduler; under 10 "
         "minutes"
     ),
     "benchmarks.local_workers --json FILE": "the same with more and longer runs",
+    "benchmarks.coverage --quick --json FILE": (
+        "a tenth of ONNX's own node tests: right, refused, wrong, crashed, beside TVM's importer; under five "
+        "minutes"
+    ),
+    "benchmarks.coverage --json FILE": "the same for all of them; about a quarter of an hour",
     "benchmarks.faults --quick --json FILE": (
         "processes killed, networks cut, disks filled while a job runs: trials lost, counted twice, seconds "
         "to recovery"

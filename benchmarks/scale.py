@@ -1,11 +1,15 @@
 """Load one server with simulated workers: trials stored a second and latency of leases.
 
     python -m benchmarks.scale --json FILE
+    python -m benchmarks.scale --servers 2 --schedulers 2 --json FILE
 
 The server, PostgreSQL, Redis and the simulated workers share this machine. A simulated worker speaks the
 workers' protocol over a connection of its own, but waits instead of measuring. Twenty workers each share a
 device class, which has one job with more trials than are used up. A lease's latency runs from the call
 until its answer, and the same call stores the results of the lease before.
+
+With --schedulers, trials aren't there before: schedulers import a network and plan them, with one to as many
+servers and schedulers as are asked for.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import itertools
 import json
 import os
 import random
@@ -33,6 +38,7 @@ from benchmarks.results.figures import Figure, at_least, at_most, figure
 from benchmarks.results.output import Output
 from benchmarks.simulated_workers import OURS, SPREAD, FleetStats, lease_s, simulated_device
 from core.job import Budget, JobState
+from examples.make_models import make
 from records.fleet import devices
 from records.jobs import jobs, models, tasks, trials
 from records.jobs.jobs import JobRequest
@@ -57,6 +63,11 @@ FASTEST = 4000.0
 # All workers work for this long before counting begins: a fleet's first leases are small, so calls queue at
 # first.
 WARM_UP_S, WARM_UP_ALONE_S = 30.0, 5.0
+# With schedulers: a job for each class, and more trials offered than they plan.
+PLANNED_WORKERS, PLANNED_CLASS_SIZE = 80, 20
+PLANNED_TRIALS = 1_000_000
+# What is used of the cores where nothing else keeps them from working.
+BUSY = 0.9
 # Fewer leases have no 99th percentile.
 MIN_LEASES = 100
 
@@ -67,17 +78,21 @@ class ScaleError(Exception):
 
 @dataclass(frozen=True)
 class Load:
-    """`workers` on `servers`, measured for `seconds` after `warm_up_s`; a trial takes `trial_s`."""
+    """`workers` on `servers`, measured for `seconds` after `warm_up_s`; a trial takes `trial_s`.
+
+    Without `schedulers`, the trials are there before.
+    """
 
     workers: int
     seconds: float
     warm_up_s: float
     trial_s: float
     servers: int = 1
+    schedulers: int = 0
 
     @property
     def classes(self) -> int:
-        return -(-self.workers // CLASS_SIZE)
+        return -(-self.workers // (PLANNED_CLASS_SIZE if self.schedulers else CLASS_SIZE))
 
 
 @dataclass(frozen=True)
@@ -105,9 +120,13 @@ class Service:
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     output = Output("benchmarks.scale", argv, args.json, CORES)
-    workers = args.workers or (QUICK_WORKERS if args.quick else WORKERS)
     try:
-        found = measure(workers, args.seconds)
+        if args.schedulers:
+            workers = args.workers or PLANNED_WORKERS
+            found = measure_planned(workers, args.seconds, args.servers, args.schedulers)
+        else:
+            workers = args.workers or (QUICK_WORKERS if args.quick else WORKERS)
+            found = measure(workers, args.seconds)
     except (ScaleError, services.Missing) as error:
         output.fail(error)
         return 1
@@ -117,6 +136,57 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(workers: int, seconds: float) -> list[Figure]:
     """Measure the four loads and return their figures. Raises ScaleError, Missing."""
+    with _backends() as under:
+        busy = under("busy", Load(workers, seconds, WARM_UP_S, TRIAL_S))
+        alone = under("alone", Load(1, seconds, WARM_UP_ALONE_S, 0.0))
+        if busy.stored == 0:
+            raise ScaleError("nothing was stored: measure for longer")
+        # Calls queue where more is offered than can be stored, so leases are timed at half of that, too.
+        half = under("half", Load(workers, seconds, WARM_UP_S, max(2 * workers / busy.a_second, TRIAL_S)))
+        two = under("two", Load(workers, seconds, WARM_UP_S, TRIAL_S, servers=2))
+    return figures_of(workers, busy, alone, half, two)
+
+
+def measure_planned(workers: int, seconds: float, servers: int, schedulers: int) -> list[Figure]:
+    """Measure one to that many servers and schedulers. Raises ScaleError, Missing."""
+    found = []
+    with _backends() as under:
+        for count, planning in itertools.product(range(1, servers + 1), range(1, schedulers + 1)):
+            load = Load(workers, seconds, WARM_UP_S, TRIAL_S, count, planning)
+            found += planned_figures(load, under(f"{count}_{planning}", load))
+    return found
+
+
+def planned_figures(load: Load, seen: FleetStats) -> list[Figure]:
+    """Return the figures of a load with schedulers; the first one says what limits it."""
+    used = {name: seconds / seen.seconds for name, seconds in seen.cpu_s.items()}
+    planning = sum(cores for name, cores in used.items() if name.startswith("scheduler"))
+    if sum(used.values()) >= BUSY * CORES:
+        limit = f"the machine's {CORES} cores"
+    elif planning >= BUSY * load.schedulers:
+        limit = "planning: a scheduler takes one step at a time"
+    elif seen.a_second >= BUSY * load.workers / load.trial_s:
+        limit = "the devices"
+    else:
+        limit = "waiting, for one another or the disk"
+    label = f"{load.servers} servers, {load.schedulers} schedulers"
+    kinds = ("server", "scheduler", "PostgreSQL", "Redis", OURS)
+    return [
+        figure(f"{label}: trials stored", seen.a_second, "/s", peer=f"limited by {limit}"),
+        *(
+            figure(
+                f"{label}: cores used by {kind}",
+                sum(cores for name, cores in used.items() if name.startswith(kind)),
+                "",
+            )
+            for kind in kinds
+        ),
+    ]
+
+
+@contextlib.contextmanager
+def _backends() -> Iterator[Callable[[str, Load], FleetStats]]:
+    """Start PostgreSQL and Redis; yield a function that runs a load in a new database. Raises Missing."""
     with contextlib.ExitStack() as started:
         folder = Path(started.enter_context(tempfile.TemporaryDirectory()))
         postgresql = started.enter_context(services.postgresql(durable=True))
@@ -130,14 +200,7 @@ def measure(workers: int, seconds: float) -> list[Figure]:
             _say(f"{name}: {load.workers} workers, {load.trial_s:.2f} s a trial, servers: {load.servers}")
             return run_load(backends, load, folder)
 
-        busy = under("busy", Load(workers, seconds, WARM_UP_S, TRIAL_S))
-        alone = under("alone", Load(1, seconds, WARM_UP_ALONE_S, 0.0))
-        if busy.stored == 0:
-            raise ScaleError("nothing was stored: measure for longer")
-        # Calls queue where more is offered than can be stored, so leases are timed at half of that, too.
-        half = under("half", Load(workers, seconds, WARM_UP_S, max(2 * workers / busy.a_second, TRIAL_S)))
-        two = under("two", Load(workers, seconds, WARM_UP_S, TRIAL_S, servers=2))
-    return figures_of(workers, busy, alone, half, two)
+        yield under
 
 
 def run_load(backends: Backends, load: Load, folder: Path) -> FleetStats:
@@ -147,10 +210,18 @@ def run_load(backends: Backends, load: Load, folder: Path) -> FleetStats:
         running = [started.enter_context(serving(backends, folder)) for _ in range(load.servers)]
         database = Database(backends.database_url)
         started.callback(database.close)
-        made = fill(database, load.classes, _trials_needed(load))
+        made = (
+            queue(database, load.classes)
+            if load.schedulers
+            else fill(database, load.classes, _trials_needed(load))
+        )
         # The bulk insert of trials is no part of the measurement.
         backends.settle()
         named = {f"server {number}": service.pid for number, service in enumerate(running, 1)}
+        for number in range(1, load.schedulers + 1):
+            log = folder / f"scheduler {number}.log"
+            process = started.enter_context(_process("tunefarm scheduler", backends, {}, log))
+            named[f"scheduler {number}"] = process.pid
         seen = _simulate([service.fleet for service in running], load, {**backends.pids, **named})
         with database.begin() as session:
             done = sum(trials.counts(session, job_id).done for job_id in made)
@@ -193,6 +264,21 @@ def _used(name: str, busy: FleetStats, alone: FleetStats) -> Figure:
     return figure(f"cores used: {name}", busy.cpu_s[name] / busy.seconds, "", peer=peer)
 
 
+def queue(database: Database, classes: int) -> list[str]:
+    """Create a job of a small network for every device class, from nothing; return the ids."""
+    made = []
+    data = make("resnet18", tiny=True).SerializeToString()
+    for number in range(classes):
+        with database.begin() as session:
+            sha, device, job_id = blobs.put(session, data), simulated_device(number), f"job {number}"
+            models.add(session, sha, "resnet18", 0.0)
+            devices.put_class(session, device)
+            request = JobRequest(sha, "resnet18", {}, device.key, Budget(PLANNED_TRIALS), number)
+            jobs.create(session, job_id, request, None, 0.0)
+        made.append(job_id)
+    return made
+
+
 def fill(database: Database, classes: int, each: int) -> list[str]:
     """Create a tuning job with `each` trials for every device class; return the ids."""
     made = []
@@ -216,11 +302,11 @@ def fill(database: Database, classes: int, each: int) -> list[str]:
 
 def _trial(task_id: int, workload: str, number: int) -> NewTrial:
     values = {"sketch": 0, "values": [[number, 1, 2, 3]] * 16}
-    return NewTrial(task_id, workload, values, _trace(number), 1e-3)
+    return NewTrial(task_id, workload, values, trace(number), 1e-3)
 
 
 @functools.cache
-def _trace(number: int) -> str:
+def trace(number: int) -> str:
     """Return a trace as long and about as repetitive as a real one; jobs share traces."""
     draw = random.Random(number)
     steps: list[list[object]] = []
@@ -241,26 +327,41 @@ def _trials_needed(load: Load) -> int:
 
 
 @contextlib.contextmanager
-def serving(backends: Backends, folder: Path) -> Iterator[Service]:
-    """Run a server in a process of its own. Raises ScaleError when it doesn't start."""
+def serving(backends: Backends, folder: Path, **settings: str) -> Iterator[Service]:
+    """Run a server in a process of its own, with `settings` besides.
+
+    Raises ScaleError when it doesn't start.
+    """
     port, grpc_port = services.free_port(), services.free_port()
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("TUNEFARM_")}
     ours = {
-        "TUNEFARM_DATABASE_URL": backends.database_url,
-        "TUNEFARM_BROKER": backends.broker,
         "TUNEFARM_PORT": str(port),
         "TUNEFARM_GRPC_PORT": str(grpc_port),
         "TUNEFARM_RATE_LIMIT": "off",
+        **settings,
     }
     log = folder / f"server {port}.log"
-    with log.open("wb") as written:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "server"], env=plain | ours, stdout=written, stderr=subprocess.STDOUT
-        )
-    try:
+    with _process("server", backends, ours, log) as process:
         service = Service(f"http://127.0.0.1:{port}", f"127.0.0.1:{grpc_port}", process.pid)
         _wait_until_ready(service.http, process, log)
         yield service
+
+
+@contextlib.contextmanager
+def _process(
+    command: str, backends: Backends, settings: Mapping[str, str], log: Path
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Run `python -m` with the command on these back ends; what it writes goes to `log`."""
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("TUNEFARM_")}
+    ours = {"TUNEFARM_DATABASE_URL": backends.database_url, "TUNEFARM_BROKER": backends.broker, **settings}
+    with log.open("wb") as written:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command.split()],
+            env=plain | ours,
+            stdout=written,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield process
     finally:
         process.terminate()
         process.wait()
@@ -308,6 +409,10 @@ def _percentile(seen: FleetStats, rank: int) -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("benchmarks.scale", __doc__, f"{QUICK_WORKERS} workers instead of {WORKERS}")
     parser.add_argument("--workers", type=positive, help=f"[{WORKERS}]")
+    parser.add_argument(
+        "--servers", type=positive, default=1, help="with --schedulers: measure with up to so many [1]"
+    )
+    parser.add_argument("--schedulers", type=positive, help="measure with up to so many that plan the trials")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement [15]")
     return parser
 

@@ -211,12 +211,16 @@ def lease_s(trial_s: float) -> float:
 
 
 def results_for(lease: pb.Lease) -> list[pb.Result]:
-    """Return a result for each candidate of the lease."""
+    """Return a result for each candidate or module run of the lease."""
     went_well = pb.Measurement(outcome="OUTCOME_OK", run_secs=[1e-3, 1.1e-3, 1.2e-3], build_secs=0.05)
-    return [
-        pb.Result(number=number, lease=lease.id, trial_id=candidate.trial_id, measurement=went_well)
-        for number, candidate in enumerate(lease.candidates, 1)
+    results = [
+        pb.Result(trial_id=candidate.trial_id, measurement=went_well) for candidate in lease.candidates
     ]
+    results += [pb.Result(module_run_id=run.id, measurement=went_well) for run in lease.module_runs]
+    for number, result in enumerate(results, 1):
+        result.number = number
+        result.lease.CopyFrom(lease.id)
+    return results
 
 
 async def run(

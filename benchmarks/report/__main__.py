@@ -1,4 +1,4 @@
-"""Make the tables of docs/benchmarks.md and its plots from the figures in docs/benchmarks/.
+"""Make the tables of docs/benchmarks.md and docs/coverage.md, and the plots, from docs/benchmarks/.
 
     python -m benchmarks.report
     python -m benchmarks.report build/networks.json --details build/report
@@ -15,6 +15,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.coverage import page
+from benchmarks.coverage.tried import TRIED
 from benchmarks.report import details, summary
 from benchmarks.results import figures
 from benchmarks.results.curves import CURVES
@@ -22,6 +24,7 @@ from benchmarks.results.figures import FiguresError
 
 FIGURES = Path("docs/benchmarks")
 DOCUMENT = Path("docs/benchmarks.md")
+COVERAGE = Path("docs/coverage.md")
 PLOTS = Path("docs/plots")
 
 
@@ -33,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--details", type=Path, metavar="FOLDER", help="write one page for each file there")
     parser.add_argument("--document", type=Path, default=DOCUMENT)
+    parser.add_argument("--coverage", type=Path, default=COVERAGE, metavar="DOCUMENT")
     parser.add_argument("--plots", type=Path, default=PLOTS, metavar="FOLDER")
     args = parser.parse_args(argv)
     files = args.files or sorted(FIGURES.glob("*.json"))
@@ -48,10 +52,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         for file in files:
             if CURVES.path(file).exists():
                 details.draw_curves(file, args.plots)
+            if TRIED.path(file).exists():
+                args.coverage.write_text(coverage(args.coverage.read_text(), file))
     except (FiguresError, OSError) as error:
         print(f"benchmarks.report: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def coverage(document: str, file: Path) -> str:
+    """Return the document about operators with the tables of a file of figures."""
+    for name, table in page.sections(figures.read(file), TRIED.read(file)).items():
+        document = replace_section(document, name, table)
+    return document
 
 
 def replace_section(document: str, name: str, content: str) -> str:

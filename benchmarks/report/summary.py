@@ -22,6 +22,7 @@ LAYERS_TIME = re.compile(
 RATIO = "MetaSchedule's latency relative to ours after"
 SECONDS = "MetaSchedule's seconds for"
 SPACE = "median over best of 64 random programs, relative to MetaSchedule"
+PROCESSES = re.compile(r"(\d+) servers, (\d+) schedulers: trials stored")
 EQUAL = "equal shares: latency of a network of 12 tasks after 32 trials a task, relative to the allocator"
 # The figures that are shown of each other benchmark, by file.
 HEADLINES: Mapping[str, tuple[str, ...]] = {
@@ -67,6 +68,7 @@ def tables(files: Mapping[str, Results]) -> dict[str, str]:
         "layers": layers(files.values()),
         "compiled": compiled(files.values()),
         "tuned": tuned(files.values()),
+        "processes": processes(files.values()),
         "others": others(files),
         "missed": missed(files),
         "runs": runs(files),
@@ -162,6 +164,22 @@ def tuned(files: Iterable[Results]) -> str:
         )
     headers = ["class", "network", "tuned", "of ONNX Runtime", "of OpenVINO", "of TVM untuned", "trials"]
     return table(headers, _with_means(rows, range(3, 6)))
+
+
+def processes(files: Iterable[Results]) -> str:
+    """Return a row for each number of servers and schedulers on one database."""
+    cores = ("server", "scheduler", "PostgreSQL", "simulated workers")
+    rows = []
+    for results in files:
+        found = {figure.name: figure for figure in results.figures}
+        for name, stored in found.items():
+            if counts := PROCESSES.fullmatch(name):
+                label, limit = name.partition(":")[0], (stored.peer or "").removeprefix("limited by ")
+                used = [_value(found.get(f"{label}: cores used by {kind}")) for kind in cores]
+                rows.append([counts[1], counts[2], _value(stored), *used, limit])
+    rows = rows or [["not measured", *[""] * 7]]
+    used = [f"cores: {name}" for name in ("servers", "schedulers", *cores[2:])]
+    return table(["servers", "schedulers", "trials", *used, "limited by"], rows)
 
 
 def others(files: Mapping[str, Results]) -> str:

@@ -1,11 +1,18 @@
-"""Deviations, which agree with numpy's allclose."""
+"""Deviations, which agree with numpy's allclose where a network amplifies no roundings."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from benchmarks.timing.deviation import ABSOLUTE, RELATIVE, deviation, random_inputs
+from benchmarks.timing.contestants import Arrays
+from benchmarks.timing.deviation import ABSOLUTE, RELATIVE, Deviation, nudged, random_inputs
+from benchmarks.timing.deviation import deviation as deviation_with_moved
+
+
+def deviation(actual: Arrays, expected: Arrays) -> Deviation:
+    """Of outputs that don't move with their inputs."""
+    return deviation_with_moved(actual, expected, expected)
 
 
 def test_equal_outputs_do_not_deviate() -> None:
@@ -54,3 +61,21 @@ def test_inputs_are_seeded_and_integers_are_in_range() -> None:
     assert np.array_equal(first[0], again[0])
     assert not np.array_equal(first[0], other[0])
     assert set(first[1]) == {0, 1}
+
+
+def test_a_network_that_amplifies_roundings_may_differ_more() -> None:
+    """The reference's outputs move by 0.03, ours differ by 0.08: EfficientNet-B0 with random weights."""
+    theirs = np.array([178.0, 0.0])
+    ours, moved = theirs + np.array([0.0, 0.08]), theirs + np.array([0.03, 0.0])
+    assert deviation([ours], [theirs]).of_allowed > 1
+    assert deviation_with_moved([ours], [theirs], [moved]).of_allowed < 1
+    assert deviation_with_moved([ours + 1.0], [theirs], [moved]).of_allowed > 1
+
+
+def test_floats_are_nudged_by_a_rounding_and_integers_stay() -> None:
+    floats, integers = random_inputs([((1000,), "float32"), ((10,), "int64")], 0)
+    moved, same = nudged([floats, integers])
+    assert np.array_equal(same, integers)
+    assert moved.dtype == np.float32
+    assert np.mean(moved != floats) > 0.5
+    assert np.allclose(moved, floats, rtol=3e-7, atol=0)

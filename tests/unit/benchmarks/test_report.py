@@ -14,7 +14,7 @@ from benchmarks.results.curves import CURVES, Curve, Point
 from benchmarks.results.figures import Figure, FiguresError, Results, at_least, at_most, figure
 from benchmarks.results.searches import SEARCHES, Search
 
-SECTIONS = ("layers", "compiled", "tuned", "others", "missed", "runs")
+SECTIONS = ("layers", "compiled", "tuned", "processes", "others", "missed", "runs")
 DOCUMENT = "# Benchmarks\n\nBefore.\n" + "".join(
     f"\n<!-- begin {name} -->\nOld.\n<!-- end {name} -->\n\nAfter {name}.\n" for name in SECTIONS
 )
@@ -172,6 +172,24 @@ def test_networks_are_sorted_by_class_and_have_a_mean() -> None:
         ["SSE4.2", "not measured", ""],
     ]
     assert found[0][3:] == ["0.8", "", "0.0312", "300 in 92 s"]
+
+
+def test_servers_and_schedulers_have_a_row_for_each_number_of_them() -> None:
+    figures = []
+    for count, stored in ((1, 20.0), (2, 30.0)):
+        label = f"2 servers, {count} schedulers"
+        figures += [
+            Figure(f"{label}: trials stored", stored, "/s", peer="limited by the devices"),
+            Figure(f"{label}: cores used by server", 0.5, ""),
+            Figure(f"{label}: cores used by scheduler", float(count), ""),
+            Figure(f"{label}: cores used by PostgreSQL", 0.2, ""),
+            Figure(f"{label}: cores used by simulated workers", 0.1, ""),
+        ]
+    assert rows(summary.processes([results(*figures)])) == [
+        ["2", "1", "20 /s", "0.5", "1", "0.2", "0.1", "the devices"],
+        ["2", "2", "30 /s", "0.5", "2", "0.2", "0.1", "the devices"],
+    ]
+    assert rows(summary.processes([]))[0][0] == "not measured"
 
 
 def test_missed_aims_of_one_figure_share_a_row() -> None:

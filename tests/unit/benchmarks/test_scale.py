@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.scale import ScaleError, figures_of
+from benchmarks.scale import Load, ScaleError, figures_of, planned_figures
 from benchmarks.simulated_workers import (
     OURS,
     CountingWindow,
@@ -52,6 +52,28 @@ def test_too_few_leases_are_no_measurement() -> None:
     few = FleetStats(10.0, 100, 100, [0.01] * 50)
     with pytest.raises(ScaleError, match="only 50 leases"):
         figures_of(1000, few, few, few, few)
+
+
+@pytest.mark.parametrize(
+    ("stored", "used", "limit"),
+    [
+        (400, {"server 1": 6.0, "scheduler 1": 8.0, OURS: 5.0}, "the machine's 2 cores"),
+        (400, {"server 1": 1.0, "scheduler 1": 9.5}, "planning: a scheduler takes one step at a time"),
+        (1760, {"server 1": 3.0, "scheduler 1": 5.0}, "the devices"),
+        (400, {"server 1": 1.0, "scheduler 1": 5.0}, "waiting, for one another or the disk"),
+    ],
+)
+def test_what_limits_planned_trials_is_said(stored: int, used: dict[str, float], limit: str) -> None:
+    load = Load(workers=80, seconds=10.0, warm_up_s=0.0, trial_s=0.45, servers=1, schedulers=1)
+    first, *cores = planned_figures(load, FleetStats(10.0, stored, stored, cpu_s=used))
+    assert (first.name, first.value) == ("1 servers, 1 schedulers: trials stored", stored / 10)
+    assert first.peer == f"limited by {limit}"
+    assert sum(one.value for one in cores) == pytest.approx(sum(used.values()) / 10)
+
+
+def test_every_module_run_of_a_lease_gets_a_result() -> None:
+    lease = pb.Lease(id=pb.LeaseId(id="x", attempt=1), module_runs=[pb.ModuleRun(id=3)])
+    assert [(one.number, one.module_run_id) for one in results_for(lease)] == [(1, 3)]
 
 
 def test_every_candidate_of_a_lease_gets_a_result() -> None:

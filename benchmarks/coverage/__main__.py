@@ -1,0 +1,45 @@
+"""How many of ONNX's node tests are imported and right, refused, wrong or crash, beside TVM's own importer.
+
+Every case is compiled without schedules and run in a process that it may crash; its outputs are compared
+with the bounds that ONNX's own test runner has. Shapes, axes and the like are constants, as in exported
+models.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from benchmarks.arguments import command_parser
+from benchmarks.coverage import cases, page
+from benchmarks.coverage.importers import OURS, TVMS, Attempts
+from benchmarks.coverage.tried import TRIED, Tried
+from benchmarks.results.output import Output
+
+NAME = "benchmarks.coverage"
+QUICK_STEP = 10
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Return the exit code."""
+    parser = command_parser(NAME, __doc__, f"every {QUICK_STEP}th case, in less than five minutes")
+    parser.add_argument("--operator", action="append", dest="operators", help="only cases of this one")
+    args = parser.parse_args(argv)
+    output = Output(NAME, argv, args.json, threads=2)
+    chosen = cases.every(cases.load(), QUICK_STEP if args.quick else 1)
+    chosen = [case for case in chosen if not args.operators or case.operator in args.operators]
+    tried = []
+    with Attempts(OURS) as ours, Attempts(TVMS) as tvms, ThreadPoolExecutor(2) as at_once:
+        for number, case in enumerate(chosen, start=1):
+            answers = at_once.map(lambda attempts, case=case: attempts.attempt(case), (ours, tvms))
+            tried.append(Tried(case.name, case.operator, case.left_out, *answers))
+            if number % 100 == 0:
+                output.say(f"{number} of {len(chosen)} cases")
+    TRIED.write(tried, args.json)
+    output.finish(page.figures_of(tried))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""The figures of a run, and the tables of docs/coverage.md."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+from benchmarks.coverage.tried import Answer, Outcome, Tried
+from benchmarks.report import markdown
+from benchmarks.results.figures import HEADERS, Figure, Results, at_least, at_most, cells, figure
+
+ORDINARY = "all but text, sequence, optional, random and training operators"
+EVERYTHING = "with nothing left out"
+
+
+def figures_of(tried: Sequence[Tried]) -> list[Figure]:
+    ordinary = [each for each in tried if not each.left_out]
+    found = []
+    for name, cases in ((ORDINARY, ordinary), (EVERYTHING, tried)):
+        if not cases:
+            continue
+        ours, tvms = (_counts(cases, answer) for answer in (_ours, _tvms))
+        share = 100 * ours[Outcome.RIGHT] / len(cases)
+        theirs = f"TVM's importer: {100 * tvms[Outcome.RIGHT] / len(cases):.1f}"
+        aim = at_least(90) if name == ORDINARY else None
+        found.append(figure(f"{name}: right", share, "%", aim=aim, peer=theirs))
+        for outcome in Outcome:
+            aim = at_most(0) if outcome in (Outcome.WRONG, Outcome.CRASHED) else None
+            what = f"{name}: cases {outcome}, of {len(cases)}"
+            found.append(figure(what, ours[outcome], "", aim=aim, peer=f"TVM's importer: {tvms[outcome]}"))
+    refused = [each for each in tried if each.ours.outcome is Outcome.REFUSED]
+    unnamed = sum(not re.search(r"\b(node|input|output) ", each.ours.why) for each in refused)
+    found.append(figure("refusals that name no node, input or output", unnamed, "", aim=at_most(0)))
+    return found
+
+
+def sections(results: Results, tried: Sequence[Tried]) -> dict[str, str]:
+    """Return the Markdown of each section of the document."""
+    return {
+        "figures": markdown.table(HEADERS, map(cells, results.figures)),
+        "operators": _operators([each for each in tried if not each.left_out]),
+        "left out": _operators([each for each in tried if each.left_out]),
+        "not right": _not_right([each for each in tried if not each.left_out]),
+    }
+
+
+def _operators(tried: Iterable[Tried]) -> str:
+    by_operator: defaultdict[str, list[Tried]] = defaultdict(list)
+    for each in tried:
+        by_operator[each.operator].append(each)
+    headers = ["operator", "cases", *Outcome, *(f"TVM: {outcome}" for outcome in Outcome)]
+    rows = []
+    for operator, cases in sorted(by_operator.items()):
+        counts = [_counts(cases, answer) for answer in (_ours, _tvms)]
+        numbers = [str(count[outcome] or "") for count in counts for outcome in Outcome]
+        rows.append([operator, str(len(cases)), *numbers])
+    return markdown.table(headers, rows)
+
+
+def _not_right(tried: Iterable[Tried]) -> str:
+    """Return a row for each case that isn't right."""
+    rows = [
+        [each.case, each.ours.outcome, each.ours.why]
+        for each in tried
+        if each.ours.outcome is not Outcome.RIGHT
+    ]
+    return markdown.table(["case", "outcome", "message"], rows)
+
+
+def _ours(tried: Tried) -> Answer:
+    return tried.ours
+
+
+def _tvms(tried: Tried) -> Answer:
+    return tried.tvms
+
+
+def _counts(tried: Iterable[Tried], answer: Callable[[Tried], Answer]) -> Counter[Outcome]:
+    return Counter(answer(each).outcome for each in tried)

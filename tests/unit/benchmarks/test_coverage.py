@@ -1,0 +1,102 @@
+"""Coverage of ONNX's operators: what is counted, what a crash does, what the document tells."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.coverage import importers, page
+from benchmarks.coverage.cases import Case
+from benchmarks.coverage.importers import OURS, Attempts, attempt
+from benchmarks.coverage.tried import TRIED, Answer, Outcome, Tried
+from benchmarks.report import __main__ as report
+from benchmarks.results import figures
+from tests.onnx_models import Builder
+
+RIGHT, REFUSED = (
+    Answer(Outcome.RIGHT),
+    Answer(Outcome.REFUSED, "operator Foo of node 'bar' can't be imported"),
+)
+
+
+def case(kind: str, expected: Any, **attributes: Any) -> Case:
+    builder = Builder()
+    model = builder.model({"x": [2]}, {builder.op(kind, "x", **attributes): [2]})
+    inputs = {"x": np.array([-1.0, 2.0], np.float32)}
+    return Case("test", kind, "", model, inputs, (np.array(expected, np.float32),), 1e-3, 1e-7)
+
+
+@pytest.mark.parametrize(
+    ("tried", "outcome", "why"),
+    [
+        (case("Relu", [0, 2]), Outcome.RIGHT, ""),
+        (case("Relu", [1, 2]), Outcome.WRONG, "Mismatched elements: 1 / 2"),
+        (case("Relu", [[0, 2]]), Outcome.WRONG, "incorrect shape"),
+        (case("Det", [0, 0]), Outcome.REFUSED, "operator Det of node 'det0' can't be imported"),
+    ],
+)
+def test_the_outcome_of_a_case(tried: Case, outcome: Outcome, why: str) -> None:
+    answer = attempt(OURS, tried)
+    assert answer.outcome is outcome
+    assert why in answer.why
+
+
+class _Deadly:
+    """Ends the process that unpickles it."""
+
+    def __reduce__(self) -> tuple[Any, tuple[int]]:
+        return os._exit, (7,)
+
+
+def test_a_crash_is_an_outcome_and_the_next_case_is_tried_in_another_process() -> None:
+    with Attempts(OURS) as attempts:
+        crashed = attempts.attempt(_deadly())
+        assert (crashed.outcome, crashed.why) == (Outcome.CRASHED, "the process ended with status 7")
+        assert attempts.attempt(case("Relu", [0, 2])) == RIGHT
+
+
+def _deadly() -> Any:
+    return _Deadly()
+
+
+def test_a_case_that_hangs_has_crashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importers, "CASE_S", 0.0)
+    with Attempts(OURS) as attempts:
+        assert attempts.attempt(case("Relu", [0, 2])) == Answer(Outcome.CRASHED, "it takes longer than 0 s")
+
+
+def test_ordinary_operators_are_counted_apart() -> None:
+    tried = [
+        Tried("a", "Add", "", RIGHT, RIGHT),
+        Tried("b", "Foo", "", REFUSED, RIGHT),
+        Tried("c", "Adam", "training", Answer(Outcome.REFUSED, "no"), REFUSED),
+    ]
+    found = {each.name: each for each in page.figures_of(tried)}
+    right = found[f"{page.ORDINARY}: right"]
+    assert (right.value, right.reached, right.peer) == (50.0, False, "TVM's importer: 100.0")
+    assert found[f"{page.EVERYTHING}: cases refused, of 3"].value == 2
+    assert found["refusals that name no node, input or output"].value == 1
+
+
+def test_the_document_is_what_the_cases_kept_here_make_it() -> None:
+    document = report.COVERAGE.read_text()
+    for file in report.FIGURES.glob("*.json"):
+        if TRIED.path(file).exists():
+            assert report.coverage(document, file) == document
+            assert page.figures_of(TRIED.read(file)) == list(figures.read(file).figures)
+
+
+def test_the_report_writes_the_document(tmp_path: Path) -> None:
+    names = ("figures", "operators", "left out", "not right")
+    marks = "".join(f"<!-- begin {name} -->\n<!-- end {name} -->\n" for name in names)
+    file = tmp_path / "coverage.json"
+    tried = [Tried("a", "Add", "", RIGHT, REFUSED), Tried("b", "Foo", "", REFUSED, RIGHT)]
+    TRIED.write(tried, file)
+    figures.Results(tuple(page.figures_of(tried)), "machine", "date", "command").write(file)
+    text = report.coverage(marks, file)
+    assert "| Add | 1 | 1 |  |  |  |  | 1 |  |  |" in text
+    assert "| b | refused | operator Foo of node 'bar' can't be imported |" in text
