@@ -6,7 +6,7 @@ DEMO := build/demo
 # One test process for each core.
 PARALLEL := -n auto --dist worksteal
 
-.PHONY: install demo test test-fast check format proto bench clean
+.PHONY: install demo test test-fast check format proto bench sbom audit supply-chain clean
 
 install: $(VENV)/.installed
 
@@ -44,6 +44,19 @@ proto: install
 
 bench: install
 	$(BIN)/python -m benchmarks
+
+# What tunefarm is made of, with the versions of constraints.txt, as a validated CycloneDX document.
+sbom: supply-chain
+	@mkdir -p build
+	$(BIN)/cyclonedx-py requirements constraints.txt --pyproject pyproject.toml --output-reproducible --validate \
+		--output-file build/sbom.json
+
+# Known vulnerabilities of these versions. Asks PyPI, so it needs the internet.
+audit: supply-chain
+	$(BIN)/pip-audit --requirement constraints.txt --no-deps --disable-pip
+
+supply-chain: install
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[supply-chain]'
 
 clean:
 	rm -rf build $(VENV)

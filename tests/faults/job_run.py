@@ -17,7 +17,7 @@ from compiler.packaging.artifact import unpack
 from core.job import Build
 from core.measurement import Outcome
 from core.worker import WorkerState
-from records.fleet import devices, module_runs
+from records.fleet import devices
 from records.fleet.devices import WorkerInfo
 from records.jobs import events, jobs, tasks, trials
 from records.jobs.jobs import Job
@@ -153,11 +153,10 @@ class JobRun:
         """Compare trials, workers and job; `given_up` lost trials are expected and not counted as lost."""
         with self.rig.database.begin() as session:
             job = jobs.get(session, self.job_id)
-            runs = module_runs.of_job(session, self.job_id)
         found = self.trials()
         finished = [trial for trial in found if trial.state == "done"]
         lost = [trial for trial in finished if trial.outcome is Outcome.DEVICE_LOST]
-        reported = len(finished) - len(lost) + sum(run.outcome is not None for run in runs)
+        reported = len(finished) - len(lost)
         counted = sum(worker.trials_done for worker in self.workers() if worker.builder is None)
         built = sum(worker.trials_done for worker in self.workers() if worker.builder is not None)
         # Fewer is no loss: a stored library counts even if its builder was killed before it reported it.

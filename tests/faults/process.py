@@ -65,8 +65,8 @@ def _worker(flags: Sequence[str]) -> int:
 
     notes = Path(json.loads(os.environ[VARIABLE])["notes"])
 
-    def config(threads: int, writable: tuple[Path, ...] = (), **others: Any) -> ChildConfig:
-        return ChildConfig(threads, runner=RUNNER, writable=(*writable, notes), **others)
+    def config(threads: int, _runner: str, writable: tuple[Path, ...] = (), **others: Any) -> ChildConfig:
+        return ChildConfig(threads, RUNNER, writable=(*writable, notes), **others)
 
     with patch.object(worker.main, "ChildConfig", config):
         return worker.main.main(flags)

@@ -18,6 +18,7 @@ import httpx
 
 from records.storage.database import Database
 from tests.faults.process import CLOCK_VARIABLE
+from tests.services import sqlite
 from tunefarm.embedded.supervision import DIE_WITH_PARENT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,8 +104,7 @@ class Rig:
         self._ports = free_port(self.host), free_port(self.host)
         self.server = self.program("server")
         self.scheduler = self.program("scheduler")
-        self.database = Database(f"sqlite:///{self.database_file}")
-        self.database.migrate()
+        self.database = Database(sqlite(self.database_file))
 
     @property
     def data(self) -> Path:

@@ -19,7 +19,8 @@ from pathlib import Path
 from compiler.packaging.archive import pack
 from core.device import Device
 from core.measurement import Measurement, Outcome
-from tests.integration.worker.fault_runner import DEVICE, FaultRunner, lock
+from tests.devices import DEVICE
+from tests.integration.worker.fault_runner import FaultRunner, lock
 from worker.runner.interface import BuildRequest, Exported, Machines, Notify, Phase
 
 VARIABLE = "TVM_FAULTS"  # a worker passes TVM's variables on to its child

@@ -16,7 +16,7 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import Schedule
 
-from compiler.lowering.trace import LoweringError, _plain, apply_trace, lower
+from compiler.lowering.trace import LoweringError, apply_trace, lower, trace_of
 from compiler.measuring.builder import BuiltKernel, LocalBuilder
 from compiler.measuring.runner import LocalRunner
 from compiler.reading.subgraph import read_dag
@@ -169,7 +169,7 @@ def test_a_trace_that_carries_code_is_refused() -> None:
     schedule.annotate(schedule.get_loops(block)[0], "pragma_import_llvm", code)
     assert "pragma_import_llvm" in schedule.mod.script()
     with pytest.raises(LoweringError, match="pragma_import_llvm"):
-        apply_trace(workload, json.dumps(_plain(schedule.trace.as_json())))
+        apply_trace(workload, trace_of(schedule))
 
 
 def test_a_trace_of_another_workload_is_refused() -> None:

@@ -10,7 +10,7 @@ import pytest
 from compiler.measuring import calibration
 from compiler.measuring.calibration import calibrate, complete_profile
 from core.profile import Profile, assumed_profile
-from tests.integration.worker.fault_runner import DEVICE
+from tests.devices import DEVICE
 
 ALL = {f.name for f in fields(Profile)} - {"derived"}
 BASE = assumed_profile(DEVICE.machine, DEVICE.features, DEVICE.cores)
@@ -68,7 +68,7 @@ def test_a_target_that_tvm_does_not_know() -> None:
 def test_too_little_memory_for_a_working_set_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     measuring = calibration._Calibration(DEVICE, clock=lambda: 0.0)
     monkeypatch.setattr(calibration, "free_bytes", lambda: 4 * DEVICE.l3_bytes)
-    with pytest.raises(MemoryError, match="too few beside a cache of 16"):
+    with pytest.raises(MemoryError, match="too few beside a cache of 32"):
         _ = measuring._memory_bytes
     monkeypatch.setattr(calibration, "free_bytes", lambda: 8 * DEVICE.l3_bytes)
     assert measuring._memory_bytes == 2 * DEVICE.l3_bytes

@@ -47,7 +47,12 @@ class Machine:
     def measure(self, best_s: float | None) -> tuple[float, ...]:
         device = SimpleNamespace(sync=lambda: None)
         kernel = TimedKernel(
-            SimpleNamespace(mod=self), self.call, device, [tvm.runtime.empty((1,))] * 2, self.constants
+            SimpleNamespace(mod=self),
+            self.call,
+            device,
+            [tvm.runtime.empty((1,))] * 2,
+            timing.flushes_constants(self.constants),
+            is_cold=bool(self.constants),
         )
         return kernel.timed(kernel.call(), best_s)
 
