@@ -10,13 +10,18 @@ PARALLEL := -n auto --dist worksteal
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+# What runs the service and its examples; tests need more.
+$(VENV)/.service: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("tunefarm needs Python 3.11 or newer: run make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.service
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all,test]'
 	@touch $@
 
-demo: install
+demo: $(VENV)/.service
 	@mkdir -p $(DEMO)
 	$(BIN)/python -m examples.make_models resnet18 --out $(DEMO)/resnet18.onnx
 	$(BIN)/tunefarm tune $(DEMO)/resnet18.onnx --trials 150 --data $(DEMO)/data --output $(DEMO)/resnet18

@@ -16,25 +16,6 @@ BYTES_SINCE_LLVM = 22
 
 
 @T.prim_func(s_tir=True)
-def dot_product(a: T.handle, b: T.handle, c: T.handle) -> None:
-    """c[16] += a[4] . b[16, 4]: unsigned times signed bytes."""
-    A = T.match_buffer(a, (4,), "uint8", offset_factor=1)  # noqa: N806
-    B = T.match_buffer(b, (16, 4), "int8", offset_factor=1)  # noqa: N806
-    C = T.match_buffer(c, (16,), "int32", offset_factor=1)  # noqa: N806
-    with T.sblock("root"):
-        T.reads(C[0:16], A[0:4], B[0:16, 0:4])
-        T.writes(C[0:16])
-        row = T.broadcast(T.reinterpret(A.vload([0], "uint8x4"), dtype="int32"), 16)
-        C[T.ramp(T.int32(0), 1, 16)] = T.call_llvm_pure_intrin(
-            T.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.512"),
-            C.vload([0], dtype="int32x16"),
-            T.reinterpret(row, dtype="uint8x64"),
-            B.vload([0, 0], dtype="int8x64"),
-            dtype="int32x16",
-        )
-
-
-@T.prim_func(s_tir=True)
 def narrow_description(a: T.handle, b: T.handle, c: T.handle) -> None:
     """c[8] += a[4] . b[8, 4]: unsigned times signed bytes."""
     A = T.match_buffer(a, (4,), "uint8", offset_factor=1)  # noqa: N806
@@ -50,31 +31,37 @@ def narrow_description(a: T.handle, b: T.handle, c: T.handle) -> None:
                     C[vi] = C[vi] + T.cast(A[vk], "int32") * T.cast(B[vi, vk], "int32")
 
 
-@T.prim_func(s_tir=True)
-def narrow_dot_product(a: T.handle, b: T.handle, c: T.handle) -> None:
-    """c[8] += a[4] . b[8, 4]: unsigned times signed bytes."""
-    A = T.match_buffer(a, (4,), "uint8", offset_factor=1)  # noqa: N806
-    B = T.match_buffer(b, (8, 4), "int8", offset_factor=1)  # noqa: N806
-    C = T.match_buffer(c, (8,), "int32", offset_factor=1)  # noqa: N806
-    with T.sblock("root"):
-        T.reads(C[0:8], A[0:4], B[0:8, 0:4])
-        T.writes(C[0:8])
-        row = T.broadcast(T.reinterpret(A.vload([0], "uint8x4"), dtype="int32"), 8)
-        C[T.ramp(T.int32(0), 1, 8)] = T.call_llvm_pure_intrin(
-            T.llvm_lookup_intrinsic_id("llvm.x86.avx512.vpdpbusd.256"),
-            C.vload([0], dtype="int32x8"),
-            T.reinterpret(row, dtype="uint8x32"),
-            B.vload([0, 0], dtype="int8x32"),
-            dtype="int32x8",
-        )
+def dot_product(sums: int) -> Any:
+    """Return what computes c[sums] += a[4] . b[sums, 4] by one instruction: unsigned times signed bytes."""
+    instruction = f"llvm.x86.avx512.vpdpbusd.{32 * sums}"
+    int32s, uint8s, int8s = f"int32x{sums}", f"uint8x{4 * sums}", f"int8x{4 * sums}"
+
+    @T.prim_func(s_tir=True)
+    def computed(a: T.handle, b: T.handle, c: T.handle) -> None:
+        A = T.match_buffer(a, (4,), "uint8", offset_factor=1)  # noqa: N806
+        B = T.match_buffer(b, (sums, 4), "int8", offset_factor=1)  # noqa: N806
+        C = T.match_buffer(c, (sums,), "int32", offset_factor=1)  # noqa: N806
+        with T.sblock("root"):
+            T.reads(C[0:sums], A[0:4], B[0:sums, 0:4])
+            T.writes(C[0:sums])
+            row = T.broadcast(T.reinterpret(A.vload([0], "uint8x4"), dtype="int32"), sums)
+            C[T.ramp(T.int32(0), 1, sums)] = T.call_llvm_pure_intrin(
+                T.llvm_lookup_intrinsic_id(instruction),
+                C.vload([0], dtype=int32s),
+                T.reinterpret(row, dtype=uint8s),
+                B.vload([0, 0], dtype=int8s),
+                dtype=int32s,
+            )
+
+    return computed
 
 
 def register_narrow(name: str) -> None:
-    TensorIntrin.register(name, narrow_description, narrow_dot_product, override=True)
+    TensorIntrin.register(name, narrow_description, dot_product(8), override=True)
 
 
 def replace(name: str) -> None:
     """Replace TVM's intrinsic `name` if LLVM wants vectors of bytes."""
     if tvm.get_global_func("target.llvm_version_major")() >= BYTES_SINCE_LLVM:
         known: Any = TensorIntrin.get(name)
-        TensorIntrin.register(name, known.desc, dot_product, override=True)
+        TensorIntrin.register(name, known.desc, dot_product(16), override=True)
