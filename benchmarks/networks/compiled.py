@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.networks.peers import ONNXRUNTIME, Peer, peers_of
-from benchmarks.networks.plan import Plan, contestants, inputs_of
+from benchmarks.networks.plan import Plan, contestants, inputs_of, time_alone
 from benchmarks.networks.session import Tuning, session
 from benchmarks.timing.contestants import TvmLibrary
 from benchmarks.timing.deviation import Deviation, compare_outputs
@@ -20,13 +20,14 @@ AT_ONCE, AFTER = "tunefarm compile", "tunefarm with a trial for each subgraph"
 
 @dataclass(frozen=True)
 class CompiledNetwork:
-    """A network compiled `at_once`, without trials, and `after` one trial for each subgraph; timings in
-    turns."""
+    """A network compiled `at_once`, without trials, and `after` one trial for each subgraph, both timed
+    in turns with their peers, and `alone` right after they were published."""
 
     label: str
     at_once: Tuning
     after: Tuning
     timings: Mapping[str, Timings]
+    alone: Mapping[str, Timings]
     peers: Sequence[Peer]
     deviation: Deviation
 
@@ -39,7 +40,9 @@ def run(plan: Plan, folder: Path, console: Console) -> CompiledNetwork:
     model = plan.write(folder)
     with session(folder / "data", plan.threads, plan.device_class, console) as stack:
         at_once = stack.tune(model, 0, folder / "at_once")
+        at_once_alone = time_alone(at_once, plan)
         after = stack.tune(model, at_once.subgraphs, folder / "after")
+        after_alone = time_alone(after, plan)
     plan.device_class.check(at_once.manifest.target)
     peers = peers_of(model, plan.device_class, plan.masked)
     inputs = inputs_of(at_once.manifest)
@@ -49,4 +52,5 @@ def run(plan: Plan, folder: Path, console: Console) -> CompiledNetwork:
     with contestants(files, inputs, plan) as running:
         timings = measure(running, plan.rounds, plan.block)
         deviation = compare_outputs(running[AFTER], running[ONNXRUNTIME], inputs)
-    return CompiledNetwork(plan.label, at_once, after, timings, peers, deviation)
+    alone = {AT_ONCE: at_once_alone, AFTER: after_alone}
+    return CompiledNetwork(plan.label, at_once, after, timings, alone, peers, deviation)

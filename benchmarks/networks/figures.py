@@ -42,7 +42,7 @@ AT_ONCE_MEAN, AFTER_MEAN = at_most(1.5), at_most(1.25)
 def figures_of_tuned(networks: Sequence[TunedNetwork]) -> list[Figure]:
     """Return the figures of every tuned network under its label, and those of all together."""
     found = [each for network in networks for each in _figures_of_tuned(network)]
-    return found + _published_latencies([(one.tuning, one.timings[TUNED]) for one in networks])
+    return found + _published_latencies([(one.tuning, one.alone) for one in networks])
 
 
 def figures_of_compiled(networks: Sequence[CompiledNetwork]) -> list[Figure]:
@@ -56,8 +56,8 @@ def figures_of_compiled(networks: Sequence[CompiledNetwork]) -> list[Figure]:
         name = f"geometric mean of {len(networks)} networks: latency {what} relative to {ONNXRUNTIME}"
         ratios = [one.timings[contestant].ratio_to(one.timings[ONNXRUNTIME]).value for one in networks]
         found.append(figure(name, statistics.geometric_mean(ratios), "x", aim=aim, peer=labels))
-    at_once = [(network.at_once, network.timings[AT_ONCE]) for network in networks]
-    after = [(network.after, network.timings[AFTER]) for network in networks]
+    at_once = [(network.at_once, network.alone[AT_ONCE]) for network in networks]
+    after = [(network.after, network.alone[AFTER]) for network in networks]
     return found + _published_latencies(at_once + after)
 
 
@@ -78,7 +78,7 @@ def _figures_of_tuned(network: TunedNetwork) -> Iterator[Figure]:
     same = timings[EXPORTED].ratio_to(timings[TUNED])
     yield _ratio(name, same, f"{TUNED}: {_ms(timings[TUNED])}", aims.of_artifact)
     yield from _latencies(label, {**timings, UNTUNED: network.untuned.ours})
-    yield from _published_latency(label, tuning, timings[TUNED])
+    yield from _published_latency(label, tuning, network.alone)
     yield from _deviations(label, network.deviation)
     yield from _trial_rates(network, aims)
     yield figure(f"{label}: trials", tuning.job.trials_done, "")
@@ -96,7 +96,7 @@ def _figures_of_compiled(network: CompiledNetwork) -> Iterator[Figure]:
         (AFTER, f"after {network.after.job.trials_done} trials", network.after),
     ):
         yield from _relative_to_peers(label, f"latency {what}", contestant, timings, network.peers)
-        yield from _published_latency(f"{label} {what}", tuning, timings[contestant])
+        yield from _published_latency(f"{label} {what}", tuning, network.alone[contestant])
         yield figure(f"{label}: from upload to artifact {what}", tuning.job_s, "s")
     yield from _latencies(label, timings)
     yield from _deviations(label, network.deviation)
@@ -122,11 +122,11 @@ def _latencies(label: str, timings: Mapping[str, Timings]) -> Iterator[Figure]:
 
 
 def _published_latency(label: str, tuning: Tuning, measured: Timings) -> Iterator[Figure]:
-    """Compare the latency in the artifact's manifest with the one measured in turns."""
+    """Compare the latency in the artifact's manifest with the one in a user's process."""
     published_s = tuning.manifest.latency_s
     if published_s is not None:
         ratios = Timings(tuple(published_s / block for block in measured.blocks)).latency_s
-        peer = f"published: {number(published_s * 1e3)} ms, in turns: {_ms(measured)}"
+        peer = f"published: {number(published_s * 1e3)} ms, seen: {_ms(measured)}"
         yield _ratio(f"{label}: published latency relative to a user's process", ratios, peer)
 
 

@@ -13,11 +13,11 @@ import onnx
 from numpy.typing import NDArray
 
 from benchmarks.device_class import DeviceClass
-from benchmarks.networks.session import Manifest
-from benchmarks.timing.contestants import ModelFile, ProcessContestant
+from benchmarks.networks.session import Manifest, Tuning
+from benchmarks.timing.contestants import ModelFile, ProcessContestant, TvmLibrary
 from benchmarks.timing.cpu_masking import MaskedOnnxRuntime
 from benchmarks.timing.deviation import random_inputs
-from benchmarks.timing.interleaved import Block
+from benchmarks.timing.interleaved import Block, Timings, measure
 from examples import make_models
 
 TUNED, UNTUNED = "tunefarm", "TVM untuned"
@@ -56,6 +56,14 @@ def inputs_of(manifest: Manifest) -> list[list[NDArray[Any]]]:
     """Return one set of random inputs for each of SEEDS; contestants are timed with the first."""
     specs = [(one.shape, one.dtype) for one in manifest.inputs]
     return [random_inputs(specs, seed) for seed in SEEDS]
+
+
+def time_alone(tuning: Tuning, plan: Plan) -> Timings:
+    """Time what a job has just published in a process of its own, as its user does: nobody takes turns with
+    it, and the machine has had no time to become another one."""
+    user = "a user's process"
+    with contestants({user: TvmLibrary(tuning.library)}, inputs_of(tuning.manifest), plan) as running:
+        return measure(running, plan.rounds, plan.block)[user]
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from rich.console import Console
 from benchmarks.engines import metaschedule_networks
 from benchmarks.engines.metaschedule_networks import PeerFailed, TrialRate
 from benchmarks.networks.peers import ONNXRUNTIME, Peer, peers_of
-from benchmarks.networks.plan import EXPORTED, TUNED, UNTUNED, Plan, contestants, inputs_of
+from benchmarks.networks.plan import EXPORTED, TUNED, UNTUNED, Plan, contestants, inputs_of, time_alone
 from benchmarks.networks.session import Tuning, session
 from benchmarks.networks.tvm_builds import build_untuned, build_with_database
 from benchmarks.results.curves import Curve
@@ -39,13 +39,15 @@ class TuningPlan(Plan):
 class TunedNetwork:
     """All measurements of one network.
 
-    `untuned` has TVM's untuned build and the tuned one in turns of their own. `peer_rate` is None when
-    MetaSchedule measured nothing or was left out.
+    `alone` has the tuned model right after it was published, in a user's process. `untuned` has TVM's untuned
+    build and the tuned one in turns of their own. `peer_rate` is None when MetaSchedule measured nothing or
+    was left out.
     """
 
     label: str
     tuning: Tuning
     timings: Mapping[str, Timings]
+    alone: Timings
     untuned: Pair
     peers: Sequence[Peer]
     deviation: Deviation
@@ -64,6 +66,7 @@ def run(plan: TuningPlan, folder: Path, console: Console) -> TunedNetwork:
     model = plan.write(folder)
     with session(folder / "data", plan.threads, plan.device_class, console) as stack:
         tuning = stack.tune(model, plan.trials, folder / "tuned", minutes=plan.minutes)
+        alone = time_alone(tuning, plan)
         metaschedule_files.write(stack.client.export(), folder)
     target = tuning.manifest.target
     plan.device_class.check(target)
@@ -83,7 +86,7 @@ def run(plan: TuningPlan, folder: Path, console: Console) -> TunedNetwork:
         seldom = measure(running, SLOW_ROUNDS, plan.block)
     rate = _peer_rate(model, target, plan, folder, console) if plan.peer_trials else None
     pair = Pair(seldom[UNTUNED], seldom[TUNED])
-    return TunedNetwork(plan.label, tuning, timings, pair, peers, deviation, rate)
+    return TunedNetwork(plan.label, tuning, timings, alone, pair, peers, deviation, rate)
 
 
 def _peer_rate(

@@ -98,7 +98,7 @@ def test_what_was_published_is_held_against_what_is_seen() -> None:
     found = _by_name(MEASURED)
     ratio = found["published latency relative to a user's process"]
     assert ratio.value == pytest.approx((0.01 / 0.01 + 0.01 / 0.012) / 2)
-    assert ratio.peer == "published: 10 ms, in turns: 11 ms"
+    assert ratio.peer == "published: 10 ms, seen: 11 ms"
     others = [
         replace(MEASURED, label=label, tuning=_published(secs))
         for label, secs in (("a", 0.0112), ("b", 0.022))
