@@ -107,8 +107,10 @@ class Postgresql(Process):
     def url(self, database: str = "postgres") -> str:
         return f"postgresql+psycopg://tunefarm@/{database}?host={self._folder}&port={self.port}"
 
-    def tcp_url(self, database: str = "postgres") -> str:
-        return f"postgresql+psycopg://tunefarm:{quote(PASSWORD, safe='')}@127.0.0.1:{self.port}/{database}"
+    def tcp_url(self, database: str = "postgres", port: int | None = None) -> str:
+        """Return the URL by TCP; `port` is that of a link to it."""
+        access = f"tunefarm:{quote(PASSWORD, safe='')}@127.0.0.1:{port or self.port}"
+        return f"postgresql+psycopg://{access}/{database}"
 
     def create(self, database: str) -> str:
         """The URL of a new and empty database."""
@@ -137,7 +139,16 @@ class Redis(Process):
 
     @property
     def url(self) -> str:
-        return f"redis://:{quote(PASSWORD, safe='')}@127.0.0.1:{self.port}/0"
+        return self.url_by(self.port)
+
+    def url_by(self, port: int) -> str:
+        """Return the URL by the port of a link to it."""
+        return f"redis://:{quote(PASSWORD, safe='')}@127.0.0.1:{port}/0"
+
+    def flush(self) -> None:
+        """Forget every key."""
+        with redis.Redis.from_url(self.url) as client:
+            client.flushall()
 
     def _ping(self) -> None:
         with redis.Redis.from_url(self.url) as client:

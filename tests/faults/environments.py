@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from tests import services
+from tests.faults.links import Links
+from tests.faults.replicas import ReplicatedRig
 from tests.faults.rig import Rig, running
 
 DISK_BYTES = 48 << 20
@@ -57,10 +60,26 @@ def behind_a_cable() -> Iterator[Rig]:
             yield rig
 
 
+@contextlib.contextmanager
+def replicated() -> Iterator[Rig]:
+    """Yield a ReplicatedRig. Raises Unsupported."""
+    with contextlib.ExitStack() as stack:
+        try:
+            postgresql = stack.enter_context(services.postgresql())
+            redis = stack.enter_context(services.redis_server())
+        except services.Missing as missing:
+            raise Unsupported(str(missing)) from missing
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tunefarm-rig-")))
+        links = stack.enter_context(contextlib.closing(Links()))
+        rig = ReplicatedRig(folder, replicas=2, postgresql=postgresql, redis=redis, links=links)
+        yield stack.enter_context(running(rig))
+
+
 ENVIRONMENTS: dict[str, Callable[[], AbstractContextManager[Rig]]] = {
     "local": local,
     "small disk": small_disk,
     "cable": behind_a_cable,
+    "replicated": replicated,
 }
 
 

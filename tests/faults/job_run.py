@@ -101,7 +101,7 @@ class JobRun:
             "worker",
             *flags,
             name=f"{self.name}-{len(self.programs)}",
-            TUNEFARM_WORKER_SERVER=self.rig.fleet,
+            TUNEFARM_WORKER_SERVER=self.rig.fleet(name),
             TUNEFARM_WORKER_NAME=f"{self.name}-{name}",
             TUNEFARM_WORKER_THREADS="2",
             TUNEFARM_WORKER_RUN_TIMEOUT_S=str(_RUN_LIMIT_S),

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +25,6 @@ if TYPE_CHECKING:
 CLOCK_VARIABLE = "TUNEFARM_TEST_CLOCK"
 BUSY_TIMEOUT_S = 2.0
 RUNNER = "tests.faults.runner:FaultyRunner"
-
-
-def stepped_time() -> float:
-    """Return epoch seconds plus the number in the clock file."""
-    return time.time() + float(Path(os.environ[CLOCK_VARIABLE]).read_text())
 
 
 def _server(flags: Sequence[str]) -> int:
@@ -79,7 +73,7 @@ class _FaultyDatabase(Database):
         super().__init__(url, busy_timeout_s=BUSY_TIMEOUT_S)
 
     def now(self) -> float:
-        return stepped_time()
+        return super().now() + float(Path(os.environ[CLOCK_VARIABLE]).read_text())
 
 
 MAINS: dict[str, Callable[[Sequence[str]], int]] = {

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -80,20 +81,30 @@ class Program:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
 
+@dataclass(frozen=True)
+class Backends:
+    """A database, and a broker for wake-ups."""
+
+    database_url: str
+    broker: str
+
+
 @dataclass
 class Rig:
-    """Server and scheduler over one SQLite database.
+    """As many servers and schedulers as `replicas` over one SQLite database, with a folder as the broker.
 
-    Workers reach the server at `host`; `worker_prefix` comes before a worker's command, such as `ip netns
-    exec`.
+    Workers reach the servers at `host`; `worker_prefix` comes before a worker's command, such as `ip netns
+    exec`. `settings` are environment variables of all processes.
     """
 
     folder: Path
     host: str = "127.0.0.1"
     worker_prefix: tuple[str, ...] = ()
+    replicas: int = 1
+    settings: Mapping[str, str] = field(default_factory=dict)
     token: str = field(default_factory=secrets.token_urlsafe)
-    server: Program = field(init=False)
-    scheduler: Program = field(init=False)
+    servers: list[Program] = field(init=False)
+    schedulers: list[Program] = field(init=False)
     database: Database = field(init=False)
     runs: int = 0
 
@@ -101,10 +112,27 @@ class Rig:
         self.folder.chmod(0o711)  # candidates may run as another user, and write notes here
         (self.folder / "clock").write_text("0")
         self.data.mkdir(exist_ok=True)
-        self._ports = free_port(self.host), free_port(self.host)
-        self.server = self.program("server")
-        self.scheduler = self.program("scheduler")
-        self.database = Database(sqlite(self.database_file))
+        numbers = range(self.replicas)
+        self._ports = [(free_port(self.host), free_port(self.host)) for _ in numbers]
+        self.servers = [
+            self.program(
+                "server",
+                name=f"server-{number + 1}",
+                TUNEFARM_PORT=str(self._ports[number][0]),
+                TUNEFARM_GRPC_PORT=str(self._ports[number][1]),
+            )
+            for number in numbers
+        ]
+        self.schedulers = [
+            self.program(
+                "scheduler",
+                name=f"scheduler-{number + 1}",
+                TUNEFARM_SCHEDULER_NAME=f"scheduler-{number + 1}",
+            )
+            for number in numbers
+        ]
+        self.database = Database(self.backends("rig").database_url)
+        self.database.migrate()
 
     @property
     def data(self) -> Path:
@@ -116,28 +144,40 @@ class Rig:
         return self.data / "tunefarm.db"
 
     @property
-    def fleet(self) -> str:
-        """The gRPC address for workers."""
-        return f"{self.host}:{self._ports[1]}"
+    def fleets(self) -> list[tuple[str, int]]:
+        """Host and gRPC port of every server."""
+        return [(self.host, port) for _, port in self._ports]
+
+    def fleet(self, worker: str) -> str:
+        """Return the gRPC address by which a worker reaches a server."""
+        host, port = self.fleets[0]
+        return f"{host}:{port}"
+
+    def backends(self, name: str) -> Backends:
+        """Return the way of the process with this name to the database and the broker."""
+        return Backends(sqlite(self.database_file), str(self.data / "broker"))
 
     def program(self, kind: str, *flags: str, name: str = "", **more: str) -> Program:
         command = (sys.executable, "-P", "-m", "tests.faults.process", kind, *flags)
         prefix = self.worker_prefix if kind == "worker" else ()
-        environment = self._environment() | more
+        environment = self._environment(name or kind) | more
         return Program((*prefix, *command), environment, self.folder / f"{name or kind}.log")
 
     def start(self) -> None:
-        """Start both and return when the server answers. Raises TimedOut."""
-        self.server.start()
-        self.scheduler.start()
+        """Start all and return when the servers answer. Raises TimedOut."""
+        for program in (*self.servers, *self.schedulers):
+            program.start()
         self.wait_ready()
 
     def wait_ready(self) -> None:
-        self.wait_until(self._answers, lambda: "the server did not answer")
+        """Wait until every server answers. Raises TimedOut."""
+        for number in range(self.replicas):
+            self.wait_until(partial(self._answers, number), lambda: "a server did not answer")
 
-    def http(self) -> httpx.Client:
+    def http(self, number: int = 0) -> httpx.Client:
+        """Return a client of one of the servers."""
         headers = {"Authorization": f"Bearer {self.token}"}
-        url = f"http://{self.host}:{self._ports[0]}"
+        url = f"http://{self.host}:{self._ports[number][0]}"
         return httpx.Client(base_url=url, headers=headers, trust_env=False, timeout=20)
 
     def step_clock(self, seconds: float) -> None:
@@ -152,39 +192,39 @@ class Rig:
         deadline = time.monotonic() + PATIENCE_S
         while not true():
             if time.monotonic() > deadline:
-                words = [f"{one.log.name}:\n{one.output()[-3000:]}" for one in (self.server, self.scheduler)]
+                programs = (*self.servers, *self.schedulers)
+                words = [f"{one.log.name}:\n{one.output()[-3000:]}" for one in programs]
                 raise TimedOut("\n".join([otherwise(), *words]))
             time.sleep(POLL_S)
 
     def close(self) -> None:
-        for program in (self.scheduler, self.server):
+        for program in (*self.schedulers, *self.servers):
             program.stop()
         self.database.close()
 
-    def _answers(self) -> bool:
+    def _answers(self, number: int) -> bool:
         try:
-            with self.http() as http:
+            with self.http(number) as http:
                 return http.get("/readyz").is_success
         except httpx.TransportError:
             return False
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, name: str) -> dict[str, str]:
+        backends = self.backends(name)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("TUNEFARM_")}
         return kept | {
             "PYTHONPATH": str(ROOT),
             "no_proxy": self.host,
-            "TUNEFARM_DATABASE_URL": f"sqlite:///{self.database_file}",
-            "TUNEFARM_BROKER": str(self.data / "broker"),
+            "TUNEFARM_DATABASE_URL": backends.database_url,
+            "TUNEFARM_BROKER": backends.broker,
             "TUNEFARM_HOST": self.host,
-            "TUNEFARM_PORT": str(self._ports[0]),
-            "TUNEFARM_GRPC_PORT": str(self._ports[1]),
             "TUNEFARM_TOKEN": self.token,
-            "TUNEFARM_SCHEDULER_NAME": "scheduler",
             "TUNEFARM_SWEEP_INTERVAL_S": str(SWEEP_S),
             "TUNEFARM_BATCH_SIZE": "8",
             "TUNEFARM_RATE_LIMIT": "off",
             "TUNEFARM_WORKER_PROFILES": str(self.folder / "profiles"),
             CLOCK_VARIABLE: str(self.folder / "clock"),
+            **self.settings,
         }
 
 

@@ -15,12 +15,14 @@ from core.measurement import Outcome
 from core.worker import WorkerState
 from tests.faults import environments
 from tests.faults.job_run import JobRun, Ledger, processes_left_behind
+from tests.faults.replicas import ReplicatedRig
 from tests.faults.scripted_worker import ScriptedWorker, connected
 
 # Slow candidates and many trials: the fault comes in the middle of the job.
 NAP_S = 0.1
 BUILD_NAP_S = 0.3
 LONG = 40
+REPLICATED = 120
 HOUR_S = 3600.0
 
 
@@ -68,10 +70,10 @@ def _kill_worker_while_reporting(run: JobRun) -> float:
     """Kill the worker after its report reached the server's socket and before the server read it."""
     worker = run.begin()
     run.until_misbehaved()
-    run.rig.server.send(signal.SIGSTOP)
+    run.rig.servers[0].send(signal.SIGSTOP)
     time.sleep(1.5)  # a worker reports every second
     worker.kill()
-    run.rig.server.send(signal.SIGCONT)
+    run.rig.servers[0].send(signal.SIGCONT)
     since = time.monotonic()
     run.worker()
     return run.seconds_to_recovery(since)
@@ -146,8 +148,8 @@ def _kill_server(run: JobRun) -> float:
     worker = run.begin(LONG, nap_s=NAP_S)
     run.until_done(4)
     since = time.monotonic()
-    run.rig.server.kill()
-    run.rig.server.start()
+    run.rig.servers[0].kill()
+    run.rig.servers[0].start()
     run.rig.wait_ready()
     recovery_s = run.seconds_to_recovery(since)
     _require("doesn't answer", worker.output())
@@ -158,8 +160,8 @@ def _kill_scheduler(run: JobRun) -> float:
     run.begin(LONG, nap_s=NAP_S)
     run.until_done(4)
     since = time.monotonic()
-    run.rig.scheduler.kill()
-    run.rig.scheduler.start()
+    run.rig.schedulers[0].kill()
+    run.rig.schedulers[0].start()
     before = run.job().trials_issued
     run.until(lambda: run.job().trials_issued > before, "nothing was planned any more")
     return time.monotonic() - since
@@ -171,7 +173,7 @@ def _lock_database(run: JobRun) -> float:
     with _exclusive_lock(run.rig.database_file):
         time.sleep(5.0)
     recovery_s = run.seconds_to_recovery(time.monotonic())
-    _require("keeps it locked", run.rig.server.output() + worker.output())
+    _require("keeps it locked", run.rig.servers[0].output() + worker.output())
     return recovery_s
 
 
@@ -181,7 +183,7 @@ def _fill_disk(run: JobRun) -> float:
     with environments.full(run.rig.data):
         time.sleep(3.0)
     recovery_s = run.seconds_to_recovery(time.monotonic())
-    _require("the disk is full", run.rig.server.output() + worker.output())
+    _require("the disk is full", run.rig.servers[0].output() + worker.output())
     return recovery_s
 
 
@@ -193,6 +195,31 @@ def _step_clock(run: JobRun, seconds: float) -> float:
     recovery_s = run.seconds_to_recovery(since)
     run.until_finished()
     return recovery_s
+
+
+# A service of several processes
+
+
+def _restart_all(run: JobRun) -> float:
+    """Restart both servers and both schedulers one after the other, as an upgrade does; flush Redis, and
+    let PostgreSQL crash."""
+    rig = run.rig
+    assert isinstance(rig, ReplicatedRig), "the environment is replicated"
+    run.begin(REPLICATED, nap_s=NAP_S)
+    run.until_done(4)
+    for program in (*rig.servers, *rig.schedulers):
+        program.stop()
+        if program.exit_code() != 0:
+            raise NotReported(f"SIGTERM ended it with {program.exit_code()}:\n{program.output()[-3000:]}")
+        program.start()
+        rig.wait_ready()
+        run.seconds_to_recovery(time.monotonic())
+    rig.redis.flush()
+    run.seconds_to_recovery(time.monotonic())
+    since = time.monotonic()
+    rig.postgresql.stop()
+    rig.postgresql.start()
+    return run.seconds_to_recovery(since)
 
 
 # A network that fails
@@ -325,6 +352,7 @@ SCENARIOS = (
     Scenario("disk full", _fill_disk, environment="small disk"),
     Scenario("clock an hour ahead", functools.partial(_step_clock, seconds=HOUR_S)),
     Scenario("clock an hour back", functools.partial(_step_clock, seconds=-HOUR_S)),
+    Scenario("everything restarted in turns", _restart_all, environment="replicated"),
     Scenario("network cut", _unplug, environment="cable"),
     Scenario("network half-open", _open_half, environment="cable"),
     Scenario("results sent again and again", _report_repeatedly),

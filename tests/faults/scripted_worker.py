@@ -95,5 +95,5 @@ class ScriptedWorker:
 
 
 def connected(run: JobRun) -> tuple[grpc.Channel, FleetStub]:
-    channel = grpc.insecure_channel(run.rig.fleet)
+    channel = grpc.insecure_channel(run.rig.fleet("scripted"))
     return channel, FleetStub(channel)
