@@ -24,6 +24,7 @@ from scheduler.settings import SchedulerSettings
 from system import logs
 from system.command import CommandError, run_function
 from system.errors import SettingsError
+from system.scratch import scratch_folder
 from system.settings import read_settings
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def scheduler() -> int:
         raise CommandError(str(error), ExitCode.LOCAL) from error
     with ExitStack() as stack:
         stack.callback(database.close)
+        stack.enter_context(scratch_folder("scheduler"))
         name = settings.scheduler_name or stack.enter_context(unique_name(database.name))
         return _work(celery, settings, database, name)
 

@@ -20,6 +20,7 @@ from core.worker import Role
 from system import isolation
 from system.command import CommandError, run_function
 from system.errors import SettingsError
+from system.scratch import scratch_folder
 from system.settings import read_settings
 from worker.agent.agent import Agent, AgentConfig, Fenced
 from worker.agent.display import Display, display
@@ -80,7 +81,7 @@ def worker(
     """Measure candidates on this device for a tunefarm service."""
     settings = read_settings(WorkerSettings, context.params)
     try:
-        with display(Console(stderr=True)) as shown:
+        with display(Console(stderr=True)) as shown, scratch_folder("worker"):
             isolation.hide_memory()
             asyncio.run(_work(settings, shown))
     except Fenced as error:
