@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from cachetools import LRUCache
+
 from records.storage.database import Database
 from scheduler.learning.training import Trainer
 from scheduler.metrics import Metrics
@@ -12,6 +14,9 @@ from scheduler.model_compiler import ModelCompiler
 from scheduler.planning.record_cache import RecordCache
 from scheduler.settings import SchedulerSettings
 from scheduler.spaces import Spaces
+
+# Another scheduler may end a job that this one has noted.
+MAX_EXHAUSTED = 1000
 
 
 @dataclass
@@ -35,4 +40,4 @@ class Context:
         self.model_compiler = ModelCompiler(self.database)
         self.record_cache = RecordCache()
         self.trainer = Trainer(self.database, self.spaces, self.now, self.settings.batch_size)
-        self.exhausted_at: dict[str, int] = {}
+        self.exhausted_at: LRUCache[str, int] = LRUCache(MAX_EXHAUSTED)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import delete, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from records.fleet import devices
@@ -15,6 +15,8 @@ from records.storage.tables import CostModelRow
 
 # This many versions of a class keep their bytes; older ones are only listed.
 KEPT = 10
+# This many versions of a class are listed, and as many that were evaluated: there is one every few seconds.
+LISTED = 500
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ _COLUMNS = [getattr(CostModelRow, name) for name in Version.__dataclass_fields__
 
 
 def add(session: Session, version: Version, model: bytes) -> None:
-    """Store a version with its bytes, and drop the bytes of all but the newest KEPT of the class.
+    """Store a version with its bytes, and drop the bytes of all but the newest KEPT of the class, and those
+    that are no longer listed.
 
     Raises DeviceClassNotFound.
     """
@@ -47,6 +50,11 @@ def add(session: Session, version: Version, model: bytes) -> None:
     kept = select(CostModelRow.id).where(of_class).order_by(CostModelRow.id.desc()).limit(KEPT)
     old = (of_class, CostModelRow.model.is_not(None), CostModelRow.id.not_in(kept.scalar_subquery()))
     session.execute(update(CostModelRow).where(*old).values(model=None))
+    newest_first = select(CostModelRow.id).where(of_class).order_by(CostModelRow.id.desc())
+    evaluated = newest_first.where(CostModelRow.metrics.is_not(None)).limit(LISTED)
+    listed = (newest_first.limit(LISTED), evaluated)
+    unlisted = [CostModelRow.id.not_in(ids.scalar_subquery()) for ids in listed]
+    session.execute(delete(CostModelRow).where(of_class, *unlisted))
 
 
 def newest(session: Session, device_class: str) -> tuple[Version, bytes] | None:

@@ -58,6 +58,20 @@ def test_the_bytes_of_old_versions_are_dropped_and_their_facts_stay(classes: Ses
     assert cost_models.newest(classes, OTHER.key) == (other, b"of another class")
 
 
+def test_no_more_versions_are_listed_than_a_page_shows(
+    classes: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cost_models, "LISTED", 3)
+    cost_models.add(classes, replace(FIRST, device_class=OTHER.key), b"of another class")
+    for number in range(8):
+        metrics = FIRST.metrics if number in (0, 1) else None
+        cost_models.add(classes, replace(FIRST, records=number, metrics=metrics), b"trees")
+    listed = cost_models.versions(classes)
+    # The newest three, and the evaluated ones.
+    assert [version.records for version in listed[DEVICE.key]] == [7, 6, 5, 1, 0]
+    assert len(listed[OTHER.key]) == 1
+
+
 def test_the_class_comes_first(session: Session) -> None:
     with pytest.raises(DeviceClassNotFound):
         cost_models.add(session, FIRST, b"trees")
