@@ -47,9 +47,15 @@ COMMANDS = {
     "benchmarks.fit PROGRAMS --measure --json FILE": (
         "the same, after measuring programs on each device class; about a quarter of an hour"
     ),
-    "benchmarks.allocation SEARCHES --json FILE": (
-        "the allocator and equal shares, replayed on the searches that benchmarks.operators leaves beside "
-        "its figures; seconds"
+    "benchmarks.recording DATABASE... --json FILE": (
+        "keeps what the trials of finished jobs measured, for the next two; seconds"
+    ),
+    "benchmarks.allocation RECORDINGS --json FILE": (
+        "the allocator, equal shares, round-robin and MetaSchedule's formula, replayed on recorded networks; "
+        "a minute"
+    ),
+    "benchmarks.time_left RECORDINGS --json FILE": (
+        "how long recorded jobs were said to take, and took; seconds"
     ),
     "benchmarks.models --json FILE": (
         "how well our cost model, TVM's and our estimate alone predict programs that they have not seen; "

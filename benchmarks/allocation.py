@@ -1,58 +1,66 @@
-"""Compare the allocator with equal shares of trials, replayed on measured searches.
+"""Compare the allocator with other ways to share trials, replayed on recorded searches of whole networks.
 
-    python -m benchmarks.allocation operators.searches.jsonl --json FILE
+    python -m benchmarks.allocation docs/benchmarks/recording.recordings.jsonl --json FILE
 
-`benchmarks.operators` leaves the searches beside its figures. Every searched operator is a task of
-imagined networks, in which it occurs a random number of times; its latency after a number of trials is the
-best that the search had found by then. Nothing is measured; a network's latency is the sum over its tasks.
+`benchmarks.recording` makes the recordings. A task's latency after a number of trials is the best that its
+recorded ones had found by then; a network's is the sum over its subgraphs. A task whose recording is used up
+gets no more trials from anyone. A seed draws the order of a task's trials within every two picks, and what
+the allocator explores. Nothing is measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.arguments import command_parser, positive
-from benchmarks.operators.run import OURS
-from benchmarks.results.figures import Figure, FiguresError, figure
+from benchmarks.results.figures import Figure, FiguresError, at_least, figure
 from benchmarks.results.output import Output
-from benchmarks.results.searches import SEARCHES, Search
-from benchmarks.suite import OPERATORS
-from compiler.reading.subgraph import read_dag
+from benchmarks.results.recordings import RECORDINGS, RecordedTask, Recording
 from scheduler.settings import SchedulerSettings
 from search.allocate import ALPHA, WINDOW_PICKS, TaskProgress, next_tasks
 from worker.settings import usable_cores
 
 BATCH: int = SchedulerSettings.model_fields["batch_size"].default
 PER_PICK: int = SchedulerSettings.model_fields["trials_per_pick"].default
-NETWORKS = 100
-MOST_OFTEN = 8
-# Trials for each task on average.
-BUDGETS = (8, 16, 32, 64)
-ALLOCATOR, EQUAL, METASCHEDULE = "the allocator", "equal shares", "MetaSchedule's formula"
-
+EPSILON: float = SchedulerSettings.model_fields["epsilon"].default
+SEEDS = 10
+# What equal shares reach with this part of the recorded trials is to be reached by everyone.
+PARTS = (0.25, 0.5)
+ALL = "all networks, median"
+ALLOCATOR, EQUAL = "the allocator", "equal shares"
+METASCHEDULE, ROUND_ROBIN = "MetaSchedule's formula", "round-robin"
+AIM = at_least(1.5)
 
 # Returns the tasks that get the next trials, PER_PICK for each time that a task is listed.
-Allocate = Callable[[Sequence[TaskProgress]], Sequence[int]]
+Allocate = Callable[[Sequence[TaskProgress], np.random.Generator], Sequence[int]]
 
 
-def _allocated(tasks: Sequence[TaskProgress]) -> Sequence[int]:
-    return next_tasks(tasks, BATCH, PER_PICK)
+def _allocated(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[int]:
+    return next_tasks(tasks, BATCH, PER_PICK, rng, EPSILON)
 
 
-def _equal(tasks: Sequence[TaskProgress]) -> Sequence[int]:
+def _equal(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[int]:
     """Return the tasks with the fewest trials."""
     left = sorted((task.issued, index) for index, task in enumerate(tasks) if not task.exhausted)
     return [index for _, index in left[: BATCH // PER_PICK]]
 
 
-def _metaschedule(tasks: Sequence[TaskProgress]) -> Sequence[int]:
+def _round_robin(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[int]:
+    """Return one task, which gets a whole round: the one whose turn it is."""
+    left = [(math.ceil(task.issued / BATCH), index) for index, task in enumerate(tasks) if not task.exhausted]
+    return [min(left)[1]] * (BATCH // PER_PICK) if left else []
+
+
+def _metaschedule(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[int]:
     """Return the tasks of the largest gain by slope and best / trials. As in MetaSchedule, no task is
     compared with similar ones, and one may get a whole round."""
     issued = [task.issued for task in tasks]
@@ -68,6 +76,8 @@ def _metaschedule(tasks: Sequence[TaskProgress]) -> Sequence[int]:
 
 
 def _paper_gain(task: TaskProgress, issued: int) -> float:
+    if math.isinf(task.best_s):
+        return math.inf if issued < BATCH else 0.0
     slope = task.slope(WINDOW_PICKS * PER_PICK)
     return task.weight * (ALPHA * slope + (1 - ALPHA) * task.best_s / issued)
 
@@ -75,6 +85,7 @@ def _paper_gain(task: TaskProgress, issued: int) -> float:
 ALLOCATORS: Mapping[str, Allocate] = {
     ALLOCATOR: _allocated,
     METASCHEDULE: _metaschedule,
+    ROUND_ROBIN: _round_robin,
     EQUAL: _equal,
 }
 
@@ -83,81 +94,132 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     output = Output("benchmarks.allocation", argv, args.json, usable_cores())
     try:
-        searches = SEARCHES.read_file(args.searches)
+        recordings = RECORDINGS.read_file(args.recordings)
     except FiguresError as error:
         output.fail(error)
         return 1
-    found = [search for search in searches if search.engine == OURS and search.points]
-    if not found:
-        output.fail(f"{args.searches} has no searches of ours")
+    if not recordings:
+        output.fail(f"{args.recordings} has no recordings: make some with benchmarks.recording")
         return 1
-    output.finish(figures_of([task_of(search) for search in found], args.networks, args.seed))
+    output.finish(figures_of(recordings, args.seeds))
     return 0
 
 
-def task_of(search: Search) -> TaskProgress:
-    """Return the task as the allocator would have seen it at the end of the search."""
-    chosen = OPERATORS[search.operator]
-    flops = read_dag(chosen.module(chosen.benchmark)).flops
-    history = tuple(search.best_after(count) or np.inf for count in range(1, search.trials + 1))
-    return TaskProgress(1, flops, history, search.trials, exhausted=False, tag=search.operator)
-
-
-def figures_of(ends: Sequence[TaskProgress], networks: int, seed: int) -> list[Figure]:
-    """Return the latency of each other way to share over the allocator's, at every budget, over random
-    networks."""
-    rng = np.random.default_rng(seed)
-    weights = rng.integers(1, MOST_OFTEN, size=(networks, len(ends)), endpoint=True)
-    drawn = [
-        [replace(end, weight=int(weight)) for end, weight in zip(ends, row, strict=True)] for row in weights
-    ]
-    reached = {
-        name: np.array([replay(tasks, allocate) for tasks in drawn]) for name, allocate in ALLOCATORS.items()
-    }
-    return [
-        _relative(name, budget, reached[name][:, at] / reached[ALLOCATOR][:, at], len(ends))
-        for name in ALLOCATORS
-        if name != ALLOCATOR
-        for at, budget in enumerate(BUDGETS)
-    ]
-
-
-def replay(ends: Sequence[TaskProgress], allocate: Allocate) -> list[float]:
-    """Return the network's seconds at every budget; results become known batch by batch."""
-    given = [0] * len(ends)
-    found = []
-    for budget in BUDGETS:
-        while sum(given) < budget * len(ends):
-            picks = allocate([_after(end, count) for end, count in zip(ends, given, strict=True)])
-            if not picks:
-                break
-            for index in picks:
-                given[index] = min(given[index] + PER_PICK, len(ends[index].history))
-        latencies = [_after(end, count).best_s * end.weight for end, count in zip(ends, given, strict=True)]
-        found.append(sum(latencies))
+def figures_of(recordings: Sequence[Recording], seeds: int) -> list[Figure]:
+    """Return, for each network and all of them, how many times as many trials equal shares need."""
+    found: list[Figure] = []
+    medians: dict[tuple[str, float], list[float]] = {}
+    for recording in recordings:
+        drawn = [redrawn(recording, seed) for seed in range(seeds)]
+        curves = {
+            name: [replay(one, allocate, seed) for seed, one in enumerate(drawn)]
+            for name, allocate in ALLOCATORS.items()
+        }
+        for part in PARTS:
+            for name in ALLOCATORS:
+                if name == EQUAL:
+                    continue
+                pairs = zip(curves[EQUAL], curves[name], strict=True)
+                ratios = [fewer_trials(equal, other, part) for equal, other in pairs]
+                medians.setdefault((name, part), []).append(statistics.median(ratios))
+                found.append(_figure(recording.network, name, part, ratios, f"{seeds} seeds"))
+    for (name, part), ratios in medians.items():
+        found.append(_figure(ALL, name, part, ratios, ", ".join(one.network for one in recordings)))
     return found
 
 
-def _after(end: TaskProgress, trials: int) -> TaskProgress:
-    history = end.history[:trials]
-    return replace(end, history=history, issued=trials, exhausted=trials == len(end.history))
-
-
-def _relative(name: str, budget: int, ratios: NDArray[np.float64], tasks: int) -> Figure:
+def _figure(of: str, name: str, part: float, ratios: Sequence[float], peer: str) -> Figure:
     low, median, high = np.percentile(ratios, (10, 50, 90))
-    what = (
-        f"{name}: latency of a network of {tasks} tasks after {budget} trials a task, relative to {ALLOCATOR}"
-    )
-    return figure(what, float(median), "x", peer=f"{len(ratios)} networks", spread=(float(low), float(high)))
+    what = f"{of}: trials of {EQUAL} over those of {name} until as fast as with {part:.0%} of all trials"
+    is_aimed = of == ALL and name == ALLOCATOR and part == PARTS[-1]
+    aim = AIM if is_aimed else None
+    return figure(what, float(median), "x", aim=aim, peer=peer, spread=(float(low), float(high)))
+
+
+def redrawn(recording: Recording, seed: int) -> Recording:
+    """Return the recording with each task's trials in another order within every two picks."""
+    rng = np.random.default_rng(seed)
+    tasks = []
+    for task in recording.tasks:
+        blocks = [task.seconds[at : at + 2 * PER_PICK] for at in range(0, len(task.seconds), 2 * PER_PICK)]
+        order = [block[at] for block in blocks for at in rng.permutation(len(block))]
+        tasks.append(replace(task, seconds=tuple(order)))
+    return replace(recording, tasks=tuple(tasks))
+
+
+def replay(recording: Recording, allocate: Allocate, seed: int) -> list[tuple[int, float]]:
+    """Return the numbers of trials made and the network's seconds after each batch, until all are made."""
+    rng = np.random.default_rng(seed)
+    covered = [task for task in recording.tasks if task.covered and task.seconds]
+    fixed_s = latency_s([task for task in recording.tasks if not task.covered and task.seconds])
+    histories = [
+        tuple(accumulate((math.inf if secs is None else secs for secs in task.seconds), min))
+        for task in covered
+    ]
+    given = [0] * len(covered)
+    curve: list[tuple[int, float]] = []
+    while True:
+        picks = allocate(_progress(covered, histories, given), rng)
+        if not picks:
+            return curve
+        for index in picks:
+            given[index] = min(given[index] + PER_PICK, len(histories[index]))
+        best = [
+            history[count - 1] if count else math.inf for history, count in zip(histories, given, strict=True)
+        ]
+        settled = [replace(task, seconds=(secs,)) for task, secs in zip(covered, best, strict=True)]
+        curve.append((sum(given), fixed_s + latency_s(settled)))
+
+
+def _progress(
+    tasks: Sequence[RecordedTask], histories: Sequence[tuple[float, ...]], given: Sequence[int]
+) -> list[TaskProgress]:
+    found = [
+        TaskProgress(task.weight, task.flops, history[:count], count, count == len(history), task.tag)
+        for task, history, count in zip(tasks, histories, given, strict=True)
+    ]
+    return [
+        replace(
+            one,
+            rival_s=min(
+                (
+                    other.best_s
+                    for at, other in enumerate(found)
+                    if at != number and tasks[at].place == task.place
+                ),
+                default=math.inf,
+            ),
+        )
+        for number, (one, task) in enumerate(zip(found, tasks, strict=True))
+    ]
+
+
+def latency_s(tasks: Sequence[RecordedTask]) -> float:
+    """Return the sum over places of their fastest task; inf while a place has none that works."""
+    places: dict[str, float] = {}
+    for task in tasks:
+        best = min((secs for secs in task.seconds if secs is not None), default=math.inf)
+        places[task.place] = min(places.get(task.place, math.inf), best * task.weight)
+    return sum(places.values())
+
+
+def fewer_trials(
+    equal: Sequence[tuple[int, float]], other: Sequence[tuple[int, float]], part: float
+) -> float:
+    """Return the trials of `equal` over those of `other` until the network is as fast as `equal` makes it
+    with that part of its trials."""
+    allowed = part * equal[-1][0]
+    reached_s = min(seconds for trials, seconds in equal if trials <= allowed)
+    theirs, ours = (next(trials for trials, secs in curve if secs <= reached_s) for curve in (equal, other))
+    return theirs / ours
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("benchmarks.allocation", __doc__)
     parser.add_argument(
-        "searches", type=Path, metavar="SEARCHES", help="searches beside the figures of benchmarks.operators"
+        "recordings", type=Path, metavar="RECORDINGS", help="kept beside the figures of benchmarks.recording"
     )
-    parser.add_argument("--networks", type=positive, default=NETWORKS, help=f"imagined networks [{NETWORKS}]")
-    parser.add_argument("--seed", type=int, default=0, help="for how often operators occur [0]")
+    parser.add_argument("--seeds", type=positive, default=SEEDS, help=f"how many are drawn [{SEEDS}]")
     return parser
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from compiler.importing.spec import Shape
 from compiler.sandbox import models
+from compiler.sandbox.batch import find_batch_shapes
 from compiler.sandbox.models import ImportedModel
 from compiler.sandbox.verification import verify_import
 from core.device import Device
@@ -26,6 +28,12 @@ class ModelCompiler:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._last: tuple[object, ImportedModel] | None = None
+
+    def batch_shapes(self, request: JobRequest) -> dict[str, Shape]:
+        """Return the shapes of the inputs with the request's batch. Raises ModelError where it has no
+        place."""
+        assert request.batch is not None, "it was asked for"
+        return find_batch_shapes(self._file(request), request.shapes, request.batch)
 
     def import_model(self, request: JobRequest, device: Device) -> ImportedModel:
         key = _key(request, device)

@@ -19,6 +19,7 @@ class SchedulerSettings(BaseSettings):
     plan_ahead       batches kept waiting while one is measured; 0 where the planner shares the worker's
                      cores, because planning would disturb what is being timed
     trials_per_pick  trials that a task gets each time the allocator picks it
+    epsilon          part of the picks that go to any task, not to the one of the largest expected gain
     claim_ttl_s      seconds after which another scheduler may take the job of one that was killed; a claim is
                      renewed for as long as a step takes
     max_failures     attempts at a step, in a row and without any progress, after which the job fails
@@ -37,6 +38,7 @@ class SchedulerSettings(BaseSettings):
     plan_ahead: int = Field(default=1, ge=0, le=8)
     batch_size: int = Field(default=32, ge=1, le=1024)
     trials_per_pick: int = Field(default=4, ge=1, le=256)
+    epsilon: float = Field(default=0.05, ge=0, le=1)
     claim_ttl_s: float = Field(default=60.0, gt=0)
     sweep_interval_s: float = Field(default=5.0, gt=0)
     max_failures: int = Field(default=5, ge=1)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 ALPHA = 0.2
 BETA = 2.0
 # The slope of a task's latency is that over its latest picks.
@@ -13,6 +15,8 @@ WINDOW_PICKS = 3
 # The number of trials after which a task that lags behind similar ones is judged on its own, and a task of
 # which nothing has worked comes after all others.
 PATIENCE = 32
+# A task whose latency has fallen by less than this part over so many trials has stalled.
+STALLED_GAIN, STALLED_TRIALS = 0.01, 64
 # The largest share of the slots that one task gets while others are open.
 MAX_SHARE = 0.25
 
@@ -21,12 +25,13 @@ MAX_SHARE = 0.25
 class TaskProgress:
     """A task as the allocator sees it.
 
-    `history` is the best latency in seconds after each finished trial, inf until one works. `issued` counts
-    finished and unfinished trials. Tasks of one `tag` are expected to reach similar speeds. `rival_s` is the
-    best latency of another task that can take this one's place.
+    `weight` is what the objective gains for each second that the task saves; in a single network it is how
+    often the task occurs. `history` is the best latency in seconds after each finished trial, inf until one
+    works. `issued` counts finished and unfinished trials. Tasks of one `tag` are expected to reach similar
+    speeds. `rival_s` is the best latency of another task that can take this one's place.
     """
 
-    weight: int
+    weight: float
     flops: float
     history: tuple[float, ...]
     issued: int
@@ -35,12 +40,19 @@ class TaskProgress:
     rival_s: float = math.inf
 
     def __post_init__(self) -> None:
-        if self.weight < 1 or self.issued < len(self.history):
-            raise ValueError("a task occurs at least once and has no more results than trials")
+        if not 0 <= self.weight < math.inf or self.issued < len(self.history):
+            raise ValueError("a task's weight is not negative, and it has no more results than trials")
 
     @property
     def best_s(self) -> float:
         return self.history[-1] if self.history else math.inf
+
+    @property
+    def has_stalled(self) -> bool:
+        """Whether the latest trials gained next to nothing, so that early stopping (f4 of the paper) ends
+        it."""
+        before = self.history[-STALLED_TRIALS - 1 :]
+        return len(before) > STALLED_TRIALS and before[-1] >= before[0] * (1 - STALLED_GAIN)
 
     def slope(self, trials: int) -> float:
         """Return the seconds that each of the latest `trials` gained, counted from the first that worked."""
@@ -49,32 +61,40 @@ class TaskProgress:
         return (worked[0] - worked[-1]) / (len(worked) - 1) if len(worked) > 1 else 0.0
 
 
-def next_tasks(tasks: Sequence[TaskProgress], trials: int, trials_per_pick: int) -> list[int]:
+def next_tasks(
+    tasks: Sequence[TaskProgress],
+    trials: int,
+    trials_per_pick: int,
+    rng: np.random.Generator,
+    epsilon: float,
+) -> list[int]:
     """Return the index of a task for every pick of `trials_per_pick` trials, until `trials` are shared out.
 
     Tasks without trials come first, those of the most work first; then those of the largest expected gain per
-    trial. One task gets at most MAX_SHARE of the trials while others are open, because their results aren't
-    known yet. The result is empty if every task is exhausted.
+    trial, or with probability `epsilon` any one. One task gets at most MAX_SHARE of the trials while others
+    are open, because their results aren't known yet. The result is empty if every task is exhausted.
     """
     issued = [task.issued for task in tasks]
     picks: list[int] = []
     left = [i for i, task in enumerate(tasks) if not task.exhausted]
-    open_tasks = [i for i in left if not _is_beaten(tasks, i, trials_per_pick)] or left
+    open_tasks = [i for i in left if not _is_hopeless(tasks, i, trials_per_pick)] or left
     while open_tasks and len(picks) * trials_per_pick < trials:
         share = max(1, math.floor(MAX_SHARE * trials / trials_per_pick))
-        below_share = [i for i in open_tasks if picks.count(i) < share]
-        chosen = max(below_share or open_tasks, key=lambda i: _priority(tasks, i, issued[i], trials_per_pick))
+        below_share = [i for i in open_tasks if picks.count(i) < share] or open_tasks
+        chosen = max(below_share, key=lambda i: _priority(tasks, i, issued[i], trials_per_pick))
+        if issued[chosen] and rng.random() < epsilon:
+            chosen = int(rng.choice(below_share))
         issued[chosen] += trials_per_pick
         picks.append(chosen)
     return picks
 
 
-def _is_beaten(tasks: Sequence[TaskProgress], index: int, trials_per_pick: int) -> bool:
-    """Whether a task can't be expected to become faster than its rival."""
+def _is_hopeless(tasks: Sequence[TaskProgress], index: int, trials_per_pick: int) -> bool:
+    """Whether the objective ignores a task, or it can't be expected to become faster than its rival."""
     task = tasks[index]
-    if task.issued == 0 or task.best_s <= task.rival_s:
-        return False
-    return gain_per_trial(tasks, index, task.issued, trials_per_pick) == 0.0
+    if task.issued == 0 or task.weight == 0:
+        return task.issued > 0
+    return task.best_s > task.rival_s and gain_per_trial(tasks, index, task.issued, trials_per_pick) == 0.0
 
 
 def _priority(

@@ -15,8 +15,9 @@ from rich.console import Console
 from benchmarks.device_class import DeviceClass
 from benchmarks.results.curves import Point
 from core.job import JobState
+from core.network import network_s
 from tunefarm.cli.follow import follow_job, require_done
-from tunefarm.cli.progress import JobDisplay, JobProgress, PlainJobDisplay, network_s
+from tunefarm.cli.progress import JobDisplay, JobProgress, PlainJobDisplay
 from tunefarm.client.artifact import unpack
 from tunefarm.client.client import Client
 from tunefarm.client.values import Job, JobRequest

@@ -23,7 +23,8 @@ RATIO = "MetaSchedule's latency relative to ours after"
 SECONDS = "MetaSchedule's seconds for"
 SPACE = "median over best of 64 random programs, relative to MetaSchedule"
 PROCESSES = re.compile(r"(\d+) servers, (\d+) schedulers: trials stored")
-EQUAL = "equal shares: latency of a network of 12 tasks after 32 trials a task, relative to the allocator"
+EQUAL = "all networks, median: trials of equal shares over those of"
+TIME_LEFT = "all networks: the time left, told after a third of the job or later: largest error"
 # The figures that are shown of each other benchmark, by file.
 HEADLINES: Mapping[str, tuple[str, ...]] = {
     "operators_64": (
@@ -44,7 +45,11 @@ HEADLINES: Mapping[str, tuple[str, ...]] = {
         "all operators: pairs in the right order, predicted unseen",
         "all operators: recall of the 30 fastest, predicted unseen",
     ),
-    "allocation": (EQUAL,),
+    "allocation": (
+        f"{EQUAL} the allocator until as fast as with 50% of all trials",
+        f"{EQUAL} MetaSchedule's formula until as fast as with 50% of all trials",
+    ),
+    "time_left": (TIME_LEFT,),
     "scale": (
         "trials stored: 1000 workers, 2222 trials offered a second",
         "leases, p99: 1000 workers, 2222 trials offered a second",

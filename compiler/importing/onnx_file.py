@@ -47,7 +47,7 @@ def read_file(data: bytes, shapes: Mapping[str, Shape]) -> OnnxFile:
 
     Raises ModelError.
     """
-    proto = _parse(data)
+    proto = parse(data)
     _check_self_contained(proto)
     _check_functions(proto)
     inputs = _fix_inputs(proto.graph, shapes)
@@ -69,7 +69,8 @@ def read_file(data: bytes, shapes: Mapping[str, Shape]) -> OnnxFile:
     return OnnxFile(proto, inputs, output_names, opsets)
 
 
-def _parse(data: bytes) -> onnx.ModelProto:
+def parse(data: bytes) -> onnx.ModelProto:
+    """Parse the bytes of a .onnx file that holds a graph. Raises ModelError."""
     if not data:
         raise ModelError("the model file is empty")
     if len(data) > MAX_FILE_BYTES:

@@ -16,6 +16,8 @@ from records.storage.tables import EventRow, JobRow
 _INSERT = insert(table_of(EventRow)).inline()
 # The kind of an event that says how many trials are done. It comes every second, and only the last matters.
 PROGRESS = "progress"
+# The kind of an event that says which state the job has come to.
+STATE = "state"
 # Events deleted in one transaction.
 _DELETED_AT_ONCE = 1000
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any, Literal
@@ -11,7 +11,17 @@ from sqlalchemy import Select, and_, bindparam, delete, func, or_, select, updat
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from core.job import MAX_PRIORITY, MAX_WEIGHT, MIN_WEIGHT, UNFINISHED, Budget, Build, JobState
+from core.job import (
+    MAX_BATCH,
+    MAX_PRIORITY,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+    UNFINISHED,
+    Budget,
+    Build,
+    EndReason,
+    JobState,
+)
 from records.fleet import devices
 from records.jobs import events, models
 from records.storage.database import NotFound
@@ -35,7 +45,9 @@ class JobRequest:
 
     Of the jobs that share a device class, those of higher `priority` go first; of equal priority, each gets
     trials in proportion to its `weight`. `build` says who compiles the candidates. An `exact` job wants no
-    variants, which round differently.
+    variants, which round differently. `objective` names what is minimized, in which the model counts with
+    `model_weight` beside those of the other jobs of its group. `batch` fixes the leading dimensions that the
+    model leaves open.
     """
 
     model_sha: str
@@ -48,6 +60,9 @@ class JobRequest:
     weight: float = 1.0
     build: Build = Build.AUTO
     exact: bool = False
+    objective: str = "sum"
+    model_weight: float = 1.0
+    batch: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**63:
@@ -56,6 +71,11 @@ class JobRequest:
             raise ValueError(f"a priority must be within {MAX_PRIORITY} of 0, not {self.priority}")
         if not MIN_WEIGHT <= self.weight <= MAX_WEIGHT:
             raise ValueError(f"a weight must be between {MIN_WEIGHT} and {MAX_WEIGHT:g}, not {self.weight}")
+        if not MIN_WEIGHT <= self.model_weight <= MAX_WEIGHT:
+            bounds = f"{MIN_WEIGHT} and {MAX_WEIGHT:g}"
+            raise ValueError(f"a model's weight must be between {bounds}, not {self.model_weight}")
+        if self.batch is not None and not 1 <= self.batch <= MAX_BATCH:
+            raise ValueError(f"a batch must be between 1 and {MAX_BATCH}, not {self.batch}")
         for name, shape in self.shapes.items():
             if any(extent < 1 for extent in shape):
                 raise ValueError(f"the extents of the shape of {name!r} must be positive, not {shape}")
@@ -66,7 +86,9 @@ class Job:
     """A job as stored; clients see it as `tunefarm.client.values.Job`.
 
     `message` says what the job is doing or waiting for. `untuned_secs` and `tuned_secs` are the seconds of
-    each repeat of the whole model.
+    each repeat of the whole model. Jobs of one `group` share their trials; it is the id of the first of them,
+    None for a job alone. `end_reason` says what ended the tuning. The job is expected to be finished at
+    `expected_end_at`, None while nobody knows.
     """
 
     id: str
@@ -84,10 +106,42 @@ class Job:
     artifact_sha: str | None
     untuned_artifact_sha: str | None
     message: str
+    group: str | None
+    end_reason: EndReason | None
+    expected_end_at: float | None
+
+
+def create_group(
+    session: Session,
+    first_id: str,
+    requests: Sequence[JobRequest],
+    idempotency_key: str | None,
+    now: float,
+) -> list[Job]:
+    """Store new jobs that share their trials, or return those that equal requests with the same key have
+    made.
+
+    The ids of those after the first are its id with -2, -3, ... appended; one alone is no group. Raises
+    ModelNotFound and IdempotencyConflict.
+    """
+    group_id = first_id if len(requests) > 1 else None
+    first = create(session, first_id, requests[0], idempotency_key, now, group_id)
+    if first.id != first_id:
+        found = group(session, first)
+        if len(found) != len(requests) or not all(map(_asks_for, found[1:], requests[1:])):
+            raise _conflict(idempotency_key)
+        return found
+    others = enumerate(requests[1:], start=2)
+    return [first, *(create(session, f"{first_id}-{n}", asked, None, now, group_id) for n, asked in others)]
 
 
 def create(
-    session: Session, job_id: str, request: JobRequest, idempotency_key: str | None, now: float
+    session: Session,
+    job_id: str,
+    request: JobRequest,
+    idempotency_key: str | None,
+    now: float,
+    group_id: str | None = None,
 ) -> Job:
     """Store a new job, or return the one that an equal request with the same key has made.
 
@@ -96,21 +150,56 @@ def create(
     models.get(session, request.model_sha)
     row = asdict(request)
     row |= {**row.pop("budget"), "id": job_id, "idempotency_key": idempotency_key, "created_at": now}
+    row |= {"group_id": group_id, "end_reason": ""}
     statement = insert_into(session, JobRow).on_conflict_do_nothing(index_elements=["idempotency_key"])
     created = session.scalar(
         statement.values(row | {"state": JobState.QUEUED, "message": ""}).returning(JobRow.id)
     )
     if created is not None:
-        events.append(session, job_id, "state", _state_data(JobState.QUEUED, None, ""), now)
+        events.append(session, job_id, events.STATE, _state_data(JobState.QUEUED, None, ""), now)
         return get(session, job_id)
     [job] = _jobs(session, select(JobRow).where(JobRow.idempotency_key == idempotency_key))
+    if not _asks_for(job, request) or (job.group is None) != (group_id is None):
+        raise _conflict(idempotency_key)
+    return job
+
+
+def _asks_for(job: Job, request: JobRequest) -> bool:
+    """Whether the job was made by an equal request."""
     # A job with `build` AUTO may have been decided to build on its devices since.
     asked = replace(request, build=job.request.build) if request.build is Build.AUTO else request
-    if job.request != asked:
-        raise IdempotencyConflict(
-            f"the idempotency key {idempotency_key!r} belongs to another request: use a new key"
-        )
-    return job
+    if request.batch is not None and request.shapes.items() <= job.request.shapes.items():
+        asked = replace(asked, shapes=job.request.shapes)
+    return job.request == asked
+
+
+def _conflict(idempotency_key: str | None) -> IdempotencyConflict:
+    return IdempotencyConflict(
+        f"the idempotency key {idempotency_key!r} belongs to another request: use a new key"
+    )
+
+
+def group(session: Session, job: Job) -> list[Job]:
+    """Return the jobs that share their trials with a job, itself among them, in the order of the request."""
+    if job.group is None:
+        return [get(session, job.id)]
+    return _jobs(
+        session,
+        select(JobRow).where(JobRow.group_id == job.group).order_by(func.length(JobRow.id), JobRow.id),
+    )
+
+
+def groups(session: Session, group_ids: Collection[str]) -> dict[str, list[str]]:
+    """Return the ids of the jobs of groups, in the order of the requests."""
+    found: dict[str, list[str]] = {}
+    rows = (
+        select(JobRow.group_id, JobRow.id)
+        .where(JobRow.group_id.in_(group_ids))
+        .order_by(func.length(JobRow.id), JobRow.id)
+    )
+    for group_id, job_id in session.execute(rows):
+        found.setdefault(str(group_id), []).append(job_id)
+    return found
 
 
 def get(session: Session, job_id: str) -> Job:
@@ -207,30 +296,35 @@ def advance(
     *,
     error: str | None = None,
     message: str = "",
+    end_reason: EndReason | None = None,
 ) -> bool:
     """Move a job from one of the `expected` states; False, without a change, when it is in none of them.
 
-    Appends a "state" event. A final state drops the pending trials and module runs, and all events of
-    progress but the last.
+    `end_reason` says what ended the tuning, if that did. Appends a "state" event. A final state drops the
+    pending trials and module runs, and all events of progress but the last.
     """
     values: dict[str, Any] = {"state": to, "error": error, "message": message}
     if to is not JobState.QUEUED:
         values["started_at"] = func.coalesce(JobRow.started_at, now)
+    if end_reason is not None:
+        values["end_reason"] = end_reason
     if to.finished:
-        values["finished_at"] = now
+        values |= {"finished_at": now, "expected_end_at": None}
     moved = update(JobRow).where(JobRow.id == job_id, JobRow.state.in_(expected)).values(values)
     if changed(session, moved) == 0:
         return False
     if to.finished:
         drop_pending_work(session, job_id)
         events.drop_old_progress(session, [job_id])
-    events.append(session, job_id, "state", _state_data(to, error, message), now)
+    events.append(session, job_id, events.STATE, _state_data(to, error, message), now)
     return True
 
 
 def cancel(session: Session, job_id: str, now: float) -> Job:
-    """Cancel a job unless it is finished; leases of its trials run to their end. Raises JobNotFound."""
-    advance(session, job_id, UNFINISHED, JobState.CANCELLED, now, message="cancelled")
+    """Cancel a job and those that share its trials, unless they are finished; leases of their trials run to
+    their end. Raises JobNotFound."""
+    for one in group(session, get(session, job_id)):
+        advance(session, one.id, UNFINISHED, JobState.CANCELLED, now, message="cancelled")
     return get(session, job_id)
 
 
@@ -270,6 +364,17 @@ def set_device_class(session: Session, job_id: str, device_class: str) -> bool:
     """
     devices.get_class(session, device_class)
     return _set(session, job_id, device_class=device_class)
+
+
+def set_shapes(session: Session, job_id: str, shapes: Mapping[str, Sequence[int]]) -> bool:
+    """Store the shapes of the inputs, once the batch is written into them. False when the job is cancelled or
+    failed."""
+    return _set(session, job_id, shapes={name: list(shape) for name, shape in shapes.items()})
+
+
+def set_expected_end(session: Session, job_id: str, at: float | None) -> bool:
+    """Store when the job is expected to be finished. False when the job is cancelled or failed."""
+    return _set(session, job_id, expected_end_at=at)
 
 
 def set_message(session: Session, job_id: str, message: str) -> bool:
@@ -314,12 +419,15 @@ def _jobs(session: Session, query: Select[JobRow]) -> list[Job]:
                 model_name=row.model_name,
                 shapes=_shapes(row.shapes),
                 target=row.target,
-                budget=Budget(row.trials, row.minutes),
+                budget=Budget(row.trials, row.minutes, row.latency_s, row.min_gain),
                 seed=row.seed,
                 priority=row.priority,
                 weight=row.weight,
                 build=Build(row.build),
                 exact=row.exact,
+                objective=row.objective,
+                model_weight=row.model_weight,
+                batch=row.batch,
             ),
             state=JobState(row.state),
             error=row.error,
@@ -334,6 +442,9 @@ def _jobs(session: Session, query: Select[JobRow]) -> list[Job]:
             artifact_sha=row.artifact_sha,
             untuned_artifact_sha=row.untuned_artifact_sha,
             message=row.message,
+            group=row.group_id,
+            end_reason=EndReason(row.end_reason) if row.end_reason else None,
+            expected_end_at=row.expected_end_at,
         )
         for row in session.scalars(query)
     ]

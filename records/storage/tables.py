@@ -174,6 +174,18 @@ class JobRow(Base):
     # The numbers of its trials and of those that are done: counting them takes longer the more there are.
     trials_issued: Mapped[int] = mapped_column(default=0)
     trials_done: Mapped[int] = mapped_column(default=0)
+    # Jobs that share their trials have the id of the first of them; null for one alone.
+    group_id: Mapped[str | None] = mapped_column(index=True)
+    model_weight: Mapped[float] = mapped_column(default=1.0)
+    objective: Mapped[str] = mapped_column(default="sum")
+    latency_s: Mapped[float | None]
+    min_gain: Mapped[float | None]
+    # Fixes symbolic leading dimensions; the shapes are completed with it when the model is read.
+    batch: Mapped[int | None]
+    # What ended the tuning; empty until something has.
+    end_reason: Mapped[str] = mapped_column(default="")
+    # When the job is expected to be finished; null while nobody knows.
+    expected_end_at: Mapped[float | None]
 
 
 class ShareRow(Base):

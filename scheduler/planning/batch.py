@@ -137,16 +137,27 @@ def fallback_trials(session: Session, device: Device, listed: Sequence[Task]) ->
 
 
 def task_searches(
-    snapshot: JobSnapshot, spaces: Mapping[str, Space], seeds: Mapping[str, Sequence[Program]]
+    snapshot: JobSnapshot,
+    spaces: Mapping[str, Space],
+    seeds: Mapping[str, Sequence[Program]],
+    weights: Mapping[str, float],
+    *,
+    stop_early: bool,
 ) -> list[TaskSearch]:
-    """Return the searches of the tasks that have a space; `spaces` and `seeds` are by workload hash."""
+    """Return the searches of the tasks that have a space; `spaces`, `seeds` and `weights` are by workload
+    hash.
+
+    With `stop_early`, tasks that have stalled are exhausted.
+    """
     found = []
     for task in snapshot.tasks:
         name = task.workload_hash
         if name in spaces:
             space = spaces[name]
             history = TaskHistory.gather(space, snapshot.records.get(name, ()), snapshot.trials[task.id])
-            progress = history.progress(task, space)
+            progress = history.progress(task, space, weights[name])
+            if stop_early and progress.has_stalled:
+                progress = replace(progress, exhausted=True)
             found.append(TaskSearch(task, space, history, progress, seeds.get(name, ())))
     for one in found:
         others = [other for other in found if other.task.place == one.task.place and other is not one]
@@ -161,10 +172,12 @@ def plan_batch(
     rng: np.random.Generator,
     trials: int,
     trials_per_pick: int,
+    epsilon: float,
     *,
     is_last: bool,
 ) -> list[NewTrial]:
-    """Return up to `trials` trials, about `trials_per_pick` for each pick of the allocator.
+    """Return up to `trials` trials, about `trials_per_pick` for each pick of the allocator, which picks any
+    task with probability `epsilon`.
 
     They are fewer when the spaces are exhausted. Some of them remeasure traces that may be the fastest, more
     in the last batch than in others.
@@ -172,7 +185,7 @@ def plan_batch(
     batch: list[NewTrial] = []
     while len(batch) < trials:
         progress = [search.progress for search in searches]
-        picks = Counter(next_tasks(progress, trials - len(batch), trials_per_pick))
+        picks = Counter(next_tasks(progress, trials - len(batch), trials_per_pick, rng, epsilon))
         if not picks:
             break
         for index, times in picks.items():

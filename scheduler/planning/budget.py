@@ -1,16 +1,16 @@
-"""The trials that a job may still issue."""
+"""The trials that a job, or the jobs of a group together, may still issue."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from sqlalchemy.orm import Session
 
-from records.jobs import tasks, trials
-from records.jobs.jobs import Job
+from records.jobs import trials
 from records.jobs.tasks import Task
 from records.jobs.trials import NewTrial, TrialCounts
 from records.schedules import imports
+from scheduler.planning.group import Group
 
 
 @dataclass(frozen=True)
@@ -53,23 +53,26 @@ class RemainingBudget:
         return self.issued.pending + self.issued.leased
 
 
-def read_remaining(session: Session, job: Job) -> RemainingBudget:
-    issued = trials.counts(session, job.id)
-    guessed = trials.guessed_tasks(session, job.id)
-    imported = imports.trials_of(session, job.id)
-    of_job = tuple(tasks.for_job(session, job.id))
-    untried = tuple(task for task in of_job if task.best_s is None and task.id not in guessed)
-    served = {task.place for task in (*(one for one in of_job if one.best_s is not None), *untried)}
-    fallbacks = trials.fallbacks(session, job.id)
+def read_remaining(session: Session, group: Group) -> RemainingBudget:
+    """Read what is left of the budget that the jobs of a group share."""
+    counted = [trials.counts(session, job.id) for job in group.jobs]
+    issued = TrialCounts(*(sum(column) for column in zip(*map(astuple, counted), strict=True)))
+    guessed = set[int]().union(*(trials.guessed_tasks(session, job.id) for job in group.jobs))
+    ids = {task.id for task in group.tasks}
+    imported = [trial for job in group.jobs for trial in imports.trials_of(session, job.id)]
+    untried = tuple(task for task in group.tasks if task.best_s is None and task.id not in guessed)
+    served = {task.place for task in (*(one for one in group.tasks if one.best_s is not None), *untried)}
+    fallbacks = {name for job in group.jobs for name in trials.fallbacks(session, job.id)}
+    allowed = group.jobs[0].request.budget.trials
     return RemainingBudget(
-        trials=max(job.request.budget.trials - issued.pending - issued.leased - issued.done, 0),
+        trials=max(allowed - issued.pending - issued.leased - issued.done, 0),
         issued=issued,
-        tasks=of_job,
-        imported=tuple(imported),
+        tasks=group.tasks,
+        imported=tuple(trial for trial in imported if trial.task_id in ids),
         untried=untried,
         failed=tuple(
             task
-            for task in of_job
+            for task in group.tasks
             if not task.variant and task.place not in served and task.workload_hash not in fallbacks
         ),
     )

@@ -101,9 +101,9 @@ class TaskHistory:
         timed = [MeasuredProgram(number, one.seconds, one.repeat + 1) for number, one in enumerate(idle)]
         return [idle[number] for number in select_for_remeasurement(timed, count)]
 
-    def progress(self, task: Task, space: Space) -> TaskProgress:
+    def progress(self, task: Task, space: Space, weight: float) -> TaskProgress:
         best = tuple(accumulate(self.latencies, min))
-        return TaskProgress(task.weight, task.flops, best, self.num_issued, exhausted=False, tag=space.tag)
+        return TaskProgress(weight, task.flops, best, self.num_issued, exhausted=False, tag=space.tag)
 
 
 def _seconds(outcome: Outcome | None, latency_s: float | None) -> float:

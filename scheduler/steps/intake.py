@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy.orm import Session
 
@@ -22,6 +22,7 @@ from records.jobs.tasks import TaskSpec
 from records.storage import blobs
 from scheduler.context import Context
 from scheduler.planning.budget import read_remaining
+from scheduler.planning.group import Group
 from scheduler.spaces import tag_of
 from scheduler.steps import attempts, waiting
 from scheduler.steps.artifacts import untuned_artifact
@@ -42,6 +43,11 @@ def run(context: Context, job: Job) -> None:
     device = _begin(context, job)
     if device is None:
         return
+    if job.request.batch is not None:
+        shapes = context.model_compiler.batch_shapes(job.request)
+        with context.database.begin() as session:
+            jobs.set_shapes(session, job.id, shapes)
+        job = replace(job, request=replace(job.request, shapes=shapes))
     imported, library = context.model_compiler.compile_untuned(job.request, device)
     unverified = context.model_compiler.verify(job.request)
     wanted = [task for task in imported.tasks if not (task.variant and job.request.exact)]
@@ -71,7 +77,14 @@ def _begin(context: Context, job: Job) -> Device | None:
         if job.device_class is not None:
             device: Device | None = devices.get_class(session, job.device_class)
         else:
-            device = devices.resolve_class(session, job.request.target, now)
+            group = jobs.group(session, job)
+            found = next((one.device_class for one in group if one.device_class is not None), None)
+            if found is None and next(one for one in group if not one.state.finished).id != job.id:
+                return None  # the first job of a group finds the device for all
+            device = devices.resolve_class(session, found or job.request.target, now)
+            for other in group:
+                if device is not None and other.state is JobState.QUEUED and other.id != job.id:
+                    context.wake("intake", other.id)
         if device is None:
             waiting.note_no_device(session, job, now)
             return None
@@ -127,7 +140,7 @@ def _next_state(session: Session, job: Job, subgraphs: Sequence[_Subgraph]) -> t
     if job.request.budget.trials:
         num_covered = sum(subgraph.dag is not None for subgraph in own)
         return JobState.TUNING, f"searching {num_covered} of {len(own)} subgraphs{variants}"
-    if untried := read_remaining(session, job).untried:
+    if untried := read_remaining(session, Group.read(session, job)).untried:
         num_untried = sum(not task.variant for task in untried)
         message = f"trying the best guess for {num_untried} of {len(own)} subgraphs{variants}"
         return JobState.TUNING, message

@@ -4,38 +4,56 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from sqlalchemy.orm import Session
 
-from core.job import JobState
+from core.job import EndReason, JobState
 from records.fleet import devices
 from records.jobs import events, jobs, trials
 from records.jobs.jobs import Job
 from records.jobs.tasks import Task
-from records.jobs.trials import NewTrial
+from records.jobs.trials import MeasuredTrial, NewTrial
 from scheduler.context import Context
+from scheduler.planning import forecast
 from scheduler.planning.batch import fallback_trials, plan_batch, task_searches
 from scheduler.planning.budget import read_remaining
+from scheduler.planning.group import Group
 from scheduler.planning.job_snapshot import ROUND, next_round, read_snapshot
 from scheduler.planning.seeds import find_seeds
 from scheduler.steps import attempts, listings, waiting
+from search.objectives import EARLY_STOPPING
+
+# To compile and time the model at the end takes about so many times as long as to import it.
+PUBLISHING_RATIO = 1.3
 
 
 def run(context: Context, job: Job) -> None:
-    """Issue the next batch when it is time for it; end the tuning when nothing is left to do."""
+    """Issue the next batch when it is time for it; end the tuning when a goal is reached or nothing is left
+    to do.
+
+    Of the jobs of a group, the first one does that for all. Raises PermanentError when their objective can't
+    be used.
+    """
     max_attempts = context.settings.max_failures
     with context.database.begin() as session:
-        plan = _plan_round(session, context, job)
+        group = Group.read(session, job)
+        if group.planner is None or group.planner.id != job.id:
+            if group.planner is not None:
+                context.wake("plan", group.planner.id)
+            return
+        plan = _plan_round(session, context, group)
         if plan.trials and not attempts.begin(session, job, "searching", context.now(), max_attempts):
             return
-    if plan.trials and _issue_batch(context, job, plan):
+    if plan.trials and _issue_batch(context, group, plan):
         # Now, because devices are busy with the batch.
-        listings.store_missing(context, job)
+        for one in group.tuning:
+            listings.store_missing(context, one)
         return
     with context.database.begin() as session:
-        if not ((plan.trials or not plan.issuable) and _end_tuning_if_idle(session, context, job)):
+        is_over = plan.trials or not plan.issuable
+        if not (is_over and _end_tuning_if_idle(session, context, job, plan.reached)):
             waiting.note_missing_device(session, job, context.now())
 
 
@@ -44,10 +62,11 @@ class RoundPlan:
     """What to issue now.
 
     trials     number of trials; 0 when it isn't time for a batch
-    issuable   number of trials that the budget allows; 0 when it is used up, or the minutes are
+    issuable   number of trials that the budget allows; 0 when it is used up, or a goal is reached
     imported   trials of imported schedules, which come first
     uncovered  the tasks whose fallback schedule comes next
     tasks      the tasks to plan the other trials for
+    reached    the goal that has been reached, if any has but for the trials
     """
 
     trials: int
@@ -55,6 +74,7 @@ class RoundPlan:
     imported: Sequence[NewTrial] = ()
     uncovered: Sequence[Task] = ()
     tasks: Sequence[Task] = ()
+    reached: EndReason | None = None
 
     @property
     def is_last(self) -> bool:
@@ -62,15 +82,17 @@ class RoundPlan:
         return self.trials == self.issuable
 
 
-def _plan_round(session: Session, context: Context, job: Job) -> RoundPlan:
-    if _minutes_are_up(context, job):
-        trials.drop_pending(session, job.id)
-        return RoundPlan(trials=0, issuable=0)
+def _plan_round(session: Session, context: Context, group: Group) -> RoundPlan:
+    reached = _reached(session, group, context.now())
+    if reached is not None:
+        for job in group.tuning:
+            trials.drop_pending(session, job.id)
+        return RoundPlan(trials=0, issuable=0, reached=reached)
     settings = context.settings
-    budget = read_remaining(session, job)
+    budget = read_remaining(session, group)
     is_time = budget.num_open <= settings.plan_ahead * settings.batch_size
     # A search that found nothing new finds nothing until another result is in.
-    is_exhausted = budget.num_open > 0 and context.exhausted_at.get(job.id) == budget.issued.done
+    is_exhausted = budget.num_open > 0 and context.exhausted_at.get(group.tuning[0].id) == budget.issued.done
     num_trials = min(budget.issuable, settings.batch_size) if is_time and not is_exhausted else 0
     first = {trial.task_id: trial for trial in reversed(budget.imported)}
     imported, searched = budget.imported, budget.covered
@@ -83,20 +105,45 @@ def _plan_round(session: Session, context: Context, job: Job) -> RoundPlan:
     return RoundPlan(num_trials, budget.issuable, imported, uncovered[: num_trials - len(imported)], searched)
 
 
-def _minutes_are_up(context: Context, job: Job) -> bool:
-    minutes, started_at = job.request.budget.minutes, job.started_at
-    return minutes is not None and started_at is not None and context.now() >= started_at + 60 * minutes
+def _reached(session: Session, group: Group, now: float) -> EndReason | None:
+    """Return the goal that the group has reached, if any has but for the trials."""
+    budget = group.tuning[0].request.budget
+    started_at = group.started_at
+    if budget.minutes is not None and started_at is not None and now >= started_at + 60 * budget.minutes:
+        return EndReason.MINUTES
+    latencies = [(job.request.budget.latency_s, group.latency_s(job)) for job in group.tuning]
+    if all(wanted_s and found_s and found_s <= wanted_s for wanted_s, found_s in latencies):
+        return EndReason.LATENCY
+    if budget.min_gain is not None:
+        measured = _measured(session, group)
+        points = forecast.curve(_networks(group), measured)
+        gain = forecast.gain_of_next_minute(points, measured[0].finished_at, now) if measured else None
+        if gain is not None and gain < budget.min_gain:
+            return EndReason.GAIN
+    return None
 
 
-def _issue_batch(context: Context, job: Job, plan: RoundPlan) -> int:
+def _measured(session: Session, group: Group) -> list[MeasuredTrial]:
+    """Return the trials of a group that are done, in the order in which they ended."""
+    found = [trial for job in group.tuning for trial in trials.measured(session, job.id)]
+    return sorted(found, key=lambda trial: trial.finished_at)
+
+
+def _networks(group: Group) -> list[tuple[float, Sequence[Task]]]:
+    return [(job.request.model_weight, group.tasks_of[job.id]) for job in group.tuning]
+
+
+def _issue_batch(context: Context, group: Group, plan: RoundPlan) -> int:
     """Plan a batch and issue it; return its number of trials."""
+    job, settings = group.tuning[0], context.settings
     with context.database.begin() as session:
         snapshot = read_snapshot(session, job, plan.tasks, context.record_cache)
         fallbacks = fallback_trials(session, snapshot.device, plan.uncovered)
     spaces = context.spaces.load([task.workload_hash for task in snapshot.tasks], snapshot.device)
     trained = context.trainer.up_to_date(snapshot.device)
     seeds = find_seeds(context.database, context.spaces, snapshot, spaces)
-    searches = task_searches(snapshot, spaces, seeds)
+    stop_early = job.request.objective == EARLY_STOPPING
+    searches = task_searches(snapshot, spaces, seeds, group.weights(), stop_early=stop_early)
     # A small budget is shared among all tasks.
     share = max(job.request.budget.trials // max(len(searches), 1), 1)
     batch = plan_batch(
@@ -104,53 +151,97 @@ def _issue_batch(context: Context, job: Job, plan: RoundPlan) -> int:
         trained.model,
         np.random.default_rng((job.request.seed, snapshot.round)),
         plan.trials - len(plan.imported) - len(fallbacks),
-        min(context.settings.trials_per_pick, share),
+        min(settings.trials_per_pick, share),
+        settings.epsilon,
         is_last=plan.is_last,
     )
     with context.database.begin() as session:
-        return _store(session, context, job.id, [*plan.imported, *fallbacks, *batch])
+        issued = _store(session, context, job, [*plan.imported, *fallbacks, *batch])
+        expected = _expected_end(session, Group.read(session, job), context.now()) if issued else None
+        for one in group.tuning:
+            jobs.set_expected_end(session, one.id, expected)
+    return issued
 
 
-def _store(session: Session, context: Context, job_id: str, batch: Sequence[NewTrial]) -> int:
-    """Issue the batch unless the job has moved on meanwhile; return the number of trials issued."""
-    job = jobs.get(session, job_id)
-    if job.state is not JobState.TUNING:
+def _store(session: Session, context: Context, planner: Job, batch: Sequence[NewTrial]) -> int:
+    """Issue the batch unless the planner has moved on meanwhile; return the number of trials issued."""
+    group = Group.read(session, planner)
+    if group.planner is None or group.planner.id != planner.id:
         return 0
     # If planning outlived the claim, another scheduler may have used a part of the budget.
-    remaining = read_remaining(session, job)
-    return _issue(session, context, job, remaining.tasks, batch[: remaining.issuable])
+    remaining = read_remaining(session, group)
+    return _issue(session, context, group, batch[: remaining.issuable])
 
 
-def _issue(
-    session: Session, context: Context, job: Job, tasks: Sequence[Task], batch: Sequence[NewTrial]
-) -> int:
-    """Issue trials of some of the job's `tasks` as a round; return their number."""
-    now, number = context.now(), next_round(session, job)
-    issued = trials.add(session, job.id, number, batch, now)
-    names = {task.id: task.name for task in tasks}
+def _issue(session: Session, context: Context, group: Group, batch: Sequence[NewTrial]) -> int:
+    """Issue trials of some of the group's tasks as a round; return their number."""
+    planner, now = group.tuning[0], context.now()
+    number = next_round(session, planner)
+    tasks = {task.id: task for task in group.tasks}
+    owned: dict[str, list[NewTrial]] = {}
+    for trial in batch:
+        if trial.task_id in tasks:  # its job may have been cancelled since the round was planned
+            owned.setdefault(tasks[trial.task_id].job_id, []).append(trial)
+    issued = sum(
+        len(trials.add(session, job.id, number, owned[job.id], now))
+        for job in group.tuning
+        if job.id in owned
+    )
     data = {
         "round": number,
-        "trials": len(issued),
-        "tasks": dict(Counter(names[trial.task_id] for trial in batch)),
+        "trials": issued,
+        "tasks": dict(Counter(tasks[trial.task_id].name for trial in batch if trial.task_id in tasks)),
     }
-    events.append(session, job.id, ROUND, data, now)
+    events.append(session, planner.id, ROUND, data, now)
     if issued:
-        jobs.set_message(session, job.id, f"round {number + 1}: measuring {len(issued)} candidates")
-    return len(issued)
+        for job in group.tuning:
+            jobs.set_message(session, job.id, f"round {number + 1}: measuring {issued} candidates")
+    return issued
 
 
-def _end_tuning_if_idle(session: Session, context: Context, job: Job) -> bool:
+def _expected_end(session: Session, group: Group, now: float) -> float | None:
+    """Return when the jobs are expected to be finished; None while nobody knows."""
+    job, measured = group.tuning[0], _measured(session, group)
+    if not measured:
+        return None
+    began_at = {event.data["state"]: event.at for event in events.of_kinds(session, job.id, (events.STATE,))}
+    tuning = began_at[JobState.TUNING]
+    importing_s = tuning - began_at.get(JobState.IMPORTING, tuning)
+    remaining, budget = read_remaining(session, group), job.request.budget
+    if len(group.tuning) > 1:
+        budget = replace(budget, latency_s=None)  # each model has its own: nothing is foretold of all
+    left = forecast.seconds_left(
+        budget,
+        remaining.trials + remaining.num_open,
+        [trial.finished_at for trial in measured],
+        forecast.curve(_networks(group), measured),
+        started_at=group.started_at or now,
+        began_at=tuning,
+        now=now,
+    )
+    return None if left is None else now + left + PUBLISHING_RATIO * importing_s
+
+
+def _end_tuning_if_idle(session: Session, context: Context, planner: Job, reached: EndReason | None) -> bool:
     """Go on to publishing unless trials are still being measured, or fallback schedules are yet to be; return
     whether that was so."""
-    budget = read_remaining(session, job)
-    if budget.num_open:
-        context.exhausted_at[job.id] = budget.issued.done
+    group = Group.read(session, planner)
+    if group.planner is None or group.planner.id != planner.id:
         return False
-    if budget.failed and not _minutes_are_up(context, job):
-        assert job.device_class is not None, "its trials were measured"
-        device = devices.get_class(session, job.device_class)
-        if _issue(session, context, job, budget.tasks, fallback_trials(session, device, budget.failed)):
+    budget = read_remaining(session, group)
+    if budget.num_open:
+        context.exhausted_at[planner.id] = budget.issued.done
+        return False
+    if budget.failed and reached is not EndReason.MINUTES:
+        assert planner.device_class is not None, "its trials were measured"
+        device = devices.get_class(session, planner.device_class)
+        if _issue(session, context, group, fallback_trials(session, device, budget.failed)):
             return False
-    message = "compiling the model with the best schedules"
-    jobs.advance(session, job.id, {JobState.TUNING}, JobState.PUBLISHING, context.now(), message=message)
+    reason = reached or (EndReason.EXHAUSTED if budget.trials else EndReason.TRIALS)
+    for job in group.tuning:
+        asked = reason if job.request.budget.trials else None
+        message = "compiling the model with the best schedules" + (f": {asked.text}" if asked else "")
+        args = (session, job.id, {JobState.TUNING}, JobState.PUBLISHING, context.now())
+        if jobs.advance(*args, message=message, end_reason=asked) and job.id != planner.id:
+            context.wake("publish", job.id)
     return True

@@ -11,10 +11,21 @@ from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator, model_validator
 from sqlalchemy.orm import Session
 
-from core.job import MAX_PRIORITY, MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT, Budget, Build, JobState
+from core.job import (
+    MAX_BATCH,
+    MAX_MODELS,
+    MAX_PRIORITY,
+    MAX_TRIALS,
+    MAX_WEIGHT,
+    MIN_WEIGHT,
+    Budget,
+    Build,
+    EndReason,
+    JobState,
+)
 from records.jobs import deletion, jobs, models, tasks, trials
 from records.jobs.deletion import JobInUse
 from records.jobs.jobs import Job, JobNotFound, JobRequest
@@ -39,13 +50,46 @@ _MAX_FAILURES = 100
 _SHOWN_PROGRAMS = 10
 
 
-class JobRequestBody(RequestBody):
-    """What to tune: `model` is the sha256 of an uploaded model, `shapes` are those of its dynamic inputs.
+def _checked_shapes(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
+    if len(shapes) > 256:
+        raise ValueError(f"shapes are given for {len(shapes)} inputs, and 256 are allowed")
+    for name, shape in shapes.items():
+        if len(shape) > 16 or not all(1 <= extent <= _MAX_DIMENSION for extent in shape):
+            raise ValueError(f"the shape of {name} must be up to 16 positive whole numbers, not {shape}")
+    return shapes
 
-    `target` is "native" (the class of any worker that is ready) or a device class's key or unique name. The
-    job ends when its budget of `trials` or of `minutes` is spent. A subgraph of which no schedule is known
-    gets one trial whatever the budget. With `compile_only` no other trials are made: the model is compiled
-    with the schedules known already and these first guesses, timed as a whole, and `trials` is left out.
+
+Shapes = Annotated[dict[Name, list[int]], AfterValidator(_checked_shapes)]
+
+
+class ModelBody(RequestBody):
+    """A model of a job: the sha256 of an uploaded one, the shapes of its dynamic inputs, how much it weighs
+    in the objective, and the latency that is asked for (`latency_s`, see the job's)."""
+
+    model: Sha256
+    shapes: Shapes = Field(default={})
+    model_weight: float = Field(default=1.0, ge=MIN_WEIGHT, le=MAX_WEIGHT, allow_inf_nan=False)
+    latency_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+
+
+class JobRequestBody(ModelBody):
+    """What to tune: `model` is the sha256 of an uploaded model, `shapes` are those of its dynamic inputs.
+    `batch` fixes the leading dimensions that it leaves open.
+
+    `target` is "native" (the class of any worker that is ready) or a device class's key or unique name.
+
+    The first goal that is reached ends the search: `trials` made, `minutes` spent, `latency_s` seconds for
+    one run of the model (by estimate: the sum over its subgraphs), or the next minute expected to gain less
+    than `min_gain`, a part of that latency. At least one is needed. A subgraph of which no schedule is known
+    gets one trial whatever the goals. With `compile_only` no other trials are made: the model is compiled
+    with the schedules known already and these first guesses, timed as a whole, and goals are left out.
+
+    With `others`, several models share the trials, and subgraphs that they have in common; each becomes a job
+    of its own, with its own artifact, that the answer lists as `members`. `objective` names what is
+    minimized: "sum", the sum of the latencies by `model_weight`; "requirements", the same until each model is
+    as fast as its `latency_s` asks for, the default where one has that; "speedup", their geometric mean;
+    "early-stopping", the sum, leaving subgraphs alone whose latest trials gained nothing; or one that is
+    installed with the scheduler.
 
     Where jobs share devices, those of higher `priority` go first; jobs of equal priority get trials in
     proportion to their `weight`.
@@ -58,12 +102,14 @@ class JobRequestBody(RequestBody):
     as Winograd's convolutions.
     """
 
-    model: Sha256
-    shapes: dict[Name, list[int]] = Field(default={})
     target: Name = NATIVE
     trials: int = 0
     compile_only: bool = False
     minutes: float | None = None
+    min_gain: float | None = Field(default=None, gt=0, lt=1)
+    batch: int | None = Field(default=None, ge=1, le=MAX_BATCH)
+    objective: Name | None = None
+    others: list[ModelBody] = Field(default=[], max_length=MAX_MODELS - 1)
     seed: int = Field(default=0, ge=0, lt=2**63)
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     weight: float = Field(default=1.0, ge=MIN_WEIGHT, le=MAX_WEIGHT, allow_inf_nan=False)
@@ -71,11 +117,18 @@ class JobRequestBody(RequestBody):
     exact: bool = False
 
     @model_validator(mode="after")
-    def _trials_unless_compile_only(self) -> JobRequestBody:
+    def _some_goal_unless_compile_only(self) -> JobRequestBody:
+        latencies = [self.latency_s, *(other.latency_s for other in self.others)]
         if self.compile_only and self.trials != 0:
             raise ValueError(f"compile_only spends no trials: leave trials out, not {self.trials}")
+        if self.compile_only and (self.others or self.min_gain or any(latencies)):
+            raise ValueError("compile_only searches nothing: leave others, min_gain and latency_s out")
         if not self.compile_only and not 1 <= self.trials <= MAX_TRIALS:
-            raise ValueError(f"trials must be at least 1 and at most {MAX_TRIALS}, not {self.trials}")
+            if "trials" in self.model_fields_set or not (self.minutes or self.min_gain or all(latencies)):
+                raise ValueError(f"trials must be at least 1 and at most {MAX_TRIALS}, not {self.trials}")
+            self.trials = MAX_TRIALS
+        if self.objective == "requirements" and not all(latencies):
+            raise ValueError("the objective requirements needs latency_s of every model")
         return self
 
     @field_validator("minutes")
@@ -83,19 +136,14 @@ class JobRequestBody(RequestBody):
     def _minutes_of_a_budget(cls, minutes: float | None) -> float | None:
         return Budget(0, minutes).minutes
 
-    @field_validator("shapes")
-    @classmethod
-    def _positive_extents(cls, shapes: dict[str, list[int]]) -> dict[str, list[int]]:
-        if len(shapes) > 256:
-            raise ValueError(f"shapes are given for {len(shapes)} inputs, and 256 are allowed")
-        for name, shape in shapes.items():
-            if len(shape) > 16 or not all(1 <= extent <= _MAX_DIMENSION for extent in shape):
-                raise ValueError(f"the shape of {name} must be up to 16 positive whole numbers, not {shape}")
-        return shapes
-
 
 class JobBody(BaseModel):
-    """A job. `message` says what it is doing or waiting for, `error` why it failed."""
+    """A job. `message` says what it is doing or waiting for, `error` why it failed.
+
+    `end_reason` says which goal ended the search: trials, minutes, latency, gain, or exhausted where nothing
+    was left to try. `seconds_left` is an estimate, null while nobody knows. Jobs that share their trials are
+    listed in `members`, which is empty for a job alone.
+    """
 
     id: str
     state: str
@@ -109,11 +157,19 @@ class JobBody(BaseModel):
     device_class: str | None
     trials: int
     minutes: float | None
+    latency_s: float | None
+    min_gain: float | None
+    objective: str
+    model_weight: float
+    batch: int | None
     seed: int
     priority: int
     weight: float
     build: str
     exact: bool
+    members: list[str]
+    end_reason: EndReason | None
+    seconds_left: float | None
     created_at: float
     started_at: float | None
     finished_at: float | None
@@ -125,8 +181,8 @@ class JobBody(BaseModel):
     tuned_secs: list[float]
 
     @classmethod
-    def of(cls, job: Job) -> JobBody:
-        request = job.request
+    def of(cls, job: Job, now: float, members: Sequence[str] = ()) -> JobBody:
+        request, expected_at = job.request, job.expected_end_at
         return cls(
             id=job.id,
             state=job.state.value,
@@ -140,11 +196,19 @@ class JobBody(BaseModel):
             device_class=job.device_class,
             trials=request.budget.trials,
             minutes=request.budget.minutes,
+            latency_s=request.budget.latency_s,
+            min_gain=request.budget.min_gain,
+            objective=request.objective,
+            model_weight=request.model_weight,
+            batch=request.batch,
             seed=request.seed,
             priority=request.priority,
             weight=request.weight,
             build=request.build.value,
             exact=request.exact,
+            members=list(members),
+            end_reason=job.end_reason,
+            seconds_left=None if expected_at is None else round(max(expected_at - now, 0.0), 1),
             created_at=job.created_at,
             started_at=job.started_at,
             finished_at=job.finished_at,
@@ -297,13 +361,14 @@ def create(
 ) -> JobBody:
     """Start a job. The same Idempotency-Key with the same request returns the job that it started before."""
     with context.database.begin() as session:
-        wanted = _job_request(session, body, context.now())
-        job = jobs.create(session, context.new_id(), wanted, idempotency_key, context.now())
+        wanted = _job_requests(session, body, context.now())
+        job = jobs.create_group(session, context.new_id(), wanted, idempotency_key, context.now())[0]
+        [answer] = _bodies(session, [job], context.now())
     if job.state is JobState.QUEUED:
         context.wake("intake", job.id)
     request.state.audited = job.id
     response.headers["Location"] = f"/v1/jobs/{job.id}"
-    return JobBody.of(job)
+    return answer
 
 
 @router.get("")
@@ -320,26 +385,28 @@ def list_jobs(
             raise Problem(
                 422, "unknown-cursor", f"No job has the id {before!r}: start without it."
             ) from error
-    page = found[:limit]
-    return JobsBody(items=[JobBody.of(job) for job in page], next=page[-1].id if found[limit:] else None)
+        page = found[:limit]
+        bodies = _bodies(session, page, context.now())
+    return JobsBody(items=bodies, next=page[-1].id if found[limit:] else None)
 
 
 @router.get("/{job_id}", responses=problems(404))
 def show(job_id: str, context: ContextDep) -> JobBody:
     with context.database.begin() as session:
-        return JobBody.of(jobs.get(session, job_id))
+        return _bodies(session, [jobs.get(session, job_id)], context.now())[0]
 
 
 @router.post("/{job_id}:cancel", responses=problems(404, 409))
 def cancel(job_id: str, context: ContextDep) -> JobBody:
-    """Cancel an unfinished job. Cancelling it again changes nothing."""
+    """Cancel an unfinished job, and those that share its trials. Cancelling it again changes nothing."""
     with context.database.begin() as session:
         job = jobs.cancel(session, job_id, context.now())
+        [answer] = _bodies(session, [job], context.now())
     if job.state is not JobState.CANCELLED:
         raise Problem(
             409, "job-finished", f"Job {job.id} is {job.state} already: there is nothing to cancel."
         )
-    return JobBody.of(job)
+    return answer
 
 
 @router.delete("/{job_id}", status_code=204, responses=problems(404, 409))
@@ -414,24 +481,42 @@ def _short(number: float | None) -> float | None:
     return None if number is None else float(f"{number:.4g}")
 
 
-def _job_request(session: Session, body: JobRequestBody, now: float) -> JobRequest:
-    try:
-        model = models.get(session, body.model)
-    except ModelNotFound as error:
-        raise Problem(
-            422, "unknown-model", f"No model is stored as {body.model}: upload it first."
-        ) from error
+def _bodies(session: Session, found: Sequence[Job], now: float) -> list[JobBody]:
+    members = jobs.groups(session, {job.group for job in found if job.group is not None})
+    return [JobBody.of(job, now, members[job.group] if job.group else ()) for job in found]
+
+
+def _job_requests(session: Session, body: JobRequestBody, now: float) -> list[JobRequest]:
+    """Return the request of each model, the job's own first."""
+    asked: list[ModelBody] = [body, *body.others]
+    stored = []
+    for one in asked:
+        try:
+            stored.append(models.get(session, one.model))
+        except ModelNotFound as error:
+            raise Problem(
+                422, "unknown-model", f"No model is stored as {one.model}: upload it first."
+            ) from error
     if body.target != NATIVE:
         device_class(session, body.target, now)  # raises a Problem for an unknown one
-    return JobRequest(
-        model_sha=model.sha,
-        model_name=model.name,
-        shapes={name: tuple(shape) for name, shape in body.shapes.items()},
-        target=body.target,
-        budget=Budget(body.trials, body.minutes),
-        seed=body.seed,
-        priority=body.priority,
-        weight=body.weight,
-        build=Build(body.build),
-        exact=body.exact,
-    )
+    has_latencies = all(one.latency_s for one in asked)
+    objective = body.objective or ("requirements" if has_latencies else "sum")
+    return [
+        JobRequest(
+            model_sha=model.sha,
+            model_name=model.name,
+            shapes={name: tuple(shape) for name, shape in one.shapes.items()},
+            target=body.target,
+            budget=Budget(body.trials, body.minutes, one.latency_s, body.min_gain),
+            seed=body.seed,
+            priority=body.priority,
+            # Together they get as much of the devices as one job.
+            weight=max(body.weight / len(asked), MIN_WEIGHT),
+            build=Build(body.build),
+            exact=body.exact,
+            objective=objective,
+            model_weight=one.model_weight,
+            batch=body.batch,
+        )
+        for one, model in zip(asked, stored, strict=True)
+    ]

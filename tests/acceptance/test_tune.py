@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 import onnxruntime
 import psutil
 import pytest
+
+from tests.onnx_models import residual
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RUN = """
@@ -66,6 +69,33 @@ def test_a_model_is_tuned_compiled_again_and_computes_the_same(
     reference = onnxruntime.InferenceSession(str(model), providers=["CPUExecutionProvider"])
     (expected,) = reference.run(None, {"input": image})
     np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-3, atol=1e-4)
+
+
+def test_two_models_of_a_batch_are_tuned_together_and_right_on_any_number_of_threads(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    import numpy as np
+
+    for name, size in (("small", 8), ("large", 16)):
+        (tmp_path / f"{name}.onnx").write_bytes(residual(batch="n", size=size))
+    flags = ["--batch", 3, "--trials", 40, "--model-weight", 2, "--model-weight", 1, "--json"]
+    results = json.loads(done(tunefarm(["tune", "small.onnx", "large.onnx", *flags], environment, tmp_path)))
+    jobs = [result["job"] for result in results]
+    assert [job["end_reason"] for job in jobs] == ["trials", "trials"]
+    assert jobs[0]["members"] == jobs[1]["members"] == [job["id"] for job in jobs]
+    assert sum(job["trials_done"] for job in jobs) == 40
+    for name, size in (("small", 8), ("large", 16)):
+        image = np.random.default_rng(1).standard_normal((3, 3, size, size), dtype=np.float32)
+        np.save(tmp_path / "in.npy", image)
+        reference = onnxruntime.InferenceSession(
+            str(tmp_path / f"{name}.onnx"), providers=["CPUExecutionProvider"]
+        )
+        (expected,) = reference.run(None, {"input": image})
+        for threads in sorted({1, 2, os.cpu_count() or 1}):
+            files = [str(tmp_path / one) for one in (f"{name}-tuned", "in.npy", "out.npy")]
+            settings = environment | {"TVM_NUM_THREADS": str(threads)}
+            subprocess.run([sys.executable, "-c", RUN, *files], check=True, env=settings)
+            np.testing.assert_allclose(np.load(tmp_path / "out.npy"), expected, rtol=1e-3, atol=1e-4)
 
 
 def test_an_interrupted_job_goes_on_and_nothing_runs_meanwhile(

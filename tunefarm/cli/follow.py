@@ -7,11 +7,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from core.exit_code import ExitCode
 from core.job import JobState
 from system.command import CommandError
-from tunefarm.cli.progress import JobDisplay, JobProgress, TrialRate, seconds_left
+from tunefarm.cli.progress import JobDisplay, JobProgress, TrialRate
 from tunefarm.client.client import Client, ClientError, UnreachableError
 from tunefarm.client.values import Job, JobEvent
 from tunefarm.embedded.service import Service
@@ -27,9 +28,8 @@ def follow_job(
     display: JobDisplay,
     *,
     clock: Callable[[], float] = time.monotonic,
-    now: Callable[[], float] = time.time,
 ) -> Job:
-    """Show the job until it is finished, then return it.
+    """Show the job until it is finished, then return it. The trials shown are those of all jobs of its group.
 
     Raises StackError when the stack it runs on breaks down, UnreachableError when the service is gone
     for longer than a restart takes.
@@ -44,15 +44,16 @@ def follow_job(
         try:
             asked_s = clock()
             job, tasks = client.job(job_id), client.tasks(job_id)
+            others = [client.job(other) for other in job.members if other != job_id]
+            together = sum(one.trials_done for one in (job, *others))
         except UnreachableError:
             if answered_s is None or clock() - answered_s > PATIENCE_S:
                 raise
         else:
             answered_s = clock()
-            rate.note(asked_s, job.trials_done)
-            trials_per_s = rate.trials_per_s()
-            left_s = seconds_left(job, trials_per_s, now())
-            display.show(JobProgress(job, tasks, trials_per_s, left_s, asked_s))
+            rate.note(asked_s, together)
+            shown = replace(job, trials_done=together)
+            display.show(JobProgress(shown, tasks, rate.trials_per_s(), asked_s))
             if job.state.finished:
                 return job
         # Look again at the next event, or soon; events that come in a burst count as one.

@@ -16,7 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from core.durations import duration_text, latency_text
-from core.job import JobState
+from core.job import MAX_TRIALS, JobState
+from core.network import fastest_tasks, network_s
 from tunefarm.client.values import Job, Task
 
 RATE_WINDOW_S = 60.0
@@ -40,38 +41,6 @@ class TrialRate:
         """Return None until a trial has been seen to finish."""
         (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
         return (last - first) / (last_s - first_s) if last > first and last_s > first_s else None
-
-
-def seconds_left(job: Job, trials_per_s: float | None, now: float) -> float | None:
-    """Return the seconds of tuning left, or None while they are unknown. `now` is seconds since the epoch."""
-    if job.state is not JobState.TUNING:
-        return None
-    limits = []
-    if trials_per_s:
-        limits.append(max(0, job.trials - job.trials_done) / trials_per_s)
-    if job.minutes is not None and job.started_at is not None:
-        limits.append(max(0.0, job.minutes * 60 - (now - job.started_at)))
-    return min(limits, default=None)
-
-
-def network_s(tasks: Sequence[Task]) -> float | None:
-    """Return the network's latency as the sum of the fastest task of each place, or None until every covered
-    place has one."""
-    places = {task.place for task in tasks if task.covered}
-    fastest = fastest_tasks(tasks)
-    is_known = bool(places) and places <= {task.place for task in fastest}
-    return sum(task.network_s or 0.0 for task in fastest) if is_known else None
-
-
-def fastest_tasks(tasks: Sequence[Task]) -> list[Task]:
-    """Return the fastest measured task of each place: those that would be compiled in now."""
-    measured = sorted(
-        (task for task in tasks if task.best_s is not None), key=lambda task: task.best_s or 0.0
-    )
-    fastest: dict[str, Task] = {}
-    for task in measured:
-        fastest.setdefault(task.place, task)
-    return list(fastest.values())
 
 
 def share(task: Task, tasks: Sequence[Task]) -> float | None:
@@ -100,7 +69,6 @@ class JobProgress:
     job: Job
     tasks: Sequence[Task]
     trials_per_s: float | None
-    left_s: float | None
     at_s: float
 
     @property
@@ -113,8 +81,8 @@ class JobProgress:
         if job.state is JobState.TUNING:
             parts.append(f"{job.trials_text} trials")
             parts.append(f"{latency_text(network_s(self.tasks))} end to end (estimate)")
-            left = "time left unknown" if self.left_s is None else f"{duration_text(self.left_s)} left"
-            parts.append(left)
+            left_s = job.seconds_left
+            parts.append("time left unknown" if left_s is None else f"{duration_text(left_s)} left")
         return " · ".join(parts)
 
 
@@ -173,7 +141,8 @@ def display(console: Console, *, silent: bool) -> Iterator[JobDisplay]:
 def render(progress: JobProgress, rows: int) -> Group:
     """Return the content of the live display, its table cut to `rows` tasks."""
     job = progress.job
-    bar = ProgressBar(total=max(1, job.trials), completed=job.trials_done, width=40)
+    whole = None if job.trials == MAX_TRIALS else max(1, job.trials)
+    bar = ProgressBar(total=whole, completed=job.trials_done, width=40)
     rate = f"{progress.trials_per_s:.1f} trials/s" if progress.trials_per_s else ""
     return Group(Text(progress.headline), bar, Text(rate, style="dim"), task_table(progress.tasks, rows))
 

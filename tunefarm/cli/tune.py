@@ -1,7 +1,8 @@
-"""`tunefarm tune` and `compile`: from an ONNX file to a folder with its compiled library."""
+"""`tunefarm tune` and `compile`: from ONNX files to a folder with the compiled library of each."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.console import Console
 
 from core.durations import latency_text
 from core.exit_code import ExitCode
-from core.job import MAX_PRIORITY, MAX_TRIALS, Build
+from core.job import MAX_BATCH, MAX_PRIORITY, MAX_TRIALS, MAX_WEIGHT, MIN_WEIGHT, Build, JobState
 from system.command import CommandError
 from tunefarm.cli.follow import follow_job, require_done
 from tunefarm.cli.options import (
@@ -37,7 +38,8 @@ from tunefarm.cli.options import (
 )
 from tunefarm.cli.progress import display, task_table
 from tunefarm.client.artifact import unpack
-from tunefarm.client.values import Job, JobRequest, Task
+from tunefarm.client.client import Client
+from tunefarm.client.values import Job, JobRequest, ModelRequest, Task
 from tunefarm.embedded.service import Service, connect_or_start
 from tunefarm.settings import CommandSettings, load
 
@@ -48,11 +50,37 @@ Exact = Annotated[
 ]
 
 
+Batch = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=MAX_BATCH, help="The leading dimension of inputs, where the model leaves it open."
+    ),
+]
+
+
 def tune(
-    model: ModelFile,
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL.onnx")],
     shape: Shape = None,
+    batch: Batch = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Measurements to spend [1000].")] = None,
     minutes: Annotated[float | None, typer.Option(help="Minutes to spend.")] = None,
+    latency_ms: Annotated[
+        list[float] | None,
+        typer.Option(help="Stop when a run of the model takes so long, by estimate; once for each model."),
+    ] = None,
+    until_gain: Annotated[
+        float | None,
+        typer.Option(metavar="PERCENT", help="Stop when the next minute is expected to gain less than this."),
+    ] = None,
+    model_weight: Annotated[
+        list[float] | None, typer.Option(help="How much a model counts; once for each of several.")
+    ] = None,
+    objective: Annotated[
+        str | None,
+        typer.Option(
+            help="What to minimize: sum, requirements, speedup, early-stopping, or an installed one."
+        ),
+    ] = None,
     target: Target = "native",
     seed: Annotated[
         int,
@@ -77,13 +105,35 @@ def tune(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tune an ONNX model and write a compiled library, on a running service or one started for the job."""
+    """Tune ONNX models and write compiled libraries, on a running service or one started for the job.
+
+    Several models share the trials, and the subgraphs that they have in common.
+    """
+    if shape and len(models) > 1:
+        raise CommandError(
+            "--shape is for one model: give several a --batch, or start the job from Python", ExitCode.USAGE
+        )
+    weights = per_model("--model-weight", model_weight, 1.0, len(models), MIN_WEIGHT, MAX_WEIGHT)
+    wanted = per_model("--latency-ms", latency_ms, None, len(models), 0, math.inf)
+    latencies = [None if ms is None else ms / 1e3 for ms in wanted]
+    if until_gain is not None and not 0 < until_gain < 100:
+        raise CommandError(f"--until-gain must be between 0 and 100, not {until_gain:g}", ExitCode.USAGE)
+    has_goal = minutes is not None or until_gain is not None or latency_ms
     request = JobRequest(
         model="",  # known once the file is uploaded
-        trials=trials or (DEFAULT_TRIALS if minutes is None else MAX_TRIALS),
+        trials=trials or (MAX_TRIALS if has_goal else DEFAULT_TRIALS),
         shapes=parsed_shapes(shape or ()),
         target=target,
         minutes=checked_minutes(minutes),
+        latency_s=latencies[0],
+        min_gain=None if until_gain is None else until_gain / 100,
+        batch=batch,
+        objective=objective,
+        model_weight=weights[0] or 1.0,
+        others=tuple(
+            ModelRequest("", model_weight=weight or 1.0, latency_s=latency_s)
+            for weight, latency_s in zip(weights[1:], latencies[1:], strict=True)
+        ),
         seed=seed,
         priority=priority,
         weight=checked_weight(weight),
@@ -91,12 +141,31 @@ def tune(
         exact=exact,
     )
     settings = load(server=server, token=token, data=data, threads=threads)
-    _run_job(model, request, output, settings, features, as_json)
+    _run_job(models, request, output, settings, features, as_json)
+
+
+def per_model(
+    flag: str, given: Sequence[float] | None, otherwise: float | None, models: int, least: float, most: float
+) -> list[float | None]:
+    """Return a flag's value for each model, `otherwise` where it isn't given. Raises CommandError."""
+    if not given:
+        return [otherwise] * models
+    if len(given) != models:
+        raise CommandError(
+            f"{flag} is given {len(given)} times for {models} models: give it once for each, in their order",
+            ExitCode.USAGE,
+        )
+    for number in given:
+        if not (least <= number <= most and 0 < number < math.inf):
+            bounds = "more than 0" if most == math.inf else f"between {least:g} and {most:g}"
+            raise CommandError(f"{flag} must be {bounds}, not {number:g}", ExitCode.USAGE)
+    return list(given)
 
 
 def compile_(
     model: ModelFile,
     shape: Shape = None,
+    batch: Batch = None,
     target: Target = "native",
     exact: Exact = False,
     output: Output = None,
@@ -107,8 +176,9 @@ def compile_(
     as_json: AsJson = False,
 ) -> None:
     """Compile an ONNX model at once, with the best schedules known and best guesses for the rest."""
-    request = JobRequest("", 0, parsed_shapes(shape or ()), target, compile_only=True, exact=exact)
-    _run_job(model, request, output, load(server=server, token=token, data=data), features, as_json)
+    shapes = parsed_shapes(shape or ())
+    request = JobRequest("", 0, shapes, target, compile_only=True, exact=exact, batch=batch)
+    _run_job([model], request, output, load(server=server, token=token, data=data), features, as_json)
 
 
 @dataclass(frozen=True)
@@ -146,27 +216,36 @@ class TuneResult:
         console.print()
         console.print(f"untuned   {latency_text(self.job.untuned_latency_s)}", highlight=False)
         console.print(f"tuned     {latency_text(self.job.tuned_latency_s)}   {gain}", highlight=False)
+        if self.job.end_reason is not None:
+            console.print(f"ended     {self.job.end_reason.text}", highlight=False)
         console.print(f"artifact  {self.output}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _run_job(
-    model: Path,
+    files: Sequence[Path],
     request: JobRequest,
     output: Path | None,
     settings: CommandSettings,
     features: str | None,
     as_json: bool,
 ) -> None:
-    """Upload the model, start or resume its job, follow it, unpack its artifact and print the result.
+    """Upload the models, start or resume their job, follow it, unpack the artifacts and print the result.
 
-    Raises CommandError when the job fails or is cancelled; ClientError as the client does.
+    Raises CommandError when the job of a model fails or is cancelled; ClientError as the client does.
     """
-    checked_model(model)
-    folder = prepared_output(output or Path(f"{model.stem}-tuned"))
+    names = [f"{checked_model(file).stem}-tuned" for file in files]
+    if len(set(names)) < len(names):
+        raise CommandError("two models have the same file name: rename one", ExitCode.USAGE)
+    if len(files) == 1:
+        folders = [prepared_output(output or Path(names[0]))]
+    else:
+        folders = [prepared_output((output or Path()) / name) for name in names]
     console = Console(stderr=True)
     with connect_or_start(settings, console.print, checked_features(features)) as service:
         client = service.client
-        request = replace(request, model=client.upload(model).sha256)
+        first, *others = (client.upload(file).sha256 for file in files)
+        models = zip(request.others, others, strict=True)
+        request = replace(request, model=first, others=tuple(replace(one, model=sha) for one, sha in models))
         job = _interrupted_job(service, request)
         if job is not None:
             console.print(f"resuming job {job.id}, which was interrupted after {job.trials_done} trials")
@@ -174,27 +253,38 @@ def _run_job(
             job = client.submit(request)
         try:
             with display(console, silent=as_json) as shown:
-                job = follow_job(service, job.id, shown)
+                jobs = [follow_job(service, one, shown) for one in job.members or (job.id,)]
         except KeyboardInterrupt as interrupt:
             if service.embedded:
                 hint = "the same command goes on where this one was"
             else:
                 hint = f"the job goes on; follow it with `tunefarm watch {job.id}` or cancel it"
             raise CommandError(f"interrupted: {hint}", ExitCode.INTERRUPTED) from interrupt
+        results = [
+            _fetch(client, job, folder)
+            for job, folder in zip(jobs, folders, strict=True)
+            if job.state is JobState.DONE
+        ]
+    if as_json and results:
+        print_json(results[0].as_json() if len(files) == 1 else [result.as_json() for result in results])
+    elif not as_json:
+        for result in results:
+            result.print(stdout())
+    for job in jobs:
         require_done(job)
-        archive = folder / ".artifact.tar"
-        try:
-            client.download(job.id, archive)
-            unpack(archive, folder)
-        except OSError as error:
-            raise CommandError(f"{archive} can't be written ({error.strerror})", ExitCode.LOCAL) from error
-        finally:
-            archive.unlink(missing_ok=True)
-        result = TuneResult(job, client.tasks(job.id), folder)
-    if as_json:
-        print_json(result.as_json())
-    else:
-        result.print(stdout())
+
+
+def _fetch(client: Client, job: Job, folder: Path) -> TuneResult:
+    """Unpack the artifact of a job that is done. Raises CommandError, ClientError."""
+    archive = folder / ".artifact.tar"
+    try:
+        client.download(job.id, archive)
+        unpack(archive, folder)
+    except OSError as error:
+        raise CommandError(f"{archive} can't be written ({error.strerror})", ExitCode.LOCAL) from error
+    finally:
+        archive.unlink(missing_ok=True)
+    return TuneResult(job, client.tasks(job.id), folder)
 
 
 def _interrupted_job(service: Service, request: JobRequest) -> Job | None:
@@ -202,19 +292,40 @@ def _interrupted_job(service: Service, request: JobRequest) -> Job | None:
     if not service.embedded:
         return None
     for job in service.client.jobs():
-        asked = JobRequest(
-            job.model,
-            job.trials,
-            job.shapes,
-            job.target,
-            job.minutes,
-            job.seed,
-            compile_only=job.trials == 0,
-            priority=job.priority,
-            weight=job.weight,
-            build=job.build,
-            exact=job.exact,
-        )
-        if not job.state.finished and asked == request:
+        is_first = not job.members or job.members[0] == job.id
+        if not job.state.finished and is_first and _asked(service.client, job, request) == request:
             return job
     return None
+
+
+def _asked(client: Client, job: Job, request: JobRequest) -> JobRequest:
+    """Return what a job was asked for, where that can be told from its default as in `request`."""
+    others = [client.job(other) for other in job.members[1:]]
+    return JobRequest(
+        job.model,
+        job.trials,
+        # Those of a batch are known once the model was read.
+        request.shapes if job.batch is not None else job.shapes,
+        job.target,
+        job.minutes,
+        job.seed,
+        compile_only=job.trials == 0,
+        priority=job.priority,
+        weight=job.weight * max(len(job.members), 1),
+        build=job.build,
+        exact=job.exact,
+        latency_s=job.latency_s,
+        min_gain=job.min_gain,
+        batch=job.batch,
+        objective=request.objective and job.objective,
+        model_weight=job.model_weight,
+        others=tuple(
+            ModelRequest(
+                other.model,
+                {} if job.batch is not None else other.shapes,
+                model_weight=other.model_weight,
+                latency_s=other.latency_s,
+            )
+            for other in others
+        ),
+    )

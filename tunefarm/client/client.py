@@ -55,7 +55,19 @@ CHUNK_BYTES = 1 << 20
 MAX_PAUSE_S = 60.0
 
 # Fields of a job that older services don't know, with the values that mean what those do.
-_NEWER_FIELDS = {"compile_only": False, "priority": 0, "weight": 1.0, "build": "auto", "exact": False}
+_NEWER_FIELDS = {
+    "compile_only": False,
+    "priority": 0,
+    "weight": 1.0,
+    "build": "auto",
+    "exact": False,
+    "latency_s": None,
+    "min_gain": None,
+    "batch": None,
+    "objective": None,
+    "model_weight": 1.0,
+    "others": (),
+}
 
 _log = logging.getLogger(__name__)
 

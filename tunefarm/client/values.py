@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from core.access import Scope
-from core.job import Build, JobState
+from core.job import MAX_TRIALS, Build, EndReason, JobState
 
 
 @dataclass(frozen=True)
@@ -19,14 +19,29 @@ class StoredModel:
 
 
 @dataclass(frozen=True)
-class JobRequest:
-    """A model to tune, named by its SHA-256, and the budget: `trials` and, unless None, `minutes`.
+class ModelRequest:
+    """A model that shares a job's trials: its SHA-256, the shapes of its dynamic inputs, its weight in the
+    objective, and the seconds of one run that are asked for, if any are."""
 
-    `shapes` fixes the shapes of dynamic inputs. `seed` seeds the search's random choices. `compile_only` asks
-    for the model compiled with the schedules known already and best guesses for the rest; its `trials` are 0.
-    Where jobs share devices, those of higher `priority` go first; those of equal priority get trials in
-    proportion to their `weight`. `build` tells whether the device or a builder compiles the candidates.
-    `exact` keeps operators as they were imported, without variants that round differently.
+    model: str
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    model_weight: float = 1.0
+    latency_s: float | None = None
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """A model to tune, named by its SHA-256, and the goals, the first of which ends the search: `trials`, and
+    unless they are None, `minutes`, the seconds `latency_s` of one run of the model, and `min_gain`, the part
+    of them that the next minute must be expected to gain.
+
+    `shapes` fixes the shapes of dynamic inputs, `batch` the leading dimensions that the model leaves open.
+    The models `others` share the trials; `objective` names what is minimized, in which a model counts with
+    its `model_weight`. `seed` seeds the search's random choices. `compile_only` asks for the model compiled
+    with the schedules known already and best guesses for the rest; its `trials` are 0. Where jobs share
+    devices, those of higher `priority` go first; those of equal priority get trials in proportion to their
+    `weight`. `build` tells whether the device or a builder compiles the candidates. `exact` keeps operators
+    as they were imported, without variants that round differently.
     """
 
     model: str
@@ -40,11 +55,20 @@ class JobRequest:
     weight: float = 1.0
     build: str = Build.AUTO.value
     exact: bool = False
+    latency_s: float | None = None
+    min_gain: float | None = None
+    batch: int | None = None
+    objective: str | None = None
+    model_weight: float = 1.0
+    others: tuple[ModelRequest, ...] = ()
 
 
 @dataclass(frozen=True)
 class Job:
     """A job in its present state. Times are seconds since the epoch.
+
+    Jobs that share their trials are listed in `members`. `end_reason` says what ended the search;
+    `seconds_left` is an estimate, None while nobody knows.
 
     `untuned_latency_s` is the whole model as TVM compiles it by default, `tuned_latency_s` the same with
     its best schedules, both measured on the device.
@@ -72,10 +96,20 @@ class Job:
     weight: float = 1.0
     build: str = Build.AUTO.value
     exact: bool = False
+    latency_s: float | None = None
+    min_gain: float | None = None
+    batch: int | None = None
+    objective: str = "sum"
+    model_weight: float = 1.0
+    members: tuple[str, ...] = ()
+    end_reason: EndReason | None = None
+    seconds_left: float | None = None
 
     @property
     def trials_text(self) -> str:
-        """Trials done of all, such as 3/100. First guesses may exceed the budget."""
+        """Trials done of all, such as 3/100, or of any number. First guesses may exceed the budget."""
+        if self.trials == MAX_TRIALS:
+            return str(self.trials_done)
         return f"{self.trials_done}/{max(self.trials, self.trials_done)}"
 
 

@@ -32,19 +32,15 @@ export function useAnswer(path, everyS = 0) {
   return { value, problem, refresh };
 }
 
-// Call `onChange` soon after a job's events, at most every `everyS` seconds. Returns [epoch seconds, trials done]
-// of the last events of progress, oldest first.
+// Call `onChange` soon after a job's events, at most every `everyS` seconds.
 export function useJobEvents(job, onChange, everyS = 1) {
-  const samples = useRef([]);
   const callback = useRef(onChange);
   callback.current = onChange;
   const isWatched = Boolean(job) && !job.finished;
   useEffect(() => {
     if (!isWatched) return undefined;
-    samples.current = [];
     let timer = 0;
-    const stop = watchJob(job.id, (kind, data) => {
-      if (kind === "progress") samples.current = [...samples.current, [data.at, data.trials_done]].slice(-600);
+    const stop = watchJob(job.id, () => {
       if (timer) return;
       timer = setTimeout(() => {
         timer = 0;
@@ -56,7 +52,6 @@ export function useJobEvents(job, onChange, everyS = 1) {
       stop();
     };
   }, [job?.id, isWatched]);
-  return samples.current;
 }
 
 const THEMES = ["auto", "light", "dark"];

@@ -84,20 +84,6 @@ export function progress(tasks, trials, limit = 240) {
   return { at_s, network_s, snapshots };
 }
 
-// Seconds of tuning left, null while they are unknown. `samples` are [epoch seconds, trials done], oldest first.
-export function secondsLeft(job, samples, now) {
-  if (job.state !== "tuning") return null;
-  const limits = [];
-  const recent = samples.filter(([at]) => at >= now - 60);
-  const [first, last] = [recent[0], recent.at(-1)];
-  const rate = first && last[1] > first[1] ? (last[1] - first[1]) / (last[0] - first[0]) : 0;
-  if (rate > 0) limits.push(Math.max(0, job.trials - job.trials_done) / rate);
-  if (job.minutes !== null && job.started_at !== null) {
-    limits.push(Math.max(0, job.minutes * 60 - (now - job.started_at)));
-  }
-  return limits.length ? Math.min(...limits) : null;
-}
-
 // Spearman's rank correlation of two lists of numbers, null for fewer than three.
 export function rankCorrelation(left, right) {
   if (left.length < 3) return null;

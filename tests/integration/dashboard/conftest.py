@@ -9,6 +9,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
@@ -16,7 +17,7 @@ from sqlalchemy import insert
 from sqlalchemy.orm import Session
 
 from core.access import Scope
-from core.job import Budget, JobState
+from core.job import Budget, EndReason, JobState
 from core.measurement import Outcome
 from core.profile import assumed_profile
 from core.worker import Vitals, WorkerState
@@ -126,7 +127,7 @@ def fill(session: Session, now: float) -> None:
     model = blobs.put(session, b"a model")
     models.add(session, model, "resnet18", now - 9000)
 
-    def submit(job_id: str, name: str, age_s: float, *states: JobState, **ending: str) -> None:
+    def submit(job_id: str, name: str, age_s: float, *states: JobState, **ending: Any) -> None:
         request = JobRequest(model, name, {"input": (1, 3, 224, 224)}, "native", Budget(600, 30.0), 7)
         jobs.create(session, job_id, request, None, now - age_s)
         for number, state in enumerate(states):
@@ -142,7 +143,7 @@ def fill(session: Session, now: float) -> None:
     jobs.set_artifacts(session, "job-done", tuned_sha=blobs.put(session, b"a tar file"))
     jobs.advance(
         session, "job-done", {JobState.TUNING}, JobState.DONE, now - 4700,
-        message="4.65 ms, 6.5 times faster than untuned (30.3 ms)",
+        message="4.65 ms, 6.5 times faster than untuned (30.3 ms)", end_reason=EndReason.TRIALS,
     )  # fmt: skip
     submit("job-cancelled", "dcgan", 4000, JobState.CANCELLED, message="cancelled")
     submit("job-failed", EVIL, 3000, JobState.IMPORTING, JobState.FAILED, error=f"no operator {EVIL}")

@@ -66,6 +66,7 @@ def test_a_job_shows_gain_charts_and_failures(page: Page, site: Service) -> None
     open_page(page, site)
     page.get_by_role("link", name="resnet18").click()
     expect(page.get_by_text("6.52×")).to_be_visible()
+    expect(page.get_by_text("The search ended: all trials were spent.")).to_be_visible()
     for chart in ("Best latency", "Trials of each subgraph", "Time of each subgraph"):
         expect(page.get_by_role("img", name=chart).locator("canvas")).to_be_visible()
     page.get_by_text("build error").click()
@@ -133,7 +134,8 @@ def test_a_model_is_dropped_watched_and_cancelled(page: Page, site: Service, tmp
     model.write_bytes(onnx_model())
     open_page(page, site)
     page.get_by_label("Drop an ONNX model here").set_input_files(model)
-    page.get_by_label("Trials", exact=True).fill("40")
+    page.get_by_label("Trials, at most").fill("40")
+    page.get_by_label("Until a minute gains less than").fill("1.5")
     page.get_by_role("combobox", name="Device").select_option(CALIBRATED.key)
     page.get_by_role("button", name="Tune").click()
     page.get_by_role("link", name="little").click()

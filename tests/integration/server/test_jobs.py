@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from core.job import JobState
+from core.job import MAX_TRIALS, EndReason, JobState
 from records.jobs import jobs, tasks
 from records.jobs.tasks import TaskSpec
 from records.storage import blobs
 
-from .conftest import Service, Worker, on_both_databases
+from .conftest import Service, Worker, on_both_databases, onnx_model
 
 pytestmark = on_both_databases
 
@@ -141,3 +143,85 @@ def test_an_unknown_job_is_not_found(service: Service, path: str) -> None:
     assert answer.status_code == 404
     assert answer.json()["type"] == "urn:tunefarm:problem:job-not-found"
     assert answer.json()["detail"] == "There is no job 'nope'."
+
+
+def test_any_goal_will_do(service: Service) -> None:
+    model = service.upload()
+    for goal in ({"minutes": 1.5}, {"latency_s": 0.25}, {"min_gain": 0.01}):
+        job = service.http.post("/v1/jobs", json={"model": model, **goal}).json()
+        assert {name: job[name] for name in goal} == goal
+        assert job["trials"] == MAX_TRIALS
+        assert (job["end_reason"], job["seconds_left"], job["members"]) == (None, None, [])
+
+
+@pytest.mark.parametrize(
+    ("goals", "why"),
+    [
+        ({}, "trials must be at least 1"),
+        ({"minutes": 1.0, "trials": 0}, "trials must be at least 1"),
+        ({"latency_s": 0.0}, "greater than 0"),
+        ({"min_gain": 1.0}, "less than 1"),
+        ({"compile_only": True, "min_gain": 0.1}, "compile_only searches nothing"),
+        ({"trials": 5, "objective": "requirements"}, "needs latency_s of every model"),
+        ({"trials": 5, "batch": 0}, "greater than or equal to 1"),
+        ({"latency_s": 0.1, "others": [{"model": "0" * 64}]}, "trials must be at least 1"),
+    ],
+)
+def test_goals_that_cannot_be_are_refused(service: Service, goals: dict[str, Any], why: str) -> None:
+    answer = service.http.post("/v1/jobs", json={"model": service.upload(), **goals})
+    assert answer.status_code == 422
+    assert why in answer.text
+
+
+def two_models(service: Service) -> dict[str, Any]:
+    other = {"model": service.upload(onnx_model(7)), "model_weight": 0.5, "latency_s": 0.1}
+    return {"model": service.upload(), "trials": 12, "latency_s": 0.2, "batch": 4, "others": [other]}
+
+
+def test_several_models_become_a_job_each(service: Service) -> None:
+    body = two_models(service)
+    answers = [
+        service.http.post("/v1/jobs", json=body, headers={"Idempotency-Key": "k1"}).json() for _ in range(2)
+    ]
+    assert answers[0] == answers[1]
+    members = answers[0]["members"]
+    assert members == [answers[0]["id"], f"{answers[0]['id']}-2"]
+    first, second = (service.http.get(f"/v1/jobs/{one}").json() for one in members)
+    assert (first["members"], second["members"]) == (members, members)
+    assert (first["model"], second["model"]) == (body["model"], body["others"][0]["model"])
+    assert (first["model_weight"], second["model_weight"]) == (1.0, 0.5)
+    assert (first["latency_s"], second["latency_s"]) == (0.2, 0.1)
+    assert first["objective"] == second["objective"] == "requirements"
+    # Together they get as much of the devices as one job.
+    assert first["weight"] == second["weight"] == 0.5
+    assert [job["id"] for job in service.http.get("/v1/jobs").json()["items"]] == members[::-1]
+    for others in ([], body["others"] * 2, [{"model": body["model"]}]):
+        changed = body | {"others": others}
+        answer = service.http.post("/v1/jobs", json=changed, headers={"Idempotency-Key": "k1"})
+        assert answer.status_code == 409
+
+
+def test_an_unknown_other_model_is_named(service: Service) -> None:
+    body = two_models(service) | {"others": [{"model": "1" * 64}]}
+    answer = service.http.post("/v1/jobs", json=body)
+    assert (answer.status_code, answer.json()["type"]) == (422, "urn:tunefarm:problem:unknown-model")
+    assert "1" * 64 in answer.json()["detail"]
+    assert service.http.get("/v1/jobs").json()["items"] == []
+
+
+def test_cancelling_a_job_cancels_those_that_share_its_trials(service: Service) -> None:
+    members = service.http.post("/v1/jobs", json=two_models(service)).json()["members"]
+    assert service.http.post(f"/v1/jobs/{members[1]}:cancel").json()["state"] == "cancelled"
+    assert service.http.get(f"/v1/jobs/{members[0]}").json()["state"] == "cancelled"
+
+
+def test_what_ended_a_search_and_what_is_left_is_shown(service: Service) -> None:
+    job_id = service.submit()
+    now = service.context.now()
+    with service.database.begin() as session:
+        jobs.set_expected_end(session, job_id, now + 100)
+        before = {JobState.QUEUED}
+        jobs.advance(session, job_id, before, JobState.PUBLISHING, now, end_reason=EndReason.GAIN)
+    job = service.http.get(f"/v1/jobs/{job_id}").json()
+    assert job["end_reason"] == "gain"
+    assert 0 < job["seconds_left"] <= 100

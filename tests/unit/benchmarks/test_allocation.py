@@ -1,92 +1,91 @@
-"""Ways to share trials, replayed on searches with known curves."""
+"""Ways to share trials, replayed on recorded jobs."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import allocation
-from benchmarks.allocation import ALLOCATOR, ALLOCATORS, BUDGETS, EQUAL, figures_of, replay, task_of
-from benchmarks.operators.run import OURS, THEIRS
-from benchmarks.results.curves import Point
-from benchmarks.results.searches import SEARCHES, Search
-from search.allocate import TaskProgress
-
-TRIALS = 256
-
-
-def _falling(name: str, *latencies: tuple[int, float]) -> TaskProgress:
-    """Return a task whose best latency changes to each value after its number of trials."""
-    history = [
-        next(seconds for since, seconds in reversed(latencies) if since <= trial)
-        for trial in range(1, TRIALS + 1)
-    ]
-    return TaskProgress(1, 1e9, tuple(history), TRIALS, exhausted=False, tag=name)
-
-
-FLAT = _falling("flat", (1, 1e-3))
-STEEP = _falling("steep", *((1 + 4 * step, 8e-2 * 0.9**step) for step in range(60)))
+from benchmarks.allocation import (
+    ALLOCATOR,
+    ALLOCATORS,
+    EQUAL,
+    PER_PICK,
+    ROUND_ROBIN,
+    fewer_trials,
+    figures_of,
+    latency_s,
+    redrawn,
+    replay,
+)
+from benchmarks.results.recordings import RECORDINGS
+from tests.unit.benchmarks.recorded import FLAT, STEEP, recording, task
 
 
 @pytest.mark.parametrize("name", ALLOCATORS)
-def test_more_trials_never_make_a_network_slower(name: str) -> None:
-    found = replay([FLAT, STEEP], ALLOCATORS[name])
-    assert len(found) == len(BUDGETS)
-    assert found == sorted(found, reverse=True)
-    assert found[0] > found[-1]
+def test_everyone_makes_all_trials_and_ends_equally_fast(name: str) -> None:
+    curve = replay(recording(FLAT, STEEP), ALLOCATORS[name], seed=0)
+    assert [secs for _, secs in curve] == sorted((secs for _, secs in curve), reverse=True)
+    assert curve[-1] == (256, pytest.approx(1e-3 + 8e-2 * 0.95**127))
 
 
 def test_the_allocator_goes_where_something_is_gained() -> None:
-    allocated, equal = (replay([FLAT] * 9 + [STEEP], ALLOCATORS[name]) for name in (ALLOCATOR, EQUAL))
-    assert all(ours < theirs for ours, theirs in zip(allocated, equal, strict=True))
+    many = [replace(FLAT, workload=f"flat{n}", place=f"flat{n}") for n in range(9)]
+    curves = {name: replay(recording(*many, STEEP), ALLOCATORS[name], 0) for name in (ALLOCATOR, EQUAL)}
+    assert fewer_trials(curves[EQUAL], curves[ALLOCATOR], 0.5) > 1.2
 
 
-def test_equal_shares_are_equal() -> None:
-    """Every task gets as many trials, whatever they gain."""
-    found = replay([FLAT, STEEP], ALLOCATORS[EQUAL])
-    expected = [FLAT.history[budget - 1] + STEEP.history[budget - 1] for budget in BUDGETS]
-    assert found == pytest.approx(expected)
+def test_equal_shares_are_equal_and_round_robin_gives_whole_rounds() -> None:
+    short = recording(task("a", [2.0] * 64), task("b", [1.0] * 63 + [0.5]))
+    equal = replay(short, ALLOCATORS[EQUAL], 0)
+    assert [trials for trials, _ in equal][:2] == [2 * PER_PICK, 4 * PER_PICK]
+    in_turn = replay(short, ALLOCATORS[ROUND_ROBIN], 0)
+    assert [trials for trials, _ in in_turn] == [32, 64, 96, 128]
+    assert in_turn[0][1] == float("inf")
 
 
-def test_trials_that_were_not_made_cannot_be_shared_out() -> None:
-    short = TaskProgress(1, 1e9, (3e-3, 2e-3, 1e-3), 3, exhausted=False, tag="short")
-    assert replay([short], ALLOCATORS[ALLOCATOR]) == [1e-3] * len(BUDGETS)
+def test_a_task_whose_recording_is_used_up_gets_no_more() -> None:
+    curve = replay(recording(task("a", [3.0, 2.0, 1.0]), task("b", [1.0] * 16)), ALLOCATORS[ALLOCATOR], 0)
+    assert curve[-1] == (19, 2.0)
 
 
-def test_everyone_is_compared_with_the_allocator() -> None:
-    names = [each.name for each in figures_of([FLAT, STEEP], networks=3, seed=0)]
-    assert len(names) == (len(ALLOCATORS) - 1) * len(BUDGETS)
-    assert not any(name.startswith(ALLOCATOR) for name in names)
+def test_the_fastest_task_of_a_place_counts_and_failures_do_not() -> None:
+    own, variant = task("own", [None, 3.0], weight=2), task("variant", [1.0, None], place="own", weight=2)
+    assert latency_s([own, variant, task("other", [5.0])]) == 7.0
+    assert latency_s([own, task("broken", [None])]) == float("inf")
 
 
-def test_a_search_is_a_task() -> None:
-    task = task_of(Search("GMM", OURS, (Point(0.5, 2, 3e-3), Point(0.7, 4, 1e-3)), 5, 0.9))
-    assert task.history == (float("inf"), 3e-3, 3e-3, 1e-3, 1e-3)
-    assert task.flops == pytest.approx(2 * 512**3)
+def test_a_seed_changes_the_order_within_two_picks_only() -> None:
+    drawn = redrawn(recording(STEEP), seed=3)
+    [found] = drawn.tasks
+    assert found.seconds != STEEP.seconds
+    for at in range(0, 128, 2 * PER_PICK):
+        block = slice(at, at + 2 * PER_PICK)
+        assert sorted(found.seconds[block], key=str) == sorted(STEEP.seconds[block], key=str)
+    assert redrawn(recording(STEEP), seed=3) == drawn
 
 
 def test_the_command_replays_what_was_kept(tmp_path: Path) -> None:
-    kept, file = tmp_path / "operators.searches.jsonl", tmp_path / "allocation.json"
-    points = tuple(Point(0.1 * step, 8 * step - 7, 1e-2 * 0.9**step) for step in range(1, 30))
-    found = [
-        Search(name, engine, points, TRIALS, 30.0) for name in ("GMM", "C2D") for engine in (OURS, THEIRS)
-    ]
-    SEARCHES.write(found, tmp_path / "operators.json")
-    assert allocation.main([str(kept), "--networks", "2", "--json", str(file)]) == 0
-    assert "network of 2 tasks" in json.loads(file.read_text())["figures"][0]["name"]
+    kept, file = tmp_path / "recording.recordings.jsonl", tmp_path / "allocation.json"
+    found = [recording(FLAT, STEEP), replace(recording(STEEP, FLAT), network="other")]
+    RECORDINGS.write(found, tmp_path / "recording.json")
+    assert allocation.main([str(kept), "--seeds", "2", "--json", str(file)]) == 0
+    figures = json.loads(file.read_text())["figures"]
+    assert len(figures) == len(figures_of(found, 2))
+    [aimed] = [each for each in figures if each["aim"]]
+    assert aimed["name"].startswith(
+        "all networks, median: trials of equal shares over those of the allocator"
+    )
+    assert aimed["peer"] == "net, other"
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert allocation.main([str(tmp_path / "none.jsonl"), "--json", str(tmp_path / "x.json")]) == 1
+def test_a_file_without_recordings_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["--json", str(tmp_path / "x.json")]
+    assert allocation.main([str(tmp_path / "none.jsonl"), *out]) == 1
     assert "none.jsonl can't be read" in capsys.readouterr().err
-
-
-def test_a_file_without_searches_of_ours_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    SEARCHES.write([Search("GMM", THEIRS, (Point(0.5, 2, 3e-3),), 5, 0.9)], tmp_path / "operators.json")
-    searches = SEARCHES.path(tmp_path / "operators.json")
-    assert allocation.main([str(searches), "--json", str(tmp_path / "x.json")]) == 1
-    assert "has no searches of ours" in capsys.readouterr().err
+    (tmp_path / "empty.jsonl").write_text("")
+    assert allocation.main([str(tmp_path / "empty.jsonl"), *out]) == 1
+    assert "has no recordings" in capsys.readouterr().err

@@ -173,7 +173,7 @@ def test_the_rates_differ_in_what_they_leave_out() -> None:
 
 def _picture(at_s: float, state: JobState, trials: int, best_s: float | None) -> JobProgress:
     task = Task("hash", "conv", 2, covered=True, reason="", trials=trials, best_s=best_s)
-    return JobProgress(replace(JOB, state=state, trials_done=trials), [task], None, None, at_s)
+    return JobProgress(replace(JOB, state=state, trials_done=trials), [task], None, at_s)
 
 
 def test_a_recorder_keeps_a_point_for_every_change() -> None:

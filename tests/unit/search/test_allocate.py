@@ -1,18 +1,28 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from search.allocate import PATIENCE, TaskProgress, gain_per_trial, next_tasks
+from search import allocate
+from search.allocate import PATIENCE, STALLED_TRIALS, TaskProgress, gain_per_trial
+
+
+def next_tasks(
+    tasks: Sequence[TaskProgress], trials: int, trials_per_pick: int, epsilon: float = 0.0
+) -> list[int]:
+    return allocate.next_tasks(tasks, trials, trials_per_pick, np.random.default_rng(0), epsilon)
 
 
 def _task(
     *history: float,
-    weight: int = 1,
+    weight: float = 1,
     flops: float = 1e6,
     issued: int | None = None,
     exhausted: bool = False,
@@ -138,10 +148,43 @@ def test_the_first_success_is_no_slope() -> None:
     assert gain_per_trial([task], 0, 4, 1) == pytest.approx(0.8 * 2e-3 / 4)
 
 
-@pytest.mark.parametrize(("weight", "issued"), [(0, 1), (-1, 1), (1, 0)])
-def test_impossible_progress_is_refused(weight: int, issued: int) -> None:
+@pytest.mark.parametrize(("weight", "issued"), [(-1, 1), (math.inf, 1), (math.nan, 1), (1, 0)])
+def test_impossible_progress_is_refused(weight: float, issued: int) -> None:
     with pytest.raises(ValueError, match="no more results than trials"):
         _task(1e-3, weight=weight, issued=issued)
+
+
+def test_a_task_that_the_objective_ignores_comes_last() -> None:
+    history = (8e-3, 4e-3, 2e-3)
+    tasks = [_task(*history, weight=0), _task(*history, flops=2e6)]
+    assert next_tasks(tasks, trials=1, trials_per_pick=1) == [1]
+    assert next_tasks([tasks[0], replace(tasks[1], exhausted=True)], trials=1, trials_per_pick=1) == [0]
+
+
+def test_some_picks_go_to_any_task() -> None:
+    promising, hopeless = _task(8e-3, 4e-3, weight=100), _task(1e-6, 1e-6, flops=2e6)
+    picked = Counter(
+        index
+        for _ in range(10)
+        for index in next_tasks([promising, hopeless, _task(exhausted=True)], 40, 1, epsilon=0.5)
+    )
+    assert picked.keys() == {0, 1}
+    everywhere = Counter(next_tasks([promising, hopeless], 1000, 1, epsilon=1.0))
+    assert abs(everywhere[0] - everywhere[1]) < 150
+
+
+def test_an_untried_task_comes_before_any_exploration() -> None:
+    tasks = [_task(8e-3, 4e-3, weight=100), *(_task(flops=float(flops)) for flops in range(1, 9))]
+    assert sorted(next_tasks(tasks, 8, 1, epsilon=1.0)) == list(range(1, 9))
+
+
+def test_a_task_has_stalled_when_many_trials_gained_next_to_nothing() -> None:
+    assert not _task(*[1e-3] * STALLED_TRIALS).has_stalled
+    assert _task(*[1e-3] * (STALLED_TRIALS + 1)).has_stalled
+    assert _task(1e-3, *[0.995e-3] * STALLED_TRIALS).has_stalled
+    assert not _task(1e-3, *[0.98e-3] * STALLED_TRIALS).has_stalled
+    assert _task(*[math.inf] * (STALLED_TRIALS + 1)).has_stalled
+    assert not _task(math.inf, *[1e-3] * STALLED_TRIALS).has_stalled
 
 
 _histories = st.lists(st.one_of(st.just(math.inf), st.floats(1e-7, 1.0)), max_size=8).map(

@@ -35,6 +35,7 @@ class FakeService:
         default_factory=lambda: Schedule("abc", "cafe", "[[],[]]", 1e-3, (1e-3,), "{}", "import")
     )
     module_json: str = "{}"
+    members: tuple[str, ...] = ()
 
     def answer(self, method: str, path: str, body: bytes) -> tuple[int, str, bytes]:
         if method == "POST" and self.refusal is not None:
@@ -71,7 +72,7 @@ class FakeService:
             return self.workers[0]
         if (method, path) == ("POST", "/v1/jobs"):
             self.requests.append(json.loads(body))
-            return asdict(job(state=JobState.QUEUED))
+            return asdict(job(state=JobState.QUEUED, members=self.members))
         if path.startswith("/v1/jobs?"):
             return {"items": [asdict(job())], "next": None}
         return asdict(self._job())
@@ -87,7 +88,7 @@ class FakeService:
     def _job(self) -> Any:
         self.looks += 1
         if self.looks < 3:
-            return job(state=JobState.TUNING, trials_done=self.looks)
+            return job(state=JobState.TUNING, trials_done=self.looks, members=self.members)
         latencies = {"untuned_latency_s": 0.8, "tuned_latency_s": 0.02} if self.end is JobState.DONE else {}
         return job(state=self.end, error=self.error, trials_done=100, **latencies)
 

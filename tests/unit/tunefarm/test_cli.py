@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 
 from core.exit_code import ExitCode
-from core.job import JobState
+from core.job import MAX_TRIALS, JobState
 from tests.unit.tunefarm.fake_service import FakeService, serving
 from tunefarm.cli import completion, live
 from tunefarm.cli.app import app, run
@@ -64,6 +64,13 @@ def failure(capsys: pytest.CaptureFixture[str]) -> str:
         ("tune net.onnx --trials many", 2, "--trials"),
         ("tune net.onnx --minutes 0", 2, "--minutes must be more than 0"),
         ("tune net.onnx --minutes nan", 2, "--minutes must be more than 0"),
+        ("tune net.onnx --latency-ms 0", 2, "--latency-ms must be more than 0"),
+        ("tune net.onnx --until-gain 100", 2, "--until-gain must be between 0 and 100"),
+        ("tune net.onnx --batch 0", 2, "--batch"),
+        ("tune net.onnx --model-weight 0", 2, "--model-weight must be between"),
+        ("tune net.onnx net.onnx", 2, "two models have the same file name"),
+        ("tune net.onnx b.onnx --shape x=1", 2, "--shape is for one model"),
+        ("tune net.onnx b.onnx --model-weight 2", 2, "--model-weight is given 1 times for 2 models"),
         ("tune net.onnx --shape x", 2, "NAME=1,3,224,224"),
         ("tune net.onnx --weight 0", 2, "--weight must be between"),
         ("tune net.onnx --weight nan", 2, "--weight must be between"),
@@ -167,6 +174,30 @@ def test_minutes_alone_are_the_budget(fake: FakeService, model: Path) -> None:
     assert run(app, ["tune", str(model), "--server", fake.url, "--minutes", "2"]) == ExitCode.OK
     assert fake.requests[0]["minutes"] == 2.0
     assert fake.requests[0]["trials"] >= 1_000_000
+
+
+def test_goals_are_sent_in_the_service_s_units(fake: FakeService, model: Path) -> None:
+    flags = ["--latency-ms", "2.5", "--until-gain", "0.5", "--batch", "16", "--objective", "speedup"]
+    assert run(app, ["tune", str(model), "--server", fake.url, *flags]) == ExitCode.OK
+    (sent,) = fake.requests
+    assert (sent["latency_s"], sent["min_gain"], sent["batch"]) == (0.0025, 0.005, 16)
+    assert (sent["objective"], sent["trials"]) == ("speedup", MAX_TRIALS)
+
+
+def test_several_models_are_one_request_and_a_folder_each(
+    fake: FakeService, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = model.with_name("other.onnx")
+    other.write_bytes(b"onnx too")
+    fake.members = ("j1", "j1-2")
+    flags = ["--model-weight", "2", "--model-weight", "1", "--trials", "9", "--output", "out"]
+    assert run(app, ["tune", str(model), str(other), "--server", fake.url, *flags]) == ExitCode.OK
+    (sent,) = fake.requests
+    assert (sent["model_weight"], sent["trials"]) == (2.0, 9)
+    assert sent["others"] == [{"model": "ab", "shapes": {}, "model_weight": 1.0, "latency_s": None}]
+    for folder in ("net-tuned", "other-tuned"):
+        assert (Path("out") / folder / "model.so").exists()
+    assert capsys.readouterr().out.count("tuned     20 ms") == 2
 
 
 def test_compile_asks_for_no_trials(fake: FakeService, model: Path) -> None:

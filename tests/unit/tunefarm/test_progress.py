@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from core.job import JobState
+from core.job import MAX_TRIALS, JobState
+from core.network import network_s
 from tests.unit.tunefarm.samples import job, task
 from tunefarm.cli.progress import (
     JobProgress,
@@ -17,9 +18,7 @@ from tunefarm.cli.progress import (
     TrialRate,
     by_time,
     display,
-    network_s,
     render,
-    seconds_left,
     share,
     task_table,
 )
@@ -28,7 +27,7 @@ TASKS = (task("conv1", weight=2, best_s=0.003), task("softmax", covered=False, r
 
 
 def progress(at_s: float = 0.0, **changes: object) -> JobProgress:
-    return JobProgress(job(**changes), TASKS, 3.0, 20.0, at_s)
+    return JobProgress(job(seconds_left=20.0, **changes), TASKS, 3.0, at_s)
 
 
 def console(*, terminal: bool = False) -> Console:
@@ -99,14 +98,15 @@ def test_the_rate_is_that_of_the_last_minute() -> None:
     assert rate.trials_per_s() == 0.5
 
 
-def test_the_budget_that_ends_first_says_how_long_is_left() -> None:
-    running = job(trials=100, trials_done=40, minutes=1.0, started_at=1000.0)
-    assert seconds_left(running, 2.0, now=1010.0) == 30.0
-    assert seconds_left(running, 2.0, now=1050.0) == 10.0
-    assert seconds_left(running, None, now=1050.0) == 10.0
-    assert seconds_left(running, None, now=2000.0) == 0.0
-    assert seconds_left(job(minutes=None), None, now=0.0) is None
-    assert seconds_left(job(state=JobState.QUEUED), 2.0, now=0.0) is None
+def test_without_a_number_of_trials_those_done_are_shown() -> None:
+    assert job(trials=MAX_TRIALS, trials_done=7).trials_text == "7"
+    out = console()
+    out.print(render(progress(trials=MAX_TRIALS, trials_done=7), rows=10))
+    assert " 7 trials" in text_of(out)
+
+
+def test_the_time_left_may_be_unknown() -> None:
+    assert "time left unknown" in JobProgress(job(), TASKS, None, 0.0).headline
 
 
 def test_the_network_is_the_weighted_sum_of_its_covered_tasks() -> None:

@@ -8,10 +8,18 @@ import { html } from "tunefarm/html.js";
 import { Actions } from "tunefarm/pages/jobs.js";
 import { Roofline } from "tunefarm/pages/roofline.js";
 import { Alert, Answer, Fact, Gain, State, Trials } from "tunefarm/pages/parts.js";
-import { progress, secondsLeft, subgraphs, sum } from "tunefarm/series.js";
+import { progress, subgraphs, sum } from "tunefarm/series.js";
 
 // So many subgraphs have a colour of their own; the others share one.
 const NAMED = 7;
+// What ended the search.
+const ENDS = {
+  trials: "all trials were spent",
+  minutes: "the minutes were up",
+  latency: "the latency asked for was reached, by estimate",
+  gain: "the next minute was expected to gain too little",
+  exhausted: "there was nothing new to try",
+};
 // The charts of a job that runs are drawn again so often.
 const CHARTS_EVERY_S = 5;
 
@@ -20,7 +28,7 @@ export function JobPage({ id, scopes }) {
   const job = useAnswer(path);
   const tasks = useAnswer(`${path}/tasks`);
   const trials = useAnswer(`${path}/trials`);
-  const samples = useJobEvents(job.value, job.refresh);
+  useJobEvents(job.value, job.refresh);
   const isFinished = job.value?.finished ?? true;
   useEffect(() => {
     const refresh = () => (tasks.refresh(), trials.refresh());
@@ -30,7 +38,7 @@ export function JobPage({ id, scopes }) {
   }, [isFinished]);
   return html`<${Answer} answer=${job}>
     ${(value) => html`
-      <${Head} job=${value} samples=${samples} scopes=${scopes} onChange=${job.refresh} />
+      <${Head} job=${value} scopes=${scopes} onChange=${job.refresh} />
       <${Answer} answer=${tasks}>
         ${(found) => html`<${Answer} answer=${trials}>
           ${(measured) => html`<${Details} job=${value} tasks=${found.items} trials=${measured} />`}
@@ -40,9 +48,9 @@ export function JobPage({ id, scopes }) {
   <//>`;
 }
 
-function Head({ job, samples, scopes, onChange }) {
+function Head({ job, scopes, onChange }) {
   const [again, setAgain] = useState(null);
-  const left = secondsLeft(job, samples, Date.now() / 1e3);
+  const left = job.seconds_left;
   const maySubmit = !isReport && (scopes.includes("submit") || scopes.includes("admin"));
   const took = job.started_at && (job.finished_at ?? Date.now() / 1e3) - job.started_at;
   const changed = (answer) => (answer.id === job.id ? onChange() : setAgain(answer));
@@ -57,6 +65,8 @@ function Head({ job, samples, scopes, onChange }) {
     </div>
     ${again && html`<p role="status">Started again: <a href=${`#/jobs/${encodeURIComponent(again.id)}`}>the new job</a>.</p>`}
     ${job.message && html`<p>${job.message}</p>`}
+    ${job.end_reason && html`<p>The search ended: ${ENDS[job.end_reason]}.</p>`}
+    ${job.members.length > 1 && html`<p>Shares its trials with ${job.members.filter((id) => id !== job.id).map((id) => html` <a href=${`#/jobs/${encodeURIComponent(id)}`}>${id}</a>`)}.</p>`}
     ${job.error && html`<${Alert} problem=${{ message: job.error }} />`}
     <dl class="facts">
       <${Fact} name="untuned">${latency(job.untuned_latency_s)}<//>
@@ -67,7 +77,9 @@ function Head({ job, samples, scopes, onChange }) {
     </dl>
     <p class="muted">Job <code>${job.id}</code> · target <code>${job.target}</code>
       ${job.device_class && html` · device class <code>${job.device_class}</code>`}
-      ${job.minutes !== null && ` · at most ${digits(job.minutes)} minutes`} · seed ${job.seed}
+      ${job.minutes !== null && ` · at most ${digits(job.minutes)} minutes`}
+      ${job.latency_s !== null && ` · until it takes ${latency(job.latency_s)}`}
+      ${job.min_gain !== null && ` · until a minute gains less than ${digits(100 * job.min_gain)} %`} · seed ${job.seed}
       ${Object.entries(job.shapes).map(([name, shape]) => html` · <code>${name}=${shape.join(",")}</code>`)}</p>
   `;
 }

@@ -5,7 +5,6 @@ import { ago, duration, latency, time } from "tunefarm/format.js";
 import { useAnswer, useJobEvents } from "tunefarm/hooks.js";
 import { html } from "tunefarm/html.js";
 import { Alert, Answer, Gain, State, Trials } from "tunefarm/pages/parts.js";
-import { secondsLeft } from "tunefarm/series.js";
 
 // A browser has six connections to a server: so many rows follow their job's events, the others are asked for.
 const FOLLOWED = 3;
@@ -59,8 +58,8 @@ function Row({ job: listed, isFollowed, maySubmit, onChange }) {
     setSeen({ listed, job: now });
     if (now.finished) onChange();
   };
-  const samples = useJobEvents(isFollowed ? job : null, () => look().catch(() => onChange()));
-  const left = secondsLeft(job, samples, Date.now() / 1e3);
+  useJobEvents(isFollowed ? job : null, () => look().catch(() => onChange()));
+  const left = job.seconds_left;
   return html`<tr>
     <th scope="row" data-label="Model"><a href=${`#/jobs/${encodeURIComponent(job.id)}`}>${job.model_name}</a></th>
     <td data-label="State"><${State} state=${job.state} /></td>
@@ -96,9 +95,10 @@ export function Actions({ job, onChange }) {
 
 // The request of a job, to be made again.
 function repeated(job) {
-  const { model, shapes, target, trials, minutes, seed, priority, weight, build, exact } = job;
-  const budget = trials ? { trials } : { compile_only: true };
-  return { model, shapes, target, minutes, seed, priority, weight, build, exact, ...budget };
+  const { model, shapes, target, trials, minutes, latency_s, min_gain, objective } = job;
+  const { batch, seed, priority, weight, build, exact } = job;
+  const goals = trials ? { trials, minutes, latency_s, min_gain, objective } : { compile_only: true, minutes };
+  return { model, shapes, target, batch, seed, priority, weight, build, exact, ...goals };
 }
 
 function Submit({ onStarted }) {
@@ -122,8 +122,10 @@ function Submit({ onStarted }) {
       const name = encodeURIComponent(file.name.replace(/\.onnx$/i, "") || "model");
       const model = await call("POST", `v1/models?name=${name}`, file, { "Content-Type": "application/octet-stream" });
       setDoing("Starting the job …");
-      const minutes = form.get("minutes") ? Number(form.get("minutes")) : null;
-      const request = { model: model.sha256, trials: Number(form.get("trials")), minutes, target: form.get("target"), shapes };
+      const number = (name, unit = 1) => (form.get(name) ? Number(form.get(name)) * unit : null);
+      const goals = { minutes: number("minutes"), latency_s: number("latency", 1e-3), min_gain: number("gain", 1e-2) };
+      if (form.get("trials")) goals.trials = number("trials");
+      const request = { model: model.sha256, target: form.get("target"), shapes, batch: number("batch"), ...goals };
       const job = await call("POST", "v1/jobs", { ...request, exact: form.has("exact") });
       setFile(null);
       onStarted(job);
@@ -146,8 +148,11 @@ function Submit({ onStarted }) {
     </label>
     ${file &&
     html`<div class="fields">
-      <label>Trials <input name="trials" type="number" min="1" max="10000000" value="300" required /></label>
+      <label>Trials, at most <input name="trials" type="number" min="1" max="10000000" value="300" placeholder="no limit" /></label>
       <label>Minutes, at most <input name="minutes" type="number" min="0.1" step="any" placeholder="no limit" /></label>
+      <label>Until it takes, ms <input name="latency" type="number" min="0.001" step="any" placeholder="as fast as can be" /></label>
+      <label>Until a minute gains less than, % <input name="gain" type="number" min="0.001" max="99" step="any" placeholder="never" /></label>
+      <label>Batch, where the model leaves it open <input name="batch" type="number" min="1" max="65536" placeholder="as in the shapes" /></label>
       <label>Device
         <select name="target">
           <option value="native">any that is ready</option>

@@ -1,6 +1,9 @@
 // Pieces that several pages have.
 import { html } from "tunefarm/html.js";
 
+// As many as a job may ask for: it has another goal.
+const MAX_TRIALS = 10_000_000;
+
 // What an answer is: its value drawn by `children`, the problem in its place, or a word while it is on its way.
 export function Answer({ answer, children }) {
   const { value, problem } = answer;
@@ -23,11 +26,12 @@ export function Fact({ name, children }) {
 
 // The progress of a job's trials, with what is left of its time.
 export function Trials({ job, leftS }) {
+  const isEndless = job.trials === MAX_TRIALS;
   const whole = Math.max(job.trials, job.trials_done);
   const left = leftS === null || leftS === undefined ? "" : leftS;
   return html`<span class="trials">
-    <progress max=${Math.max(1, whole)} value=${job.trials_done} aria-label=${`Trials of ${job.model_name}`}></progress>
-    <span>${job.trials_done.toLocaleString("en")} / ${whole.toLocaleString("en")}${left && html` <span class="muted">${left}</span>`}</span>
+    <progress max=${Math.max(1, whole)} value=${isEndless && !job.finished ? undefined : job.trials_done} aria-label=${`Trials of ${job.model_name}`}></progress>
+    <span>${job.trials_done.toLocaleString("en")}${!isEndless && ` / ${whole.toLocaleString("en")}`}${left && html` <span class="muted">${left}</span>`}</span>
   </span>`;
 }
 

@@ -1,0 +1,52 @@
+"""Recorded jobs: what the trials of whole networks measured, to be replayed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from benchmarks.results.sidecar import Sidecar
+
+
+@dataclass(frozen=True)
+class RecordedTask:
+    """A subgraph, or a variant that takes its `place`, as in `records.jobs.tasks.Task`.
+
+    `seconds` has what its trials measured, in the order in which they were made, None for one that failed.
+    Tasks of one `tag` are similar.
+    """
+
+    name: str
+    workload: str
+    place: str
+    weight: int
+    flops: float
+    tag: str
+    covered: bool
+    seconds: tuple[float | None, ...]
+
+
+@dataclass(frozen=True)
+class RecordedTrial:
+    """A trial of the task at this index that ended `at_s` after the search began. `latency_s` is None if it
+    failed."""
+
+    task: int
+    at_s: float
+    latency_s: float | None
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One job. Importing the model took `importing_s`, the search `search_s`, and publishing
+    `publishing_s`."""
+
+    network: str
+    device: str
+    importing_s: float
+    search_s: float
+    publishing_s: float
+    tasks: tuple[RecordedTask, ...]
+    trials: tuple[RecordedTrial, ...]
+
+
+RECORDINGS = Sidecar(Recording, "recordings")

@@ -1,0 +1,120 @@
+"""What a job's next minutes will bring: how much faster its networks become, and when it will be finished.
+
+Both follow from the trials that are done. Latency falls about as the logarithm of the time spent, so the fall
+over the second half of the search says what the next minute will bring. The speed of the search is that of
+its second half: the first trials are those of the largest subgraphs, and all of the slowest programs.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from core.job import Budget
+from records.jobs.tasks import Task
+from records.jobs.trials import MeasuredTrial
+
+# What the next minute is expected to gain is told after this time.
+JUDGED_AFTER_S = 60.0
+MINUTE_S = 60.0
+# The speed of the search is told after so many trials.
+FEWEST_TRIALS = 8
+
+
+class Point(NamedTuple):
+    """The latency that had been reached at a time, in epoch seconds."""
+
+    at: float
+    latency_s: float
+
+
+def curve(networks: Sequence[tuple[float, Sequence[Task]]], measured: Sequence[MeasuredTrial]) -> list[Point]:
+    """Return how the weighted sum of the networks' latencies fell, from the moment when all of them were
+    known.
+
+    `networks` are the weight and the tasks of each, `measured` all their trials in the order in which they
+    ended.
+    """
+    tasks = {task.id: task for _, listed in networks for task in listed}
+    worked = {tasks[trial.task_id].workload_hash for trial in measured if trial.latency_s is not None}
+    # What other jobs have measured counts from the beginning.
+    best = {
+        task.workload_hash: task.best_s or math.inf
+        for task in tasks.values()
+        if task.workload_hash not in worked
+    }
+    points: list[Point] = []
+    for trial in measured:
+        workload = tasks[trial.task_id].workload_hash
+        if trial.latency_s is not None and trial.latency_s < best.get(workload, math.inf):
+            best[workload] = trial.latency_s
+            latency_s = sum(weight * _latency_s(listed, best) for weight, listed in networks)
+            if math.isfinite(latency_s):
+                points.append(Point(trial.finished_at, latency_s))
+    return points
+
+
+def _latency_s(tasks: Sequence[Task], best: Mapping[str, float]) -> float:
+    """Return a network's latency, inf until each of its covered places has been measured."""
+    places: dict[str, float] = {}
+    for task in tasks:
+        seconds = task.weight * best.get(task.workload_hash, math.inf)
+        places[task.place] = min(seconds, places.get(task.place, math.inf))
+    covered = {task.place for task in tasks if task.covered}
+    return sum(seconds for place, seconds in places.items() if place in covered or math.isfinite(seconds))
+
+
+def gain_of_next_minute(points: Sequence[Point], began_at: float, now: float) -> float | None:
+    """Return the part of the latency that the next minute is expected to gain; None while it is too early.
+
+    `began_at` is when the search began.
+    """
+    fall = _fall(points, began_at, now)
+    return None if fall is None else fall * math.log1p(MINUTE_S / (now - began_at)) / points[-1].latency_s
+
+
+def _fall(points: Sequence[Point], began_at: float, now: float) -> float | None:
+    """Return the seconds of latency by which the search fell each time that its duration grew e-fold; None
+    while it is too early."""
+    half = began_at + (now - began_at) / 2
+    before = [point for point in points if point.at <= half]
+    if now - began_at < JUDGED_AFTER_S or not before:
+        return None
+    return (before[-1].latency_s - points[-1].latency_s) / math.log(2)
+
+
+def seconds_left(
+    budget: Budget,
+    trials_left: int,
+    finished_at: Sequence[float],
+    points: Sequence[Point],
+    *,
+    started_at: float,
+    began_at: float,
+    now: float,
+) -> float | None:
+    """Return the seconds until the search will end by one of the budget's goals; None while nobody knows.
+
+    The job started at `started_at` and its search at `began_at`; `finished_at` are the times at which its
+    trials ended, oldest first.
+    """
+    limits = []
+    if len(finished_at) >= FEWEST_TRIALS:
+        since = finished_at[len(finished_at) // 2 - 1]
+        # Trials are reported together, so those of the same moment don't count.
+        if recent := len(finished_at) - bisect_right(finished_at, since):
+            limits.append(trials_left * (now - since) / recent)
+    if budget.minutes is not None:
+        limits.append(started_at + 60 * budget.minutes - now)
+    fall = _fall(points, began_at, now)
+    if fall:
+        latency_s = points[-1].latency_s
+        if budget.min_gain is not None:
+            limits.append(began_at + MINUTE_S / math.expm1(budget.min_gain * latency_s / fall) - now)
+        if budget.latency_s is not None:
+            # An exponent beyond all reason: never, as far as anybody knows.
+            longer = min((latency_s - budget.latency_s) / fall, 50.0)
+            limits.append((now - began_at) * math.expm1(longer))
+    return max(min(limits), 0.0) if limits else None

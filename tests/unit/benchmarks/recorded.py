@@ -1,0 +1,30 @@
+"""Recorded jobs to replay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.results.recordings import RecordedTask, RecordedTrial, Recording
+
+
+def task(name: str, seconds: Sequence[float | None], *, place: str = "", weight: int = 1) -> RecordedTask:
+    return RecordedTask(name, name, place or name, weight, 1e9, name, True, tuple(seconds))
+
+
+def recording(*tasks: RecordedTask, each_s: float = 0.5) -> Recording:
+    """A job whose tasks took turns, a trial each `each_s`."""
+    rounds = max(len(one.seconds) for one in tasks)
+    order = [
+        (at, one.seconds[count])
+        for count in range(rounds)
+        for at, one in enumerate(tasks)
+        if count < len(one.seconds)
+    ]
+    trials = tuple(
+        RecordedTrial(at, each_s * number, secs) for number, (at, secs) in enumerate(order, start=1)
+    )
+    return Recording("net", "a board", 10.0, each_s * len(trials), 13.0, tuple(tasks), trials)
+
+
+FLAT = task("flat", [1e-3] * 128)
+STEEP = task("steep", [8e-2 * 0.95**step for step in range(128)])
