@@ -26,4 +26,5 @@ class ExitCode(IntEnum):
     JOB_CANCELLED = 7, "the job was cancelled"
     LOCAL = 8, "a local obstacle: a folder, a port, a database, a missing tool, a process that stops"
     FENCED = 9, "another worker has taken over this one's name"
+    UPDATE = 10, "the service wants this worker updated before it is started again"
     INTERRUPTED = 130, "interrupted"

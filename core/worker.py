@@ -33,6 +33,7 @@ class Wanted(StrEnum):
     WORK = "work"
     DRAIN = "drain"
     EVICTED = "evicted"
+    UPDATE = "update"
 
 
 @dataclass(frozen=True)

@@ -320,6 +320,7 @@ def answer_to_wire(answer: Answer) -> pb.SynchronizeResponse:
         call_again_after_s=answer.call_again_after_s,
         wanted=f"WANTED_{answer.wanted.name}",
         calibrate=answer.calibrate,
+        service_version=answer.service_version,
     )
     if answer.lease is not None:
         message.lease.CopyFrom(lease_to_wire(answer.lease))
@@ -341,6 +342,7 @@ def answer_from_wire(message: pb.SynchronizeResponse, held: LeaseId | None) -> A
         call_again_after_s=min(again_s, 60.0) if 0.0 <= again_s < math.inf else 1.0,
         wanted=_WANTED.get(message.wanted, Wanted.WORK),
         calibrate=message.calibrate,
+        service_version=_text(message.service_version, _VITAL_CHARS["tunefarm_version"]),
     )
 
 
@@ -348,8 +350,7 @@ def _vitals_from_wire(message: pb.Vitals) -> Vitals:
     """Leave out what makes no sense: no work depends on vitals."""
     valid: dict[str, Any] = {}
     for name, chars in _VITAL_CHARS.items():
-        text = getattr(message, name)
-        valid[name] = text if len(text) <= chars and text.isprintable() else ""
+        valid[name] = _text(getattr(message, name), chars)
     for name, (least, most) in _VITAL_RANGES.items():
         if message.HasField(name) and least <= (number := getattr(message, name)) <= most:
             valid[name] = number
@@ -417,3 +418,8 @@ def _clean(error: str) -> str:
     """Keep the tail, which is where compilers name the cause, without characters that databases refuse."""
     text = error[-MAX_ERROR_CHARS:].replace("\0", "")
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _text(text: str, chars: int) -> str:
+    """Return a text that is meant for people, "" if it makes no sense."""
+    return text if len(text) <= chars and text.isprintable() else ""

@@ -26,6 +26,7 @@ class Wanted(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WANTED_WORK: _ClassVar[Wanted]
     WANTED_DRAIN: _ClassVar[Wanted]
     WANTED_EVICTED: _ClassVar[Wanted]
+    WANTED_UPDATE: _ClassVar[Wanted]
 
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -51,6 +52,7 @@ WORKER_ROLE_BUILD: WorkerRole
 WANTED_WORK: Wanted
 WANTED_DRAIN: Wanted
 WANTED_EVICTED: Wanted
+WANTED_UPDATE: Wanted
 OUTCOME_UNKNOWN: Outcome
 OUTCOME_OK: Outcome
 OUTCOME_BUILD_ERROR: Outcome
@@ -122,20 +124,22 @@ class Vitals(_message.Message):
     def __init__(self, tunefarm_version: _Optional[str] = ..., tvm_version: _Optional[str] = ..., load: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_free_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidates_done: _Optional[int] = ..., uncontained: _Optional[str] = ..., trouble: _Optional[str] = ..., power_w: _Optional[float] = ...) -> None: ...
 
 class SynchronizeResponse(_message.Message):
-    __slots__ = ("fenced", "lease", "acknowledged", "call_again_after_s", "wanted", "calibrate")
+    __slots__ = ("fenced", "lease", "acknowledged", "call_again_after_s", "wanted", "calibrate", "service_version")
     FENCED_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
     CALL_AGAIN_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     WANTED_FIELD_NUMBER: _ClassVar[int]
     CALIBRATE_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_VERSION_FIELD_NUMBER: _ClassVar[int]
     fenced: bool
     lease: Lease
     acknowledged: _containers.RepeatedScalarFieldContainer[int]
     call_again_after_s: float
     wanted: Wanted
     calibrate: bool
-    def __init__(self, fenced: _Optional[bool] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., acknowledged: _Optional[_Iterable[int]] = ..., call_again_after_s: _Optional[float] = ..., wanted: _Optional[_Union[Wanted, str]] = ..., calibrate: _Optional[bool] = ...) -> None: ...
+    service_version: str
+    def __init__(self, fenced: _Optional[bool] = ..., lease: _Optional[_Union[Lease, _Mapping]] = ..., acknowledged: _Optional[_Iterable[int]] = ..., call_again_after_s: _Optional[float] = ..., wanted: _Optional[_Union[Wanted, str]] = ..., calibrate: _Optional[bool] = ..., service_version: _Optional[str] = ...) -> None: ...
 
 class Device(_message.Message):
     __slots__ = ("name", "triple", "mcpu", "features", "cores", "vector_bytes", "l1_bytes", "l2_bytes", "l3_bytes", "toolchain", "target", "gpu", "profile")

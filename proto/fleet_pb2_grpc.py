@@ -100,6 +100,10 @@ class FleetServicer:
         is EVICTED is also told `fenced`: its lease is given back, and nobody is let in under its name until
         people want it back. It may stop, or drop what it holds and ask again now and then.
 
+        Updating. People may want a worker to UPDATE. It drains, and ends where its owner lets it: what started it then
+        installs the version of the service and starts it again. A call with the service's own version ends
+        that wish.
+
         Calibrating. A worker that measures also measures what its device can do, before it is READY for the first
         time, or sends what it measured earlier. When people want that done again, every answer says `calibrate`
         until a call is `calibrated`: the worker ends its lease, is PROBING meanwhile, and then sends the device

@@ -105,7 +105,7 @@ class Answer:
     `keeps` names the held lease when the worker is to go on with it; `lease` is a new one. With neither, the
     worker is to hold nothing. `fenced` means that another session has taken over or, together with EVICTED,
     that people have evicted the worker. `calibrate`: the worker is to calibrate its device once it holds
-    nothing.
+    nothing. `service_version` is the service's version of tunefarm, "" where it is unknown.
     """
 
     fenced: bool = False
@@ -115,6 +115,7 @@ class Answer:
     call_again_after_s: float = 1.0
     wanted: Wanted = Wanted.WORK
     calibrate: bool = False
+    service_version: str = ""
 
     def __post_init__(self) -> None:
         if self.keeps is not None and self.lease is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fastapi import FastAPI
@@ -28,6 +27,7 @@ from server.api.schedules import RoutineLookUps
 from server.context import ServerContext
 from server.dashboard import report
 from server.dashboard import routes as dashboard
+from server.install import routes as install
 from server.problems import EVERYWHERE, GUARDED, ProblemBody, install_error_handlers
 
 _MAX_BODY_BYTES = 4 << 20
@@ -49,14 +49,10 @@ class Application(FastAPI):
 
 def create_app(context: ServerContext) -> FastAPI:
     """Return the application that serves `context`."""
-    try:
-        tunefarm_version = version("tunefarm")
-    except PackageNotFoundError:
-        tunefarm_version = "0"
     app = Application(
         title="tunefarm",
         description="Tunes neural networks for the devices that will run them.",
-        version=tunefarm_version,
+        version=context.version or "0",
         # FastAPI's pages load their scripts from the internet, which a service on a closed network hasn't.
         docs_url=None,
         redoc_url=None,
@@ -68,6 +64,7 @@ def create_app(context: ServerContext) -> FastAPI:
         app.include_router(guarded.router, responses=GUARDED)
     app.include_router(health.router)
     app.include_router(dashboard.router)
+    app.include_router(install.router)
     app.mount("/assets", dashboard.Assets())
     install_error_handlers(app)
     settings = context.settings

@@ -19,6 +19,7 @@ from server.look_ups import LookUps
 from server.metrics import Metrics
 from server.settings import ServerSettings
 from server.threads import Threads
+from system.version import installed_version
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class ServerContext:
     `wake` asks the scheduler to run a step of a job soon; it is called after the transaction. `now` returns
     epoch seconds, `new_id` an id never returned before, `new_secret` 43 characters that nobody can guess.
     Handlers that wait return when `stopping` is set. `transfers` are the threads that move files; one import
-    at a time is in memory, that of whoever holds `importing`.
+    at a time is in memory, that of whoever holds `importing`. `version` is that of tunefarm.
     """
 
     settings: ServerSettings
@@ -41,6 +42,7 @@ class ServerContext:
     new_secret: Callable[[], str] = secrets.token_urlsafe
     transfers: Threads = field(default_factory=Threads)
     importing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    version: str = field(default_factory=installed_version)
 
     @cached_property
     def authenticator(self) -> Authenticator:

@@ -22,7 +22,7 @@ from system.command import CommandError, run_function
 from system.errors import SettingsError
 from system.scratch import scratch_folder
 from system.settings import read_settings
-from worker.agent.agent import Agent, AgentConfig, Fenced
+from worker.agent.agent import Agent, AgentConfig, Fenced, UpdateWanted
 from worker.agent.display import Display, display
 from worker.agent.gpus import ONLY, VISIBLE, GpuVitals, choose_gpu
 from worker.agent.health import HealthMonitor
@@ -86,6 +86,8 @@ def worker(
             asyncio.run(_work(settings, shown))
     except Fenced as error:
         raise CommandError(str(error), ExitCode.FENCED) from error
+    except UpdateWanted as error:
+        raise CommandError(str(error), ExitCode.UPDATE) from error
     except WorkerRefused as error:
         raise CommandError(str(error), ExitCode.REFUSED) from error
 
@@ -101,7 +103,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 async def _work(settings: WorkerSettings, shown: Display) -> None:
-    """Run an agent until SIGTERM or SIGINT. Raises Fenced, WorkerRefused and SettingsError."""
+    """Run an agent until SIGTERM or SIGINT. Raises Fenced, WorkerRefused, UpdateWanted and
+    SettingsError."""
     tls = settings.tls_files
     if settings.secret and tls is None and not settings.local:
         _log.warning("the token crosses the network in clear: use --tls if the service does TLS")
@@ -153,6 +156,9 @@ async def _work(settings: WorkerSettings, shown: Display) -> None:
             await running
         except asyncio.CancelledError:
             shown.show("stopping: gives back what it holds")
+        except UpdateWanted:
+            await agent.farewell()
+            raise
         await agent.farewell()
 
 
@@ -173,6 +179,7 @@ def agent_config(settings: WorkerSettings) -> AgentConfig:
         role=Role.BUILD if settings.build else Role.MEASURE,
         override_limits=settings.override_limits,
         machine=_running_machine(),
+        updates=settings.updates,
     )
 
 

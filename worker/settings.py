@@ -69,6 +69,8 @@ class WorkerSettings(BaseSettings):
     child_user: str = Field(default="nobody", min_length=1)
     # End the worker where measured code can't be contained in every respect.
     require_sandbox: bool = False
+    # End with exit code 10 when people want this worker updated: what started it updates it.
+    updates: bool = False
     reconnect_max_s: float = Field(default=10.0, gt=0, le=600)
     start_timeout_s: float = Field(default=120.0, gt=0)
     build_timeout_s: float | None = Field(default=None, gt=0)

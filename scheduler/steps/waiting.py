@@ -83,7 +83,7 @@ def _remedy(
     for worker in suitable:
         is_there = _was_seen(worker, now) and not worker.has_left
         # The calls of an evicted worker are refused, so it may be there though it wasn't seen.
-        if worker.wanted is Wanted.EVICTED or (worker.wanted is Wanted.DRAIN and is_there):
+        if worker.wanted is Wanted.EVICTED or (worker.wanted in (Wanted.DRAIN, Wanted.UPDATE) and is_there):
             return f"`tunefarm workers resume {worker.id}`"
     if not probing:
         return otherwise

@@ -1,6 +1,7 @@
 """The table of scopes: each route and gRPC service with the scope that it needs.
 
-A call that the table doesn't name needs ADMIN; the probes and the dashboard's files need no token.
+A call that the table doesn't name needs ADMIN; the probes, the dashboard's files and what a device installs
+need no token.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from core.access import Scope
 OPEN_PATHS = frozenset({"/healthz", "/readyz"})
 # The dashboard's page and its files are the same for everybody.
 _PAGE, _FILES = "/", "/assets/"
+# So is what a device installs, which has no token yet.
+_INSTALL = frozenset({"/install", "/install/worker.tar"})
 
 ROUTES = {
     "GET /metrics": Scope.READ,
@@ -55,6 +58,7 @@ ROUTES = {
     "POST /v1/workers/{worker_id:path}:drain": Scope.ADMIN,
     "POST /v1/workers/{worker_id:path}:evict": Scope.ADMIN,
     "POST /v1/workers/{worker_id:path}:resume": Scope.ADMIN,
+    "POST /v1/workers/{worker_id:path}:update": Scope.ADMIN,
 }
 _SERVICES = {"/tunefarm.v1.Fleet/": Scope.WORKER}
 UNKNOWN = "another route"
@@ -82,7 +86,7 @@ class Operation:
 
 def is_open(path: str) -> bool:
     """Whether a path is answered without a token."""
-    return path in OPEN_PATHS or path == _PAGE or path.startswith(_FILES)
+    return path in OPEN_PATHS or path == _PAGE or path.startswith(_FILES) or path in _INSTALL
 
 
 def operation_of(method: str, path: str) -> Operation:

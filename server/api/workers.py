@@ -37,7 +37,8 @@ class WorkerBody(BaseModel):
 
     `trouble` says in one line why it can't measure (or build), and is empty while it can or has not yet found
     out. `uncontained` says what measured code is not kept from. `calibrate`: it has been asked to measure its
-    device's profile again, and hasn't yet.
+    device's profile again, and hasn't yet. `other_version`: it runs another version of tunefarm than the
+    service.
     """
 
     id: str
@@ -68,10 +69,16 @@ class WorkerBody(BaseModel):
     uncontained: str
     trouble: str
     calibrate: bool
+    other_version: bool
 
     @classmethod
     def of(
-        cls, worker: WorkerInfo, now: float, trials_per_minute: float, held: HeldLease | None
+        cls,
+        worker: WorkerInfo,
+        now: float,
+        trials_per_minute: float,
+        held: HeldLease | None,
+        version: str,
     ) -> WorkerBody:
         vitals = worker.vitals
         return cls(
@@ -103,6 +110,7 @@ class WorkerBody(BaseModel):
             uncontained=vitals.uncontained,
             trouble=vitals.trouble,
             calibrate=worker.calibrate,
+            other_version=bool(version and vitals.tunefarm_version) and vitals.tunefarm_version != version,
         )
 
 
@@ -144,7 +152,7 @@ class DeviceClassesBody(BaseModel):
 def show_workers(context: ContextDep) -> WorkersBody:
     """Return every worker ever seen, with when that was."""
     with context.database.begin() as session:
-        return WorkersBody(items=_bodies(session, devices.workers(session), context.now()))
+        return WorkersBody(items=_bodies(session, devices.workers(session), context))
 
 
 @router.get("/workers/{worker_id:path}/noise", responses=problems(404))
@@ -173,7 +181,18 @@ def evict(worker_id: str, context: ContextDep) -> WorkerBody:
     now = context.now()
     with context.database.begin() as session:
         leases.evict(session, worker_id, now)
-        return _body(session, worker_id, now)
+        return _body(session, worker_id, context)
+
+
+@router.post("/workers/{worker_id:path}:update", responses=problems(404, 409))
+def update(worker_id: str, context: ContextDep) -> WorkerBody:
+    """Have the worker finish its lease and end, so that what started it installs the service's version."""
+    with context.database.begin() as session:
+        if devices.worker(session, worker_id).vitals.tunefarm_version == context.version:
+            sentence = f"Worker {worker_id} has the service's version {context.version}: it needs no update."
+            raise Problem(409, "worker-up-to-date", sentence)
+        devices.set_wanted(session, worker_id, Wanted.UPDATE)
+        return _body(session, worker_id, context)
 
 
 @router.post("/workers/{worker_id:path}:calibrate", responses=problems(404, 409))
@@ -184,7 +203,7 @@ def calibrate(worker_id: str, context: ContextDep) -> WorkerBody:
             sentence = f"Worker {worker_id} only builds: name one that measures."
             raise Problem(409, "worker-builds", sentence)
         devices.request_calibration(session, worker_id)
-        return _body(session, worker_id, context.now())
+        return _body(session, worker_id, context)
 
 
 @router.get("/device-classes")
@@ -198,15 +217,18 @@ def show_device_classes(context: ContextDep) -> DeviceClassesBody:
 def _want(context: ContextDep, worker_id: str, what: Wanted) -> WorkerBody:
     with context.database.begin() as session:
         devices.set_wanted(session, worker_id, what)
-        return _body(session, worker_id, context.now())
+        return _body(session, worker_id, context)
 
 
-def _body(session: Session, worker_id: str, now: float) -> WorkerBody:
-    [body] = _bodies(session, [devices.worker(session, worker_id)], now)
+def _body(session: Session, worker_id: str, context: ContextDep) -> WorkerBody:
+    [body] = _bodies(session, [devices.worker(session, worker_id)], context)
     return body
 
 
-def _bodies(session: Session, workers: Sequence[WorkerInfo], now: float) -> list[WorkerBody]:
+def _bodies(session: Session, workers: Sequence[WorkerInfo], context: ContextDep) -> list[WorkerBody]:
+    now = context.now()
     rates = leases.trials_per_minute(session, now)
     held = {lease.worker_id: lease for lease in leases.held(session, now)}
-    return [WorkerBody.of(one, now, rates.get(one.id, 0.0), held.get(one.id)) for one in workers]
+    return [
+        WorkerBody.of(one, now, rates.get(one.id, 0.0), held.get(one.id), context.version) for one in workers
+    ]

@@ -44,18 +44,23 @@ def reconcile(
     lease_id: str,
     now: float,
     lease_ttl_s: float,
+    version: str = "",
 ) -> Reconciliation:
     """Store what a worker reports, and return what it should hold.
 
     `token_id` is that of the worker's token, None where names aren't bound. `registered`: this session's
     device is stored already. `lease_id` is the id of a new lease, if one is
-    taken. A lease that the worker holds is valid for `lease_ttl_s` from now. The caller decides when a worker
+    taken. A lease that the worker holds is valid for `lease_ttl_s` from now. `version` is that of the
+    service. The caller decides when a worker
     that holds something is to call again. Raises NameTaken, NameInUse.
     """
     instructions = _note_call(session, report, token_id, registered, now)
     if instructions is None:
         wanted = devices.wanted(session, report.worker_id)
         return Reconciliation(Answer(fenced=True, wanted=wanted, call_again_after_s=EVICTED_S))
+    if instructions.wanted is Wanted.UPDATE and report.vitals.tunefarm_version == version:
+        devices.set_wanted(session, report.worker_id, Wanted.WORK)
+        instructions = instructions._replace(wanted=Wanted.WORK)
     wakes, closed = _store_results(session, report, now)
     if report.state in _GIVES_BACK and report.held is None:
         leases.give_back(session, report.worker_id, report.session_id, now)
@@ -83,6 +88,7 @@ def reconcile(
         call_again_after_s=call_again_after_s,
         wanted=instructions.wanted,
         calibrate=instructions.calibrate,
+        service_version=version,
     )
     return Reconciliation(answer, tuple(dict.fromkeys(wakes)))
 

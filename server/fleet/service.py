@@ -135,7 +135,9 @@ class FleetService(FleetServicer):
     ) -> Answer:
         with self._context.database.begin() as session:
             lease_id, now = self._context.new_id(), self._context.now()
-            result = reconcile.reconcile(session, report, token_id, registered, lease_id, now, lease_ttl_s)
+            result = reconcile.reconcile(
+                session, report, token_id, registered, lease_id, now, lease_ttl_s, self._context.version
+            )
         for step, job_id in result.wakes:
             self._context.wake(step, job_id)
         self._context.metrics.results.inc(len(result.answer.acknowledged))

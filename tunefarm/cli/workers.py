@@ -28,7 +28,7 @@ from tunefarm.cli.options import (
 from tunefarm.client.values import DeviceClass, Worker
 
 app = typer.Typer(
-    help="List the workers and their devices; drain, resume or evict one.",
+    help="List the workers and their devices; drain, resume, evict or update one.",
     rich_markup_mode=None,
     invoke_without_command=True,
 )
@@ -48,7 +48,7 @@ def list_(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the workers and their devices; drain, resume or evict one."""
+    """List the workers and their devices; drain, resume, evict or update one."""
     if context.invoked_subcommand is not None:
         if live or server or token or data or as_json:
             asked = f"tunefarm workers {context.invoked_subcommand} NAME"
@@ -71,6 +71,15 @@ def list_(
         for worker in workers:
             if worker.unable and _state(worker) == "connected":
                 print_plain(f"{worker.id} {worker.unable}")
+            if worker.other_version:
+                wants = (
+                    "is to be updated"
+                    if worker.wanted == "update"
+                    else f"`tunefarm workers update {worker.id}`"
+                )
+                print_plain(
+                    f"{worker.id} has another version than the service, {worker.tunefarm_version}: {wants}"
+                )
             if worker.uncontained:
                 print_plain(f"{worker.id}: {worker.uncontained}")
     else:
@@ -105,6 +114,16 @@ def evict(
     with connected(server, token, data) as service:
         worker = service.client.evict(name)
     _print_result(worker, f"{name} has lost its lease and is not let in until resumed", as_json)
+
+
+@app.command()
+def update(
+    name: Name, server: Server = None, token: Token = None, data: Data = None, as_json: AsJson = False
+) -> None:
+    """Have a worker finish its lease, then install the service's version where its owner allows that."""
+    with connected(server, token, data) as service:
+        worker = service.client.update(name)
+    _print_result(worker, f"{name} finishes its lease and is updated, if its owner lets the service", as_json)
 
 
 def calibrate(
@@ -190,7 +209,7 @@ def _activity(worker: Worker) -> str:
         return "-"
     if worker.trouble:
         return "can't build" if worker.role == "build" else "can't measure"
-    drains = worker.wanted == "drain"
+    drains = worker.wanted in ("drain", "update")
     if worker.calibrate and worker.state == "probing":
         return "calibrates"
     if worker.lease is not None:

@@ -201,6 +201,10 @@ class Client:
         """Take a worker's lease away at once and let nobody in under its name, until it is resumed."""
         return self._act(worker_id, "evict")
 
+    def update(self, worker_id: str) -> Worker:
+        """Have a worker finish its lease, then be updated to the service's version."""
+        return self._act(worker_id, "update")
+
     def calibrate(self, worker_id: str) -> Worker:
         """Have a worker measure its device's profile again as soon as it holds no lease."""
         return self._act(worker_id, "calibrate")

@@ -154,12 +154,13 @@ class JobEvent:
 class Worker:
     """A worker as it was last seen. Unknown values are None.
 
-    `state` is the worker's own, `wanted` the state that users have asked for: work, drain or evicted. A
+    `state` is the worker's own, `wanted` what users have asked for: work, drain, evicted or update. A
     `connected` worker was seen lately. `load` is the system's average over one minute. `candidates` counts
     those of the `lease` that it holds. `uncontained` says what the sandbox doesn't keep measured code from,
     `trouble` why the worker can't measure or build; both are empty if all is well. A worker whose `role` is
     build measures nothing; its trials are those it built, for the machines in `builds_for`. `calibrate` is
-    true while it has been asked to calibrate its device and hasn't done so yet.
+    true while it has been asked to calibrate its device and hasn't done so yet. `other_version`: its tunefarm
+    is not of the service's version.
     """
 
     id: str
@@ -189,6 +190,7 @@ class Worker:
     builds_for: tuple[str, ...] = ()
     trouble: str = ""
     calibrate: bool = False
+    other_version: bool = False
 
     @property
     def unable(self) -> str:

@@ -38,12 +38,17 @@ FAREWELL_TIMEOUT_S = 2.0
 _WANTED = {
     Wanted.WORK: "wanted to work again",
     Wanted.DRAIN: "drains: takes no other lease until `tunefarm workers resume {}`",
+    Wanted.UPDATE: "to be updated: takes no other lease until it is, or until `tunefarm workers resume {}`",
     Wanted.EVICTED: "evicted: holds nothing and asks again until `tunefarm workers resume {}`",
 }
 
 
 class Fenced(Exception):
     """Another process works under this worker's name."""
+
+
+class UpdateWanted(Exception):
+    """People want this worker to end, and to be started again with the service's version."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ class AgentConfig:
     role                measure on this device, or build for others
     override_limits     turns the limits of a lease into those that hold on this device
     machine             names this machine as long as it runs; empty where that is unknown
+    updates             end when people want this worker updated: what started it updates it
     """
 
     slots: int = SLOTS
@@ -68,6 +74,7 @@ class AgentConfig:
     role: Role = Role.MEASURE
     override_limits: Callable[[Limits], Limits] = lambda limits: limits
     machine: str = ""
+    updates: bool = False
 
 
 class Agent:
@@ -104,6 +111,7 @@ class Agent:
         self._held: LeaseProgress | None = None
         self._lease_task: asyncio.Task[None] | None = None
         self._wanted = Wanted.WORK
+        self._service_version = ""
         self._ends_after_lease = False
         self._has_left = False
         self._report_due = asyncio.Event()  # the service should hear at once of a change
@@ -114,7 +122,7 @@ class Agent:
     async def run(self) -> None:
         """Work until cancelled; with `once`, until one lease is done. The child is dead afterwards.
 
-        Raises WorkerRefused, SettingsError, and Fenced when another session has taken over.
+        Raises WorkerRefused, SettingsError, Fenced when another session has taken over, and UpdateWanted.
         """
         tasks = {asyncio.create_task(self._synchronize()), asyncio.create_task(self._serve())}
         try:
@@ -190,7 +198,7 @@ class Agent:
         )
 
     async def _apply(self, report: WorkerReport, answer: Answer) -> None:
-        """Do what the service answered to a report. Raises Fenced and WorkerRefused."""
+        """Do what the service answered to a report. Raises Fenced, WorkerRefused and UpdateWanted."""
         if answer.fenced and answer.wanted is not Wanted.EVICTED:
             raise Fenced(
                 f"another worker took over the name {self._worker_id}: "
@@ -200,6 +208,7 @@ class Agent:
             self._wanted = answer.wanted
             self._display.show(_WANTED[answer.wanted].format(self._worker_id))
             self._report_due.set()
+        self._compare_versions(report.vitals.tunefarm_version, answer.service_version)
         if report.calibrated and not answer.fenced:
             self._calibration_unreported = False
         elif (
@@ -222,6 +231,20 @@ class Agent:
             self._display.show(str(self._held))
             self._ends_after_lease = self._config.once
             self._work_due.set()
+
+        if self._wanted is Wanted.UPDATE and self._config.updates and not (self._held or self._outbox):
+            raise UpdateWanted(
+                f"tunefarm {answer.service_version} is wanted here: ends, and is to be started again with it"
+            )
+
+    def _compare_versions(self, own: str, of_service: str) -> None:
+        """Say once for each version of the service that this worker has another one."""
+        if of_service and own and of_service not in (own, self._service_version):
+            self._display.show(
+                f"this worker is tunefarm {own}, the service {of_service}: `tunefarm workers update "
+                f"{self._worker_id}` updates it, or the line that the dashboard shows"
+            )
+        self._service_version = of_service
 
     async def _drop_lease(self) -> None:
         """Stop work on the held lease, unless it was finished while the service answered."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from typing import Protocol, TypeVar
 
 import psutil
 
 from core.worker import Vitals
+from system.version import installed_version
 
 _T = TypeVar("_T")
 
@@ -45,8 +45,8 @@ class HealthMonitor:
 
 def read_vitals() -> Vitals:
     return Vitals(
-        tunefarm_version=_version("tunefarm"),
-        tvm_version=_version("apache-tvm"),
+        tunefarm_version=installed_version(),
+        tvm_version=installed_version("apache-tvm"),
         load=_read(lambda: psutil.getloadavg()[0]),
         temperature_c=_read(lambda: hottest(psutil.sensors_temperatures())),
         memory_free_bytes=_read(lambda: int(psutil.virtual_memory().available)),
@@ -68,10 +68,3 @@ def _read(reading: Callable[[], _T]) -> _T | None:
         return reading()
     except (AttributeError, OSError, NotImplementedError, psutil.Error):  # not on this system
         return None
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from core.worker import Wanted, WorkerState
 from tests.integration.worker.fake_fleet import FakeFleet
-from tests.integration.worker.test_agent import in_state, with_fleet, working
+from tests.integration.worker.test_agent import BRISK, in_state, with_fleet, working
+from worker.agent.agent import UpdateWanted
 
 
 def test_a_drained_worker_finishes_its_lease_and_takes_no_other(tmp_path: Path) -> None:
@@ -108,5 +110,36 @@ def test_it_tells_how_far_its_lease_is(tmp_path: Path) -> None:
             (tmp_path / "gate").touch()
             await fleet.until(lambda: len(fleet.stored) == 3 and in_state(fleet, WorkerState.READY))
         assert fleet.reports[-1].vitals.candidates is None
+
+    with_fleet(work)
+
+
+def test_a_worker_that_may_be_updated_finishes_its_lease_and_ends(tmp_path: Path) -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.workloads["gate"] = str(tmp_path / "gate")
+        fleet.offer("wait_for_file", "ok", workload="gate")
+        async with working(fleet, replace(BRISK, updates=True)) as worker:
+            await fleet.until(lambda: in_state(fleet, WorkerState.BUSY))
+            fleet.wanted = Wanted.UPDATE
+            await fleet.until(lambda: in_state(fleet, WorkerState.DRAINING))
+            (tmp_path / "gate").touch()
+            with pytest.raises(UpdateWanted):
+                await worker.running
+        assert fleet.outcomes() == ["ok", "ok"]
+
+    with_fleet(work)
+
+
+def test_one_that_may_not_waits_without_work() -> None:
+    async def work(fleet: FakeFleet) -> None:
+        fleet.wanted = Wanted.UPDATE
+        fleet.offer("ok")
+        async with working(fleet) as worker:
+            await fleet.until(lambda: in_state(fleet, WorkerState.DRAINING))
+            drained = len(fleet.reports)
+            await fleet.until(lambda: len(fleet.reports) >= drained + 3)
+            assert not worker.running.done()
+            fleet.wanted = Wanted.WORK
+            await fleet.until(lambda: fleet.outcomes() == ["ok"])
 
     with_fleet(work)

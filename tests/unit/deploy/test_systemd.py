@@ -41,6 +41,21 @@ def test_it_is_started_again_for_ever(service: configparser.SectionProxy) -> Non
     assert service["EnvironmentFile"] == "/etc/tunefarm/worker.env"
 
 
+@pytest.mark.parametrize(("code", "updates"), [("10", True), ("0", False), ("9", False)])
+def test_it_is_updated_after_it_ended_for_that(
+    service: configparser.SectionProxy, tmp_path: Path, code: str, updates: bool
+) -> None:
+    """Runs the unit's commands as systemd would, in a folder of their own."""
+    (tmp_path / "install").write_text('echo "$@" >>"$(dirname "$0")/said"\n')
+    for key in ("ExecStopPost", "ExecStartPre", "ExecStartPre"):
+        prefix, quoted = service[key].split("/bin/sh -c ")
+        assert prefix == "+-"
+        command = quoted.strip("'").replace("$$", "$")
+        command = command.replace("/run", str(tmp_path)).replace("/opt/tunefarm", str(tmp_path))
+        subprocess.run(["sh", "-c", command], env={"EXIT_STATUS": code, "PATH": "/usr/bin:/bin"}, check=True)
+    assert (tmp_path / "said").exists() is updates
+
+
 @pytest.mark.parametrize("promise", ["DynamicUser", "NoNewPrivileges", "ProtectHome", "PrivateTmp"])
 def test_it_has_no_privileges(service: configparser.SectionProxy, promise: str) -> None:
     assert service[promise] == "yes"

@@ -17,10 +17,22 @@ export function DevicesPage({ scopes }) {
       ${({ items }) =>
         items.length
           ? html`<div class="two">${items.map((one) => html`<${Worker} key=${one.id} worker=${one} isAdmin=${isAdmin} onChange=${workers.refresh} />`)}</div>`
-          : html`<p>No worker yet. On the machine that is to measure: <code>tunefarm worker --server ${location.hostname}:8761 --token TOKEN</code></p>`}
+          : html`<p>No worker yet.</p>`}
     <//>
+    <${Attach} isOpen=${workers.value?.items.length === 0} />
     <${Answer} answer=${classes}>${({ items }) => items.map((one) => html`<${DeviceClass} key=${one.key} device=${one} />`)}<//>
   `;
+}
+
+// How to attach a machine, which then appears above.
+function Attach({ isOpen }) {
+  const script = new URL("install", location.href.split("#")[0]);
+  return html`<details class="card" open=${isOpen}>
+    <summary>Attach a device</summary>
+    <p>Paste this on the machine that is to measure. It downloads a script to read first, and runs it:</p>
+    <pre tabindex="0"><code>curl -fsS ${script.href} -o tunefarm-install && less tunefarm-install && sudo sh tunefarm-install</code></pre>
+    <p>It asks for a token with the scope <code>worker</code>, which an administrator makes on the page <a href="#/access">Access</a>. The device appears here as soon as it calls.</p>
+  </details>`;
 }
 
 function Worker({ worker, isAdmin, onChange }) {
@@ -47,11 +59,13 @@ function Worker({ worker, isAdmin, onChange }) {
           ? html`<button type="button" onClick=${act("drain")} aria-label=${`Drain ${worker.id}`}>Drain</button>
               <button type="button" onClick=${act("evict")} aria-label=${`Evict ${worker.id}`}>Evict</button>`
           : html`<button type="button" onClick=${act("resume")} aria-label=${`Resume ${worker.id}`}>Resume</button>`}
+        ${worker.other_version && worker.wanted === "work" && html`<button type="button" onClick=${act("update")} aria-label=${`Update ${worker.id}`}>Update</button>`}
         ${worker.role === "measure" &&
         html`<button type="button" disabled=${worker.calibrate} onClick=${act("calibrate")} aria-label=${`Calibrate ${worker.id}`}>${worker.calibrate ? "Calibrates soon" : "Calibrate"}</button>`}
       </div>`}
     </div>
     ${problem && html`<${Alert} problem=${problem} />`}
+    ${worker.other_version && html`<p class="alert">It runs tunefarm ${worker.tunefarm_version}, which isn't the service's version${worker.wanted === "update" ? ": it is to be updated" : ""}.</p>`}
     ${worker.trouble && html`<p class="alert">Can't ${does}: ${worker.trouble}</p>`}
     <dl class="pairs">
       <dt>Now</dt><dd>${now(worker)}</dd>
@@ -77,6 +91,7 @@ function now(worker) {
   }
   if (worker.wanted === "drain") return "takes no more work";
   if (worker.wanted === "evicted") return "is evicted";
+  if (worker.wanted === "update") return "waits to be updated";
   return { probing: "finds out what it can do", ready: "waits for work" }[worker.state] ?? worker.state;
 }
 

@@ -1,0 +1,82 @@
+"""The archive that the script installs from: tunefarm as it runs here, pins, a unit for systemd."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import io
+import tarfile
+import zipfile
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import Distribution, distribution
+from importlib.util import find_spec
+from pathlib import Path
+
+_FOLDER = Path(__file__).parent
+_WHEEL = "Wheel-Version: 1.0\nGenerator: tunefarm\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+
+
+@cache
+def worker_archive() -> bytes:
+    """Return the archive. Raises PackageNotFoundError where tunefarm isn't installed as a package."""
+    name, wheel = own_wheel()
+    files = {
+        name: wheel,
+        "constraints.txt": (_FOLDER / "constraints.txt").read_bytes(),
+        "tunefarm-worker.service": (_FOLDER / "tunefarm-worker.service").read_bytes(),
+    }
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as archive:
+        for file, data in files.items():
+            entry = tarfile.TarInfo(file)
+            entry.size, entry.mode = len(data), 0o644
+            archive.addfile(entry, io.BytesIO(data))
+    return made.getvalue()
+
+
+def own_wheel() -> tuple[str, bytes]:
+    """Return the name and the content of a wheel of the packages that run here, installed from one or from a
+    checkout."""
+    installed = distribution("tunefarm")
+    stem = f"tunefarm-{installed.version}"
+    files = _package_files(installed)
+    files[f"{stem}.dist-info/WHEEL"] = _WHEEL.encode()
+    # A checkout where setuptools has built something has its metadata in PKG-INFO.
+    metadata = installed.read_text("METADATA") or installed.read_text("PKG-INFO") or ""
+    files[f"{stem}.dist-info/METADATA"] = metadata.encode()
+    for name in ("entry_points.txt", "top_level.txt"):
+        files[f"{stem}.dist-info/{name}"] = (installed.read_text(name) or "").encode()
+    record = f"{stem}.dist-info/RECORD"
+    files[record] = _record(files, record)
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path, data in files.items():
+            # Without a time, a wheel of the same files has the same bytes.
+            archive.writestr(zipfile.ZipInfo(path), data, zipfile.ZIP_DEFLATED)
+    return f"{stem}-py3-none-any.whl", made.getvalue()
+
+
+def _package_files(installed: Distribution) -> dict[str, bytes]:
+    """Return the files of all packages, by their paths in a wheel."""
+    files = {}
+    for package in sorted((installed.read_text("top_level.txt") or "").split()):
+        spec = find_spec(package)
+        assert spec is not None, f"{package} is installed"
+        assert spec.origin is not None, f"{package} is a regular package"
+        root = Path(spec.origin).parent
+        for file in sorted(path for path in root.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+            files[f"{package}/{file.relative_to(root)}"] = file.read_bytes()
+    return files
+
+
+def _record(files: Mapping[str, bytes], own: str) -> bytes:
+    """Return the list of files that a wheel has, with their digests."""
+    made = io.StringIO()
+    lines = csv.writer(made, lineterminator="\n")
+    for path, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+        lines.writerow((path, f"sha256={digest}", len(data)))
+    lines.writerow((own, "", ""))
+    return made.getvalue().encode()

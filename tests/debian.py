@@ -1,0 +1,109 @@
+"""Small Debian systems of this and of another architecture, unpacked beside this one and entered by chroot.
+
+Needs root, because it makes root file systems.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import platformdirs
+
+from server.install.bundle import own_wheel
+
+CHECKOUT = Path(__file__).parents[1]
+# Not in the checkout: tools that walk it had better not meet another system's root.
+CACHE = platformdirs.user_cache_path("tunefarm")
+PYTHON = "3.11"
+SUITE = "bookworm"  # whose Python that is
+INCLUDED = "python3-venv,base-passwd"
+ENTER = (
+    'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && mount -t tmpfs tmpfs "$0/tmp"'
+    ' && exec chroot "$0" "$@"'
+)
+
+
+class Unavailable(Exception):
+    """This machine doesn't allow such a root; the message says why."""
+
+
+def make(architecture: str) -> Path:
+    """A root of Debian's architecture, made now unless an earlier run left it. Raises Unavailable."""
+    root = CACHE / f"debian-{architecture}"
+    finished = root / "finished"
+    if not finished.exists() or finished.read_text() != INCLUDED:
+        shutil.rmtree(root, ignore_errors=True)
+        root.parent.mkdir(parents=True, exist_ok=True)
+        _unpack(root, architecture)
+        finished.write_text(INCLUDED)
+    return root
+
+
+def wheels(machine: str, extra: str) -> Path:
+    """A folder with the wheels that an extra needs on a machine, as Linux names it: fetched now unless an
+    earlier run left it."""
+    folder = CACHE / f"wheels-{machine}-{extra}"
+    pins = CHECKOUT / "constraints.txt"
+    finished = folder / "finished"
+    if not finished.exists() or finished.read_text() != pins.read_text():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        pip = [sys.executable, "-m", "pip"]
+        name, content = own_wheel()
+        (folder / "own").mkdir()
+        own = folder / "own" / name
+        own.write_bytes(content)
+        tags = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
+        platforms = [option for tag in tags for option in ("--platform", f"{tag}_{machine}")]
+        which = ["--python-version", PYTHON, "--implementation", "cp", *platforms, "--only-binary=:all:"]
+        constraint = ["--constraint", str(pins)]
+        run([*pip, "download", "--quiet", *which, *constraint, "--dest", str(folder), f"{own}[{extra}]"])
+        for left in folder.glob("tunefarm-*.whl"):
+            left.unlink()
+        finished.write_text(pins.read_text())
+    return folder
+
+
+def start(root: Path, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    """Run a command in the root, in this machine's network."""
+    ours = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp"}
+    return subprocess.Popen(
+        ["unshare", "--mount", "sh", "-c", ENTER, str(root), *command],
+        env=ours | dict(environment),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def try_(command: Sequence[str]) -> None:
+    """Run a command that this machine may refuse. Raises Unavailable."""
+    try:
+        run(command)
+    except AssertionError as error:
+        raise Unavailable(str(error)) from error
+
+
+def run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{command[0]} failed: {done.stdout[-2000:]}{done.stderr[-2000:]}"
+
+
+def _unpack(root: Path, architecture: str) -> None:
+    """Install Python without configuring packages, which would run emulated scripts for minutes."""
+    options = [f"--arch={architecture}", "--variant=minbase", f"--include={INCLUDED}", "--foreign"]
+    try_(["debootstrap", *options, SUITE, str(root)])
+    for package in sorted((root / "var/cache/apt/archives").glob("*.deb")):
+        with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as files:
+            extract = ["tar", "--extract", "--keep-directory-symlink", "--directory", str(root)]
+            subprocess.run(extract, stdin=files.stdout, check=True)
+    for place in (root / name for name in ("proc", "dev", "tmp")):
+        if place.is_symlink():  # to this machine's own
+            place.unlink()
+        place.mkdir(exist_ok=True)
+    for name in ("passwd", "group"):
+        shutil.copy(root / f"usr/share/base-passwd/{name}.master", root / "etc" / name)
