@@ -6,7 +6,7 @@ DEMO := build/demo
 # One test process for each core.
 PARALLEL := -n auto --dist worksteal
 
-.PHONY: install demo test test-fast check format proto bench sbom audit supply-chain clean
+.PHONY: install demo test test-fast check format proto docs bench sbom audit supply-chain clean
 
 install: $(VENV)/.installed
 
@@ -46,6 +46,10 @@ format: install
 
 proto: install
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. proto/fleet.proto
+
+# The documentation site, in build/site; what isn't in order there is an error.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 bench: install
 	$(BIN)/python -m benchmarks

@@ -1,0 +1,1 @@
+"""What makes the documentation site of the documents: `mkdocs.yml` names it."""
