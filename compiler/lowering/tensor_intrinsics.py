@@ -10,14 +10,13 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import tvm
 from tvm.s_tir import TensorIntrin
-
-from compiler.lowering import vnni
 
 PACKAGE = "tvm.s_tir.tensor_intrin"
 VNNI = "dot_16x4_vnni"
@@ -39,13 +38,22 @@ def register(name: str) -> None:
     with _lock:
         if name in _registered:
             return
-        if name == NARROW_VNNI:
-            vnni.register_narrow(name)
-        elif TensorIntrin.get(name, allow_missing=True) is None:
-            _import(CUDA if name.startswith("wmma_") else FILES.get(name, ()))
-        if name == VNNI:
-            vnni.replace(name)
+        # For each function that is defined in its script, TVM reads the source of every frame of the stack:
+        # in a thread of its own the stack is short.
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(_register, name).result()
         _registered.add(name)
+
+
+def _register(name: str) -> None:
+    if name in (VNNI, NARROW_VNNI):
+        from compiler.lowering import vnni
+    if name == NARROW_VNNI:
+        vnni.register_narrow(name)
+    elif TensorIntrin.get(name, allow_missing=True) is None:
+        _import(CUDA if name.startswith("wmma_") else FILES.get(name, ()))
+    if name == VNNI:
+        vnni.replace(name)
 
 
 def register_used(trace: Iterable[Any]) -> None:

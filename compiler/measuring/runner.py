@@ -272,8 +272,10 @@ def _time_calls(function: Callable[..., object], inputs: Sequence[Any], device: 
     while warm_s < WARM_UP_S:
         warm_s += call()
     secs = [call(), call()]
-    while sum(secs) < TURN_S:
+    spent_s = sum(secs)
+    while spent_s < TURN_S:
         secs.append(call())
+        spent_s += secs[-1]
     return tuple(float(np.median(part)) for part in np.array_split(secs, min(len(secs), MAX_TURN_REPEATS)))
 
 
