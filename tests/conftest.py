@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -17,6 +18,20 @@ settings.load_profile("no clock")
 # Where tests are started in the background of a shell they ignore SIGINT, and so would what they interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let every process begin with slow tests: what worksteal shares out in the end is short."""
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    quick = [item for item in items if not item.get_closest_marker("slow")]
+    items[:] = [
+        item
+        for number in range(processes)
+        for tests in (slow, quick)
+        for item in tests[len(tests) * number // processes : len(tests) * (number + 1) // processes]
+    ]
 
 
 @pytest.fixture(scope="session")

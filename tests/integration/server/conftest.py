@@ -34,6 +34,13 @@ from tests.devices import DEVICE
 from tests.services import Emptied, free_port, sqlite
 from tunefarm.client.client import tls_verification
 
+# With characters that mean something in a cookie.
+BOOTSTRAP = 'the "bootstrap"; token=%'
+
+
+def bearer(secret: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {secret}"}
+
 
 def onnx_model(size: int = 4) -> bytes:
     ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [size]) for name in ("x", "y")]
@@ -140,6 +147,15 @@ def start(tmp_path: Path, database_url: str) -> Iterator[Start]:
 @pytest.fixture
 def service(start: Start) -> Service:
     return start()
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A server with a bootstrap token and without limits."""
+    unlimited: dict[str, Any] = {"rate_limit": "off", "failure_limit": "off"}
+    service, stop = launch(tmp_path_factory.mktemp("guarded"), token=BOOTSTRAP, **unlimited)
+    yield service
+    stop()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,9 +24,8 @@ from server.app import create_app
 from server.context import ServerContext
 from server.settings import ServerSettings
 
-from .conftest import Service, Start, Worker, launch, onnx_model, wait_until
+from .conftest import BOOTSTRAP, Service, Start, Worker, bearer, launch, onnx_model, wait_until
 
-BOOTSTRAP = "the bootstrap token"
 # Not in the OpenAPI document, because it is the document.
 UNDOCUMENTED = ("GET", "/openapi.json")
 
@@ -41,19 +40,6 @@ def routes() -> list[tuple[str, str]]:
 
 
 GUARDED = [(method, path) for method, path in routes() if path not in OPEN_PATHS]
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A server with a bootstrap token and without limits."""
-    unlimited: dict[str, Any] = {"rate_limit": "off", "failure_limit": "off"}
-    service, stop = launch(tmp_path_factory.mktemp("guarded"), token=BOOTSTRAP, **unlimited)
-    yield service
-    stop()
-
-
-def bearer(secret: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {secret}"}
 
 
 def made(service: Service, *scopes: Scope, name: str = "test", secret: str = BOOTSTRAP) -> dict[str, str]:

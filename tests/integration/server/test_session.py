@@ -4,27 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from http.cookies import SimpleCookie
-from typing import Any
 
 import httpx
 import pytest
 
-from .conftest import Service, launch
-
-# With characters that mean something in a cookie.
-BOOTSTRAP = 'the "bootstrap"; token=%'
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    unlimited: dict[str, Any] = {"rate_limit": "off", "failure_limit": "off"}
-    service, stop = launch(tmp_path_factory.mktemp("guarded"), token=BOOTSTRAP, **unlimited)
-    yield service
-    stop()
-
-
-def bearer(secret: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {secret}"}
+from .conftest import BOOTSTRAP, Service, bearer
 
 
 @pytest.fixture
