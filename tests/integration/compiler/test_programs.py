@@ -51,7 +51,8 @@ def _runner() -> LocalRunner:
 def _measure(module: tvm.IRModule, trace: str) -> Measurement:
     text = to_json(module)
     built = BUILDER.build(text, trace)
-    return _runner().run(built, text, ()) if isinstance(built, BuiltKernel) else built
+    # Far from the best known, so that none is timed for long.
+    return _runner().run(built, text, (), best_s=1e-12) if isinstance(built, BuiltKernel) else built
 
 
 def _check(name: str, programs: list[Program]) -> None:
@@ -78,7 +79,7 @@ def test_many_programs_compute_the_right_result(name: str) -> None:
 def test_every_program_lowers_to_a_trace_that_replays(name: str) -> None:
     module = WORKLOADS[name]()
     copy = from_json(to_json(module))
-    for program in _programs(module, per_sketch=4, seed=3):
+    for program in _programs(module, per_sketch=2, seed=3):
         trace = lower(module, program, DEVICE)
         replayed = apply_trace(module, trace)
         assert tvm_ffi.structural_equal(replayed, apply_trace(copy, trace))

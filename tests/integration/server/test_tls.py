@@ -117,10 +117,17 @@ def test_the_workers_own_client_gets_through(tls: Service, folder: Path) -> None
         asyncio.run(ask())
 
 
+@pytest.fixture
+def speaks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give no service time to start before anything is said."""
+    monkeypatch.setattr("worker.agent.service.START_GRACE_S", 0.0)
+
+
 @pytest.mark.parametrize(
     ("ca_of", "says"),
     [(None, "give --tls if the service does TLS"), ("theirs", "give the service's authority with --ca")],
 )
+@pytest.mark.usefixtures("speaks_at_once")
 def test_a_worker_that_gets_no_connection_says_what_it_may_lack(
     tls: Service, folder: Path, caplog: pytest.LogCaptureFixture, ca_of: str | None, says: str
 ) -> None:
@@ -128,6 +135,7 @@ def test_a_worker_that_gets_no_connection_says_what_it_may_lack(
     _call_until_logged(tls.context.settings.grpc_port, files, caplog, says)
 
 
+@pytest.mark.usefixtures("speaks_at_once")
 def test_a_worker_says_that_a_certificate_is_for_another_name(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
