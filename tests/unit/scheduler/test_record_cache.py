@@ -17,6 +17,7 @@ from records.storage.tables import RecordRow
 from scheduler.planning.record_cache import OVERLAP_S, STALE_S, RecordCache
 from tests.devices import DEVICE
 from tests.services import Emptied
+from tests.unit.conftest import Clock
 from tests.unit.records.farm import put_measured
 from tests.unit.scheduler.farm import Farm
 
@@ -50,21 +51,6 @@ def read(farm: Farm, record_cache: RecordCache, *names: str) -> dict[str, set[tu
     with farm.database.begin() as session:
         found = record_cache.records(session, DEVICE.key, names)
     return {name: {(r.trace, r.latency_s) for r in records} for name, records in found.items()}
-
-
-class Clock:
-    """A clock that the test moves forward."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

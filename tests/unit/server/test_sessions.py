@@ -5,18 +5,7 @@ from __future__ import annotations
 import pytest
 
 from server.fleet.sessions import FORGET_S, MAX_INTERVAL_S, MIN_INTERVAL_S, RegisteredSession, SessionCache
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
+from tests.unit.conftest import Clock
 
 
 @pytest.fixture
