@@ -1,4 +1,7 @@
-"""Every fault scenario on real processes: no trial lost, none counted twice, no wrong schedule."""
+"""Every fault scenario on real processes: no trial lost, none counted twice, no wrong schedule.
+
+`python -m benchmarks.faults` repeats them.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,6 @@ from tests.faults.scenarios import SCENARIOS, Scenario
 
 pytestmark = pytest.mark.slow
 
-RUNS = 2
-# These wait for time-outs of several seconds.
-LONG = (
-    *("server killed", "scheduler killed", "database locked", "disk full"),
-    *("network cut", "network half-open"),
-)
-
 
 @pytest.fixture(scope="module")
 def rigs() -> Iterator[Rigs]:
@@ -29,9 +25,8 @@ def rigs() -> Iterator[Rigs]:
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=[one.name for one in SCENARIOS])
 def test_a_fault_costs_nothing(scenario: Scenario, rigs: Rigs) -> None:
-    for _ in range(1 if scenario.name in LONG else RUNS):
-        try:
-            run = rigs.run(scenario)
-        except Unsupported as missing:
-            pytest.skip(str(missing))
-        assert run.ledger == Ledger("done", lost=0, twice=0, wrong=0, given_up=scenario.given_up)
+    try:
+        run = rigs.run(scenario)
+    except Unsupported as missing:
+        pytest.skip(str(missing))
+    assert run.ledger == Ledger("done", lost=0, twice=0, wrong=0, given_up=scenario.given_up)
