@@ -4,6 +4,7 @@ for both answers."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -72,12 +73,29 @@ def _loop(graph: Graph, node: Node) -> Sequence[Value]:
 
 
 def _scan(graph: Graph, node: Node) -> Sequence[Value]:
-    """Unroll a scan over its inputs' rows."""
-    body: Subgraph = node.attributes["body"]
+    """Unroll a scan over its inputs' rows; before opset 9, one for each element of a batch."""
     num_scanned = int(node.attributes["num_scan_inputs"])
-    if node.opset < 9:
-        raise Refused("before opset 9 it had a batch: convert the model to a later opset")
-    inputs = [_required(value) for value in node.inputs]
+    if node.opset >= 9:
+        return _scan_rows(graph, node, [_required(value) for value in node.inputs], num_scanned)
+    if node.optional(0) is not None:
+        raise Refused("sequences of different lengths aren't supported")
+    inputs = [_required(value) for value in node.inputs[1:]]
+    node = replace(
+        node,
+        attributes={
+            **node.attributes,
+            "scan_input_directions": node.attributes.get("directions", [0] * num_scanned),
+        },
+    )
+    results = [
+        _scan_rows(graph, node, [row(graph, value, element) for value in inputs], num_scanned)
+        for element in range(inputs[0].shape[0])
+    ]
+    return [stack(graph, parts, axis=0) for parts in zip(*results, strict=True)]
+
+
+def _scan_rows(graph: Graph, node: Node, inputs: Sequence[Value], num_scanned: int) -> Sequence[Value]:
+    body: Subgraph = node.attributes["body"]
     state, scanned = inputs[: len(inputs) - num_scanned], inputs[len(inputs) - num_scanned :]
     num_results = len(body.proto.output) - len(state)
     axes = list(node.attributes.get("scan_input_axes", [0] * num_scanned))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +15,12 @@ from tvm import relax
 from compiler.importing.graph import Array, Converter, Graph, Node, Refused, Value, numpy_dtype
 from compiler.importing.operators.quantized import cast
 
+# The terms of a determinant grow with the factorial of its rows.
+MAX_DET = 4
+
 
 def _clip(graph: Graph, node: Node) -> Value | None:
-    """Convert a Clip of float32 to binary operators. Unlike relax.clip and what TVM imports, these take part
+    """Convert a Clip of floats to binary operators. Unlike relax.clip and what TVM imports, these take part
     in layout conversion.
 
         Clip(x, min=0, max=6)
@@ -32,13 +37,13 @@ def _clip(graph: Graph, node: Node) -> Value | None:
             return None
     low, high = bounds
     data = node.input(0)
-    if data.dtype != "float32" or math.isnan(low) or math.isnan(high):
+    if data.dtype not in ("float32", "float16", "bfloat16") or math.isnan(low) or math.isnan(high):
         return None
     result = data.expr
     if low > -math.inf:
-        result = relax.op.maximum(result, relax.const(low, "float32"))
+        result = relax.op.maximum(result, relax.const(low, data.dtype))
     if high < math.inf:
-        result = relax.op.minimum(result, relax.const(high, "float32"))
+        result = relax.op.minimum(result, relax.const(high, data.dtype))
     return graph.emit(result)
 
 
@@ -143,6 +148,16 @@ def _softplus(graph: Graph, node: Node) -> Value:
     return graph.op("Add", graph.op("Relu", data), graph.op("Mul", s, series))
 
 
+def _prelu(graph: Graph, node: Node) -> Value:
+    """max(x, 0) + slope min(x, 0); before opset 7 each channel has a slope."""
+    data, slope = node.input(0), node.input(1)
+    if node.opset < 7 and slope.rank == 1 and slope.size > 1:
+        slope = graph.op("Reshape", slope, np.array([-1, *[1] * (data.rank - 2)]))
+    zero = np.array(0, data.dtype)
+    negative = graph.op("Mul", graph.op("Min", data, zero), slope)
+    return graph.op("Add", graph.op("Max", data, zero), negative)
+
+
 def _mish(graph: Graph, node: Node) -> Value:
     """x tanh(log(1 + exp(x))) = x n / (n + 2), where n = exp(x) (exp(x) + 2). From 20 on it is x."""
     data = node.input(0)
@@ -213,10 +228,36 @@ def _lp_normalization(graph: Graph, node: Node) -> Value:
     return graph.op("Div", data, safe)
 
 
+def _det(graph: Graph, node: Node) -> Value:
+    """Add up the products of one element of each row and each column, with the sign of their order."""
+    data = node.input(0)
+    size = data.shape[-1]
+    if size > MAX_DET:
+        raise Refused(f"only determinants of up to {MAX_DET} rows are supported")
+    flat = graph.op("Reshape", data, np.array([*data.shape[:-2], size * size]))
+    terms = []
+    for order in itertools.permutations(range(size)):
+        elements = [
+            graph.op("Gather", flat, np.int64(place * size + column), axis=-1)
+            for place, column in enumerate(order)
+        ]
+        term = functools.reduce(lambda product, element: graph.op("Mul", product, element), elements)
+        is_odd = sum(a > b for a, b in itertools.combinations(order, 2)) % 2
+        terms.append(graph.op("Neg", term) if is_odd else term)
+    return graph.op("Sum", *terms)
+
+
+def _binarizer(graph: Graph, node: Node) -> Value:
+    data = node.input(0)
+    threshold = np.array(node.attributes.get("threshold", 0.0), data.dtype)
+    return cast(graph, graph.op("Greater", data, threshold), data.dtype)
+
+
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "BitShift"): _bit_shift,
     ("", "Clip"): _clip,
     ("", "CumProd"): _cum_prod,
+    ("", "Det"): _det,
     ("", "Div"): _div,
     ("", "Dropout"): _dropout,
     ("", "EyeLike"): _eye_like,
@@ -225,7 +266,9 @@ CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "Mish"): _mish,
     ("", "Mod"): _mod,
     ("", "Pow"): _pow,
+    ("", "PRelu"): _prelu,
     ("", "ReduceMax"): _extreme,
     ("", "ReduceMin"): _extreme,
     ("", "Softplus"): _softplus,
+    ("ai.onnx.ml", "Binarizer"): _binarizer,
 }

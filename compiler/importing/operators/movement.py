@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from tvm import relax, topi
 
 from compiler.importing.graph import Converter, Graph, Node, Value
+from compiler.importing.operators.floats import reinterpreted
 from compiler.importing.operators.quantized import cast
 
 
@@ -81,6 +82,14 @@ def _gather_nd(graph: Graph, node: Node) -> Value:
     extents = np.array(data.shape[batch_dims : batch_dims + indices.shape[-1]])
     places = positive(graph, indices, extents)
     return graph.emit(relax.op.gather_nd(data.expr, places.expr, batch_dims))
+
+
+def _expand(graph: Graph, node: Node) -> Value:
+    """Repeat the data to the shape that it and the given one broadcast to: either may be the longer one."""
+    data = node.input(0)
+    shape = tuple(node.input(1).known("the shape").tolist())
+    wanted = np.broadcast_shapes(data.shape, shape)
+    return data if wanted == data.shape else graph.emit(relax.op.broadcast_to(data.expr, wanted))
 
 
 def _compress(graph: Graph, node: Node) -> Value:
@@ -185,8 +194,28 @@ def _one_hot(graph: Graph, node: Node) -> Value:
     return graph.op("Where", graph.op("Equal", places, every), on, off)
 
 
+def _top_k(graph: Graph, node: Node) -> list[Value] | None:
+    """Sort unsigned numbers of 64 bits as signed ones whose highest bit is the other: TVM has no order of
+    the former."""
+    data = node.input(0)
+    if data.dtype != "uint64":
+        return None
+    highest = np.int64(-1 << 63)
+    signed = graph.op("BitwiseXor", reinterpreted(graph, data, "int64"), highest)
+    attributes: Any = dict(node.attributes)
+    values, places = graph.ops("TopK", 2, signed, node.input(1), **attributes)
+    return [reinterpreted(graph, graph.op("BitwiseXor", values, highest), "uint64"), places]
+
+
+def _array_feature_extractor(graph: Graph, node: Node) -> Value:
+    data, places = node.input(0), node.input(1)
+    data = graph.op("Reshape", data, np.array([1, -1])) if data.rank == 1 else data
+    return graph.op("Gather", data, graph.op("Reshape", places, np.array([-1])), axis=-1)
+
+
 CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "Compress"): _compress,
+    ("", "Expand"): _expand,
     ("", "Gather"): _gather,
     ("", "GatherElements"): _gather_elements,
     ("", "GatherND"): _gather_nd,
@@ -196,4 +225,6 @@ CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "Slice"): _slice,
     ("", "SpaceToDepth"): _space_to_depth,
     ("", "TensorScatter"): _tensor_scatter,
+    ("", "TopK"): _top_k,
+    ("ai.onnx.ml", "ArrayFeatureExtractor"): _array_feature_extractor,
 }

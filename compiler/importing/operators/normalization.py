@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from compiler.importing.graph import Converter, Graph, Node, Refused, Value
+from compiler.importing.operators.quantized import cast
 
 
 def _layer_normalization(graph: Graph, node: Node) -> Sequence[Value | None] | None:
@@ -44,9 +45,23 @@ def _rms_normalization(graph: Graph, node: Node) -> Value | None:
     return graph.op("Mul", normal, scale)
 
 
-def _batch_normalization(_graph: Graph, node: Node) -> None:
+def _batch_normalization(graph: Graph, node: Node) -> Value | None:
+    """y = x s + (shift - mean s), where s = scale / sqrt(variance + epsilon); TVM imports one in float32."""
     if node.attributes.get("training_mode", 0):
         raise Refused("training isn't supported")
+    data, *parameters = (node.input(position) for position in range(5))
+    if {data.dtype, *(value.dtype for value in parameters)} == {"float32"}:
+        return None
+    dtype = "float64" if data.dtype == "float64" else "float32"
+    scale, shift, mean, variance = (
+        graph.op("Reshape", cast(graph, value, dtype), np.array([-1, *[1] * (data.rank - 2)]))
+        for value in parameters
+    )
+    epsilon = np.array(node.attributes.get("epsilon", 1e-5), dtype)
+    factor = graph.op("Div", scale, graph.op("Sqrt", graph.op("Add", variance, epsilon)))
+    rest = graph.op("Sub", shift, graph.op("Mul", mean, factor))
+    scaled = graph.op("Mul", data, cast(graph, factor, data.dtype))
+    return graph.op("Add", scaled, cast(graph, rest, data.dtype))
 
 
 def _skip_layer_normalization(graph: Graph, node: Node) -> Sequence[Value | None]:

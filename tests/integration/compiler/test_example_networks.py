@@ -8,12 +8,16 @@ import numpy as np
 import onnxruntime
 import pytest
 import tvm
+from onnx import TensorProto
 from tvm import relax
 
 from benchmarks.timing.deviation import random_inputs
-from compiler.importing.model import extract_tasks, fuse, read_onnx
+from compiler.importing.model import extract_tasks, fuse, import_file, read_onnx
+from compiler.importing.onnx_file import read_file
 from compiler.packaging.artifact import build_module
+from compiler.verifying.imported import verify
 from examples import make_models
+from examples.quantization import narrowed
 
 TARGET = '{"kind":"llvm","num-cores":2}'
 
@@ -36,3 +40,14 @@ def test_a_tiny_network_gives_what_onnx_runtime_gives(network: str, tmp_path: Pa
     named = {spec.name: array for spec, array in zip(model.inputs, inputs, strict=True)}
     for output, expected in zip(outputs, session.run(None, named), strict=True):
         np.testing.assert_allclose(output.numpy(), expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("element_type", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+@pytest.mark.parametrize("network", ["resnet18", "mobilenet_v2", "bert_base"])
+def test_a_tiny_network_in_half_precision_is_imported_rightly(network: str, element_type: int) -> None:
+    model = narrowed(make_models.make(network, tiny=True), element_type)
+    file = read_file(model.SerializeToString(), {})
+    imported = import_file(file)
+    assert list(verify(file, imported, TARGET))
+    assert extract_tasks(fuse(imported, TARGET))

@@ -137,6 +137,9 @@ SINGLE = {
         ],
         domain=MICROSOFT,
     ),
+    "Det": lambda: single("Det", [(2, 4, 4)]),
+    "Expand": lambda: single("Expand", [(2, 3, 1), np.array([3, 4], np.int64)]),
+    "PRelu": lambda: single("PRelu", [(2, 3, 4), random(3, 1)]),
     "LayerNormalization": lambda: single("LayerNormalization", [(2, 3, 4), random(4)], 3, axis=-1),
     "Resize": lambda: single(
         "Resize",
@@ -158,6 +161,15 @@ SINGLE = {
 @pytest.mark.parametrize("name", SINGLE)
 def test_an_operator(name: str) -> None:
     check(SINGLE[name]())
+
+
+def test_a_slope_for_each_channel_before_opset_7() -> None:
+    """ONNX Runtime has no such version any more."""
+    slopes = random(3)
+    file = read_file(single("PRelu", [(2, 3, 4), slopes], opset=6).SerializeToString(), {})
+    data = random(2, 3, 4)
+    (found,) = Imported(import_file(file), TARGET).compute({"x0": data}).values()
+    np.testing.assert_allclose(found, np.where(data < 0, data * slopes[:, None], data), rtol=1e-6)
 
 
 QUANTIZED = """<ir_version: 9, opset_import: ["" : 20, "com.microsoft" : 1]>
