@@ -1,0 +1,209 @@
+"""Tune networks in float32, in bytes and in half precision, and measure each against ONNX Runtime.
+
+    python -m benchmarks.element_types --network resnet18 --json FILE
+
+The bytes are those of ONNX Runtime's static quantization. Inputs and outputs are float32 in all types.
+Everything takes turns; nothing else should run on the machine.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto
+from rich.console import Console
+
+from benchmarks.arguments import command_parser, positive
+from benchmarks.device_class import NATIVE
+from benchmarks.networks.plan import SEEDS
+from benchmarks.networks.session import session
+from benchmarks.results import machine
+from benchmarks.results.figures import Aim, Figure, at_most, figure, number
+from benchmarks.results.output import Output
+from benchmarks.timing.contestants import Arrays, OnnxFile, ProcessContestant, TvmLibrary
+from benchmarks.timing.deviation import random_inputs
+from benchmarks.timing.interleaved import Block, Timings, measure
+from examples import make_models
+from examples.graph import Graph
+from examples.networks.scale import FULL, TINY, Scale
+from examples.quantization import narrowed, quantize
+from system.command import CommandError
+from tunefarm.client.client import ClientError
+from worker.settings import usable_cores
+
+NAME = "benchmarks.element_types"
+# What is tuned of each network by its label: of BERT's twelve equal layers two.
+NETWORKS: Mapping[str, tuple[str, Scale]] = {
+    "resnet18": ("resnet18", FULL),
+    "mobilenet_v2": ("mobilenet_v2", FULL),
+    "bert_base-2-layers": ("bert_base", replace(FULL, max_blocks=1)),
+}
+FLOAT32 = "float32"
+TYPES: Mapping[str, Callable[[onnx.ModelProto], onnx.ModelProto]] = {
+    FLOAT32: lambda model: model,
+    "int8": quantize,
+    "float16": lambda model: narrowed(model, TensorProto.FLOAT16),
+    "bfloat16": lambda model: narrowed(model, TensorProto.BFLOAT16),
+}
+# What dot products of bytes should gain where the processor has them.
+INT8_AIM = at_most(0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A network of NETWORKS and the types it is tuned in, each with at most `trials` in `minutes`."""
+
+    label: str
+    tiny: bool
+    types: Sequence[str]
+    trials: int
+    minutes: float
+    threads: int
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A network in one type: our timings and ONNX Runtime's, which are None where it has no kernels of the
+    type. `deviation` is the largest difference from ONNX Runtime's outputs, in float32 where it has no
+    kernels, relative to the largest output."""
+
+    trials: int
+    ours: Timings
+    theirs: Timings | None
+    deviation: float
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Return the exit code: 1 when a network could not be measured."""
+    parser = command_parser(NAME, __doc__)
+    parser.add_argument("--network", action="append", choices=list(NETWORKS), dest="networks")
+    parser.add_argument(
+        "--type", action="append", choices=[*TYPES][1:], dest="types", help="beside float32 [all of them]"
+    )
+    parser.add_argument("--trials", type=positive, default=200, help="for every network and type [200]")
+    parser.add_argument("--minutes", type=float, default=1.5, help="at most, for each of them [1.5]")
+    parser.add_argument("--threads", type=positive, default=usable_cores(), help="for everyone [all cores]")
+    parser.add_argument("--rounds", type=positive, default=10, help="of interleaved blocks [10]")
+    parser.add_argument("--tiny", action="store_true", help="small networks of the same kind, to try it out")
+    args = parser.parse_args(argv)
+    output = Output(NAME, argv, args.json, args.threads)
+    found: list[Figure] = []
+    try:
+        for network in args.networks or [*NETWORKS]:
+            with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
+                plan = Plan(
+                    label=network,
+                    tiny=args.tiny,
+                    types=(FLOAT32, *(args.types or [*TYPES][1:])),
+                    trials=args.trials,
+                    minutes=args.minutes,
+                    threads=args.threads,
+                    rounds=args.rounds,
+                )
+                measured = run(plan, Path(folder), output.console)
+            found += figures_of(f"{network}-tiny" if args.tiny else network, measured)
+            output.write(found)
+    except (CommandError, ClientError, OSError, RuntimeError) as error:
+        output.fail(error)
+        return 1
+    output.show(found)
+    return 0
+
+
+def run(plan: Plan, folder: Path, console: Console) -> dict[str, Measured]:
+    """Tune and measure a network in every type, in an empty `folder`. Raises CommandError or ClientError as
+    `Session.tune` does."""
+    name, scale = NETWORKS[plan.label]
+    graph = Graph(np.random.default_rng(0))
+    make_models.NETWORKS[name](graph, TINY if plan.tiny else scale)
+    model = graph.build(plan.label)
+    threads, files = plan.threads, {}
+    for name in plan.types:
+        files[name] = folder / f"{name}.onnx"
+        onnx.save(TYPES[name](model), files[name])
+    with session(folder / "data", threads, NATIVE, console) as stack:
+        tunings = {
+            name: stack.tune(file, plan.trials, folder / name, minutes=plan.minutes)
+            for name, file in files.items()
+        }
+    specs = [(one.shape, one.dtype) for one in tunings[FLOAT32].manifest.inputs]
+    inputs = [random_inputs(specs, seed) for seed in SEEDS]
+    with ExitStack() as processes:
+        ours = {
+            name: processes.enter_context(ProcessContestant(TvmLibrary(tuning.library), threads, inputs[0]))
+            for name, tuning in tunings.items()
+        }
+        theirs = {}
+        for name, file in files.items():
+            try:
+                theirs[name] = processes.enter_context(ProcessContestant(OnnxFile(file), threads, inputs[0]))
+            except Exception as error:  # its own, which depend on the type
+                if name == FLOAT32:
+                    raise
+                console.print(f"{name}: ONNX Runtime can't run it: {error}", markup=False)
+        running = {f"ours {name}": each for name, each in ours.items()}
+        running |= {f"theirs {name}": each for name, each in theirs.items()}
+        timings = measure(running, plan.rounds, Block())
+        return {
+            name: Measured(
+                tunings[name].job.trials_done,
+                timings[f"ours {name}"],
+                timings.get(f"theirs {name}"),
+                max(
+                    _difference(own.outputs(each), theirs.get(name, theirs[FLOAT32]).outputs(each))
+                    for each in inputs
+                ),
+            )
+            for name, own in ours.items()
+        }
+
+
+def _difference(found: Arrays, wanted: Arrays) -> float:
+    """Return the largest difference of any output, relative to its largest value."""
+    return max(
+        float(np.abs(a.astype(np.float64) - b).max() / np.abs(b).max())
+        for a, b in zip(found, wanted, strict=True)
+    )
+
+
+def figures_of(label: str, measured: Mapping[str, Measured]) -> list[Figure]:
+    found = []
+    has_dot_products = bool(machine.flags() & {"avx512_vnni", "avx_vnni", "asimddp"})
+    plain = measured[FLOAT32].ours
+    for name, each in measured.items():
+        latency = each.ours.latency_s
+        low_s, high_s = latency.spread
+        spread_ms = (low_s * 1e3, high_s * 1e3)
+        after = f"after {each.trials} trials"
+        found.append(
+            figure(f"{label}: latency, {name}", latency.value * 1e3, "ms", peer=after, spread=spread_ms)
+        )
+        if name != FLOAT32:
+            ratio = each.ours.ratio_to(plain)
+            aim: Aim | None = INT8_AIM if name == "int8" and has_dot_products else None
+            peer = f"tunefarm's float32: {number(plain.latency_s.value * 1e3)} ms"
+            what = f"{label}: latency of {name} relative to float32"
+            found.append(figure(what, ratio.value, "x", aim=aim, peer=peer, spread=ratio.spread))
+        if each.theirs is not None:
+            ratio = each.ours.ratio_to(each.theirs)
+            peer = f"ONNX Runtime: {number(each.theirs.latency_s.value * 1e3)} ms"
+            what = f"{label}: latency of {name} relative to ONNX Runtime on the same file"
+            found.append(figure(what, ratio.value, "x", peer=peer, spread=ratio.spread))
+        who = "ONNX Runtime" if each.theirs is not None else "ONNX Runtime in float32"
+        what = f"{label}: largest difference of {name}, relative to the largest output"
+        found.append(figure(what, each.deviation, "", peer=who))
+    return found
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that an embedded stack stops with us
+    sys.exit(main())
