@@ -85,6 +85,14 @@ COMMANDS = {
         "minutes"
     ),
     "benchmarks.coverage --json FILE": "the same for all of them; about a quarter of an hour",
+    "benchmarks.zoo --json FILE": (
+        "twenty small networks of the kinds that people bring: right, and how much of their time is tuned; "
+        "about a quarter of an hour"
+    ),
+    "benchmarks.element_types --json FILE": (
+        "three networks in float32, bytes, float16 and bfloat16, compared with ONNX Runtime on the same "
+        "files; about half an hour"
+    ),
     "benchmarks.faults --quick --json FILE": (
         "processes killed, networks cut, disks filled while a job runs: trials lost, counted twice, seconds "
         "to recovery"

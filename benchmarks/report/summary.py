@@ -23,6 +23,8 @@ RATIO = "MetaSchedule's latency relative to ours after"
 SECONDS = "MetaSchedule's seconds for"
 SPACE = "median over best of 64 random programs, relative to MetaSchedule"
 PROCESSES = re.compile(r"(\d+) servers, (\d+) schedulers: trials stored")
+TYPE = re.compile(r"(\S+): largest difference of (\S+), relative to the largest output")
+SHARE = "share of run time in tuned subgraphs, mean"
 EQUAL = "all networks, median: trials of equal shares over those of"
 TIME_LEFT = "all networks: the time left, told after a third of the job or later: largest error"
 # The figures that are shown of each other benchmark, by file.
@@ -73,6 +75,8 @@ def tables(files: Mapping[str, Results]) -> dict[str, str]:
         "layers": layers(files.values()),
         "compiled": compiled(files.values()),
         "tuned": tuned(files.values()),
+        "element types": element_types(files.values()),
+        "zoo": zoo(files.values()),
         "processes": processes(files.values()),
         "others": others(files),
         "missed": missed(files),
@@ -169,6 +173,36 @@ def tuned(files: Iterable[Results]) -> str:
         )
     headers = ["class", "network", "tuned", "of ONNX Runtime", "of OpenVINO", "of TVM untuned", "trials"]
     return table(headers, _with_means(rows, range(3, 6)))
+
+
+def element_types(files: Iterable[Results]) -> str:
+    """Return a row for each network in each type; of several runs, the last one counts."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for results in sorted(files, key=lambda each: each.date):
+        found = {figure.name: figure for figure in results.figures}
+        for name, deviation in found.items():
+            if not (match := TYPE.fullmatch(name)):
+                continue
+            label, kind = match[1], match[2]
+            rows[label, kind] = [
+                label,
+                kind,
+                _value(found[f"{label}: latency, {kind}"]),
+                _value(found.get(f"{label}: latency of {kind} relative to float32")),
+                _value(found.get(f"{label}: latency of {kind} relative to ONNX Runtime on the same file")),
+                _value(deviation),
+            ]
+    headers = ["network", "type", "latency", "of float32", "of ONNX Runtime on the same file"]
+    return table([*headers, "largest difference"], [*rows.values()] or [["not measured", *[""] * 5]])
+
+
+def zoo(files: Iterable[Results]) -> str:
+    """Return a row for each network of the zoo, below those of all together."""
+    rows = []
+    for results in files:
+        if any(figure.name == SHARE for figure in results.figures):
+            rows += [[each.name, _value(each), _aim(each), each.peer or ""] for each in results.figures]
+    return table(["figure", "value", "aim", "more"], rows or [["not measured", "", "", ""]])
 
 
 def processes(files: Iterable[Results]) -> str:

@@ -39,11 +39,13 @@ LAYOUTS = {
 
 @dataclass(frozen=True)
 class RelaxModel:
-    """An imported model: relax operators on static shapes, weights as constants."""
+    """An imported model: relax operators on static shapes, weights as constants; `computed_in` is as in
+    `OnnxFile`."""
 
     module: tvm.IRModule
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    computed_in: str
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ def import_file(file: OnnxFile, names: Sequence[str] | None = None) -> RelaxMode
         warnings.simplefilter("ignore")
         module = Graph(CONVERTERS).module(file, names)
     _check_shapes(module)
-    return RelaxModel(module, file.inputs, _outputs(names, module["main"].ret_ty))
+    return RelaxModel(module, file.inputs, _outputs(names, module["main"].ret_ty), file.computed_in)
 
 
 def fuse(model: RelaxModel, target: str) -> tvm.IRModule:

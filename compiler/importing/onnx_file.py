@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 
 import onnx
@@ -20,6 +21,8 @@ MAX_RANK = 64
 _MAX_INT32 = (1 << 31) - 1
 # Types of less than a byte, which TVM stores otherwise than numpy.
 NARROW = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")
+# How coarsely a model computes, the finest first, by the types of its values or by their passing through bytes.
+COARSENESS = ("float64", "float32", "float16", "quantized", "bfloat16")
 # Bounds of attributes that TVM divides by or computes extents with, in any operator.
 _BOUNDS = {
     **dict.fromkeys(("group", "strides", "dilations", "kernel_shape", "blocksize"), (1, _MAX_INT32)),
@@ -40,6 +43,21 @@ class OnnxFile:
     inputs: tuple[TensorSpec, ...]
     output_names: tuple[str, ...]
     opsets: Mapping[str, int]
+
+    @cached_property
+    def computed_in(self) -> str:
+        """The coarsest of COARSENESS among inputs, weights, what is cast to, and what is quantized."""
+        graph = self.proto.graph
+        nodes = [*graph.node, *(node for function in self.proto.functions for node in function.node)]
+        types = {weight.data_type for weight in graph.initializer}
+        types |= {value.type.tensor_type.elem_type for value in graph.input}
+        types |= {
+            one.i for node in nodes if node.op_type == "Cast" for one in node.attribute if one.name == "to"
+        }
+        found = {onnx.helper.tensor_dtype_to_np_dtype(kind).name for kind in types if kind}
+        if any("Quantize" in node.op_type or node.op_type.startswith("QLinear") for node in nodes):
+            found.add("quantized")
+        return max(found.intersection(COARSENESS), key=COARSENESS.index, default="float64")
 
 
 def read_file(data: bytes, shapes: Mapping[str, Shape]) -> OnnxFile:

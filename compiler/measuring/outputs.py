@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-MODEL_TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "float16": 2e-2, "bfloat16": 5e-2}
+# By type of values; "quantized" is what passes through bytes, where a rounding error may become a whole step.
+MODEL_TOLERANCE = {"float32": 1e-3, "float64": 1e-6, "float16": 2e-2, "bfloat16": 5e-2, "quantized": 2e-2}
+BYTES = ("int8", "uint8")
 
 # Rounding errors add up through a network, and become steps where it quantizes or takes a maximum. So the
 # root mean square of the error may be (SPREAD_FACTOR * spread + SIZE_FACTOR * size) times a kernel's relative
@@ -30,7 +32,8 @@ Arrays = Sequence[NDArray[Any]]
 def compare_outputs(expected: Arrays, actual: Arrays, computed_in: str = "float64") -> str:
     """Return the first output that differs and how; empty when all outputs agree.
 
-    `computed_in` is the narrowest type of values in between: an output of wider floats is no more precise.
+    `computed_in` is the coarsest type of values in between (`OnnxFile.computed_in`): an output of wider floats
+    is no more precise, and bytes that stand for floats are off by as much as these.
     """
     if len(expected) != len(actual):
         return f"there are {len(actual)} outputs instead of {len(expected)}"
@@ -43,7 +46,8 @@ def compare_outputs(expected: Arrays, actual: Arrays, computed_in: str = "float6
 def _compare(wanted: NDArray[Any], found: NDArray[Any], computed_in: str) -> str:
     if (wanted.shape, wanted.dtype) != (found.shape, found.dtype):
         return f"it is {found.dtype} {found.shape} instead of {wanted.dtype} {wanted.shape}"
-    tolerance = MODEL_TOLERANCE.get(str(wanted.dtype))
+    stands_for_floats = computed_in == "quantized" and str(wanted.dtype) in BYTES
+    tolerance = 0.0 if stands_for_floats else MODEL_TOLERANCE.get(str(wanted.dtype))
     if tolerance is None:
         return _count_different(wanted != found)
     # Random inputs may lead to nan and infinity, then in the same places of both outputs.

@@ -121,7 +121,8 @@ class LocalRunner:
         compute it still after it was timed.
         """
         try:
-            specs = [Parameter(spec.shape, spec.dtype) for spec in unpack(artifact)[1].inputs]
+            manifest = unpack(artifact)[1]
+            specs = [Parameter(spec.shape, spec.dtype) for spec in manifest.inputs]
             draws = MODULE_DRAWS if compare else MODULE_DRAWS[-1:]
             inputs = [[self._tensor(array) for array in draw.arrays(specs)] for draw in draws]
             # The reference runs and is freed before the library is even unpacked: a small device has no room
@@ -130,10 +131,10 @@ class LocalRunner:
             expected = [] if reference is None else self._reference_outputs(reference, inputs)
             del reference
             main = self._load_machine(unpack(artifact)[0])["main"]
-            wrong = _difference(main, inputs, expected)
+            wrong = _difference(main, inputs, expected, manifest.computed_in)
             if not wrong:
                 secs, doubt = self._steady(lambda: _time_calls(main, inputs[-1], self._device))
-                if wrong := _difference(main, inputs[-1:], expected[-1:]):
+                if wrong := _difference(main, inputs[-1:], expected[-1:], manifest.computed_in):
                     wrong = f"after several calls, {wrong}"
             if wrong:
                 error = f"not what the untuned model computes: {wrong}"
@@ -248,11 +249,15 @@ class LocalRunner:
 
 
 def _difference(
-    main: Callable[..., object], inputs: Sequence[Sequence[Any]], expected: Sequence[Sequence[NDArray[Any]]]
+    main: Callable[..., object],
+    inputs: Sequence[Sequence[Any]],
+    expected: Sequence[Sequence[NDArray[Any]]],
+    computed_in: str,
 ) -> str:
     """Return what is wrong with a model's outputs, of the first inputs for which anything is."""
     differences = (
-        compare_outputs(wanted, _arrays(main(*each))) for each, wanted in zip(inputs, expected, strict=False)
+        compare_outputs(wanted, _arrays(main(*each)), computed_in)
+        for each, wanted in zip(inputs, expected, strict=False)
     )
     return next(filter(None, differences), "")
 

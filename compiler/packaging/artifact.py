@@ -62,7 +62,7 @@ class Manifest:
     """Description of a compiled model: enough to run it, to compare it and to build it again.
 
     The `..._secs` are seconds of calls of the whole model, timed in turns on the device: untuned, tuned, and
-    as an earlier job published it.
+    as an earlier job published it. `computed_in` is the coarsest type that it computes in, as in `OnnxFile`.
     """
 
     model_name: str
@@ -78,6 +78,7 @@ class Manifest:
     untuned_secs: tuple[float, ...] = ()
     tuned_secs: tuple[float, ...] = ()
     published_secs: tuple[float, ...] = ()
+    computed_in: str = "float64"
 
     def __post_init__(self) -> None:
         if self.threads < 1:

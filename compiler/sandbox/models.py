@@ -96,11 +96,13 @@ class CompileRequest:
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """The inputs, outputs and tuning tasks of a model that was imported and fused for a target."""
+    """The inputs, outputs and tuning tasks of a model that was imported and fused for a target. `computed_in`
+    is as in `OnnxFile`."""
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     tasks: tuple[ExtractedTask, ...]
+    computed_in: str = "float64"
 
     @classmethod
     def from_json(cls, fields: Mapping[str, Any]) -> ImportedModel:
@@ -114,6 +116,7 @@ class ImportedModel:
                 )
                 for task in fields["tasks"]
             ),
+            computed_in=str(fields["computed_in"]),
         )
 
 
@@ -216,7 +219,8 @@ class FusedModel:
 
     @property
     def imported(self) -> ImportedModel:
-        return ImportedModel(self.model.inputs, self.model.outputs, tuple(self.fused.tasks()))
+        tasks = tuple(self.fused.tasks())
+        return ImportedModel(self.model.inputs, self.model.outputs, tasks, self.model.computed_in)
 
     def library(self, request: CompileRequest) -> bytes:
         """Compile the library that the request asks for. Raises ModelError, ArtifactError."""

@@ -6,16 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-import onnx
 import tvm
 from numpy.typing import NDArray
-from onnx import helper
 from tvm import relax
 
 from compiler.importing.model import RelaxModel, fuse_untuned, import_file
 from compiler.importing.onnx_file import OnnxFile, node_name
 from compiler.importing.spec import ModelError
-from compiler.measuring.outputs import MODEL_TOLERANCE, compare_outputs
+from compiler.measuring.outputs import compare_outputs
 from compiler.verifying.inputs import input_sets
 from compiler.verifying.reference import Reference
 
@@ -29,7 +27,6 @@ def verify(file: OnnxFile, model: RelaxModel, target: str) -> Iterator[int]:
     NoReference.
     """
     reference = Reference(file.proto, file.output_names)
-    narrowest = _narrowest_floats(file.proto)
     imported: Imported | None = None
     for number, inputs in enumerate(input_sets(file), start=1):
         wanted = reference.compute(inputs)
@@ -37,7 +34,7 @@ def verify(file: OnnxFile, model: RelaxModel, target: str) -> Iterator[int]:
         found = imported.compute(inputs)
         names = list(wanted)
         expected, actual = [wanted[name] for name in names], [found[name] for name in names]
-        if wrong := compare_outputs(expected, actual, narrowest):
+        if wrong := compare_outputs(expected, actual, file.computed_in):
             raise ModelError(_describe(file, inputs, target, wrong))
         yield number
 
@@ -61,20 +58,6 @@ class Imported:
         return {name: field.numpy() for name, field in zip(names, fields, strict=True)}
 
 
-def _narrowest_floats(proto: onnx.ModelProto) -> str:
-    """Return the narrowest type of floats among the inputs and weights of a model, and what it casts to."""
-    types = {weight.data_type for weight in proto.graph.initializer}
-    types |= {value.type.tensor_type.elem_type for value in proto.graph.input}
-    casts = (node for node in proto.graph.node if node.op_type == "Cast")
-    types |= {one.i for node in casts for one in node.attribute if one.name == "to"}
-    names = (helper.tensor_dtype_to_np_dtype(kind).name for kind in types if kind)
-    return max(
-        (name for name in names if name in MODEL_TOLERANCE),
-        key=MODEL_TOLERANCE.__getitem__,
-        default="float64",
-    )
-
-
 def _describe(file: OnnxFile, inputs: Mapping[str, Array], target: str, wrong: str) -> str:
     """Say which node's value is the first to differ, and how; without one, which output does."""
     advice = "the model can't be tuned: report this with the file, or replace the operator"
@@ -86,10 +69,9 @@ def _describe(file: OnnxFile, inputs: Mapping[str, Array], target: str, wrong: s
 
 def _differences(file: OnnxFile, inputs: Mapping[str, Array], target: str) -> Iterator[tuple[Any, str, str]]:
     """Yield the nodes of the graph whose values differ, in order, with the value's name and how it does."""
-    narrowest = _narrowest_floats(file.proto)
     nodes = [(node, name) for node in file.proto.graph.node for name in node.output if name]
     wanted = Reference(file.proto, [name for _, name in nodes]).compute(inputs)
     found = Imported(import_file(file, [name for _, name in nodes]), target).compute(inputs)
     for node, name in nodes:
-        if wrong := compare_outputs([wanted[name]], [found[name]], narrowest):
+        if wrong := compare_outputs([wanted[name]], [found[name]], file.computed_in):
             yield node, name, wrong.removeprefix("output 0: ")

@@ -194,4 +194,5 @@ def _manifest(
         versions={name: version(name) for name in PACKAGES} | {"device toolchain": device.toolchain},
         created_at=now,
         tasks=entries,
+        computed_in=imported.computed_in,
     )

@@ -14,7 +14,9 @@ from benchmarks.results.curves import CURVES, Curve, Point
 from benchmarks.results.figures import Figure, FiguresError, Results, at_least, at_most, figure
 from benchmarks.results.searches import SEARCHES, Search
 
-SECTIONS = ("layers", "compiled", "tuned", "processes", "others", "missed", "runs")
+SECTIONS = (
+    *("layers", "compiled", "tuned", "element types", "zoo", "processes", "others", "missed", "runs"),
+)
 DOCUMENT = "# Benchmarks\n\nBefore.\n" + "".join(
     f"\n<!-- begin {name} -->\nOld.\n<!-- end {name} -->\n\nAfter {name}.\n" for name in SECTIONS
 )
@@ -190,6 +192,29 @@ def test_servers_and_schedulers_have_a_row_for_each_number_of_them() -> None:
         ["2", "2", "30 /s", "0.5", "2", "0.2", "0.1", "the devices"],
     ]
     assert rows(summary.processes([]))[0][0] == "not measured"
+
+
+def test_a_network_has_a_row_for_each_type_and_the_last_run_counts() -> None:
+    def run(latency_ms: float, date: str) -> Results:
+        return results(
+            figure("resnet18: latency, int8", latency_ms, "ms"),
+            figure("resnet18: latency of int8 relative to float32", 0.5, "x"),
+            figure("resnet18: latency of int8 relative to ONNX Runtime on the same file", 0.9, "x"),
+            figure("resnet18: largest difference of int8, relative to the largest output", 0.02, ""),
+            date=date,
+        )
+
+    found = rows(summary.element_types([run(5.0, "2025-01-03"), run(7.0, "2025-01-02")]))
+    assert found == [["resnet18", "int8", "5 ms", "0.5", "0.9", "0.02"]]
+    assert rows(summary.element_types([]))[0][0] == "not measured"
+
+
+def test_the_zoo_has_its_figures_in_a_table_of_its_own() -> None:
+    share = figure(summary.SHARE, 96.0, "%", aim=at_least(95), peer="lowest: 90 % (decoder)")
+    assert rows(summary.zoo([results(share), results(*tuned())])) == [
+        [summary.SHARE, "96 %", "at least 95: reached", "lowest: 90 % (decoder)"]
+    ]
+    assert rows(summary.zoo([]))[0][0] == "not measured"
 
 
 def test_missed_aims_of_one_figure_share_a_row() -> None:

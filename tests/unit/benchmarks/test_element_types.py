@@ -1,0 +1,39 @@
+"""Figures of networks in several types."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import element_types
+from benchmarks.element_types import Measured
+from benchmarks.results import machine
+from benchmarks.results.figures import Figure
+from benchmarks.timing.interleaved import Timings
+
+
+def figures(flags: frozenset[str], monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
+    monkeypatch.setattr(machine, "flags", lambda: flags)
+    measured = {
+        "float32": Measured(100, Timings((0.01, 0.012)), Timings((0.02, 0.024)), 1e-6),
+        "int8": Measured(100, Timings((0.004, 0.0048)), Timings((0.005, 0.006)), 0.02),
+        "bfloat16": Measured(100, Timings((0.02, 0.024)), None, 0.03),
+    }
+    return {each.name: each for each in element_types.figures_of("resnet18", measured)}
+
+
+def test_each_type_is_held_against_float32_and_onnx_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = figures(frozenset({"avx512_vnni"}), monkeypatch)
+    ratio = found["resnet18: latency of int8 relative to float32"]
+    assert (ratio.value, ratio.aim, ratio.reached) == (pytest.approx(0.4), "at most 0.5", True)
+    same_file = found["resnet18: latency of int8 relative to ONNX Runtime on the same file"]
+    assert (same_file.value, same_file.peer) == (pytest.approx(0.8), "ONNX Runtime: 5.5 ms")
+    assert found["resnet18: latency of bfloat16 relative to float32"].value == pytest.approx(2)
+    assert not any("bfloat16 relative to ONNX Runtime" in name for name in found)
+    deviation = found["resnet18: largest difference of bfloat16, relative to the largest output"]
+    assert deviation.peer == "ONNX Runtime in float32"
+
+
+def test_bytes_have_no_aim_without_dot_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (
+        figures(frozenset({"avx2"}), monkeypatch)["resnet18: latency of int8 relative to float32"].aim is None
+    )

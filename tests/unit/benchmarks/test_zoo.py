@@ -1,0 +1,41 @@
+"""Figures of the zoo: what is right, and which share of the time is tuned."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks import zoo
+from benchmarks.report.summary import SHARE
+from benchmarks.zoo import Tuned
+from compiler.packaging.artifact import Manifest, TaskEntry
+
+
+def tuned(name: str, share: float, wrong: str = "") -> Tuned:
+    """Return a network of two subgraphs, of which the first is tuned and takes `share` of the time."""
+    entries = (
+        TaskEntry("a", "conv2d 1x3 -> 1x3", 1, "[]", 1.0, "trial", share=share),
+        TaskEntry("b", "transpose 1x3 -> 3x1", 1, "[]", 1.0, share=1 - share),
+    )
+    return Tuned(name, wrong, Manifest(name, "sha", "{}", "class", (), (), 1, {}, 0.0, entries))
+
+
+def test_only_subgraphs_under_schedules_of_the_search_are_tuned() -> None:
+    found = {each.name: each for each in zoo.figures_of([tuned("one", 0.9), tuned("two", 0.7)], {})}
+    assert found[SHARE].value == pytest.approx(80)
+    assert (found[SHARE].peer, found[SHARE].reached) == ("lowest: 70 % (two)", False)
+    assert found["one: share of run time in tuned subgraphs"].peer == "2 subgraphs, not tuned: transpose"
+    assert found["networks that are right, of 2"].reached
+
+
+def test_what_is_wrong_or_fails_is_named() -> None:
+    (right, *_) = zoo.figures_of([tuned("one", 0.9, "output 0 differs by 1")], {"two": "job 7 failed"})
+    assert (right.value, right.reached) == (0, False)
+    assert right.peer == "one: output 0 differs by 1; two: job 7 failed"
+    assert len(zoo.figures_of([], {"two": "job 7 failed"})) == 1
+
+
+def test_outputs_may_differ_by_roundings_of_the_type() -> None:
+    wanted, found = [np.zeros(3, np.float32)], [np.full(3, 0.01, np.float32)]
+    assert zoo.difference("detector", found, wanted) == "output 0 differs by 0.01"
+    assert zoo.difference("quantized", found, wanted) == ""
