@@ -179,6 +179,9 @@ class Graph:
                     values = self.graph(graph, given, file.opsets, results)
                 except Refused as error:
                     raise ModelError(f"the model isn't valid ONNX: {error}") from error
+                for name, value in zip(results, values, strict=True):
+                    if value.size == 0:
+                        raise ModelError(f"output '{name}' is empty, of shape {value.shape}: leave it out")
                 try:
                     exprs = [value.expr for value in values]
                 except MemoryError as error:

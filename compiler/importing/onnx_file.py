@@ -21,7 +21,7 @@ MAX_RANK = 64
 _MAX_INT32 = (1 << 31) - 1
 # Types of less than a byte, which TVM stores otherwise than numpy.
 NARROW = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")
-# How coarsely a model computes, the finest first, by the types of its values or by their passing through bytes.
+# How coarsely a model computes, the finest first: the types of its floats, and their passing through bytes.
 COARSENESS = ("float64", "float32", "float16", "quantized", "bfloat16")
 # Bounds of attributes that TVM divides by or computes extents with, in any operator.
 _BOUNDS = {

@@ -32,8 +32,8 @@ Arrays = Sequence[NDArray[Any]]
 def compare_outputs(expected: Arrays, actual: Arrays, computed_in: str = "float64") -> str:
     """Return the first output that differs and how; empty when all outputs agree.
 
-    `computed_in` is the coarsest type of values in between (`OnnxFile.computed_in`): an output of wider floats
-    is no more precise, and bytes that stand for floats are off by as much as these.
+    `computed_in` is the coarsest type of values in between (`OnnxFile.computed_in`): an output of wider
+    floats is no more precise, and bytes that stand for floats are off by as much as these.
     """
     if len(expected) != len(actual):
         return f"there are {len(actual)} outputs instead of {len(expected)}"

@@ -228,6 +228,15 @@ def test_control_flow(name: str) -> None:
     check(parser.parse_model(f"{head} {{{CONTROL[name]}}}"))
 
 
+def test_an_output_without_elements_is_named() -> None:
+    model = parser.parse_model(
+        '<ir_version: 9, opset_import: ["" : 20]> model (float[4] x) => (float[n] empty) '
+        "<int64[1] zero = {0}> { empty = Slice (x, zero, zero) }"
+    )
+    with pytest.raises(ModelError, match=r"output 'empty' is empty, of shape \(0,\): leave it out"):
+        import_file(read_file(model.SerializeToString(), {}))
+
+
 REFUSED: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "the data decides how many boxes": lambda: single(
         "NonMaxSuppression", [(1, 4, 4), (1, 1, 4), np.array([3], np.int64)]

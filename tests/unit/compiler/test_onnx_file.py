@@ -199,3 +199,14 @@ def test_an_input_of_unknown_rank_takes_any_shape_given() -> None:
     assert read_file(unknown, {"input": (5, 6)}).inputs[0].shape == (5, 6)
     with pytest.raises(ModelError, match=r"dynamic dimensions \(unknown\)"):
         read_file(unknown, {})
+
+
+def test_a_model_computes_in_the_coarsest_type_that_it_has() -> None:
+    assert read_file(residual(), {}).computed_in == "float32"
+    b = Builder()
+    ends = b.constant(np.array(0.1, np.float32)), b.constant(np.array(0, np.uint8))
+    read = b.op("DequantizeLinear", b.op("QuantizeLinear", "input", *ends), *ends)
+    assert read_file(b.model({"input": [2]}, {read: [2]}), {}).computed_in == "quantized"
+    b = Builder()
+    wide = b.op("Cast", b.op("Cast", "input", to=TensorProto.BFLOAT16), to=TensorProto.FLOAT)
+    assert read_file(b.model({"input": [2]}, {wide: [2]}), {}).computed_in == "bfloat16"

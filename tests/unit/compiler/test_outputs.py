@@ -94,3 +94,11 @@ def test_wide_outputs_of_narrow_values_are_as_precise_as_these() -> None:
     rounded = shaken(LOGITS, 2e-2)
     assert "are off by" in compare_outputs([LOGITS], [rounded])
     assert compare_outputs([LOGITS], [rounded], "bfloat16") == ""
+
+
+def test_bytes_that_stand_for_floats_may_be_off_by_a_step_anywhere() -> None:
+    stored = np.random.default_rng(0).normal(128, 30, 1000).clip(0, 254).astype(np.uint8)
+    stepped = stored + (np.arange(1000) % 5 == 0).astype(np.uint8)
+    assert compare_outputs([stored], [stepped]) == "output 0: 200 of 1000 values differ"
+    assert compare_outputs([stored], [stepped], "quantized") == ""
+    assert "are off by" in compare_outputs([stored], [stored[::-1].copy()], "quantized")
