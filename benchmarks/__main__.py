@@ -97,6 +97,14 @@ COMMANDS = {
         "processes killed, networks cut, disks filled while a job runs: trials lost, counted twice, seconds "
         "to recovery"
     ),
+    "benchmarks.soak --quick --json FILE": (
+        "two servers, two schedulers and four workers under faults for two hours in compressed time: what is "
+        "lost, doubled or wrong; about two minutes"
+    ),
+    "benchmarks.soak --json FILE": (
+        "the same for twelve hours, and whether memory, threads, descriptors, rows and disk level off; about "
+        "nine minutes"
+    ),
     "benchmarks.report": "makes the tables and plots of docs/benchmarks.md from docs/benchmarks/*.json",
     "benchmarks.report FILE... --details FOLDER": ("writes a page with all figures and plots of each file"),
 }

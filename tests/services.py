@@ -88,10 +88,12 @@ class Postgresql(Process):
 
     crash = signal.SIGQUIT  # SIGKILL would leave its children
 
-    def __init__(self, programs: Path, folder: Path, durable: bool, **popen: Any) -> None:
+    def __init__(
+        self, programs: Path, folder: Path, durable: bool, settings: Mapping[str, object], **popen: Any
+    ) -> None:
         self._folder = folder
         self.port = free_port()
-        flags = {
+        flags: dict[str, object] = {
             "listen_addresses": "127.0.0.1",
             "port": self.port,
             "unix_socket_directories": folder,
@@ -100,8 +102,10 @@ class Postgresql(Process):
             # What was committed outlives the server's crash all the same, if not the machine's.
             flags |= {"fsync": "off", "full_page_writes": "off"}
             flags |= {"shared_buffers": "64MB"}
-        settings = [word for name, value in flags.items() for word in ("-c", f"{name}={value}")]
-        command = [programs / "postgres", "-D", folder / "data", *settings]
+        words = [
+            word for name, value in (flags | dict(settings)).items() for word in ("-c", f"{name}={value}")
+        ]
+        command = [programs / "postgres", "-D", folder / "data", *words]
         super().__init__(command, folder, lambda: self.execute("SELECT 1"), **popen)
 
     def url(self, database: str = "postgres") -> str:
@@ -189,16 +193,21 @@ class Emptied:
 
 
 @contextmanager
-def postgresql(*, durable: bool = False) -> Iterator[Postgresql]:
-    """One that is `durable` works as it was installed; the others flush nothing to disk. Raises Missing."""
+def postgresql(
+    *, durable: bool = False, parent: Path = Path("/tmp"), settings: Mapping[str, object] | None = None
+) -> Iterator[Postgresql]:
+    """One that is `durable` works as it was installed; the others flush nothing to disk.
+
+    Its folder is made in `parent`, and `settings` are more of PostgreSQL's. Raises Missing.
+    """
     programs = _postgresql_programs()
     # Short, because a socket's path may not be long, and where the server's user may go.
-    with tempfile.TemporaryDirectory(prefix="tunefarm-pg-", dir="/tmp", ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix="tunefarm-pg-", dir=parent, ignore_cleanup_errors=True) as name:
         folder, user = Path(name), _unprivileged()
         if user:
             os.chown(folder, user["user"], user["group"])
         _initialize(programs, folder, user)
-        server = Postgresql(programs, folder, durable, **user)
+        server = Postgresql(programs, folder, durable, settings or {}, **user)
         server.start()
         try:
             yield server

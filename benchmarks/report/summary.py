@@ -25,6 +25,7 @@ SPACE = "median over best of 64 random programs, relative to MetaSchedule"
 PROCESSES = re.compile(r"(\d+) servers, (\d+) schedulers: trials stored")
 TYPE = re.compile(r"(\S+): largest difference of (\S+), relative to the largest output")
 SHARE = "share of run time in tuned subgraphs, mean"
+LEVEL = "growth in the second half"
 EQUAL = "all networks, median: trials of equal shares over those of"
 TIME_LEFT = "all networks: the time left, told after a third of the job or later: largest error"
 # The figures that are shown of each other benchmark, by file.
@@ -64,6 +65,13 @@ HEADLINES: Mapping[str, tuple[str, ...]] = {
         "all faults: trials counted twice",
         "all faults: wrong schedules published",
     ),
+    "soak": (
+        "simulated hours",
+        "faults",
+        "jobs that ended well",
+        "trials with a result",
+        "mistakes: lost, doubled or wrong",
+    ),
     "fuzz": ("messages sent", "HTTP: answers 5xx", "server: times it ended", "ONNX import: crashes"),
 }
 
@@ -78,6 +86,7 @@ def tables(files: Mapping[str, Results]) -> dict[str, str]:
         "element types": element_types(files.values()),
         "zoo": zoo(files.values()),
         "processes": processes(files.values()),
+        "soak": levels(files.get("soak")),
         "others": others(files),
         "missed": missed(files),
         "runs": runs(files),
@@ -219,6 +228,17 @@ def processes(files: Iterable[Results]) -> str:
     rows = rows or [["not measured", *[""] * 7]]
     used = [f"cores: {name}" for name in ("servers", "schedulers", *cores[2:])]
     return table(["servers", "schedulers", "trials", *used, "limited by"], rows)
+
+
+def levels(soak: Results | None) -> str:
+    """Return a row for everything that the soak watched and that isn't empty: whether it levels off."""
+    rows = []
+    for figure in soak.figures if soak is not None else ():
+        name, _, what = figure.name.rpartition(": ")
+        if what == LEVEL and not (figure.peer or "").startswith("mean 0,"):
+            rows.append([name, figure.peer or "", _value(figure), _aim(figure)])
+    rows = rows or [["not measured", *[""] * 3]]
+    return table(["watched", "level", "growth in six hours", "allowed"], rows)
 
 
 def others(files: Mapping[str, Results]) -> str:

@@ -39,15 +39,23 @@ def local() -> Iterator[Rig]:
 @contextlib.contextmanager
 def small_disk() -> Iterator[Rig]:
     """Yield a rig whose database is on a separate disk of DISK_BYTES. Raises Unsupported."""
-    with tempfile.TemporaryDirectory(prefix="tunefarm-rig-") as folder:
-        disk = Path(folder) / "data"
-        disk.mkdir()
-        _run("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(disk))
-        try:
-            with running(Rig(Path(folder))) as rig:
-                yield rig
-        finally:
-            _run("umount", "--lazy", str(disk))
+    with (
+        tempfile.TemporaryDirectory(prefix="tunefarm-rig-") as folder,
+        small_tmpfs(Path(folder) / "data", DISK_BYTES),
+        running(Rig(Path(folder))) as rig,
+    ):
+        yield rig
+
+
+@contextlib.contextmanager
+def small_tmpfs(folder: Path, num_bytes: int) -> Iterator[None]:
+    """Make the folder, with a disk of its own. Raises Unsupported."""
+    folder.mkdir()
+    _run("mount", "-t", "tmpfs", "-o", f"size={num_bytes},mode=755", "none", str(folder))
+    try:
+        yield
+    finally:
+        _run("umount", "--lazy", str(folder))
 
 
 @contextlib.contextmanager
@@ -108,9 +116,11 @@ def full(folder: Path) -> Iterator[None]:
     """Fill the disk of `folder` to its last byte."""
     filler = folder / "filler"
     try:
-        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(4096))
+        with filler.open("wb", buffering=0) as file:
+            for size in (1 << 20, 4096):
+                with contextlib.suppress(OSError):
+                    while True:
+                        file.write(bytes(size))
         yield
     finally:
         filler.unlink()

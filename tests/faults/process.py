@@ -2,9 +2,11 @@
 
     python -m tests.faults.process server|scheduler|worker [FLAG]...
 
-The file named by `TUNEFARM_TEST_CLOCK` steps the clocks; waiting for a locked database ends after
-`BUSY_TIMEOUT_S`; the scheduler compiles models in its own process, because they are ours; the worker
-measures with `tests.faults.runner`, whose candidates may write notes.
+The file named by `TUNEFARM_TEST_CLOCK` steps the database's clock, that named by `TUNEFARM_TEST_HOST_CLOCK`
+this process's own; waiting for a locked database ends after `BUSY_TIMEOUT_S`; the scheduler compiles models
+in its own process and believes their import, because they are ours; the worker measures with
+`tests.faults.runner`, whose candidates may write notes. `TUNEFARM_TEST_SPEED_UP` shortens what the process
+waits for (`tests.faults.soak`).
 """
 
 from __future__ import annotations
@@ -12,17 +14,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from records.storage.database import Database
+from tests.faults.soak.compression import compress
 
 if TYPE_CHECKING:
     from compiler.sandbox.models import CompileRequest, ImportedModel
 
 CLOCK_VARIABLE = "TUNEFARM_TEST_CLOCK"
+HOST_CLOCK_VARIABLE = "TUNEFARM_TEST_HOST_CLOCK"
+SPEED_UP_VARIABLE = "TUNEFARM_TEST_SPEED_UP"
 BUSY_TIMEOUT_S = 2.0
 RUNNER = "tests.faults.runner:FaultyRunner"
 
@@ -37,10 +43,12 @@ def _server(flags: Sequence[str]) -> int:
 def _scheduler(flags: Sequence[str]) -> int:
     import compiler.sandbox.models
     import scheduler.main
+    import scheduler.model_compiler
 
     with (
         patch.object(scheduler.main, "Database", _FaultyDatabase),
         patch.object(compiler.sandbox.models, "compile_in_child", _carry_out),
+        patch.object(scheduler.model_compiler, "verify_import", lambda *_: ""),
     ):
         return scheduler.main.main()
 
@@ -76,6 +84,12 @@ class _FaultyDatabase(Database):
         return super().now() + float(Path(os.environ[CLOCK_VARIABLE]).read_text())
 
 
+def _step_host_clock(file: Path) -> None:
+    """Let this process's clock go by the file."""
+    real = time.time
+    time.time = lambda: real() + float(file.read_text())
+
+
 MAINS: dict[str, Callable[[Sequence[str]], int]] = {
     "server": _server,
     "scheduler": _scheduler,
@@ -83,4 +97,8 @@ MAINS: dict[str, Callable[[Sequence[str]], int]] = {
 }
 
 if __name__ == "__main__":
+    if SPEED_UP_VARIABLE in os.environ:
+        compress(sys.argv[1], float(os.environ[SPEED_UP_VARIABLE]))
+    if HOST_CLOCK_VARIABLE in os.environ:
+        _step_host_clock(Path(os.environ[HOST_CLOCK_VARIABLE]))
     sys.exit(MAINS[sys.argv[1]](sys.argv[2:]))

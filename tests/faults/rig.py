@@ -33,6 +33,23 @@ class TimedOut(Exception):
     output."""
 
 
+class ActiveTime:
+    """Seconds since it was made, without those in which this machine stood still, as when suspended."""
+
+    _LONGEST_S = 1.0
+
+    def __init__(self) -> None:
+        self._total_s = 0.0
+        self._last = time.monotonic()
+
+    def __call__(self) -> float:
+        """Return the seconds; to be called often, because of a longer pause only one second counts."""
+        now = time.monotonic()
+        self._total_s += min(now - self._last, self._LONGEST_S)
+        self._last = now
+        return self._total_s
+
+
 @dataclass
 class Program:
     """A process that can be killed and started again; `log` keeps its output."""
@@ -182,16 +199,13 @@ class Rig:
 
     def step_clock(self, seconds: float) -> None:
         """Set the clock of server and scheduler ahead, or back by negative seconds."""
-        clock = self.folder / "clock"
-        fresh = self.folder / "clock.new"
-        fresh.write_text(str(float(clock.read_text()) + seconds))
-        fresh.replace(clock)
+        step_file(self.folder / "clock", seconds)
 
     def wait_until(self, true: Callable[[], bool], otherwise: Callable[[], str]) -> None:
         """Raises TimedOut with the words of `otherwise` after PATIENCE_S."""
-        deadline = time.monotonic() + PATIENCE_S
+        waited = ActiveTime()
         while not true():
-            if time.monotonic() > deadline:
+            if waited() > PATIENCE_S:
                 programs = (*self.servers, *self.schedulers)
                 words = [f"{one.log.name}:\n{one.output()[-3000:]}" for one in programs]
                 raise TimedOut("\n".join([otherwise(), *words]))
@@ -235,6 +249,13 @@ def running(rig: Rig) -> Iterator[Rig]:
         yield rig
     finally:
         rig.close()
+
+
+def step_file(clock: Path, seconds: float) -> None:
+    """Add seconds to the number in a clock file, at once."""
+    fresh = clock.with_name(f"{clock.name}.new")
+    fresh.write_text(str(float(clock.read_text()) + seconds))
+    fresh.replace(clock)
 
 
 def free_port(host: str) -> int:

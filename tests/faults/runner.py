@@ -75,7 +75,9 @@ class FaultyRunner(FaultRunner):
     def run(self, number: int, best_s: float | None) -> Measurement:
         request = self._requests.pop(number)
         time.sleep(self._faults.nap_s)
-        return self._misbehave(request, Phase.RUN) or _plausible(request)
+        return self._misbehave(request, Phase.RUN) or Measurement(
+            Outcome.OK, (run_secs(request.trace),) * 3, 0.01
+        )
 
     def machines(self) -> Machines:
         return Machines((self._faults.device.machine,))
@@ -129,7 +131,6 @@ def digest(trace: str) -> str:
     return hashlib.sha256(trace.encode()).hexdigest()
 
 
-def _plausible(request: BuildRequest) -> Measurement:
-    """Return a time that depends only on the program."""
-    secs = 1e-3 * (1 + zlib.crc32(request.trace.encode()) % 1000 / 1000)
-    return Measurement(Outcome.OK, (secs,) * 3, 0.01)
+def run_secs(trace: str) -> float:
+    """Return the seconds that every device says a program takes."""
+    return 1e-3 * (1 + zlib.crc32(trace.encode()) % 1000 / 1000)

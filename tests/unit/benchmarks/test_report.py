@@ -15,7 +15,8 @@ from benchmarks.results.figures import Figure, FiguresError, Results, at_least, 
 from benchmarks.results.searches import SEARCHES, Search
 
 SECTIONS = (
-    *("layers", "compiled", "tuned", "element types", "zoo", "processes", "others", "missed", "runs"),
+    *("layers", "compiled", "tuned", "element types", "zoo", "processes", "soak"),
+    *("others", "missed", "runs"),
 )
 DOCUMENT = "# Benchmarks\n\nBefore.\n" + "".join(
     f"\n<!-- begin {name} -->\nOld.\n<!-- end {name} -->\n\nAfter {name}.\n" for name in SECTIONS
@@ -215,6 +216,16 @@ def test_the_zoo_has_its_figures_in_a_table_of_its_own() -> None:
         [summary.SHARE, "96 %", "at least 95: reached", "lowest: 90 % (decoder)"]
     ]
     assert rows(summary.zoo([]))[0][0] == "not measured"
+
+
+def test_what_a_soak_watched_is_shown_unless_it_is_empty() -> None:
+    memory = Figure("server-1: memory: growth in the second half", 1.5, "MiB", "at most 4", True, "mean 120")
+    empty = Figure(
+        "tokens: rows: growth in the second half", 0.0, "", "at most 150", True, "mean 0, at the end 0"
+    )
+    soak = results(Figure("faults", 80.0, ""), memory, empty)
+    assert rows(summary.levels(soak)) == [["server-1: memory", "mean 120", "1.5 MiB", "at most 4: reached"]]
+    assert rows(summary.levels(None))[0][0] == "not measured"
 
 
 def test_missed_aims_of_one_figure_share_a_row() -> None:

@@ -1,0 +1,56 @@
+"""Series that level off, and series that don't."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.faults.soak import faults
+from tests.faults.soak.levels import Level
+
+HOURS = [number * 0.05 for number in range(240)]
+
+
+def level(kind: str, start: float, a_sample: float, noise: float) -> Level:
+    draw = random.Random(0)
+    values = [start + a_sample * at + draw.uniform(-noise, noise) for at in range(len(HOURS))]
+    return Level(f"server-1: {kind}", kind, HOURS, values)
+
+
+@pytest.mark.parametrize(
+    ("kind", "start", "noise"), [("memory", 120.0, 3.0), ("rows", 240.0, 100.0), ("descriptors", 40.0, 5.0)]
+)
+def test_noise_is_no_growth(kind: str, start: float, noise: float) -> None:
+    assert level(kind, start, 0.0, noise).verdict == ""
+
+
+def test_a_kilobyte_for_every_trial_is_growth() -> None:
+    # 70 trials a sample: 0.07 MiB
+    assert level("memory", 120.0, 0.07, 0.0).verdict == (
+        "server-1: memory does not level off: it grew by 8.33 MiB in the second half "
+        "(1.4 in a simulated hour), and 4 MiB is allowed"
+    )
+
+
+def test_a_row_that_every_job_leaves_is_growth() -> None:
+    assert "does not level off" in level("rows", 0.0, 1.0, 0.0).verdict
+
+
+def test_what_fills_up_in_the_first_half_levels_off() -> None:
+    values = [min(at, 100) * 5.0 for at in range(len(HOURS))]
+    assert Level("scheduler-1: memory", "memory", HOURS, values).verdict == ""
+
+
+def test_a_figure_says_where_it_came_to() -> None:
+    found = level("threads", 10.0, 0.1, 0.0).figure()
+    assert (found.name, found.reached) == ("server-1: threads: growth in the second half", False)
+    assert found.peer is not None
+    assert found.peer.endswith("at the end 33.9; 2 in a simulated hour")
+
+
+def test_every_fault_comes_before_any_comes_again() -> None:
+    names = list(faults.FAULTS)
+    following = faults.order(names, random.Random(1))
+    for _ in range(3):
+        assert sorted(following() for _ in names) == sorted(names)
