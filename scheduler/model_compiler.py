@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO
 
 from compiler.importing.spec import Shape
 from compiler.sandbox import models
@@ -33,35 +36,47 @@ class ModelCompiler:
         """Return the shapes of the inputs with the request's batch. Raises ModelError where it has no
         place."""
         assert request.batch is not None, "it was asked for"
-        return find_batch_shapes(self._file(request), request.shapes, request.batch)
+        with self._file(request) as file:
+            file.seek(0)
+            return find_batch_shapes(file.read(), request.shapes, request.batch)
 
     def import_model(self, request: JobRequest, device: Device) -> ImportedModel:
         key = _key(request, device)
         if self._last is None or self._last[0] != key:
-            self._last = (key, models.import_model(self._file(request), request.shapes, device.target))
+            with self._file(request) as file:
+                self._last = (key, models.import_model(file, request.shapes, device.target))
         return self._last[1]
 
     def compile_untuned(self, request: JobRequest, device: Device) -> tuple[ImportedModel, bytes]:
         """Return the imported model, and the library that TVM makes of it by default."""
-        imported, library = models.compile_untuned(self._file(request), request.shapes, device.target)
+        with self._file(request) as file:
+            imported, library = models.compile_untuned(file, request.shapes, device.target)
         self._last = (_key(request, device), imported)
         return imported, library
 
     def verify(self, request: JobRequest) -> str:
         """Return why the import of the model could not be verified, empty if it was. Raises ModelError when
         it computes something else than its file defines."""
-        return verify_import(self._file(request), request.shapes)
+        with self._file(request) as file:
+            return verify_import(file, request.shapes)
 
     def compile_tuned(self, request: JobRequest, device: Device, traces: Mapping[str, str]) -> bytes:
         """Return the library whose workloads are scheduled by `traces`, which are by workload hash."""
-        return models.compile_tuned(self._file(request), request.shapes, device.target, traces)
+        with self._file(request) as file:
+            return models.compile_tuned(file, request.shapes, device.target, traces)
 
-    def _file(self, request: JobRequest) -> bytes:
-        try:
-            with self._database.begin() as session:
-                return blobs.get(session, request.model_sha)
-        except BlobNotFound as error:
-            raise PermanentError("the model's file is not stored any more: upload it again") from error
+    @contextmanager
+    def _file(self, request: JobRequest) -> Iterator[IO[bytes]]:
+        """Yield the model's file, written to disk a chunk at a time."""
+        with tempfile.TemporaryFile() as file:
+            try:
+                with self._database.reading() as session:
+                    for chunk in blobs.chunks(session, request.model_sha):
+                        file.write(chunk)
+            except BlobNotFound as error:
+                raise PermanentError("the model's file is not stored any more: upload it again") from error
+            file.flush()
+            yield file
 
 
 def _key(request: JobRequest, device: Device) -> object:

@@ -33,7 +33,7 @@ class ServerSettings(BaseSettings):
     token: SecretStr | None = None
     worker_token: SecretStr | None = None
     require_sandbox: bool = False
-    max_upload_bytes: int = Field(default=1 << 30, ge=1)
+    max_upload_bytes: int = Field(default=8 << 30, ge=1)
     max_uploads: int = Field(default=16, ge=1)
     max_event_streams: int = Field(default=1000, ge=1)
     rate_limit: str = "600/minute"

@@ -173,6 +173,7 @@ class Graph:
             )
             for spec, param in zip(file.inputs, params, strict=True)
         }
+        given |= {name: self.constant(array) for name, array in file.weights.items()}
         with self.builder.function("main", params=params):
             with self.builder.dataflow():
                 try:

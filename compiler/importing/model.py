@@ -22,7 +22,7 @@ from compiler.constants.packing import LAYOUT_FREE
 from compiler.constants.scales import fold_scales
 from compiler.importing.graph import Graph, Refused, check_size
 from compiler.importing.layouts import convert_unsupported_layouts
-from compiler.importing.onnx_file import OnnxFile, read_file
+from compiler.importing.onnx_file import COARSENESS, OnnxFile, read_file
 from compiler.importing.operators import CONVERTERS
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 from compiler.precision.quantized import compute_in_bytes
@@ -92,8 +92,31 @@ def import_file(file: OnnxFile, names: Sequence[str] | None = None) -> RelaxMode
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         module = Graph(CONVERTERS).module(file, names)
+    return checked_model(module, file.inputs, names, file.computed_in)
+
+
+def checked_model(
+    module: tvm.IRModule, inputs: tuple[TensorSpec, ...], output_names: Sequence[str], computed_in: str = ""
+) -> RelaxModel:
+    """Return the model that `main` of a module is; by default its types say what it is computed in. Raises ModelError unless it computes tensors of static
+    shapes and possible sizes."""
     _check_shapes(module)
-    return RelaxModel(module, file.inputs, _outputs(names, module["main"].ret_ty), file.computed_in)
+    types = computed_in or _coarsest(module["main"])
+    return RelaxModel(module, inputs, _outputs(output_names, module["main"].ret_ty), types)
+
+
+def _coarsest(function: relax.Function) -> str:
+    """Return the coarsest of COARSENESS among the tensors of a function, and what it quantizes."""
+    found: set[str] = set()
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(getattr(expr, "ty", None), relax.TensorType):
+            found.add(str(expr.ty.dtype))
+        if getattr(getattr(expr, "op", None), "name", "") in ("relax.quantize", "relax.dequantize"):
+            found.add("quantized")
+
+    relax.analysis.post_order_visit(function, visit)
+    return max(found.intersection(COARSENESS), key=COARSENESS.index, default="float64")
 
 
 def fuse(model: RelaxModel, target: str) -> tvm.IRModule:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
+from typing import IO, Any
 
+import numpy as np
 import onnx
 import onnx.inliner
 from google.protobuf.message import DecodeError
+from numpy.typing import NDArray
 
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
 
-MAX_FILE_BYTES = 1 << 30
+# Protobuf's own limit: larger models keep weights in other files.
+MAX_FILE_BYTES = (2 << 30) - 1
+# Weights in other files that are no larger become part of the model.
+MAX_INLINE_BYTES = 1 << 20
 MAX_NODES = 50_000
 MAX_INPUT_ELEMENTS = 1 << 28
 MAX_RANK = 64
@@ -37,12 +44,13 @@ FunctionKey = tuple[str, str, str]
 @dataclass(frozen=True)
 class OnnxFile:
     """A checked model. The static shapes of `inputs` are written into `proto` as well; `opsets` are the
-    versions of its operators, by domain."""
+    versions of its operators, by domain. `weights` were in other files; to `proto` they are inputs."""
 
     proto: onnx.ModelProto
     inputs: tuple[TensorSpec, ...]
     output_names: tuple[str, ...]
     opsets: Mapping[str, int]
+    weights: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @cached_property
     def computed_in(self) -> str:
@@ -65,10 +73,100 @@ def read_file(data: bytes, shapes: Mapping[str, Shape]) -> OnnxFile:
 
     Raises ModelError.
     """
-    proto = parse(data)
+    return _checked(parse(data), shapes, {})
+
+
+def read_archive(data: memoryview, file: IO[bytes], shapes: Mapping[str, Shape]) -> OnnxFile:
+    """Read a tar of a .onnx file and the files of its weights, as `read_file` does. `file` reads `data`, of
+    which the weights are parts: nothing copies them.
+
+    Raises ModelError.
+    """
+    try:
+        file.seek(0)
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            members = {
+                member.name.removeprefix("./"): data[member.offset_data : member.offset_data + member.size]
+                for member in archive
+                if member.isreg()
+            }
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise ModelError(f"the model's archive is damaged: {first_line(error)}") from error
+    name = next((name for name in members if name.endswith(".onnx")), None)
+    if name is None:
+        raise ModelError("the model's archive holds no .onnx file")
+    proto = parse(bytes(members.pop(name)))
+    return _checked(proto, shapes, _take_weights(proto, members))
+
+
+def _take_weights(proto: onnx.ModelProto, files: Mapping[str, memoryview]) -> dict[str, NDArray[Any]]:
+    """Return the large weights of the main graph that are in other files, which become inputs of it; write
+    all others into the model. Raises ModelError."""
+    weights = {}
+    for tensor in list(proto.graph.initializer):
+        if tensor.data_location != onnx.TensorProto.EXTERNAL:
+            continue
+        content = _content(tensor, files)
+        if content.nbytes > MAX_INLINE_BYTES:
+            dtype = _numpy_dtype(tensor)
+            weights[tensor.name] = np.frombuffer(content, dtype).reshape(tuple(tensor.dims))
+            kept = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+            proto.graph.initializer.remove(tensor)
+            if tensor.name not in {value.name for value in proto.graph.input}:
+                proto.graph.input.append(kept)
+    inlined = 0
+    for tensor in _all_tensors(proto):
+        if tensor.data_location == onnx.TensorProto.EXTERNAL:
+            content = _content(tensor, files)
+            inlined += content.nbytes
+            if inlined > MAX_FILE_BYTES:
+                raise ModelError(f"the model's small weights have more than {MAX_FILE_BYTES} bytes")
+            tensor.raw_data = bytes(content)
+            del tensor.external_data[:]
+            tensor.data_location = onnx.TensorProto.DEFAULT
+    return weights
+
+
+def _content(tensor: onnx.TensorProto, files: Mapping[str, memoryview]) -> memoryview:
+    """Return the bytes of a weight that is in another file. Raises ModelError."""
+    where = {entry.key: entry.value for entry in tensor.external_data}
+    name = where.get("location", "").removeprefix("./")
+    if name not in files:
+        raise ModelError(
+            f"weight '{tensor.name}' is in the file '{name}', which wasn't sent with the model: keep the "
+            "model's files together, as they were exported"
+        )
+    try:
+        size = math.prod(tensor.dims) * _numpy_dtype(tensor).itemsize
+        start = int(where.get("offset", "0"))
+        length = int(where.get("length", size))
+    except ValueError as error:
+        raise ModelError(f"weight '{tensor.name}' says wrongly where it is: {first_line(error)}") from error
+    if start < 0 or length != size or start + length > files[name].nbytes:
+        raise ModelError(
+            f"weight '{tensor.name}' should be {size} bytes from byte {start} of the file '{name}', which "
+            f"has {files[name].nbytes}: the files don't belong together, export the model again"
+        )
+    return files[name][start : start + length]
+
+
+def _numpy_dtype(tensor: onnx.TensorProto) -> np.dtype[Any]:
+    """Return the type of a weight that is in another file. Raises ModelError for one that isn't stored so."""
+    try:
+        dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
+    except KeyError as error:
+        raise ModelError(f"weight '{tensor.name}' has no element type that ONNX knows") from error
+    if dtype.hasobject or str(dtype) in NARROW or min(tensor.dims, default=1) < 0:
+        raise ModelError(f"weight '{tensor.name}' of {dtype} {list(tensor.dims)} can't be in another file")
+    return dtype
+
+
+def _checked(
+    proto: onnx.ModelProto, shapes: Mapping[str, Shape], weights: Mapping[str, NDArray[Any]]
+) -> OnnxFile:
     _check_self_contained(proto)
     _check_functions(proto)
-    inputs = _fix_inputs(proto.graph, shapes)
+    inputs = _fix_inputs(proto.graph, shapes, weights)
     for output in proto.graph.output:
         # Exporters leave out shapes of outputs, and ONNX's checker wants one even of an unused output.
         if output.type.HasField("tensor_type") and not output.type.tensor_type.HasField("shape"):
@@ -84,7 +182,7 @@ def read_file(data: bytes, shapes: Mapping[str, Shape]) -> OnnxFile:
     if "" not in opsets and any(plain_domain(node.domain) == "" for node in _nodes(proto.graph.node)):
         raise ModelError("the model names no version of the ONNX operators (opset_import): export it again")
     output_names = tuple(output.name for output in proto.graph.output)
-    return OnnxFile(proto, inputs, output_names, opsets)
+    return OnnxFile(proto, inputs, output_names, opsets, weights)
 
 
 def parse(data: bytes) -> onnx.ModelProto:
@@ -114,15 +212,24 @@ def _check_self_contained(proto: onnx.ModelProto) -> None:
     is_sparse = any(attr.HasField("sparse_tensor") or attr.sparse_tensors for attr in attributes)
     if is_sparse or any(graph.sparse_initializer for graph in graphs):
         raise ModelError("the model has sparse weights, which aren't supported: store them dense")
-    tensors = [tensor for graph in graphs for tensor in graph.initializer]
-    tensors += [attribute.t for attribute in attributes if attribute.HasField("t")]
-    tensors += [tensor for attribute in attributes for tensor in attribute.tensors]
-    for tensor in tensors:
+    for tensor in _all_tensors(proto):
         if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
             raise ModelError(
-                f"weight '{tensor.name}' is stored outside the file: save the model as a single file "
-                "(onnx.save with save_as_external_data=False)"
+                f"weight '{tensor.name}' is stored outside the file, and its file wasn't sent: send both "
+                "with tunefarm's client or command, or save the model as a single file (onnx.save with "
+                "save_as_external_data=False)"
             )
+
+
+def _all_tensors(proto: onnx.ModelProto) -> list[onnx.TensorProto]:
+    """Return the weights of all graphs, and the tensors that are attributes."""
+    graphs = list(walk(proto))
+    bodies = [*(graph.node for graph in graphs), *(function.node for function in proto.functions)]
+    attributes = [attribute for body in bodies for node in body for attribute in node.attribute]
+    attributes += [default for function in proto.functions for default in function.attribute_proto]
+    tensors = [tensor for graph in graphs for tensor in graph.initializer]
+    tensors += [attribute.t for attribute in attributes if attribute.HasField("t")]
+    return tensors + [tensor for attribute in attributes for tensor in attribute.tensors]
 
 
 def _check_functions(proto: onnx.ModelProto) -> None:
@@ -206,10 +313,12 @@ def node_name(node: onnx.NodeProto) -> str:
     return f"node '{node.name}'" if node.name else f"the unnamed node that computes {list(node.output)}"
 
 
-def _fix_inputs(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> tuple[TensorSpec, ...]:
+def _fix_inputs(
+    graph: onnx.GraphProto, shapes: Mapping[str, Shape], weights: Mapping[str, NDArray[Any]]
+) -> tuple[TensorSpec, ...]:
     """Write the static shape of every input into the graph, and return the inputs."""
-    weights = {tensor.name for tensor in graph.initializer}
-    inputs = [value for value in graph.input if value.name not in weights]
+    known = {tensor.name for tensor in graph.initializer} | weights.keys()
+    inputs = [value for value in graph.input if value.name not in known]
     names = [value.name for value in inputs]
     unknown = sorted(set(shapes) - set(names))
     if unknown:
@@ -238,13 +347,13 @@ def _fix_input(value: onnx.ValueInfoProto, given: Shape | None) -> TensorSpec:
         declared = [
             dim.dim_value or (empty if dim.HasField("dim_value") else None) for dim in tensor.shape.dim
         ]
-    shape = _static_shape(name, declared, given)
+    shape = static_shape_of(name, declared, given)
     tensor.shape.Clear()
     tensor.shape.dim.extend(onnx.TensorShapeProto.Dimension(dim_value=extent) for extent in shape)
     return TensorSpec(name, shape, dtype)
 
 
-def _static_shape(name: str, declared: Sequence[int | None] | None, given: Shape | None) -> Shape:
+def static_shape_of(name: str, declared: Sequence[int | None] | None, given: Shape | None) -> Shape:
     """Return the shape that the user gave, or else the one that the file declares. Raises ModelError when it
     isn't static, is too large, or contradicts the file."""
     shape = declared if given is None else given

@@ -11,6 +11,10 @@ class ModelError(ValueError):
     """A model can't be tuned. The message is one sentence for the user with the cause and the next step."""
 
 
+class NoReference(Exception):
+    """Nothing here can run the model as its file defines it. The message says why."""
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """One input or output of a model; `dtype` is numpy's name."""

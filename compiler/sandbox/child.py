@@ -8,6 +8,7 @@ afterwards.
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import resource
@@ -15,10 +16,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from compiler.importing.spec import first_line
 from system.environment import allowed_variables
@@ -49,11 +51,12 @@ def run_child(
     timeout_s: float,
     max_reply_bytes: int = MAX_REPLY_BYTES,
     caches: Mapping[str, Path] | None = None,
+    files: tuple[IO[bytes], ...] = (),
 ) -> tuple[bytes, int | None]:
     """Run `python -m module` on a request; return its reply, up to `max_reply_bytes`, and its exit status.
 
     The status is None for a child that took longer than `timeout_s` and was killed. The folders of `caches`,
-    by the variables that name them, outlast the child.
+    by the variables that name them, outlast the child, which has the `files` under the same descriptors.
     """
     caches = caches or {}
     path = os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")]))
@@ -73,7 +76,7 @@ def run_child(
             stdout=reply,
             stderr=subprocess.DEVNULL,
             env=allowed_variables(os.environ) | settings,
-            pass_fds=[gaps.fileno()],
+            pass_fds=[gaps.fileno(), *(file.fileno() for file in files)],
         )
         with child:
             status: int | None = None
@@ -89,6 +92,23 @@ def run_child(
             _warn_once(gap)
         reply.seek(0)
         return reply.read(max_reply_bytes), status
+
+
+@contextmanager
+def as_file(data: bytes | IO[bytes]) -> Iterator[IO[bytes]]:
+    """Yield a model as a file that a child can map into its memory."""
+    if not isinstance(data, bytes):
+        yield data
+        return
+    with tempfile.TemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        yield file
+
+
+def size_of(data: bytes | IO[bytes]) -> int:
+    """Return the size of a model in bytes."""
+    return len(data) if isinstance(data, bytes) else os.fstat(data.fileno()).st_size
 
 
 @cache
@@ -146,6 +166,7 @@ def lift_data_limit() -> None:
 
 def describe_error(error: Exception) -> str:
     """Return one line about an error of any library: strangers' input raises what nobody foresaw."""
-    if isinstance(error, MemoryError) or "bad_alloc" in str(error):
+    is_refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if isinstance(error, MemoryError) or is_refused or "bad_alloc" in str(error):
         return TOO_MUCH_MEMORY
     return first_line(error)

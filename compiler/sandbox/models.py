@@ -14,10 +14,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
-from compiler.importing.model import ExtractedTask, RelaxModel, fuse_untuned, read_onnx
-from compiler.importing.onnx_file import MAX_FILE_BYTES
+from compiler.importing.formats.reading import read_model
+from compiler.importing.model import ExtractedTask, RelaxModel, fuse_untuned
 from compiler.importing.spec import ModelError, Shape, TensorSpec
 from compiler.packaging.artifact import ArtifactError, build_library, build_module
 from compiler.packaging.linker import linker_caches
@@ -27,6 +27,7 @@ from compiler.sandbox.child import (
     MEMORY_PER_MODEL_BYTE,
     TOO_MUCH_MEMORY,
     WORKING_BYTES,
+    as_file,
     describe_error,
     describe_exit,
     enter_sandbox,
@@ -34,6 +35,7 @@ from compiler.sandbox.child import (
     limit_data_segment,
     redirect_stdout,
     run_child,
+    size_of,
 )
 from compiler.variants.choice import VariantModel
 from system.memory import usable_memory_bytes
@@ -43,6 +45,7 @@ BUILD_MEMORY_BYTES = 8 << 30
 # Libraries hold the weights, some of them twice.
 LIBRARY_PER_MODEL_BYTE = 4
 MAX_PROBLEM_CHARS = 8192
+MAX_MODEL_BYTES = 16 << 30
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +64,7 @@ class CompileLimits:
             raise ValueError(f"time limits must be positive, not {self.import_s} and {self.build_s}")
 
     def memory_for(self, request: CompileRequest) -> int:
-        needed = BASE_MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * len(request.data)
+        needed = BASE_MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * request.size
         return self.memory_bytes or needed + (
             BUILD_MEMORY_BYTES if request.library is not LibraryKind.NONE else 0
         )
@@ -81,17 +84,21 @@ class LibraryKind(StrEnum):
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """A .onnx file, the shapes of its dynamic inputs, a target, and the library to compile.
+    """A model's file, the shapes of its dynamic inputs, a target, and the library to compile.
 
     `schedules` maps workload hashes to traces. A workload without a trace gets the fallback schedule; a
     variant with a trace replaces the workload that it is a variant of.
     """
 
-    data: bytes
+    data: bytes | IO[bytes]
     shapes: Mapping[str, Shape]
     target: str
     library: LibraryKind = LibraryKind.NONE
     schedules: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return size_of(self.data)
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ class ImportedModel:
 
 
 def import_model(
-    data: bytes, shapes: Mapping[str, Shape], target: str, limits: CompileLimits | None = None
+    data: bytes | IO[bytes], shapes: Mapping[str, Shape], target: str, limits: CompileLimits | None = None
 ) -> ImportedModel:
     """Import a model. Raises ModelError when the file is wrong, or when the import crashes, takes too long or
     needs too much memory."""
@@ -129,7 +136,7 @@ def import_model(
 
 
 def compile_untuned(
-    data: bytes, shapes: Mapping[str, Shape], target: str, limits: CompileLimits | None = None
+    data: bytes | IO[bytes], shapes: Mapping[str, Shape], target: str, limits: CompileLimits | None = None
 ) -> tuple[ImportedModel, bytes]:
     """Import a model and compile it as TVM does by default; where TVM can't, its kernels under fallback
     schedules. Raises ModelError, ArtifactError."""
@@ -142,7 +149,7 @@ def compile_untuned(
 
 
 def compile_tuned(
-    data: bytes,
+    data: bytes | IO[bytes],
     shapes: Mapping[str, Shape],
     target: str,
     schedules: Mapping[str, str],
@@ -156,15 +163,23 @@ def compile_tuned(
 def compile_in_child(request: CompileRequest, limits: CompileLimits) -> tuple[ImportedModel, bytes]:
     """Return the imported model and its library, which is empty for LibraryKind.NONE. Raises ModelError,
     ArtifactError."""
-    if len(request.data) > MAX_FILE_BYTES:
-        raise ModelError(f"the model file has {len(request.data)} bytes; the limit is {MAX_FILE_BYTES}")
-    header = asdict(request) | {"data": len(request.data), "memory_bytes": limits.memory_for(request)}
+    if request.size > MAX_MODEL_BYTES:
+        raise ModelError(f"the model file has {request.size} bytes; the limit is {MAX_MODEL_BYTES}")
     timeout_s = limits.secs_for(request)
-    message = json.dumps(header).encode() + b"\n" + request.data
     has_library = request.library is not LibraryKind.NONE
-    most = MAX_REPLY_BYTES + (LIBRARY_PER_MODEL_BYTE * len(request.data) if has_library else 0)
+    most = MAX_REPLY_BYTES + (LIBRARY_PER_MODEL_BYTE * request.size if has_library else 0)
     caches = linker_caches() if has_library else {}
-    reply, status = run_child("compiler.sandbox.models", message, timeout_s, most, caches)
+    with as_file(request.data) as file:
+        header = {
+            "model": file.fileno(),
+            "memory_bytes": limits.memory_for(request),
+            "shapes": dict(request.shapes),
+            "target": request.target,
+            "library": request.library,
+            "schedules": dict(request.schedules),
+        }
+        message = json.dumps(header).encode()
+        reply, status = run_child("compiler.sandbox.models", message, timeout_s, most, caches, (file,))
     ended = f"takes longer than {timeout_s:g} s" if status is None else describe_exit(status)
     model_line, _, rest = reply.partition(b"\n")
     size_line, _, library = rest.partition(b"\n")
@@ -178,12 +193,12 @@ def compile_in_child(request: CompileRequest, limits: CompileLimits) -> tuple[Im
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise ModelError(f"what the compiler said of the model makes no sense: {error}") from error
     except (ModelError, ArtifactError) as error:
-        needed, usable = WORKING_BYTES + MEMORY_PER_MODEL_BYTE * len(request.data), usable_memory_bytes()
+        needed, usable = WORKING_BYTES + MEMORY_PER_MODEL_BYTE * request.size, usable_memory_bytes()
         ran_out = status == -signal.SIGKILL or TOO_MUCH_MEMORY in str(error)
         if not ran_out or needed <= usable:
             raise
         raise type(error)(
-            f"{error}: a model file of {len(request.data) / 1e9:.3g} GB may take {needed / 1e9:.3g} GB of "
+            f"{error}: a model file of {request.size / 1e9:.3g} GB may take {needed / 1e9:.3g} GB of "
             f"memory and the scheduler may use {usable / 1e9:.3g} GB: run it where it may use more"
         ) from error
 
@@ -214,7 +229,7 @@ class FusedModel:
     @classmethod
     def of(cls, request: CompileRequest) -> FusedModel:
         """Raises ModelError."""
-        model = read_onnx(request.data, request.shapes)
+        model = read_model(request.data, request.shapes).to_relax()
         return cls(model, VariantModel.of(model, request.target))
 
     @property
@@ -237,11 +252,12 @@ class FusedModel:
 
 
 def _serve(source: BinaryIO, reply: BinaryIO) -> None:
-    header = json.loads(source.readline())
+    header = json.loads(source.read())
     enter_sandbox(header.pop("memory_bytes"))
-    limit_data_segment(header.pop("data"))
+    file = os.fdopen(header.pop("model"), "rb")
+    limit_data_segment(size_of(file))
     shapes = {name: tuple(shape) for name, shape in header.pop("shapes").items()}
-    request = CompileRequest(source.read(), shapes, **header | {"library": LibraryKind(header["library"])})
+    request = CompileRequest(file, shapes, **header | {"library": LibraryKind(header["library"])})
     try:
         fused = FusedModel.of(request)
         _write_line(reply, asdict(fused.imported))

@@ -1,4 +1,4 @@
-"""Compare an imported model with ONNX Runtime or ONNX's reference evaluator, in a child process
+"""Compare an imported model with what runs its format elsewhere (`compiler.verifying`), in a child process
 (`compiler.sandbox.child` says why).
 
 The child's reply has a line of JSON for every set of inputs whose outputs agree, and one for what it found
@@ -11,23 +11,23 @@ import json
 import os
 import sys
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
-from compiler.importing.model import import_file
-from compiler.importing.onnx_file import read_file
-from compiler.importing.spec import ModelError, Shape
+from compiler.importing.formats.reading import read_model
+from compiler.importing.spec import ModelError, NoReference, Shape
 from compiler.sandbox.child import (
     BASE_MEMORY_BYTES,
     MEMORY_PER_MODEL_BYTE,
+    as_file,
     describe_error,
     describe_exit,
     enter_sandbox,
     redirect_stdout,
     run_child,
+    size_of,
 )
 from compiler.target import detect_device
-from compiler.verifying.imported import verify
-from compiler.verifying.reference import NoReference
+from compiler.verifying.imported import verify_file
 
 VERIFY_S = 300.0
 # The untuned build, and every value of the model when the first that differs is looked for.
@@ -35,15 +35,17 @@ MEMORY_BYTES = BASE_MEMORY_BYTES + (8 << 30)
 MAX_PROBLEM_CHARS = 8192
 
 
-def verify_import(data: bytes, shapes: Mapping[str, Shape], timeout_s: float = VERIFY_S) -> str:
+def verify_import(data: bytes | IO[bytes], shapes: Mapping[str, Shape], timeout_s: float = VERIFY_S) -> str:
     """Return why the import of a model could not be verified, empty if it was.
 
     Raises ModelError when the imported model computes something else than the file defines.
     """
-    memory_bytes = MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * len(data)
-    header = {"shapes": {name: list(shape) for name, shape in shapes.items()}, "memory_bytes": memory_bytes}
-    request = json.dumps(header).encode() + b"\n" + data
-    reply, status = run_child("compiler.sandbox.verification", request, timeout_s)
+    memory_bytes = MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * size_of(data)
+    given = {name: list(shape) for name, shape in shapes.items()}
+    with as_file(data) as file:
+        header = {"shapes": given, "memory_bytes": memory_bytes, "model": file.fileno()}
+        request = json.dumps(header).encode()
+        reply, status = run_child("compiler.sandbox.verification", request, timeout_s, files=(file,))
     is_verified = False
     for line in reply.splitlines():
         try:
@@ -65,7 +67,7 @@ def verify_import(data: bytes, shapes: Mapping[str, Shape], timeout_s: float = V
 
 
 def _serve(source: BinaryIO, reply: BinaryIO) -> None:
-    header = json.loads(source.readline())
+    header = json.loads(source.read())
     enter_sandbox(header["memory_bytes"])
     shapes = {name: tuple(shape) for name, shape in header["shapes"].items()}
 
@@ -74,8 +76,8 @@ def _serve(source: BinaryIO, reply: BinaryIO) -> None:
         reply.flush()
 
     try:
-        file = read_file(source.read(), shapes)
-        for number in verify(file, import_file(file), detect_device().target):
+        file = read_model(os.fdopen(header["model"], "rb"), shapes)
+        for number in verify_file(file, detect_device().target):
             say({"verified": number})
     except NoReference as error:
         say({"reason": str(error)})

@@ -1,4 +1,4 @@
-"""Compare what an imported model computes with what ONNX defines."""
+"""Compare what an imported model computes with what its file defines."""
 
 from __future__ import annotations
 
@@ -10,14 +10,37 @@ import tvm
 from numpy.typing import NDArray
 from tvm import relax
 
+from compiler.importing.formats.exported_program import ExportedProgram
+from compiler.importing.formats.model_file import ModelFile
+from compiler.importing.formats.onnx_model import OnnxModel
+from compiler.importing.formats.tflite_model import TfliteModel
 from compiler.importing.model import RelaxModel, fuse_untuned, import_file
 from compiler.importing.onnx_file import OnnxFile, node_name
-from compiler.importing.spec import ModelError
+from compiler.importing.spec import ModelError, NoReference
 from compiler.measuring.outputs import compare_outputs
-from compiler.verifying.inputs import input_sets
+from compiler.verifying.inputs import drawn, input_sets
 from compiler.verifying.reference import Reference
 
 Array = NDArray[Any]
+ADVICE = "the model can't be tuned: report this with the file, or replace the operator"
+
+
+def verify_file(file: ModelFile, target: str) -> Iterator[int]:
+    """Compare the outputs of a model as `verify` does, with those of ONNX Runtime, PyTorch or LiteRT."""
+    if isinstance(file, OnnxModel):
+        yield from verify(file.file, file.to_relax(), target)
+        return
+    if not isinstance(file, ExportedProgram | TfliteModel):
+        raise NoReference("a TVM module is defined by TVM alone")
+    model = file.to_relax()
+    imported: Imported | None = None
+    for number, inputs in enumerate(drawn(file.inputs, {}), start=1):
+        expected = file.compute(inputs)
+        imported = imported or Imported(model, target)
+        actual = list(imported.compute(inputs).values())
+        if wrong := compare_outputs(expected, actual, model.computed_in):
+            raise ModelError(f"the imported model doesn't compute what the file defines ({wrong}); {ADVICE}")
+        yield number
 
 
 def verify(file: OnnxFile, model: RelaxModel, target: str) -> Iterator[int]:
@@ -29,7 +52,7 @@ def verify(file: OnnxFile, model: RelaxModel, target: str) -> Iterator[int]:
     reference = Reference(file.proto, file.output_names)
     imported: Imported | None = None
     for number, inputs in enumerate(input_sets(file), start=1):
-        wanted = reference.compute(inputs)
+        wanted = reference.compute({**inputs, **file.weights})
         imported = imported or Imported(model, target)
         found = imported.compute(inputs)
         names = list(wanted)
@@ -60,17 +83,16 @@ class Imported:
 
 def _describe(file: OnnxFile, inputs: Mapping[str, Array], target: str, wrong: str) -> str:
     """Say which node's value is the first to differ, and how; without one, which output does."""
-    advice = "the model can't be tuned: report this with the file, or replace the operator"
     for node, name, difference in _differences(file, inputs, target):
         culprit = f"operator {node.op_type} of {node_name(node)}"
-        return f"{culprit} is imported wrongly ('{name}': {difference}); {advice}"
-    return f"the imported model doesn't compute what the file defines ({wrong}); {advice}"
+        return f"{culprit} is imported wrongly ('{name}': {difference}); {ADVICE}"
+    return f"the imported model doesn't compute what the file defines ({wrong}); {ADVICE}"
 
 
 def _differences(file: OnnxFile, inputs: Mapping[str, Array], target: str) -> Iterator[tuple[Any, str, str]]:
     """Yield the nodes of the graph whose values differ, in order, with the value's name and how it does."""
     nodes = [(node, name) for node in file.proto.graph.node for name in node.output if name]
-    wanted = Reference(file.proto, [name for _, name in nodes]).compute(inputs)
+    wanted = Reference(file.proto, [name for _, name in nodes]).compute({**inputs, **file.weights})
     found = Imported(import_file(file, [name for _, name in nodes]), target).compute(inputs)
     for node, name in nodes:
         if wrong := compare_outputs([wanted[name]], [found[name]], file.computed_in):

@@ -23,12 +23,16 @@ NUM_SETS = 2
 
 
 def input_sets(file: OnnxFile) -> Iterable[dict[str, Array]]:
+    """Yield inputs for an ONNX model, of which those that are indices are in range, as `drawn` does."""
+    return drawn(file.inputs, _extents(file))
+
+
+def drawn(inputs: Iterable[TensorSpec], extents: Mapping[str, int]) -> Iterable[dict[str, Array]]:
     """Yield inputs by name, the same at every call: first floats around zero, then those of images, from 0 to
-    1; masks hide the end of what they are for."""
-    extents = _extents(file)
+    1; masks hide the end of what they are for. What is in `extents` is an index below that."""
     for number in range(NUM_SETS):
         rng = np.random.default_rng(number)
-        yield {spec.name: _array(spec, extents.get(spec.name), number, rng) for spec in file.inputs}
+        yield {spec.name: _array(spec, extents.get(spec.name), number, rng) for spec in inputs}
 
 
 def _array(spec: TensorSpec, extent: int | None, number: int, rng: np.random.Generator) -> Array:
@@ -51,6 +55,7 @@ def _extents(file: OnnxFile) -> Mapping[str, int]:
     """Return for the inputs that are indices how many parts there are to choose from, by their names."""
     graph = file.proto.graph
     shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    shapes |= {name: tuple(array.shape) for name, array in file.weights.items()}
     consumers: defaultdict[str, list[onnx.NodeProto]] = defaultdict(list)
     for node in graph.node:
         for name in node.input:

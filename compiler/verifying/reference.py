@@ -10,15 +10,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 
-from compiler.importing.spec import first_line
+from compiler.importing.spec import NoReference, first_line
 
 Array = NDArray[Any]
 # Inputs -> the values that were asked for, by name.
 Compute = Callable[[Mapping[str, Array]], dict[str, Array]]
-
-
-class NoReference(Exception):
-    """Neither can run the model. The message says why."""
 
 
 class Reference:

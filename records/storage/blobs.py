@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+from collections.abc import Iterator
 from typing import IO
 
 from sqlalchemy import insert, select
@@ -48,10 +49,16 @@ def put_file(session: Session, file: IO[bytes], sha: str, size: int) -> None:
 
 def get(session: Session, sha: str) -> bytes:
     """Return a whole blob. Raises BlobNotFound."""
+    return b"".join(chunks(session, sha))
+
+
+def chunks(session: Session, sha: str) -> Iterator[bytes]:
+    """Yield a blob in chunks. Raises BlobNotFound."""
     total = size(session, sha)
     if total is None:
         raise BlobNotFound(f"there is no blob {sha!r}")
-    return b"".join(chunk(session, sha, position) for position in range(-(-total // CHUNK_BYTES)))
+    for position in range(-(-total // CHUNK_BYTES)):
+        yield chunk(session, sha, position)
 
 
 def chunk(session: Session, sha: str, position: int) -> bytes:

@@ -7,10 +7,10 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel
 
+from core.model_format import UnknownFormat, recognise
 from records.jobs import models
 from records.jobs.models import ModelInfo
 from records.storage import blobs
-from server.api import onnx_file
 from server.api.fields import Name
 from server.api.uploads import Upload, received
 from server.context import ContextDep, ServerContext
@@ -18,8 +18,8 @@ from server.problems import Problem, problems
 
 router = APIRouter(prefix="/v1/models", tags=["models"])
 
-_ONNX_CONTENT = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
-_ONNX_BODY = {"requestBody": {"required": True, "content": _ONNX_CONTENT}}
+_CONTENT = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_BODY = {"requestBody": {"required": True, "content": _CONTENT}}
 
 
 class ModelBody(BaseModel):
@@ -34,13 +34,15 @@ class ModelBody(BaseModel):
         return cls(sha256=model.sha, name=model.name, size=model.size)
 
 
-@router.post("", status_code=201, openapi_extra=_ONNX_BODY, responses=problems(400, 408, 415))
+@router.post("", status_code=201, openapi_extra=_BODY, responses=problems(400, 408, 415))
 async def upload(
     request: Request, context: ContextDep, name: Annotated[Name, Query()] = "model"
 ) -> ModelBody:
-    """Store the ONNX file that is the request's body. Sending the same file again changes nothing."""
+    """Store the model's file that is the request's body: ONNX, a tar of a .onnx file and the files of its
+    weights, a PyTorch exported program (.pt2), TFLite, or a TVM module as JSON. Sending the same file again
+    changes nothing."""
     if request.headers.get("content-type", "").startswith("multipart/"):
-        raise Problem(415, "not-a-form", "Send the ONNX file itself as the request's body, not as a form.")
+        raise Problem(415, "not-a-form", "Send the model's file itself as the request's body, not as a form.")
     async with received(request, context.transfers) as upload:
         stored = await context.transfers.run(_store, context, upload, name)
     request.state.audited = stored.sha256
@@ -48,9 +50,10 @@ async def upload(
 
 
 def _store(context: ServerContext, upload: Upload, name: str) -> ModelBody:
-    reason = onnx_file.rejection_reason(upload.file)
-    if reason:
-        raise Problem(422, "not-onnx", reason)
+    try:
+        recognise(upload.file)
+    except UnknownFormat as error:
+        raise Problem(422, "not-onnx", str(error)) from error
     with context.database.begin() as session:
         blobs.put_file(session, upload.file, upload.sha, upload.size)
         return ModelBody.of(models.add(session, upload.sha, name, context.now()))

@@ -29,7 +29,7 @@ Token = Annotated[str | None, typer.Option("--token", help="The service's token.
 Data = Annotated[Path | None, typer.Option("--data", metavar="DIR", help="The embedded service's folder.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Target = Annotated[str, typer.Option(help="A device class, or `native`: whatever device is ready.")]
-ModelFile = Annotated[Path, typer.Argument(metavar="MODEL.onnx")]
+ModelFile = Annotated[Path, typer.Argument(metavar="MODEL")]
 Shape = Annotated[
     list[str] | None, typer.Option("--shape", metavar="NAME=1,3,224,224", help="A dynamic input's shape.")
 ]
@@ -54,7 +54,7 @@ def checked_model(path: Path) -> Path:
     if not path.exists():
         raise InputError(f"there is no file {path}: check the path")
     if path.is_dir():
-        raise InputError(f"{path} is a folder: name the ONNX file in it")
+        raise InputError(f"{path} is a folder: name the model's file in it")
     try:
         with path.open("rb") as file:
             empty = not file.read(1)

@@ -1,4 +1,4 @@
-"""`tunefarm tune` and `compile`: from ONNX files to a folder with the compiled library of each."""
+"""`tunefarm tune` and `compile`: from models' files to a folder with the compiled library of each."""
 
 from __future__ import annotations
 
@@ -41,6 +41,7 @@ from tunefarm.client.artifact import unpack
 from tunefarm.client.client import Client
 from tunefarm.client.values import Job, JobRequest, ModelRequest, Task
 from tunefarm.embedded.service import Service, connect_or_start
+from tunefarm.errors import InputError
 from tunefarm.settings import CommandSettings, load
 
 DEFAULT_TRIALS = 1000
@@ -59,7 +60,7 @@ Batch = Annotated[
 
 
 def tune(
-    models: Annotated[list[Path], typer.Argument(metavar="MODEL.onnx")],
+    models: Annotated[list[Path], typer.Argument(metavar="MODEL")],
     shape: Shape = None,
     batch: Batch = None,
     trials: Annotated[int | None, typer.Option(min=1, help="Measurements to spend [1000].")] = None,
@@ -105,7 +106,7 @@ def tune(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tune ONNX models and write compiled libraries, on a running service or one started for the job.
+    """Tune models and write compiled libraries, on a running service or one started for the job.
 
     Several models share the trials, and the subgraphs that they have in common.
     """
@@ -141,7 +142,7 @@ def tune(
         exact=exact,
     )
     settings = load(server=server, token=token, data=data, threads=threads)
-    _run_job(models, request, output, settings, features, as_json)
+    _run_and_print(models, request, output, settings, features, as_json)
 
 
 def per_model(
@@ -175,10 +176,10 @@ def compile_(
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compile an ONNX model at once, with the best schedules known and best guesses for the rest."""
+    """Compile a model at once, with the best schedules known and best guesses for the rest."""
     shapes = parsed_shapes(shape or ())
     request = JobRequest("", 0, shapes, target, compile_only=True, exact=exact, batch=batch)
-    _run_job([model], request, output, load(server=server, token=token, data=data), features, as_json)
+    _run_and_print([model], request, output, load(server=server, token=token, data=data), features, as_json)
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ class TuneResult:
         console.print(f"artifact  {self.output}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _run_job(
+def _run_and_print(
     files: Sequence[Path],
     request: JobRequest,
     output: Path | None,
@@ -229,9 +230,29 @@ def _run_job(
     features: str | None,
     as_json: bool,
 ) -> None:
-    """Upload the models, start or resume their job, follow it, unpack the artifacts and print the result.
+    jobs, results = run_job(files, request, output, settings, features, silent=as_json)
+    if as_json and results:
+        print_json(results[0].as_json() if len(files) == 1 else [result.as_json() for result in results])
+    elif not as_json:
+        for result in results:
+            result.print(stdout())
+    for job in jobs:
+        require_done(job)
 
-    Raises CommandError when the job of a model fails or is cancelled; ClientError as the client does.
+
+def run_job(
+    files: Sequence[Path],
+    request: JobRequest,
+    output: Path | None,
+    settings: CommandSettings,
+    features: str | None = None,
+    *,
+    silent: bool = False,
+) -> tuple[list[Job], list[TuneResult]]:
+    """Upload the models, start or resume their job, follow it, and unpack the artifacts. Return a job for each
+    model, and what those that are done made.
+
+    Raises CommandError when a model or a folder can't be used; ClientError as the client does.
     """
     names = [f"{checked_model(file).stem}-tuned" for file in files]
     if len(set(names)) < len(names):
@@ -243,7 +264,10 @@ def _run_job(
     console = Console(stderr=True)
     with connect_or_start(settings, console.print, checked_features(features)) as service:
         client = service.client
-        first, *others = (client.upload(file).sha256 for file in files)
+        try:
+            first, *others = (client.upload(file).sha256 for file in files)
+        except OSError as error:
+            raise InputError(f"{error.filename}, of the model, can't be read ({error.strerror})") from error
         models = zip(request.others, others, strict=True)
         request = replace(request, model=first, others=tuple(replace(one, model=sha) for one, sha in models))
         job = _interrupted_job(service, request)
@@ -252,7 +276,7 @@ def _run_job(
         else:
             job = client.submit(request)
         try:
-            with display(console, silent=as_json) as shown:
+            with display(console, silent=silent) as shown:
                 jobs = [follow_job(service, one, shown) for one in job.members or (job.id,)]
         except KeyboardInterrupt as interrupt:
             if service.embedded:
@@ -265,13 +289,7 @@ def _run_job(
             for job, folder in zip(jobs, folders, strict=True)
             if job.state is JobState.DONE
         ]
-    if as_json and results:
-        print_json(results[0].as_json() if len(files) == 1 else [result.as_json() for result in results])
-    elif not as_json:
-        for result in results:
-            result.print(stdout())
-    for job in jobs:
-        require_done(job)
+        return jobs, results
 
 
 def _fetch(client: Client, job: Job, folder: Path) -> TuneResult:

@@ -9,7 +9,6 @@ with Client("http://127.0.0.1:8760") as client:
 
 from __future__ import annotations
 
-import functools
 import logging
 import ssl
 import time
@@ -29,6 +28,7 @@ import tenacity
 from core.access import Scope
 from system.network import is_loopback
 from system.tls import TlsFiles
+from tunefarm.client.model_files import ModelFiles
 from tunefarm.client.values import (
     BestSchedules,
     CostModelReport,
@@ -132,15 +132,17 @@ class Client:
         self._http.close()
 
     def upload(self, model: Path, name: str | None = None) -> StoredModel:
-        """Store an ONNX file. The same bytes are the same model. Raises OSError when it can't be read."""
-        length = str(model.stat().st_size)
-        headers = {"Content-Type": "application/octet-stream", "Content-Length": length}
+        """Store a model's file; an ONNX file goes with the files of its weights. The same bytes are the same
+        model. Raises OSError when it can't be read."""
+        try:
+            files = ModelFiles.of(model)
+        except ValueError as error:
+            raise ClientError(str(error)) from error
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(files.size)}
+        query = {"name": name or model.stem}
 
         def send() -> httpx.Response:
-            with model.open("rb") as file:
-                chunks = iter(functools.partial(file.read, CHUNK_BYTES), b"")
-                query = {"name": name or model.stem}
-                return self._http.post("/v1/models", params=query, content=chunks, headers=headers)
+            return self._http.post("/v1/models", params=query, content=files.chunks(), headers=headers)
 
         return _parse(StoredModel, _object(self._call(send)))
 

@@ -189,7 +189,7 @@ def test_a_child_that_dies_compiling_is_an_artifact_error(script: str, message: 
 
 
 def test_a_huge_file_starts_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(models, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(models, "MAX_MODEL_BYTES", 10)
     monkeypatch.setattr(sys, "executable", "/no/such/python")
     with pytest.raises(ModelError, match="the limit is 10"):
         import_model(residual(), {}, TARGET)

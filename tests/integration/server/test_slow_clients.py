@@ -19,7 +19,7 @@ from core.worker import WorkerState
 from proto import fleet_pb2 as pb
 from records.jobs import events
 from records.storage import blobs
-from server.api import onnx_file, schedules, uploads
+from server.api import models, schedules, uploads
 
 from .conftest import Service, Start, Worker, onnx_model, wait_until
 
@@ -76,7 +76,7 @@ def fetch(service: Service) -> bool:
 @pytest.mark.parametrize(
     ("client", "module", "name"),
     [
-        (upload, onnx_file, "rejection_reason"),
+        (upload, models, "recognise"),
         (import_schedules, schedules, "device_class"),
         (watch, events, "ends"),
         (fetch, blobs, "chunk"),

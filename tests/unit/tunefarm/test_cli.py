@@ -56,7 +56,7 @@ def failure(capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "code", "cause"),
     [
-        ("tune", 2, "Missing argument 'MODEL.onnx'"),
+        ("tune", 2, "Missing argument 'MODEL'"),
         ("tune gone.onnx", 3, "no file gone.onnx"),
         ("tune .", 3, "is a folder"),
         ("tune net.onnx --trials 0", 2, "--trials"),

@@ -1,0 +1,48 @@
+"""What every reader gives: a model's file that was checked, and may be imported."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping
+from typing import Protocol
+
+from compiler.importing.model import RelaxModel
+from compiler.importing.spec import ModelError, Shape, TensorSpec
+
+# The content of a file, in memory or mapped into it.
+Content = bytes | mmap.mmap
+
+
+class ModelFile(Protocol):
+    """A model's file whose inputs have static shapes."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+
+    def to_relax(self) -> RelaxModel:
+        """Import the model. Raises ModelError."""
+
+
+class Reader(Protocol):
+    """Reads the files of one format. `shapes` are those that the user gave, by input.
+
+    Raises ModelError. TVM's importers are native code: strangers' files belong into a child process (see
+    compiler.sandbox.child).
+    """
+
+    def __call__(self, content: Content, shapes: Mapping[str, Shape]) -> ModelFile: ...
+
+
+def check_shapes(inputs: tuple[TensorSpec, ...], shapes: Mapping[str, Shape]) -> None:
+    """Raise ModelError where the user gave another shape than the static one that the file declares."""
+    declared = {spec.name: spec.shape for spec in inputs}
+    for name, shape in shapes.items():
+        if name not in declared:
+            raise ModelError(
+                f"the model has no input '{name}'; its inputs are: {', '.join(declared) or 'none'}"
+            )
+        if tuple(shape) != declared[name]:
+            raise ModelError(
+                f"input '{name}' has the shape {declared[name]} in the file, not {tuple(shape)}: export the "
+                "model with the shape that it should have"
+            )

@@ -1,0 +1,40 @@
+"""Read a model's file, whatever format it has."""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+from collections.abc import Mapping
+from typing import IO
+
+from compiler.importing.formats import exported_program, onnx_model, tflite_model, tvm_module
+from compiler.importing.formats.model_file import ModelFile, Reader
+from compiler.importing.spec import ModelError, Shape
+from core.model_format import ModelFormat, UnknownFormat, recognise
+
+READERS: Mapping[ModelFormat, Reader] = {
+    ModelFormat.ONNX: onnx_model.read,
+    ModelFormat.ONNX_ARCHIVE: onnx_model.read_with_weights,
+    ModelFormat.EXPORTED_PROGRAM: exported_program.read,
+    ModelFormat.TFLITE: tflite_model.read,
+    ModelFormat.TVM: tvm_module.read,
+}
+
+
+def read_model(data: bytes | IO[bytes], shapes: Mapping[str, Shape]) -> ModelFile:
+    """Read a model, whose format its content tells; `shapes` gives dynamic inputs their shape, by name.
+
+    A file is mapped into memory, not read. Raises ModelError. TVM's importers are native code: strangers'
+    files belong into a child process (see compiler.sandbox.child).
+    """
+    if isinstance(data, bytes):
+        content: bytes | mmap.mmap = data
+    else:
+        size = os.fstat(data.fileno()).st_size
+        content = mmap.mmap(data.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+    try:
+        format_ = recognise(io.BytesIO(content) if isinstance(content, bytes) else content)
+    except UnknownFormat as error:
+        raise ModelError(f"the model can't be read. {error}") from error
+    return READERS[format_](content, shapes)

@@ -1,0 +1,93 @@
+"""TFLite's files."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+from compiler.importing.formats.model_file import Content, check_shapes
+from compiler.importing.model import RelaxModel, checked_model
+from compiler.importing.spec import ModelError, NoReference, Shape, TensorSpec, first_line
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class TfliteModel:
+    """A TFLite model that was read. `content` is its file."""
+
+    content: bytes
+    model: Any
+    inputs: tuple[TensorSpec, ...]
+    output_names: tuple[str, ...]
+
+    def to_relax(self) -> RelaxModel:
+        from tvm.relax.frontend.tflite import from_tflite
+
+        try:
+            module = from_tflite(self.model)
+            main = module["main"].without_attr("params")
+            module.update_func(module.get_global_var("main"), main)
+        except Exception as error:
+            raise ModelError(f"the TFLite model can't be imported: {first_line(error)}") from error
+        return checked_model(module, self.inputs, self.output_names)
+
+    def compute(self, inputs: Mapping[str, Array]) -> list[Array]:
+        """Return the outputs as LiteRT computes them. Raises NoReference."""
+        try:
+            interpreter = importlib.import_module("ai_edge_litert.interpreter").Interpreter(
+                model_content=self.content, num_threads=1
+            )
+        except ImportError as error:
+            raise NoReference("LiteRT isn't installed (pip install 'tunefarm[tflite]')") from error
+        interpreter.allocate_tensors()
+        for detail, spec in zip(interpreter.get_input_details(), self.inputs, strict=True):
+            interpreter.set_tensor(detail["index"], inputs[spec.name])
+        interpreter.invoke()
+        return [interpreter.get_tensor(detail["index"]) for detail in interpreter.get_output_details()]
+
+
+def read(content: Content, shapes: Mapping[str, Shape]) -> TfliteModel:
+    try:
+        tflite = importlib.import_module("tflite")
+    except ImportError as error:
+        raise ModelError(
+            "TFLite models are read with the package tflite, which the scheduler lacks: install it there "
+            "(pip install 'tunefarm[tflite]'), or convert the model to ONNX"
+        ) from error
+    data = bytes(content)
+    try:
+        model = tflite.Model.GetRootAsModel(data, 0)
+        graph = model.Subgraphs(0)
+        inputs = tuple(_spec(tflite, graph.Tensors(number)) for number in graph.InputsAsNumpy())
+        names = tuple(graph.Tensors(number).Name().decode() for number in graph.OutputsAsNumpy())
+    except ModelError:
+        raise
+    except Exception as error:  # a table of offsets: a damaged one leads anywhere
+        raise ModelError(
+            f"the TFLite file is damaged ({first_line(error)}): convert the model again"
+        ) from error
+    check_shapes(inputs, shapes)
+    return TfliteModel(data, model, inputs, names)
+
+
+def _spec(tflite: Any, tensor: Any) -> TensorSpec:
+    types = {number: name for name, number in vars(tflite.TensorType).items() if isinstance(number, int)}
+    dtype = types.get(tensor.Type(), "").lower()
+    if dtype not in _DTYPES:
+        raise ModelError(
+            f"input '{tensor.Name().decode()}' holds {dtype or 'an unknown type'}: not supported"
+        )
+    if -1 in (tensor.ShapeSignatureAsNumpy().tolist() if tensor.ShapeSignatureLength() else []):
+        raise ModelError(
+            f"input '{tensor.Name().decode()}' has dynamic dimensions: convert the model with a static shape"
+        )
+    shape = tensor.ShapeAsNumpy().tolist() if tensor.ShapeLength() else []
+    return TensorSpec(tensor.Name().decode(), tuple(shape), dtype)
+
+
+_DTYPES = {"float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "bool"}

@@ -1,0 +1,174 @@
+"""The formats that models come in, told by their content. Nothing is parsed further than its outline.
+
+An ONNX file is one protobuf message: a sequence of fields, each a tag and a value. Reading the tags
+and skipping the values finds text, archives, truncated uploads and other formats within microseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+import zipfile
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import IO
+
+_GRAPH_FIELD = 7
+_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_WIDTHS = {_FIXED64: 8, _FIXED32: 4}
+_MAX_FIELDS = 100_000
+# Where a tar's first header says that it is one; where a TFLite file does.
+_TAR_AT, _TAR = 257, b"ustar"
+_TFLITE_AT, _TFLITE = 4, b"TFL3"
+_ZIP = b"PK\x03\x04"
+_TVM_KEYS = (b'"root_index"', b'"nodes"', b'"metadata"')
+_STABLEHLO = (b"ML\xefR", b"module @", b"module {", b"#loc")
+
+
+class ModelFormat(StrEnum):
+    """What a model's file is. An ONNX archive is a tar with a .onnx file and the files of its weights."""
+
+    ONNX = "ONNX"
+    ONNX_ARCHIVE = "ONNX with weights in other files"
+    EXPORTED_PROGRAM = "PyTorch exported program"
+    TFLITE = "TFLite"
+    TVM = "TVM module"
+
+
+class UnknownFormat(ValueError):
+    """The file is no model that can be read. The message is one sentence."""
+
+
+def recognise(file: IO[bytes]) -> ModelFormat:
+    """Return the format of a file. Raises UnknownFormat."""
+    file.seek(0, os.SEEK_END)
+    size = file.tell()
+    if size == 0:
+        raise UnknownFormat("The file is empty: send the model's file.")
+    file.seek(0)
+    head = file.read(_TAR_AT + len(_TAR))
+    if head.startswith(_ZIP):
+        return _recognise_zip(file)
+    if head[_TAR_AT:] == _TAR:
+        return _recognise_tar(file)
+    if head[_TFLITE_AT:].startswith(_TFLITE):
+        return ModelFormat.TFLITE
+    if head.lstrip().startswith(b"{") and any(key in head for key in _TVM_KEYS):
+        return ModelFormat.TVM
+    if head.lstrip().startswith(_STABLEHLO):
+        raise UnknownFormat("StableHLO isn't read: export the model as ONNX, or from PyTorch as .pt2.")
+    file.seek(0)
+    try:
+        numbers = {number for number, _, _ in fields(file, 0, size)}
+    except MalformedMessage as error:
+        raise UnknownFormat(f"This is not an ONNX file, nor another model's: {error}.") from error
+    if _GRAPH_FIELD not in numbers:
+        raise UnknownFormat("This is not an ONNX file: it holds no graph.")
+    return ModelFormat.ONNX
+
+
+def _recognise_zip(file: IO[bytes]) -> ModelFormat:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = [name.partition("/")[2] or name for name in archive.namelist()]
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise UnknownFormat(f"This is a damaged zip archive, and no model: {error}.") from error
+    if any(name.startswith("models/") and name.endswith(".json") for name in names):
+        return ModelFormat.EXPORTED_PROGRAM
+    if "data.pkl" in names:
+        raise UnknownFormat(
+            "This is a PyTorch file of pickled objects or TorchScript, which may hold any program and isn't "
+            "read: save the model with torch.export.save(torch.export.export(model, inputs), 'model.pt2')."
+        )
+    raise UnknownFormat(
+        "This is a zip archive, and no program of torch.export: save it with PyTorch 2.8 or newer, "
+        "by torch.export.save."
+    )
+
+
+def _recognise_tar(file: IO[bytes]) -> ModelFormat:
+    file.seek(0)
+    try:
+        with tarfile.open(fileobj=file, mode="r:") as archive:
+            first = archive.next()
+    except (tarfile.TarError, EOFError, OSError) as error:
+        raise UnknownFormat(f"This is a damaged tar archive: {error}.") from error
+    if first is None or not first.name.endswith(".onnx"):
+        raise UnknownFormat(
+            "This is a tar archive, and its first file is no .onnx file: send the .onnx file, or let "
+            "tunefarm's client pack it with its weights."
+        )
+    return ModelFormat.ONNX_ARCHIVE
+
+
+def external_files(file: IO[bytes]) -> list[str]:
+    """Return the files, relative to it, that an ONNX file keeps weights in. Raises MalformedMessage."""
+    file.seek(0, os.SEEK_END)
+    size = file.tell()
+    found: dict[str, None] = {}
+    # ModelProto.graph, GraphProto.initializer, TensorProto.external_data: a map from "location", as entries
+    for start, end in _messages(file, 0, size, (7, 5, 13)):
+        texts = {}
+        for number, begin, stop in fields(file, start, end):
+            file.seek(begin)
+            texts[number] = file.read(stop - begin)
+            file.seek(stop)
+        if texts.get(1) == b"location":
+            found[texts.get(2, b"").decode(errors="replace")] = None
+    return list(found)
+
+
+def _messages(file: IO[bytes], start: int, end: int, path: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """Yield where the messages begin and end that this path of fields leads to."""
+    if not path:
+        yield start, end
+        return
+    inner = [(begin, stop) for number, begin, stop in fields(file, start, end) if number == path[0]]
+    for begin, stop in inner:
+        yield from _messages(file, begin, stop, path[1:])
+
+
+class MalformedMessage(ValueError):
+    """The bytes are no protobuf message."""
+
+
+def fields(file: IO[bytes], start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the number of each field of a message, and where its value begins and ends. Raises
+    MalformedMessage."""
+    file.seek(start)
+    for _ in range(_MAX_FIELDS):
+        if file.tell() == end:
+            return
+        tag = _varint(file)
+        number, kind = tag >> 3, tag & 7
+        if number == 0 or (number == _GRAPH_FIELD and start == 0 and kind != _BYTES):
+            raise MalformedMessage("its bytes follow another format")
+        begin = file.tell()
+        if kind == _VARINT:
+            _varint(file)
+            stop = file.tell()
+        elif kind == _BYTES:
+            length = _varint(file)
+            begin = file.tell()
+            stop = begin + length
+        elif kind in _WIDTHS:
+            stop = begin + _WIDTHS[kind]
+        else:
+            raise MalformedMessage("its bytes follow another format")
+        if stop > end:
+            raise MalformedMessage("it is cut short")
+        yield number, begin, stop
+        file.seek(stop)
+    raise MalformedMessage("its bytes follow another format")
+
+
+def _varint(file: IO[bytes]) -> int:
+    value = 0
+    for shift in range(0, 64, 7):
+        byte = file.read(1)
+        if not byte:
+            raise MalformedMessage("it is cut short")
+        value |= (byte[0] & 0x7F) << shift
+        if byte[0] < 0x80:
+            return value
+    raise MalformedMessage("its bytes follow another format")

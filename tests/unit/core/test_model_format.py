@@ -1,0 +1,81 @@
+"""The formats that models come in are told by their content."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from core.model_format import ModelFormat, UnknownFormat, external_files, recognise
+
+
+def model(*external: str) -> bytes:
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "y")]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "relu", ends[:1], ends[1:])
+    for name in external:
+        tensor = graph.initializer.add(name=name, data_location=TensorProto.EXTERNAL)
+        tensor.external_data.add(key="location", value=name)
+        tensor.external_data.add(key="offset", value="12")
+    made: onnx.ModelProto = helper.make_model(graph)
+    return made.SerializeToString()
+
+
+def zipped(*names: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"")
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (model(), ModelFormat.ONNX),
+        (zipped("m/models/model.json"), ModelFormat.EXPORTED_PROGRAM),
+        (b"\x1c\x00\x00\x00TFL3 and tables", ModelFormat.TFLITE),
+        (b'{"root_index":1,"nodes":[', ModelFormat.TVM),
+        (b'{\n "root_index": 1', ModelFormat.TVM),
+    ],
+)
+def test_formats_are_told_apart(data: bytes, expected: ModelFormat) -> None:
+    assert recognise(io.BytesIO(data)) is expected
+
+
+@pytest.mark.parametrize("cut", [1, 5, 20])
+def test_a_truncated_model_is_refused(cut: int) -> None:
+    with pytest.raises(UnknownFormat, match="not an ONNX file"):
+        recognise(io.BytesIO(model()[:-cut]))
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "empty"),
+        (b"PK\x03\x04 a zip archive", "damaged zip"),
+        (zipped("model/data.pkl", "model/code/net.py"), "TorchScript"),
+        (zipped("photo.png"), "no program of torch.export"),
+        (b"ML\xefR\x0dStableHLO_v1", "StableHLO isn't read"),
+        (b"a.tar".ljust(257, b"\0") + b"ustar\x0000", "tar archive"),
+        (b"\x7fELF\x02\x01\x01", "not an ONNX file"),
+        (b"<html>not found</html>", "not an ONNX file"),
+        (b"{}", "not an ONNX file"),
+        (b"\x00" * 100, "not an ONNX file"),
+        (b"\xff" * 100, "not an ONNX file"),
+        (b"\x08\x07", "no graph"),
+        (b"\x38\x07", "not an ONNX file"),
+        (b"\x3a\xff\xff\xff\xff\xff\xff\xff\xff\x7f", "not an ONNX file"),
+        (b"\x08\x01" * 200_000, "not an ONNX file"),
+    ],
+)
+def test_what_is_no_model_is_refused(data: bytes, why: str) -> None:
+    with pytest.raises(UnknownFormat, match=why):
+        recognise(io.BytesIO(data))
+
+
+def test_the_files_of_weights_are_found() -> None:
+    assert external_files(io.BytesIO(model())) == []
+    assert external_files(io.BytesIO(model("a.bin", "b/c.bin", "a.bin"))) == ["a.bin", "b/c.bin"]

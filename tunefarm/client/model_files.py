@@ -1,0 +1,70 @@
+"""What is uploaded of a model: its file, or for ONNX with weights in other files a tar of all of them."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from core.model_format import MalformedMessage, ModelFormat, UnknownFormat, external_files, recognise
+
+CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files of a model, by their names relative to the first, which is the model's own."""
+
+    files: tuple[tuple[str, Path], ...]
+
+    @classmethod
+    def of(cls, model: Path) -> ModelFiles:
+        """Raises OSError when the model can't be read, ValueError where it names files elsewhere."""
+        names: list[str] = []
+        with model.open("rb") as file:
+            try:
+                if recognise(file) is ModelFormat.ONNX:
+                    names = external_files(file)
+            except (UnknownFormat, MalformedMessage):
+                pass  # the service says what is wrong with it
+        for name in names:
+            path = PurePosixPath(name)
+            if path.is_absolute() or ".." in path.parts:
+                raise ValueError(
+                    f"{model.name} keeps weights in {name}, which is not beside it: export it again"
+                )
+        return cls(((model.name, model), *((name, model.parent / name) for name in names)))
+
+    @property
+    def size(self) -> int:
+        """The bytes of what is uploaded."""
+        if len(self.files) == 1:
+            return self.files[0][1].stat().st_size
+        return sum(len(header) + size + padding for header, size, padding, _ in self._entries())
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield what is uploaded: the same bytes for the same files. Raises OSError."""
+        if len(self.files) == 1:
+            yield from _read(self.files[0][1])
+            return
+        for header, _, padding, path in self._entries():
+            yield header
+            yield from _read(path)
+            yield bytes(padding)
+
+    def _entries(self) -> Iterator[tuple[bytes, int, int, Path]]:
+        """Yield each file's header, its size, how many bytes it is padded with, and its path."""
+        for number, (name, path) in enumerate(self.files):
+            # The service looks for the model first, by its suffix.
+            entry = tarfile.TarInfo(name if number or name.endswith(".onnx") else f"{name}.onnx")
+            entry.size, entry.mode = path.stat().st_size, 0o644
+            is_last = number == len(self.files) - 1
+            end = 2 * tarfile.BLOCKSIZE if is_last else 0
+            yield entry.tobuf(tarfile.GNU_FORMAT), entry.size, -entry.size % tarfile.BLOCKSIZE + end, path
+
+
+def _read(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            yield chunk

@@ -1,0 +1,101 @@
+"""`tunefarm.tune`: from a model in this process to a folder with its compiled library."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tunefarm.cli.tune import TuneResult
+
+
+def tune(
+    model: Any,
+    example_inputs: Sequence[Any] | None = None,
+    *,
+    trials: int | None = None,
+    minutes: float | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    target: str = "native",
+    exact: bool = False,
+    output: Path | None = None,
+    server: str | None = None,
+    token: str | None = None,
+    data: Path | None = None,
+) -> TuneResult:
+    """Tune a model and write a compiled library into `output`, as `tunefarm tune` does with the same options.
+
+    `model` is the path of a model's file; a torch.nn.Module, with the `example_inputs` that it is exported
+    with; a torch.export.ExportedProgram; or of TVM an IRModule, a TIR function, or a list of tensor
+    expressions, inputs before outputs. Raises TypeError for anything else, CommandError when the job fails,
+    and ClientError.
+    """
+    from core.job import MAX_TRIALS
+    from tunefarm.cli.follow import require_done
+    from tunefarm.cli.tune import DEFAULT_TRIALS, run_job
+    from tunefarm.client.values import JobRequest
+    from tunefarm.settings import load
+
+    request = JobRequest(
+        model="",  # known once the file is uploaded
+        trials=trials or (DEFAULT_TRIALS if minutes is None else MAX_TRIALS),
+        shapes={name: tuple(shape) for name, shape in (shapes or {}).items()},
+        target=target,
+        minutes=minutes,
+        exact=exact,
+    )
+    with _file(model, example_inputs) as path:
+        (job,), results = run_job([path], request, output, load(server=server, token=token, data=data))
+    require_done(job)
+    return results[0]
+
+
+@contextmanager
+def _file(model: Any, example_inputs: Sequence[Any] | None) -> Iterator[Path]:
+    """Yield a file with the model, which is deleted in the end unless it is the user's own."""
+    if isinstance(model, str | Path):
+        yield Path(model)
+        return
+    with tempfile.TemporaryDirectory(prefix="tunefarm-") as folder:
+        # Whoever has an object of PyTorch or TVM has imported them.
+        torch, tvm = sys.modules.get("torch"), sys.modules.get("tvm")
+        if torch is not None and isinstance(model, torch.nn.Module):
+            if example_inputs is None:
+                raise TypeError(
+                    "a torch.nn.Module is exported with example inputs: tune(module, (tensor, ...))"
+                )
+            if model.training:
+                raise ValueError(
+                    "the module is in training mode, where layers compute otherwise: call eval() first"
+                )
+            path = Path(folder, f"{_name(type(model).__name__)}.pt2")
+            torch.export.save(torch.export.export(model, tuple(example_inputs)), path)
+        elif torch is not None and isinstance(model, torch.export.ExportedProgram):
+            path = Path(folder, "program.pt2")
+            torch.export.save(model, path)
+        elif tvm is not None and _is_of_tvm(tvm, model):
+            from compiler.importing.formats.tvm_module import to_json
+
+            path = Path(folder, "module.json")
+            path.write_text(to_json(model))
+        else:
+            raise TypeError(
+                f"a {type(model).__name__} is no model: give a file, a torch.nn.Module, an exported program, "
+                "an IRModule, a TIR function or a list of tensor expressions"
+            )
+        yield path
+
+
+def _is_of_tvm(tvm: Any, model: Any) -> bool:
+    if isinstance(model, list | tuple):
+        return bool(model) and all(isinstance(tensor, tvm.te.Tensor) for tensor in model)
+    return isinstance(model, tvm.IRModule | tvm.tirx.PrimFunc)
+
+
+def _name(text: str) -> str:
+    return re.sub(r"\W", "", text).lower() or "module"
