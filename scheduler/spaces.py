@@ -13,6 +13,7 @@ from typing import Any
 from cachetools import LRUCache
 
 from compiler import workload
+from compiler.lowering.tensor_intrinsics import offer_plugins
 from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from core.device import Device
 from records.jobs import tasks
@@ -22,6 +23,8 @@ from search.evolution.transfer import transfer_programs
 from search.policy import SearchTask
 from search.programs.program import Program, from_json
 from search.rules.space import generate
+from search.sketches.sketch import Sketch
+from system import plugins
 
 MAX_SPACES = 512
 # Workloads of one tag differ in their number of operations by less than this factor.
@@ -82,6 +85,12 @@ def tag_of(dag: Dag) -> str:
     return f"{nest}{len(heaviest.reads)}:{int(math.log(dag.flops + 1, WORK_RATIO))}"
 
 
+def sketches_of(dag: Dag, device: Device) -> tuple[Sketch, ...]:
+    """Return all sketches of a subgraph, with the rules and intrinsics of plug-ins. Raises PluginError."""
+    offer_plugins()
+    return generate(dag, device, [one.value for one in plugins.extensions(plugins.RULES)])
+
+
 class Spaces:
     """The search spaces of the workloads that were used last, by hash and device class."""
 
@@ -116,7 +125,7 @@ def _read(name: str, module_json: str, device: Device) -> Space | None:
             # An import stored it under a wrong hash: measurements of it would say nothing about `name`.
             raise ValueError("the stored module has another hash")
         dag = read_dag(module)
-        return Space(module, SearchTask(dag, generate(dag, device), device))
+        return Space(module, SearchTask(dag, sketches_of(dag, device), device))
     except (ValueError, UnsupportedSubgraph) as error:
         log.warning("workload %s is left out of the search: %s", name, error)
     except Exception:

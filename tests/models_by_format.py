@@ -70,7 +70,7 @@ def _proto() -> onnx.ModelProto:
 def exported_program() -> Sample:
     torch = pytest.importorskip("torch")
 
-    class Network(torch.nn.Module):  # type: ignore[name-defined,misc]
+    class Network(torch.nn.Module):  # type: ignore[name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.weight = torch.nn.Parameter(torch.from_numpy(WEIGHT))

@@ -98,8 +98,9 @@ def import_file(file: OnnxFile, names: Sequence[str] | None = None) -> RelaxMode
 def checked_model(
     module: tvm.IRModule, inputs: tuple[TensorSpec, ...], output_names: Sequence[str], computed_in: str = ""
 ) -> RelaxModel:
-    """Return the model that `main` of a module is; by default its types say what it is computed in. Raises ModelError unless it computes tensors of static
-    shapes and possible sizes."""
+    """Return the model that `main` of a module is; by default its types say what it is computed in.
+
+    Raises ModelError unless it computes tensors of static shapes and possible sizes."""
     _check_shapes(module)
     types = computed_in or _coarsest(module["main"])
     return RelaxModel(module, inputs, _outputs(output_names, module["main"].ret_ty), types)

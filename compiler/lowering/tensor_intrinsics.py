@@ -11,12 +11,17 @@ import importlib.util
 import sys
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 import tvm
 from tvm.s_tir import TensorIntrin
+from tvm.tirx import PrimFunc
+
+from search.sketches.intrinsics import Intrinsic, offer
+from system.plugins import INTRINSICS, extension, extensions, is_plugins
 
 PACKAGE = "tvm.s_tir.tensor_intrin"
 VNNI = "dot_16x4_vnni"
@@ -29,12 +34,31 @@ FILES = {
     "dot_4x4_u8u8i32_hdot": ARM,
     "dot_4x4_i8i8s32_neon": ARM,
 }
+
+
+@dataclass(frozen=True)
+class PluginIntrinsic:
+    """An intrinsic that a plug-in adds: what the search knows of it, what it computes, and the code that
+    computes it. Its name is replaced by one that says which plug-in it takes."""
+
+    intrinsic: Intrinsic
+    description: PrimFunc
+    implementation: PrimFunc
+
+
 _lock = Lock()
 _registered: set[str] = set()
 
 
+def offer_plugins() -> None:
+    """Have the search use the intrinsics of plug-ins. Raises PluginError."""
+    for one in extensions(INTRINSICS):
+        offer(replace(one.value.intrinsic, name=one.full_name))
+
+
 def register(name: str) -> None:
-    """Register an intrinsic with TVM. For one that the search doesn't use, all of TVM's are imported."""
+    """Register an intrinsic with TVM. For one that the search doesn't use, all of TVM's are imported. Raises
+    PluginError for one of a plug-in that isn't installed."""
     with _lock:
         if name in _registered:
             return
@@ -48,7 +72,10 @@ def register(name: str) -> None:
 def _register(name: str) -> None:
     if name in (VNNI, NARROW_VNNI):
         from compiler.lowering import vnni
-    if name == NARROW_VNNI:
+    if is_plugins(name):
+        added = extension(INTRINSICS, name).value
+        TensorIntrin.register(name, added.description, added.implementation)
+    elif name == NARROW_VNNI:
         vnni.register_narrow(name)
     elif TensorIntrin.get(name, allow_missing=True) is None:
         _import(CUDA if name.startswith("wmma_") else FILES.get(name, ()))

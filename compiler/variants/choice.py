@@ -24,6 +24,7 @@ from compiler.importing.model import (
     kernel_calls,
 )
 from compiler.variants.winograd import Winograd
+from system import plugins
 
 
 class Variant(Protocol):
@@ -36,6 +37,11 @@ class Variant(Protocol):
 
 
 VARIANTS: tuple[Variant, ...] = (Winograd(2), Winograd(4))
+
+
+def all_variants() -> tuple[Variant, ...]:
+    """Return the variants, those of plug-ins last. Raises PluginError."""
+    return (*VARIANTS, *(one.value for one in plugins.extensions(plugins.VARIANTS)))
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class VariantModel:
         operators = convert_operators(model, target)
         fused = fuse_operators(operators, target)
         variants = {}
-        for variant in VARIANTS:
+        for variant in all_variants():
             try:
                 rewritten = variant.rewrite(operators)
                 changed = None if rewritten is None else fuse_operators(rewritten, target)

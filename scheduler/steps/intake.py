@@ -23,11 +23,10 @@ from records.storage import blobs
 from scheduler.context import Context
 from scheduler.planning.budget import read_remaining
 from scheduler.planning.group import Group
-from scheduler.spaces import tag_of
+from scheduler.spaces import sketches_of, tag_of
 from scheduler.steps import attempts, waiting
 from scheduler.steps.artifacts import untuned_artifact
 from search.dag import Dag
-from search.rules.space import generate
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +105,7 @@ class _Subgraph:
     def read(cls, task: ExtractedTask, device: Device) -> _Subgraph:
         try:
             dag = read_dag(from_json(task.module_json))
-            generate(dag, device)
+            sketches_of(dag, device)
             return cls(task, dag, "")
         except UnsupportedSubgraph as error:
             return cls(task, None, str(error) or "the search has no form for it")

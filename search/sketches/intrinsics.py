@@ -34,15 +34,22 @@ class Intrinsic:
 
 
 # The better ones first.
-INTRINSICS = (
+INTRINSICS = [
     Intrinsic("dot_16x4_vnni", 16, 4, "uint8", "int8", "int32", ("avx512_vnni",)),
     Intrinsic("dot_8x4_vnni", 8, 4, "uint8", "int8", "int32", ("avx512_vnni", "avx512vl")),
     Intrinsic("dot_4x4_i8i8s32_sdot", 4, 4, "int8", "int8", "int32", ("asimddp",)),
     Intrinsic("dot_4x4_u8u8u32_udot", 4, 4, "uint8", "uint8", "uint32", ("asimddp",)),
     Intrinsic("dot_4x4_u8u8i32_hdot", 4, 4, "uint8", "uint8", "int32", ("asimddp",)),
     Intrinsic("dot_4x4_i8i8s32_neon", 4, 4, "int8", "int8", "int32", ("asimd",)),
-)
+]
 BY_NAME = {intrinsic.name: intrinsic for intrinsic in INTRINSICS}
+
+
+def offer(intrinsic: Intrinsic) -> None:
+    """Have the search use another intrinsic, after those that it knows. Offering it again changes nothing."""
+    if intrinsic.name not in BY_NAME:
+        BY_NAME[intrinsic.name] = intrinsic
+        INTRINSICS.append(intrinsic)
 
 
 @dataclass(frozen=True)

@@ -249,8 +249,9 @@ def run_job(
     *,
     silent: bool = False,
 ) -> tuple[list[Job], list[TuneResult]]:
-    """Upload the models, start or resume their job, follow it, and unpack the artifacts. Return a job for each
-    model, and what those that are done made.
+    """Upload the models, start or resume their job, follow it, and unpack the artifacts.
+
+    Return a job for each model, and what those that are done made.
 
     Raises CommandError when a model or a folder can't be used; ClientError as the client does.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from compiler.importing.formats.model_file import Content
 from compiler.importing.model import RelaxModel, import_file
@@ -31,5 +32,5 @@ def read(content: Content, shapes: Mapping[str, Shape]) -> OnnxModel:
 
 
 def read_with_weights(content: Content, shapes: Mapping[str, Shape]) -> OnnxModel:
-    file = io.BytesIO(content) if isinstance(content, bytes) else content
+    file: Any = io.BytesIO(content) if isinstance(content, bytes) else content
     return OnnxModel(read_archive(memoryview(content), file, shapes))

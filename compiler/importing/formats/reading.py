@@ -6,7 +6,7 @@ import io
 import mmap
 import os
 from collections.abc import Mapping
-from typing import IO
+from typing import IO, Any
 
 from compiler.importing.formats import exported_program, onnx_model, tflite_model, tvm_module
 from compiler.importing.formats.model_file import ModelFile, Reader
@@ -34,7 +34,8 @@ def read_model(data: bytes | IO[bytes], shapes: Mapping[str, Shape]) -> ModelFil
         size = os.fstat(data.fileno()).st_size
         content = mmap.mmap(data.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
     try:
-        format_ = recognise(io.BytesIO(content) if isinstance(content, bytes) else content)
+        opened: Any = io.BytesIO(content) if isinstance(content, bytes) else content
+        format_ = recognise(opened)
     except UnknownFormat as error:
         raise ModelError(f"the model can't be read. {error}") from error
     return READERS[format_](content, shapes)

@@ -1,0 +1,167 @@
+"""The example plug-in, installed by pip, in the scheduler and on a worker."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compiler.importing.model import extract_tasks, fuse, read_onnx
+from compiler.lowering.trace import LoweringError, lower, replay
+from compiler.measuring.builder import LocalBuilder
+from compiler.measuring.runner import LocalRunner
+from compiler.reading.subgraph import read_dag
+from compiler.target import detect_device
+from compiler.workload import from_json
+from core.job import JobState
+from core.lease import Limits
+from core.measurement import Measurement, Outcome
+from records.jobs import trials
+from records.storage.database import Database
+from scheduler.spaces import sketches_of
+from search.programs.annotate import sample
+from search.programs.program import Program
+from search.sketches import intrinsics
+from system import plugins
+from tests.integration.scheduler import test_real_compiler
+from tests.onnx_models import Builder
+from tests.services import sqlite
+from worker.runner.executor import CPU_RUNNER, ChildConfig, Executor
+from worker.runner.interface import BuildRequest
+
+ROOT = Path(__file__).parents[3]
+NAME = "tunefarm_example.v1_0.dot_8x4"
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    source, folder = tmp_path_factory.mktemp("source") / "plugin", tmp_path_factory.mktemp("site")
+    shutil.copytree(ROOT / "examples" / "plugin", source)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index"]
+    command += ["--no-build-isolation", "--disable-pip-version-check", "--target", str(folder), str(source)]
+    subprocess.run(command, check=True, timeout=120)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def forgets() -> Iterator[None]:
+    """Nothing of a plug-in stays in this process."""
+    known = list(intrinsics.INTRINSICS)
+    plugins.extensions.cache_clear()
+    yield
+    plugins.extensions.cache_clear()
+    intrinsics.INTRINSICS[:] = known
+    intrinsics.BY_NAME.pop(NAME, None)
+    for module in [name for name in sys.modules if name.startswith("tunefarm_example")]:
+        del sys.modules[module]
+
+
+@pytest.fixture
+def plugin(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(installed))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(installed), *filter(None, sys.path)]))
+
+
+def product() -> bytes:
+    b = Builder()
+    return b.model({"x": [64, 64]}, {b.op("MatMul", "x", b.weight(64, 64)): [64, 64]})
+
+
+def workload() -> str:
+    device = detect_device()
+    (task,) = extract_tasks(fuse(read_onnx(product(), {}), device.target))
+    return task.module_json
+
+
+def programs(wanted: str) -> list[Program]:
+    """Return programs of the sketches that have this text in their keys."""
+    device = detect_device()
+    rng = np.random.default_rng(0)
+    found = [one for one in sketches_of(read_dag(from_json(workload())), device) if wanted in one.key]
+    drawn = (sample(sketch, 64, rng) for sketch in found)
+    return [population.program(row) for population in drawn for row in range(min(2, len(population)))]
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.parametrize("wanted", ["matmul SRS", NAME])
+def test_what_the_plug_in_adds_computes_right(wanted: str) -> None:
+    text, target = workload(), detect_device().target
+    found = programs(wanted)
+    assert found
+    for program in found:
+        trace = lower(from_json(text), program, detect_device())
+        assert (NAME in trace) == (wanted == NAME)
+        built = LocalBuilder(target).build(text, trace)
+        measured = LocalRunner(target).run(built, text, (1,))  # type: ignore[arg-type]
+        assert (measured.outcome, measured.error) == (Outcome.OK, "")
+
+
+def test_without_the_plug_in_its_rules_and_intrinsics_are_not_there() -> None:
+    assert programs("matmul SRS") == programs(NAME) == []
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_job_is_tuned_with_the_plug_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_real_compiler, "small_network", product)
+    database = Database(sqlite(tmp_path / "tunefarm.db"))
+    test_real_compiler._submit(database)
+    job = test_real_compiler._finish(database, test_real_compiler.Device(database))
+    assert (job.state, job.error) == (JobState.DONE, None)
+    with database.begin() as session:
+        measured = trials.measured(session, "job")
+    assert measured
+    database.close()
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_worker_with_the_plug_in_measures_and_one_without_says_what_it_lacks(
+    installed: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = workload()
+    trace = lower(from_json(text), programs(NAME)[0], detect_device())
+    request = BuildRequest(detect_device().target, text, trace, (1,))
+    with_plugin, without = str(installed), ""
+
+    async def measure(path: str) -> Measurement:
+        executor = Executor(ChildConfig(1, CPU_RUNNER), {**os.environ, "PYTHONPATH": path})
+        try:
+            return await executor.measure(request, Limits())
+        finally:
+            await executor.close()
+
+    assert asyncio.run(measure(with_plugin)).outcome is Outcome.OK
+    refused = asyncio.run(measure(without))
+    assert refused.outcome is Outcome.BUILD_ERROR
+    assert (
+        "needs 'dot_8x4' of the plug-in tunefarm_example 1.0, and this machine hasn't got it" in refused.error
+    )
+
+
+@pytest.mark.usefixtures("plugin")
+def test_another_version_is_named() -> None:
+    trace = f'[[["Tensorize",["b0"],["{NAME.replace("v1_0", "v1_2")}",0],[]]],[]]'
+    with pytest.raises(
+        LoweringError, match=r"tunefarm_example 1\.2, and this machine has version 1\.0 of it"
+    ):
+        replay(from_json(workload()), trace)
+
+
+def test_a_plug_in_that_cannot_be_loaded_is_named(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(installed, tmp_path / "site")
+    (tmp_path / "site" / "tunefarm_example" / "rule.py").write_text("raise ValueError('unfinished')")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    with pytest.raises(
+        plugins.PluginError, match=r"tunefarm-example 1\.0 can't be loaded .*unfinished.*pip uninst"
+    ):
+        sketches_of(read_dag(from_json(workload())), detect_device())
