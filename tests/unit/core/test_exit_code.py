@@ -28,5 +28,6 @@ def test_numbers_do_not_change() -> None:
         "JOB_CANCELLED": 7,
         "LOCAL": 8,
         "FENCED": 9,
+        "UPDATE": 10,
         "INTERRUPTED": 130,
     }
