@@ -6,7 +6,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -95,19 +95,21 @@ class FakeCompiler:
         monkeypatch.setattr(artifacts, "check_traces", self._check_traces)
         monkeypatch.setattr(batch, "propose", propose_at_random)
 
-    def _import(self, data: bytes, shapes: Mapping[str, tuple[int, ...]], target: str) -> ImportedModel:
+    def _import(self, file: IO[bytes], shapes: Mapping[str, tuple[int, ...]], target: str) -> ImportedModel:
         self.imported += 1
         if self.import_error is not None:
             raise self.import_error
         spec = (TensorSpec("data", (1, 3), "float32"),)
         return ImportedModel(spec, spec, tuple(self.tasks))
 
-    def _verify(self, data: bytes, shapes: object) -> str:
+    def _verify(self, file: IO[bytes], shapes: object) -> str:
         if isinstance(self.verification, Exception):
             raise self.verification
         return self.verification
 
-    def _compile_tuned(self, data: bytes, shapes: object, target: str, schedules: Mapping[str, str]) -> bytes:
+    def _compile_tuned(
+        self, file: IO[bytes], shapes: object, target: str, schedules: Mapping[str, str]
+    ) -> bytes:
         if self.build_error is not None:
             raise self.build_error
         task = self.unschedulable

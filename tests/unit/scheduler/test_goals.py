@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import EntryPoint, EntryPoints
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -162,9 +162,10 @@ def two_models(compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch) -> FakeC
     """The second model shares the convolution with the first."""
     plain = compiler._import
 
-    def import_(data: bytes, shapes: Mapping[str, tuple[int, ...]], target: str) -> ImportedModel:
-        compiler.tasks = (replace(CONV, weight=5), CUMSUM) if data == SECOND else (MATMUL, CONV)
-        return plain(data, shapes, target)
+    def import_(file: IO[bytes], shapes: Mapping[str, tuple[int, ...]], target: str) -> ImportedModel:
+        file.seek(0)
+        compiler.tasks = (replace(CONV, weight=5), CUMSUM) if file.read() == SECOND else (MATMUL, CONV)
+        return plain(file, shapes, target)
 
     monkeypatch.setattr(compiler, "_import", import_)
     compiler.install(monkeypatch)
