@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+from sqlalchemy import select
 
 from compiler.measuring.builder import LocalBuilder
 from compiler.measuring.runner import LocalRunner
@@ -22,13 +23,14 @@ from core.worker import WorkerState
 from records.fleet import devices, leases
 from records.fleet.leases import StoredLease
 from records.fleet.results import LeaseResult
-from records.jobs import jobs, models, tasks, trials
+from records.jobs import jobs, models, tasks
 from records.jobs.jobs import Job, JobRequest
 from records.schedules import listings, schedules
 from records.schedules.listings import UNSCHEDULED
 from records.storage import blobs
 from records.storage.database import Database
 from records.storage.statements import digest
+from records.storage.tables import TrialRow
 from scheduler.context import Context
 from scheduler.settings import SchedulerSettings
 from scheduler.steps.drive import drive
@@ -118,7 +120,8 @@ def test_a_real_model_is_tuned_and_published(database: Database) -> None:
         listed = tasks.for_job(session, "job")
         best = schedules.best_many(session, [t.workload_hash for t in listed], str(job.device_class))
         texts = {name: listings.of_workload(session, name) for name in best}
-        estimated = [trial.estimated_s for trial in trials.measured(session, "job")]
+        # Those that were measured again to settle which is the best have been estimated before.
+        estimated = session.scalars(select(TrialRow.estimated_s).where(TrialRow.repeat == 0)).all()
     assert library.startswith(b"\x7fELF")
     assert {spec.name: spec.shape for spec in manifest.inputs} == {"data": (1, 3, 16, 16)}
     assert any("conv2d" in task.name and task.covered and task.best_s for task in listed)
@@ -129,6 +132,7 @@ def test_a_real_model_is_tuned_and_published(database: Database) -> None:
         assert "T.reads" not in naive.text
         assert "for " in listing.text
         assert (naive.decisions == "", listing.decisions != "") == (True, True)
+    assert estimated
     assert all(estimated)
     [conv] = [task for task in listed if "conv2d" in task.name and not task.variant]
     assert texts[conv.workload_hash][UNSCHEDULED].text not in {
