@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.arguments import command_parser, positive
 from benchmarks.results.figures import Figure, FiguresError, at_least, figure
 from benchmarks.results.output import Output
-from benchmarks.results.recordings import RECORDINGS, RecordedTask, Recording
+from benchmarks.results.recordings import RecordedTask, Recording, read_recordings
 from scheduler.settings import SchedulerSettings
 from search.allocate import ALPHA, WINDOW_PICKS, TaskProgress, next_tasks
 from worker.settings import usable_cores
@@ -94,12 +94,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     output = Output("benchmarks.allocation", argv, args.json, usable_cores())
     try:
-        recordings = RECORDINGS.read_file(args.recordings)
+        recordings = read_recordings(args.recordings)
     except FiguresError as error:
         output.fail(error)
-        return 1
-    if not recordings:
-        output.fail(f"{args.recordings} has no recordings: make some with benchmarks.recording")
         return 1
     output.finish(figures_of(recordings, args.seeds))
     return 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from benchmarks.results.figures import FiguresError
 from benchmarks.results.sidecar import Sidecar
 
 
@@ -50,3 +52,11 @@ class Recording:
 
 
 RECORDINGS = Sidecar(Recording, "recordings")
+
+
+def read_recordings(path: Path) -> tuple[Recording, ...]:
+    """Return the recordings of a file, at least one. Raises FiguresError."""
+    recordings = RECORDINGS.read_file(path)
+    if not recordings:
+        raise FiguresError(f"{path} has no recordings: make some with benchmarks.recording")
+    return recordings
