@@ -65,7 +65,7 @@ class JobRun:
     def submit(self, trials: int = TRIALS, build: Build = Build.AUTO) -> None:
         """Submit the job for the device class of this run, which a worker has registered."""
         with self.rig.http() as http:
-            sha = http.post("/v1/models", content=tiny_model()).raise_for_status().json()["sha256"]
+            sha = http.post("/v1/models", content=product(64)).raise_for_status().json()["sha256"]
             body = {"model": sha, "trials": trials, "target": self.faults.device.key, "build": build}
             self.job_id = str(http.post("/v1/jobs", json=body).raise_for_status().json()["id"])
 
@@ -218,11 +218,11 @@ class JobRun:
 
 
 @functools.cache
-def tiny_model() -> bytes:
+def product(width: int) -> bytes:
     """Return an ONNX model that multiplies by a constant matrix: one task."""
-    weights = np.random.default_rng(0).standard_normal((64, 64), dtype=np.float32)
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [32, 64])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [32, 64])
+    weights = np.random.default_rng(width).standard_normal((width, width), dtype=np.float32)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [32, width])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [32, width])
     node = helper.make_node("MatMul", ["x", "w"], ["y"])
     graph = helper.make_graph([node], "product", [x], [y], [numpy_helper.from_array(weights, "w")])
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])

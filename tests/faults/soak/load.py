@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import random
 import time
@@ -12,14 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-import numpy as np
-import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from core.job import Build, JobState
 from records.jobs import jobs
 from records.jobs.jobs import JobNotFound
 from records.storage.database import StorageError
+from tests.faults.job_run import product
 from tests.faults.runner import run_secs
 from tests.faults.soak.accounts import Accounts
 from tests.faults.soak.rig import SoakRig
@@ -110,7 +107,7 @@ class Load:
             "build": self.draw.choice(builds),
         }
         width = self.draw.choice(WIDTHS)
-        self.submitted.append(Submitted(f"soak-{len(self.submitted)}", model(width), body))
+        self.submitted.append(Submitted(f"soak-{len(self.submitted)}", product(width), body))
 
     def _submit(self) -> None:
         for one in self.submitted:
@@ -163,18 +160,3 @@ class Load:
             if answer.status_code != 404:
                 answer.raise_for_status()
             one.deleted = True
-
-
-@functools.cache
-def model(width: int) -> bytes:
-    """Return an ONNX model that multiplies by a constant matrix: one task."""
-    weights = np.random.default_rng(width).standard_normal((width, width), dtype=np.float32)
-    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [32, width])
-    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, [32, width])
-    node = helper.make_node("MatMul", ["x", "w"], ["y"])
-    graph = helper.make_graph([node], "product", [x], [y], [numpy_helper.from_array(weights, "w")])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    made.ir_version = 9
-    onnx.checker.check_model(made)
-    data: bytes = made.SerializeToString()
-    return data
