@@ -21,12 +21,20 @@ from compiler.reading.indices import find_all
 GARBAGE = 113
 
 
+@dataclass(frozen=True)
+class Reference:
+    """Trusted programs of a workload that take tensors on the CPU: one, and one whose values in between are
+    changed (`nudge_recomputed`)."""
+
+    compute: Callable[..., object]
+    compute_nudged: Callable[..., object]
+
+
 class Operands:
     """A workload's arguments on a device, one set for each of its `draws`. Candidates share them: creating
     them takes longer than most candidates run."""
 
-    def __init__(self, function: tirx.PrimFunc, device: Any, compute: Callable[..., object]) -> None:
-        """`compute` is a trusted program of the workload that takes tensors on the CPU."""
+    def __init__(self, function: tirx.PrimFunc, device: Any, reference: Reference) -> None:
         self._parameters = parameters(function)
         self._device = device
         written = [store.buffer for store in find_all(function.body, tirx.BufferStore)]
@@ -41,7 +49,7 @@ class Operands:
             i: np.full(self._parameters[i].shape, GARBAGE, self._parameters[i].dtype) for i in self._outputs
         }
         rounding = Rounding.of(function)
-        self._expected = {draw: self._compute(draw, compute, rounding) for draw in self.draws}
+        self._expected = {draw: self._compute(draw, reference, rounding) for draw in self.draws}
 
     def place(self, draw: Draw) -> list[Any]:
         """Return the tensors of all arguments, with garbage in the outputs."""
@@ -67,22 +75,22 @@ class Operands:
         """Return random arguments, the same at every call."""
         return draw.arrays(self._parameters)
 
-    def _compute(self, draw: Draw, compute: Callable[..., object], rounding: Rounding) -> list[Expected]:
-        arrays = self._arrays(draw)
-
-        def outputs() -> list[NDArray[Any]]:
+    def _compute(self, draw: Draw, reference: Reference, rounding: Rounding) -> list[Expected]:
+        def outputs(compute: Callable[..., object], arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
             tensors = [tvm.runtime.tensor(array) for array in arrays]
             compute(*tensors)
             return [tensors[i].numpy() for i in self._outputs]
 
-        values = outputs()
+        arrays = self._arrays(draw)
+        values = outputs(reference.compute, arrays)
         if not rounding.amplified or draw is Draw.SUBNORMAL:
             return [Expected.of(each, None, rounding) for each in values]
-        arrays = [
+        changed = [
             nudge(array, NUDGE_FACTOR * rounding.relative) if parameter.is_float else array
             for parameter, array in zip(self._parameters, arrays, strict=True)
         ]
-        return [Expected.of(each, nudged, rounding) for each, nudged in zip(values, outputs(), strict=True)]
+        nudged = outputs(reference.compute_nudged, changed)
+        return [Expected.of(each, other, rounding) for each, other in zip(values, nudged, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -3,20 +3,26 @@
 A schedule changes the order of sums, and which multiplications and additions are fused. So right programs
 differ by roundings, each of at most half an epsilon of its type. Those of a sum of n terms are a random walk,
 whose length grows with the root of n (Higham and Mary, "A New Approach to Probabilistic Rounding Error
-Analysis", 2019). What follows the sum may make an error larger. How much, the reference shows: its inputs are
-changed by as much as the roundings.
+Analysis", 2019). What follows the sum may make an error larger. How much, the reference shows: its inputs and
+the values that a program may compute twice are changed by as much as the roundings.
 """
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tvm
+import tvm_ffi
 from numpy.typing import NDArray
 from tvm import ir, tirx
-from tvm.s_tir import SBlock
+from tvm.s_tir import SBlock, Schedule
+from tvm.s_tir.schedule import ScheduleError
 
 from compiler.measuring.draws import limits
 from compiler.reading.blocks import is_expensive, op_name
@@ -68,9 +74,7 @@ class Rounding:
             terms = reduced(block)
             for store in find_all(block.body, tirx.BufferStore):
                 dtype = str(store.buffer.ty.dtype)
-                rounded = [node for node in find_all(store.value, *ROUNDED) if is_float(node.ty.dtype)]
-                casts = [cast for cast in find_all(store.value, tirx.Cast) if is_float(cast.value.ty.dtype)]
-                operations = len(rounded) + len(casts)
+                operations = _operations(store)
                 if not is_float(dtype) or not operations:
                     continue
                 count = operations + (SUM_FACTOR * math.sqrt(terms) if terms > 1 else 0.0)
@@ -107,10 +111,69 @@ class Rounding:
         return error
 
 
+def nudge_recomputed(module: tvm.IRModule) -> tvm.IRModule:
+    """Compute values anew wherever the workload `main` uses them, each time of operands that are changed by
+    as much as its roundings, up and down by turns, the other way in the next use.
+
+    A program may do so, and may fuse a multiplication with what comes next in one place only. Then two uses
+    see two roundings of one value, which no change of the inputs shows.
+
+        exp[i] = T.exp(scores[i] * 0.35 - largest[0])
+        sum[0] += exp[i]
+        norm[i] = exp[i] / sum[0]
+    ->
+        sum[0] += T.exp(scores[i] * (1 + a) * 0.35 - largest[0] * (1 - a))
+        norm[i] = T.exp(scores[i] * (1 - b) * 0.35 - largest[0] * (1 + b)) / (sum[0] * (1 - b))
+
+    Results of reductions are computed once. The module is returned as it is where no value is used twice.
+    """
+    loads = Counter(load.source for load in find_all(module["main"].body, ir.TensorLoad))
+    schedule = Schedule(module, debug_mask="none")
+    is_changed = False
+    for block in schedule.get_child_blocks(schedule.get_sblock("root")):
+        inner = schedule.get(block)
+        if reduced(inner) > 1 or not any(
+            loads[store.buffer] > 1 and _operations(store) for store in find_all(inner.body, tirx.BufferStore)
+        ):
+            continue
+        with contextlib.suppress(ScheduleError):  # outputs of the workload
+            schedule.compute_inline(block)
+            is_changed = True
+    if not is_changed:
+        return module
+    first_signs = itertools.cycle((1.0, -1.0))
+
+    def nudge_operands(store: Any) -> Any:
+        if not find_all(store.value, ir.TensorLoad):
+            return store
+        first = next(first_signs)
+        signs = itertools.cycle((first, -first))
+        share = NUDGE_FACTOR * _operations(store) * epsilon(str(store.buffer.ty.dtype))
+
+        def nudge(load: Any) -> Any:
+            if load.source.same_as(store.buffer) or not is_float(load.ty.dtype):
+                return load
+            return load * tirx.const(1.0 + next(signs) * share, load.ty.dtype)
+
+        value = tvm_ffi.structural_map(store.value, (ir.TensorLoad, nudge))
+        return tirx.BufferStore(store.buffer, value, store.indices)
+
+    main = schedule.mod["main"]
+    body = tvm_ffi.structural_map(main.body, (tirx.BufferStore, nudge_operands))
+    return tvm.IRModule({"main": main.with_body(body)})
+
+
 def reduced(block: SBlock) -> int:
     """Return how many values a block combines into each of its results; 1 if it is no reduction."""
     axes = [axis for axis in block.iter_vars if axis.iter_type == tirx.IterVar.CommReduce]
     return math.prod(int(axis.dom.extent) for axis in axes)
+
+
+def _operations(store: Any) -> int:
+    """Return how many roundings of floats a store's value has."""
+    rounded = [node for node in find_all(store.value, *ROUNDED) if is_float(node.ty.dtype)]
+    casts = [cast for cast in find_all(store.value, tirx.Cast) if is_float(cast.value.ty.dtype)]
+    return len(rounded) + len(casts)
 
 
 def is_float(dtype: Any) -> bool:

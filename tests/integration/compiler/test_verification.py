@@ -149,6 +149,33 @@ def test_what_a_limit_leaves_of_large_sums_may_be_off_by_their_errors(runner: Lo
     assert measurement.outcome is Outcome.OK, measurement.error
 
 
+def test_a_value_that_is_computed_twice_may_be_rounded_twice(runner: LocalRunner) -> None:
+    """The norm of a softmax over large scores, whose exponentials aren't the summed ones: the multiplication
+    and the subtraction before them are rounded once. It is off by 0.003, a hundred times the usual bound."""
+
+    def softmax(exponential: Callable[[Any, Any, Any], Any]) -> tvm.IRModule:
+        scores = te.placeholder((16, 32), name="scores")
+        scaled = te.compute((16, 32), lambda i, j: scores[i, j] * 200.0, name="scaled")
+        j, k = te.reduce_axis((0, 32), name="j"), te.reduce_axis((0, 32), name="k")
+        largest = te.compute((16,), lambda i: te.max(scaled[i, j], axis=j), name="largest")
+        exp = te.compute((16, 32), lambda i, j: te.exp(scaled[i, j] - largest[i]), name="exp")
+        total = te.compute((16,), lambda i: te.sum(exp[i, k], axis=k), name="total")
+        norm = lambda i, j: exponential(exp[i, j], scores[i, j], largest[i]) / total[i]  # noqa: E731
+        return module([scores, te.compute((16, 32), norm, name="norm")])
+
+    def in_one(_exp: Any, score: Any, largest: Any) -> Any:
+        wide = score.astype("float64") * tirx.const(200.0, "float64") - largest.astype("float64")
+        return te.exp(wide.astype("float32"))
+
+    def off(_exp: Any, score: Any, largest: Any) -> Any:
+        return te.exp(score * 200.0 - largest * (1.0 + 1e-5))
+
+    workload = softmax(lambda exp, _score, _largest: exp)
+    for candidate, outcome in ((in_one, Outcome.OK), (off, Outcome.WRONG_RESULT)):
+        measurement = measured(runner, softmax(candidate), workload)
+        assert measurement.outcome is outcome, measurement.error
+
+
 def test_the_message_names_the_draw_that_shows_it(runner: LocalRunner) -> None:
     limits = measured(runner, *reversed(WRONG["large values are not limited"]))
     assert limits.error.startswith("output 1 of large values: ")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tvm import te
 
 from compiler.measuring.draws import Draw, Parameter, parameters
-from compiler.measuring.operands import GARBAGE, Expected, Operands
+from compiler.measuring.operands import GARBAGE, Expected, Operands, Reference
 from compiler.measuring.rounding import Rounding
 from tests.workloads import WORKLOADS
 
@@ -26,7 +26,8 @@ def operands(outputs: Any, dtype: str = "float32") -> Operands:
     data = te.placeholder((SIZE,), dtype, name="data")
     result = te.compute((SIZE,), lambda i: data[i] + data[i], name="result")
     function = te.create_prim_func([data, result])
-    return Operands(function, tvm.cpu(), lambda _, output: output.copyfrom(np.array(outputs, dtype)))
+    compute = lambda _, output: output.copyfrom(np.array(outputs, dtype))  # noqa: E731
+    return Operands(function, tvm.cpu(), Reference(compute, compute))
 
 
 def difference(given: Operands, outputs: Any, dtype: str = "float32") -> str:
