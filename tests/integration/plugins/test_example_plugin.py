@@ -12,6 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tvm
+from tvm import relax
 
 from compiler.importing.model import extract_tasks, fuse, read_onnx
 from compiler.lowering.trace import LoweringError, lower, replay
@@ -19,11 +21,12 @@ from compiler.measuring.builder import LocalBuilder
 from compiler.measuring.runner import LocalRunner
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
+from compiler.variants.choice import VariantModel
 from compiler.workload import from_json
 from core.job import JobState
 from core.lease import Limits
 from core.measurement import Measurement, Outcome
-from records.jobs import trials
+from records.jobs import tasks, trials
 from records.storage.database import Database
 from scheduler.spaces import sketches_of
 from search.programs.annotate import sample
@@ -118,7 +121,10 @@ def test_a_job_is_tuned_with_the_plug_in(tmp_path: Path, monkeypatch: pytest.Mon
     assert (job.state, job.error) == (JobState.DONE, None)
     with database.begin() as session:
         measured = trials.measured(session, "job")
+        [variant] = [task for task in tasks.for_job(session, "job") if task.variant]
     assert measured
+    assert (variant.variant, variant.covered) == ("transposed", True)
+    assert variant.best_s
     database.close()
 
 
@@ -131,19 +137,46 @@ def test_a_worker_with_the_plug_in_measures_and_one_without_says_what_it_lacks(
     request = BuildRequest(detect_device().target, text, trace, (1,))
     with_plugin, without = str(installed), ""
 
-    async def measure(path: str) -> Measurement:
+    assert measure(request, with_plugin).outcome is Outcome.OK
+    refused = measure(request, without)
+    assert refused.outcome is Outcome.BUILD_ERROR
+    assert (
+        "needs 'dot_8x4' of the plug-in tunefarm_example 1.0, and this machine hasn't got it" in refused.error
+    )
+
+
+def measure(request: BuildRequest, path: str) -> Measurement:
+    """Measure in a worker's child that finds packages at `path`."""
+
+    async def measured() -> Measurement:
         executor = Executor(ChildConfig(1, CPU_RUNNER), {**os.environ, "PYTHONPATH": path})
         try:
             return await executor.measure(request, Limits())
         finally:
             await executor.close()
 
-    assert asyncio.run(measure(with_plugin)).outcome is Outcome.OK
-    refused = asyncio.run(measure(without))
-    assert refused.outcome is Outcome.BUILD_ERROR
-    assert (
-        "needs 'dot_8x4' of the plug-in tunefarm_example 1.0, and this machine hasn't got it" in refused.error
+    return asyncio.run(measured())
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_variant_replaces_its_kernel_and_a_worker_without_the_plug_in_measures_it() -> None:
+    device, model = detect_device(), read_onnx(product(), {})
+    variants = VariantModel.of(model, device.target)
+    own, other = variants.tasks()
+    assert (other.variant, other.variant_of) == ("transposed", own.workload_hash)
+    chosen = variants.choose([other.workload_hash])
+    assert [task.workload_hash for task in extract_tasks(chosen)] == [other.workload_hash]
+    image = tvm.runtime.tensor(np.random.default_rng(0).standard_normal((64, 64), np.float32))
+    found, expected = (
+        relax.VirtualMachine(relax.build(each, tvm.target.Target("llvm")), tvm.cpu())["main"](image).numpy()
+        for each in (chosen, variants.fused)
     )
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    module = from_json(other.module_json)
+    [sketch, *_] = sketches_of(read_dag(module), device)
+    trace = lower(module, sample(sketch, 1, np.random.default_rng(0)).program(0), device)
+    measured = measure(BuildRequest(device.target, other.module_json, trace, other.constants), "")
+    assert (measured.outcome, measured.error) == (Outcome.OK, "")
 
 
 @pytest.mark.usefixtures("plugin")
