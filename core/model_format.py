@@ -118,6 +118,37 @@ def external_files(file: IO[bytes]) -> list[str]:
     return list(found)
 
 
+def input_dimensions(file: IO[bytes]) -> dict[str, tuple[int | str, ...]]:
+    """Return the dimensions of the inputs that an ONNX file declares: an extent, or the name of one that it
+    leaves open, which may be empty. Inputs without a shape have none. Raises MalformedMessage."""
+    file.seek(0, os.SEEK_END)
+    *_, graph = _messages(file, 0, file.tell(), (7,))
+    weights = {_text(file, span) for span in _messages(file, *graph, (5, 8))}
+    found = {}
+    # GraphProto.input: its name; its type, of a tensor, whose shape has dimensions with a value or a name
+    for entry in _messages(file, *graph, (11,)):
+        name = "".join(_text(file, span) for span in _messages(file, *entry, (1,)))
+        dims: list[int | str] = []
+        for start, end in _messages(file, *entry, (2, 1, 2, 1)):
+            extent: int | str = ""
+            for number, begin, stop in fields(file, start, end):
+                if number == 1:
+                    file.seek(begin)
+                    extent = _varint(file)
+                elif number == 2:
+                    extent = _text(file, (begin, stop))
+                file.seek(stop)
+            dims.append(extent)
+        if name not in weights:
+            found[name] = tuple(dims)
+    return found
+
+
+def _text(file: IO[bytes], span: tuple[int, int]) -> str:
+    file.seek(span[0])
+    return file.read(span[1] - span[0]).decode(errors="replace")
+
+
 def _messages(file: IO[bytes], start: int, end: int, path: tuple[int, ...]) -> Iterator[tuple[int, int]]:
     """Yield where the messages begin and end that this path of fields leads to."""
     if not path:

@@ -118,6 +118,27 @@ def attention() -> bytes:
     return b.model({"input": [2, 8, 16]}, {x: [2, 8, 16]})
 
 
+def masked_attention(batch: Extent = 1, tokens: Extent = 8) -> bytes:
+    """An attention layer that leaves out the tokens that the input `mask` doesn't have."""
+    b = Builder()
+    query, key, value = (b.op("MatMul", "input", b.weight(16, 16)) for _ in range(3))
+    scores = b.op("MatMul", query, b.op("Transpose", key, perm=[0, 2, 1]))
+    hidden = b.op("Mul", b.op("Sub", "mask", b.constant(np.float32(1))), b.constant(np.float32(1e4)))
+    hidden = b.op("Unsqueeze", hidden, b.constant(np.array([1])))
+    mixed = b.op("MatMul", b.op("Softmax", b.op("Add", scores, hidden)), value)
+    x = b.op("LayerNormalization", b.op("Add", mixed, "input"), b.weight(16), b.weight(16), axis=-1)
+    x = b.op("Relu", b.op("MatMul", x, b.weight(16, 32)))
+    return b.model({"input": [batch, tokens, 16], "mask": [batch, tokens]}, {x: [batch, tokens, 32]})
+
+
+def fully_convolutional(size: Extent = 8) -> bytes:
+    """Two convolutions that halve an image of any size, with a map as large as the image beside."""
+    b = Builder()
+    first = b.op("Relu", b.conv("input", 3, 8, 3))
+    second = b.op("Relu", b.op("Conv", first, b.weight(4, 8, 2, 2), b.weight(4), strides=[2, 2]))
+    return b.model({"input": [1, 3, size, size]}, {first: [1, 8, size, size], second: [1, 4, "h", "w"]})
+
+
 def shared_convolution() -> bytes:
     """A convolution that a batch norm and another reader share: its weights must stay as they are."""
     b = Builder()

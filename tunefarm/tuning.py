@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,9 @@ def tune(
 
     `model` is the path of a model's file; a torch.nn.Module, with the `example_inputs` that it is exported
     with; a torch.export.ExportedProgram; or of TVM an IRModule, a TIR function, or a list of tensor
-    expressions, inputs before outputs. Raises TypeError for anything else, CommandError when the job fails,
-    and ClientError.
+    expressions, inputs before outputs. Like --shape, `shapes` have the shapes of inputs, or the sizes of
+    dimensions, for which the result has `sizes`. Raises TypeError for anything else, CommandError when the
+    job fails, and ClientError.
     """
     from core.job import MAX_TRIALS
     from tunefarm.cli.follow import require_done
@@ -50,9 +52,13 @@ def tune(
         exact=exact,
     )
     with _file(model, example_inputs) as path:
-        (job,), results = run_job([path], request, output, load(server=server, token=token, data=data))
-    require_done(job)
-    return results[0]
+        settings = load(server=server, token=token, data=data)
+        jobs, results = run_job([path], request, output, settings)
+    for job in jobs:
+        require_done(job)
+    if len(results) == 1:
+        return results[0]
+    return replace(results[0], output=results[0].output.parent, sizes=tuple(results))
 
 
 @contextmanager

@@ -85,7 +85,8 @@ class JobRequestBody(ModelBody):
     with the schedules known already and these first guesses, timed as a whole, and goals are left out.
 
     With `others`, several models share the trials, and subgraphs that they have in common; each becomes a job
-    of its own, with its own artifact, that the answer lists as `members`. `objective` names what is
+    of its own, with its own artifact, that the answer lists as `members`. One model in several sizes is
+    several models with equal `model` and different `shapes`. `objective` names what is
     minimized: "sum", the sum of the latencies by `model_weight`; "requirements", the same until each model is
     as fast as its `latency_s` asks for, the default where one has that; "speedup", their geometric mean;
     "early-stopping", the sum, leaving subgraphs alone whose latest trials gained nothing; or one that is
@@ -121,8 +122,8 @@ class JobRequestBody(ModelBody):
         latencies = [self.latency_s, *(other.latency_s for other in self.others)]
         if self.compile_only and self.trials != 0:
             raise ValueError(f"compile_only spends no trials: leave trials out, not {self.trials}")
-        if self.compile_only and (self.others or self.min_gain or any(latencies)):
-            raise ValueError("compile_only searches nothing: leave others, min_gain and latency_s out")
+        if self.compile_only and (self.min_gain or any(latencies)):
+            raise ValueError("compile_only searches nothing: leave min_gain and latency_s out")
         if not self.compile_only and not 1 <= self.trials <= MAX_TRIALS:
             if "trials" in self.model_fields_set or not (self.minutes or self.min_gain or all(latencies)):
                 raise ValueError(f"trials must be at least 1 and at most {MAX_TRIALS}, not {self.trials}")

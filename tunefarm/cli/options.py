@@ -31,7 +31,12 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON."
 Target = Annotated[str, typer.Option(help="A device class, or `native`: whatever device is ready.")]
 ModelFile = Annotated[Path, typer.Argument(metavar="MODEL")]
 Shape = Annotated[
-    list[str] | None, typer.Option("--shape", metavar="NAME=1,3,224,224", help="A dynamic input's shape.")
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="NAME=1,3,224,224",
+        help="A dynamic input's shape; or of a dimension that the model names, its sizes: tokens=32,128.",
+    ),
 ]
 Output = Annotated[
     Path | None, typer.Option("--output", metavar="DIR", help="Where the compiled model goes [MODEL-tuned].")
@@ -66,7 +71,8 @@ def checked_model(path: Path) -> Path:
 
 
 def parsed_shapes(flags: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Return shapes by input name from flags like `NAME=1,3,224,224`. Raises CommandError."""
+    """Return shapes by input, or sizes by dimension, from flags like `NAME=1,3,224,224`. Raises
+    CommandError."""
     shapes: dict[str, tuple[int, ...]] = {}
     for flag in flags:
         name, equals, extents = flag.rpartition("=")
@@ -80,7 +86,7 @@ def parsed_shapes(flags: Iterable[str]) -> dict[str, tuple[int, ...]]:
                 ExitCode.USAGE,
             )
         if name in shapes:
-            raise CommandError(f"--shape is given twice for input {name!r}: keep one", ExitCode.USAGE)
+            raise CommandError(f"--shape is given twice for {name!r}: keep one", ExitCode.USAGE)
         shapes[name] = shape
     return shapes
 

@@ -39,6 +39,7 @@ from tunefarm.cli.options import (
 from tunefarm.cli.progress import display, task_table
 from tunefarm.client.artifact import unpack
 from tunefarm.client.client import Client
+from tunefarm.client.sizes import Size, SizesError, sizes_of
 from tunefarm.client.values import Job, JobRequest, ModelRequest, Task
 from tunefarm.embedded.service import Service, connect_or_start
 from tunefarm.errors import InputError
@@ -108,12 +109,8 @@ def tune(
 ) -> None:
     """Tune models and write compiled libraries, on a running service or one started for the job.
 
-    Several models share the trials, and the subgraphs that they have in common.
+    Several models, and several sizes of one, share the trials and the subgraphs that they have in common.
     """
-    if shape and len(models) > 1:
-        raise CommandError(
-            "--shape is for one model: give several a --batch, or start the job from Python", ExitCode.USAGE
-        )
     weights = per_model("--model-weight", model_weight, 1.0, len(models), MIN_WEIGHT, MAX_WEIGHT)
     wanted = per_model("--latency-ms", latency_ms, None, len(models), 0, math.inf)
     latencies = [None if ms is None else ms / 1e3 for ms in wanted]
@@ -184,11 +181,15 @@ def compile_(
 
 @dataclass(frozen=True)
 class TuneResult:
-    """A finished job, and the folder that its artifact was unpacked into."""
+    """A finished job, and the folder that its artifact was unpacked into.
+
+    `tunefarm.tune` of a model in several `sizes` returns the first of them, with the folder that holds all.
+    """
 
     job: Job
     tasks: Sequence[Task]
     output: Path
+    sizes: Sequence[TuneResult] = ()
 
     @property
     def speedup(self) -> float | None:
@@ -232,7 +233,7 @@ def _run_and_print(
 ) -> None:
     jobs, results = run_job(files, request, output, settings, features, silent=as_json)
     if as_json and results:
-        print_json(results[0].as_json() if len(files) == 1 else [result.as_json() for result in results])
+        print_json(results[0].as_json() if len(jobs) == 1 else [result.as_json() for result in results])
     elif not as_json:
         for result in results:
             result.print(stdout())
@@ -251,26 +252,31 @@ def run_job(
 ) -> tuple[list[Job], list[TuneResult]]:
     """Upload the models, start or resume their job, follow it, and unpack the artifacts.
 
-    Return a job for each model, and what those that are done made.
+    The request's `shapes` are those of `tunefarm.client.sizes.sizes_of`, for all models.
+
+    Return a job for each size of each model, and what those that are done made.
 
     Raises CommandError when a model or a folder can't be used; ClientError as the client does.
     """
     names = [f"{checked_model(file).stem}-tuned" for file in files]
     if len(set(names)) < len(names):
         raise CommandError("two models have the same file name: rename one", ExitCode.USAGE)
-    if len(files) == 1:
-        folders = [prepared_output(output or Path(names[0]))]
-    else:
-        folders = [prepared_output((output or Path()) / name) for name in names]
+    sizes = _checked_sizes(files, request)
+    root = output or Path()
+    parents = [root / name for name in names] if len(files) > 1 else [output or Path(names[0])]
+    folders = [
+        prepared_output(parent / size.name)
+        for parent, own in zip(parents, sizes, strict=True)
+        for size in own
+    ]
     console = Console(stderr=True)
     with connect_or_start(settings, console.print, checked_features(features)) as service:
         client = service.client
         try:
-            first, *others = (client.upload(file).sha256 for file in files)
+            uploaded = [client.upload(file).sha256 for file in files]
         except OSError as error:
             raise InputError(f"{error.filename}, of the model, can't be read ({error.strerror})") from error
-        models = zip(request.others, others, strict=True)
-        request = replace(request, model=first, others=tuple(replace(one, model=sha) for one, sha in models))
+        request = _in_sizes(request, uploaded, sizes)
         job = _interrupted_job(service, request)
         if job is not None:
             console.print(f"resuming job {job.id}, which was interrupted after {job.trials_done} trials")
@@ -291,6 +297,32 @@ def run_job(
             if job.state is JobState.DONE
         ]
         return jobs, results
+
+
+def _checked_sizes(files: Sequence[Path], request: JobRequest) -> list[list[Size]]:
+    """Return the sizes of each model. Raises CommandError."""
+    try:
+        return sizes_of(files, request.shapes, request.batch)
+    except SizesError as error:
+        raise CommandError(f"--shape doesn't fit: {error}", ExitCode.USAGE) from error
+    except OSError as error:
+        raise InputError(f"{error.filename} can't be read ({error.strerror})") from error
+
+
+def _in_sizes(request: JobRequest, uploaded: Sequence[str], sizes: Sequence[Sequence[Size]]) -> JobRequest:
+    """Return the request for models, by their SHA-256, in all of their sizes."""
+    own_request = ModelRequest("", model_weight=request.model_weight, latency_s=request.latency_s)
+    asked = [
+        replace(one, model=sha, shapes=size.shapes)
+        for one, sha, own in zip((own_request, *request.others), uploaded, sizes, strict=True)
+        for size in own
+    ]
+    objective = request.objective
+    if any(len(own) > 1 for own in sizes) and not all(one.latency_s for one in asked):
+        # In a sum, the largest size would get most of the trials.
+        objective = objective or "speedup"
+    first, others = asked[0], tuple(asked[1:])
+    return replace(request, model=first.model, shapes=first.shapes, objective=objective, others=others)
 
 
 def _fetch(client: Client, job: Job, folder: Path) -> TuneResult:
@@ -317,9 +349,12 @@ def _interrupted_job(service: Service, request: JobRequest) -> Job | None:
     return None
 
 
-def _asked(client: Client, job: Job, request: JobRequest) -> JobRequest:
-    """Return what a job was asked for, where that can be told from its default as in `request`."""
+def _asked(client: Client, job: Job, request: JobRequest) -> JobRequest | None:
+    """Return what a job was asked for, where that can be told from its default as in `request`; None where
+    it was for another number of models."""
     others = [client.job(other) for other in job.members[1:]]
+    if len(others) != len(request.others):
+        return None
     return JobRequest(
         job.model,
         job.trials,
@@ -341,10 +376,10 @@ def _asked(client: Client, job: Job, request: JobRequest) -> JobRequest:
         others=tuple(
             ModelRequest(
                 other.model,
-                {} if job.batch is not None else other.shapes,
+                mine.shapes if job.batch is not None else other.shapes,
                 model_weight=other.model_weight,
                 latency_s=other.latency_s,
             )
-            for other in others
+            for other, mine in zip(others, request.others, strict=True)
         ),
     )

@@ -173,6 +173,18 @@ def test_goals_that_cannot_be_are_refused(service: Service, goals: dict[str, Any
     assert why in answer.text
 
 
+def test_several_models_are_compiled_without_trials(service: Service) -> None:
+    model = service.upload()
+    sizes = [{"model": model, "shapes": {"x": [size]}} for size in (1, 2)]
+    body = {**sizes[0], "compile_only": True, "others": sizes[1:]}
+    members = service.http.post("/v1/jobs", json=body).json()["members"]
+    jobs = [service.http.get(f"/v1/jobs/{one}").json() for one in members]
+    assert [(job["model"], job["shapes"], job["trials"]) for job in jobs] == [
+        (model, {"x": [1]}, 0),
+        (model, {"x": [2]}, 0),
+    ]
+
+
 def two_models(service: Service) -> dict[str, Any]:
     other = {"model": service.upload(onnx_model(7)), "model_weight": 0.5, "latency_s": 0.1}
     return {"model": service.upload(), "trials": 12, "latency_s": 0.2, "batch": 4, "others": [other]}

@@ -9,7 +9,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from core.model_format import ModelFormat, UnknownFormat, external_files, recognise
+from core.model_format import ModelFormat, UnknownFormat, external_files, input_dimensions, recognise
 
 
 def model(*external: str) -> bytes:
@@ -79,3 +79,15 @@ def test_what_is_no_model_is_refused(data: bytes, why: str) -> None:
 def test_the_files_of_weights_are_found() -> None:
     assert external_files(io.BytesIO(model())) == []
     assert external_files(io.BytesIO(model("a.bin", "b/c.bin", "a.bin"))) == ["a.bin", "b/c.bin"]
+
+
+def test_the_dimensions_of_inputs_are_read() -> None:
+    ends = [
+        helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", 16, None, 300]),
+        helper.make_tensor_value_info("scalar", TensorProto.FLOAT, []),
+        helper.make_tensor_value_info("w", TensorProto.FLOAT, ["m"]),
+    ]
+    graph = helper.make_graph([], "graph", ends, [])
+    graph.initializer.add(name="w")
+    file = io.BytesIO(helper.make_model(graph).SerializeToString())
+    assert input_dimensions(file) == {"ids": ("n", 16, "", 300), "scalar": ()}

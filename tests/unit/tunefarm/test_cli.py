@@ -15,6 +15,7 @@ from rich.console import Console
 
 from core.exit_code import ExitCode
 from core.job import MAX_TRIALS, JobState
+from tests.onnx_models import masked_attention
 from tests.unit.tunefarm.fake_service import FakeService, serving
 from tunefarm.cli import completion, live
 from tunefarm.cli.app import app, run
@@ -69,7 +70,10 @@ def failure(capsys: pytest.CaptureFixture[str]) -> str:
         ("tune net.onnx --batch 0", 2, "--batch"),
         ("tune net.onnx --model-weight 0", 2, "--model-weight must be between"),
         ("tune net.onnx net.onnx", 2, "two models have the same file name"),
-        ("tune net.onnx b.onnx --shape x=1", 2, "--shape is for one model"),
+        ("tune net.onnx named.onnx --shape x=1", 2, "--shape doesn't fit: there is no input"),
+        ("tune named.onnx --shape n=2,2 --shape m=1", 2, "a size of n is given twice"),
+        ("tune named.onnx --shape n=0", 2, "all numbers above 0"),
+        ("compile named.onnx --shape n=2,3", 2, "'m' open: give its size too"),
         ("tune net.onnx b.onnx --model-weight 2", 2, "--model-weight is given 1 times for 2 models"),
         ("tune net.onnx --shape x", 2, "NAME=1,3,224,224"),
         ("tune net.onnx --weight 0", 2, "--weight must be between"),
@@ -96,7 +100,7 @@ def failure(capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_failure_is_one_line_and_an_exit_code(
     arguments: str, code: int, cause: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert model.exists()
+    model.with_name("named.onnx").write_bytes(masked_attention("n", "m"))
     assert run(app, arguments.split()) == code
     assert cause in failure(capsys)
 
@@ -198,6 +202,19 @@ def test_several_models_are_one_request_and_a_folder_each(
     for folder in ("net-tuned", "other-tuned"):
         assert (Path("out") / folder / "model.so").exists()
     assert capsys.readouterr().out.count("tuned     20 ms") == 2
+
+
+def test_sizes_are_one_request_and_a_folder_each(fake: FakeService, model: Path) -> None:
+    model.write_bytes(masked_attention(1, "tokens"))
+    fake.members = ("j1", "j1-2")
+    flags = ["--shape", "tokens=8,32", "--trials", "9", "--model-weight", "2"]
+    assert run(app, ["tune", str(model), "--server", fake.url, *flags]) == ExitCode.OK
+    (sent,) = fake.requests
+    assert (sent["shapes"], sent["objective"]) == ({"input": [1, 8, 16], "mask": [1, 8]}, "speedup")
+    shapes = {"input": [1, 32, 16], "mask": [1, 32]}
+    assert sent["others"] == [{"model": "ab", "shapes": shapes, "model_weight": 2.0, "latency_s": None}]
+    for folder in ("tokens=8", "tokens=32"):
+        assert (Path("net-tuned") / folder / "model.so").exists()
 
 
 def test_compile_asks_for_no_trials(fake: FakeService, model: Path) -> None:

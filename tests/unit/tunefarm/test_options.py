@@ -25,7 +25,7 @@ def test_a_shape_that_is_no_shape_is_refused(flag: str) -> None:
 
 
 def test_a_second_shape_for_an_input_is_refused() -> None:
-    with pytest.raises(CommandError, match="given twice for input 'x'"):
+    with pytest.raises(CommandError, match="given twice for 'x'"):
         parsed_shapes(["x=1", "x=2"])
 
 

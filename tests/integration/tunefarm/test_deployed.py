@@ -1,0 +1,137 @@
+"""A model that was compiled in several sizes runs for the sizes between them, where that is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from numpy.typing import NDArray
+
+from compiler.importing.model import fuse_untuned, read_onnx
+from compiler.packaging.artifact import Manifest, build_library
+from compiler.target import detect_device
+from tests.onnx_models import Builder, Extent, fully_convolutional, masked_attention
+from tunefarm.client.sizes import sizes_of
+from tunefarm.deployed import DeployedModelError, NoSuchSize, load
+
+Compile = Callable[[bytes, str, tuple[int, ...]], Path]
+Array = NDArray[np.float32]
+
+
+@pytest.fixture
+def compiled(tmp_path: Path) -> Compile:
+    """Compile a model in sizes of a dimension, and return the folder."""
+
+    def compile_(model: bytes, name: str, extents: tuple[int, ...]) -> Path:
+        file, device = tmp_path / "net.onnx", detect_device(1)
+        file.write_bytes(model)
+        [sizes] = sizes_of([file], {name: extents})
+        for size in sizes:
+            imported = read_onnx(model, size.shapes)
+            folder = tmp_path / "tuned" / size.name
+            folder.mkdir(parents=True)
+            library = build_library(fuse_untuned(imported, device.target), device.target)
+            (folder / "model.so").write_bytes(library)
+            manifest = Manifest(
+                "net", "sha", device.target, "cafe", imported.inputs, imported.outputs, 1, {}, 0.0
+            )
+            (folder / "manifest.json").write_text(manifest.to_json())
+        return tmp_path / "tuned"
+
+    return compile_
+
+
+def drawn(*shape: int) -> Array:
+    return np.random.default_rng(1).standard_normal(shape, dtype=np.float32)
+
+
+def expected(model: bytes, *inputs: Array) -> list[Array]:
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    return [np.asarray(one) for one in session.run(None, dict(zip(names, inputs, strict=True)))]
+
+
+def same(found: Sequence[Array], wanted: Sequence[Array]) -> None:
+    for own, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
+
+
+def test_padding_is_right_where_a_mask_hides_it(compiled: Compile) -> None:
+    data = masked_attention(1, "tokens")
+    model = load(compiled(data, "tokens", (12, 4)), pad=True)
+    assert [size["mask"] for size in model.sizes] == [(1, 4), (1, 12)]
+    for tokens in (1, 4, 5, 12):
+        inputs = drawn(1, tokens, 16), np.ones((1, tokens), np.float32)
+        found = model(*inputs)
+        assert found[0].shape == (1, tokens, 32)
+        same(found, expected(data, *inputs))
+    with pytest.raises(NoSuchSize, match=r"\(1, 4, 16\) \(1, 4\); \(1, 12, 16\) .*: none is large enough"):
+        model(drawn(1, 13, 16), drawn(1, 13))
+
+
+def test_without_padding_other_sizes_are_refused(compiled: Compile) -> None:
+    data = fully_convolutional("side")
+    folder = compiled(data, "side", (6, 8))
+    model = load(folder)
+    for side in (8, 6):
+        same(model(drawn(1, 3, side, side)), expected(data, drawn(1, 3, side, side)))
+    with pytest.raises(NoSuchSize, match=r"compiled for inputs of \(1, 3, 6, 6\); \(1, 3, 8, 8\), not"):
+        model(drawn(1, 3, 7, 7))
+    with pytest.raises(
+        DeployedModelError, match=r"axis 2 of output .* has the lengths 3, 4, which are those of"
+    ):
+        load(folder, pad=True)
+
+
+def pooled(tokens: Extent) -> bytes:
+    b = Builder()
+    mean = b.op("ReduceMean", "input", axes=[1], keepdims=1)
+    return b.model({"input": [1, tokens, 4]}, {b.op("Sub", "input", mean): [1, tokens, 4]})
+
+
+def test_padding_is_refused_where_it_changes_the_rest(compiled: Compile) -> None:
+    folder = compiled(pooled("n"), "n", (4, 9))
+    with pytest.raises(
+        DeployedModelError, match=r"changes by .* when inputs \(1, 4, 4\) are padded to \(1, 9"
+    ):
+        load(folder, pad=True)
+    same(load(folder)(drawn(1, 9, 4)), expected(pooled("n"), drawn(1, 9, 4)))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "why"),
+    [
+        ([drawn(1, 4, 16)], r"takes 2 inputs \(input, mask\), not 1"),
+        ([drawn(1, 4, 16), np.ones((1, 4))], "input mask is float64, and the model takes float32"),
+        ([drawn(1, 5, 16), drawn(1, 6)], "6 and 5 are lengths of the same dimension"),
+        ([drawn(1, 5, 15), drawn(1, 5)], "no dimension of one size is padded"),
+        ([drawn(2, 4, 16), drawn(2, 4)], "no dimension of one size is padded"),
+        ([drawn(5, 16), drawn(1, 5)], "the model was compiled for inputs of"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_refused(inputs: list[Array], why: str, compiled: Compile) -> None:
+    model = load(compiled(masked_attention(1, "tokens"), "tokens", (4, 12)), pad=True)
+    with pytest.raises(DeployedModelError, match=why):
+        model(*inputs)
+
+
+def test_a_folder_holds_one_model(compiled: Compile, tmp_path: Path) -> None:
+    with pytest.raises(DeployedModelError, match="holds no compiled model"):
+        load(tmp_path)
+    folder = compiled(pooled("n"), "n", (4, 9))
+    same(load(folder / "n=4")(drawn(1, 4, 4)), expected(pooled("n"), drawn(1, 4, 4)))
+    manifest = folder / "n=9" / "manifest.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"sha"', '"another"'))
+    with pytest.raises(DeployedModelError, match="holds several models"):
+        load(folder)
+    manifest.write_text(text[:50])
+    with pytest.raises(DeployedModelError, match=r"manifest.json can't be read"):
+        load(folder)
+    manifest.write_text(text)
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(DeployedModelError, match="one compiled model and others in folders"):
+        load(folder)

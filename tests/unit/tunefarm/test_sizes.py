@@ -1,0 +1,113 @@
+"""Sizes of the dimensions that a model names become shapes of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.onnx_models import Builder, Extent, fully_convolutional, masked_attention, residual
+from tunefarm.client.sizes import Shape, Size, SizesError, sizes_of
+
+
+def sizes(
+    tmp_path: Path, model: bytes, given: Mapping[str, Shape], batch: int | None = None
+) -> Sequence[Size]:
+    path = tmp_path / "net.onnx"
+    path.write_bytes(model)
+    [found] = sizes_of([path], given, batch)
+    return found
+
+
+def named(**inputs: Sequence[Extent]) -> bytes:
+    """A model of inputs with these dimensions."""
+    b = Builder()
+    first = next(iter(inputs))
+    return b.model(dict(inputs), {b.op("Relu", first): inputs[first]})
+
+
+def test_a_dimension_has_its_size_wherever_it_is_named(tmp_path: Path) -> None:
+    assert sizes(tmp_path, masked_attention(1, "tokens"), {"tokens": (8, 32)}) == [
+        Size("tokens=8", {"input": (1, 8, 16), "mask": (1, 8)}),
+        Size("tokens=32", {"input": (1, 32, 16), "mask": (1, 32)}),
+    ]
+    assert sizes(tmp_path, fully_convolutional("side"), {"side": (8, 12)})[1].shapes == {
+        "input": (1, 3, 12, 12)
+    }
+
+
+def test_two_dimensions_are_combined(tmp_path: Path) -> None:
+    model = masked_attention("batch", "tokens")
+    found = sizes(tmp_path, model, {"tokens": (8, 32), "batch": (1, 4)})
+    assert [size.name for size in found] == [
+        "tokens=8,batch=1",
+        "tokens=8,batch=4",
+        "tokens=32,batch=1",
+        "tokens=32,batch=4",
+    ]
+    assert found[1].shapes == {"input": (4, 8, 16), "mask": (4, 8)}
+
+
+def test_one_size_is_a_model_of_one_shape(tmp_path: Path) -> None:
+    found = sizes(tmp_path, masked_attention("batch", "tokens"), {"tokens": (8,), "batch": (2,)})
+    assert found == [Size("", {"input": (2, 8, 16), "mask": (2, 8)})]
+    assert sizes(tmp_path, residual("n"), {"input": (2, 3, 8, 8)}) == [Size("", {"input": (2, 3, 8, 8)})]
+    assert sizes(tmp_path, residual("n"), {}, 4) == [Size("", {})]
+
+
+def test_a_batch_is_the_size_of_leading_dimensions(tmp_path: Path) -> None:
+    found = sizes(tmp_path, masked_attention("batch", "tokens"), {"tokens": (8, 32)}, 2)
+    assert [size.shapes["mask"] for size in found] == [(2, 8), (2, 32)]
+    found = sizes(tmp_path, named(x=["", "n"], y=["n", 3]), {"n": (5, 6)}, 2)
+    assert [size.shapes for size in found] == [{"x": (2, 5), "y": (5, 3)}, {"x": (2, 6), "y": (6, 3)}]
+
+
+def test_a_size_names_a_folder_whatever_the_dimension_is_called(tmp_path: Path) -> None:
+    found = sizes(tmp_path, named(x=["a/b + 1"]), {"a/b + 1": (2, 3)})
+    assert [size.name for size in found] == ["a_b___1=2", "a_b___1=3"]
+
+
+def test_several_models_have_the_sizes_of_the_dimensions_that_they_name(tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("a.onnx", "b.onnx", "c.onnx")]
+    models = [masked_attention(1, "tokens"), masked_attention("n", "tokens"), residual(1)]
+    for file, model in zip(files, models, strict=True):
+        file.write_bytes(model)
+    found = sizes_of(files, {"tokens": (8, 32), "n": (3,)})
+    assert [[size.name for size in own] for own in found] == [
+        ["tokens=8", "tokens=32"],
+        ["tokens=8,n=3", "tokens=32,n=3"],
+        [""],
+    ]
+
+
+def test_a_file_of_another_format_has_the_shapes_as_they_are(tmp_path: Path) -> None:
+    for data in (b"PK\x03\x04", b"onnx", b"\x3a\x01"):
+        assert sizes(tmp_path, data, {"x": (1, 3)}) == [Size("", {"x": (1, 3)})]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"tokenz": (8,)}, r"no dimension 'tokenz'; inputs are: input \(batch, tokens, 16\), mask"),
+        ({"tokens": (8, 32)}, "leaves 'batch' open: give its size too, batch=1"),
+        ({"tokens": (8, 8), "batch": (1,)}, "a size of tokens is given twice"),
+        (
+            {"tokens": (8, 9), "mask": (1, 8)},
+            "input 'mask' is given a shape and its dimension 'tokens' sizes",
+        ),
+        (
+            {"tokens": tuple(range(1, 18)), "batch": (1,)},
+            "these are 17 sizes of all models, and a job takes 16",
+        ),
+        ({"tokens": tuple(range(1, 999)), "batch": tuple(range(1, 999))}, "these are 996004 sizes"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(given: dict[str, Shape], why: str, tmp_path: Path) -> None:
+    with pytest.raises(SizesError, match=why):
+        sizes(tmp_path, masked_attention("batch", "tokens"), given)
+
+
+def test_a_dimension_without_a_name_needs_the_whole_shape(tmp_path: Path) -> None:
+    with pytest.raises(SizesError, match="input 'x' leaves another dimension open: give its whole shape"):
+        sizes(tmp_path, named(x=["n", ""]), {"n": (5, 6)})

@@ -1,0 +1,114 @@
+"""The sizes that a model is tuned for, where its file leaves dimensions open."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from core.job import MAX_MODELS
+from core.model_format import MalformedMessage, ModelFormat, UnknownFormat, input_dimensions, recognise
+
+Shape = tuple[int, ...]
+Dimensions = tuple[int | str, ...]
+
+
+class SizesError(ValueError):
+    """The sizes can't be those of the models. The message is one sentence for the user."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """The shapes of a model's inputs in one of its sizes. `name`, such as `tokens=32`, is that of a file; it
+    is empty where the model has no other sizes."""
+
+    name: str
+    shapes: dict[str, Shape]
+
+
+def sizes_of(
+    models: Sequence[Path], given: Mapping[str, Shape], batch: int | None = None
+) -> list[list[Size]]:
+    """Return the sizes of each model.
+
+    `given` maps the name of an input to its shape, or the name of a dimension to its sizes; one that is both
+    means the input. Several dimensions are combined. The `batch` is the size of leading dimensions that are
+    left open. Raises SizesError, OSError.
+    """
+    declared = [_declared(model) for model in models]
+    if len(models) == 1 and declared[0] is None:
+        return [[Size("", dict(given))]]
+    known = [inputs or {} for inputs in declared]
+    names = {name for inputs in known for name in (*inputs, *_open(inputs))}
+    unknown = sorted(given.keys() - names)
+    if unknown:
+        listed = ", ".join(f"{name} {_text(dims)}" for inputs in known for name, dims in inputs.items())
+        raise SizesError(f"there is no input and no dimension '{unknown[0]}'; inputs are: {listed or 'none'}")
+    found = [_sizes(inputs, given, batch) for inputs in known]
+    _check_number(sum(map(len, found)))
+    return found
+
+
+def _check_number(sizes: int) -> None:
+    if sizes > MAX_MODELS:
+        raise SizesError(f"these are {sizes} sizes of all models, and a job takes {MAX_MODELS}: name fewer")
+
+
+def _declared(model: Path) -> dict[str, Dimensions] | None:
+    """Return the dimensions of an ONNX file's inputs, None for other files."""
+    with model.open("rb") as file:
+        try:
+            return input_dimensions(file) if recognise(file) is ModelFormat.ONNX else None
+        except (UnknownFormat, MalformedMessage):
+            return None  # the service says what is wrong with it
+
+
+def _sizes(inputs: Mapping[str, Dimensions], given: Mapping[str, Shape], batch: int | None) -> list[Size]:
+    fixed = {name: shape for name, shape in given.items() if name in inputs}
+    varied = {name: sizes for name, sizes in given.items() if name not in inputs and name in _open(inputs)}
+    if not varied:
+        return [Size("", fixed)]
+    _check_number(math.prod(map(len, varied.values())))
+    for name, sizes in varied.items():
+        if len(set(sizes)) < len(sizes):
+            raise SizesError(f"a size of {name} is given twice: keep one")
+        for one in fixed:
+            if name in inputs[one]:
+                raise SizesError(
+                    f"input '{one}' is given a shape and its dimension '{name}' sizes: leave one of them out"
+                )
+    found = []
+    for extents in itertools.product(*varied.values()):
+        chosen = dict(zip(varied, extents, strict=True))
+        if batch is not None:
+            leading = {dims[0] for dims in inputs.values() if dims}
+            chosen = {dim: batch for dim in leading if isinstance(dim, str) and dim} | chosen
+        shapes = fixed | {
+            one: tuple(_extent(one, dim, chosen, None if at else batch) for at, dim in enumerate(dims))
+            for one, dims in inputs.items()
+            if one not in fixed and not all(isinstance(dim, int) and dim for dim in dims)
+        }
+        text = ",".join(f"{name}={chosen[name]}" for name in varied)
+        found.append(Size(re.sub(r"[^\w=,.-]", "_", text), shapes))
+    return found if len(found) > 1 else [Size("", found[0].shapes)]
+
+
+def _extent(name: str, dim: int | str, chosen: Mapping[str, int], otherwise: int | None) -> int:
+    extent = (dim if isinstance(dim, int) else chosen.get(dim)) or otherwise
+    if extent is None:
+        how = f"give its size too, {dim}=1" if dim else f"give its whole shape, {name}=1,3,224,224"
+        what = f"'{dim}'" if dim else "another dimension"
+        raise SizesError(f"input '{name}' leaves {what} open: {how}")
+    return extent
+
+
+def _open(inputs: Mapping[str, Dimensions]) -> set[str]:
+    """Return the names of the dimensions that inputs leave open."""
+    return {dim for dims in inputs.values() for dim in dims if isinstance(dim, str) and dim}
+
+
+def _text(dims: Dimensions) -> str:
+    return f"({', '.join(str(dim or '?') for dim in dims)})"
