@@ -93,6 +93,10 @@ COMMANDS = {
         "three networks in float32, bytes, float16 and bfloat16, compared with ONNX Runtime on the same "
         "files; about half an hour"
     ),
+    "benchmarks.sizes --quick --json FILE": (
+        "two small networks tuned in three sizes together, compared with each size tuned alone with as many "
+        "trials; about ten minutes"
+    ),
     "benchmarks.faults --quick --json FILE": (
         "processes killed, networks cut, disks filled while a job runs: trials lost, counted twice, seconds "
         "to recovery"

@@ -49,15 +49,15 @@ class Graph:
     inputs: list[onnx.ValueInfoProto] = field(default_factory=list)
     outputs: list[onnx.ValueInfoProto] = field(default_factory=list)
 
-    def input(self, name: str, *shape: int, element_type: int = TensorProto.FLOAT) -> str:
+    def input(self, name: str, *shape: Extent, element_type: int = TensorProto.FLOAT) -> str:
         """Add an input of the model, of shape (batch, *shape)."""
         self.inputs.append(helper.make_tensor_value_info(name, element_type, [self.batch, *shape]))
         return name
 
-    def image(self, size: int) -> Tensor:
+    def image(self, size: Extent) -> Tensor:
         return Tensor(self.input("input", 3, size, size), 3)
 
-    def output(self, name: str, *shape: int) -> str:
+    def output(self, name: str, *shape: Extent) -> str:
         """Declare an output of the model, of shape (batch, *shape). A node has to write it."""
         self.outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, [self.batch, *shape]))
         return name

@@ -227,7 +227,9 @@ def python() -> str:
     lines = ["# Python", "", "## tunefarm.client", ""]
     for name in sorted(tunefarm.client.__all__):
         lines += [f"::: tunefarm.client.{name}", ""]
-    return "\n".join([*lines, "## tunefarm.tvm_database", "", "::: tunefarm.tvm_database", ""])
+    for module in ("tunefarm.tvm_database", "tunefarm.deployed"):
+        lines += [f"## {module}", "", f"::: {module}", ""]
+    return "\n".join(lines)
 
 
 def _text(text: str) -> str:

@@ -82,6 +82,17 @@ def bert_base(graph: Graph, scale: Scale) -> None:
     graph.node("Tanh", "pooler", [pooled.name], graph.output("pooler_output", features))
 
 
+def encoder(graph: Graph, scale: Scale) -> None:
+    """BERT-base's encoder alone, for any number of tokens: the dimension `tokens` of its inputs is open."""
+    features, tokens = scale.channels(FEATURES), "tokens"
+    x = Tensor(graph.input("embeddings", tokens, features), features)
+    masked = _additive_mask(graph, graph.input("attention_mask", tokens, element_type=TensorProto.INT64))
+    blocks = min(BLOCKS, scale.max_blocks + 1)
+    for index in range(blocks):
+        last = graph.output("last_hidden_state", tokens, features) if index == blocks - 1 else None
+        x = _bert_block(graph, x, f"layer.{index}", -1, scale.channels(HIDDEN), masked, last)
+
+
 def _additive_mask(graph: Graph, mask: str) -> str:
     """Return 0 where the mask is 1, and the lowest float where it is 0."""
     wide = graph.node("Unsqueeze", "mask.unsqueeze", [mask, graph.integers("mask.axes", [1, 2])])
