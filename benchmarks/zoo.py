@@ -64,12 +64,15 @@ class Tuned:
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit code."""
     parser = command_parser(NAME, __doc__, f"only {', '.join(QUICK)}")
+    parser.add_argument(
+        "--network", action="append", choices=NETWORKS, dest="networks", help="only this one [all of them]"
+    )
     parser.add_argument("--trials", type=positive, default=64, help="for every network [64]")
     parser.add_argument("--threads", type=positive, default=usable_cores(), help="[all cores]")
     args = parser.parse_args(argv)
     output = Output(NAME, argv, args.json, args.threads)
     done, failed = [], {}
-    names = QUICK if args.quick else NETWORKS
+    names = args.networks or (QUICK if args.quick else NETWORKS)
     with (
         tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as temporary,
         session(Path(temporary) / "data", args.threads, NATIVE, output.console) as stack,
@@ -90,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 found = running.outputs(inputs)
             feeds = {spec.name: array for spec, array in zip(manifest.inputs, inputs, strict=True)}
             done.append(Tuned(name, difference(name, found, expected(model, feeds)), manifest))
+            output.write(figures_of(done, failed))
     output.finish(figures_of(done, failed))
     return 0
 

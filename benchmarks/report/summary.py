@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.report.markdown import table
-from benchmarks.results.figures import Figure, Results, number
+from benchmarks.results.figures import Figure, Results, at_least, number
 
 # What a processor shows -> what the document calls it, the largest first.
 INSTRUCTION_SETS = {"avx512f": "AVX-512", "avx2": "AVX2", "sse4_2": "SSE4.2"}
@@ -25,6 +25,8 @@ SPACE = "median over best of 64 random programs, relative to MetaSchedule"
 PROCESSES = re.compile(r"(\d+) servers, (\d+) schedulers: trials stored")
 TYPE = re.compile(r"(\S+): largest difference of (\S+), relative to the largest output")
 SHARE = "share of run time in tuned subgraphs, mean"
+RIGHT = re.compile(r"networks that are right, of (\d+)")
+SHARE_OF = re.compile(r"(\S+): share of run time in tuned subgraphs")
 LEVEL = "growth in the second half"
 EQUAL = "all networks, median: trials of equal shares over those of"
 TIME_LEFT = "all networks: the time left, told after a third of the job or later: largest error"
@@ -206,12 +208,28 @@ def element_types(files: Iterable[Results]) -> str:
 
 
 def zoo(files: Iterable[Results]) -> str:
-    """Return a row for each network of the zoo, below those of all together."""
-    rows = []
+    """Return a row for each network of the zoo, below those of all together, which may be of several runs."""
+    networks: list[Figure] = []
+    right = count = 0
+    problems: list[str] = []
     for results in files:
-        if any(figure.name == SHARE for figure in results.figures):
-            rows += [[each.name, _value(each), _aim(each), each.peer or ""] for each in results.figures]
-    return table(["figure", "value", "aim", "more"], rows or [["not measured", "", "", ""]])
+        for each in results.figures:
+            if found := RIGHT.fullmatch(each.name):
+                right, count = right + int(each.value), count + int(found[1])
+                problems += [each.peer] if each.peer else []
+            elif SHARE_OF.fullmatch(each.name):
+                networks.append(each)
+    rows = []
+    if networks:
+        mean, aim = statistics.mean(each.value for each in networks), at_least(95)
+        verdict = f"{aim.words}: {'reached' if aim.kept(mean) else 'missed'}"
+        rows = [
+            ["all: right", f"{right} of {count}", "all", "; ".join(problems)],
+            ["all: mean", f"{number(mean)} %", verdict, ""],
+        ]
+        rows += [[each.name.partition(":")[0], _value(each), "", each.peer or ""] for each in networks]
+    headers = ["network", "time in tuned subgraphs", "aim", "more"]
+    return table(headers, rows or [["not measured", "", "", ""]])
 
 
 def processes(files: Iterable[Results]) -> str:

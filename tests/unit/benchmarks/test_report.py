@@ -210,10 +210,20 @@ def test_a_network_has_a_row_for_each_type_and_the_last_run_counts() -> None:
     assert rows(summary.element_types([]))[0][0] == "not measured"
 
 
-def test_the_zoo_has_its_figures_in_a_table_of_its_own() -> None:
-    share = figure(summary.SHARE, 96.0, "%", aim=at_least(95), peer="lowest: 90 % (decoder)")
-    assert rows(summary.zoo([results(share), results(*tuned())])) == [
-        [summary.SHARE, "96 %", "at least 95: reached", "lowest: 90 % (decoder)"]
+def test_the_zoo_has_a_row_for_each_network_of_all_runs() -> None:
+    def run(name: str, share: float, problem: str = "") -> Results:
+        return results(
+            figure("networks that are right, of 1", 0 if problem else 1, "", aim=at_least(1), peer=problem),
+            figure(summary.SHARE, share, "%", aim=at_least(95)),
+            figure(f"{name}: share of run time in tuned subgraphs", share, "%", peer="3 subgraphs"),
+        )
+
+    found = rows(summary.zoo([run("decoder", 98.0), run("half", 90.0, "half: differs"), results(*tuned())]))
+    assert found == [
+        ["all: right", "1 of 2", "all", "half: differs"],
+        ["all: mean", "94 %", "at least 95: missed", ""],
+        ["decoder", "98 %", "", "3 subgraphs"],
+        ["half", "90 %", "", "3 subgraphs"],
     ]
     assert rows(summary.zoo([]))[0][0] == "not measured"
 
