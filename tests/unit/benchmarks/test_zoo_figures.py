@@ -28,6 +28,12 @@ def test_only_subgraphs_under_schedules_of_the_search_are_tuned() -> None:
     assert found["networks that are right, of 2"].reached
 
 
+def test_an_untuned_build_that_was_published_is_named() -> None:
+    published = Tuned("one", "", Manifest("one", "sha", "{}", "class", (), (), 1, {}, 0.0))
+    (*_, found) = zoo.figures_of([published], {})
+    assert (found.value, found.peer) == (0, "the untuned build is faster, and was published")
+
+
 def test_what_is_wrong_or_fails_is_named() -> None:
     (right, *_) = zoo.figures_of([tuned("one", 0.9, "output 0 differs by 1")], {"two": "job 7 failed"})
     assert (right.value, right.reached) == (0, False)
