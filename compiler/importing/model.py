@@ -55,7 +55,7 @@ class ExtractedTask:
     `weight` is the number of calls in the model. `constants` are the positions of the arguments that are
     constants of the model; they are part of the workload. `functions` are the names of the fused module's
     functions that compute it. A task that may replace the workload `variant_of` is of the `variant` of this
-    name (`compiler.variants`).
+    name (`compiler.variants`); an `exact` one differs by the order of sums alone.
     """
 
     workload_hash: str
@@ -66,6 +66,7 @@ class ExtractedTask:
     functions: tuple[str, ...]
     variant: str = ""
     variant_of: str = ""
+    exact: bool = True
 
     @property
     def place(self) -> str:

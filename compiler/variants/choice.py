@@ -23,20 +23,25 @@ from compiler.importing.model import (
     fuse_operators,
     kernel_calls,
 )
+from compiler.variants.subpixel import Subpixel
 from compiler.variants.winograd import Winograd
 from system import plugins
 
 
 class Variant(Protocol):
-    """Another way to compute some operators of a model, called `name`."""
+    """Another way to compute some operators of a model, called `name`.
+
+    An `exact` one differs from them by the order of sums alone, as schedules do.
+    """
 
     name: str
+    exact: bool
 
     def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
         """Rewrite the operators of a model that the variant applies to; None when there is none."""
 
 
-VARIANTS: tuple[Variant, ...] = (Winograd(2), Winograd(4))
+VARIANTS: tuple[Variant, ...] = (Winograd(2), Winograd(4), Subpixel())
 
 
 def all_variants() -> tuple[Variant, ...]:
@@ -46,17 +51,19 @@ def all_variants() -> tuple[Variant, ...]:
 
 @dataclass(frozen=True)
 class VariantModel:
-    """A model as calls of fused kernels, and the same under each variant that changes some of them."""
+    """A model as calls of fused kernels, and the same under each variant that changes some of them; `exact`
+    are the names of exact ones."""
 
     fused: tvm.IRModule
     variants: Mapping[str, tvm.IRModule]
+    exact: Collection[str]
 
     @classmethod
     def of(cls, model: RelaxModel, target: str) -> VariantModel:
         """Raises ModelError when TVM can't compile the model."""
         operators = convert_operators(model, target)
         fused = fuse_operators(operators, target)
-        variants = {}
+        variants, exact = {}, set()
         for variant in all_variants():
             try:
                 rewritten = variant.rewrite(operators)
@@ -65,7 +72,8 @@ class VariantModel:
                 changed = None
             if changed is not None and _is_comparable(fused, changed):
                 variants[variant.name] = changed
-        return cls(fused, variants)
+                exact |= {variant.name} if variant.exact else set()
+        return cls(fused, variants, exact)
 
     def tasks(self) -> list[ExtractedTask]:
         """Return the tasks of the model, then the tasks of variants that may replace one of them."""
@@ -78,7 +86,11 @@ class VariantModel:
                 place, task = replaced.get(_name(call)), tasks.get(_name(other))
                 if place is not None and task is not None and task.workload_hash not in found:
                     found[task.workload_hash] = replace(
-                        task, weight=place.weight, variant=name, variant_of=place.workload_hash
+                        task,
+                        weight=place.weight,
+                        variant=name,
+                        variant_of=place.workload_hash,
+                        exact=name in self.exact,
                     )
         return list(found.values())
 

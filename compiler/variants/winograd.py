@@ -23,7 +23,8 @@ from tvm import relax, te, tirx, topi
 from tvm.ir import Call, GenericConst
 from tvm.topi.utils import const_matrix
 
-from compiler.constants.fold import rewrite_functions, static_shape
+from compiler.constants.fold import static_shape
+from compiler.variants.rewriting import Kernel, rewrite_calls
 
 KERNEL = 3
 # Below this many channels the transforms cost more than the products that they save.
@@ -33,8 +34,6 @@ MIN_CHANNELS = 16
 MIN_PIXELS = {2: 8, 4: 24}
 # By tile size, the points at which polynomials are evaluated: those that round least (Barabasz et al., 2018).
 POINTS = {2: (0.0, -1.0, 1.0), 4: (0.0, -1.0, 1.0, 0.5, -2.0)}
-# What TVM calls "out element-wise fusable": element-wise operators are fused to the result.
-FUSES_ELEMENTWISE = 4
 
 
 class Winograd:
@@ -47,20 +46,27 @@ class Winograd:
         conv[m*p + h, m*q + w, o] = sum(products[e, v, p, q, o] * A[e, h] * A[v, w])         h, w < m
     """
 
+    exact = False
+
     def __init__(self, tile: int) -> None:
         self.tile = tile
         self.name = f"winograd_{tile}"
 
     def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
         """Rewrite the convolutions that `applies` accepts; None when there is none."""
-        rewriter = _Rewriter(operators, self.tile, self.name)
-        rewritten = rewrite_functions(operators, rewriter.visit_expr)
-        if not rewriter.rewritten:
+        return rewrite_calls(operators, f"{self.name}_conv2d", self._kernel)
+
+    def _kernel(self, call: Call) -> Kernel | None:
+        if not applies(call, self.tile):
             return None
-        for name, function in rewriter.builder_.get().functions_items():
-            if isinstance(function, tirx.PrimFunc):
-                rewritten[name] = function
-        return rewritten
+        data, weight = call.args
+        transformed = _transform_weights(weight.value.numpy(), matrices(self.tile)[2])
+        padding = [int(extent) for extent in call.attrs.padding]
+
+        def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+            return convolution(data, weight, padding, self.tile)
+
+        return Kernel(compute, (data, relax.const(transformed)))
 
 
 def applies(call: Call, tile: int) -> bool:
@@ -84,37 +90,6 @@ def applies(call: Call, tile: int) -> bool:
 def _best_tile(pixels: int) -> int | None:
     """Return the tile size for an image of so many pixels in each direction; None when there is none."""
     return max((tile for tile, fewest in MIN_PIXELS.items() if pixels >= fewest), default=None)
-
-
-@relax.expr_functor.mutator
-class _Rewriter(relax.PyExprMutator):
-    def __init__(self, module: tvm.IRModule, tile: int, name: str) -> None:
-        super().__init__(module)
-        self._tile = tile
-        self._name = name
-        self.rewritten = 0
-
-    def visit_call_(self, op: Call) -> relax.Expr:
-        call = self.visit_expr_post_order(op)
-        if not applies(call, self._tile):
-            return call
-        self.rewritten += 1
-        data, weight = call.args
-        transformed = relax.const(_transform_weights(weight.value.numpy(), matrices(self._tile)[2]))
-        padding = [int(extent) for extent in call.attrs.padding]
-
-        def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
-            return convolution(data, weight, padding, self._tile)
-
-        return self.builder_.normalize(
-            self.builder_.call_te(
-                compute,
-                data,
-                transformed,
-                primfunc_name_hint=f"{self._name}_conv2d",
-                primfunc_attrs={"op_pattern": FUSES_ELEMENTWISE},
-            )
-        )
 
 
 def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile: int) -> te.Tensor:

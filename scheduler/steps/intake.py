@@ -49,7 +49,7 @@ def run(context: Context, job: Job) -> None:
         job = replace(job, request=replace(job.request, shapes=shapes))
     imported, library = context.model_compiler.compile_untuned(job.request, device)
     unverified = context.model_compiler.verify(job.request)
-    wanted = [task for task in imported.tasks if not (task.variant and job.request.exact)]
+    wanted = [task for task in imported.tasks if task.exact or not job.request.exact]
     read = [_Subgraph.read(task, device) for task in wanted]
     subgraphs = [subgraph for subgraph in read if subgraph.dag is not None or not subgraph.task.variant]
     artifact = untuned_artifact(job, device, imported, library, context.now())

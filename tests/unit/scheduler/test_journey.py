@@ -640,7 +640,9 @@ def test_the_sweep_takes_expired_leases_back(farm: Farm) -> None:
         assert trials.counts(session, "job").pending == 4
 
 
-VARIANT = replace(CONV, weight=MATMUL.weight, variant="winograd_2", variant_of=MATMUL.workload_hash)
+VARIANT = replace(
+    CONV, weight=MATMUL.weight, variant="winograd_2", variant_of=MATMUL.workload_hash, exact=False
+)
 
 
 def test_the_faster_of_a_subgraph_and_its_variant_is_compiled_in(farm: Farm, compiler: FakeCompiler) -> None:
@@ -673,7 +675,7 @@ def test_a_variant_that_does_not_compile_gives_way_to_the_subgraph_itself(
     assert compiler.schedules[-1].keys() == {MATMUL.workload_hash}
 
 
-def test_an_exact_job_has_no_variants(farm: Farm, compiler: FakeCompiler) -> None:
+def test_an_exact_job_has_no_variants_that_round_differently(farm: Farm, compiler: FakeCompiler) -> None:
     compiler.tasks = (MATMUL, VARIANT)
     farm.submit(trials=4, exact=True)
     farm.plug_in()
@@ -681,3 +683,13 @@ def test_an_exact_job_has_no_variants(farm: Farm, compiler: FakeCompiler) -> Non
     assert [task.workload_hash for task in farm.tasks()] == [MATMUL.workload_hash]
     assert farm.job().request.exact
     assert [entry.variant for entry in farm.published()[1].tasks] == [""]
+
+
+def test_an_exact_job_has_variants_that_differ_by_the_order_of_sums(
+    farm: Farm, compiler: FakeCompiler
+) -> None:
+    compiler.tasks = (MATMUL, replace(VARIANT, variant="subpixel", exact=True))
+    farm.submit(trials=4, exact=True)
+    farm.plug_in()
+    farm.finish()
+    assert {task.workload_hash for task in farm.tasks()} == {MATMUL.workload_hash, VARIANT.workload_hash}

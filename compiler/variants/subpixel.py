@@ -1,0 +1,181 @@
+"""Transposed convolutions as ordinary ones over the input as it is, an output pixel's phase at a time.
+
+A transposed convolution of stride s puts s - 1 zeros between the pixels of its input and convolves. Output
+pixels whose coordinates leave the same remainders by s are multiplied by the same every s-th weight, and only
+by those: they are an ordinary convolution with a kernel of ceil(k / s) pixels (Shi et al., "Is the
+deconvolution layer the same as a convolutional layer?", 2016). The products with zeros are left out, so
+results differ by the order of sums alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tvm
+from numpy.typing import NDArray
+from tvm import relax, te, topi
+from tvm.ir import Call, GenericConst
+
+from compiler.constants.fold import static_shape
+from compiler.variants.rewriting import Kernel, rewrite_calls
+
+
+class Subpixel:
+    """Computes transposed convolutions channels-last, by phases, without the zeros between pixels.
+
+        conv[o, h, w] = sum(dilated[c, h + i, w + j] * weight[c, o, k-1 - i, k-1 - j])         i, j < k
+    ->
+        products[t, r, h, w, o] = sum(data[c, h + (t + p) // s - i, w + (r + p) // s - j]
+                                      * weight'[t, r, i, j, c, o])                             i, j < k / s
+        conv[o, h, w] = products[h % s, w % s, h // s, w // s, o]
+    """
+
+    name = "subpixel"
+    exact = True
+
+    def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
+        """Rewrite the transposed convolutions that `applies` accepts; None when there is none."""
+        return rewrite_calls(operators, f"{self.name}_conv2d_transpose", _kernel)
+
+
+def applies(call: Call) -> bool:
+    """Return whether a call is a transposed convolution of 32-bit floats, channels first and not dilated, with
+    constant weights."""
+    if getattr(call.op, "name", "") != "relax.nn.conv2d_transpose" or static_shape(call) is None:
+        return False
+    attrs, weight = call.attrs, call.args[1]
+    return (
+        isinstance(weight, GenericConst)
+        and (attrs.data_layout, attrs.kernel_layout, attrs.out_layout) == ("NCHW", "IOHW", "NCHW")
+        and all(int(step) == 1 for step in attrs.dilation)
+        and {str(weight.value.dtype), str(call.ty.dtype)} == {"float32"}
+    )
+
+
+def _kernel(call: Call) -> Kernel | None:
+    if not applies(call):
+        return None
+    data, weight = call.args
+    vertical, horizontal = axes_of(call)
+    groups = int(call.attrs.groups)
+    phases = weights_by_phase(weight.value.numpy(), vertical, horizontal, groups)
+
+    def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
+        return transposed_convolution(data, weight, vertical, horizontal, groups)
+
+    return Kernel(compute, (data, relax.const(phases)))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One direction of a transposed convolution: pixels of its input, kernel and output, the stride, and the
+    padding before the first pixel."""
+
+    pixels: int
+    kernel: int
+    results: int
+    stride: int
+    padding: int
+
+    @property
+    def phases(self) -> int:
+        """The stride. A single pixel has no neighbour that it could be apart from, so its stride is the kernel:
+        no two pixels of the output then share a weight."""
+        return self.kernel if self.pixels == 1 else self.stride
+
+    @property
+    def taps(self) -> int:
+        """The kernel's pixels that each phase uses; weights beyond the kernel are zero."""
+        return -(-self.kernel // self.phases)
+
+    @property
+    def windows(self) -> int:
+        """The pixels of each phase."""
+        return -(-self.results // self.phases)
+
+    @property
+    def beyond(self) -> int:
+        """The pixels that the last window of the last phase reads behind the input."""
+        return max(self.windows - 1 + (self.phases - 1 + self.padding) // self.phases - self.pixels + 1, 0)
+
+
+def axes_of(call: Call) -> tuple[Axis, Axis]:
+    """Return the vertical and the horizontal direction of a transposed convolution."""
+    data, weight, result = static_shape(call.args[0]), static_shape(call.args[1]), static_shape(call)
+    assert data is not None and weight is not None and result is not None, "`applies` asked for shapes"
+    vertical, horizontal = (
+        Axis(
+            data[at], weight[at], result[at], int(call.attrs.strides[at - 2]), int(call.attrs.padding[at - 2])
+        )
+        for at in (2, 3)
+    )
+    return vertical, horizontal
+
+
+def weights_by_phase(
+    weight: NDArray[Any], vertical: Axis, horizontal: Axis, groups: int
+) -> NDArray[np.float32]:
+    """Reorder weights: [inputs, outputs of a group, k, k'] -> [s, s', taps, taps', inputs of a group, outputs].
+
+    Phase t uses every s-th weight, beginning with that at (t + padding) % s.
+    """
+    inputs, outputs = weight.shape[:2]
+    split = weight.reshape(groups, inputs // groups, outputs, *weight.shape[2:])
+    by_pixel = split.transpose(3, 4, 1, 0, 2).reshape(*weight.shape[2:], inputs // groups, groups * outputs)
+    beyond = [(0, axis.taps * axis.phases - axis.kernel) for axis in (vertical, horizontal)]
+    padded = np.pad(by_pixel, (*beyond, (0, 0), (0, 0)))
+    rows, columns = (
+        (np.arange(axis.phases)[:, None] + axis.padding) % axis.phases + axis.phases * np.arange(axis.taps)
+        for axis in (vertical, horizontal)
+    )
+    return np.ascontiguousarray(padded[rows[:, None, :, None], columns[None, :, None, :]], dtype=np.float32)
+
+
+def transposed_convolution(
+    data: te.Tensor, weight: te.Tensor, vertical: Axis, horizontal: Axis, groups: int
+) -> te.Tensor:
+    """Compute a transposed convolution from weights by phase.
+
+    data: [n, inputs, h, w], weight: as `weights_by_phase` gives it; the result is [n, outputs, h', w'].
+    """
+    batch, channels = int(data.shape[0]), int(data.shape[1])
+    inputs, outputs = int(weight.shape[4]), int(weight.shape[5])
+    last = te.compute(
+        (batch, vertical.pixels, horizontal.pixels, channels),
+        lambda n, h, w, c: data[n, c, h, w],
+        name="channels_last",
+    )
+    before = (vertical.taps - 1, horizontal.taps - 1)
+    padded = topi.nn.pad(last, (0, *before, 0), (0, vertical.beyond, horizontal.beyond, 0), name="padded")
+    i, j = (te.reduce_axis((0, axis.taps), name) for axis, name in ((vertical, "i"), (horizontal, "j")))
+    c = te.reduce_axis((0, inputs), "c")
+
+    def pixel(window: Any, phase: Any, tap: Any, axis: Axis) -> Any:
+        return window + (phase + axis.padding) // axis.phases + (axis.taps - 1) - tap
+
+    def channel(o: Any) -> Any:
+        return c if groups == 1 else o // (outputs // groups) * inputs + c
+
+    products = te.compute(
+        (batch, vertical.phases, horizontal.phases, vertical.windows, horizontal.windows, outputs),
+        lambda n, t, r, h, w, o: te.sum(
+            padded[n, pixel(h, t, i, vertical), pixel(w, r, j, horizontal), channel(o)]
+            * weight[t, r, i, j, c, o],
+            axis=[i, j, c],
+        ),
+        name="products",
+    )
+    return te.compute(
+        (batch, outputs, vertical.results, horizontal.results),
+        lambda n, o, h, w: products[
+            n,
+            h % vertical.phases,
+            w % horizontal.phases,
+            h // vertical.phases,
+            w // horizontal.phases,
+            o,
+        ],
+        name="convolution",
+    )
