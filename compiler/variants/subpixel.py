@@ -41,8 +41,8 @@ class Subpixel:
 
 
 def applies(call: Call) -> bool:
-    """Return whether a call is a transposed convolution of 32-bit floats, channels first and not dilated, with
-    constant weights."""
+    """Return whether a call is a transposed convolution of 32-bit floats, channels first, with constant
+    weights that are not dilated."""
     if getattr(call.op, "name", "") != "relax.nn.conv2d_transpose" or static_shape(call) is None:
         return False
     attrs, weight = call.attrs, call.args[1]
@@ -81,8 +81,8 @@ class Axis:
 
     @property
     def phases(self) -> int:
-        """The stride. A single pixel has no neighbour that it could be apart from, so its stride is the kernel:
-        no two pixels of the output then share a weight."""
+        """The stride. A single pixel has no neighbour that it could be apart from: its stride is the kernel,
+        so that no two pixels of the output share a weight."""
         return self.kernel if self.pixels == 1 else self.stride
 
     @property
@@ -102,14 +102,11 @@ class Axis:
 
 
 def axes_of(call: Call) -> tuple[Axis, Axis]:
-    """Return the vertical and the horizontal direction of a transposed convolution."""
-    data, weight, result = static_shape(call.args[0]), static_shape(call.args[1]), static_shape(call)
-    assert data is not None and weight is not None and result is not None, "`applies` asked for shapes"
+    """Return the vertical and the horizontal direction of a transposed convolution of static shapes."""
+    data, weight, result = (expr.ty.shape.values for expr in (*call.args, call))
     vertical, horizontal = (
-        Axis(
-            data[at], weight[at], result[at], int(call.attrs.strides[at - 2]), int(call.attrs.padding[at - 2])
-        )
-        for at in (2, 3)
+        Axis(*map(int, (data[at], weight[at], result[at], stride, padding)))
+        for at, stride, padding in zip((2, 3), call.attrs.strides, call.attrs.padding[:2], strict=True)
     )
     return vertical, horizontal
 
@@ -117,7 +114,8 @@ def axes_of(call: Call) -> tuple[Axis, Axis]:
 def weights_by_phase(
     weight: NDArray[Any], vertical: Axis, horizontal: Axis, groups: int
 ) -> NDArray[np.float32]:
-    """Reorder weights: [inputs, outputs of a group, k, k'] -> [s, s', taps, taps', inputs of a group, outputs].
+    """Reorder weights: [inputs, outputs of a group, k, k'] -> [s, s', taps, taps', inputs of a group,
+    outputs].
 
     Phase t uses every s-th weight, beginning with that at (t + padding) % s.
     """

@@ -99,8 +99,8 @@ class JobRequestBody(ModelBody):
     only build, for which the job waits; "auto", a builder if there is one of another kind than the device or
     with at least twice its cores, and otherwise the device.
 
-    With `exact`, operators are computed as they were imported, without variants that round differently, such
-    as Winograd's convolutions.
+    With `exact`, operators are computed as they were imported or by variants that differ by the order of sums
+    alone: not by Winograd's convolutions.
     """
 
     target: Name = NATIVE

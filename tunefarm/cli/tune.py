@@ -48,7 +48,7 @@ from tunefarm.settings import CommandSettings, load
 DEFAULT_TRIALS = 1000
 Exact = Annotated[
     bool,
-    typer.Option("--exact", help="Keep operators as they are: no Winograd, which rounds differently."),
+    typer.Option("--exact", help="Allow other orders of sums only: no Winograd, which rounds differently."),
 ]
 
 

@@ -2,10 +2,11 @@
 
 import numpy as np
 import tvm
-from tvm import relax, te
+from tvm import te
 from tvm.ir import Call, GenericConst
 
-from compiler.constants.fold import constant, rewrite_functions
+from compiler.constants.fold import constant
+from compiler.variants.rewriting import Kernel, rewrite_calls
 
 
 class Transposed:
@@ -15,33 +16,20 @@ class Transposed:
     """
 
     name = "transposed"
+    exact = True
 
     def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
-        rewriter = _Rewriter(operators)
-        rewritten = rewrite_functions(operators, rewriter.visit_expr)
-        if not rewriter.rewritten:
-            return None
-        for name, function in rewriter.builder_.get().functions_items():
-            if isinstance(function, tvm.tirx.PrimFunc):
-                rewritten[name] = function
-        return rewritten
+        return rewrite_calls(operators, "transposed_matmul", kernel)
 
 
-@relax.expr_functor.mutator
-class _Rewriter(relax.PyExprMutator):
-    rewritten = 0
-
-    def visit_call_(self, op: Call) -> relax.Expr:
-        call = self.visit_expr_post_order(op)
-        if getattr(call.op, "name", "") != "relax.matmul" or not isinstance(call.args[1], GenericConst):
-            return call
-        rows, columns = (argument.ty for argument in call.args)
-        if (rows.ndim, columns.ndim) != (2, 2) or rows.dtype != columns.dtype:
-            return call
-        self.rewritten += 1
-        weight = constant(np.ascontiguousarray(call.args[1].value.numpy().T))
-        result = self.builder_.call_te(product, call.args[0], weight, primfunc_name_hint="transposed_matmul")
-        return self.builder_.normalize(result)
+def kernel(call: Call) -> Kernel | None:
+    if getattr(call.op, "name", "") != "relax.matmul" or not isinstance(call.args[1], GenericConst):
+        return None
+    rows, columns = (argument.ty for argument in call.args)
+    if (rows.ndim, columns.ndim) != (2, 2) or rows.dtype != columns.dtype:
+        return None
+    weight = constant(np.ascontiguousarray(call.args[1].value.numpy().T))
+    return Kernel(product, (call.args[0], weight))
 
 
 def product(a: te.Tensor, b: te.Tensor) -> te.Tensor:
