@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from functools import cache, cached_property
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
 from typing import Any
 
 RULES = "tunefarm.rules"
 VARIANTS = "tunefarm.variants"
 INTRINSICS = "tunefarm.intrinsics"
+OBJECTIVES = "tunefarm.objectives"
 # A plug-in's intrinsic in a trace: the package, its version, and the name of the entry point.
 _NAME = re.compile(r"([\w-]+?)\.v([\w.]+)\.(\w+)")
 
@@ -24,12 +25,28 @@ class PluginError(Exception):
 
 @dataclass(frozen=True)
 class Extension:
-    """What the entry point `name` of a package gives."""
+    """An entry point of a package."""
 
     package: str
     version: str
-    name: str
-    value: Any
+    entry: EntryPoint
+
+    @property
+    def name(self) -> str:
+        return self.entry.name
+
+    @cached_property
+    def value(self) -> Any:
+        """Return what the entry point names; its package is imported at the first call. Raises
+        PluginError."""
+        try:
+            return self.entry.load()
+        except Exception as error:  # it is anybody's code
+            cause = f"{type(error).__name__}: {error}"
+            raise PluginError(
+                f"the plug-in {self.package} {self.version} can't be loaded ({cause}): "
+                f"mend it, or uninstall it with `pip uninstall {self.package}`"
+            ) from error
 
     @property
     def full_name(self) -> str:
@@ -39,19 +56,13 @@ class Extension:
 
 @cache
 def extensions(group: str) -> tuple[Extension, ...]:
-    """Return what all plug-ins add to a group, in the order of their names. Raises PluginError."""
-    found = []
-    entries = [(entry.dist, entry) for entry in entry_points(group=group) if entry.dist is not None]
-    for owner, entry in sorted(entries, key=lambda pair: (pair[0].name, pair[1].name)):
-        package, number = owner.name, owner.version
-        try:
-            found.append(Extension(package, number, entry.name, entry.load()))
-        except Exception as error:  # it is anybody's code
-            raise PluginError(
-                f"the plug-in {package} {number} can't be loaded ({type(error).__name__}: {error}): "
-                f"mend it, or uninstall it with `pip uninstall {package}`"
-            ) from error
-    return tuple(found)
+    """Return what all plug-ins add to a group, in the order of their names. None is loaded yet."""
+    found = [
+        Extension(entry.dist.name, entry.dist.version, entry)
+        for entry in entry_points(group=group)
+        if entry.dist is not None
+    ]
+    return tuple(sorted(found, key=lambda one: (one.package, one.name)))
 
 
 def is_plugins(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The objectives that jobs may name: those of the paper, and what is installed beside tunefarm.
+"""The objectives that jobs may name: those of the paper, and what plug-ins add.
 
 A package offers its own as an entry point of the group `tunefarm.objectives`: a function of
 `search.objectives.Network`s that returns what is to be minimized. A request only names one, so no code comes
@@ -7,31 +7,26 @@ over the network.
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.metadata import entry_points
 from typing import cast
 
 from scheduler.errors import PermanentError
 from search.objectives import OBJECTIVES, Objective
+from system import plugins
 
-GROUP = "tunefarm.objectives"
 
-
-@cache
 def load_objective(name: str) -> Objective:
     """Return the objective of this name. Raises PermanentError when there is none that can be used."""
     if name in OBJECTIVES:
         return OBJECTIVES[name]
-    offered = entry_points(group=GROUP)
-    if name not in offered.names:
-        known = ", ".join(sorted({*OBJECTIVES, *offered.names}))
+    # Only the one that is named is loaded: others may be broken.
+    offered = {one.name: one for one in plugins.extensions(plugins.OBJECTIVES)}
+    if name not in offered:
+        known = ", ".join(sorted({*OBJECTIVES, *offered}))
         raise PermanentError(f"the scheduler has no objective {name!r}: use one of {known}, or install it")
     try:
-        objective = offered[name].load()
-    except Exception as error:
-        raise PermanentError(
-            f"the objective {name!r} can't be loaded ({type(error).__name__}: {error})"
-        ) from error
+        objective = offered[name].value
+    except plugins.PluginError as error:
+        raise PermanentError(f"the objective {name!r} can't be used: {error}") from error
     if not callable(objective):
         raise PermanentError(f"the objective {name!r} is not a function")
     return cast("Objective", objective)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
 from typing import IO, Any
 
 import pytest
@@ -17,7 +17,7 @@ from records.jobs import jobs, models
 from records.jobs.jobs import Job, JobRequest
 from records.storage import blobs
 from scheduler import model_compiler
-from scheduler.planning import objectives
+from system import plugins
 from tests.unit.scheduler import farm as world
 from tests.unit.scheduler.farm import CONV, CUMSUM, MATMUL, FakeCompiler, Farm
 
@@ -119,39 +119,52 @@ def test_an_unknown_objective_fails_the_job(farm: Farm) -> None:
     )
 
 
-def install(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
-    offered = EntryPoints([EntryPoint("mine", value, objectives.GROUP)])
-    monkeypatch.setattr(objectives, "entry_points", lambda group: offered)
+Install = Callable[[str], None]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Install a package whose objective `mine` is this value, and whose `broken` can't be loaded."""
+
+    def write(value: str) -> None:
+        folder = tmp_path / "mine-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+        offered = f"[{plugins.OBJECTIVES}]\nbroken = no.such.module:one\nmine = {value}\n"
+        (folder / "entry_points.txt").write_text(offered)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        plugins.extensions.cache_clear()
+
+    yield write
+    plugins.extensions.cache_clear()
 
 
 def total(networks: Sequence[Any]) -> float:
     return float(sum(network.latency_s for network in networks))
 
 
-def test_an_installed_objective_is_used(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
-    install(monkeypatch, f"{__name__}:total")
+def test_an_installed_objective_is_used_beside_a_broken_one(farm: Farm, install: Install) -> None:
+    install(f"{__name__}:total")
     begin(farm, Budget(8), objective="mine")
     assert farm.finish().state is JobState.DONE
-    objectives.load_objective.cache_clear()
 
 
 @pytest.mark.parametrize(
     ("value", "why"),
     [
-        ("no.such.module:total", "can't be loaded"),
+        ("no.such.module:total", "can't be used: the plug-in mine 1.0 can't be loaded"),
         (f"{__name__}:SECOND", "is not a function"),
-        (f"{__name__}:install", "the objective failed (TypeError"),
+        (f"{__name__}:begin", "the objective failed (TypeError"),
     ],
 )
 def test_an_installed_objective_that_fails_says_why(
-    value: str, why: str, farm: Farm, monkeypatch: pytest.MonkeyPatch
+    value: str, why: str, farm: Farm, install: Install
 ) -> None:
-    install(monkeypatch, value)
+    install(value)
     begin(farm, Budget(8), objective="mine")
     job = farm.finish()
     assert job.state is JobState.FAILED
     assert why in str(job.error)
-    objectives.load_objective.cache_clear()
 
 
 # Several models
