@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from system.locks import try_lock
 
 
 @contextlib.contextmanager
@@ -59,10 +60,4 @@ def _remove_if_abandoned(folder: Path) -> None:
 
 def _lock(folder: Path) -> int | None:
     """Return the descriptor that holds the folder's lock; None if another process holds it."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    return try_lock(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW))

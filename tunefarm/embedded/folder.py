@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from system.locks import try_lock
 from tunefarm.errors import StackError
 
 # supervisord closes the descriptors below this number before it starts a process. The stack's processes
@@ -113,9 +114,4 @@ def _lock(path: Path) -> int | None:
         raise StackError(f"the lock {path} can't be opened ({error.strerror}): check its owner") from error
     descriptor = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, FIRST_LOCK_FD)
     os.close(opened)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor
+    return try_lock(descriptor)

@@ -1,0 +1,17 @@
+"""Locks on files and folders, which the kernel frees with the process that holds them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+
+
+def try_lock(descriptor: int) -> int | None:
+    """Lock what is open under a descriptor and return that. If another process holds the lock, close it and
+    return None."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
