@@ -37,8 +37,7 @@ class ModelCompiler:
         place."""
         assert request.batch is not None, "it was asked for"
         with self._file(request) as file:
-            file.seek(0)
-            return find_batch_shapes(file.read(), request.shapes, request.batch)
+            return find_batch_shapes(file, request.shapes, request.batch)
 
     def import_model(self, request: JobRequest, device: Device) -> ImportedModel:
         key = _key(request, device)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 from compiler.importing.batch import batch_shapes
 from compiler.importing.spec import ModelError, Shape
@@ -19,23 +18,20 @@ from compiler.sandbox.child import (
     MEMORY_PER_MODEL_BYTE,
     describe_error,
     describe_exit,
-    enter_sandbox,
-    redirect_stdout,
-    run_child,
+    run_on_model,
+    serve,
+    size_of,
+    write_line,
 )
 
 READ_S = 60.0
 
 
-def find_batch_shapes(data: bytes, shapes: Mapping[str, Shape], batch: int) -> dict[str, Shape]:
+def find_batch_shapes(data: bytes | IO[bytes], shapes: Mapping[str, Shape], batch: int) -> dict[str, Shape]:
     """Return the shapes of `compiler.importing.batch.batch_shapes`. Raises ModelError."""
-    header = {
-        "shapes": {name: list(shape) for name, shape in shapes.items()},
-        "batch": batch,
-        "memory_bytes": BASE_MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * len(data),
-    }
-    request = json.dumps(header).encode() + b"\n" + data
-    reply, status = run_child("compiler.sandbox.batch", request, READ_S)
+    memory_bytes = BASE_MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * size_of(data)
+    request = {"shapes": dict(shapes), "batch": batch, "memory_bytes": memory_bytes}
+    reply, status = run_on_model("compiler.sandbox.batch", data, request, READ_S)
     try:
         fields = json.loads(reply)
         refused = str(fields["refused"])
@@ -51,22 +47,20 @@ def find_batch_shapes(data: bytes, shapes: Mapping[str, Shape], batch: int) -> d
 # The child's side
 
 
-def _serve(source: BinaryIO, reply: BinaryIO) -> None:
-    header = json.loads(source.readline())
-    enter_sandbox(header["memory_bytes"])
-    shapes = {name: tuple(shape) for name, shape in header["shapes"].items()}
-    answer: dict[str, object] = {"shapes": {}, "refused": ""}
+def _answer(request: dict[str, Any], reply: BinaryIO) -> None:
+    shapes = {name: tuple(shape) for name, shape in request["shapes"].items()}
+    found: dict[str, Shape] = {}
+    refused = ""
     try:
-        answer["shapes"] = batch_shapes(source.read(), shapes, header["batch"])
+        with os.fdopen(request["model"], "rb") as file:
+            file.seek(0)
+            found = batch_shapes(file.read(), shapes, request["batch"])
     except ModelError as error:
-        answer["refused"] = str(error)
+        refused = str(error)
     except Exception as error:
-        answer["refused"] = describe_error(error)
-    reply.write(json.dumps(answer).encode())
-    reply.flush()
+        refused = describe_error(error)
+    write_line(reply, {"shapes": found, "refused": refused})
 
 
 if __name__ == "__main__":
-    with redirect_stdout() as stream:
-        _serve(sys.stdin.buffer, stream)
-    os._exit(0)
+    serve(_answer)

@@ -9,6 +9,7 @@ afterwards.
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import resource
@@ -16,11 +17,11 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO, NoReturn
 
 from compiler.importing.spec import first_line
 from system.environment import allowed_variables
@@ -94,8 +95,22 @@ def run_child(
         return reply.read(max_reply_bytes), status
 
 
+def run_on_model(
+    module: str,
+    model: bytes | IO[bytes],
+    request: Mapping[str, object],
+    timeout_s: float,
+    max_reply_bytes: int = MAX_REPLY_BYTES,
+    caches: Mapping[str, Path] | None = None,
+) -> tuple[bytes, int | None]:
+    """Run a child as `run_child` does, on a request and a model, whose descriptor it finds as `model`."""
+    with _as_file(model) as file:
+        message = json.dumps({**request, "model": file.fileno()}).encode()
+        return run_child(module, message, timeout_s, max_reply_bytes, caches, (file,))
+
+
 @contextmanager
-def as_file(data: bytes | IO[bytes]) -> Iterator[IO[bytes]]:
+def _as_file(data: bytes | IO[bytes]) -> Iterator[IO[bytes]]:
     """Yield a model as a file that a child can map into its memory."""
     if not isinstance(data, bytes):
         yield data
@@ -140,11 +155,25 @@ def enter_sandbox(memory_bytes: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def redirect_stdout() -> BinaryIO:
-    """Return a stream for the reply, and send what TVM prints to standard error instead."""
-    reply = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    return reply
+def serve(answer: Callable[[dict[str, Any], BinaryIO], None]) -> NoReturn:
+    """Answer the request on standard input, within its `memory_bytes`, and end this process.
+
+    `answer` gets the request's other fields, and a stream for the reply. What TVM prints goes to standard
+    error.
+    """
+    with os.fdopen(os.dup(1), "wb") as reply:
+        os.dup2(2, 1)
+        request = json.load(sys.stdin.buffer)
+        enter_sandbox(request.pop("memory_bytes"))
+        answer(request, reply)
+    # Skip the tear-down of TVM and its threads.
+    os._exit(0)
+
+
+def write_line(reply: BinaryIO, fields: Mapping[str, Any]) -> None:
+    """Write a line of JSON. What was written stays written if the process dies later."""
+    reply.write(json.dumps(fields).encode() + b"\n")
+    reply.flush()
 
 
 def limit_data_segment(model_bytes: int) -> None:

@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import signal
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -27,15 +26,14 @@ from compiler.sandbox.child import (
     MEMORY_PER_MODEL_BYTE,
     TOO_MUCH_MEMORY,
     WORKING_BYTES,
-    as_file,
     describe_error,
     describe_exit,
-    enter_sandbox,
     lift_data_limit,
     limit_data_segment,
-    redirect_stdout,
-    run_child,
+    run_on_model,
+    serve,
     size_of,
+    write_line,
 )
 from compiler.variants.choice import VariantModel
 from system.memory import usable_memory_bytes
@@ -169,17 +167,14 @@ def compile_in_child(request: CompileRequest, limits: CompileLimits) -> tuple[Im
     has_library = request.library is not LibraryKind.NONE
     most = MAX_REPLY_BYTES + (LIBRARY_PER_MODEL_BYTE * request.size if has_library else 0)
     caches = linker_caches() if has_library else {}
-    with as_file(request.data) as file:
-        header = {
-            "model": file.fileno(),
-            "memory_bytes": limits.memory_for(request),
-            "shapes": dict(request.shapes),
-            "target": request.target,
-            "library": request.library,
-            "schedules": dict(request.schedules),
-        }
-        message = json.dumps(header).encode()
-        reply, status = run_child("compiler.sandbox.models", message, timeout_s, most, caches, (file,))
+    asked = {
+        "memory_bytes": limits.memory_for(request),
+        "shapes": dict(request.shapes),
+        "target": request.target,
+        "library": request.library,
+        "schedules": dict(request.schedules),
+    }
+    reply, status = run_on_model("compiler.sandbox.models", request.data, asked, timeout_s, most, caches)
     ended = f"takes longer than {timeout_s:g} s" if status is None else describe_exit(status)
     model_line, _, rest = reply.partition(b"\n")
     size_line, _, library = rest.partition(b"\n")
@@ -251,26 +246,24 @@ class FusedModel:
         return b""
 
 
-def _serve(source: BinaryIO, reply: BinaryIO) -> None:
-    header = json.loads(source.read())
-    enter_sandbox(header.pop("memory_bytes"))
-    file = os.fdopen(header.pop("model"), "rb")
+def _answer(asked: dict[str, Any], reply: BinaryIO) -> None:
+    file = os.fdopen(asked.pop("model"), "rb")
     limit_data_segment(size_of(file))
-    shapes = {name: tuple(shape) for name, shape in header.pop("shapes").items()}
-    request = CompileRequest(file, shapes, **header | {"library": LibraryKind(header["library"])})
+    shapes = {name: tuple(shape) for name, shape in asked.pop("shapes").items()}
+    request = CompileRequest(file, shapes, **asked | {"library": LibraryKind(asked["library"])})
     try:
         fused = FusedModel.of(request)
-        _write_line(reply, asdict(fused.imported))
+        write_line(reply, asdict(fused.imported))
     except Exception as error:
-        _write_line(reply, {"problem": _problem(error, "imported")})
+        write_line(reply, {"problem": _problem(error, "imported")})
         return
     lift_data_limit()
     try:
         library = fused.library(request)
     except Exception as error:
-        _write_line(reply, {"problem": _problem(error, "compiled")})
+        write_line(reply, {"problem": _problem(error, "compiled")})
         return
-    _write_line(reply, {"library_bytes": len(library)})
+    write_line(reply, {"library_bytes": len(library)})
     reply.write(library)
 
 
@@ -280,13 +273,5 @@ def _problem(error: Exception, done: str) -> str:
     return f"the model can't be {done}: {describe_error(error)}"
 
 
-def _write_line(reply: BinaryIO, fields: Mapping[str, Any]) -> None:
-    reply.write(json.dumps(fields).encode() + b"\n")
-    reply.flush()
-
-
 if __name__ == "__main__":
-    with redirect_stdout() as stream:
-        _serve(sys.stdin.buffer, stream)
-    # Skip the tear-down of TVM and its threads.
-    os._exit(0)
+    serve(_answer)

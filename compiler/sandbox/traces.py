@@ -7,8 +7,6 @@ without a report killed it. Only traces that pass are replayed in other processe
 from __future__ import annotations
 
 import json
-import os
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +17,9 @@ from compiler.sandbox.child import (
     BASE_MEMORY_BYTES,
     describe_error,
     describe_exit,
-    enter_sandbox,
-    redirect_stdout,
     run_child,
+    serve,
+    write_line,
 )
 
 
@@ -65,15 +63,12 @@ def check_traces(
 # The child's side
 
 
-def _serve(source: BinaryIO, reply: BinaryIO) -> None:
-    request = json.loads(source.read())
-    enter_sandbox(request["memory_bytes"])
+def _answer(request: dict[str, Any], reply: BinaryIO) -> None:
     from compiler.target import parse_target  # loads TVM, which has to come after the limits
 
     target = parse_target(request["target"])
     for module_json, trace in request["pairs"]:
-        reply.write(json.dumps({"problem": _problem(module_json, trace, target)}).encode() + b"\n")
-        reply.flush()
+        write_line(reply, {"problem": _problem(module_json, trace, target)})
 
 
 def _problem(module_json: str, trace: str, target: Any) -> str:
@@ -93,7 +88,4 @@ def _problem(module_json: str, trace: str, target: Any) -> str:
 
 
 if __name__ == "__main__":
-    with redirect_stdout() as stream:
-        _serve(sys.stdin.buffer, stream)
-    # Skip the tear-down of TVM and its threads.
-    os._exit(0)
+    serve(_answer)

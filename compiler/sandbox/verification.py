@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Mapping
 from typing import IO, Any, BinaryIO
 
@@ -18,13 +17,12 @@ from compiler.importing.spec import ModelError, NoReference, Shape
 from compiler.sandbox.child import (
     BASE_MEMORY_BYTES,
     MEMORY_PER_MODEL_BYTE,
-    as_file,
     describe_error,
     describe_exit,
-    enter_sandbox,
-    redirect_stdout,
-    run_child,
+    run_on_model,
+    serve,
     size_of,
+    write_line,
 )
 from compiler.target import detect_device
 from compiler.verifying.imported import verify_file
@@ -41,11 +39,8 @@ def verify_import(data: bytes | IO[bytes], shapes: Mapping[str, Shape], timeout_
     Raises ModelError when the imported model computes something else than the file defines.
     """
     memory_bytes = MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * size_of(data)
-    given = {name: list(shape) for name, shape in shapes.items()}
-    with as_file(data) as file:
-        header = {"shapes": given, "memory_bytes": memory_bytes, "model": file.fileno()}
-        request = json.dumps(header).encode()
-        reply, status = run_child("compiler.sandbox.verification", request, timeout_s, files=(file,))
+    request = {"shapes": dict(shapes), "memory_bytes": memory_bytes}
+    reply, status = run_on_model("compiler.sandbox.verification", data, request, timeout_s)
     is_verified = False
     for line in reply.splitlines():
         try:
@@ -66,29 +61,19 @@ def verify_import(data: bytes | IO[bytes], shapes: Mapping[str, Shape], timeout_
 # The child's side
 
 
-def _serve(source: BinaryIO, reply: BinaryIO) -> None:
-    header = json.loads(source.read())
-    enter_sandbox(header["memory_bytes"])
-    shapes = {name: tuple(shape) for name, shape in header["shapes"].items()}
-
-    def say(fields: Mapping[str, object]) -> None:
-        reply.write(json.dumps(fields).encode() + b"\n")
-        reply.flush()
-
+def _answer(request: dict[str, Any], reply: BinaryIO) -> None:
+    shapes = {name: tuple(shape) for name, shape in request["shapes"].items()}
     try:
-        file = read_model(os.fdopen(header["model"], "rb"), shapes)
+        file = read_model(os.fdopen(request["model"], "rb"), shapes)
         for number in verify_file(file, detect_device().target):
-            say({"verified": number})
+            write_line(reply, {"verified": number})
     except NoReference as error:
-        say({"reason": str(error)})
+        write_line(reply, {"reason": str(error)})
     except ModelError as error:
-        say({"wrong": str(error)})
+        write_line(reply, {"wrong": str(error)})
     except Exception as error:
-        say({"reason": describe_error(error)})
+        write_line(reply, {"reason": describe_error(error)})
 
 
 if __name__ == "__main__":
-    with redirect_stdout() as stream:
-        _serve(sys.stdin.buffer, stream)
-    # Skip the tear-down of TVM and its threads.
-    os._exit(0)
+    serve(_answer)
