@@ -9,7 +9,7 @@ from cachetools import LRUCache
 
 from records.storage.database import Database
 from scheduler.learning.training import Trainer
-from scheduler.metrics import Metrics
+from scheduler.metrics import SchedulerMetrics
 from scheduler.model_compiler import ModelCompiler
 from scheduler.planning.record_cache import RecordCache
 from scheduler.settings import SchedulerSettings
@@ -33,7 +33,7 @@ class Context:
     now: Callable[[], float]
     scheduler_name: str
     wake: Callable[[str, str], None]
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: SchedulerMetrics = field(default_factory=SchedulerMetrics)
 
     def __post_init__(self) -> None:
         self.spaces = Spaces(self.database)

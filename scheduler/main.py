@@ -19,7 +19,7 @@ from core.exit_code import ExitCode
 from records.storage.database import Database, StorageError
 from scheduler.app import Waker, make_app, send
 from scheduler.identity import unique_name
-from scheduler.metrics import Metrics
+from scheduler.metrics import SchedulerMetrics
 from scheduler.settings import SchedulerSettings
 from system import logs
 from system.command import CommandError, run_function
@@ -96,7 +96,7 @@ def _work(celery: Celery, settings: SchedulerSettings, database: Database, name:
     return int(worker.exitcode or ExitCode.OK)
 
 
-def serve_metrics(metrics: Metrics, host: str, port: int) -> None:
+def serve_metrics(metrics: SchedulerMetrics, host: str, port: int) -> None:
     """Serve the metrics from a thread. Raises CommandError."""
     try:
         start_http_server(port, host, metrics.registry)

@@ -1,4 +1,4 @@
-"""What a scheduler's process counts, for Prometheus."""
+"""The metrics of a scheduler's process, for Prometheus."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 _BUCKETS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100, 300, 1000, 3000)
 
 
-class Metrics:
+class SchedulerMetrics:
     """The metrics of one scheduler, in a registry of its own."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What every request handler works with, made once per process and passed in."""
+"""The context of every request handler, made once per process and passed in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from server.access.audit import AuditLog
 from server.access.authentication import Authenticator
 from server.event_feed import EventFeed
 from server.look_ups import LookUps
-from server.metrics import Metrics
+from server.metrics import ServerMetrics
 from server.settings import ServerSettings
 from server.threads import Threads
 from system.version import installed_version
@@ -37,7 +37,7 @@ class ServerContext:
     wake: Callable[[str, str], None]
     now: Callable[[], float]
     new_id: Callable[[], str]
-    metrics: Metrics = field(default_factory=Metrics)
+    metrics: ServerMetrics = field(default_factory=ServerMetrics)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     new_secret: Callable[[], str] = secrets.token_urlsafe
     transfers: Threads = field(default_factory=Threads)

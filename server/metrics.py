@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 
-class Metrics:
+class ServerMetrics:
     """The metrics of one server, in a registry of its own."""
 
     def __init__(self) -> None:

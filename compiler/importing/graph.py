@@ -110,7 +110,7 @@ class Node:
     attributes: Mapping[str, Any]
     outputs: tuple[str, ...]
     proto: onnx.NodeProto
-    scope: Scope
+    scope: NameScope
 
     @property
     def operator(self) -> str:
@@ -236,7 +236,7 @@ class Graph:
         if self._count > MAX_NODES:
             raise ModelError(f"the model's functions and loops stand for more than {MAX_NODES} nodes")
         domain = plain_domain(proto.domain)
-        scope = Scope(values, opsets)
+        scope = NameScope(values, opsets)
         node = Node(
             domain,
             proto.op_type,
@@ -377,7 +377,7 @@ class Subgraph:
     """A graph in an attribute of a node, and what it can see of the graphs around it."""
 
     proto: onnx.GraphProto
-    scope: Scope
+    scope: NameScope
 
     def imported(self, graph: Graph, inputs: Sequence[Value]) -> list[Value]:
         """Import the graph once; return its outputs."""
@@ -388,7 +388,7 @@ class Subgraph:
 
 
 @dataclass(frozen=True)
-class Scope:
+class NameScope:
     values: Mapping[str, Value]
     opsets: Mapping[str, int]
 
@@ -429,7 +429,7 @@ def _look_up(values: Mapping[str, Value], name: str) -> Value:
         raise Refused(f"nothing computes '{name}'") from None
 
 
-def _attribute(proto: onnx.AttributeProto, scope: Scope) -> Any:
+def _attribute(proto: onnx.AttributeProto, scope: NameScope) -> Any:
     if proto.type == onnx.AttributeProto.GRAPH:
         return Subgraph(proto.g, scope)
     value = onnx.helper.get_attribute_value(proto)

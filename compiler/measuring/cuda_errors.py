@@ -1,4 +1,4 @@
-"""What goes wrong on a GPU, by the messages of CUDA in the exceptions that TVM raises."""
+"""The failures of a GPU, by the messages of CUDA in the exceptions that TVM raises."""
 
 from __future__ import annotations
 

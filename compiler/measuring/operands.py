@@ -22,7 +22,7 @@ GARBAGE = 113
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferencePrograms:
     """Trusted programs of a workload that take tensors on the CPU: one, and one whose values in between are
     changed (`nudge_recomputed`)."""
 
@@ -34,7 +34,7 @@ class Operands:
     """A workload's arguments on a device, one set for each of its `draws`. Candidates share them: creating
     them takes longer than most candidates run."""
 
-    def __init__(self, function: tirx.PrimFunc, device: Any, reference: Reference) -> None:
+    def __init__(self, function: tirx.PrimFunc, device: Any, reference: ReferencePrograms) -> None:
         self._parameters = parameters(function)
         self._device = device
         written = [store.buffer for store in find_all(function.body, tirx.BufferStore)]
@@ -75,7 +75,7 @@ class Operands:
         """Return random arguments, the same at every call."""
         return draw.arrays(self._parameters)
 
-    def _compute(self, draw: Draw, reference: Reference, rounding: Rounding) -> list[Expected]:
+    def _compute(self, draw: Draw, reference: ReferencePrograms, rounding: Rounding) -> list[Expected]:
         def outputs(compute: Callable[..., object], arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
             tensors = [tvm.runtime.tensor(array) for array in arrays]
             compute(*tensors)

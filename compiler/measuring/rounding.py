@@ -1,4 +1,4 @@
-"""How far the outputs of two right programs of one workload may lie apart.
+"""Bounds of how far the outputs of two right programs of one workload may lie apart.
 
 A schedule changes the order of sums, and which multiplications and additions are fused. So right programs
 differ by roundings, each of at most half an epsilon of its type. Those of a sum of n terms are a random walk,
@@ -46,7 +46,7 @@ STEPS = ("floor", "ceil", "round", "trunc", "nearbyint")
 
 @dataclass(frozen=True)
 class Rounding:
-    """What the roundings of a workload amount to.
+    """The effect of a workload's roundings on its outputs.
 
     `relative` is the error relative to the outputs. Values below `floor` times their type's smallest number
     have no precision left. With `amplified` the outputs may have larger errors for their size than what they

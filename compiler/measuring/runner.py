@@ -28,7 +28,7 @@ from compiler.measuring.builder import ERROR_CHARS, BuiltKernel, bind, doubling_
 from compiler.measuring.clocks import GpuClocks
 from compiler.measuring.cuda_errors import explain
 from compiler.measuring.draws import Draw, Parameter
-from compiler.measuring.operands import Operands, Reference
+from compiler.measuring.operands import Operands, ReferencePrograms
 from compiler.measuring.outputs import compare_outputs
 from compiler.measuring.rounding import Rounding, nudge_recomputed
 from compiler.measuring.timing import TimedKernel, flushes_constants, flushes_gpu
@@ -179,13 +179,13 @@ class LocalRunner:
         main = self._workload(module_json)["main"]
         return Operands(main, self._device, self._reference(module_json))
 
-    def _compile_reference(self, module_json: str) -> Reference:
+    def _compile_reference(self, module_json: str) -> ReferencePrograms:
         module = self._workload(module_json)
         compute = self._compile_trusted(module)
         nudged = nudge_recomputed(module) if Rounding.of(module["main"]).amplified else module
         if nudged is module:
-            return Reference(compute, compute)
-        return Reference(compute, self._compile_trusted(nudged))
+            return ReferencePrograms(compute, compute)
+        return ReferencePrograms(compute, self._compile_trusted(nudged))
 
     def _compile_trusted(self, module: tvm.IRModule) -> Any:
         # The fallback's few safe steps share nothing with the search, and take a tenth of plain loops' time.

@@ -19,13 +19,13 @@ from pydantic_settings import BaseSettings
 from core.exit_code import ExitCode
 from records.storage.database import Database
 from scheduler.main import scheduler
-from scheduler.metrics import Metrics as SchedulerMetrics
+from scheduler.metrics import SchedulerMetrics
 from scheduler.settings import SchedulerSettings
 from server.access.scopes import OPEN_PATHS, ROUTES
 from server.app import create_app
 from server.context import ServerContext
 from server.main import server
-from server.metrics import Metrics as ServerMetrics
+from server.metrics import ServerMetrics
 from server.settings import ServerSettings
 from system.command import run_function
 from tunefarm.cli.app import app, run
@@ -54,7 +54,7 @@ def pages() -> dict[str, str]:
 
 
 def command_line() -> str:
-    """What every command says of itself with `--help`."""
+    """Return the `--help` of every command."""
     lines = ["# Command line", "", "Every command exits with one of [these codes](#exit-codes).", ""]
     for words in sorted(_commands(typer.main.get_command(app), ())):
         lines += [f"## tunefarm {' '.join(words)}", "", "```text", _help(words), "```", ""]

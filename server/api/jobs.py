@@ -62,7 +62,7 @@ def _checked_shapes(shapes: dict[str, list[int]]) -> dict[str, list[int]]:
 Shapes = Annotated[dict[Name, list[int]], AfterValidator(_checked_shapes)]
 
 
-class ModelBody(RequestBody):
+class JobModelBody(RequestBody):
     """A model of a job: the sha256 of an uploaded one, the shapes of its dynamic inputs, how much it weighs
     in the objective, and the latency that is asked for (`latency_s`, see the job's)."""
 
@@ -72,8 +72,8 @@ class ModelBody(RequestBody):
     latency_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
 
 
-class JobRequestBody(ModelBody):
-    """What to tune: `model` is the sha256 of an uploaded model, `shapes` are those of its dynamic inputs.
+class JobRequestBody(JobModelBody):
+    """A model to tune: `model` is the sha256 of an uploaded model, `shapes` are those of its dynamic inputs.
     `batch` fixes the leading dimensions that it leaves open.
 
     `target` is "native" (the class of any worker that is ready) or a device class's key or unique name.
@@ -110,7 +110,7 @@ class JobRequestBody(ModelBody):
     min_gain: float | None = Field(default=None, gt=0, lt=1)
     batch: int | None = Field(default=None, ge=1, le=MAX_BATCH)
     objective: Name | None = None
-    others: list[ModelBody] = Field(default=[], max_length=MAX_MODELS - 1)
+    others: list[JobModelBody] = Field(default=[], max_length=MAX_MODELS - 1)
     seed: int = Field(default=0, ge=0, lt=2**63)
     priority: int = Field(default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     weight: float = Field(default=1.0, ge=MIN_WEIGHT, le=MAX_WEIGHT, allow_inf_nan=False)
@@ -311,7 +311,7 @@ class SubgraphBody(BaseModel):
 
 
 class FailuresBody(BaseModel):
-    """How many trials failed alike: with this outcome and message."""
+    """The number of trials that failed alike: with this outcome and message."""
 
     outcome: str
     message: str
@@ -489,7 +489,7 @@ def _bodies(session: Session, found: Sequence[Job], now: float) -> list[JobBody]
 
 def _job_requests(session: Session, body: JobRequestBody, now: float) -> list[JobRequest]:
     """Return the request of each model, the job's own first."""
-    asked: list[ModelBody] = [body, *body.others]
+    asked: list[JobModelBody] = [body, *body.others]
     stored = []
     for one in asked:
         try:

@@ -20,7 +20,7 @@ from records.jobs.jobs import Queue
 from records.schedules import cost_models
 from records.schedules.cost_models import Version
 from server.context import ContextDep
-from server.metrics import Metrics
+from server.metrics import ServerMetrics
 
 router = APIRouter(tags=["health"])
 
@@ -57,7 +57,7 @@ def metrics(context: ContextDep) -> Response:
     return Response(gauges.exposition(), media_type=CONTENT_TYPE_LATEST)
 
 
-def _set_queues(gauges: Metrics, queues: Sequence[Queue], now: float) -> None:
+def _set_queues(gauges: ServerMetrics, queues: Sequence[Queue], now: float) -> None:
     for state in (state for state in JobState if not state.finished):
         in_state = [queue for queue in queues if queue.state is state]
         oldest_at = min((queue.oldest_at for queue in in_state), default=now)
@@ -69,7 +69,7 @@ def _set_queues(gauges: Metrics, queues: Sequence[Queue], now: float) -> None:
             gauges.open_trials.labels(queue.device_class).inc(queue.open_trials)
 
 
-def _set_models(gauges: Metrics, models: Sequence[Version]) -> None:
+def _set_models(gauges: ServerMetrics, models: Sequence[Version]) -> None:
     for model in models:
         gauges.model_records.labels(model.device_class).set(model.records)
         learned = (model.metrics or {}).get("learned", {})
@@ -78,7 +78,7 @@ def _set_models(gauges: Metrics, models: Sequence[Version]) -> None:
                 gauges.model_quality.labels(model.device_class, measure).set(learned[measure])
 
 
-def _set_measured(gauges: Metrics, workers: Sequence[WorkerInfo]) -> None:
+def _set_measured(gauges: ServerMetrics, workers: Sequence[WorkerInfo]) -> None:
     gauges.measured.clear()
     for worker in workers:
         if worker.device_class is not None and worker.role is Role.MEASURE:
@@ -96,7 +96,7 @@ def _state(worker: WorkerInfo, now: float) -> str:
 class RequestMetricsMiddleware:
     """ASGI middleware that counts requests by route template, so that ids don't become labels."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
         self._app = app
         self._metrics = metrics
 

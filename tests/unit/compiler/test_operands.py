@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tvm import te
 
 from compiler.measuring.draws import Draw, Parameter, parameters
-from compiler.measuring.operands import GARBAGE, Expected, Operands, Reference
+from compiler.measuring.operands import GARBAGE, Expected, Operands, ReferencePrograms
 from compiler.measuring.rounding import Rounding
 from tests.workloads import WORKLOADS
 
@@ -27,7 +27,7 @@ def operands(outputs: Any, dtype: str = "float32") -> Operands:
     result = te.compute((SIZE,), lambda i: data[i] + data[i], name="result")
     function = te.create_prim_func([data, result])
     compute = lambda _, output: output.copyfrom(np.array(outputs, dtype))  # noqa: E731
-    return Operands(function, tvm.cpu(), Reference(compute, compute))
+    return Operands(function, tvm.cpu(), ReferencePrograms(compute, compute))
 
 
 def difference(given: Operands, outputs: Any, dtype: str = "float32") -> str:

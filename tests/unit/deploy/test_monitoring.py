@@ -13,8 +13,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from ruamel.yaml import YAML
 
-from scheduler.metrics import Metrics as SchedulerMetrics
-from server.metrics import Metrics as ServerMetrics
+from scheduler.metrics import SchedulerMetrics
+from server.metrics import ServerMetrics
 
 FOLDER = Path(__file__).parents[3] / "deploy" / "monitoring"
 

@@ -9,13 +9,13 @@ import pytest
 
 from core.job import JobState
 from scheduler.main import serve_metrics
-from scheduler.metrics import Metrics
+from scheduler.metrics import SchedulerMetrics
 from system.command import CommandError
 from tests.services import free_port
 from tests.unit.scheduler.farm import Farm
 
 
-def value(metrics: Metrics, name: str, **labels: str) -> float:
+def value(metrics: SchedulerMetrics, name: str, **labels: str) -> float:
     return metrics.registry.get_sample_value(name, labels) or 0.0
 
 
@@ -32,7 +32,7 @@ def test_steps_and_sweeps_are_counted(farm: Farm) -> None:
 
 
 def test_they_are_served_where_the_settings_say() -> None:
-    metrics, port = Metrics(), free_port()
+    metrics, port = SchedulerMetrics(), free_port()
     with metrics.timed("plan"):
         pass
     serve_metrics(metrics, "127.0.0.1", port)
