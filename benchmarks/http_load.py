@@ -16,7 +16,7 @@ import httptools
 
 @dataclass
 class LoadStats:
-    """What came back: seconds of each answer, how many of each status, and how long it went on."""
+    """The answers: the seconds of each, the number of each status, and the seconds that all took."""
 
     answer_s: list[float] = field(default_factory=list)
     statuses: Counter[int] = field(default_factory=Counter)
@@ -45,7 +45,7 @@ def request(method: str, url: str, token: str, body: bytes = b"", **headers: str
 
 
 def load(url: str, requests: Sequence[bytes], connections: int, seconds: float) -> LoadStats:
-    """Send the requests in turns, again and again, for so many seconds. Raises OSError."""
+    """Send the requests in turns, again and again, for `seconds`. Raises OSError."""
     return asyncio.run(_load(url, itertools.cycle(requests), connections, seconds))
 
 

@@ -51,7 +51,7 @@ SECRET = "the benchmark's bootstrap token"
 
 @dataclass(frozen=True)
 class Size:
-    """How many records, queued jobs and trials of one job there are, and how long each load lasts."""
+    """The numbers of records, queued jobs and trials of one job, and the seconds of each load."""
 
     records: int
     jobs: int
@@ -188,7 +188,7 @@ def _serving_with_token(backends: Backends, folder: Path) -> Iterator[tuple[Serv
 
 
 def _fill_records(backends: Backends, number: int) -> list[str]:
-    """Store so many records of one device class; return the hashes of their workloads."""
+    """Store `number` records of one device class; return the hashes of their workloads."""
     workloads = number // RECORDS_EACH
     device = simulated_device(0)
     database = Database(backends.database_url)
@@ -222,7 +222,7 @@ def _fill_records(backends: Backends, number: int) -> list[str]:
 
 
 def _fill_job(backends: Backends, trials: int) -> list[str]:
-    """Create a job that is being tuned, with so many trials; return its id in a list."""
+    """Create a job that is being tuned, with `trials` trials; return its id in a list."""
     database = Database(backends.database_url)
     try:
         made = fill(database, 1, trials)

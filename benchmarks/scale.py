@@ -410,9 +410,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = command_parser("benchmarks.scale", __doc__, f"{QUICK_WORKERS} workers instead of {WORKERS}")
     parser.add_argument("--workers", type=positive, help=f"[{WORKERS}]")
     parser.add_argument(
-        "--servers", type=positive, default=1, help="with --schedulers: measure with up to so many [1]"
+        "--servers", type=positive, default=1, help="with --schedulers: measure with up to this many [1]"
     )
-    parser.add_argument("--schedulers", type=positive, help="measure with up to so many that plan the trials")
+    parser.add_argument(
+        "--schedulers", type=positive, help="measure with up to this many that plan the trials"
+    )
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement [15]")
     return parser
 

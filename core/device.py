@@ -82,7 +82,7 @@ class Device:
 
     @property
     def built_as(self) -> str:
-        """What a builder has to build for: the processor architecture, for a GPU with the version of CUDA."""
+        """The platform to build for: the processor architecture, for a GPU with the version of CUDA."""
         return cuda_machine(self.machine, self.gpu.cuda) if self.gpu else self.machine
 
     @property

@@ -13,7 +13,7 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 
 
 class Outcome(StrEnum):
-    """How a trial ended."""
+    """The end of a trial."""
 
     OK = "ok"
     BUILD_ERROR = "build_error"

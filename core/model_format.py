@@ -26,7 +26,7 @@ _STABLEHLO = (b"ML\xefR", b"module @", b"module {", b"#loc")
 
 
 class ModelFormat(StrEnum):
-    """What a model's file is. An ONNX archive is a tar with a .onnx file and the files of its weights."""
+    """The format of a model's file. An ONNX archive is a tar of a .onnx file and its weights' files."""
 
     ONNX = "ONNX"
     ONNX_ARCHIVE = "ONNX with weights in other files"

@@ -117,7 +117,7 @@ def assumed_profile(machine: str, features: tuple[str, ...], cores: int) -> Prof
 
 @functools.cache
 def assumed_gpu_profile(multiprocessors: int) -> Profile:
-    """Return the profile of an uncalibrated GPU: that of an ordinary one with so many multiprocessors."""
+    """Return the profile of an uncalibrated GPU: that of an ordinary one of this size."""
     return Profile(
         hertz=1.4e9,
         multiply_adds={

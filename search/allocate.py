@@ -15,7 +15,7 @@ WINDOW_PICKS = 3
 # The number of trials after which a task that lags behind similar ones is judged on its own, and a task of
 # which nothing has worked comes after all others.
 PATIENCE = 32
-# A task whose latency has fallen by less than this part over so many trials has stalled.
+# A task whose latency has fallen by less than the first over the second number of trials has stalled.
 STALLED_GAIN, STALLED_TRIALS = 0.01, 64
 # The largest share of the slots that one task gets while others are open.
 MAX_SHARE = 0.25

@@ -1,5 +1,5 @@
-"""What a job minimizes: the objectives of the paper (table 2), and a user's own, functions of the latencies
-of its networks.
+"""The objectives that jobs minimize: those of the paper (table 2), and a user's own, functions of the
+latencies of its networks.
 
 The allocator needs no more of one than its slopes: how much it falls when a network becomes faster. Those of
 the paper's f3, the geometric mean of speed-ups, don't depend on the latencies that it compares with, so these

@@ -25,7 +25,7 @@ from tests.suite import Case
 CAPABILITY = 80
 FACTS = {"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024, "max_shared_memory_per_block": 49152}
 TARGET = tvm.target.Target({**FACTS, "thread_warp_size": 32}, host={"kind": "llvm"})
-# So many kernels together take a compiler little longer than one.
+# This many kernels together take a compiler little longer than one.
 BATCH = 20
 DRAWN_AT_ONCE = 64
 

@@ -38,7 +38,7 @@ class Service:
         return f"sqlite:///{self.folder}/tunefarm.db"
 
     def shown(self, worker: str) -> dict[str, Any]:
-        """What is known of a worker; nothing before it was there."""
+        """Return what is known of a worker; nothing before it was there."""
         workers = httpx.get(f"{self.url}/v1/workers", trust_env=False).json()["items"]
         return next((one for one in workers if one["id"] == worker), {})
 

@@ -70,7 +70,7 @@ class Process:
 
     @property
     def pid(self) -> int:
-        """Of the server that runs."""
+        """Return the id of the server's process."""
         assert self._process is not None, "it was started"
         return self._process.pid
 

@@ -85,7 +85,7 @@ def _convolve(data: Array, weight: Array, stride: int, padding: int, dilation: i
 def _windows(
     space: Sequence[int], kernel: Sequence[int], offsets: Sequence[int], stride: int, dilation: int
 ) -> list[slice]:
-    """What the kernel's element at `offsets` meets, as a slice of every spatial axis."""
+    """Return what the kernel's element at `offsets` meets, as a slice of every spatial axis."""
     found = []
     for extent, size, offset in zip(space, kernel, offsets, strict=False):
         positions = (extent - dilation * (size - 1) - 1) // stride + 1

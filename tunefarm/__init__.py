@@ -1,4 +1,4 @@
-"""What people import and type: the client, the `tunefarm` command and the embedded stack."""
+"""The parts that people import and type: the client, the `tunefarm` command and the embedded stack."""
 
 from tunefarm.tuning import tune
 

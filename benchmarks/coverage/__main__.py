@@ -1,4 +1,4 @@
-"""How many of ONNX's node tests are imported and right, refused, wrong or crash, beside TVM's own importer.
+"""Count ONNX's node tests that are imported and right, refused, wrong or crash, beside TVM's own importer.
 
 Every case is compiled without schedules and run in a process that it may crash; its outputs are compared
 with the bounds that ONNX's own test runner has. Shapes, axes and the like are constants, as in exported

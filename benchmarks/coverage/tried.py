@@ -9,7 +9,7 @@ from benchmarks.results.sidecar import Sidecar
 
 
 class Outcome(StrEnum):
-    """What became of a case. An importer that raised anything has refused it."""
+    """The result of a case. An importer that raised anything has refused it."""
 
     RIGHT = "right"
     REFUSED = "refused"

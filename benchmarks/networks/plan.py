@@ -1,4 +1,4 @@
-"""How a network is measured: its model, the inputs, and contestants that take turns."""
+"""The plan by which a network is measured: its model, the inputs, and contestants that take turns."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ SLOW_ROUNDS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class TuningPlan(Plan):
-    """How a network is tuned. `minutes` limits our job, `peer_limit_s` MetaSchedule's tuning, which is
-    left out when `peer_trials` is 0."""
+    """The settings of a network's tuning. `minutes` limits our job, `peer_limit_s` MetaSchedule's tuning,
+    which is left out when `peer_trials` is 0."""
 
     trials: int
     minutes: float | None

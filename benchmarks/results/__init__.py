@@ -1,1 +1,1 @@
-"""What a benchmark leaves: figures with their aims, curves beside them, where and when."""
+"""The results of a benchmark: figures with their aims, curves beside them, where and when."""

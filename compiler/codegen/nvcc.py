@@ -43,8 +43,8 @@ class NvccError(RuntimeError):
 
 @dataclass(frozen=True)
 class KernelReport:
-    """What a kernel uses: 32-bit registers of a thread, bytes of registers that a thread had to spill to
-    memory, and bytes of a block's shared memory."""
+    """The resources of a kernel: 32-bit registers of a thread, bytes of registers that a thread had to spill
+    to memory, and bytes of a block's shared memory."""
 
     registers: int
     spilled_bytes: int

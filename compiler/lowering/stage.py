@@ -1,4 +1,4 @@
-"""What the lowerings of all kinds of stages have in common: the steps that they take together."""
+"""The base of the lowerings of all kinds of stages: the steps that they take together."""
 
 from __future__ import annotations
 

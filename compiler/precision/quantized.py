@@ -90,7 +90,7 @@ class _Quantized:
 
 
 class _Visitor(relax.PyExprMutator):
-    """What the rewriting of quantized operators asks of the values that are bound."""
+    """The values that are bound, as the rewriting of quantized operators asks for them."""
 
     def _call(self, expr: relax.Expr) -> Call | None:
         """Return the call that an expression is or that a variable is bound to."""

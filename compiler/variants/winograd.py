@@ -88,7 +88,7 @@ def applies(call: Call, tile: int) -> bool:
 
 
 def _best_tile(pixels: int) -> int | None:
-    """Return the tile size for an image of so many pixels in each direction; None when there is none."""
+    """Return the tile size for an image of this many pixels in each direction; None when there is none."""
     return max((tile for tile, fewest in MIN_PIXELS.items() if pixels >= fewest), default=None)
 
 

@@ -1,4 +1,4 @@
-"""What a model should compute, by ONNX Runtime where it is installed, else by ONNX's reference evaluator."""
+"""Compute what a model should, by ONNX Runtime where it is installed, else by ONNX's reference evaluator."""
 
 from __future__ import annotations
 

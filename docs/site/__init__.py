@@ -1,1 +1,1 @@
-"""What makes the documentation site of the documents: `mkdocs.yml` names it."""
+"""Make the documentation site of the documents: `mkdocs.yml` names this package."""

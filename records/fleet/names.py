@@ -13,7 +13,7 @@ from records.storage.tables import TokenRow, WorkerRow
 
 @dataclass(frozen=True)
 class Claim:
-    """Who wants to work under a name.
+    """The worker that wants to use a name.
 
     `token_id` is None where no token is needed, and for the bootstrap token: these may use every name.
     `machine` is "" where it is unknown.

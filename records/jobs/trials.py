@@ -110,7 +110,7 @@ class MeasuredTrial(NamedTuple):
 
 @dataclass(frozen=True)
 class Failures:
-    """How many trials of a job failed alike; `message` has at most MAX_MESSAGE characters."""
+    """The number of trials of a job that failed alike; `message` has at most MAX_MESSAGE characters."""
 
     outcome: Outcome
     message: str

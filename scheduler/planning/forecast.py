@@ -1,4 +1,4 @@
-"""What a job's next minutes will bring: how much faster its networks become, and when it will be finished.
+"""Forecast a job's next minutes: how much faster its networks become, and when it will be finished.
 
 Both follow from the trials that are done. Latency falls about as the logarithm of the time spent, so the fall
 over the second half of the search says what the next minute will bring. The speed of the search is that of
@@ -19,7 +19,7 @@ from records.jobs.trials import MeasuredTrial
 # What the next minute is expected to gain is told after this time.
 JUDGED_AFTER_S = 60.0
 MINUTE_S = 60.0
-# The speed of the search is told after so many trials.
+# The speed of the search is told once this number of trials is done.
 FEWEST_TRIALS = 8
 
 

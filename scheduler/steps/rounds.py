@@ -25,7 +25,7 @@ from scheduler.planning.seeds import find_seeds
 from scheduler.steps import attempts, listings, waiting
 from search.objectives import EARLY_STOPPING
 
-# To compile and time the model at the end takes about so many times as long as to import it.
+# To compile and time the model at the end takes about this many times as long as to import it.
 PUBLISHING_RATIO = 1.3
 
 
@@ -59,7 +59,7 @@ def run(context: Context, job: Job) -> None:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """What to issue now.
+    """The trials to issue now.
 
     trials     number of trials; 0 when it isn't time for a batch
     issuable   number of trials that the budget allows; 0 when it is used up, or a goal is reached

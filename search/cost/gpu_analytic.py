@@ -37,8 +37,8 @@ OVERLAP = 0.76
 
 @dataclass(frozen=True)
 class GpuSpeeds:
-    """What one multiprocessor does per cycle, from the device's profile: loads from shared memory, bytes from
-    the cache that all share and from memory. `load_cycles` is the latency of a load from memory."""
+    """The rates of one multiprocessor per cycle, from the device's profile: loads from shared memory, bytes
+    from the cache that all share and from memory. `load_cycles` is the latency of a load from memory."""
 
     hertz: float
     launch_s: float

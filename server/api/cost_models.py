@@ -20,7 +20,7 @@ router = APIRouter(prefix="/v1/cost-models", tags=["cost models"])
 
 
 class MetricsBody(BaseModel):
-    """How well the throughput of `records` is predicted, relative to the best record of each task.
+    """The quality of predictions of the throughput of `records`, relative to the best record of each task.
 
     `pairwise` is the share of pairs in the right order, `recall` the share of the 30 fastest records that are
     among the 30 predicted to be the fastest. A metric is null where too few records define it.

@@ -1,4 +1,4 @@
-"""What the bodies and parameters of several routes share."""
+"""The fields that bodies and parameters of several routes share."""
 
 from __future__ import annotations
 

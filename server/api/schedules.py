@@ -125,14 +125,14 @@ class ExportedRecordBody(RequestBody):
 
 
 class ExportBody(RequestBody):
-    """What export returns and import takes. Every record's workload is among the workloads."""
+    """The records that export returns and import takes. Every record's workload is among the workloads."""
 
     workloads: list[ExportedWorkloadBody]
     records: list[ExportedRecordBody]
 
 
 class ImportedBody(BaseModel):
-    """How many `records` were sent to a device class, and how many of them were `added`."""
+    """The number of `records` that were sent to a device class, and of those that were `added`."""
 
     device_class: str
     records: int
@@ -140,7 +140,7 @@ class ImportedBody(BaseModel):
 
 
 class ImportsDeletedBody(BaseModel):
-    """How many imported records of a device class were `deleted`."""
+    """The number of imported records of a device class that were `deleted`."""
 
     device_class: str
     deleted: int

@@ -22,7 +22,7 @@ _CALLS_PER_LEASE, _MIN_LEASE_TTL_S = 3, 30.0
 
 
 class RegisteredSession(NamedTuple):
-    """What the database must hold of a session before the worker may work.
+    """The state of a session that the database must hold before the worker may work.
 
     A call that reports anything else registers the session again. `draining` is a part of it because jobs may
     have waited for a worker that works again after it was drained: registering it wakes them.

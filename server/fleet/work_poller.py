@@ -20,8 +20,8 @@ _BUILDERS = "builders"
 
 @dataclass(frozen=True)
 class AvailableWork:
-    """What one poll found: the device classes with work, whether there is work for builders, and the ids of
-    the workers that should not wait for any.
+    """The result of one poll: the device classes with work, whether there is work for builders, and the ids
+    of the workers that should not wait for any.
 
     A class is removed once a worker found its work gone, so that not every waiting worker tries.
     """

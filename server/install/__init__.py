@@ -1,1 +1,1 @@
-"""What a device needs to become a worker: a script to read first, and an archive that it installs from."""
+"""Make a device a worker: a script to read first, and an archive that it installs from."""

@@ -39,7 +39,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class HostCode:
-    """What TVM's host function does: the launches in order, and the workspaces it allocates for them."""
+    """The actions of TVM's host function: the launches in order, and the workspaces it allocates for them."""
 
     launches: tuple[Launch, ...]
     workspaces: Mapping[str, tuple[int, str]]

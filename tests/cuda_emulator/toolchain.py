@@ -11,7 +11,7 @@ KERNELS_START = 'extern "C"'
 
 
 def preamble(source: str) -> str:
-    """What stands before the kernels: sources with the same one can be compiled together."""
+    """Return what stands before the kernels: sources with the same one can be compiled together."""
     return source[: source.index(KERNELS_START)]
 
 

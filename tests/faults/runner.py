@@ -31,7 +31,7 @@ LIBRARY = b"\x7fELF\x02\x01\x01".ljust(16, b"\0") + struct.pack("<HH", 3, 62)
 
 @dataclass(frozen=True)
 class Faults:
-    """What the chosen candidate `does` in a `phase`, once or `always`: an action of FaultyRunner.
+    """The action of FaultyRunner that the chosen candidate `does` in a `phase`, once or `always`.
 
     Every candidate takes `nap_s` to run, or to build on a worker that only builds. `device_class` makes
     the devices of one run a class of their own. `notes` is a folder that every user may write to.

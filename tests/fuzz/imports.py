@@ -33,7 +33,7 @@ FUSED_EVERY = 8
 
 @dataclass(frozen=True)
 class Ending:
-    """How an import ended (imported, refused, untyped ERROR, crashed SIGNAL, hung), with its message."""
+    """The end of an import (imported, refused, untyped ERROR, crashed SIGNAL, hung), with its message."""
 
     how: str
     words: str = ""

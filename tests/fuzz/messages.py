@@ -47,7 +47,7 @@ class HeldLease:
 
 @dataclass
 class ServiceState:
-    """What the service holds, so that some messages get further than NOT_FOUND."""
+    """Return what the service holds, so that some messages get further than NOT_FOUND."""
 
     devices: Sequence[Device]
     workload: str

@@ -66,7 +66,7 @@ class Growth:
 
     @property
     def new_files(self) -> int:
-        """How many more files are open at the end than after the warm-up."""
+        """Return how many more files are open at the end than after the warm-up."""
         warm = self._warm()
         return self.files[-1] - self.files[warm[0]] if warm else 0
 

@@ -1,4 +1,4 @@
-"""What the shell offers in place of a job's id or a worker's name."""
+"""Complete the ids of jobs and the names of workers in the shell."""
 
 from __future__ import annotations
 

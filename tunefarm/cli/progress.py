@@ -64,7 +64,7 @@ def by_time(tasks: Sequence[Task]) -> list[Task]:
 
 @dataclass(frozen=True)
 class JobProgress:
-    """What is known of a job at one moment; `at_s` is the time of a monotonic clock."""
+    """A job's progress at one moment; `at_s` is the time of a monotonic clock."""
 
     job: Job
     tasks: Sequence[Task]

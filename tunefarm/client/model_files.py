@@ -1,4 +1,4 @@
-"""What is uploaded of a model: its file, or for ONNX with weights in other files a tar of all of them."""
+"""Pack a model to upload: its file, or for ONNX with weights in other files a tar of all of them."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ except FeatureError as error:
 
 @dataclass(frozen=True)
 class StackConfig:
-    """What a stack listens on, and how its worker measures. A port of 0 means any free one.
+    """The ports that a stack listens on, and its worker's way to measure. A port of 0 means any free one.
 
     A `lasting` stack outlives a single job. With `tls` it is reached over TLS, by its own worker too, which
     uses the files in `trust`. The worker gives up the instruction sets in `features`, "-NAME,-NAME".

@@ -1,4 +1,4 @@
-"""What every reader gives: a model's file that was checked, and may be imported."""
+"""A model's file that was checked and may be imported, as every reader returns it."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _PLAIN = ("Relu", "Tanh", "Sigmoid", "Softsign", "Softplus")
 
 @dataclass(frozen=True)
 class _Layer:
-    """What the three kinds of layer share: the operands of one direction, the sequence first."""
+    """The operands of one direction of a layer of any of the three kinds, the sequence first."""
 
     graph: Graph
     node: Node

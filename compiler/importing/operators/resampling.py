@@ -19,7 +19,7 @@ MAX_TAPS = 8
 
 @dataclass(frozen=True)
 class _Axis:
-    """How one axis is resized: by `scale`, to `extent`; `roi` is where tf_crop_and_resize begins and ends."""
+    """The resizing of an axis: by `scale`, to `extent`; `roi` is where tf_crop_and_resize begins and ends."""
 
     axis: int
     scale: float

@@ -1,4 +1,4 @@
-"""What workers say of themselves and are wanted to do; how jobs share devices."""
+"""Add the states of workers, wanted and reported, and the jobs' shares of devices."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,4 +1,4 @@
-"""What a thousand workers on one server need: counts that are kept, and indices for what every call asks."""
+"""Add what a thousand workers on one server need: kept counts, and indices for what every call asks."""
 
 import sqlalchemy as sa
 from alembic import op

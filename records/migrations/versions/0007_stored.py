@@ -1,4 +1,4 @@
-"""What is new among records is told by ids; outputs of modules are compared where they are run."""
+"""Tell new records by ids, and compare the outputs of modules where they are run."""
 
 import sqlalchemy as sa
 from alembic import op

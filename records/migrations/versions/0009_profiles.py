@@ -1,4 +1,4 @@
-"""What devices can do, as their calibration measured it; workers may be asked to calibrate."""
+"""Add the profiles that calibration measures; workers may be asked to calibrate."""
 
 import sqlalchemy as sa
 from alembic import op

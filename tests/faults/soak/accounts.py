@@ -1,4 +1,4 @@
-"""What must be true of a service after a soak, kept apart from the service's own counters."""
+"""Check what must be true of a service after a soak, kept apart from the service's own counters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a soak watches: memory, threads, descriptors, rows and disk, and whether each levels off."""
+"""Watch a soak: memory, threads, descriptors, rows and disk, and whether each levels off."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ class Plan:
 
 @dataclass
 class SoakResult:
-    """What happened, the `mistakes` found, and what was watched."""
+    """The events of a soak, the `mistakes` found, and what was watched."""
 
     plan: Plan
     accounts: Accounts

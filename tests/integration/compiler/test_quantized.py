@@ -44,7 +44,7 @@ class Quantized:
         self.weights: list[onnx.TensorProto] = []
 
     def bytes_of(self, x: str) -> str:
-        """What `x` becomes when it is stored as bytes and read again."""
+        """Return what `x` becomes when it is stored as bytes and read again."""
         stored = self.node("QuantizeLinear", x, *self._parameters(np.array(SCALE), self.zero, self.dtype))
         return self.node("DequantizeLinear", *stored_with(stored, self.nodes[-1]))
 

@@ -4,7 +4,7 @@ verification of trials doesn't refuse them.
 A sketch is drawn uniformly, then one row of a sample of it, good or bad. An operator's programs are spread
 over its small shapes and element types.
 
-`python -m tests.integration.compiler.test_random_programs 640` tries so many of every operator, and counts.
+`python -m tests.integration.compiler.test_random_programs 640` tries that many of every operator, and counts.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from benchmarks.timing.deviation import deviation as deviation_with_moved
 
 
 def deviation(actual: Arrays, expected: Arrays) -> Deviation:
-    """Of outputs that don't move with their inputs."""
+    """Return a deviation of outputs that don't move with their inputs."""
     return deviation_with_moved(actual, expected, expected)
 
 

@@ -73,7 +73,7 @@ def prepare(url: str) -> None:
 
 
 def fill(disk: Path, free_bytes: int) -> Path:
-    """Fill the disk but for so many bytes; return the file that does."""
+    """Fill the disk but for a number of bytes; return the file that does."""
     filler = disk / "filler"
     with filler.open("wb") as file:
         os.posix_fallocate(file.fileno(), 0, shutil.disk_usage(disk).free - free_bytes)

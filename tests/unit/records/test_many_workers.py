@@ -109,7 +109,7 @@ class TestManyWorkersAtOnce:
         return [trial.id for trial in lease.trials]
 
     def _take_and_report_or_not(self, database: Database, name: str, turn: int) -> None:
-        """What a server does for a worker in two calls; the lease may be gone at the second."""
+        """Serve two calls of a worker; the lease may be gone at the second."""
         with database.begin() as session:
             devices.heartbeat(session, name, "s", WorkerState.READY, 20.0)
             if not devices.may_take(session, name, "s"):

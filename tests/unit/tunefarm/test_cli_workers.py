@@ -49,7 +49,7 @@ def fake() -> Iterator[FakeService]:
 
 
 def line(fake: FakeService, capsys: pytest.CaptureFixture[str], **changes: Any) -> str:
-    """What is shown of a worker."""
+    """Return what is shown of a worker."""
     fake.workers[:] = [WHOLE | changes]
     assert run(app, ["workers", "--server", fake.url]) == ExitCode.OK
     head, shown = capsys.readouterr().out.splitlines()
