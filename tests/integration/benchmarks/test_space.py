@@ -25,6 +25,7 @@ DEVICE = detect_device()
 CASE = Case("GMM", (16, 32, 64))
 
 
+@pytest.mark.slow
 def test_ours_are_random_and_searched() -> None:
     ours, measurer = TunefarmSearch(CASE.module(), DEVICE), ProgramMeasurer(CASE.module(), DEVICE)
     rng = np.random.default_rng(0)

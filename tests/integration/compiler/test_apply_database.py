@@ -92,6 +92,7 @@ def test_scheduled_functions_are_not_tasks(
     assert left == {task.workload_hash for task in extract_tasks(fused)} - set(traces)
 
 
+@pytest.mark.slow
 def test_the_applied_module_computes_the_same(
     fused: tvm.IRModule, traces: dict[str, str], tmp_path: Path
 ) -> None:

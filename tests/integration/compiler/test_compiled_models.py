@@ -17,6 +17,7 @@ from tvm import relax
 
 from compiler.importing.model import RelaxModel, fuse, fuse_untuned, read_onnx
 from compiler.packaging.artifact import build_library, build_module
+from tests.marks import slow_except
 from tests.onnx_models import MODELS
 
 TARGET = '{"kind":"llvm","num-cores":2}'
@@ -41,7 +42,7 @@ def _reference(data: bytes, model: RelaxModel, inputs: list[NDArray[Any]]) -> li
     return list(session.run(None, named))
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", slow_except(sorted(MODELS), "residual"))
 def test_a_fused_model_gives_what_onnx_runtime_gives(name: str, tmp_path: Path) -> None:
     data = MODELS[name]()
     model = read_onnx(data, {})
@@ -53,6 +54,7 @@ def test_a_fused_model_gives_what_onnx_runtime_gives(name: str, tmp_path: Path) 
         np.testing.assert_allclose(output, reference, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_untuned_module_gives_what_onnx_runtime_gives(tmp_path: Path) -> None:
     data = MODELS["residual"]()
     model = read_onnx(data, {})
@@ -71,6 +73,7 @@ numpy.save(sys.argv[3], machine["main"](tvm.runtime.tensor(numpy.load(sys.argv[2
 """
 
 
+@pytest.mark.slow
 def test_tvms_runtime_alone_runs_a_library(tmp_path: Path) -> None:
     model = read_onnx(MODELS["residual"](), {})
     (data,) = _inputs(model)

@@ -51,6 +51,7 @@ def _cores(allowed: list[int], threads: int) -> list[list[list[int]]]:
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="there is one core")
+@pytest.mark.slow
 def test_every_thread_has_a_core_of_its_own_while_something_is_timed() -> None:
     before, timed, after = _cores(CORES, threads=2)
     assert [len(cores) for cores in before] == [len(CORES), 1]
@@ -67,6 +68,7 @@ def test_a_process_that_may_not_use_all_cores_keeps_to_its_own(count: int) -> No
         assert set().union(*found) == set(allowed)
 
 
+@pytest.mark.slow
 def test_more_threads_than_cores_are_timed_where_they_may_run() -> None:
     for found in _cores(CORES[:1], threads=2):
         assert set().union(*found) == set(CORES[:1])

@@ -19,6 +19,7 @@ from compiler.importing.spec import ModelError
 from compiler.sandbox.models import compile_untuned, import_model
 from compiler.sandbox.verification import verify_import
 from compiler.verifying.imported import Imported
+from tests.marks import slow_except
 from tests.models_by_format import (
     FORMATS,
     SIZE,
@@ -37,6 +38,9 @@ def format_(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+EACH_IN_A_CHILD = pytest.mark.parametrize("format_", slow_except(FORMATS, "onnx"))
+
+
 def test_every_format_computes_the_same(format_: str) -> None:
     file = read_model(FORMATS[format_]().data, {})
     (spec,) = file.inputs
@@ -46,6 +50,7 @@ def test_every_format_computes_the_same(format_: str) -> None:
     np.testing.assert_allclose(found, np.maximum(x @ WEIGHT, 0), rtol=1e-3, atol=1e-3)
 
 
+@EACH_IN_A_CHILD
 def test_every_format_is_mapped_from_a_file_and_compiled_in_a_child(format_: str) -> None:
     with tempfile.TemporaryFile() as file:
         file.write(FORMATS[format_]().data)
@@ -56,6 +61,7 @@ def test_every_format_is_mapped_from_a_file_and_compiled_in_a_child(format_: str
         assert imported == import_model(file, {}, TARGET)
 
 
+@EACH_IN_A_CHILD
 def test_every_format_is_verified_or_says_why_not(format_: str) -> None:
     sample = FORMATS[format_]()
     if format_ == "tflite":

@@ -16,6 +16,7 @@ from search.rules.space import generate
 from search.sketches.stage import Placement
 from tests.devices import GPU
 from tests.gpu_programs import Failure, compiled, draw, failures
+from tests.marks import slow_except
 from tests.suite import SHAPES, Case, cases
 
 # Divided by tiles and padded, the second operand by rows and by columns, a batch, an epilogue.
@@ -46,13 +47,13 @@ def check(operator: str, numbers: range) -> list[Failure]:
     return refused + failures([one for one in results if not isinstance(one, Failure)])
 
 
-@pytest.mark.parametrize("operator", SHAPES)
+@pytest.mark.parametrize("operator", slow_except(SHAPES, "GMM"))
 def test_random_programs_compute_what_the_reference_does(operator: str) -> None:
     found = check(operator, range(FEW))
     assert not found, "\n\n".join(map(str, found))
 
 
-@pytest.mark.parametrize("case", TENSOR_CASES, ids=str)
+@pytest.mark.parametrize("case", slow_except(TENSOR_CASES, TENSOR_CASES[1]), ids=str)
 def test_tensor_cores_compute_what_the_reference_does(case: Case) -> None:
     rng = np.random.default_rng(0)
     found = generate(read_dag(case.module()), GPU)

@@ -25,6 +25,7 @@ from compiler.workload import from_json
 from examples.make_models import make
 from examples.quantization import quantize
 from search.rules.space import generate
+from tests.marks import slow_except
 
 Array = NDArray[Any]
 DEVICE = detect_device()
@@ -117,13 +118,14 @@ CASES = {
 
 @needs_vnni
 @pytest.mark.parametrize(("dtype", "zero"), [("uint8", 0), ("uint8", 121), ("int8", -7)])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_except(CASES, "dense"))
 def test_quantized_operators_reach_the_instructions(case: str, dtype: str, zero: int) -> None:
     model, shapes = CASES[case](Quantized(dtype, zero))
     assert _check(model, shapes) == 1
 
 
 @needs_vnni
+@pytest.mark.slow
 def test_every_convolution_of_a_network_quantized_by_onnx_runtime_reaches_them() -> None:
     model = quantize(make("resnet18", tiny=True)).SerializeToString()
     tasks = extract_tasks(fuse(read_onnx(model, {}), DEVICE.target))

@@ -29,6 +29,7 @@ from compiler.workload import to_json
 from search.programs.annotate import sample
 from search.programs.program import Program
 from search.rules.space import generate
+from tests.marks import slow_except
 from tests.suite import Case, cases
 
 FEW, MANY = 12, 200
@@ -110,7 +111,7 @@ def _told(failed: Sequence[Tried]) -> str:
     return f"{len(failed)} programs failed:\n" + "\n".join(str(one) for one in failed[:SHOWN])
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", slow_except(OPERATORS, "GMM", "DEP", "softmax"))
 def test_random_programs_compute_the_right_result(operator: str) -> None:
     failed = [one for one in _try(operator, FEW, seed=1) if one.build_error or one.wrong]
     assert not failed, _told(failed)

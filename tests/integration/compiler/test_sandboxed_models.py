@@ -37,6 +37,7 @@ def test_a_model_is_imported_as_in_this_process() -> None:
     assert own == extract_tasks(fuse(model, TARGET))
 
 
+@pytest.mark.slow
 def test_both_libraries_are_compiled() -> None:
     imported, untuned = compile_untuned(residual(), {}, TARGET)
     tuned = compile_tuned(residual(), {}, TARGET, {})

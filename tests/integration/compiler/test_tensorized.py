@@ -25,6 +25,7 @@ from core.device import Device
 from search.programs.annotate import sample
 from search.programs.program import Program
 from search.rules.space import generate
+from tests.marks import slow_except
 
 Array = NDArray[Any]
 DEVICE = detect_device()
@@ -150,7 +151,7 @@ def _run(library: Any, case: Case, expected: Array) -> Array:
 
 @needs_vnni
 @COPIED_OR_PACKED
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", slow_except(CASES, "matmul"))
 def test_random_programs_are_right_and_use_the_instruction(name: str, constants: tuple[int, ...]) -> None:
     _check(CASES[name], constants, FEW)
 

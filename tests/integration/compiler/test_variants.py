@@ -101,6 +101,7 @@ def test_only_images_of_many_tiles_and_channels_with_steps_of_one_are_rewritten(
             assert name not in replaced
 
 
+@pytest.mark.slow
 def test_the_model_with_some_kernels_chosen_computes_the_same(
     resnet: RelaxModel, variants: VariantModel
 ) -> None:

@@ -30,7 +30,9 @@ def open_page(page: Page, service: Service, address: str = "") -> None:
     expect(page.get_by_role("heading", level=1)).to_be_visible()
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+@pytest.mark.parametrize(
+    ("scheme", "width"), [("light", 1280), pytest.param("dark", 390, marks=pytest.mark.slow)]
+)
 def test_axe_finds_nothing_on_any_page(
     page: Page, site: Service, scheme: Literal["light", "dark"], width: int
 ) -> None:

@@ -22,10 +22,11 @@ from tests.integration.worker.executors import (
     outcomes,
     with_executor,
 )
+from tests.marks import slow_except
 from worker.runner.executor import Executor
 
 
-@pytest.mark.parametrize("fault", ["build segfault", "build hang"])
+@pytest.mark.parametrize("fault", slow_except(["build segfault", "build hang"], "build segfault"))
 def test_a_candidate_does_not_pay_for_one_that_was_built_along(fault: str) -> None:
     async def work(executor: Executor) -> None:
         first = await child_of_next(executor)
@@ -46,11 +47,14 @@ def test_a_candidate_does_not_pay_for_one_that_was_built_along(fault: str) -> No
         ("segfault", GENEROUS, "build_error", "about to follow a bad pointer"),
         ("exit", GENEROUS, "build_error", "exited with code 3"),
         ("raise", GENEROUS, "build_error", "a bug in the runner"),
-        ("hang", HASTY_BUILD_ALONG, "build_timeout", "the build took longer than 2 s"),
+        pytest.param(
+            *("hang", HASTY_BUILD_ALONG, "build_timeout", "the build took longer than 2 s"),
+            marks=pytest.mark.slow,
+        ),
         ("refuse", GENEROUS, "build_error", "no such loop"),
     ],
 )
-@pytest.mark.parametrize("place", [0, 3, 5])
+@pytest.mark.parametrize("place", slow_except([0, 3, 5], 3))
 def test_of_a_batch_that_is_built_together_the_culprit_fails_alone(
     fault: str, limits: Limits, outcome: str, says: str, place: int
 ) -> None:

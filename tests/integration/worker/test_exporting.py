@@ -42,7 +42,9 @@ def test_candidates_come_back_as_libraries() -> None:
     ("fault", "outcome", "says"),
     [
         ("build kill", Outcome.BUILD_ERROR, "SIGKILL during the build"),
-        ("build hang", Outcome.BUILD_TIMEOUT, "the build took longer than 2 s"),
+        pytest.param(
+            *("build hang", Outcome.BUILD_TIMEOUT, "the build took longer than 2 s"), marks=pytest.mark.slow
+        ),
         ("run kill", Outcome.BUILD_ERROR, "SIGKILL during the build"),
         ("run raise", Outcome.BUILD_ERROR, "a bug in the runner"),
         ("run scribble", Outcome.BUILD_ERROR, "makes no sense"),

@@ -61,6 +61,7 @@ def test_a_hostile_reply_to_an_export_costs_its_own_candidate() -> None:
     with_executor(work, builds=True)
 
 
+@pytest.mark.slow
 def test_a_message_of_72_megabytes_costs_its_own_candidate() -> None:
     """It used to be sent to the service, which takes 64 MiB, again and again."""
 

@@ -121,6 +121,7 @@ def test_evicting_frees_the_trials_at_once_and_resuming_lets_it_go_on(tmp_path: 
     with_agent(tmp_path, work)
 
 
+@pytest.mark.slow
 def test_draining_a_worker_that_waits_and_one_that_works(tmp_path: Path) -> None:
     async def work(service: Service, agent: Agent, running: asyncio.Task[None]) -> None:
         gate = tmp_path / "gate"

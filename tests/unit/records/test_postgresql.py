@@ -178,6 +178,7 @@ def test_a_password_with_special_characters_is_taken(server: Postgresql) -> None
     database.close()
 
 
+@pytest.mark.slow
 def test_processes_may_migrate_at_once(server: Postgresql) -> None:
     url = server.create("migrated_at_once")
     command = [sys.executable, "-c", MIGRATE, url]
