@@ -15,12 +15,10 @@ from compiler.importing.batch import batch_shapes
 from compiler.importing.spec import ModelError, Shape
 from compiler.sandbox.child import (
     BASE_MEMORY_BYTES,
-    MEMORY_PER_MODEL_BYTE,
     describe_error,
     describe_exit,
     run_on_model,
     serve,
-    size_of,
     write_line,
 )
 
@@ -29,8 +27,7 @@ READ_S = 60.0
 
 def find_batch_shapes(data: bytes | IO[bytes], shapes: Mapping[str, Shape], batch: int) -> dict[str, Shape]:
     """Return the shapes of `compiler.importing.batch.batch_shapes`. Raises ModelError."""
-    memory_bytes = BASE_MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * size_of(data)
-    request = {"shapes": dict(shapes), "batch": batch, "memory_bytes": memory_bytes}
+    request = {"shapes": dict(shapes), "batch": batch, "memory_bytes": BASE_MEMORY_BYTES}
     reply, status = run_on_model("compiler.sandbox.batch", data, request, READ_S)
     try:
         fields = json.loads(reply)
@@ -53,8 +50,7 @@ def _answer(request: dict[str, Any], reply: BinaryIO) -> None:
     refused = ""
     try:
         with os.fdopen(request["model"], "rb") as file:
-            file.seek(0)
-            found = batch_shapes(file.read(), shapes, request["batch"])
+            found = batch_shapes(file, shapes, request["batch"])
     except ModelError as error:
         refused = str(error)
     except Exception as error:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
 
 import onnx
 import pytest
 
-from compiler.importing.batch import batch_shapes
+from compiler.importing import batch as importing
 from compiler.importing.onnx_file import read_file
 from compiler.importing.spec import ModelError, Shape
 from compiler.sandbox.batch import find_batch_shapes
 from tests.onnx_models import Builder, Extent, residual
+
+
+def batch_shapes(data: bytes, shapes: Mapping[str, Shape], batch: int) -> dict[str, Shape]:
+    return importing.batch_shapes(io.BytesIO(data), shapes, batch)
 
 
 def _sum(**inputs: list[Extent]) -> bytes:
