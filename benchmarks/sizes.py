@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from worker.settings import usable_cores
 
 NAME = "benchmarks.sizes"
 SMALL = Scale(max_blocks=1, divisor=4, size=64, classes=100, tokens=64, words=1000)
+ENCODER = replace(SMALL, divisor=2)
 # What the latency of a size may be, relative to a model that was tuned for it alone.
 AIM = at_most(1.05)
 
@@ -65,8 +66,8 @@ def _resnet(graph: Graph) -> None:
 
 
 NETWORKS: Mapping[str, Network] = {
-    "encoder": Network(lambda graph: encoder(graph, SMALL), "tokens", (16, 64, 128)),
-    "resnet": Network(_resnet, "side", (32, 64, 96)),
+    "encoder": Network(lambda graph: encoder(graph, ENCODER), "tokens", (32, 128, 256)),
+    "resnet": Network(_resnet, "side", (64, 128, 224)),
 }
 
 

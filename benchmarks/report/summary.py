@@ -24,6 +24,7 @@ SECONDS = "MetaSchedule's seconds for"
 SPACE = "median over best of 64 random programs, relative to MetaSchedule"
 PROCESSES = re.compile(r"(\d+) servers, (\d+) schedulers: trials stored")
 TYPE = re.compile(r"(\S+): largest difference of (\S+), relative to the largest output")
+TOGETHER = "latency tuned together relative to alone"
 SHARE = "share of run time in tuned subgraphs, mean"
 RIGHT = re.compile(r"networks that are right, of (\d+)")
 SHARE_OF = re.compile(r"(\S+): share of run time in tuned subgraphs")
@@ -86,6 +87,7 @@ def tables(files: Mapping[str, Results]) -> dict[str, str]:
         "compiled": compiled(files.values()),
         "tuned": tuned(files.values()),
         "element types": element_types(files.values()),
+        "sizes": sizes(files.values()),
         "zoo": zoo(files.values()),
         "processes": processes(files.values()),
         "soak": levels(files.get("soak")),
@@ -205,6 +207,20 @@ def element_types(files: Iterable[Results]) -> str:
             ]
     headers = ["network", "type", "latency", "of float32", "of ONNX Runtime on the same file"]
     return table([*headers, "largest difference"], [*rows.values()] or [["not measured", *[""] * 5]])
+
+
+def sizes(files: Iterable[Results]) -> str:
+    """Return a row for each size that was tuned together with others."""
+    rows = []
+    for results in files:
+        for each in results.figures:
+            label, found, what = each.name.rpartition(": ")
+            if found and what == TOGETHER:
+                low, high = each.spread or (each.value, each.value)
+                span = f"{number(low)} to {number(high)}"
+                rows.append([label, number(each.value), span, _aim(each), each.peer or ""])
+    headers = ["size", "together over alone", "of blocks", "aim", "latencies"]
+    return table(headers, rows or [["not measured", *[""] * 4]])
 
 
 def zoo(files: Iterable[Results]) -> str:

@@ -15,7 +15,7 @@ from benchmarks.results.figures import Figure, FiguresError, Results, at_least, 
 from benchmarks.results.searches import SEARCHES, Search
 
 SECTIONS = (
-    *("layers", "compiled", "tuned", "element types", "zoo", "processes", "soak"),
+    *("layers", "compiled", "tuned", "element types", "sizes", "zoo", "processes", "soak"),
     *("others", "missed", "runs"),
 )
 DOCUMENT = "# Benchmarks\n\nBefore.\n" + "".join(
@@ -208,6 +208,15 @@ def test_a_network_has_a_row_for_each_type_and_the_last_run_counts() -> None:
     found = rows(summary.element_types([run(5.0, "2025-01-03"), run(7.0, "2025-01-02")]))
     assert found == [["resnet18", "int8", "5 ms", "0.5", "0.9", "0.02"]]
     assert rows(summary.element_types([]))[0][0] == "not measured"
+
+
+def test_each_size_has_a_row() -> None:
+    name = f"encoder: tokens=16: {summary.TOGETHER}"
+    ratio = figure(name, 1.02, "x", aim=at_most(1.05), peer="2 ms, alone 1.9 ms", spread=(1.0, 1.1))
+    assert rows(summary.sizes([results(ratio), results(*tuned())])) == [
+        ["encoder: tokens=16", "1.02", "1 to 1.1", "at most 1.05: reached", "2 ms, alone 1.9 ms"]
+    ]
+    assert rows(summary.sizes([]))[0][0] == "not measured"
 
 
 def test_the_zoo_has_a_row_for_each_network_of_all_runs() -> None:
