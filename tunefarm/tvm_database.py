@@ -7,19 +7,27 @@ module = relax.transform.SplitLayoutRewritePreproc()(module)
 module = relax.transform.FoldConstant()(module)
 
 The first pass names the constant operands, which the schedules are stored by; the last two pack them once.
+
+`tuned_model` makes such a module of a model's file, with the variants of operators that a database prefers.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping
+from typing import IO
 
 import tvm
 from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule.database import Database, PyDatabase, TuningRecord, Workload
 from tvm.tirx import PrimFunc
 
-from compiler.workload import normalise, workload_hash
+from compiler.importing.formats.reading import read_model
+from compiler.importing.spec import Shape
+from compiler.target import parse_target
+from compiler.variants.choice import VariantModel
+from compiler.workload import from_json, normalise, workload_hash
 from tunefarm.client.schedule_cache import ScheduleCache
 from tunefarm.client.values import Schedule
 
@@ -37,6 +45,25 @@ def service_database(cache: ScheduleCache, module: tvm.IRModule) -> Database:
     measured = {name: found for name, found in schedules.items() if found.source != "import"}
     database: Database = _FetchedDatabase(measured)
     return database
+
+
+def tuned_model(
+    data: bytes | IO[bytes], shapes: Mapping[str, Shape], target: str, database: Database
+) -> tvm.IRModule:
+    """Return a model as calls of fused functions, which MetaScheduleApplyDatabase schedules.
+
+    `database` may be one that `tunefarm export` wrote. A subgraph of which it has a variant
+    (`compiler.variants`) that is faster than the subgraph itself is computed so. Raises ModelError.
+    """
+    model = VariantModel.of(read_model(data, shapes).to_relax(), target)
+    fastest: dict[str, tuple[float, str]] = {}
+    for task in model.tasks():
+        workload = from_json(task.module_json)
+        record = database.query_tuning_record(workload, parse_target(target), task.workload_hash)
+        if record is not None and record.run_secs:
+            found = statistics.median(map(float, record.run_secs)), task.workload_hash
+            fastest[task.place] = min(found, fastest.get(task.place, found))
+    return model.choose([workload for _, workload in fastest.values()])
 
 
 @derived_object

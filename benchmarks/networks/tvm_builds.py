@@ -39,12 +39,12 @@ def _build_with_database(model: Path, target: str, database: Path, library: Path
     from tvm import relax
     from tvm.s_tir.meta_schedule.database import JSONDatabase
 
-    from compiler.importing.model import fuse, read_onnx
     from compiler.packaging.artifact import build_library
     from compiler.target import parse_target
+    from tunefarm.tvm_database import tuned_model
 
-    fused = fuse(read_onnx(model.read_bytes(), {}), target)
     records = JSONDatabase(str(database / WORKLOAD_FILE), str(database / RECORD_FILE), allow_missing=False)
+    fused = tuned_model(model.read_bytes(), {}, target, records)
     with records, parse_target(target), tvm.transform.PassContext(opt_level=3):
         applied = relax.transform.MetaScheduleApplyDatabase()(fused)
     if tvm_ffi.structural_equal(applied, fused):

@@ -41,7 +41,7 @@ class JobRequest:
     with the schedules known already and best guesses for the rest; its `trials` are 0. Where jobs share
     devices, those of higher `priority` go first; those of equal priority get trials in proportion to their
     `weight`. `build` tells whether the device or a builder compiles the candidates. `exact` keeps operators
-    as they were imported, without variants that round differently.
+    as they were imported, or in other orders of sums.
     """
 
     model: str

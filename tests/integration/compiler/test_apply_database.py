@@ -19,11 +19,13 @@ from compiler.packaging.artifact import build_library
 from compiler.packaging.metaschedule import export_database
 from compiler.reading.subgraph import UnsupportedSubgraph, read_dag
 from compiler.target import detect_device
+from compiler.variants.choice import VariantModel
 from compiler.workload import from_json
 from search.cost.model import CostModel
 from search.policy import SearchTask, propose
 from search.rules.space import generate
-from tests.onnx_models import residual
+from tests.onnx_models import residual, transposed
+from tunefarm.tvm_database import tuned_model
 
 DEVICE = detect_device(cores=2)
 
@@ -104,3 +106,26 @@ def test_the_applied_module_computes_the_same(
         machine = relax.VirtualMachine(tvm.runtime.load_module(str(path)), tvm.cpu())
         outputs.append(machine["main"](tvm.runtime.tensor(data)).numpy())
     np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant_s", [0.0005, 0.002])
+def test_a_model_is_made_of_the_variants_that_are_faster(variant_s: float, tmp_path: Path) -> None:
+    variants = VariantModel.of(read_onnx(transposed(), {}), DEVICE.target)
+    tasks = {task.workload_hash: task for task in variants.tasks()}
+    traces = {name: trace for name, task in tasks.items() if (trace := _proposed(task)) is not None}
+    texts = export_database(
+        [
+            _Stored(name, trace, (variant_s if tasks[name].variant else 0.001,))
+            for name, trace in traces.items()
+        ],
+        {name: task.module_json for name, task in tasks.items()},
+    )
+    for name, text in zip(("w.json", "r.json"), texts, strict=True):
+        (tmp_path / name).write_text(text)
+    database = JSONDatabase(str(tmp_path / "w.json"), str(tmp_path / "r.json"), allow_missing=False)
+    model = tuned_model(transposed(), {}, DEVICE.target, database)
+    [name] = (name for task in extract_tasks(model) for name in task.functions)
+    assert name.startswith("fused_subpixel") == (variant_s < 0.001)
+    with tvm.target.Target(json.loads(DEVICE.target)), database:
+        applied = relax.transform.MetaScheduleApplyDatabase(enable_warning=False)(model)
+    assert applied[name].attrs["tirx.is_scheduled"]
