@@ -108,6 +108,7 @@ def test_the_applied_module_computes_the_same(
     np.testing.assert_allclose(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant_s", [0.0005, 0.002])
 def test_a_model_is_made_of_the_variants_that_are_faster(variant_s: float, tmp_path: Path) -> None:
     variants = VariantModel.of(read_onnx(transposed(), {}), DEVICE.target)

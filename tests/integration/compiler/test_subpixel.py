@@ -72,6 +72,7 @@ def _expected(case: dict[str, Any], data: NDArray[Any], weight: NDArray[Any]) ->
     return np.maximum(result, 0.0)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(cases())
 def test_phases_give_what_the_transposed_convolution_gives(case: dict[str, Any]) -> None:
