@@ -50,7 +50,7 @@ QUANTITIES = (
 )
 NUM_FEATURES = len(QUANTITIES) + 3
 # Stored with every model. Count up when a feature comes to mean another thing.
-FEATURES_VERSION = f"3:{zlib.crc32(' '.join(QUANTITIES).encode()):08x}"
+FEATURES_VERSION = f"4:{zlib.crc32(' '.join(QUANTITIES).encode()):08x}"
 
 
 def extract(dag: Dag, estimate: Estimate) -> NDArray[np.float32]:

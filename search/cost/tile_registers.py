@@ -26,7 +26,7 @@ from search.cost.machine import Machine
 from search.cost.sparsity import remaining_share
 from search.cost.tile_traffic import copied_at
 from search.dag import Access, Term
-from search.programs.code_size import GATHER_INSTRUCTIONS, lanes_of_longest, unrolled_steps
+from search.programs.code_size import GATHER_INSTRUCTIONS, unrolled_steps
 from search.programs.compute_location import is_inlined
 from search.programs.nest import Floats, Nest, touched_elements, vector_instructions
 from search.programs.program import Population
@@ -38,8 +38,6 @@ from search.sketches.stage import Placement
 # Structures with at least this many levels, such as SSRSRS, have two reduction levels with a spatial one
 # between.
 MERGING_DEPTH = 6
-# The compiler unrolls reductions of up to this many steps by itself.
-FLAT_STEPS = 4
 
 
 def register_terms(population: Population, nest: Nest, machine: Machine) -> dict[str, Floats]:
@@ -100,10 +98,7 @@ class _Body:
         lanes = machine.device.lanes(written.item_bytes)
         axis = nest.node.vector_axis
         unrolled = unrolled_steps(population, nest)
-        tile = nest.tile.copy()
-        if axis is not None:
-            longest = lanes_of_longest(population.sketch.dag, nest.node)
-            tile[axis] *= _vectorized_by_compiler(nest, axis, unrolled, longest)
+        tile = nest.tile
         width = tile[axis] if axis is not None else np.ones_like(tile[0])
         instructions = vector_instructions(width, lanes).astype(np.float64)
         rows = tile.prod(axis=0) / width
@@ -138,18 +133,6 @@ def _loops_between(nest: Nest) -> tuple[Ints, Ints]:
         ones = np.ones_like(nest.tile[0])
         return ones, ones
     return nest.trips(nest.depth - 3), nest.trips(nest.depth - 4)
-
-
-def _vectorized_by_compiler(nest: Nest, axis: int, unrolled: Ints, longest: int) -> Ints:
-    """Return [programs]: the iterations of the loop around an unrolled reduction, at most `longest`, that the
-    compiler vectorizes if the tile itself has a single element."""
-    if nest.depth < MERGING_DEPTH:
-        return np.ones_like(nest.tile[0])
-    between = nest.extents[-3]
-    is_inner = between[axis + 1 :].prod(axis=0) == 1
-    is_flat = nest.trips(nest.depth - 2) <= np.maximum(unrolled, FLAT_STEPS)
-    is_alone = nest.tile.prod(axis=0) == 1
-    return np.where(is_alone & is_inner & is_flat, np.minimum(between[axis], longest), 1)
 
 
 def _loads_of_all(population: Population, nest: Nest, body: _Body, machine: Machine) -> Floats:

@@ -92,6 +92,11 @@ def test_a_plainly_worse_program_is_estimated_slower(worse: Tiling) -> None:
     assert _matmul_s(GOOD) < _matmul_s(worse)
 
 
+def test_a_tile_of_one_element_is_not_expected_to_become_vectors() -> None:
+    """LLVM rarely vectorizes the loop around an unrolled reduction."""
+    assert _matmul_s(((8, 1, 8, 1), (2, 1, 32, 1), (16, 4))) > 2 * _matmul_s(GOOD)
+
+
 def test_a_smaller_device_is_estimated_slower() -> None:
     assert _matmul_s(GOOD, DEVICE) < _matmul_s(GOOD, BOARD)
 
