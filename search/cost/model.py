@@ -6,6 +6,7 @@ and without any the model is the estimate itself.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,7 @@ from search.sketches.stage import Estimate
 # Stands for the digest of a device profile that was assumed, not measured.
 ASSUMED = "assumed"
 MIN_RECORDS = 16
+DIGEST_BYTES = hashlib.sha256().digest_size
 ROUNDS = 60
 PARAMETERS = {
     "max_depth": 6,
@@ -76,14 +78,15 @@ class CostModel:
         return self._booster is not None
 
     def to_bytes(self, profile: str = ASSUMED) -> bytes:
-        """Return XGBoost's binary JSON; empty for the analytic model.
+        """Return a digest and XGBoost's binary JSON; empty for the analytic model.
 
         `profile` is the digest of the device's profile, which the estimate and so the features depend on.
         """
         if self._booster is None:
             return b""
         self._booster.set_attr(profile=profile)
-        return bytes(self._booster.save_raw("ubj"))
+        saved = bytes(self._booster.save_raw("ubj"))
+        return hashlib.sha256(saved).digest() + saved
 
     @classmethod
     def from_bytes(cls, data: bytes, profile: str = ASSUMED) -> CostModel:
@@ -91,10 +94,11 @@ class CostModel:
         features or another profile."""
         if not data:
             return cls()
-        try:
-            booster = xgboost.Booster(PARAMETERS, model_file=bytearray(data))
-        except xgboost.core.XGBoostError as error:
-            raise ValueError("these bytes hold no model") from error
+        digest, saved = data[:DIGEST_BYTES], data[DIGEST_BYTES:]
+        # XGBoost may crash the process on bytes that were cut off.
+        if hashlib.sha256(saved).digest() != digest:
+            raise ValueError("these bytes hold no model")
+        booster = xgboost.Booster(PARAMETERS, model_file=bytearray(saved))
         if booster.attr("features") != FEATURES_VERSION:
             raise ValueError("a model of other features")
         if (booster.attr("profile") or ASSUMED) != profile:
