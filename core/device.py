@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any
 
 from core.profile import Profile, assumed_gpu_profile, assumed_profile
@@ -85,7 +86,7 @@ class Device:
         """The platform to build for: the processor architecture, for a GPU with the version of CUDA."""
         return cuda_machine(self.machine, self.gpu.cuda) if self.gpu else self.machine
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The key of the device class: a short digest of everything but the name."""
         facts = self._facts()
@@ -93,7 +94,7 @@ class Device:
         text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    @property
+    @cached_property
     def speeds(self) -> Profile:
         """The measured profile, or an assumed one if the device was never calibrated."""
         if self.profile is not None:

@@ -52,12 +52,12 @@ class Index:
     offset: int = 0
     affine: bool = True
 
-    @property
+    @cached_property
     def is_single_axis(self) -> bool:
         """Whether the index is `axis + constant` or a constant."""
         return self.affine and (not self.terms or (len(self.terms) == 1 and self.terms[0][1:] == (1, 1)))
 
-    @property
+    @cached_property
     def axes(self) -> frozenset[int]:
         return frozenset(term.axis for term in self.terms)
 
@@ -67,7 +67,7 @@ class Access:
     buffer: str
     indices: tuple[Index, ...]
 
-    @property
+    @cached_property
     def axes(self) -> frozenset[int]:
         """The positions of the axes that any index depends on."""
         return frozenset(axis for index in self.indices for axis in index.axes)
@@ -90,7 +90,7 @@ class Buffer:
     role: BufferRole
     constant: bool = False
 
-    @property
+    @cached_property
     def item_bytes(self) -> int:
         bits = re.search(r"\d+", self.dtype)
         return (int(bits[0]) + 7) // 8 if bits else 1
@@ -125,7 +125,7 @@ class Node:
     def writes(self) -> tuple[Access, ...]:
         return (self.write, *self.extra_writes)
 
-    @property
+    @cached_property
     def vector_axis(self) -> int | None:
         """The axis whose innermost factor becomes a vector: the contiguous one of the result."""
         last = self.write.indices[-1] if self.write.indices else None
@@ -133,11 +133,11 @@ class Node:
             return None
         return last.terms[0].axis
 
-    @property
+    @cached_property
     def spatial(self) -> tuple[int, ...]:
         return tuple(i for i, axis in enumerate(self.axes) if axis.kind is AxisKind.SPATIAL)
 
-    @property
+    @cached_property
     def reduction(self) -> tuple[int, ...]:
         return tuple(i for i, axis in enumerate(self.axes) if axis.kind is AxisKind.REDUCTION)
 

@@ -157,7 +157,7 @@ def propose(
     picked = _pick(_merge(ranked, excluded), count - num_random, limit)
     excluded |= {proposal.program for proposal in picked}
     # Random programs, whatever their prediction, teach the model where it is wrong.
-    for program in draw(task, RANDOM_DRAWS, rng):
+    for program in draw(task, RANDOM_DRAWS, rng) if len(picked) < count else ():
         if len(picked) < count and program not in excluded:
             picked.append(Proposal(program, float(task.predict(gather([program]), model)[0])))
     limit_s = settings.limit_s(model, measured)

@@ -121,8 +121,10 @@ def region(access: Access, inner: Ints, shape: Sequence[int]) -> list[Ints]:
         span = np.ones((*inner.shape[:-2], inner.shape[-1]), dtype=np.int64)
         for axis, coefficient, divisor in index.terms:
             # Tiles start at multiples of their size; within one shorter than the divisor, the quotient is the
-            # same.
-            span += abs(coefficient) * ((inner[..., axis, :] + divisor - 1) // divisor - 1)
+            # same. Divisions by 1, nearly all, are left out: they would take most of the time.
+            values = inner[..., axis, :]
+            quotients = values if divisor == 1 else (values + divisor - 1) // divisor
+            span += abs(coefficient) * (quotients - 1)
         touched.append(np.minimum(span, size) if index.affine else np.full_like(span, size))
     return touched
 
