@@ -88,7 +88,8 @@ class ModuleRun:
 @dataclass(frozen=True)
 class Lease:
     """Work leased together: candidates to be measured, or only built for the target if `build` is set; or
-    module runs of one model, to be timed in turns."""
+    module runs of one model, to be timed in turns. The worker's spans go below `trace_parent`, a W3C
+    traceparent that is empty where nobody traces."""
 
     id: LeaseId
     target: str
@@ -97,6 +98,7 @@ class Lease:
     candidates: tuple[Candidate, ...] = ()
     module_runs: tuple[ModuleRun, ...] = ()
     build: bool = False
+    trace_parent: str = ""
 
     def __post_init__(self) -> None:
         if bool(self.candidates) == bool(self.module_runs):

@@ -200,6 +200,7 @@ def lease_to_wire(lease: Lease) -> pb.Lease:
         ],
         build=lease.build,
         module_runs=[pb.ModuleRun(**asdict(run)) for run in lease.module_runs],
+        trace_parent=lease.trace_parent,
     )
 
 
@@ -217,6 +218,7 @@ def lease_from_wire(message: pb.Lease) -> Lease:
             candidates=tuple(_candidate_from_wire(candidate) for candidate in message.candidates),
             module_runs=tuple(_module_run_from_wire(run) for run in message.module_runs),
             build=message.build,
+            trace_parent=message.trace_parent,
         )
     except ValueError as problem:
         raise WireError(f"the lease makes no sense: {problem}") from problem

@@ -204,7 +204,7 @@ class LeaseId(_message.Message):
     def __init__(self, id: _Optional[str] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("id", "target", "candidates", "limits", "expires_after_s", "build", "module_runs")
+    __slots__ = ("id", "target", "candidates", "limits", "expires_after_s", "build", "module_runs", "trace_parent")
     ID_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
@@ -212,6 +212,7 @@ class Lease(_message.Message):
     EXPIRES_AFTER_S_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
     MODULE_RUNS_FIELD_NUMBER: _ClassVar[int]
+    TRACE_PARENT_FIELD_NUMBER: _ClassVar[int]
     id: LeaseId
     target: str
     candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
@@ -219,7 +220,8 @@ class Lease(_message.Message):
     expires_after_s: float
     build: bool
     module_runs: _containers.RepeatedCompositeFieldContainer[ModuleRun]
-    def __init__(self, id: _Optional[_Union[LeaseId, _Mapping]] = ..., target: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., expires_after_s: _Optional[float] = ..., build: _Optional[bool] = ..., module_runs: _Optional[_Iterable[_Union[ModuleRun, _Mapping]]] = ...) -> None: ...
+    trace_parent: str
+    def __init__(self, id: _Optional[_Union[LeaseId, _Mapping]] = ..., target: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., expires_after_s: _Optional[float] = ..., build: _Optional[bool] = ..., module_runs: _Optional[_Iterable[_Union[ModuleRun, _Mapping]]] = ..., trace_parent: _Optional[str] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("trial_id", "workload_hash", "trace", "constants", "best_s", "library_sha")

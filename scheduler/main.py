@@ -21,7 +21,7 @@ from scheduler.app import Waker, make_app, send
 from scheduler.identity import unique_name
 from scheduler.metrics import SchedulerMetrics
 from scheduler.settings import SchedulerSettings
-from system import logs
+from system import logs, tracing
 from system.command import CommandError, run_function
 from system.errors import SettingsError
 from system.scratch import scratch_folder
@@ -49,6 +49,7 @@ def scheduler() -> int:
     with ExitStack() as stack:
         stack.callback(database.close)
         stack.enter_context(scratch_folder("scheduler"))
+        stack.enter_context(tracing.exported("scheduler"))
         name = settings.scheduler_name or stack.enter_context(unique_name(database.name))
         return _work(celery, settings, database, name)
 

@@ -18,6 +18,7 @@ from records.storage import blobs
 from records.storage.blobs import BlobNotFound
 from records.storage.database import Database
 from scheduler.errors import PermanentError
+from system import tracing
 
 
 class ModelCompiler:
@@ -42,13 +43,13 @@ class ModelCompiler:
     def import_model(self, request: JobRequest, device: Device) -> ImportedModel:
         key = _key(request, device)
         if self._last is None or self._last[0] != key:
-            with self._file(request) as file:
+            with tracing.span("import model"), self._file(request) as file:
                 self._last = (key, models.import_model(file, request.shapes, device.target))
         return self._last[1]
 
     def compile_untuned(self, request: JobRequest, device: Device) -> tuple[ImportedModel, bytes]:
         """Return the imported model, and the library that TVM makes of it by default."""
-        with self._file(request) as file:
+        with tracing.span("import and compile untuned"), self._file(request) as file:
             imported, library = models.compile_untuned(file, request.shapes, device.target)
         self._last = (_key(request, device), imported)
         return imported, library
@@ -56,12 +57,12 @@ class ModelCompiler:
     def verify(self, request: JobRequest) -> str:
         """Return why the import of the model could not be verified, empty if it was. Raises ModelError when
         it computes something else than its file defines."""
-        with self._file(request) as file:
+        with tracing.span("verify import"), self._file(request) as file:
             return verify_import(file, request.shapes)
 
     def compile_tuned(self, request: JobRequest, device: Device, traces: Mapping[str, str]) -> bytes:
         """Return the library whose workloads are scheduled by `traces`, which are by workload hash."""
-        with self._file(request) as file:
+        with tracing.span("compile tuned"), self._file(request) as file:
             return models.compile_tuned(file, request.shapes, device.target, traces)
 
     @contextmanager

@@ -29,9 +29,12 @@ from server.dashboard import report
 from server.dashboard import routes as dashboard
 from server.install import routes as install
 from server.problems import EVERYWHERE, GUARDED, ProblemBody, install_error_handlers
+from system import tracing
 
 _MAX_BODY_BYTES = 4 << 20
 _MAX_IMPORT_BYTES = 256 << 20
+# Probes and files of pages would bury what matters, and a stream of events lasts as long as its job.
+_NOT_TRACED = "healthz,readyz,/metrics,/assets/,/events"
 
 
 class Application(FastAPI):
@@ -84,4 +87,8 @@ def create_app(context: ServerContext) -> FastAPI:
         open_calls=open_calls,
     )
     app.add_middleware(RequestMetricsMiddleware, metrics=context.metrics)
+    if tracing.is_on():
+        from opentelemetry.instrumentation.fastapi import FastAPIInstrumentor
+
+        FastAPIInstrumentor.instrument_app(app, excluded_urls=_NOT_TRACED, exclude_spans=["receive", "send"])
     return app

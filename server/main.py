@@ -33,7 +33,7 @@ from server.context import ServerContext
 from server.fleet.service import FleetService
 from server.settings import ServerSettings
 from server.threads import bound_threads
-from system import logs
+from system import logs, tracing
 from system.command import CommandError, run_function
 from system.errors import SettingsError
 from system.settings import read_settings
@@ -78,7 +78,8 @@ def server(
     """Serve HTTP and workers."""
     settings = read_settings(ServerSettings, context.params)
     try:
-        asyncio.run(_run(settings))
+        with tracing.exported("server"):
+            asyncio.run(_run(settings))
     except StorageError as error:
         raise CommandError(str(error), ExitCode.LOCAL) from error
 
@@ -184,8 +185,13 @@ def _listen(host: str, port: int, variable: str) -> socket.socket:
 async def _start_grpc(context: ServerContext) -> tuple[grpc.aio.Server, int]:
     """Start the gRPC server; return it and its port. Raises TlsError."""
     settings, tls = context.settings, context.settings.tls
+    interceptors: list[grpc.aio.ServerInterceptor] = [AccessInterceptor(context.authenticator, context.audit)]
+    if tracing.is_on():
+        from opentelemetry.instrumentation.grpc import aio_server_interceptor
+
+        interceptors.append(aio_server_interceptor(filter_=_is_traced))  # type: ignore[no-untyped-call]
     server = grpc.aio.server(
-        interceptors=[AccessInterceptor(context.authenticator, context.audit)],
+        interceptors=interceptors,
         maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
         options=[
             # Without this two servers can share a port, and each gets half of the calls.
@@ -209,3 +215,8 @@ async def _start_grpc(context: ServerContext) -> tuple[grpc.aio.Server, int]:
         port = server.add_insecure_port(address)
     await server.start()
     return server, port
+
+
+def _is_traced(call: grpc.HandlerCallDetails) -> bool:
+    """Whether a call belongs to a trace: those of idle workers would be traces of their own without end."""
+    return any(name == "traceparent" for name, _ in call.invocation_metadata or ())

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from core.exit_code import ExitCode
 from core.worker import Role
-from system import isolation
+from system import isolation, tracing
 from system.command import CommandError, run_function
 from system.errors import SettingsError
 from system.scratch import scratch_folder
@@ -81,7 +81,7 @@ def worker(
     """Measure candidates on this device for a tunefarm service."""
     settings = read_settings(WorkerSettings, context.params)
     try:
-        with display(Console(stderr=True)) as shown, scratch_folder("worker"):
+        with display(Console(stderr=True)) as shown, scratch_folder("worker"), tracing.exported("worker"):
             isolation.hide_memory()
             asyncio.run(_work(settings, shown))
     except Fenced as error:

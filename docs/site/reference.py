@@ -27,6 +27,7 @@ from server.context import ServerContext
 from server.main import server
 from server.metrics import ServerMetrics
 from server.settings import ServerSettings
+from system import logs, tracing
 from system.command import run_function
 from tunefarm.cli.app import app, run
 from tunefarm.settings import CommandSettings
@@ -168,6 +169,11 @@ def settings() -> str:
         "Environment variables; flags go before them. [Run a fleet](../deployment.md#settings) says more.",
         "",
     ]
+    common = (
+        (f"`{logs.VARIABLE}`", "`json` for one object a line"),
+        *((f"`{name}`", "where [traces](../tracing.md) are sent") for name in tracing.ENDPOINTS),
+    )
+    lines += ["## Of every process of a service", "", *_table(("variable", "meaning"), common)]
     for whose, of in _SETTINGS.items():
         lines += [f"## Of {whose}", "", _text(inspect.getdoc(of) or ""), ""]
         rows = []

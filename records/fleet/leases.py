@@ -48,7 +48,7 @@ class StoredLease:
 
     `trials` and `module_runs` are those not reported yet. `attempt` is 1 unless a device was lost that held
     the work before. By workload, `constants` are the indices of the arguments that are weights of the model,
-    and `best_s` is the best latency that trials have had on this device class.
+    and `best_s` is the best latency that trials have had on this device class. `trace_parent` is the job's.
     """
 
     id: str
@@ -62,6 +62,7 @@ class StoredLease:
     constants: dict[str, tuple[int, ...]]
     best_s: dict[str, float]
     build: bool = False
+    trace_parent: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def take(
         if not lease["build"]:
             # The last statement: from here on, no other transaction can charge the job until this one ends.
             fair_queue.charge(session, entry, len(runs) + len(candidates))
-        return _stored_lease(LeaseRow(**lease), candidates, runs)
+        return _stored_lease(LeaseRow(**lease), candidates, runs, entry.trace_parent)
     return None
 
 
@@ -150,7 +151,9 @@ def current(session: Session, worker_id: str, session_id: str, now: float) -> St
     found = _select_candidates().where(TrialRow.lease_id == lease.id, TrialRow.state == "leased")
     candidates = session.execute(found.order_by(TrialRow.id), {"job_id": lease.job_id}).all()
     runs = select(ModuleRunRow).where(ModuleRunRow.lease_id == lease.id, ModuleRunRow.state == "leased")
-    return _stored_lease(lease, candidates, session.scalars(runs.order_by(ModuleRunRow.id)).all())
+    trace_parent = session.scalar(select(JobRow.trace_parent).where(JobRow.id == lease.job_id)) or ""
+    found_runs = session.scalars(runs.order_by(ModuleRunRow.id)).all()
+    return _stored_lease(lease, candidates, found_runs, trace_parent)
 
 
 def renew(session: Session, lease_id: str, session_id: str, now: float, ttl_s: float) -> bool:
@@ -396,7 +399,7 @@ def _count_attempt(
 
 
 def _stored_lease(
-    lease: LeaseRow, candidates: Sequence[CandidateRow], runs: Sequence[ModuleRunRow]
+    lease: LeaseRow, candidates: Sequence[CandidateRow], runs: Sequence[ModuleRunRow], trace_parent: str
 ) -> StoredLease:
     return StoredLease(
         id=lease.id,
@@ -410,4 +413,5 @@ def _stored_lease(
         constants={row.workload_hash: tuple(row.constants) for row in candidates},
         best_s={row.workload_hash: row.best_s for row in candidates if row.best_s is not None},
         build=lease.build,
+        trace_parent=trace_parent,
     )

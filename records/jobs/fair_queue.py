@@ -68,6 +68,7 @@ class JobShare:
     unfinished: int = 0
     has_module_run: bool = False
     built_only: bool = False
+    trace_parent: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,7 @@ class QueueEntry:
     unfinished: int
     has_module_run: bool
     takes: TrialFilter = TrialFilter.ANY
+    trace_parent: str = ""
 
 
 @dataclass(frozen=True)
@@ -122,6 +124,7 @@ def order(shares: Sequence[JobShare]) -> list[QueueEntry]:
             share.unfinished,
             share.has_module_run,
             TrialFilter.BUILT if share.built_only else TrialFilter.ANY,
+            share.trace_parent,
         )
         for share, start_tag in waiting
     ]
@@ -211,6 +214,7 @@ def _shares(waits: ColumnElement[bool], built_only: ColumnElement[bool]) -> Sele
         select(JobRow.id, JobRow.priority, JobRow.weight, JobRow.created_at)
         .add_columns(func.coalesce(ShareRow.begun, 0.0), func.coalesce(ShareRow.ended, 0.0), waits)
         .add_columns(JobRow.trials_issued - JobRow.trials_done, _has_pending_run(), built_only)
+        .add_columns(JobRow.trace_parent)
         .outerjoin(ShareRow, ShareRow.job_id == JobRow.id)
         .join(DeviceClassRow, DeviceClassRow.key == JobRow.device_class)
         .where(JobRow.state.in_(UNFINISHED))

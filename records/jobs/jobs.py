@@ -88,7 +88,7 @@ class Job:
     `message` says what the job is doing or waiting for. `untuned_secs` and `tuned_secs` are the seconds of
     each repeat of the whole model. Jobs of one `group` share their trials; it is the id of the first of them,
     None for a job alone. `end_reason` says what ended the tuning. The job is expected to be finished at
-    `expected_end_at`, None while nobody knows.
+    `expected_end_at`, None while nobody knows. Its spans go below `trace_parent`, empty where nobody traces.
     """
 
     id: str
@@ -109,6 +109,7 @@ class Job:
     group: str | None
     end_reason: EndReason | None
     expected_end_at: float | None
+    trace_parent: str
 
 
 def create_group(
@@ -117,6 +118,7 @@ def create_group(
     requests: Sequence[JobRequest],
     idempotency_key: str | None,
     now: float,
+    trace_parent: str = "",
 ) -> list[Job]:
     """Store new jobs that share their trials, or return those that equal requests with the same key have
     made.
@@ -125,14 +127,17 @@ def create_group(
     ModelNotFound and IdempotencyConflict.
     """
     group_id = first_id if len(requests) > 1 else None
-    first = create(session, first_id, requests[0], idempotency_key, now, group_id)
+    first = create(session, first_id, requests[0], idempotency_key, now, group_id, trace_parent)
     if first.id != first_id:
         found = group(session, first)
         if len(found) != len(requests) or not all(map(_asks_for, found[1:], requests[1:])):
             raise _conflict(idempotency_key)
         return found
     others = enumerate(requests[1:], start=2)
-    return [first, *(create(session, f"{first_id}-{n}", asked, None, now, group_id) for n, asked in others)]
+    made = [
+        create(session, f"{first_id}-{n}", asked, None, now, group_id, trace_parent) for n, asked in others
+    ]
+    return [first, *made]
 
 
 def create(
@@ -142,6 +147,7 @@ def create(
     idempotency_key: str | None,
     now: float,
     group_id: str | None = None,
+    trace_parent: str = "",
 ) -> Job:
     """Store a new job, or return the one that an equal request with the same key has made.
 
@@ -150,7 +156,7 @@ def create(
     models.get(session, request.model_sha)
     row = asdict(request)
     row |= {**row.pop("budget"), "id": job_id, "idempotency_key": idempotency_key, "created_at": now}
-    row |= {"group_id": group_id, "end_reason": ""}
+    row |= {"group_id": group_id, "end_reason": "", "trace_parent": trace_parent}
     statement = insert_into(session, JobRow).on_conflict_do_nothing(index_elements=["idempotency_key"])
     created = session.scalar(
         statement.values(row | {"state": JobState.QUEUED, "message": ""}).returning(JobRow.id)
@@ -445,6 +451,7 @@ def _jobs(session: Session, query: Select[JobRow]) -> list[Job]:
             group=row.group_id,
             end_reason=EndReason(row.end_reason) if row.end_reason else None,
             expected_end_at=row.expected_end_at,
+            trace_parent=row.trace_parent,
         )
         for row in session.scalars(query)
     ]

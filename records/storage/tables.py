@@ -186,6 +186,8 @@ class JobRow(Base):
     end_reason: Mapped[str] = mapped_column(default="")
     # When the job is expected to be finished; null while nobody knows.
     expected_end_at: Mapped[float | None]
+    # The W3C traceparent that its spans go below; empty where nobody traces.
+    trace_parent: Mapped[str] = mapped_column(default="")
 
 
 class ShareRow(Base):

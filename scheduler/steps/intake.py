@@ -27,6 +27,7 @@ from scheduler.spaces import sketches_of, tag_of
 from scheduler.steps import attempts, waiting
 from scheduler.steps.artifacts import untuned_artifact
 from search.dag import Dag
+from system import tracing
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,11 @@ def run(context: Context, job: Job) -> None:
     device = _begin(context, job)
     if device is None:
         return
+    with tracing.span("intake", job.trace_parent, job=job.id):
+        _import(context, job, device)
+
+
+def _import(context: Context, job: Job, device: Device) -> None:
     if job.request.batch is not None:
         shapes = context.model_compiler.batch_shapes(job.request)
         with context.database.begin() as session:

@@ -35,6 +35,7 @@ from scheduler.steps.artifacts import (
     with_timings,
 )
 from scheduler.steps.selection import AssemblyHistory, failure_of, next_selection, read_history
+from system import tracing
 
 # The models that may be published, by their names in messages; of equally fast ones, the first is published.
 NAMES: Mapping[ModuleKind, str] = {
@@ -67,8 +68,9 @@ def run(context: Context, job: Job) -> None:
     works_at_once = len(history.assemblies) == 1 and not history.assemblies[0].failure
     if not works_at_once:
         try:
-            if _compile_next(context, job, runs, history):
-                return
+            with tracing.span("compile", job.trace_parent, job=job.id):
+                if _compile_next(context, job, runs, history):
+                    return
         except (PermanentError, ArtifactError, ModelError) as error:
             cause = error
     if cause is None and not any(run.kind == "tuned" for run in runs):
@@ -86,7 +88,8 @@ def run(context: Context, job: Job) -> None:
         if history.uncompared and verdict.run.kind == "tuned" and not _untuned_fails(runs):
             uncompared = f"its outputs could not be compared ({history.uncompared})"
             verdict = replace(verdict, message=f"{verdict.message}; {uncompared}")
-        _publish(context, job, verdict, runs)
+        with tracing.span("publish", job.trace_parent, job=job.id, published=verdict.run.kind):
+            _publish(context, job, verdict, runs)
 
 
 def judge(runs: Sequence[StoredModuleRun], not_compiled: str = "") -> Verdict:

@@ -24,6 +24,7 @@ from scheduler.planning.job_snapshot import ROUND, next_round, read_snapshot
 from scheduler.planning.seeds import find_seeds
 from scheduler.steps import attempts, listings, waiting
 from search.objectives import EARLY_STOPPING
+from system import tracing
 
 # To compile and time the model at the end takes about this many times as long as to import it.
 PUBLISHING_RATIO = 1.3
@@ -46,7 +47,11 @@ def run(context: Context, job: Job) -> None:
         plan = _plan_round(session, context, group)
         if plan.trials and not attempts.begin(session, job, "searching", context.now(), max_attempts):
             return
-    if plan.trials and _issue_batch(context, group, plan):
+    issued = 0
+    if plan.trials:
+        with tracing.span("round", job.trace_parent, job=job.id, trials=plan.trials):
+            issued = _issue_batch(context, group, plan)
+    if issued:
         # Now, because devices are busy with the batch.
         for one in group.tuning:
             listings.store_missing(context, one)
@@ -140,21 +145,23 @@ def _issue_batch(context: Context, group: Group, plan: RoundPlan) -> int:
         snapshot = read_snapshot(session, job, plan.tasks, context.record_cache)
         fallbacks = fallback_trials(session, snapshot.device, plan.uncovered)
     spaces = context.spaces.load([task.workload_hash for task in snapshot.tasks], snapshot.device)
-    trained = context.trainer.up_to_date(snapshot.device)
+    with tracing.span("train cost model"):
+        trained = context.trainer.up_to_date(snapshot.device)
     seeds = find_seeds(context.database, context.spaces, snapshot, spaces)
     stop_early = job.request.objective == EARLY_STOPPING
     searches = task_searches(snapshot, spaces, seeds, group.weights(), stop_early=stop_early)
     # A small budget is shared among all tasks.
     share = max(job.request.budget.trials // max(len(searches), 1), 1)
-    batch = plan_batch(
-        searches,
-        trained.model,
-        np.random.default_rng((job.request.seed, snapshot.round)),
-        plan.trials - len(plan.imported) - len(fallbacks),
-        min(settings.trials_per_pick, share),
-        settings.epsilon,
-        is_last=plan.is_last,
-    )
+    with tracing.span("search"):
+        batch = plan_batch(
+            searches,
+            trained.model,
+            np.random.default_rng((job.request.seed, snapshot.round)),
+            plan.trials - len(plan.imported) - len(fallbacks),
+            min(settings.trials_per_pick, share),
+            settings.epsilon,
+            is_last=plan.is_last,
+        )
     with context.database.begin() as session:
         issued = _store(session, context, job, [*plan.imported, *fallbacks, *batch])
         expected = _expected_end(session, Group.read(session, job), context.now()) if issued else None

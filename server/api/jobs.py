@@ -42,6 +42,7 @@ from server.api.targets import NATIVE, device_class
 from server.conditional import NOT_MODIFIED
 from server.context import ContextDep
 from server.problems import Problem, problems
+from system import tracing
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
@@ -363,7 +364,8 @@ def create(
     """Start a job. The same Idempotency-Key with the same request returns the job that it started before."""
     with context.database.begin() as session:
         wanted = _job_requests(session, body, context.now())
-        job = jobs.create_group(session, context.new_id(), wanted, idempotency_key, context.now())[0]
+        args = (session, context.new_id(), wanted, idempotency_key, context.now(), tracing.current())
+        job = jobs.create_group(*args)[0]
         [answer] = _bodies(session, [job], context.now())
     if job.state is JobState.QUEUED:
         context.wake("intake", job.id)

@@ -19,6 +19,7 @@ from records.fleet.results import LeaseResult
 from records.jobs import jobs
 from records.storage import blobs
 from server.fleet.plausibility import reject_implausible, reject_implausible_profile
+from system import tracing
 
 IDLE_S = 1.0
 EVICTED_S = 5.0
@@ -169,6 +170,10 @@ def _lease_of(session: Session, stored: leases.StoredLease, report: WorkerReport
         runs = [
             ModuleRun(run.id, run.kind, run.artifact_sha, run.kind in compares) for run in stored.module_runs
         ]
+    work = len(stored.trials) + len(stored.module_runs)
+    ids = {"job": stored.job_id, "lease": stored.id, "worker": stored.worker_id}
+    with tracing.span("lease", stored.trace_parent, **ids, work=work):
+        trace_parent = tracing.current()
     return Lease(
         id=LeaseId(stored.id, stored.attempt),
         target=building.target(session, stored.job_id) if stored.build else report.device.target,
@@ -187,4 +192,5 @@ def _lease_of(session: Session, stored: leases.StoredLease, report: WorkerReport
         ),
         module_runs=tuple(runs),
         build=stored.build,
+        trace_parent=trace_parent,
     )

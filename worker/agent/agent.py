@@ -17,7 +17,7 @@ from core.lease import Candidate, Limits, ModuleRun
 from core.measurement import Built, Measurement, Outcome
 from core.worker import Role, Vitals, Wanted, WorkerState
 from proto.messages import Answer, LibraryUpload, WorkerReport
-from system import logs
+from system import logs, tracing
 from worker.agent.display import Display, LeaseProgress, LogDisplay
 from worker.agent.failed_checks import FailedChecks
 from worker.agent.outbox import Outbox
@@ -109,6 +109,7 @@ class Agent:
         self._starting = True  # until the service has answered for the first time
         self._device: Device | None = None  # since it passed its self-check
         self._held: LeaseProgress | None = None
+        self._trace_parent = ""  # of the lease that is worked on, or whose results are on their way
         self._lease_task: asyncio.Task[None] | None = None
         self._wanted = Wanted.WORK
         self._service_version = ""
@@ -156,7 +157,8 @@ class Agent:
     async def _synchronize(self) -> None:
         """Report and apply the answer, with `once` until the lease is done and its results are delivered."""
         while not self._ends_after_lease or self._held is not None or self._outbox:
-            report, answer = await self._fleet.synchronize(self._report)
+            with tracing.below(self._trace_parent if self._held or self._outbox else ""):
+                report, answer = await self._fleet.synchronize(self._report)
             self._on_answer()
             if self._starting and not answer.fenced:
                 self._starting = False
@@ -337,6 +339,17 @@ class Agent:
 
     async def _work_on_lease(self, held: LeaseProgress) -> None:
         lease, limits = held.lease, self._config.override_limits(held.lease.limits)
+        ids = {"lease": lease.id.id, "worker": self._worker_id}
+        with tracing.span("work on lease", lease.trace_parent, **ids):
+            self._trace_parent = tracing.current()
+            await self._settle(held, limits)
+        self._held = None
+        self._display.show(held.result())
+        self._report_due.set()
+
+    async def _settle(self, held: LeaseProgress, limits: Limits) -> None:
+        """Put a result of everything that the lease holds into the outbox."""
+        lease = held.lease
         if lease.module_runs:
             timed = await self._time_modules(lease.module_runs, limits)
             for run, measurement in zip(lease.module_runs, timed, strict=True):
@@ -350,9 +363,6 @@ class Agent:
         with tempfile.TemporaryDirectory(prefix="tunefarm-libraries-") as folder:
             fetched = await self._fetch(held, unsettled, Path(folder))
             await (self._build_each if lease.build else self._measure_each)(held, fetched, limits)
-        self._held = None
-        self._display.show(held.result())
-        self._report_due.set()
 
     def _add_result(self, held: LeaseProgress, trial_id: int, measurement: Measurement | Built) -> None:
         self._outbox.add_trial(held.lease.id, trial_id, measurement)
@@ -392,7 +402,8 @@ class Agent:
     ) -> None:
         for index, (candidate, request) in enumerate(fetched):
             result: Exported | Measurement | Built
-            result = await self._executor.export(request, limits, self._ahead(fetched, index))
+            with tracing.span("candidate", trial=candidate.trial_id, workload=candidate.workload_hash):
+                result = await self._executor.export(request, limits, self._ahead(fetched, index))
             if isinstance(result, Exported):
                 library = LibraryUpload(self._session_id, held.lease.id, candidate.trial_id, result.data)
                 refused = await self._fleet.put_library(library)
@@ -409,7 +420,12 @@ class Agent:
         best_s = {candidate.workload_hash: candidate.best_s for candidate, _ in fetched}
         for index, (candidate, request) in enumerate(fetched):
             known_s = best_s[candidate.workload_hash]
-            measurement = await self._executor.measure(request, limits, self._ahead(fetched, index), known_s)
+            with tracing.span(
+                "candidate", trial=candidate.trial_id, workload=candidate.workload_hash
+            ) as span:
+                ahead = self._ahead(fetched, index)
+                measurement = await self._executor.measure(request, limits, ahead, known_s)
+                span.set_attribute("tunefarm.outcome", measurement.outcome)
             self._add_result(held, candidate.trial_id, measurement)
             if measurement.outcome is Outcome.OK:
                 best_s[candidate.workload_hash] = min(filter(None, (known_s, measurement.latency_s)))

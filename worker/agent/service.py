@@ -17,6 +17,7 @@ from proto import fleet_pb2 as pb
 from proto.convert import WireError, answer_from_wire, library_to_wire, report_to_wire
 from proto.fleet_pb2_grpc import FleetStub
 from proto.messages import MAX_LIBRARY_BYTES, MAX_MESSAGE_BYTES, Answer, LibraryUpload, WorkerReport
+from system import tracing
 from system.tls import TlsFiles
 
 _log = logging.getLogger(__name__)
@@ -71,11 +72,19 @@ def open_channel(address: str, reconnect_max_s: float, tls: TlsFiles | None = No
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 10_000),
     ]
+    interceptors = None
+    if tracing.is_on():
+        from opentelemetry.instrumentation.grpc import aio_client_interceptors
+
+        # Calls that belong to no lease would be traces of their own without end.
+        interceptors = aio_client_interceptors(  # type: ignore[no-untyped-call]
+            filter_=lambda _: bool(tracing.current())
+        )
     if tls is None:
-        return grpc.aio.insecure_channel(address, options=options)
+        return grpc.aio.insecure_channel(address, options=options, interceptors=interceptors)
     texts = tls.read()
     credentials = grpc.ssl_channel_credentials(texts.ca, texts.key, texts.cert)
-    return grpc.aio.secure_channel(address, credentials, options=options)
+    return grpc.aio.secure_channel(address, credentials, options=options, interceptors=interceptors)
 
 
 class FleetClient:

@@ -21,6 +21,7 @@ from core.device import Device
 from core.lease import Limits
 from core.measurement import Measurement, Outcome
 from core.profile import Profile
+from system import tracing
 from system.environment import allowed_variables
 from system.errors import SettingsError
 from worker.runner import messages
@@ -319,7 +320,8 @@ class Executor:
         """
         while waiting := [one for one in requests if one not in self._built and one not in self._failed]:
             had_run = self._has_run
-            failure, suspects = await self._build_together(waiting, limits)
+            with tracing.span("build", candidates=len(waiting)):
+                failure, suspects = await self._build_together(waiting, limits)
             if len(waiting) == 1:
                 if failure is not None and not had_run:
                     self._failed[waiting[0]] = failure
@@ -378,13 +380,14 @@ class Executor:
     async def _run(self, message: Message, timeout_s: float, memory_bytes: int) -> Measurement:
         await self._present_child()
         self._has_run = True
-        return await self._call(
-            Phase.RUN,
-            message,
-            lambda reply: messages.decode_measurement(reply.get("measurement")),
-            timeout_s,
-            memory_bytes,
-        )
+        with tracing.span("run"):
+            return await self._call(
+                Phase.RUN,
+                message,
+                lambda reply: messages.decode_measurement(reply.get("measurement")),
+                timeout_s,
+                memory_bytes,
+            )
 
     async def _call(
         self,

@@ -46,4 +46,5 @@ def test_the_reference_has_all_that_there_is() -> None:
         assert f"## {route.replace(':path}', '}')}" in pages["reference/http.md"]
     for name in WorkerSettings.model_fields:
         assert f"TUNEFARM_WORKER_{name.upper()}`" in pages["reference/settings.md"]
+    assert "`OTEL_EXPORTER_OTLP_ENDPOINT`" in pages["reference/settings.md"]
     assert "`tunefarm_step_seconds`" in pages["reference/metrics.md"]
