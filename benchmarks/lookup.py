@@ -15,7 +15,7 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -41,6 +41,7 @@ JOBS, QUICK_JOBS = 10_000, 600
 JOB_TRIALS, QUICK_JOB_TRIALS = 10_000, 500
 NETWORK = 30
 CONNECTIONS = 16
+DATABASES = ("PostgreSQL", "SQLite")
 # Those whose answers the client has already.
 HELD = 500
 SUBMITTED = 500
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.seconds,
     )
     try:
-        found = measure(size)
+        found = measure(size, args.database or DATABASES)
     except (ScaleError, services.Missing) as error:
         output.fail(error)
         return 1
@@ -77,8 +78,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def measure(size: Size) -> list[Figure]:
-    """Return the figures on PostgreSQL and on SQLite. Raises ScaleError, Missing."""
+def measure(size: Size, on: Collection[str] = DATABASES) -> list[Figure]:
+    """Return the figures on some of DATABASES. Raises ScaleError, Missing."""
     found: list[Figure] = []
     with tempfile.TemporaryDirectory() as name, services.postgresql(durable=True) as postgresql:
         folder = Path(name)
@@ -89,7 +90,9 @@ def measure(size: Size) -> list[Figure]:
         pids = {"PostgreSQL": postgresql.pid}
         of_postgresql = Backends(postgresql.create("lookup"), str(folder / "broker"), pids, settle)
         of_sqlite = Backends(f"sqlite:///{folder}/lookup.db", str(folder / "broker"), {}, lambda: None)
-        for database, backends in (("PostgreSQL", of_postgresql), ("SQLite", of_sqlite)):
+        for database, backends in zip(DATABASES, (of_postgresql, of_sqlite), strict=True):
+            if database not in on:
+                continue
             _say(f"{database}: {size.records} records are stored")
             workloads = _fill_records(backends, size.records)
             with _serving_with_token(backends, folder) as (service, token):
@@ -241,6 +244,7 @@ def _say(words: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("benchmarks.lookup", __doc__, f"{QUICK_RECORDS} records and {QUICK_JOBS} jobs")
     parser.add_argument("--records", type=positive, help=f"[{RECORDS}]")
+    parser.add_argument("--database", choices=DATABASES, action="append", help="both unless given")
     parser.add_argument("--seconds", type=float, default=10.0, help="of each load [10]")
     return parser
 
