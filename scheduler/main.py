@@ -16,6 +16,7 @@ from celery.exceptions import SecurityWarning
 from prometheus_client import start_http_server
 
 from core.exit_code import ExitCode
+from records.storage.blob_store import BlobStore
 from records.storage.database import Database, StorageError
 from scheduler.app import Waker, make_app, send
 from scheduler.identity import unique_name
@@ -40,7 +41,8 @@ def scheduler() -> int:
     settings = read_settings(SchedulerSettings, flags={})
     try:
         celery = make_app(settings.broker)
-        database = Database(settings.database_url)
+        store = None if settings.blob_store is None else BlobStore(settings.blob_store)
+        database = Database(settings.database_url, blob_store=store)
         database.migrate()
     except ValueError as error:
         raise SettingsError(str(error)) from error

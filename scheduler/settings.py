@@ -12,6 +12,7 @@ class SchedulerSettings(BaseSettings):
     """The settings of the scheduler's process. Times are seconds.
 
     broker           a folder (no server needed) or a URL such as `redis://host:6379/0`
+    blob_store       where models and artifacts are stored, as the servers are told; the database by default
     scheduler_name   names the claims on jobs, so a scheduler goes on at once after a crash; by default the
                      first free one of HOST-1, HOST-2..., see `scheduler.identity`
     alive_file       is touched after every step, for whatever watches the process
@@ -31,6 +32,7 @@ class SchedulerSettings(BaseSettings):
 
     broker: str = Field(min_length=1)
     database_url: str = Field(min_length=1)
+    blob_store: str | None = None
     scheduler_name: str | None = Field(default=None, min_length=1)
     alive_file: Path | None = None
     metrics_host: str = "127.0.0.1"

@@ -25,6 +25,7 @@ import uvicorn
 from core.exit_code import ExitCode
 from proto.fleet_pb2_grpc import add_FleetServicer_to_server
 from proto.messages import MAX_MESSAGE_BYTES
+from records.storage.blob_store import BlobStore
 from records.storage.database import Database, StorageError
 from scheduler.app import Waker, make_app
 from server.access.interceptor import AccessInterceptor
@@ -107,6 +108,8 @@ async def serve(context: ServerContext, http: socket.socket) -> None:
             log_config=None,
             access_log=False,
             lifespan="off",
+            # Without it, a request belongs to the trace of the one before it on its connection.
+            reset_contextvars=True,
             timeout_graceful_shutdown=_STOP_GRACE_S,
             ssl_certfile=tls.cert,
             ssl_keyfile=tls.key,
@@ -149,7 +152,8 @@ async def _run(settings: ServerSettings) -> None:
     with _listen(settings.host, settings.port, "TUNEFARM_PORT") as http:
         # Tried here because gRPC says only in a log of its own why it can't have a port.
         _listen(settings.host, settings.grpc_port, "TUNEFARM_GRPC_PORT").close()
-        database = Database(settings.database_url)
+        store = None if settings.blob_store is None else BlobStore(settings.blob_store)
+        database = Database(settings.database_url, blob_store=store)
         try:
             await asyncio.to_thread(database.migrate)
             try:

@@ -1,4 +1,7 @@
-"""Blobs: files in the database, addressed by the SHA-256 of their content."""
+"""Blobs: files addressed by the SHA-256 of their content, in the database or in a blob store.
+
+New ones go to the blob store where one is set; those in the database stay there and are read as before.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ import io
 from collections.abc import Iterator
 from typing import IO
 
-from sqlalchemy import insert, select
+from sqlalchemy import delete, insert, select
 from sqlalchemy.orm import Session
 
-from records.storage.database import NotFound
+from records.storage.blob_store import VARIABLE, BlobStore
+from records.storage.database import Database, NotFound, StorageError
 from records.storage.statements import insert_missing
 from records.storage.tables import BlobRow, ChunkRow
 
@@ -19,6 +23,19 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 class BlobNotFound(NotFound):
     """No blob has this digest."""
+
+
+def upload(database: Database, file: IO[bytes], sha: str, size: int) -> None:
+    """Write a file that `put` or `put_file` is about to store to the blob store, if there is one.
+
+    It is done before their transaction, in which nobody then waits for the blob store. Raises StorageError.
+    """
+    if database.blob_store is None:
+        return
+    with database.reading() as session:
+        if session.scalar(select(BlobRow.sha).where(BlobRow.sha == sha)) is not None:
+            return
+    database.blob_store.write(file, sha, size)
 
 
 def put(session: Session, data: bytes) -> str:
@@ -36,11 +53,17 @@ def put_file(session: Session, file: IO[bytes], sha: str, size: int) -> None:
 
     The file has `size` bytes, and the SHA-256 `sha`, which the caller computed before the transaction.
     """
-    while not insert_missing(session, BlobRow, {"sha": sha, "size": size}, key=["sha"]):
+    store = _store(session)
+    row = {"sha": sha, "size": size, "external": store is not None}
+    while not insert_missing(session, BlobRow, row, key=["sha"]):
         # Locked, so that nobody deletes it in this transaction; it may have been deleted just before.
         locked = select(BlobRow.sha).where(BlobRow.sha == sha).with_for_update(read=True, key_share=True)
         if session.scalar(locked) is not None:
             return
+    if store is not None:
+        # Only now nobody sweeps the file up any more.
+        store.write(file, sha, size)
+        return
     file.seek(0)
     for position in range(-(-size // CHUNK_BYTES)):
         chunk = {"sha": sha, "position": position, "data": file.read(CHUNK_BYTES)}
@@ -65,6 +88,11 @@ def chunk(session: Session, sha: str, position: int) -> bytes:
     """Return the chunk at a position, from 0. Each but the last has CHUNK_BYTES. Raises BlobNotFound."""
     found = select(ChunkRow.data).where(ChunkRow.sha == sha, ChunkRow.position == position)
     data = session.scalars(found).first()
+    if data is None and session.scalar(select(BlobRow.external).where(BlobRow.sha == sha)):
+        store = _store(session)
+        if store is None:
+            raise StorageError(f"the file {sha} lies in a blob store: set {VARIABLE} to it again")
+        data = store.read(sha, position * CHUNK_BYTES, CHUNK_BYTES)
     if data is None:
         raise BlobNotFound(f"the blob {sha!r} was deleted while it was read")
     return data
@@ -73,3 +101,32 @@ def chunk(session: Session, sha: str, position: int) -> bytes:
 def size(session: Session, sha: str) -> int | None:
     """Return the size of a blob in bytes, None if there is none."""
     return session.scalar(select(BlobRow.size).where(BlobRow.sha == sha))
+
+
+def sweep(database: Database, written_before: float) -> int:
+    """Delete files of the blob store that no row names; return their number.
+
+    Those written later may be about to get their row. Raises StorageError.
+    """
+    store, count = database.blob_store, 0
+    if store is None:
+        return 0
+    found = store.older_than(written_before)
+    with database.reading() as session:
+        named = set(session.scalars(select(BlobRow.sha).where(BlobRow.external)))
+    for name in found:
+        if name in named:
+            continue
+        with database.begin() as session:
+            # A row of ours until the file is gone: whoever stores the same waits, and writes it again.
+            row = {"sha": name, "size": 0, "external": True}
+            if insert_missing(session, BlobRow, row, key=["sha"]):
+                store.delete(name)
+                session.execute(delete(BlobRow).where(BlobRow.sha == name))
+                count += 1
+    return count
+
+
+def _store(session: Session) -> BlobStore | None:
+    store: BlobStore | None = session.info.get("blob_store")
+    return store

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from alembic import command
 from alembic.config import Config
@@ -22,6 +22,9 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.orm import Session
 
 from records.storage.failures import cause
+
+if TYPE_CHECKING:
+    from records.storage.blob_store import BlobStore
 
 # Between two looks at the server's clock.
 _CLOCK_LOOK_S = 30.0
@@ -73,11 +76,15 @@ class NotFound(KeyError):
 class Database:
     """One process's connections to the database. `name` is for messages: it contains no secret."""
 
-    def __init__(self, url: str, *, busy_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self, url: str, *, busy_timeout_s: float = 30.0, blob_store: BlobStore | None = None
+    ) -> None:
         """Take an SQLAlchemy URL, without connecting yet. Raises StorageError when it can't be used.
 
-        A transaction waits `busy_timeout_s` for a lock or for a free connection.
+        A transaction waits `busy_timeout_s` for a lock or for a free connection. New blobs go to the
+        `blob_store`, if there is one.
         """
+        self.blob_store = blob_store
         # The messages leave out the URL, and what parsers say of numbers: there may be a password in them.
         try:
             self._engine = _engine(url, busy_timeout_s)
@@ -127,9 +134,10 @@ class Database:
     def _session(self, engine: Engine) -> Iterator[Session]:
         # Rows are only changed by statements, so a session's copies of them must not be trusted.
         options = {"populate_existing": True, "synchronize_session": False}
+        info = {"blob_store": self.blob_store}
         with (
             self._storage_errors(),
-            Session(engine, expire_on_commit=False, execution_options=options) as session,
+            Session(engine, expire_on_commit=False, execution_options=options, info=info) as session,
             session.begin(),
         ):
             connection = session.connection()  # so that a database that is away is noticed at once

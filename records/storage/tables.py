@@ -63,6 +63,8 @@ class BlobRow(Base):
     __tablename__ = "blobs"
     sha: Mapped[str] = mapped_column(primary_key=True)
     size: Mapped[int] = mapped_column(BigInteger)
+    # It lies in the blob store, and has no chunks.
+    external: Mapped[bool] = mapped_column(default=False)
 
 
 class ChunkRow(Base):

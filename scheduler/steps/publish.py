@@ -264,10 +264,11 @@ def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[Stored
     published = with_timings(timed, secs)
     message = "; ".join(filter(None, [verdict.message, describe_replaced(unpack(published)[1])]))
     with context.database.begin() as session:
+        # First, because it may take long, and what comes then locks the job.
+        sha = blobs.put(session, published)
         for kind in ("untuned", "tuned"):
             if kind in secs:
                 jobs.set_end_to_end(session, job.id, kind, secs[kind])
-        sha = blobs.put(session, published)
         if jobs.set_artifacts(session, job.id, tuned_sha=sha):
             now = context.now()
             jobs.advance(session, job.id, {JobState.PUBLISHING}, JobState.DONE, now, message=message)

@@ -6,6 +6,7 @@ import logging
 
 from records.fleet import devices
 from records.jobs import deletion
+from records.storage import blobs
 from records.storage.database import Database
 
 log = logging.getLogger(__name__)
@@ -17,6 +18,8 @@ TRANSACTIONS = 100
 # A worker that was silent for so long is forgotten, and so is a session that was fenced off then.
 WORKER_KEPT_S = 30 * 86400.0
 WORKERS = 100
+# A file of the blob store gets its row within a transaction; clocks of hosts differ.
+UNNAMED_KEPT_S = 3600.0
 
 
 class GarbageCollector:
@@ -44,5 +47,6 @@ class GarbageCollector:
                 break
         with database.begin() as session:
             devices.drop_silent(session, now - WORKER_KEPT_S, WORKERS)
+        files += blobs.sweep(database, now - UNNAMED_KEPT_S)
         if files:
             log.info("deleted %s files that nothing refers to", files)

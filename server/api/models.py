@@ -54,6 +54,7 @@ def _store(context: ServerContext, upload: Upload, name: str) -> ModelBody:
         recognise(upload.file)
     except UnknownFormat as error:
         raise Problem(422, "not-onnx", str(error)) from error
+    blobs.upload(context.database, upload.file, upload.sha, upload.size)
     with context.database.begin() as session:
         blobs.put_file(session, upload.file, upload.sha, upload.size)
         return ModelBody.of(models.add(session, upload.sha, name, context.now()))

@@ -18,6 +18,7 @@ from tunefarm.embedded.folder import DataFolder
 from tunefarm.settings import load
 
 VARIABLE = "TUNEFARM_DATABASE_URL"
+STORE_VARIABLE = "TUNEFARM_BLOB_STORE"
 
 BackupFile = Annotated[Path, typer.Argument(metavar="FILE")]
 
@@ -30,6 +31,8 @@ def backup(file: BackupFile, data: Data = None) -> None:
     with _failures() as storage:
         storage.backup(os.environ.get(VARIABLE) or _folder(data).database_url, file)
     print_plain(f"{file} is a copy of the database ({file.stat().st_size >> 10} KiB)")
+    if os.environ.get(STORE_VARIABLE):
+        print_plain(f"models and artifacts are in {os.environ[STORE_VARIABLE]}: now copy that too")
 
 
 def restore(file: BackupFile, data: Data = None) -> None:

@@ -1,0 +1,15 @@
+"""Blobs may lie in a blob store, outside of the database."""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0017"
+down_revision = "0016"
+
+
+def upgrade() -> None:
+    op.add_column("blobs", sa.Column("external", sa.Boolean(), nullable=False, server_default=sa.false()))
+
+
+def downgrade() -> None:
+    op.drop_column("blobs", "external")
