@@ -39,7 +39,7 @@ SANDBOX_PROBE = "from system.isolation import unshare_namespaces; unshare_namesp
 CPU = Path("/sys/devices/system/cpu")
 
 
-class Verdict(StrEnum):
+class Severity(StrEnum):
     OK = "ok"
     WARNING = "warning"
     PROBLEM = "problem"
@@ -51,7 +51,7 @@ class Finding:
 
     subject: str
     found: str
-    state: Verdict = Verdict.OK
+    state: Severity = Severity.OK
     mend: str = ""
 
 
@@ -66,7 +66,7 @@ def doctor(server: Server = None, token: Token = None, data: Data = None, as_jso
         print_json([asdict(finding) for finding in findings])
     else:
         table = Table(box=None, pad_edge=False, show_header=False)
-        styles = {Verdict.OK: "green", Verdict.WARNING: "yellow", Verdict.PROBLEM: "red"}
+        styles = {Severity.OK: "green", Severity.WARNING: "yellow", Severity.PROBLEM: "red"}
         for finding in findings:
             mark = f"[{styles[finding.state]}]{finding.state}[/]"
             table.add_row(mark, escape(finding.subject), escape(finding.found))
@@ -74,7 +74,7 @@ def doctor(server: Server = None, token: Token = None, data: Data = None, as_jso
         for finding in findings:
             if finding.mend:
                 print_plain(f"{finding.subject}: {finding.mend}")
-    problems = [finding.subject for finding in findings if finding.state is Verdict.PROBLEM]
+    problems = [finding.subject for finding in findings if finding.state is Severity.PROBLEM]
     if problems:
         raise CommandError(f"found wrong: {', '.join(problems)}; what mends it is above", ExitCode.LOCAL)
 
@@ -88,7 +88,7 @@ def check_versions(_: CommandSettings) -> Iterator[Finding]:
     elif installed != pins:
         asked = " ".join(f"{name}=={version}" for name, version in pins.items())
         found = ", ".join(f"{name} {version}" for name, version in installed.items())
-        yield Finding("TVM", found, Verdict.PROBLEM, f"other pairs crash: pip install {asked}")
+        yield Finding("TVM", found, Severity.PROBLEM, f"other pairs crash: pip install {asked}")
     else:
         yield Finding("TVM", installed["apache-tvm"] or "")
 
@@ -97,14 +97,14 @@ def check_tools(_: CommandSettings) -> Iterator[Finding]:
     found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if found is None:
         mend = "install gcc: it links the tuned libraries on a machine that runs the service"
-        yield Finding("C compiler", "none", Verdict.WARNING, mend)
+        yield Finding("C compiler", "none", Severity.WARNING, mend)
     else:
         yield Finding("C compiler", found)
     gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
     nvcc = shutil.which("nvcc")
     if gpus and nvcc is None:
         mend = "install the CUDA toolkit and put nvcc into PATH, see docs/devices/gpu-host.md"
-        yield Finding("nvcc", f"none, and {len(gpus)} GPU(s) are here", Verdict.WARNING, mend)
+        yield Finding("nvcc", f"none, and {len(gpus)} GPU(s) are here", Severity.WARNING, mend)
     else:
         yield Finding("nvcc", f"{nvcc or 'none'}, {len(gpus) or 'no'} NVIDIA GPU(s)")
 
@@ -118,7 +118,7 @@ def check_threads(_: CommandSettings) -> Iterator[Finding]:
         yield Finding("threads", found)
     else:
         mend = "unset it where tunefarm runs: workers set it from the number of cores"
-        yield Finding("threads", f"{found}; TVM_NUM_THREADS={given}", Verdict.WARNING, mend)
+        yield Finding("threads", f"{found}; TVM_NUM_THREADS={given}", Severity.WARNING, mend)
 
 
 def check_features(_: CommandSettings) -> Iterator[Finding]:
@@ -139,7 +139,7 @@ def check_noise(_: CommandSettings) -> Iterator[Finding]:
     found = f"the same work varies by {spread:.0%}, load {load:.1f}" + (f", {governor}" if governor else "")
     if spread > NOISY or governor == "powersave":
         mend = "stop what else runs here; as root: cpupower frequency-set --governor performance"
-        yield Finding("noise", found, Verdict.WARNING, mend)
+        yield Finding("noise", found, Severity.WARNING, mend)
     else:
         yield Finding("noise", found)
 
@@ -154,7 +154,7 @@ def check_sandbox(_: CommandSettings) -> Iterator[Finding]:
     else:
         last = done.stderr.strip().rpartition("\n")[2]
         mend = "allow user namespaces, or install libseccomp2, see docs/security.md"
-        yield Finding("sandbox", f"no namespaces ({last})", Verdict.WARNING, mend)
+        yield Finding("sandbox", f"no namespaces ({last})", Severity.WARNING, mend)
 
 
 def check_folder(settings: CommandSettings) -> Iterator[Finding]:
@@ -163,9 +163,9 @@ def check_folder(settings: CommandSettings) -> Iterator[Finding]:
     free = shutil.disk_usage(there).free
     found = f"{folder}, {free / (1 << 30):.0f} GiB free"
     if not os.access(there, os.W_OK | os.X_OK):
-        yield Finding("data folder", found, Verdict.PROBLEM, f"{there} can't be written: choose --data DIR")
+        yield Finding("data folder", found, Severity.PROBLEM, f"{there} can't be written: choose --data DIR")
     elif free < MIN_FREE_BYTES:
-        yield Finding("data folder", found, Verdict.WARNING, "free some space, or choose --data DIR")
+        yield Finding("data folder", found, Severity.WARNING, "free some space, or choose --data DIR")
     else:
         yield Finding("data folder", found)
 
@@ -184,7 +184,7 @@ def check_ports(settings: CommandSettings) -> Iterator[Finding]:
             except OSError as error:
                 flag = name.replace("_", "-")
                 mend = f"`tunefarm up --{flag} 0` takes another one"
-                yield Finding(subject, f"taken ({error.strerror})", Verdict.WARNING, mend)
+                yield Finding(subject, f"taken ({error.strerror})", Severity.WARNING, mend)
             else:
                 yield Finding(subject, "free")
 
@@ -205,27 +205,29 @@ def check_service(settings: CommandSettings) -> Iterator[Finding]:
             workers = service.client.workers()
     except (ClientError, CommandError, SettingsError) as error:
         asked = settings.server is not None
-        yield Finding("service", str(error), Verdict.PROBLEM if asked else Verdict.OK)
+        yield Finding("service", str(error), Severity.PROBLEM if asked else Severity.OK)
         return
     found = f"{service.client.url}, tunefarm {theirs}"
     if theirs == ours:
         yield Finding("service", found)
     else:
-        yield Finding("service", found, Verdict.WARNING, f"this is {ours}: install the same version")
+        yield Finding("service", found, Severity.WARNING, f"this is {ours}: install the same version")
     if not workers:
         yield Finding(
-            "workers", "none", Verdict.WARNING, "start one with `tunefarm worker --server HOST:PORT`"
+            "workers", "none", Severity.WARNING, "start one with `tunefarm worker --server HOST:PORT`"
         )
     for worker in workers:
         subject = f"worker {worker.id}"
         if worker.connected and worker.unable:
-            yield Finding(subject, worker.unable, Verdict.PROBLEM, "see its log, and `tunefarm doctor` there")
+            yield Finding(
+                subject, worker.unable, Severity.PROBLEM, "see its log, and `tunefarm doctor` there"
+            )
         elif worker.uncontained:
             mend = "docs/security.md says what contains measured code"
-            yield Finding(subject, worker.uncontained, Verdict.WARNING, mend)
+            yield Finding(subject, worker.uncontained, Severity.WARNING, mend)
         elif worker.tunefarm_version not in ("", theirs):
             mend = f"install tunefarm {theirs} there"
-            yield Finding(subject, f"is of tunefarm {worker.tunefarm_version}", Verdict.WARNING, mend)
+            yield Finding(subject, f"is of tunefarm {worker.tunefarm_version}", Severity.WARNING, mend)
         else:
             yield Finding(subject, "connected" if worker.connected else "away")
 
@@ -249,10 +251,10 @@ def _back_end(subject: str, look: Callable[[], str]) -> Finding:
         return Finding(subject, look())
     except ImportError as error:
         return Finding(
-            subject, str(error), Verdict.PROBLEM, "pip install 'tunefarm[server,postgresql,redis]'"
+            subject, str(error), Severity.PROBLEM, "pip install 'tunefarm[server,postgresql,redis]'"
         )
     except Exception as error:  # whatever a driver raises, it is the finding
-        return Finding(subject, str(error), Verdict.PROBLEM, "docs/deployment.md explains these messages")
+        return Finding(subject, str(error), Severity.PROBLEM, "docs/deployment.md explains these messages")
 
 
 def _ping_database(url: str) -> str:

@@ -73,7 +73,7 @@ def test_people_read_a_table_and_what_mends_it(capsys: pytest.CaptureFixture[str
 def test_a_wrong_pair_of_libraries_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", {"tunefarm": "1", "apache-tvm": "0.1", "apache-tvm-ffi": "0"}.get)
     _, tvm = doctor.check_versions(CommandSettings())
-    assert (tvm.state, tvm.found) == (doctor.Verdict.PROBLEM, "apache-tvm 0.1, apache-tvm-ffi 0")
+    assert (tvm.state, tvm.found) == (doctor.Severity.PROBLEM, "apache-tvm 0.1, apache-tvm-ffi 0")
     assert tvm.mend.startswith("other pairs crash: pip install apache-tvm==")
 
 
@@ -81,8 +81,8 @@ def test_a_taken_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         settings = CommandSettings(port=taken.getsockname()[1], grpc_port=0)
         http, grpc = doctor.check_ports(settings)
-    assert (http.state, http.mend) == (doctor.Verdict.WARNING, "`tunefarm up --port 0` takes another one")
-    assert grpc.state is doctor.Verdict.OK
+    assert (http.state, http.mend) == (doctor.Severity.WARNING, "`tunefarm up --port 0` takes another one")
+    assert grpc.state is doctor.Severity.OK
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="it reads what Linux says")
@@ -91,4 +91,4 @@ def test_this_machine_is_described() -> None:
     for check in (*machine, doctor.check_sandbox):
         for finding in check(CommandSettings()):
             assert finding.found
-            assert bool(finding.mend) == (finding.state is not doctor.Verdict.OK)
+            assert bool(finding.mend) == (finding.state is not doctor.Severity.OK)
