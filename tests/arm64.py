@@ -46,8 +46,11 @@ def bare() -> Path:
 def make() -> Path:
     """The root with our worker; our own code in it is always the checkout's. Raises Unavailable."""
     root = bare()
-    if not Path(str(root) + PACKAGES).exists():
+    pinned, pins = Path(f"{root}{PACKAGES}/pinned"), (CHECKOUT / "constraints.txt").read_text()
+    if not pinned.exists() or pinned.read_text() != pins:
+        shutil.rmtree(f"{root}{PACKAGES}", ignore_errors=True)
         _install(root)
+        pinned.write_text(pins)
     for package in ("tunefarm", "core", "system", "search", "compiler", "proto", "worker"):
         target = Path(str(root) + PACKAGES) / package
         shutil.rmtree(target, ignore_errors=True)
