@@ -1,4 +1,4 @@
-"""Make the tables of docs/benchmarks.md and docs/coverage.md, and the plots, from docs/benchmarks/.
+"""Make the tables of docs/benchmarks*.md and docs/coverage.md, and the plots, from docs/benchmarks/.
 
     python -m benchmarks.report
     python -m benchmarks.report build/networks.json --details build/report
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.coverage import page
@@ -23,7 +23,12 @@ from benchmarks.results.curves import CURVES
 from benchmarks.results.figures import FiguresError
 
 FIGURES = Path("docs/benchmarks")
-DOCUMENT = Path("docs/benchmarks.md")
+DOCUMENTS = (
+    Path("docs/benchmarks.md"),
+    Path("docs/benchmarks-models.md"),
+    Path("docs/benchmarks-service.md"),
+    Path("docs/benchmarks-runs.md"),
+)
 COVERAGE = Path("docs/coverage.md")
 PLOTS = Path("docs/plots")
 
@@ -35,7 +40,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "files", type=Path, nargs="*", metavar="FILE", help="figures [docs/benchmarks/*.json]"
     )
     parser.add_argument("--details", type=Path, metavar="FOLDER", help="write one page for each file there")
-    parser.add_argument("--document", type=Path, default=DOCUMENT)
+    parser.add_argument(
+        "--document", type=Path, action="append", help="may be repeated [docs/benchmarks.md and its pages]"
+    )
     parser.add_argument("--coverage", type=Path, default=COVERAGE, metavar="DOCUMENT")
     parser.add_argument("--plots", type=Path, default=PLOTS, metavar="FOLDER")
     args = parser.parse_args(argv)
@@ -45,10 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             for file in files:
                 details.write(file, args.details)
             return 0
-        text = args.document.read_text()
-        for name, table in summary.tables({file.stem: figures.read(file) for file in files}).items():
-            text = replace_section(text, name, table)
-        args.document.write_text(text)
+        documents = {document: document.read_text() for document in args.document or DOCUMENTS}
+        tables = summary.tables({file.stem: figures.read(file) for file in files})
+        for document, text in fill(documents, tables).items():
+            document.write_text(text)
         for file in files:
             if CURVES.path(file).exists():
                 details.draw_curves(file, args.plots)
@@ -58,6 +65,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"benchmarks.report: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def fill(documents: Mapping[Path, str], tables: Mapping[str, str]) -> dict[Path, str]:
+    """Return the documents with each table in the one that has its section. Raises FiguresError."""
+    filled = dict(documents)
+    for name, content in tables.items():
+        places = [document for document, text in filled.items() if f"<!-- begin {name} -->" in text]
+        if len(places) != 1:
+            raise FiguresError(f"{len(places)} documents have <!-- begin {name} -->: write it into one")
+        filled[places[0]] = replace_section(filled[places[0]], name, content)
+    return filled
 
 
 def coverage(document: str, file: Path) -> str:

@@ -105,6 +105,15 @@ def test_two_sections_of_one_name_are_too_many() -> None:
         report.replace_section(twice, "a", "new")
 
 
+def test_a_section_is_in_one_of_the_documents() -> None:
+    section = "<!-- begin a -->\n<!-- end a -->\n"
+    first, second = Path("first"), Path("second")
+    filled = report.fill({first: "", second: section}, {"a": "new"})
+    assert (filled[first], "new" in filled[second]) == ("", True)
+    with pytest.raises(FiguresError, match="2 documents"):
+        report.fill({first: section, second: section}, {"a": "new"})
+
+
 @pytest.mark.parametrize("name", ["networks.curves.jsonl", "absent.json"])
 def test_files_without_figures_are_refused_in_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str], name: str
@@ -242,8 +251,15 @@ def test_what_a_soak_watched_is_shown_unless_it_is_empty() -> None:
     empty = Figure(
         "tokens: rows: growth in the second half", 0.0, "", "at most 150", True, "mean 0, at the end 0"
     )
-    soak = results(Figure("faults", 80.0, ""), memory, empty)
-    assert rows(summary.levels(soak)) == [["server-1: memory", "mean 120", "1.5 MiB", "at most 4: reached"]]
+    tables = [
+        Figure(f"{name}: rows: growth in the second half", grown, "", f"at most {allowed}", True, "mean 9")
+        for name, grown, allowed in (("jobs", 3.0, 12), ("events", 8.0, 150))
+    ]
+    soak = results(Figure("faults", 80.0, ""), memory, empty, *tables)
+    assert rows(summary.levels(soak)) == [
+        ["server-1: memory", "mean 120", "1.5 MiB", "at most 4: reached"],
+        ["rows of 2 tables, the one that came closest: jobs", "mean 9", "3", "at most 12: reached"],
+    ]
     assert rows(summary.levels(None))[0][0] == "not measured"
 
 
@@ -265,12 +281,10 @@ def test_every_file_is_a_run_with_date_commit_and_flags() -> None:
     ]
 
 
-def test_the_document_is_what_the_figures_kept_here_make_it() -> None:
-    text = report.DOCUMENT.read_text()
+def test_the_documents_are_what_the_figures_kept_here_make_them() -> None:
+    documents = {document: document.read_text() for document in report.DOCUMENTS}
     files = {file.stem: figures.read(file) for file in report.FIGURES.glob("*.json")}
-    for name, table in summary.tables(files).items():
-        text = report.replace_section(text, name, table)
-    assert text == report.DOCUMENT.read_text()
+    assert report.fill(documents, summary.tables(files)) == documents
 
 
 def test_every_headline_is_a_figure_of_its_file() -> None:
