@@ -62,7 +62,8 @@ def unrolled_seconds(population: Population, stage: Stage, machine: Machine) -> 
     touched = sum(dag.buffer[access.buffer].num_bytes for access in (*node.reads, node.write))
     cycles = np.maximum(node.iterations * max(node.flops, 1.0) / lanes, touched / machine.l3_rate)
     return np.asarray(
-        cycles / machine.hertz / machine.cores / balance_of(chunks, machine.cores) + machine.launch_s
+        cycles / machine.hertz / machine.cores / balance_of(chunks, machine.cores)
+        + np.where(chunks > 1, machine.launch_s, 0.0)
     )
 
 

@@ -38,7 +38,9 @@ def tile_terms(population: Population, stage: Stage, machine: Machine) -> dict[s
     ]
     every = [compute_s, *memory_s]
     longest = np.maximum.reduce(every)
-    node_s = longest + machine.factors.overlap * (np.sum(every, axis=0) - longest) + machine.launch_s
+    # A single chunk is no parallel loop.
+    launch_s = np.where(chunks > 1, machine.launch_s, 0.0)
+    node_s = longest + machine.factors.overlap * (np.sum(every, axis=0) - longest) + launch_s
     return {
         **terms,
         **traffic,
@@ -48,7 +50,7 @@ def tile_terms(population: Population, stage: Stage, machine: Machine) -> dict[s
         "balance": balance,
         "compute_s": compute_s,
         "node_s": node_s,
-        "epilogue_s": _epilogue_seconds(nest, dag, machine),
+        "epilogue_s": _epilogue_seconds(nest, dag, machine) + (0.0 if stage.epilogue_level else launch_s),
         "epilogue_level": np.full(len(chunks), float(stage.epilogue_level)),
         "unroll": population.column(stage.node, "unroll").astype(np.float64),
     }
@@ -60,5 +62,4 @@ def _epilogue_seconds(nest: Nest, dag: Dag, machine: Machine) -> Floats:
     level = nest.stage.epilogue_level
     tile = footprint_bytes(nest.node.write, nest.inside[level], buffer, LINE_BYTES)
     rate = machine.rate_of(tile)
-    launch = 0.0 if level else machine.launch_s
-    return np.asarray(2 * buffer.num_bytes / rate / machine.hertz / machine.cores + launch)
+    return np.asarray(2 * buffer.num_bytes / rate / machine.hertz / machine.cores)

@@ -315,7 +315,7 @@ class UnrolledLowering(StageLowering):
             extent = self.primitives.extent(loop)
             length = power_of_two(extent)
             self.schedule.vectorize(self.primitives.split(loop, [extent // length, length])[-1])
-        if outer:
+        if any(self.primitives.extent(loop) > 1 for loop in outer):
             self.schedule.parallel(self.schedule.fuse(*outer))
         if node.reduction:
             self.schedule.decompose_reduction(block, loops[node.reduction[0]])

@@ -83,13 +83,24 @@ GOOD = ((8, 1, 1, 8), (2, 1, 1, 32), (1, 64))
     [
         pytest.param(((64, 1, 1, 1), (64, 1, 1, 1), (64, 1)), id="without a register tile"),
         pytest.param(((8, 1, 1, 8), (16, 4, 1, 1), (1, 64)), id="without vectors"),
-        pytest.param(((1, 8, 1, 8), (1, 2, 1, 32), (1, 64)), id="on one core"),
         pytest.param(((2, 1, 1, 32), (2, 1, 1, 32), (1, 64)), id="with more accumulators than registers"),
         pytest.param(((4, 1, 2, 8), (2, 1, 1, 32), (64, 1)), id="with accumulators stored at every step"),
     ],
 )
 def test_a_plainly_worse_program_is_estimated_slower(worse: Tiling) -> None:
     assert _matmul_s(GOOD) < _matmul_s(worse)
+
+
+@pytest.mark.parametrize(("size", "is_worth_it"), [(16, False), (256, True)])
+def test_only_what_takes_longer_than_starting_threads_is_distributed(size: int, is_worth_it: bool) -> None:
+    sketch = sketch_of(dags.matmul(n=size, m=size, k=size), "tile matmul SSRSRS")
+
+    def seconds(chunks: int) -> float:
+        rows = {"i": (chunks, size // 8 // chunks, 1, 8), "j": (1, size // 16, 1, 16), "k": (1, size)}
+        values = rows | {"unroll": 0, "read a": "direct", "read b": "direct"}
+        return float(estimate(gather([program_of(sketch, matmul=values)]), DEVICE).seconds[0])
+
+    assert (seconds(2) < seconds(1)) == is_worth_it
 
 
 def test_a_tile_of_one_element_is_not_expected_to_become_vectors() -> None:
