@@ -25,6 +25,7 @@ from tests.faults.soak.compression import compress
 
 if TYPE_CHECKING:
     from compiler.sandbox.models import CompileRequest, ImportedModel
+    from records.storage.blob_store import BlobStore
 
 CLOCK_VARIABLE = "TUNEFARM_TEST_CLOCK"
 HOST_CLOCK_VARIABLE = "TUNEFARM_TEST_HOST_CLOCK"
@@ -77,8 +78,8 @@ def _worker(flags: Sequence[str]) -> int:
 class _FaultyDatabase(Database):
     """A database that gives up waiting soon, and whose clock goes by the clock file."""
 
-    def __init__(self, url: str) -> None:
-        super().__init__(url, busy_timeout_s=BUSY_TIMEOUT_S)
+    def __init__(self, url: str, *, blob_store: BlobStore | None = None) -> None:
+        super().__init__(url, busy_timeout_s=BUSY_TIMEOUT_S, blob_store=blob_store)
 
     def now(self) -> float:
         return super().now() + float(Path(os.environ[CLOCK_VARIABLE]).read_text())
