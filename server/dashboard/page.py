@@ -19,7 +19,7 @@ LIBRARIES = {
     "preact": "vendor/preact.mjs",
     "preact/hooks": "vendor/hooks.mjs",
     "htm": "vendor/htm.mjs",
-    "uplot": "vendor/uPlot.esm.js",
+    "uplot": "vendor/uPlot.min.mjs",
     "d3-hierarchy": "vendor/d3-hierarchy.min.mjs",
 }
 STYLES = ("vendor/uPlot.min.css", "style.css")
