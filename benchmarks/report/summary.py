@@ -267,7 +267,8 @@ def processes(files: Iterable[Results]) -> str:
 def levels(soak: Results | None) -> str:
     """Return a row for everything that the soak watched and that isn't empty: whether it levels off. Of the
     database's tables, only the one that grew by the largest part of what it may is shown."""
-    watched, rows = [], []
+    watched: list[tuple[str, Figure]] = []
+    rows: list[tuple[str, Figure]] = []
     for figure in soak.figures if soak is not None else ():
         name, _, what = figure.name.rpartition(": ")
         if what == LEVEL and not (figure.peer or "").startswith("mean 0,"):
