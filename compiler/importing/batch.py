@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import IO
+from typing import IO, TypeGuard
 
 from compiler.importing.spec import ModelError, Shape
 from core.model_format import input_dimensions
@@ -42,9 +42,9 @@ def batch_shapes(file: IO[bytes], shapes: Mapping[str, Shape], batch: int) -> di
     return found
 
 
-def _is_fixed(dim: int | str) -> bool:
+def _is_fixed(dim: int | str) -> TypeGuard[int]:
     return isinstance(dim, int) and dim > 0
 
 
 def _extent(dim: int | str, symbols: Mapping[str, int], otherwise: int | None) -> int | None:
-    return dim if isinstance(dim, int) and dim > 0 else symbols.get(str(dim), otherwise)
+    return dim if _is_fixed(dim) else symbols.get(str(dim), otherwise)
