@@ -12,6 +12,7 @@ from tvm import te, tirx
 from tvm.script import tirx as T  # noqa: N812 - TVM's parser wants this name
 
 from compiler.measuring.builder import BuiltKernel, LocalBuilder
+from compiler.measuring.rounding import nudge_recomputed
 from compiler.measuring.runner import LocalRunner
 from compiler.target import detect_device
 from compiler.workload import to_json
@@ -174,6 +175,15 @@ def test_a_value_that_is_computed_twice_may_be_rounded_twice(runner: LocalRunner
     for candidate, outcome in ((in_one, Outcome.OK), (off, Outcome.WRONG_RESULT)):
         measurement = measured(runner, softmax(candidate), workload)
         assert measurement.outcome is outcome, measurement.error
+
+
+def test_a_workload_that_can_not_be_scheduled_is_not_nudged() -> None:
+    @T.prim_func
+    def main(x: T.Buffer((8,), "float32")):
+        x[0] = T.float32(1) / x[1] + x[1]
+
+    workload = tvm.IRModule({"main": main})
+    assert nudge_recomputed(workload) is workload
 
 
 def test_the_message_names_the_draw_that_shows_it(runner: LocalRunner) -> None:
