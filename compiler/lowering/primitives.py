@@ -72,7 +72,7 @@ class Primitives:
 
         self._later.append(vectorize)
 
-    def peel_later(self, block: Any, loop: Any, width: int) -> None:
+    def peel_later(self, block: Any, loop: Any, width: int, tile: int) -> None:
         """Peel the last iteration of `loop`, in which the innermost loop has only `width` iterations.
 
             for j0 in range(4):
@@ -82,13 +82,18 @@ class Primitives:
             for j0 in range(3):
                 for j1 in range(16): C[j0 * 16 + j1] += ...
             for j1 in range(2): C[48 + j1] += ...
+
+        The innermost `tile` iterations may be two loops, over vectors and in a vector. They become one loop
+        where they are peeled.
         """
 
         def peel() -> None:
             name = f"{self.schedule.get(block).name_hint}_{self.schedule.get(loop).loop_var.name}"
             lanes = self.lanes(block)
             self.schedule.loop_partition(loop, [self.extent(loop) - 1, None])
-            innermost = self.schedule.get_loops(self.schedule.get_sblock(f"{name}1"))[-1]
+            *_, outer, innermost = self.schedule.get_loops(self.schedule.get_sblock(f"{name}1"))
+            if self.extent(innermost) < tile:
+                innermost = self.schedule.fuse(outer, innermost)
             rest = self.extent(innermost) - width
             self._partition(innermost, [*vector_parts(width, lanes), *([rest] if rest else [])])
 

@@ -182,8 +182,10 @@ class TileLowering(StageLowering):
             order = node.spatial.index(axis)
             outer = 1 + len(node.spatial) * (structure.index("R") - 1)
             level = structure.rindex("S", 0, -1)
-            self.primitives.peel_later(block, self.levels[level][order], extent % width)
-            self.primitives.peel_later(init, self.schedule.get_loops(init)[outer + order], extent % width)
+            self.primitives.peel_later(block, self.levels[level][order], extent % width, width)
+            self.primitives.peel_later(
+                init, self.schedule.get_loops(init)[outer + order], extent % width, width
+            )
         elif power_of_two(width) < min(width, self.primitives.lanes(block)):
             self.primitives.peel_vectors_later(block)
             self.primitives.peel_vectors_later(init)

@@ -27,7 +27,8 @@ from search.programs.annotate import sample
 from search.programs.program import Population, Program
 from search.rules.space import generate
 from tests.marks import slow_except
-from tests.workloads import WORKLOADS
+from tests.unit.search.programs import program_of, sketch_of
+from tests.workloads import WORKLOADS, matmul
 
 DEVICE = detect_device()
 BUILDER = LocalBuilder(DEVICE.target)
@@ -130,6 +131,20 @@ def test_another_process_replays_to_the_same_modules() -> None:
         check=True,
     )
     assert told.stdout.split() == expected
+
+
+@pytest.mark.parametrize(
+    ("columns", "factors"),
+    [(93, (1, 1, 2, 48)), (53, (1, 1, 2, 48)), (52, (1, 1, 2, 32)), (141, (1, 1, 3, 48))],
+)
+def test_a_partial_tile_of_several_vectors_is_peeled(columns: int, factors: tuple[int, ...]) -> None:
+    """What is left of 48 columns may be longer or shorter than one of its vectors."""
+    module = matmul(4, columns, 8)
+    dag = read_dag(module)
+    sketch = sketch_of(dag, "tile T_matmul SSRSRS", DEVICE)
+    program = program_of(sketch, T_matmul={"ax1": factors})
+    measurement = _measure(module, lower(module, program, DEVICE))
+    assert measurement.outcome is Outcome.OK, measurement.error
 
 
 def test_vectors_of_copies_follow_the_device() -> None:
