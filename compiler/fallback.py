@@ -7,17 +7,20 @@ import math
 import tvm
 from tvm.s_tir import Schedule, dlight
 from tvm.s_tir.schedule import SBlockRV
-from tvm.tirx import IterVar
+from tvm.tirx import IterVar, PrimFunc
 
 from compiler.lowering.trace import UNSCHEDULED, trace_of
+from compiler.workload import normalise
 
 # Below this many iterations, waking the other threads costs more than they save.
 MIN_PARALLEL_ITERATIONS = 4096
+# With this many, plain loops take about a millisecond.
+SLOW_ITERATIONS = 1 << 20
 
 
-def schedule(mod: tvm.IRModule) -> tvm.IRModule:
+def schedule(mod: tvm.IRModule, min_iterations: int = MIN_PARALLEL_ITERATIONS) -> tvm.IRModule:
     """Schedule every loop nest of the workload `main` on its own. A nest that can't be scheduled stays as it
-    is, and so do a small one and a workload that TVM can't schedule at all.
+    is, and so do one of fewer iterations and a workload that TVM can't schedule at all.
 
         for i, j, c, k:
             C[i, j, c] += A[i, j, k] * B[k, c]
@@ -27,17 +30,34 @@ def schedule(mod: tvm.IRModule) -> tvm.IRModule:
             for k, c:
                 C[i, j, c] += A[i, j, k] * B[k, c]
     """
-    scheduled = _schedule_nests(mod)
+    scheduled = _schedule_nests(mod, min_iterations)
     return mod if scheduled is None else scheduled.mod
+
+
+def schedule_slow(fused: tvm.IRModule) -> tvm.IRModule:
+    """Schedule the slow loop nests of a fused model; all others stay as TVM compiles them by default."""
+    functions = dict(fused.functions_items())
+    for name, function in functions.items():
+        if isinstance(function, PrimFunc) and not function.attrs.get("tirx.is_scheduled", False):
+            module = schedule(normalise(function), SLOW_ITERATIONS)
+            functions[name] = mark_scheduled(module["main"], function)
+    return tvm.IRModule(functions, attrs=fused.attrs, global_infos=fused.global_infos)
+
+
+def mark_scheduled(scheduled: PrimFunc, original: PrimFunc) -> PrimFunc:
+    """Return a scheduled function of a model as one that TVM leaves as it is."""
+    marked = scheduled.with_attr("tirx.is_scheduled", True)
+    # A private function stays private: TVM may then rename it when it links.
+    return marked if "global_symbol" in original.attrs else marked.without_attr("global_symbol")
 
 
 def trace(mod: tvm.IRModule) -> str:
     """Return the trace by which a device measures what `schedule` makes of a workload."""
-    scheduled = _schedule_nests(mod)
+    scheduled = _schedule_nests(mod, MIN_PARALLEL_ITERATIONS)
     return UNSCHEDULED if scheduled is None else trace_of(scheduled)
 
 
-def _schedule_nests(mod: tvm.IRModule) -> Schedule | None:
+def _schedule_nests(mod: tvm.IRModule, min_iterations: int) -> Schedule | None:
     """Return None when TVM can't schedule the workload."""
     try:
         current = Schedule(mod, debug_mask="none")
@@ -49,7 +69,7 @@ def _schedule_nests(mod: tvm.IRModule) -> Schedule | None:
     for name in names:
         trial = current.copy()
         try:
-            _schedule_nest(trial, trial.get_sblock(name))
+            _schedule_nest(trial, trial.get_sblock(name), min_iterations)
         except Exception:
             continue
         current = trial
@@ -65,7 +85,7 @@ def schedule_for_gpu(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRM
         )(module)
 
 
-def _schedule_nest(sch: Schedule, block: SBlockRV) -> None:
+def _schedule_nest(sch: Schedule, block: SBlockRV, min_iterations: int) -> None:
     loops = sch.get_loops(block)
     axes = sch.get(block).iter_vars
     if len(axes) != len(loops):
@@ -74,7 +94,7 @@ def _schedule_nest(sch: Schedule, block: SBlockRV) -> None:
     is_spatial = [axis.iter_type == IterVar.DataPar for axis in axes]
     spatial = loops[: is_spatial.index(False)] if False in is_spatial else list(loops)
     iterations = math.prod(int(sch.get(loop).extent) for loop in loops)
-    if not spatial or iterations < MIN_PARALLEL_ITERATIONS:
+    if not spatial or iterations < min_iterations:
         return
     reduction = loops[len(spatial) :]
     if len(spatial) > 1:

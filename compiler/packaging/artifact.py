@@ -169,9 +169,7 @@ def _schedule_function(
         module = fallback.schedule(workload) if trace is None else apply_trace(workload, trace)
     except LoweringError as error:
         raise ArtifactError(f"the schedule of {name} doesn't apply: {error}") from error
-    scheduled = module["main"].with_attr("tirx.is_scheduled", True)
-    # A private function stays private: TVM may then rename it when it links.
-    return scheduled if "global_symbol" in func.attrs else scheduled.without_attr("global_symbol")
+    return fallback.mark_scheduled(module["main"], func)
 
 
 def pack(library: bytes, manifest: Manifest, reference: bytes | None = None) -> bytes:

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import IO, Any, BinaryIO
 
+from compiler import fallback
 from compiler.importing.formats.reading import read_model
 from compiler.importing.model import ExtractedTask, RelaxModel, fuse_untuned
 from compiler.importing.spec import ModelError, Shape, TensorSpec
@@ -35,6 +36,7 @@ from compiler.sandbox.child import (
     size_of,
     write_line,
 )
+from compiler.target import parse_target
 from compiler.variants.choice import VariantModel
 from system.memory import usable_memory_bytes
 
@@ -72,8 +74,8 @@ class CompileLimits:
 
 
 class LibraryKind(StrEnum):
-    """The library to compile: none, the model as TVM compiles it by default, or its kernels under
-    schedules."""
+    """The library to compile: none, the model as TVM compiles it by default but for slow loop nests, or its
+    kernels under schedules."""
 
     NONE = "none"
     UNTUNED = "untuned"
@@ -136,8 +138,8 @@ def import_model(
 def compile_untuned(
     data: bytes | IO[bytes], shapes: Mapping[str, Shape], target: str, limits: CompileLimits | None = None
 ) -> tuple[ImportedModel, bytes]:
-    """Import a model and compile it as TVM does by default; where TVM can't, its kernels under fallback
-    schedules. Raises ModelError, ArtifactError."""
+    """Import a model and compile it as TVM does by default, slow loop nests under their fallback schedule;
+    where TVM can't, our kernels under fallback schedules. Raises ModelError, ArtifactError."""
     limits = limits or CompileLimits()
     try:
         return compile_in_child(CompileRequest(data, shapes, target, LibraryKind.UNTUNED), limits)
@@ -239,7 +241,8 @@ class FusedModel:
                 untuned = fuse_untuned(self.model, request.target)
             except ModelError as error:
                 raise ArtifactError(str(error)) from error
-            return build_library(untuned, request.target)
+            on_gpu = parse_target(request.target).kind.name == "cuda"
+            return build_library(untuned if on_gpu else fallback.schedule_slow(untuned), request.target)
         if request.library is LibraryKind.TUNED:
             chosen = self.fused.choose(request.schedules)
             return build_module(chosen, request.schedules, request.target)

@@ -70,8 +70,8 @@ class Job:
     Jobs that share their trials are listed in `members`. `end_reason` says what ended the search;
     `seconds_left` is an estimate, None while nobody knows.
 
-    `untuned_latency_s` is the whole model as TVM compiles it by default, `tuned_latency_s` the same with
-    its best schedules, both measured on the device.
+    `untuned_latency_s` is the whole model as TVM compiles it by default, but for slow loops that get a plain
+    parallel schedule; `tuned_latency_s` the same with its best schedules, both measured on the device.
     """
 
     id: str

@@ -14,11 +14,13 @@ import pytest
 import tvm
 from numpy.typing import NDArray
 from tvm import relax
+from tvm.tirx import PrimFunc
 
+from compiler import fallback
 from compiler.importing.model import RelaxModel, fuse, fuse_untuned, read_onnx
 from compiler.packaging.artifact import build_library, build_module
 from tests.marks import slow_except
-from tests.onnx_models import MODELS
+from tests.onnx_models import MODELS, Builder
 
 TARGET = '{"kind":"llvm","num-cores":2}'
 
@@ -52,6 +54,27 @@ def test_a_fused_model_gives_what_onnx_runtime_gives(name: str, tmp_path: Path) 
     assert [spec.shape for spec in model.outputs] == [value.shape for value in expected]
     for output, reference in zip(outputs, expected, strict=True):
         np.testing.assert_allclose(output, reference, rtol=1e-4, atol=1e-5)
+
+
+def test_only_the_slow_loop_nests_of_an_untuned_model_are_scheduled(tmp_path: Path) -> None:
+    b = Builder()
+    weights = b.constant(np.random.default_rng(0).standard_normal((128, 128)).astype("float32"))
+    product = b.op("MatMul", "input", weights)
+    data = b.model({"input": [128, 128]}, {b.op("Softmax", product, axis=0): [128, 128]})
+    model = read_onnx(data, {})
+    untuned = fallback.schedule_slow(fuse_untuned(model, TARGET))
+    kernels = {
+        name.name_hint: function.script()
+        for name, function in untuned.functions_items()
+        if isinstance(function, PrimFunc)
+    }
+    assert {name: "T.parallel" in text for name, text in kernels.items()} == {
+        "matmul": True,
+        "softmax": False,
+    }
+    inputs = _inputs(model)
+    (output,) = _run(build_library(untuned, TARGET), inputs, tmp_path)
+    np.testing.assert_allclose(output, _reference(data, model, inputs)[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
