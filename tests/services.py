@@ -166,6 +166,13 @@ def sqlite(file: Path) -> str:
     return f"sqlite:///{file}"
 
 
+def renewed_sqlite(file: Path) -> str:
+    """Return the URL of a database in a file, which is emptied. Nobody is connected to it."""
+    for suffix in ("", "-wal", "-shm"):
+        Path(f"{file}{suffix}").unlink(missing_ok=True)
+    return sqlite(file)
+
+
 @cache
 def _empty_sqlite() -> bytes:
     """Migrate once: a copy takes a hundredth of the time."""

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from records.storage.database import Database
-from tests.services import sqlite
+from tests.services import renewed_sqlite
 from tests.unit.scheduler.farm import FakeCompiler, Farm
 
 
+@pytest.fixture(scope="session")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Database:
+    """All tests share an engine: to compile a statement takes SQLAlchemy longer than to execute it."""
+    file = tmp_path_factory.mktemp("scheduler") / "tunefarm.db"
+    return Database(f"sqlite:///{file}", busy_timeout_s=2.0)
+
+
 @pytest.fixture
-def database_file(tmp_path: Path) -> Path:
-    return tmp_path / "tunefarm.db"
+def database_file(database: Database) -> Path:
+    file = Path(database.name)
+    renewed_sqlite(file)
+    return file
 
 
 @pytest.fixture
@@ -25,7 +35,6 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> FakeCompiler:
 
 
 @pytest.fixture
-def farm(database_file: Path, compiler: FakeCompiler) -> Iterator[Farm]:
-    database = Database(sqlite(database_file), busy_timeout_s=2.0)
-    yield Farm(database)
-    database.close()
+def farm(database: Database, database_file: Path, compiler: FakeCompiler) -> Iterator[Farm]:
+    with closing(database):
+        yield Farm(database)
