@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import signal
 import sys
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -35,8 +34,6 @@ from examples import make_models
 from examples.graph import Graph
 from examples.networks.scale import FULL, TINY, Scale
 from examples.quantization import narrowed, quantize
-from system.command import CommandError
-from tunefarm.client.client import ClientError
 from worker.settings import usable_cores
 
 NAME = "benchmarks.element_types"
@@ -97,26 +94,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     output = Output(NAME, argv, args.json, args.threads)
     found: list[Figure] = []
-    try:
-        for network in args.networks or [*NETWORKS]:
-            with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
-                plan = Plan(
-                    label=network,
-                    tiny=args.tiny,
-                    types=(FLOAT32, *(args.types or [*TYPES][1:])),
-                    trials=args.trials,
-                    minutes=args.minutes,
-                    threads=args.threads,
-                    rounds=args.rounds,
-                )
-                measured = run(plan, Path(folder), output.console)
-            found += figures_of(f"{network}-tiny" if args.tiny else network, measured)
-            output.write(found)
-    except (CommandError, ClientError, OSError, RuntimeError) as error:
-        output.fail(error)
-        return 1
-    output.show(found)
-    return 0
+
+    def measure_network(network: str, folder: Path) -> list[Figure]:
+        plan = Plan(
+            label=network,
+            tiny=args.tiny,
+            types=(FLOAT32, *(args.types or [*TYPES][1:])),
+            trials=args.trials,
+            minutes=args.minutes,
+            threads=args.threads,
+            rounds=args.rounds,
+        )
+        label = f"{network}-tiny" if args.tiny else network
+        found.extend(figures_of(label, run(plan, folder, output.console)))
+        return found
+
+    return output.measure_each(args.networks or NETWORKS, measure_network)
 
 
 def run(plan: Plan, folder: Path, console: Console) -> dict[str, Measured]:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -32,9 +31,7 @@ from examples.graph import Graph
 from examples.networks.convolutional import RESNET18, basic_block, resnet
 from examples.networks.scale import Scale
 from examples.networks.transformers import encoder
-from system.command import CommandError
 from tunefarm import tune
-from tunefarm.client.client import ClientError
 from worker.settings import usable_cores
 
 NAME = "benchmarks.sizes"
@@ -119,16 +116,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     rounds = args.rounds or (6 if args.quick else 10)
     output = Output(NAME, argv, args.json, usable_cores())
     found: list[Figure] = []
-    try:
-        for name in args.networks or [*NETWORKS]:
-            with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
-                found += figures_of(name, NETWORKS[name], run(name, trials, rounds, Path(folder)))
-            output.write(found)
-    except (CommandError, ClientError, OSError, RuntimeError) as error:
-        output.fail(error)
-        return 1
-    output.show(found)
-    return 0
+
+    def measure_network(name: str, folder: Path) -> list[Figure]:
+        found.extend(figures_of(name, NETWORKS[name], run(name, trials, rounds, folder)))
+        return found
+
+    return output.measure_each(args.networks or NETWORKS, measure_network)
 
 
 def run(name: str, trials: int, rounds: int, folder: Path) -> Compared:

@@ -71,31 +71,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=positive, default=usable_cores(), help="[all cores]")
     args = parser.parse_args(argv)
     output = Output(NAME, argv, args.json, args.threads)
-    done, failed = [], {}
+    done: list[Tuned] = []
+    failed: dict[str, str] = {}
     names = args.networks or (QUICK if args.quick else NETWORKS)
     with (
-        tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as temporary,
-        session(Path(temporary) / "data", args.threads, NATIVE, output.console) as stack,
+        tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as data,
+        session(Path(data), args.threads, NATIVE, output.console) as stack,
     ):
-        for name in names:
-            model, folder = make(name), Path(temporary) / name
-            file = Path(temporary) / f"{name}.onnx"
+
+        def measure_network(name: str, folder: Path) -> list[Figure]:
+            model, file = make(name), folder / f"{name}.onnx"
             onnx.save(model, file)
             try:
-                tuning = stack.tune(file, args.trials, folder)
+                tuning = stack.tune(file, args.trials, folder / "tuned")
             except (CommandError, ClientError) as error:
                 output.fail(f"{name}: {error}")
                 failed[name] = str(error)
-                continue
-            manifest = Manifest.from_json((folder / "manifest.json").read_text())
+                return figures_of(done, failed)
+            manifest = Manifest.from_json((tuning.folder / "manifest.json").read_text())
             inputs = random_inputs([(spec.shape, spec.dtype) for spec in manifest.inputs], 1)
             with ProcessContestant(TvmLibrary(tuning.library), args.threads, inputs) as running:
                 found = running.outputs(inputs)
             feeds = {spec.name: array for spec, array in zip(manifest.inputs, inputs, strict=True)}
             done.append(Tuned(name, difference(name, found, expected(model, feeds)), manifest))
-            output.write(figures_of(done, failed))
-    output.finish(figures_of(done, failed))
-    return 0
+            return figures_of(done, failed)
+
+        return output.measure_each(names, measure_network)
 
 
 def make(name: str) -> onnx.ModelProto:

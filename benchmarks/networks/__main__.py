@@ -26,12 +26,11 @@ from benchmarks.networks.figures import figures_of_compiled, figures_of_tuned
 from benchmarks.networks.plan import Plan
 from benchmarks.networks.tuned import TunedNetwork, TuningPlan
 from benchmarks.results.curves import CURVES
+from benchmarks.results.figures import Figure
 from benchmarks.results.output import Output
 from benchmarks.timing.cpu_masking import MaskedOnnxRuntime, mask_onnxruntime
 from benchmarks.timing.interleaved import Block
 from examples.make_models import NETWORKS
-from system.command import CommandError
-from tunefarm.client.client import ClientError
 from worker.settings import usable_cores
 
 QUICK = ("resnet18", "mobilenet_v2")
@@ -39,53 +38,50 @@ FULL = ("resnet18", "mobilenet_v2", "resnet50")
 COMPILED = ("resnet18", "mobilenet_v2", "resnet50", "efficientnet_b0", "vit_b16", "bert_base")
 # The limit for each network that keeps --quick within ten minutes on a slow machine.
 QUICK_MINUTES = 2.5
-PREFIX = "tunefarm-benchmark-"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Return the exit code: 1 when a network could not be measured, whatever the figures say otherwise."""
     args = _parser().parse_args(argv)
     output = Output("benchmarks.networks", argv, args.json, args.threads, args.device_class.without)
-    try:
-        with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
-            masked = None
-            if args.device_class.without:
-                output.say("masking instruction sets in a copy of ONNX Runtime")
+    with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
+        masked = None
+        if args.device_class.without:
+            output.say("masking instruction sets in a copy of ONNX Runtime")
+            try:
                 masked = mask_onnxruntime(args.device_class.without, Path(folder))
-            if args.compile:
-                _compile(args, masked, output)
-            else:
-                _tune(args, masked, output)
-    except (CommandError, ClientError, OSError, RuntimeError) as error:
-        output.fail(error)
-        return 1
-    return 0
+            except (OSError, RuntimeError) as error:
+                output.fail(error)
+                return 1
+        return (_compile if args.compile else _tune)(args, masked, output)
 
 
-def _tune(args: argparse.Namespace, masked: MaskedOnnxRuntime | None, output: Output) -> None:
+def _tune(args: argparse.Namespace, masked: MaskedOnnxRuntime | None, output: Output) -> int:
     done: list[TunedNetwork] = []
-    for name in args.networks or (QUICK if args.quick else FULL):
-        with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
-            plan = TuningPlan(
-                **vars(_plan(name, args, masked)),
-                trials=args.trials,
-                minutes=QUICK_MINUTES if args.quick else None,
-                peer_trials=args.peer_trials or (0 if args.quick else 128),
-                peer_limit_s=600.0,
-            )
-            done.append(tuned.run(plan, Path(folder), output.console))
-        output.write(figures_of_tuned(done))
+
+    def measure_network(name: str, folder: Path) -> list[Figure]:
+        plan = TuningPlan(
+            **vars(_plan(name, args, masked)),
+            trials=args.trials,
+            minutes=QUICK_MINUTES if args.quick else None,
+            peer_trials=args.peer_trials or (0 if args.quick else 128),
+            peer_limit_s=600.0,
+        )
+        done.append(tuned.run(plan, folder, output.console))
         CURVES.write([network.curve() for network in done], args.json)
-    output.show(figures_of_tuned(done))
+        return figures_of_tuned(done)
+
+    return output.measure_each(args.networks or (QUICK if args.quick else FULL), measure_network)
 
 
-def _compile(args: argparse.Namespace, masked: MaskedOnnxRuntime | None, output: Output) -> None:
+def _compile(args: argparse.Namespace, masked: MaskedOnnxRuntime | None, output: Output) -> int:
     done: list[CompiledNetwork] = []
-    for name in args.networks or (QUICK if args.quick else COMPILED):
-        with tempfile.TemporaryDirectory(prefix=PREFIX) as folder:
-            done.append(compiled.run(_plan(name, args, masked), Path(folder), output.console))
-        output.write(figures_of_compiled(done))
-    output.show(figures_of_compiled(done))
+
+    def measure_network(name: str, folder: Path) -> list[Figure]:
+        done.append(compiled.run(_plan(name, args, masked), folder, output.console))
+        return figures_of_compiled(done)
+
+    return output.measure_each(args.networks or (QUICK if args.quick else COMPILED), measure_network)
 
 
 def _plan(name: str, args: argparse.Namespace, masked: MaskedOnnxRuntime | None) -> Plan:

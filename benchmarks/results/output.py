@@ -5,13 +5,16 @@ from __future__ import annotations
 import datetime
 import shlex
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from benchmarks.results import figures, machine
 from benchmarks.results.figures import Figure, Results
+from system.command import CommandError
+from tunefarm.client.client import ClientError
 
 WIDTH = 180  # of the table where output is no terminal
 
@@ -51,6 +54,21 @@ class Output:
         """Write and show all figures. Raises OSError."""
         self.write(found)
         self.show(found)
+
+    def measure_each(self, names: Iterable[str], measure: Callable[[str, Path], Sequence[Figure]]) -> int:
+        """Measure one thing after the other, each with an empty folder; return the exit code, 1 when one
+        could not be measured. `measure` returns all figures so far, which are written each time."""
+        found: Sequence[Figure] = []
+        try:
+            for name in names:
+                with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
+                    found = measure(name, Path(folder))
+                self.write(found)
+        except (CommandError, ClientError, OSError, RuntimeError) as error:
+            self.fail(error)
+            return 1
+        self.show(found)
+        return 0
 
     def say(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -24,10 +24,11 @@ GARBAGE = 113
 @dataclass(frozen=True)
 class ReferencePrograms:
     """Trusted programs of a workload that take tensors on the CPU: one, and one whose values in between are
-    changed (`nudge_recomputed`)."""
+    changed (`nudge_recomputed`). `rounding` is the effect of the workload's roundings."""
 
     compute: Callable[..., object]
     compute_nudged: Callable[..., object]
+    rounding: Rounding
 
 
 class Operands:
@@ -48,8 +49,7 @@ class Operands:
         self._garbage = {
             i: np.full(self._parameters[i].shape, GARBAGE, self._parameters[i].dtype) for i in self._outputs
         }
-        rounding = Rounding.of(function)
-        self._expected = {draw: self._compute(draw, reference, rounding) for draw in self.draws}
+        self._expected = {draw: self._compute(draw, reference) for draw in self.draws}
 
     def place(self, draw: Draw) -> list[Any]:
         """Return the tensors of all arguments, with garbage in the outputs."""
@@ -75,13 +75,13 @@ class Operands:
         """Return random arguments, the same at every call."""
         return draw.arrays(self._parameters)
 
-    def _compute(self, draw: Draw, reference: ReferencePrograms, rounding: Rounding) -> list[Expected]:
+    def _compute(self, draw: Draw, reference: ReferencePrograms) -> list[Expected]:
         def outputs(compute: Callable[..., object], arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
             tensors = [tvm.runtime.tensor(array) for array in arrays]
             compute(*tensors)
             return [tensors[i].numpy() for i in self._outputs]
 
-        arrays = self._arrays(draw)
+        rounding, arrays = reference.rounding, self._arrays(draw)
         values = outputs(reference.compute, arrays)
         if not rounding.amplified or draw is Draw.SUBNORMAL:
             return [Expected.of(each, None, rounding) for each in values]

@@ -182,10 +182,10 @@ class LocalRunner:
     def _compile_reference(self, module_json: str) -> ReferencePrograms:
         module = self._workload(module_json)
         compute = self._compile_trusted(module)
-        nudged = nudge_recomputed(module) if Rounding.of(module["main"]).amplified else module
-        if nudged is module:
-            return ReferencePrograms(compute, compute)
-        return ReferencePrograms(compute, self._compile_trusted(nudged))
+        rounding = Rounding.of(module["main"])
+        nudged = nudge_recomputed(module) if rounding.amplified else module
+        compute_nudged = compute if nudged is module else self._compile_trusted(nudged)
+        return ReferencePrograms(compute, compute_nudged, rounding)
 
     def _compile_trusted(self, module: tvm.IRModule) -> Any:
         # The fallback's few safe steps share nothing with the search, and take a tenth of plain loops' time.

@@ -27,7 +27,7 @@ def operands(outputs: Any, dtype: str = "float32") -> Operands:
     result = te.compute((SIZE,), lambda i: data[i] + data[i], name="result")
     function = te.create_prim_func([data, result])
     compute = lambda _, output: output.copyfrom(np.array(outputs, dtype))  # noqa: E731
-    return Operands(function, tvm.cpu(), ReferencePrograms(compute, compute))
+    return Operands(function, tvm.cpu(), ReferencePrograms(compute, compute, Rounding.of(function)))
 
 
 def difference(given: Operands, outputs: Any, dtype: str = "float32") -> str:
