@@ -26,8 +26,8 @@ MAX_NODES = 50_000
 MAX_INPUT_ELEMENTS = 1 << 28
 MAX_RANK = 64
 _MAX_INT32 = (1 << 31) - 1
-# Types of less than a byte, which TVM stores otherwise than numpy.
-NARROW = ("int4", "uint4", "int2", "uint2", "float4_e2m1fn")
+# Types of less than a byte, which TVM stores otherwise than numpy, and their bits.
+NARROW = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4}
 # How coarsely a model computes, the finest first: the types of its floats, and their passing through bytes.
 COARSENESS = ("float64", "float32", "float16", "quantized", "bfloat16")
 # Bounds of attributes that TVM divides by or computes extents with, in any operator.
@@ -107,8 +107,9 @@ def _take_weights(proto: onnx.ModelProto, files: Mapping[str, memoryview]) -> di
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             continue
         content = _content(tensor, files)
-        if content.nbytes > MAX_INLINE_BYTES:
-            dtype = _numpy_dtype(tensor)
+        dtype = _numpy_dtype(tensor)
+        # No runtime takes inputs of types of less than a byte.
+        if content.nbytes > MAX_INLINE_BYTES and str(dtype) not in NARROW:
             weights[tensor.name] = np.frombuffer(content, dtype).reshape(tuple(tensor.dims))
             kept = onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
             proto.graph.initializer.remove(tensor)
@@ -137,7 +138,8 @@ def _content(tensor: onnx.TensorProto, files: Mapping[str, memoryview]) -> memor
             "model's files together, as they were exported"
         )
     try:
-        size = math.prod(tensor.dims) * _numpy_dtype(tensor).itemsize
+        dtype = _numpy_dtype(tensor)
+        size = -(-math.prod(tensor.dims) * NARROW.get(str(dtype), 8 * dtype.itemsize) // 8)
         start = int(where.get("offset", "0"))
         length = int(where.get("length", size))
     except ValueError as error:
@@ -156,7 +158,7 @@ def _numpy_dtype(tensor: onnx.TensorProto) -> np.dtype[Any]:
         dtype = onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)
     except KeyError as error:
         raise ModelError(f"weight '{tensor.name}' has no element type that ONNX knows") from error
-    if dtype.hasobject or str(dtype) in NARROW or min(tensor.dims, default=1) < 0:
+    if dtype.hasobject or min(tensor.dims, default=1) < 0:
         raise ModelError(f"weight '{tensor.name}' of {dtype} {list(tensor.dims)} can't be in another file")
     return dtype
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from tvm import relax
 
 from compiler.importing.graph import Converter, Graph, Node, Refused, Value, numpy_dtype
@@ -257,6 +258,36 @@ def _dynamic_quantize_matmul(graph: Graph, node: Node) -> Value:
     return result if bias is None else graph.op("Add", result, bias)
 
 
+def _matmul_nbits(graph: Graph, node: Node) -> Value:
+    """Microsoft's MatMulNBits: y = a w' + bias, with weights of a few bits. Each block of a row has a scale
+    and a zero point. They are constants, and are unpacked to floats."""
+    data, bits = node.input(0), int(node.attributes.get("bits", 4))
+    depth, rows, block = (int(node.attributes[name]) for name in ("K", "N", "block_size"))
+    if bits not in (2, 4, 8) or min(depth, rows, block) < 1:
+        raise Refused(f"bits {bits}, K {depth}, N {rows} and block_size {block} aren't supported together")
+    if node.optional(4) is not None:
+        raise Refused("an order of the weights (g_idx) isn't supported")
+    blocks = -(-depth // block)
+    packed = node.input(1).known("the weight").reshape(rows, blocks, -1)
+    scale = node.input(2).known("the scale").astype(np.float32).reshape(rows, blocks, 1)
+    zero: NDArray[np.float32] = np.array(1 << (bits - 1), np.float32)
+    if (given := node.optional(3)) is not None:
+        points = given.known("the zero point").reshape(rows, -1)
+        points = _unpacked(points, bits)[:, :blocks] if given.dtype == "uint8" else points
+        zero = points.astype(np.float32)[..., np.newaxis]
+    weight = (_unpacked(packed, bits).astype(np.float32) - zero) * scale
+    weight = weight.reshape(rows, -1)[:, :depth].T.astype(numpy_dtype(data.dtype))
+    product, bias = graph.op("MatMul", data, np.ascontiguousarray(weight)), node.optional(5)
+    return product if bias is None else graph.op("Add", product, bias)
+
+
+def _unpacked(values: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
+    """Return the numbers that lie side by side in bytes along the last axis, the lowest bits first."""
+    shifts = np.arange(0, 8, bits, dtype=np.uint8)
+    parts = (values[..., np.newaxis] >> shifts) & np.uint8((1 << bits) - 1)
+    return parts.reshape(*values.shape[:-1], -1)
+
+
 def _in_float(compute: Callable[[Graph, Node, Sequence[Value]], Value], operands: int) -> Converter:
     """Return the converter of Microsoft's QLinear operators: dequantize, compute in float32, quantize.
 
@@ -318,6 +349,7 @@ CONVERTERS: Mapping[tuple[str, str], Converter] = {
     ("", "QLinearMatMul"): _qlinear_matmul,
     (_MICROSOFT, "QGemm"): _qgemm,
     (_MICROSOFT, "MatMulIntegerToFloat"): _matmul_integer_to_float,
+    (_MICROSOFT, "MatMulNBits"): _matmul_nbits,
     (_MICROSOFT, "DynamicQuantizeMatMul"): _dynamic_quantize_matmul,
     (_MICROSOFT, "QLinearAdd"): _in_float(_plain("Add"), 2),
     (_MICROSOFT, "QLinearMul"): _in_float(_plain("Mul"), 2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,8 @@ def check(model: onnx.ModelProto) -> None:
     imported = Imported(import_file(file), TARGET)
     for inputs in input_sets(file):
         wanted, found = reference.compute(inputs), imported.compute(inputs)
-        assert compare_outputs(list(wanted.values()), [found[name] for name in wanted]) == ""
+        values = [found[name] for name in wanted]
+        assert compare_outputs(list(wanted.values()), values, file.computed_in) == ""
 
 
 def single(
@@ -88,7 +90,26 @@ def test_recurrent_layers_of_sequences_of_different_lengths(kind: str, gates: in
     check(single(kind, [(4, 2, 5), *weights, LENGTHS], outputs, hidden_size=3, direction=direction))
 
 
-SINGLE = {
+def bytes_of(*shape: int) -> np.ndarray:
+    return np.random.default_rng(len(shape)).integers(0, 256, shape, dtype=np.uint8)
+
+
+def multiplied_by_bits(bits: int, depth: int, zero: np.ndarray | None, bias: bool) -> onnx.ModelProto:
+    """Five rows of weights of a few bits, in blocks of 16."""
+    blocks = -(-depth // 16)
+    packed, scale = bytes_of(5, blocks, 2 * bits), random(5, blocks) / 8
+    inputs = [(2, 3, depth), packed, scale, zero, None, random(5) if bias else None]
+    return single("MatMulNBits", inputs, domain=MICROSOFT, bits=bits, K=depth, N=5, block_size=16)
+
+
+# Bits, products, zero points, and whether there is a bias.
+BITS: Mapping[str, tuple[int, int, np.ndarray | None, bool]] = {
+    "of 4 bits": (4, 32, None, False),
+    "of 4 bits, the last block in parts": (4, 40, bytes_of(5, 2), True),
+    "of 4 bits around floats": (4, 32, random(5, 2) * 16, False),
+    "of 8 bits": (8, 48, bytes_of(5, 3), False),
+}
+SINGLE: Mapping[str, Callable[[], onnx.ModelProto]] = {
     "FusedMatMul": lambda: single(
         "FusedMatMul", [(2, 4, 3), random(2, 5, 4)], domain=MICROSOFT, transA=1, transB=1, alpha=0.5
     ),
@@ -137,6 +158,25 @@ SINGLE = {
         ],
         domain=MICROSOFT,
     ),
+    "FusedGemm": lambda: single(
+        "FusedGemm", [(2, 4), random(3, 4), random(3)], domain=MICROSOFT, transB=1, activation="Relu"
+    ),
+    "Gelu": lambda: single("Gelu", [(2, 4)], domain=MICROSOFT),
+    "RotaryEmbedding": lambda: single(
+        "RotaryEmbedding",
+        [(1, 3, 16), np.array([2], np.int64), random(8, 4), random(8, 4)],
+        domain=MICROSOFT,
+        num_heads=2,
+    ),
+    "MatMulIntegerToFloat": lambda: single(
+        "MatMulIntegerToFloat",
+        [
+            *(bytes_of(3, 4), np.arange(-4, 4, dtype=np.int8).reshape(4, 2)),
+            *(np.array(0.1, np.float32), np.array(0.2, np.float32), np.array(7, np.uint8)),
+        ],
+        domain=MICROSOFT,
+    ),
+    **{f"MatMulNBits {name}": partial(multiplied_by_bits, *case) for name, case in BITS.items()},
     "Det": lambda: single("Det", [(2, 4, 4)]),
     "Expand": lambda: single("Expand", [(2, 3, 1), np.array([3, 4], np.int64)]),
     "PRelu": lambda: single("PRelu", [(2, 3, 4), random(3, 1)]),
@@ -192,6 +232,40 @@ def test_a_chain_of_quantized_operators() -> None:
     for name, shape in (("w", (3, 2, 3, 3)), ("v", (48, 3))):
         weight = rng.integers(-20, 20, shape).astype(np.int8)
         model.graph.initializer.append(numpy_helper.from_array(weight, name))
+    check(model)
+
+
+# Of quantized values q and r, with the scale s and the zero point z.
+QLINEAR = {
+    "QLinearMul": "p = com.microsoft.QLinearMul (q, s, z, r, s, z, t, z)",
+    "QLinearSigmoid": "p = com.microsoft.QLinearSigmoid (q, s, z, t, z)",
+    "QLinearLeakyRelu": "p = com.microsoft.QLinearLeakyRelu <alpha: float = 0.2> (q, s, z, t, z)",
+    "QLinearSoftmax": "p = com.microsoft.QLinearSoftmax <opset: int = 13, axis: int = -1> (q, s, z, t, n)",
+    "QLinearConcat": "p = com.microsoft.QLinearConcat <axis: int = 1> (t, z, q, s, z, r, s, z)",
+    "QLinearAveragePool": """p = com.microsoft.QLinearAveragePool <kernel_shape: ints = [2, 2]>
+        (q, s, z, t, z)""",
+    "QLinearGlobalAveragePool": "p = com.microsoft.QLinearGlobalAveragePool (q, s, z, t, z)",
+    "QGemm": """rows = Reshape (q, flat)
+        p = com.microsoft.QGemm (rows, s, z, w, s, z, , t, z)""",
+}
+
+
+@pytest.mark.parametrize("name", QLINEAR)
+def test_microsofts_quantized_operators(name: str) -> None:
+    zero = "n" if name == "QLinearSoftmax" else "z"
+    model = parser.parse_model(f"""<ir_version: 9, opset_import: ["" : 20, "com.microsoft" : 1]>
+        model (float[1,2,4,4] x) => (float y)
+        <float s = {{0.02}}, float t = {{0.0047}}, uint8 z = {{120}}, uint8 n = {{0}},
+         int64[2] flat = {{4, 8}}>
+        {{
+          q = QuantizeLinear (x, s, z)
+          u = Neg (x)
+          r = QuantizeLinear (u, s, z)
+          {QLINEAR[name]}
+          y = DequantizeLinear (p, t, {zero})
+        }}""")
+    model.graph.initializer.append(numpy_helper.from_array(bytes_of(8, 3), "w"))
+    model.graph.output[0].type.tensor_type.ClearField("shape")
     check(model)
 
 
