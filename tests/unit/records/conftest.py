@@ -2,31 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import cache
 from pathlib import Path
 
 import pytest
 from sqlalchemy.orm import Session
 
 from records.storage.database import Database
-from tests.services import Emptied, sqlite
+from tests.services import Emptied, renewed_sqlite
 from tests.unit.records.farm import Farm, make_job
 
 
+@pytest.fixture(scope="session")
+def sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("records") / "tunefarm.db"
+
+
 @pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def url(request: pytest.FixtureRequest, sqlite_file: Path) -> str:
     if request.param == "postgresql":
         emptied: Emptied = request.getfixturevalue("emptied")
         emptied.empty()
         return emptied.url
-    return sqlite(tmp_path / "tunefarm.db")
+    return renewed_sqlite(sqlite_file)
+
+
+@pytest.fixture(scope="session")
+def connect() -> Callable[[str], Database]:
+    """All tests share an engine: to compile a statement takes SQLAlchemy longer than to execute it."""
+    return cache(lambda url: Database(url, busy_timeout_s=10.0))
 
 
 @pytest.fixture
-def database(url: str) -> Iterator[Database]:
-    database = Database(url, busy_timeout_s=10.0)
-    yield database
-    database.close()
+def database(url: str, connect: Callable[[str], Database]) -> Iterator[Database]:
+    with closing(connect(url)) as database:
+        yield database
 
 
 @pytest.fixture
