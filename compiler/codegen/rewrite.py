@@ -8,14 +8,16 @@ import tvm
 from tvm.tirx import PrimFunc
 
 
-def rewrite_prim_funcs(
-    module: tvm.IRModule, target: tvm.target.Target, rewrite: Callable[[PrimFunc], PrimFunc]
-) -> tvm.IRModule:
-    """Rewrite all PrimFuncs if LLVM generates the code; return the module itself for other targets."""
-    if target.kind.name != "llvm":
-        return module
+def rewrite_prim_funcs(module: tvm.IRModule, rewrite: Callable[[PrimFunc], PrimFunc]) -> tvm.IRModule:
     functions = {
         name: rewrite(function) if isinstance(function, PrimFunc) else function
         for name, function in module.functions_items()
     }
     return tvm.IRModule(functions, attrs=module.attrs, global_infos=module.global_infos)
+
+
+def rewrite_for_llvm(
+    module: tvm.IRModule, target: tvm.target.Target, rewrite: Callable[[PrimFunc], PrimFunc]
+) -> tvm.IRModule:
+    """Rewrite all PrimFuncs if LLVM generates the code; return the module itself for other targets."""
+    return rewrite_prim_funcs(module, rewrite) if target.kind.name == "llvm" else module

@@ -11,7 +11,7 @@ from tvm.ir import TensorLoad
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import BufferStore, For, PrimFunc
 
-from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.rewrite import rewrite_for_llvm
 
 REDUCERS = (tirx.Add, tirx.Mul, tirx.Max, tirx.Min)
 # For other lengths LLVM generates worse code from the tree than from the loop (24 terms: four times as slow).
@@ -31,7 +31,7 @@ def add_as_trees(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModul
     def rewrite(function: PrimFunc) -> PrimFunc:
         return function.with_body(tvm_ffi.structural_map(function.body, (For, _as_tree)))
 
-    return rewrite_prim_funcs(module, target, rewrite)
+    return rewrite_for_llvm(module, target, rewrite)
 
 
 def _as_tree(loop: For) -> For:

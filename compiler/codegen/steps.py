@@ -1,4 +1,4 @@
-"""Compile scheduled modules: our passes first, then TVM's pipeline."""
+"""Compile scheduled modules: our passes first, then TVM's pipeline with the pass of compiler.codegen.stack."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import tvm
 
 from compiler.codegen.row_sums import add_as_trees
+from compiler.codegen.stack import PIPELINE
 from compiler.codegen.vector_math import expand_math
 from compiler.constants.packing import PackedWorkload, split_packing
 
@@ -26,4 +27,5 @@ def compile_scheduled(
     """
     parts = split_packing(scheduled)
     with target:  # nvcc is called for it
-        return tvm.compile(apply_passes(parts.module if parts else scheduled, target), target=target), parts
+        module = apply_passes(parts.module if parts else scheduled, target)
+        return tvm.compile(module, target=target, tir_pipeline=PIPELINE), parts

@@ -18,7 +18,7 @@ from tvm import tirx
 from tvm.ir import Call, TensorLoad
 from tvm.tirx import Cast, Let, PrimFunc, Select
 
-from compiler.codegen.rewrite import rewrite_prim_funcs
+from compiler.codegen.rewrite import rewrite_for_llvm
 from compiler.reading.indices import find_all
 
 Expr = Any
@@ -86,7 +86,7 @@ def expand_math(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule
     def rewrite(function: PrimFunc) -> PrimFunc:
         return function.with_body(tvm_ffi.structural_map(function.body, (Call, _expand_call)))
 
-    return rewrite_prim_funcs(module, target, rewrite)
+    return rewrite_for_llvm(module, target, rewrite)
 
 
 def _expand_call(call: Call) -> Expr:

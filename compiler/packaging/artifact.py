@@ -12,6 +12,7 @@ import tvm
 from tvm import relax, tirx
 
 from compiler import fallback
+from compiler.codegen.stack import PIPELINE
 from compiler.codegen.steps import apply_passes
 from compiler.constants.packing import prepack
 from compiler.importing.spec import TensorSpec, first_line
@@ -129,12 +130,14 @@ def build_module(fused: tvm.IRModule, schedules: Mapping[str, str], target: str)
         prepacked = prepack(tvm.IRModule(functions, attrs=fused.attrs, global_infos=fused.global_infos))
     except Exception as error:  # TVM raises whatever class its C++ side names
         raise ArtifactError(f"the model's constants can't be packed: {first_line(error)}") from error
-    return build_library(apply_passes(prepacked, parse_target(target)), target)
+    return build_library(apply_passes(prepacked, parse_target(target)), target, PIPELINE)
 
 
-def build_library(module: tvm.IRModule, target: str) -> bytes:
-    """Compile a module whose functions are scheduled or need no schedule. Raises ArtifactError as
-    `build_module` does."""
+def build_library(module: tvm.IRModule, target: str, pipeline: str = "default") -> bytes:
+    """Compile a module whose functions are scheduled or need no schedule, by one of TVM's pipelines for TIR.
+
+    Raises ArtifactError as `build_module` does.
+    """
     parsed = parse_target(target)
     triple = host_triple(parsed)
     try:
@@ -143,12 +146,12 @@ def build_library(module: tvm.IRModule, target: str) -> bytes:
             load_cuda()
             module = fallback.schedule_for_gpu(module, parsed)
             # TVM's pipeline for GPUs would fuse functions again that have schedules.
-            pipeline = relax.get_pipeline("default")
+            graph_pipeline = relax.get_pipeline("default")
             # What is called with the same shapes every time becomes a CUDA graph.
             with parsed, tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": True}):
-                built = relax.build(module, parsed, relax_pipeline=pipeline)
+                built = relax.build(module, parsed, relax_pipeline=graph_pipeline, tir_pipeline=pipeline)
         else:
-            built = relax.build(module, parsed)
+            built = relax.build(module, parsed, tir_pipeline=pipeline)
         return link_library(built, triple, link)
     except (LinkerError, CudaError) as error:
         raise ArtifactError(str(error)) from error
