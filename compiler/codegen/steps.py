@@ -1,4 +1,4 @@
-"""Compile scheduled modules: our passes first, then TVM's pipeline with the pass of compiler.codegen.stack."""
+"""Compile scheduled modules: our passes first, then TVM's pipeline and our pass in it."""
 
 from __future__ import annotations
 
