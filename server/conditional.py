@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
 from fastapi import Request, Response
+from pydantic import BaseModel
 
 # For the OpenAPI description of a route.
 NOT_MODIFIED: dict[int | str, dict[str, Any]] = {304: {"description": "What If-None-Match names still holds"}}
 # Whoever keeps an answer asks whether it still holds; with a token it is nobody else's.
 _CACHING = "private, no-cache"
-
-
-def etag_of(content: bytes) -> str:
-    return f'"{sha256(content).hexdigest()[:32]}"'
 
 
 def is_current(request: Request, etag: str) -> bool:
@@ -30,9 +28,20 @@ def headers_of(etag: str) -> dict[str, str]:
     return {"ETag": etag, "Cache-Control": _CACHING}
 
 
-def json_answer(request: Request, content: bytes) -> Response:
-    """Return the JSON with its ETag, or 304 without it when the client has it."""
-    etag = etag_of(content)
-    if is_current(request, etag):
-        return Response(status_code=304, headers=headers_of(etag))
-    return Response(content, media_type="application/json", headers=headers_of(etag))
+@dataclass(frozen=True)
+class TaggedJson:
+    """An answer in JSON with its ETag, which is its digest."""
+
+    content: bytes
+    etag: str
+
+    @classmethod
+    def of(cls, body: BaseModel) -> TaggedJson:
+        content = body.model_dump_json().encode()
+        return cls(content, f'"{sha256(content).hexdigest()[:32]}"')
+
+    def to(self, request: Request) -> Response:
+        """Return the response: the JSON, or 304 without it when the client has it."""
+        if is_current(request, self.etag):
+            return Response(status_code=304, headers=headers_of(self.etag))
+        return Response(self.content, media_type="application/json", headers=headers_of(self.etag))

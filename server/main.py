@@ -21,6 +21,7 @@ import grpc
 import grpc.aio
 import typer
 import uvicorn
+import uvloop
 
 from core.exit_code import ExitCode
 from proto.fleet_pb2_grpc import add_FleetServicer_to_server
@@ -80,7 +81,7 @@ def server(
     settings = read_settings(ServerSettings, context.params)
     try:
         with tracing.exported("server"):
-            asyncio.run(_run(settings))
+            uvloop.run(_run(settings))
     except StorageError as error:
         raise CommandError(str(error), ExitCode.LOCAL) from error
 

@@ -35,9 +35,12 @@ def credentials_of(method: str, headers: Headers) -> str | None:
     Raises AccessDenied for a change by cookie that a page of another origin has caused. SameSite stops those
     of other hosts; pages of other ports of this host can't read answers, but could change something.
     """
-    authorization, cookie = headers.get("authorization"), cookie_parser(headers.get("cookie", "")).get(_NAME)
-    if authorization is not None or not cookie:
+    authorization = headers.get("authorization")
+    if authorization is not None:
         return authorization
+    cookie = cookie_parser(headers.get("cookie", "")).get(_NAME)
+    if not cookie:
+        return None
     origin = headers.get("origin")
     if method not in _SAFE_METHODS and not _is_own(origin, headers.get("host", "")):
         cause = "the session of a browser changes things only from the service's own pages"

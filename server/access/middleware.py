@@ -101,12 +101,9 @@ class BodySizeMiddleware:
             await self._app(scope, receive, send)
             return
         most = self._max_bytes(scope["path"])
-        too_large = Problem(
-            413, "body-too-large", f"The request's body is larger than the {most} bytes allowed here."
-        )
         announced = Headers(scope=scope).get("content-length", "0")
         if not announced.isdecimal() or int(announced[:20]) > most:
-            await too_large.response()(scope, receive, send)
+            await _too_large(most).response()(scope, receive, send)
             return
         received = 0
 
@@ -115,10 +112,14 @@ class BodySizeMiddleware:
             message = await receive()
             received += len(message.get("body", b""))
             if received > most:
-                raise too_large
+                raise _too_large(most)
             return message
 
         await self._app(scope, receive_counted, send)
+
+
+def _too_large(most: int) -> Problem:
+    return Problem(413, "body-too-large", f"The request's body is larger than the {most} bytes allowed here.")
 
 
 def problem_of(denied: AccessDenied) -> Problem:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import statistics
+import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from cachetools import LRUCache
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import StreamingResponse
@@ -24,7 +27,7 @@ from records.storage.database import StorageError
 from server.api.fields import Name, RequestBody, WorkloadHash
 from server.api.targets import NATIVE, device_class, device_class_of
 from server.api.uploads import Upload, received
-from server.conditional import NOT_MODIFIED, json_answer
+from server.conditional import NOT_MODIFIED, TaggedJson, is_current
 from server.context import ContextDep, ServerContext
 from server.fleet.plausibility import LONGEST_S, SHORTEST_S
 from server.look_ups import ClassFacts, LookUps
@@ -33,6 +36,10 @@ from server.problems import Problem, problems
 router = APIRouter(prefix="/v1/schedules", tags=["schedules"])
 
 _BEST_PATH = f"{router.prefix}/best"
+# Of 8 kB each, with its record.
+_KEPT_ANSWERS = 2000
+# For this long, a 304 may not know yet what was stored.
+HELD_S = 1.0
 _EXPORTED_AT_ONCE = 20
 # Records deleted in one transaction: few, so that nobody waits for its locks for long.
 _DELETED_AT_ONCE = 1000
@@ -206,7 +213,7 @@ async def best(
 ) -> Response:
     """Return the fastest schedule measured of one workload; without one, an imported schedule.
 
-    With the answer's ETag in If-None-Match, 304 says that it still holds.
+    With the answer's ETag in If-None-Match, 304 says that it still holds, or did within the last second.
     """
     key = await device_class_of(context, target)
     record = await context.look_ups.best(workload, key)
@@ -216,22 +223,34 @@ async def best(
         detail = f"No schedule is known of workload {workload} on {key}: tune a model that has it."
         raise Problem(404, "no-schedule", detail)
     of_class = await context.look_ups.facts(record.device_class)
-    return json_answer(request, ScheduleBody.of(record, of_class, key).model_dump_json().encode())
+    return TaggedJson.of(ScheduleBody.of(record, of_class, key)).to(request)
 
 
 _BEST_ROUTE = Route(_BEST_PATH, best)
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """An answer, and the record that it shows, which was asked for at a time of the monotonic clock."""
+
+    record: Record
+    answer: TaggedJson
+    asked_at: float
 
 
 class RoutineLookUps:
     """ASGI middleware that answers routine look-ups without FastAPI, whose routing takes longer than that.
 
     Those are of a workload that has a schedule on a device class that is given by its key and was asked for
-    before. All others go on to `best`, which answers the same.
+    before. All others go on to `best`, which answers the same. Who has the answer that was true less than
+    HELD_S ago is told 304 without another query; every other answer is read when it is asked for.
     """
 
     def __init__(self, app: ASGIApp, look_ups: LookUps) -> None:
         self._app = app
         self._look_ups = look_ups
+        # By the query of their URL, which takes longer to parse than to find here.
+        self._kept: LRUCache[bytes, _Kept] = LRUCache(_KEPT_ANSWERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         answer = None
@@ -241,16 +260,29 @@ class RoutineLookUps:
         await (answer or self._app)(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response | None:
-        asked = request.query_params
-        workload, key = asked.get("workload", ""), asked.get("target", "")
-        if len(asked) != 2 or not self._look_ups.known(key):
-            return None
+        query = request.scope["query_string"]
+        kept = self._kept.get(query)
+        if kept is None:
+            asked = request.query_params
+            workload, key = asked.get("workload", ""), asked.get("target", "")
+            if len(asked) != 2 or not self._look_ups.known(key):
+                return None
+        else:
+            workload, key = kept.record.workload_hash, kept.record.device_class
+            if time.monotonic() - kept.asked_at < HELD_S and is_current(request, kept.answer.etag):
+                request.scope["route"] = _BEST_ROUTE  # for the metrics
+                return kept.answer.to(request)
+        asked_at = time.monotonic()
         record = await self._look_ups.best(workload, key)
         if record is None:
             return None
-        request.scope["route"] = _BEST_ROUTE  # for the metrics
-        of_class = await self._look_ups.facts(key)
-        return json_answer(request, ScheduleBody.of(record, of_class, key).model_dump_json().encode())
+        request.scope["route"] = _BEST_ROUTE
+        if kept is not None and kept.record == record:
+            answer = kept.answer  # to write and digest it again would take longer
+        else:
+            answer = TaggedJson.of(ScheduleBody.of(record, await self._look_ups.facts(key), key))
+        self._kept[query] = _Kept(record, answer, asked_at)
+        return answer.to(request)
 
 
 @router.post(":query", response_model=SchedulesBody, responses={**NOT_MODIFIED, **problems(400)})
@@ -268,8 +300,7 @@ async def query(request: Request, body: ScheduleQueryBody, context: ContextDep) 
     for name, record in found.items():
         of_class = await context.look_ups.facts(record.device_class)
         by_hash[name] = ScheduleBody.of(record, of_class, key)
-    content = SchedulesBody(device_class=key, schedules=by_hash).model_dump_json().encode()
-    return json_answer(request, content)
+    return TaggedJson.of(SchedulesBody(device_class=key, schedules=by_hash)).to(request)
 
 
 @router.get(

@@ -12,6 +12,7 @@ from sqlalchemy import update
 
 from records.fleet import devices
 from records.storage.tables import RecordRow
+from server.api import schedules as api
 
 from .conftest import Service, Start, Worker
 
@@ -121,6 +122,26 @@ def test_who_has_the_best_schedule_is_told_so_until_there_is_a_better_one(ready:
         import_measured(ready, database(*LATENCIES[: 3 if request is one else 4]))
         better = ready.http.request(**request, headers={"If-None-Match": tag})
         assert (better.status_code, better.headers["etag"] != tag) == (200, True)
+
+
+def test_nothing_but_a_304_is_older_than_its_request(
+    ready: Service, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "HELD_S", 3600.0)
+    import_measured(ready, database(*LATENCIES[:2]))
+    url = f"/v1/schedules/best?workload=abc&target={worker.device.key}"
+    tags = {ready.http.get(url).headers["etag"] for _ in range(2)}
+    (tag,) = tags
+    import_measured(ready, database(*LATENCIES[:3]))
+    assert ready.http.get(url, headers={"If-None-Match": tag}).status_code == 304
+    assert ready.http.get(url).headers["etag"] != tag
+    assert ready.http.get(url, headers={"If-None-Match": tag}).status_code == 200
+    import_measured(ready, database(*LATENCIES[:4]))
+    monkeypatch.setattr(api, "HELD_S", 0.0)
+    for _ in range(2):
+        newest = ready.http.get(url, headers={"If-None-Match": tag})
+        tag = newest.headers["etag"]
+    assert newest.status_code == 304
 
 
 def test_the_answer_says_how_sure_it_is_and_of_what(ready: Service, worker: Worker) -> None:
