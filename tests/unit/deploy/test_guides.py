@@ -1,30 +1,19 @@
-"""The documents name only commands, flags, settings and files that exist."""
+"""The guides for devices name settings and files that exist; tests/integration/docs checks their commands."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from core.exit_code import ExitCode
-from scheduler.main import scheduler
-from server.main import server
-from system.command import run_function
-from tunefarm.cli.app import app, run
-from worker import main as worker_main
 from worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[3]
 GUIDES = sorted((ROOT / "docs/devices").glob("*.md"))
-DOCUMENTS = sorted({*GUIDES, ROOT / "README.md", *(ROOT / "docs").glob("*.md")})
-PROCESSES: dict[str, Callable[..., object]] = {"server": server, "scheduler": scheduler}
-SUBCOMMANDS = {"token", "workers"}
 
 guides = pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.stem)
-documents = pytest.mark.parametrize("guide", DOCUMENTS, ids=lambda path: path.stem)
 
 
 def commands(guide: Path) -> list[list[str]]:
@@ -38,30 +27,9 @@ def commands(guide: Path) -> list[list[str]]:
     return [shlex.split(text, comments=True) for text in texts]
 
 
-def help_of(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    # Commands that another process takes the place of.
-    if words[0] == "worker":
-        assert worker_main.main(["--help"]) == ExitCode.OK
-    elif words[0] in PROCESSES:
-        assert run_function(PROCESSES[words[0]], words[0], ["--help"]) == ExitCode.OK
-    else:
-        names_one = words[0] in SUBCOMMANDS and len(words) > 1 and not words[1].startswith("-")
-        path = words[: 2 if names_one else 1]
-        assert run(app, [*path, "--help"]) == ExitCode.OK, path
-    return capsys.readouterr().out
-
-
 @guides
 def test_a_guide_says_what_to_run(guide: Path) -> None:
     assert len(commands(guide)) >= 4
-
-
-@documents
-def test_every_command_and_flag_exists(guide: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for words in commands(guide):
-        said = help_of(words, capsys)
-        for flag in (word for word in words if word.startswith("--")):
-            assert flag in said, f"{guide.name}: {words}"
 
 
 @guides
