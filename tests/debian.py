@@ -5,10 +5,12 @@ Needs root, because it makes root file systems.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.metadata import requires
 from pathlib import Path
 
 import platformdirs
@@ -21,35 +23,39 @@ CACHE = platformdirs.user_cache_path("tunefarm")
 PYTHON = "3.11"
 SUITE = "bookworm"  # whose Python that is
 INCLUDED = "python3-venv,base-passwd"
-ENTER = (
-    'mount -t proc proc "$0/proc" && mount --rbind /dev "$0/dev" && mount -t tmpfs tmpfs "$0/tmp"'
-    ' && exec chroot "$0" "$@"'
-)
+OPTIONS = ("--variant=minbase", f"--include={INCLUDED}")
 
 
 class Unavailable(Exception):
     """This machine doesn't allow such a root; the message says why."""
 
 
-def make(architecture: str) -> Path:
-    """A root of Debian's architecture, made now unless an earlier run left it. Raises Unavailable."""
-    root = CACHE / f"debian-{architecture}"
+def make(architecture: str, *, configured: bool = False) -> Path:
+    """A root of Debian's architecture, made now unless an earlier run left it. Raises Unavailable.
+
+    Only in one that is `configured` apt-get installs more; it has to be of this machine's architecture.
+    """
+    root = CACHE / f"debian-{architecture}{'-configured' if configured else ''}"
     finished = root / "finished"
     if not finished.exists() or finished.read_text() != INCLUDED:
         shutil.rmtree(root, ignore_errors=True)
         root.parent.mkdir(parents=True, exist_ok=True)
-        _unpack(root, architecture)
+        if configured:
+            try_(["debootstrap", f"--arch={architecture}", *OPTIONS, SUITE, str(root)])
+        else:
+            _unpack(root, architecture)
         finished.write_text(INCLUDED)
     return root
 
 
-def wheels(machine: str, extra: str) -> Path:
-    """A folder with the wheels that an extra needs on a machine, as Linux names it: fetched now unless an
-    earlier run left it."""
-    folder = CACHE / f"wheels-{machine}-{extra}"
+def wheels(machine: str, extras: str, *others: str) -> Path:
+    """A folder with the wheels that extras and others need on a machine, as Linux names it: fetched now
+    unless an earlier run left it."""
+    folder = CACHE / f"wheels-{machine}-{extras}"
     pins = CHECKOUT / "constraints.txt"
+    needed = "\n".join([*others, *(requires("tunefarm") or ()), pins.read_text()])
     finished = folder / "finished"
-    if not finished.exists() or finished.read_text() != pins.read_text():
+    if not finished.exists() or finished.read_text() != needed:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         pip = [sys.executable, "-m", "pip"]
@@ -61,18 +67,49 @@ def wheels(machine: str, extra: str) -> Path:
         platforms = [option for tag in tags for option in ("--platform", f"{tag}_{machine}")]
         which = ["--python-version", PYTHON, "--implementation", "cp", *platforms, "--only-binary=:all:"]
         constraint = ["--constraint", str(pins)]
-        run([*pip, "download", "--quiet", *which, *constraint, "--dest", str(folder), f"{own}[{extra}]"])
+        run(
+            [
+                *pip,
+                "download",
+                "--quiet",
+                *which,
+                *constraint,
+                "--dest",
+                str(folder),
+                f"{own}[{extras}]",
+                *others,
+            ]
+        )
         for left in folder.glob("tunefarm-*.whl"):
             left.unlink()
-        finished.write_text(pins.read_text())
+        finished.write_text(needed)
     return folder
 
 
-def start(root: Path, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    """Run a command in the root, in this machine's network."""
+def start(
+    root: Path,
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    bound: Mapping[str, Path] | None = None,
+    read_only: bool = False,
+) -> subprocess.Popen[str]:
+    """Run a command in the root, in this machine's network, with folders of this machine `bound` to paths."""
     ours = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/tmp"}
+    steps = ['mount --bind "$0" "$0"', 'mount -o remount,bind,ro "$0"'] if read_only else []
+    steps += ['mount -t proc proc "$0/proc"', 'mount --rbind /dev "$0/dev"', 'mount -t tmpfs tmpfs "$0/tmp"']
+    for path, folder in (bound or {}).items():
+        steps.append(f'mount --bind {shlex.quote(str(folder))} "$0"{shlex.quote(path)}')
     return subprocess.Popen(
-        ["unshare", "--mount", "sh", "-c", ENTER, str(root), *command],
+        [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            " && ".join([*steps, 'exec chroot "$0" "$@"']),
+            str(root),
+            *command,
+        ],
         env=ours | dict(environment),
         text=True,
         stdout=subprocess.PIPE,
@@ -95,8 +132,7 @@ def run(command: Sequence[str]) -> None:
 
 def _unpack(root: Path, architecture: str) -> None:
     """Install Python without configuring packages, which would run emulated scripts for minutes."""
-    options = [f"--arch={architecture}", "--variant=minbase", f"--include={INCLUDED}", "--foreign"]
-    try_(["debootstrap", *options, SUITE, str(root)])
+    try_(["debootstrap", f"--arch={architecture}", *OPTIONS, "--foreign", SUITE, str(root)])
     for package in sorted((root / "var/cache/apt/archives").glob("*.deb")):
         with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as files:
             extract = ["tar", "--extract", "--keep-directory-symlink", "--directory", str(root)]
