@@ -38,8 +38,8 @@ CHAINS, UNROLLED = 4, 8
 TYPES = (FLOAT32, "float16", "int32", "float64")
 # The types that tensor cores multiply, since which compute capability, and the types of the sums. Each
 # multiprocessor has WARPS, each of which adds up FRAGMENTS of SIDE x SIDE.
-TENSOR_SINCE = {"float16": 70, "int8": 75}
-SUMS = {"float16": FLOAT32, "int8": "int32"}
+TENSOR_SINCE = {"float16": 70, "bfloat16": 80, "int8": 75}
+SUMS = {"float16": FLOAT32, "bfloat16": FLOAT32, "int8": "int32"}
 WARPS, FRAGMENTS, SIDE = 8, 4, 16
 # The working set that lies in memory, in sizes of the cache that all multiprocessors share.
 TIMES_CACHE = 8
@@ -113,6 +113,7 @@ class _GpuCalibration:
         }
         kernels = {
             "waits": partial(multiply_adds, FLOAT32, 1, WARP, 1),
+            "shared": partial(shared_loads, blocks, THREADS),
             "chases": partial(chase, TIMES_CACHE * self._cache_bytes // 4),
             **{rate: partial(stream, turns, blocks, THREADS) for rate, turns in self._turns.items()},
             **{dtype: partial(multiply_adds, dtype, blocks, THREADS, CHAINS) for dtype in TYPES},
@@ -134,6 +135,7 @@ class _GpuCalibration:
             "the multiply-adds of float32": partial(self._multiply_adds, FLOAT32),
             "the memory's rate": partial(self._rate, "memory_rate_all", "memory", 1),
             "the cache's rate": partial(self._rate, "l2_rate", "cache", self._cores),
+            "the loads from shared memory": self._shared_loads,
             "the latency of loads": self._load_latency,
             "the latency of multiply-adds": self._latency,
             **{
@@ -171,6 +173,12 @@ class _GpuCalibration:
         read = self._turns[kernel] * vectors * LANES
         step_s = self._step_s(kernel, self._full(read, "int32"), self._full(vectors * LANES, "int32"))
         return {name: 4 * read / step_s / self._hertz / cores}
+
+    def _shared_loads(self) -> dict[str, float]:
+        everyone = self._cores * BLOCKS_PER_CORE * THREADS
+        tensors = (self._full(count * LANES, "int32") for count in (THREADS, everyone))
+        per_cycle = everyone * UNROLLED / self._step_s("shared", *tensors) / self._hertz / self._cores
+        return {"loads": per_cycle, "l1_rate": per_cycle * self._vector_bytes}
 
     def _load_latency(self) -> dict[str, float]:
         count = TIMES_CACHE * self._cache_bytes // 4
@@ -240,6 +248,30 @@ def stream(turns: int, blocks: int, threads: int) -> None:
             loaded = source[T.ramp((turn * everyone + number) * LANES, 1, LANES)]
             T.buffer_store(total, total[T.ramp(0, 1, LANES)] + loaded, [T.ramp(0, 1, LANES)])
         T.buffer_store(result, total[T.ramp(0, 1, LANES)], [T.ramp(number * LANES, 1, LANES)])
+
+
+def shared_loads(blocks: int, threads: int) -> None:
+    """Read vectors from a block's shared memory, neighbouring threads neighbouring ones."""
+    source = T.arg("source", T.buffer((threads * LANES,), "int32"))
+    result = T.arg("result", T.buffer((blocks * threads * LANES,), "int32"))
+    steps = T.arg("steps", T.int64())
+    with (
+        T.thread_binding(blocks, thread="blockIdx.x") as block,
+        T.thread_binding(threads, thread="threadIdx.x") as thread,
+    ):
+        own = T.ramp(thread * LANES, 1, LANES)
+        shared = T.alloc_buffer((threads * LANES,), "int32", scope="shared")
+        total = T.alloc_buffer((LANES,), "int32", scope="local")
+        every = T.ramp(0, 1, LANES)
+        T.buffer_store(shared, source[own], [own])
+        T.buffer_store(total, T.broadcast(T.int32(0), LANES), [every])
+        with T.serial(steps) as step:
+            for number in range(UNROLLED):
+                # Another vector each time, or the compiler would load it once.
+                place = T.truncmod(thread + step * UNROLLED + number, threads)
+                loaded = shared[T.ramp(place * LANES, 1, LANES)]
+                T.buffer_store(total, total[every] + loaded, [every])
+        T.buffer_store(result, total[every], [T.ramp((block * threads + thread) * LANES, 1, LANES)])
 
 
 def chase(count: int) -> None:
