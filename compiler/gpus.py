@@ -27,6 +27,7 @@ ATTRIBUTES = {
     "capability_major": 75,
     "capability_minor": 76,
     "resident_shared_bytes": 81,
+    "dynamic_shared_bytes": 97,
     "resident_blocks": 106,
 }
 VECTOR_BYTES = 16  # the widest load of a thread
@@ -46,7 +47,13 @@ def detect_gpu() -> Device:
         model=str(tvm.cuda(0).device_name),
         cuda=compiler_version() or "unknown",
         **{name: found[name] for name in ("max_threads", "warp_size", "shared_bytes", "registers")},
-        **{name: found[name] for name in ("resident_threads", "resident_blocks", "resident_shared_bytes")},
+        **{
+            name: found[name]
+            for name in (
+                *("resident_threads", "resident_blocks", "resident_shared_bytes"),
+                "dynamic_shared_bytes",
+            )
+        },
     )
     return replace(
         host,

@@ -10,15 +10,18 @@ from typing import Any
 
 from core.profile import Profile, assumed_gpu_profile, assumed_profile
 
+# The compute capability whose threads can copy from global to shared memory without waiting.
+ASYNC_COPIES_SINCE = 80
+
 
 @dataclass(frozen=True)
 class Gpu:
     """Limits of a CUDA device.
 
     `max_threads` and `registers` (of 32 bits) are those of a block, `shared_bytes` the shared memory that a
-    kernel may declare, `capability` ten times the compute capability (80 for 8.0). A multiprocessor holds
-    `resident_threads` and `resident_blocks` at once, and shared memory for all of them. `cuda` is the version
-    of the compiler.
+    kernel may declare, `dynamic_shared_bytes` what it may be given when it is launched, `capability` ten
+    times the compute capability (80 for 8.0). A multiprocessor holds `resident_threads` and `resident_blocks`
+    at once, and shared memory for all of them. `cuda` is the version of the compiler.
     """
 
     max_threads: int = 1024
@@ -31,6 +34,7 @@ class Gpu:
     resident_threads: int = 2048
     resident_blocks: int = 32
     resident_shared_bytes: int = 96 << 10
+    dynamic_shared_bytes: int = 48 << 10
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():

@@ -172,7 +172,7 @@ class Device(_message.Message):
     def __init__(self, name: _Optional[str] = ..., triple: _Optional[str] = ..., mcpu: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., cores: _Optional[int] = ..., vector_bytes: _Optional[int] = ..., l1_bytes: _Optional[int] = ..., l2_bytes: _Optional[int] = ..., l3_bytes: _Optional[int] = ..., toolchain: _Optional[str] = ..., target: _Optional[str] = ..., gpu: _Optional[_Union[Gpu, _Mapping]] = ..., profile: _Optional[str] = ...) -> None: ...
 
 class Gpu(_message.Message):
-    __slots__ = ("max_threads", "warp_size", "shared_bytes", "registers", "capability", "model", "resident_threads", "resident_blocks", "resident_shared_bytes", "cuda")
+    __slots__ = ("max_threads", "warp_size", "shared_bytes", "registers", "capability", "model", "resident_threads", "resident_blocks", "resident_shared_bytes", "cuda", "dynamic_shared_bytes")
     MAX_THREADS_FIELD_NUMBER: _ClassVar[int]
     WARP_SIZE_FIELD_NUMBER: _ClassVar[int]
     SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -183,6 +183,7 @@ class Gpu(_message.Message):
     RESIDENT_BLOCKS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     CUDA_FIELD_NUMBER: _ClassVar[int]
+    DYNAMIC_SHARED_BYTES_FIELD_NUMBER: _ClassVar[int]
     max_threads: int
     warp_size: int
     shared_bytes: int
@@ -193,7 +194,8 @@ class Gpu(_message.Message):
     resident_blocks: int
     resident_shared_bytes: int
     cuda: str
-    def __init__(self, max_threads: _Optional[int] = ..., warp_size: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., registers: _Optional[int] = ..., capability: _Optional[int] = ..., model: _Optional[str] = ..., resident_threads: _Optional[int] = ..., resident_blocks: _Optional[int] = ..., resident_shared_bytes: _Optional[int] = ..., cuda: _Optional[str] = ...) -> None: ...
+    dynamic_shared_bytes: int
+    def __init__(self, max_threads: _Optional[int] = ..., warp_size: _Optional[int] = ..., shared_bytes: _Optional[int] = ..., registers: _Optional[int] = ..., capability: _Optional[int] = ..., model: _Optional[str] = ..., resident_threads: _Optional[int] = ..., resident_blocks: _Optional[int] = ..., resident_shared_bytes: _Optional[int] = ..., cuda: _Optional[str] = ..., dynamic_shared_bytes: _Optional[int] = ...) -> None: ...
 
 class LeaseId(_message.Message):
     __slots__ = ("id", "attempt")

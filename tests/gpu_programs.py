@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from compiler.codegen.steps import compile_scheduled
 from compiler.lowering.trace import LoweringError, apply_trace, lower
 from compiler.reading.subgraph import read_dag
 from search.programs.annotate import sample
@@ -63,8 +64,7 @@ def compiled(case: Case, program: Program) -> Candidate | Failure:
     """Lower a program, replay it from its trace and compile it to CUDA C."""
     try:
         module = apply_trace(case.module(), lower(case.module(), program, GPU))
-        with TARGET:
-            library = tvm.compile(module, target=TARGET)
+        library, _ = compile_scheduled(module, TARGET)
         return Candidate(case, program, module, library, library.mod.imports[0].inspect_source())
     except Exception as error:  # TVM raises whatever class its C++ side names
         stage = "lowering" if isinstance(error, LoweringError) else "code generation"

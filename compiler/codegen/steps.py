@@ -10,11 +10,20 @@ from compiler.codegen.row_sums import add_as_trees
 from compiler.codegen.stack import PIPELINE
 from compiler.codegen.vector_math import expand_math
 from compiler.constants.packing import PackedWorkload, split_packing
+from core.device import ASYNC_COPIES_SINCE
 
 
 def apply_passes(module: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """Apply our passes. Candidates and whole models share them, so what is timed is what is deployed."""
     return expand_math(add_as_trees(module, target), target)
+
+
+def pass_context(target: tvm.target.Target, **options: object) -> tvm.transform.PassContext:
+    """Return the options of TVM's pipeline for a target, and others that the caller wants."""
+    if target.kind.name == "cuda":
+        capability = int("".join(filter(str.isdigit, str(target.attrs["arch"]))))
+        options["tirx.use_async_copy"] = capability >= ASYNC_COPIES_SINCE
+    return tvm.transform.PassContext(config=options)
 
 
 def compile_scheduled(
@@ -26,6 +35,6 @@ def compile_scheduled(
     TVM's C++ side names.
     """
     parts = split_packing(scheduled)
-    with target:  # nvcc is called for it
+    with target, pass_context(target):  # nvcc is called for the target
         module = apply_passes(parts.module if parts else scheduled, target)
         return tvm.compile(module, target=target, tir_pipeline=PIPELINE), parts

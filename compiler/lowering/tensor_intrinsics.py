@@ -72,7 +72,12 @@ def register(name: str) -> None:
 def _register(name: str) -> None:
     if name in (VNNI, NARROW_VNNI):
         from compiler.lowering import vnni
-    if is_plugins(name):
+    if "_bf16" in name and name.startswith("wmma_"):
+        from compiler.lowering.gpu import bfloat16_intrinsics
+
+        _import(CUDA)
+        bfloat16_intrinsics.register(name, sys.modules[f"{PACKAGE}.cuda"])
+    elif is_plugins(name):
         added = extension(INTRINSICS, name).value
         TensorIntrin.register(name, added.description, added.implementation)
     elif name == NARROW_VNNI:

@@ -13,7 +13,7 @@ from tvm import relax, tirx
 
 from compiler import fallback
 from compiler.codegen.stack import PIPELINE
-from compiler.codegen.steps import apply_passes
+from compiler.codegen.steps import apply_passes, pass_context
 from compiler.constants.packing import prepack
 from compiler.importing.spec import TensorSpec, first_line
 from compiler.lowering.trace import UNSCHEDULED, LoweringError, apply_trace
@@ -148,7 +148,7 @@ def build_library(module: tvm.IRModule, target: str, pipeline: str = "default") 
             # TVM's pipeline for GPUs would fuse functions again that have schedules.
             graph_pipeline = relax.get_pipeline("default")
             # What is called with the same shapes every time becomes a CUDA graph.
-            with parsed, tvm.transform.PassContext(config={"relax.backend.use_cuda_graph": True}):
+            with parsed, pass_context(parsed, **{"relax.backend.use_cuda_graph": True}):
                 built = relax.build(module, parsed, relax_pipeline=graph_pipeline, tir_pipeline=pipeline)
         else:
             built = relax.build(module, parsed, tir_pipeline=pipeline)

@@ -88,7 +88,7 @@ def tiled_terms(population: Population, stage: Stage, machine: Machine) -> dict[
         "shared": loads / speeds.shared_lanes,
         "l2": moved / speeds.l2_bytes,
         "memory": np.minimum(moved, unique) / speeds.memory_bytes,
-        "wait": blocks * tile.fetches * speeds.load_cycles / resident,
+        "wait": blocks * tile.fetches * speeds.load_cycles / resident / tile.stages,
     }
     every = np.stack(list(cycles.values())) / speeds.hertz / machine.cores / busy
     longest = every.max(axis=0)
@@ -175,7 +175,7 @@ def tensor_seconds(population: Population, stage: Stage, machine: Machine) -> Fl
     issue = np.minimum(resident * tile.warps / TENSOR_WARPS, 1.0)
     steps = blocks * fetches * tile.tile("i") * tile.tile("j") * tile.tile("k")
     moved = blocks * fetches * (tile.tile("i") + tile.tile("j")) * tile.tile("k") * item
-    wait = blocks * fetches * speeds.load_cycles / resident
+    wait = blocks * fetches * speeds.load_cycles / resident / tile.stages
     every = np.stack([steps / tensor_lanes / issue, moved / speeds.l2_bytes, wait])
     every = every / speeds.hertz / machine.cores
     longest = every.max(axis=0)

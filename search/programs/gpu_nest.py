@@ -21,15 +21,20 @@ OTHER_REGISTERS = 40
 
 @dataclass(frozen=True)
 class GpuTile:
-    """One tiled stage; every quantity is [programs]."""
+    """One tiled stage; every quantity is [programs]. `stages` counts the tiles of an operand that a block has
+    in shared memory."""
 
     nest: Nest
     dag: Dag
     stage: Stage
+    stages: Ints
 
     @classmethod
     def of(cls, population: Population, stage: Stage) -> GpuTile:
-        return cls(Nest.of(population, stage), population.sketch.dag, stage)
+        nest = Nest.of(population, stage)
+        one = np.ones(len(population), dtype=np.int64)
+        stages = population.chosen(stage.node, "stages") if stage.shared else one
+        return cls(nest, population.sketch.dag, stage, stages)
 
     @property
     def blocks(self) -> Ints:
@@ -47,6 +52,11 @@ class GpuTile:
     def fetches(self) -> Ints:
         """The number of times that a block fetches its operands."""
         return self.nest.trips(FETCH)
+
+    @property
+    def innermost_fetches(self) -> Ints:
+        """The iterations of the innermost loop around a fetch: the one that is pipelined."""
+        return np.asarray(self.nest.extents[FETCH][self.nest.node.reduction[-1]])
 
     @cached_property
     def accumulators(self) -> Ints:
@@ -89,9 +99,9 @@ class GpuTile:
 
     @cached_property
     def shared_bytes(self) -> Ints:
-        """The shared memory of a block."""
+        """The shared memory of a block, for all tiles that it has there at once."""
         total = np.zeros_like(self.blocks)
         for read in self.nest.node.reads:
             if read.buffer in self.stage.shared:
                 total = total + self.elements(read) * self.dag.buffer[read.buffer].item_bytes
-        return total
+        return np.asarray(total * self.stages)

@@ -62,6 +62,11 @@ class TensorTile:
         return np.asarray(self.extent("s") * self.count("i") * self.count("j"))
 
     @property
+    def stages(self) -> Ints:
+        """The tiles of an operand that a block has in shared memory."""
+        return self.chosen("stages")
+
+    @property
     def operand_bytes(self) -> tuple[Ints, Ints]:
         """The shared memory of both operands' tiles, with padded rows."""
         item = self.population.sketch.dag.buffer[self.node.reads[0].buffer].item_bytes
@@ -77,7 +82,7 @@ class TensorTile:
 
     @property
     def shared_bytes(self) -> Ints:
-        return np.asarray(np.sum(self.operand_bytes, axis=0) + self.result_bytes)
+        return np.asarray(np.sum(self.operand_bytes, axis=0) * self.stages + self.result_bytes)
 
     def _row(self, length: Ints) -> Ints:
         """Return the length of a padded row: the next ones begin `SKEW` elements further among the banks."""

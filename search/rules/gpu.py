@@ -70,7 +70,7 @@ def cross_thread_reduction(state: State) -> list[State]:
 def tensor_cores(state: State) -> list[State]:
     """Compute a matrix product by tensor cores, and the elementwise consumer while copying it out.
 
-        for i, j, k: c[i, j] += a[i, k] * b[k, j]    # a and b float16 or int8
+        for i, j, k: c[i, j] += a[i, k] * b[k, j]    # a and b float16, bfloat16 or int8
         for i, j: d[i, j] = max(c[i, j], 0)
     ->
         blocks for i0, j0:

@@ -14,10 +14,15 @@ from search.dag import Access, Axis, AxisKind, Dag, Node, extent_of
 
 SIDE = 16
 # The compute capability that multiplies operands of a type into sums of a type.
-TYPES = {("float16", "float32"): 70, ("float16", "float16"): 70, ("int8", "int32"): 72}
+TYPES = {
+    ("float16", "float32"): 70,
+    ("float16", "float16"): 70,
+    ("int8", "int32"): 72,
+    ("bfloat16", "float32"): 80,
+}
 # Rows in shared memory are padded so that each begins SKEW elements further among the BANKS.
 BANKS = 32
-SKEW = {"float16": 8, "int8": 16}
+SKEW = {"float16": 8, "bfloat16": 8, "int8": 16}
 # Smaller parts would mostly be padding.
 MIN_EXTENTS = {"i": 16, "j": 16, "k": 8}
 

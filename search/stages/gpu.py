@@ -35,6 +35,8 @@ MAX_VTHREADS = 8
 MAX_ACCUMULATORS = 128
 # With more fragments of sums in a warp of tensor cores, they spill too.
 MAX_FRAGMENTS = 8
+# The tiles of an operand that a block has in shared memory: while it computes with one, the next ones come.
+STAGES = (1, 2, 3)
 # The compiler takes seconds for more statements in the unrolled loops of a tile.
 MAX_UNROLLED = 2048
 
@@ -52,6 +54,8 @@ class GpuTiled(Stage):
                 tail = Tail.ANY if axis.kind is AxisKind.SPATIAL else Tail.NONE
                 yield Split(node.name, position, axis.extent, self.structure.count(axis.kind), tail)
         yield Choice("unroll", node.name, UNROLL_STEPS)
+        if self.shared:
+            yield Choice("stages", node.name, STAGES)
         yield from _fetch_lanes(sketch.dag, self)
 
     def is_valid(self, population: Population) -> NDArray[np.bool_]:
@@ -61,6 +65,7 @@ class GpuTiled(Stage):
         least = min(gpu.warp_size, extent_of(node, node.spatial))
         keep = (tile.threads >= least) & (tile.threads <= gpu.max_threads) & (tile.vthreads <= MAX_VTHREADS)
         keep &= tile.shared_bytes <= gpu.shared_bytes
+        keep &= (tile.stages == 1) | (tile.stages <= tile.innermost_fetches)
         keep &= tile.accumulators <= MAX_ACCUMULATORS
         for read in node.reads:
             lanes = population.chosen(self.node, fetch_kind(read.buffer))
@@ -93,6 +98,7 @@ class TensorTiled(Stage):
         for kind in TENSOR_KINDS:
             yield Choice(kind, self.node, TENSOR_TILES)
         yield Choice("unroll", self.node, UNROLL_STEPS[:3])
+        yield Choice("stages", self.node, STAGES)
         yield from _fetch_lanes(sketch.dag, self)
 
     def is_valid(self, population: Population) -> NDArray[np.bool_]:
@@ -102,10 +108,11 @@ class TensorTiled(Stage):
         for part in "ijk":
             # No more than half of a tile is padding.
             keep &= (tile.tile(part) == SIDE) | (tile.tile(part) <= 2 * tile.extent(part))
+        keep &= (tile.stages == 1) | (tile.stages <= tile.count("k"))
         if tile.product.operand != tile.product.sums:
             # Otherwise TVM reuses an operand's memory for the results, and fails because their types differ.
-            keep &= tile.result_bytes > np.maximum(*tile.operand_bytes)
-        return np.asarray(keep & (tile.shared_bytes <= gpu.shared_bytes))
+            keep &= tile.result_bytes > np.maximum(*tile.operand_bytes) * tile.stages
+        return np.asarray(keep & (tile.shared_bytes <= gpu.dynamic_shared_bytes))
 
     def estimate(self, population: Population, machine: Machine) -> Estimate:
         return Estimate(tensor_seconds(population, self, machine))

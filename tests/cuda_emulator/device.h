@@ -11,6 +11,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
+#include <deque>
 #include <memory>
 #include <type_traits>
 #include <ucontext.h>
@@ -39,7 +40,15 @@ constexpr size_t kStackBytes = 256 << 10;
 enum State { kReady, kAtBarrier, kDone };
 enum Status { kOk, kTooManyThreads, kDivergedAtBarrier };
 
+struct Copy {
+  void* target;
+  const void* source;
+  size_t bytes;
+};
+
 struct Fiber {
+  // Groups of copies that were begun and not waited for; the last one isn't complete.
+  std::deque<std::vector<Copy>> copies;
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   State state;
@@ -74,9 +83,23 @@ T exchange(T value, int source) {
   return result;
 }
 
+// Asynchronous copies take place as late as they may: when the thread waits for them.
+static void copy_later(void* target, const void* source, size_t bytes) {
+  fibers[running].copies.back().push_back({target, source, bytes});
+}
+
+static void commit_copies() { fibers[running].copies.emplace_back(); }
+
+static void await_copies(size_t but) {
+  auto& copies = fibers[running].copies;
+  for (; copies.size() > but + 1; copies.pop_front())
+    for (auto& copy : copies.front()) std::memcpy(copy.target, copy.source, copy.bytes);
+}
+
 static void prepare(Fiber& fiber, int number) {
   if (!fiber.stack) fiber.stack.reset(new char[kStackBytes]);
   fiber.state = kReady;
+  fiber.copies.assign(1, {});
   fiber.index = dim3(number % block_size.x, number / block_size.x % block_size.y,
                      number / (block_size.x * block_size.y));
   getcontext(&fiber.context);

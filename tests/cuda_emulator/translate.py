@@ -17,6 +17,25 @@ HERE = Path(__file__).parent
 MOST_SHARED_BYTES = 227 << 10
 _KERNEL = re.compile(r"__global__ void (?:__launch_bounds__\([^)]*\) )?(\w+)\(([^)]*)\)")
 
+# Asynchronous copies and what waits for them, as functions of device.h.
+_ASYNCHRONOUS = (
+    (
+        re.compile(
+            r'unsigned int dst_addr = [^;]*;\s*asm volatile\("cp\.async\.c[ag][^"]*"[^;]*"n"\((\d+)\)\);'
+        ),
+        r"emulator::copy_later(dst_p, src_p, \1);",
+    ),
+    (
+        re.compile(
+            r'unsigned int dst_addr = [^;]*;\s*__asm__ __volatile__\(.*?"n"\((\d+)\), "r"\(predicate\).*?\);',
+            re.DOTALL,
+        ),
+        r"if (predicate) emulator::copy_later(dst_p, src_p, \1); else std::memset(dst_p, 0, \1);",
+    ),
+    (re.compile(r'asm volatile\("cp\.async\.commit_group;"[^;]*;'), "emulator::commit_copies();"),
+    (re.compile(r'asm volatile\("cp\.async\.wait_group (\d+);"[^;]*;'), r"emulator::await_copies(\1);"),
+)
+
 
 def for_cpu(source: str) -> str:
     """The source and its launchers."""
@@ -25,6 +44,8 @@ def for_cpu(source: str) -> str:
     source = re.sub(r"alignas\(64\) (?=nvcuda)", "", source)
     source = source.replace("alignas(64)", "__attribute__((aligned(64)))").replace("half_t", "half")
     source = re.sub(r"extern __shared__ (.*?)(\w+)\[\];", rf"static \1\2[{MOST_SHARED_BYTES}];", source)
+    for instruction, call in _ASYNCHRONOUS:
+        source = instruction.sub(call, source)
     return "\n".join(['#include "device.h"', source, *_launchers(source)])
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import tvm
 from tvm.tirx import IterVar
 
+from compiler.lowering.gpu.pipeline import pipeline
 from compiler.lowering.primitives import unroll_up_to
 from compiler.lowering.stage import Lowering, StageLowering
 from compiler.lowering.tensor_intrinsics import register
@@ -16,7 +17,9 @@ from search.sketches.tensor_core import BANKS, SIDE, SKEW, MatrixProduct, match_
 from search.sketches.variables import fetch_kind
 
 # Types as they are abbreviated in the names of TVM's intrinsics.
-SHORT = {"float16": "f16", "float32": "f32", "int8": "s8", "int32": "s32"}
+SHORT = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "int8": "s8", "int32": "s32"}
+# Shared memory whose size is said at the launch, which may be more than what a kernel can declare.
+SHARED = "shared.dyn"
 
 
 class TensorTileLowering(StageLowering):
@@ -79,7 +82,7 @@ class TensorTileLowering(StageLowering):
         found, inner = self._product, self.schedule.get_sblock(self.node.name)
         group = _instructions(found)
         outer, grid, warp, k0, k1 = self._bind(inner)
-        fetches = [self.schedule.cache_read(outer, index, "shared") for index in (found.first, found.second)]
+        fetches = [self.schedule.cache_read(outer, index, SHARED) for index in (found.first, found.second)]
         for index, fetch in zip((found.first, found.second), fetches, strict=True):
             self._fetch(fetch, k0, self.node.reads[index].buffer)
         for fetch in fetches:
@@ -88,7 +91,7 @@ class TensorTileLowering(StageLowering):
             self.schedule.cache_read(outer, index, f"wmma.matrix_{which}")
             for index, which in ((found.first, "a"), (found.second, "b"))
         ]
-        copy = self.schedule.cache_write(outer, 0, "shared")
+        copy = self.schedule.cache_write(outer, 0, SHARED)
         store = self.schedule.cache_write(outer, 0, "wmma.accumulator")
         for fragment, load in zip(fragments, ("load_a", "load_b"), strict=True):
             self.schedule.compute_at(fragment, k1, preserve_unit_loops=True)
@@ -101,6 +104,8 @@ class TensorTileLowering(StageLowering):
         (initial,) = self.schedule.get_child_blocks(start)
         self.schedule.tensorize(self.schedule.get_loops(initial)[-2], group["init"])
         self.schedule.tensorize(self.schedule.get_loops(inner)[-3], group["compute"])
+        assert self.device.gpu is not None
+        pipeline(self.schedule, k0, len(fetches), self.choice("stages"), self.device.gpu)
         self._copy_out(copy)
 
     def _bind(self, inner: Any) -> tuple[Any, Any, Any, Any, Any]:
@@ -206,10 +211,10 @@ def _instructions(found: MatrixProduct) -> Mapping[str, str]:
     transposed = "" if found.second_by_rows else "_trans"
     group = {
         "init": f"wmma_fill_16x16x16_{sums}",
-        "load_a": f"wmma_load_16x16x16_{operand}_a_shared",
-        "load_b": f"wmma_load_16x16x16_{operand}_b{transposed}_shared",
+        "load_a": f"wmma_load_16x16x16_{operand}_a_shared_dyn",
+        "load_b": f"wmma_load_16x16x16_{operand}_b{transposed}_shared_dyn",
         "compute": f"wmma_sync_16x16x16_{operand}{operand}{sums}{transposed}",
-        "store": f"wmma_store_16x16x16_{sums}_shared",
+        "store": f"wmma_store_16x16x16_{sums}_shared_dyn",
     }
     for name in group.values():
         register(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from compiler.lowering.gpu.pipeline import pipeline
 from compiler.lowering.primitives import by_level, unroll_up_to
 from compiler.lowering.stage import Lowering, StageLowering
 from search.programs.gpu_nest import BLOCK, FETCH, THREAD
@@ -70,6 +71,10 @@ class GpuTileLowering(StageLowering):
             self._attach(copy, levels[FETCH], int(self.schedule.get(thread).extent), lanes)
         unroll_up_to(self.schedule, levels[BLOCK][0], self.choice("unroll"))
         self.schedule.decompose_reduction(block, levels[FETCH][0])
+        if self._copies:
+            assert self.device.gpu is not None
+            stages = self.choice("stages")
+            pipeline(self.schedule, levels[FETCH][-1], len(self._copies), stages, self.device.gpu)
 
     def _attach(self, copy: Any, fetch: list[Any], threads: int, lanes: int) -> None:
         """Compute a copy inside the fetching loop, by all threads of the block.

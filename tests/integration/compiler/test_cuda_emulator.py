@@ -26,6 +26,30 @@ extern "C" __global__ void main_kernel(float* __restrict__ result, float* __rest
   if (threadIdx.x % 32 == 0) result[threadIdx.x / 32] = sum;
 }
 """
+# As TVM writes asynchronous copies.
+COPY = """
+__forceinline__ __device__ void wait_for_all() {
+  asm volatile("cp.async.wait_group 0;" :  :  : "memory");
+}
+__forceinline__ __device__ void commit() {
+  asm volatile("cp.async.commit_group;" :  : );
+}
+__forceinline__ __device__ void copy_later(void* dst, int dst_off, void* src, int src_off) {
+  uint8_t* dst_p = (uint8_t*)dst + dst_off * 4;
+  uint8_t* src_p = (uint8_t*)src + src_off * 4;
+  unsigned int dst_addr = __cvta_generic_to_shared(dst_p);
+  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;"
+    :: "r"(dst_addr), "l"(src_p), "n"(4));
+}
+extern "C" __global__ void main_kernel(float* __restrict__ result, float* __restrict__ data) {
+  __shared__ float copy[64];
+  copy_later(copy, threadIdx.x, data, threadIdx.x);
+  commit();
+  WAIT
+  __syncthreads();
+  result[threadIdx.x] = copy[63 - threadIdx.x];
+}
+"""
 
 
 def emulated(source: str, folder: Path) -> Emulated:
@@ -48,6 +72,14 @@ def test_threads_exchange_values_through_shared_memory(tmp_path: Path, seed: int
 
 def test_a_missing_barrier_shows(tmp_path: Path) -> None:
     assert (run(REVERSE.replace("BARRIER", ""), tmp_path, 1) != np.arange(THREADS)[::-1]).any()
+
+
+def test_asynchronous_copies_have_to_be_waited_for(tmp_path: Path) -> None:
+    for number, wait in enumerate(("wait_for_all();", "")):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        result = run(COPY.replace("WAIT", wait), folder, 0)
+        assert (result == np.arange(THREADS)[::-1]).all() == bool(wait)
 
 
 def test_lanes_of_a_warp_exchange_values(tmp_path: Path) -> None:

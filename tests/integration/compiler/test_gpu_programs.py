@@ -22,6 +22,7 @@ from tests.suite import SHAPES, Case, cases
 TENSOR_CASES = (
     Case("GMM", (64, 64, 64), dtype="float16"),
     Case("GMM", (50, 70, 40), batch=2, dtype="int8"),
+    Case("GMM", (50, 70, 96), dtype="bfloat16"),
     Case("C2D", (14, 14, 16, 32, 3, 1, 1), dtype="float16"),
     Case("C2D", (8, 8, 32, 32, 3, 1, 1), batch=2, dtype="int8"),
     Case("ConvLayer", (14, 14, 8, 16, 3, 2, 1), dtype="float16"),

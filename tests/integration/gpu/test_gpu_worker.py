@@ -45,7 +45,7 @@ def with_gpu(stand_in: StandIn, work: Work) -> None:
 def candidate(device: Device) -> BuildRequest:
     """A program of the first sketch, which the search for GPUs has made."""
     module = CASE.module()
-    population = sample(generate(read_dag(module), device)[0], 1, np.random.default_rng(0))
+    population = sample(generate(read_dag(module), device)[0], 64, np.random.default_rng(0))
     return BuildRequest(device.target, to_json(module), lower(module, population.program(0), device), ())
 
 

@@ -29,9 +29,11 @@ def test_every_program_has_an_estimate_and_features(sketch: Sketch, seed: int) -
     assert not np.isinf(features).any()
 
 
-def matmul(rows: tuple[int, ...], columns: tuple[int, ...], summed: tuple[int, ...], lanes: int = 0) -> float:
+def matmul(
+    rows: tuple[int, ...], columns: tuple[int, ...], summed: tuple[int, ...], lanes: int = 0, stages: int = 0
+) -> float:
     (sketch,) = generate(dags.matmul(1024, 1024, 1024), GPU)
-    program = Program(sketch, (*rows, *columns, *summed, 0, lanes, lanes))
+    program = Program(sketch, (*rows, *columns, *summed, 0, stages, lanes, lanes))
     return float(estimate(gather([program]), GPU).seconds[0])
 
 
@@ -48,6 +50,10 @@ def test_few_threads_leave_the_device_idle() -> None:
 
 def test_wide_fetches_cost_less_than_single_ones() -> None:
     assert matmul(*GOOD, lanes=2) < matmul(*GOOD, lanes=0)
+
+
+def test_fetching_ahead_hides_latency() -> None:
+    assert matmul(*GOOD, stages=1) < matmul(*GOOD)
 
 
 def test_one_kernel_for_a_row_is_faster_than_three() -> None:

@@ -40,6 +40,8 @@ def test_axes_fall_into_the_parts_of_a_matrix_product() -> None:
     [
         ("float16", "float32", 70, True),
         ("float16", "float16", 70, True),
+        ("bfloat16", "float32", 80, True),
+        ("bfloat16", "float32", 75, False),
         ("int8", "int32", 72, True),
         ("int8", "int32", 70, False),
         ("float16", "float32", 61, False),
@@ -77,7 +79,10 @@ def test_drawn_tiles_are_within_the_limits(size: int) -> None:
     assert (tile.shared_bytes <= Gpu().shared_bytes).all()
     assert (tile.warps * 32 <= Gpu().max_threads).all()
     # What TVM would put in the place of an operand of another type.
-    assert (tile.result_bytes > np.maximum(*tile.operand_bytes)).all()
+    assert (tile.result_bytes > np.maximum(*tile.operand_bytes) * tile.stages).all()
+    pipelined = tile.stages > 1
+    assert pipelined.any() == (size > 16)
+    assert (tile.count("k") >= tile.stages)[pipelined].all()
     assert (estimate(population, GPU).seconds > 0).all()
 
 
