@@ -1,14 +1,13 @@
-"""Fixtures of tests of the whole stack: an environment of its own, and a tiny network."""
+"""Fixtures of tests of the whole stack: an environment of its own, and a model of few subgraphs."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-import onnx
 import pytest
 
-from examples.make_models import make
+from tests.onnx_models import residual
 from tests.processes import OWN_PROFILES
 
 ROOT = Path(__file__).parents[2]
@@ -30,5 +29,5 @@ def environment(tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.onnx"
-    onnx.save(make("resnet18", tiny=True), path)
+    path.write_bytes(residual())
     return path

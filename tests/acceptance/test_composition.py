@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import onnx
 import pytest
 
-from examples.make_models import make
+from tests.onnx_models import residual
 from tests.processes import OWN_PROFILES
 from tests.services import PASSWORD, Postgresql, Redis, free_port
 from tunefarm.client.client import Client, ClientError
@@ -108,7 +107,7 @@ def test_a_job_sent_to_one_server_is_tuned_by_all_and_watched_at_the_other(compo
         composition.until(lambda: [worker.state for worker in second.workers()] == ["ready", "ready"])
 
         model = composition.folder / "tiny.onnx"
-        onnx.save(make("resnet18", tiny=True), model)
+        model.write_bytes(residual())
         job = first.submit(JobRequest(first.upload(model).sha256, TRIALS))
         watch = [sys.executable, "-m", "tunefarm", "watch", job.id, "--server", addresses[1][0], "--json"]
         environment = os.environ | {"PYTHONPATH": str(ROOT), "TUNEFARM_TOKEN": TOKEN}

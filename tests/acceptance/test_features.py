@@ -8,11 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import onnx
 import pytest
 
 from compiler.target import detect_device
-from examples.make_models import make
 from tests.devices import EMULATED_CLASSES
 from tests.processes import service, worker
 
@@ -32,8 +30,7 @@ def widest_register(library: Path) -> str:
     return max(re.findall(r"%([xyz]mm)", code.stdout))
 
 
-def test_one_machine_is_three_device_classes(tmp_path: Path) -> None:
-    onnx.save(make("resnet18", tiny=True), tmp_path / "tiny.onnx")
+def test_one_machine_is_three_device_classes(model: Path, tmp_path: Path) -> None:
     classes = set()
     with service(tmp_path) as farm:
         for name, without in EMULATED_CLASSES.items():
@@ -41,7 +38,7 @@ def test_one_machine_is_three_device_classes(tmp_path: Path) -> None:
             with worker(farm, name, "--threads", "2", *features):
                 found = farm.shown(name)["device_class"]
                 tuning = farm.start_tuning(
-                    tmp_path / "tiny.onnx", "--trials", "8", "--target", found, "--output", f"{name}-tuned"
+                    model, "--trials", "8", "--target", found, "--output", f"{name}-tuned"
                 )
                 out, errors = tuning.communicate()
             assert tuning.returncode == 0, errors
