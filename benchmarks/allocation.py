@@ -40,38 +40,38 @@ ALLOCATOR, EQUAL = "the allocator", "equal shares"
 METASCHEDULE, ROUND_ROBIN = "MetaSchedule's formula", "round-robin"
 AIM = at_least(1.5)
 
-# Returns the tasks that get the next trials, PER_PICK for each time that a task is listed.
-Allocate = Callable[[Sequence[TaskProgress], np.random.Generator], Sequence[int]]
+# Returns the indices of the tasks that get the next trials, each with their number.
+Allocate = Callable[[Sequence[TaskProgress], np.random.Generator], Sequence[tuple[int, int]]]
 
 
-def _allocated(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[int]:
+def _allocated(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[tuple[int, int]]:
     return next_tasks(tasks, BATCH, PER_PICK, rng, EPSILON)
 
 
-def _equal(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[int]:
+def _equal(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[tuple[int, int]]:
     """Return the tasks with the fewest trials."""
     left = sorted((task.issued, index) for index, task in enumerate(tasks) if not task.exhausted)
-    return [index for _, index in left[: BATCH // PER_PICK]]
+    return [(index, PER_PICK) for _, index in left[: BATCH // PER_PICK]]
 
 
-def _round_robin(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[int]:
+def _round_robin(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[tuple[int, int]]:
     """Return one task, which gets a whole round: the one whose turn it is."""
     left = [(math.ceil(task.issued / BATCH), index) for index, task in enumerate(tasks) if not task.exhausted]
-    return [min(left)[1]] * (BATCH // PER_PICK) if left else []
+    return [(min(left)[1], BATCH)] if left else []
 
 
-def _metaschedule(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[int]:
+def _metaschedule(tasks: Sequence[TaskProgress], rng: np.random.Generator) -> Sequence[tuple[int, int]]:
     """Return the tasks of the largest gain by slope and best / trials. As in MetaSchedule, no task is
     compared with similar ones, and one may get a whole round."""
     issued = [task.issued for task in tasks]
-    picks: list[int] = []
+    picks: list[tuple[int, int]] = []
     while open_tasks := [i for i, task in enumerate(tasks) if not task.exhausted]:
         if len(picks) == BATCH // PER_PICK:
             break
         untried = [i for i in open_tasks if issued[i] == 0]
         chosen = untried[0] if untried else max(open_tasks, key=lambda i: _paper_gain(tasks[i], issued[i]))
         issued[chosen] += PER_PICK
-        picks.append(chosen)
+        picks.append((chosen, PER_PICK))
     return picks
 
 
@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     output = Output("benchmarks.allocation", argv, args.json, usable_cores())
     try:
-        recordings = read_recordings(args.recordings)
+        recordings = [recording for file in args.recordings for recording in read_recordings(file)]
     except FiguresError as error:
         output.fail(error)
         return 1
@@ -159,8 +159,8 @@ def replay(recording: Recording, allocate: Allocate, seed: int) -> list[tuple[in
         picks = allocate(_progress(covered, histories, given), rng)
         if not picks:
             return curve
-        for index in picks:
-            given[index] = min(given[index] + PER_PICK, len(histories[index]))
+        for index, count in picks:
+            given[index] = min(given[index] + count, len(histories[index]))
         best = [
             history[count - 1] if count else math.inf for history, count in zip(histories, given, strict=True)
         ]
@@ -214,7 +214,11 @@ def fewer_trials(
 def _parser() -> argparse.ArgumentParser:
     parser = command_parser("benchmarks.allocation", __doc__)
     parser.add_argument(
-        "recordings", type=Path, metavar="RECORDINGS", help="kept beside the figures of benchmarks.recording"
+        "recordings",
+        nargs="+",
+        type=Path,
+        metavar="RECORDINGS",
+        help="kept beside the figures of benchmarks.recording",
     )
     parser.add_argument("--seeds", type=positive, default=SEEDS, help=f"how many are drawn [{SEEDS}]")
     return parser

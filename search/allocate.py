@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 ALPHA = 0.2
-BETA = 2.0
+# A task is expected to become as fast as the fastest similar one; the paper expects half of that.
+BETA = 1.0
 # The slope of a task's latency is that over its latest picks.
 WINDOW_PICKS = 3
 # The number of trials after which a task that lags behind similar ones is judged on its own, and a task of
@@ -17,7 +18,9 @@ WINDOW_PICKS = 3
 PATIENCE = 32
 # A task whose latency has fallen by less than the first over the second number of trials has stalled.
 STALLED_GAIN, STALLED_TRIALS = 0.01, 64
-# The largest share of the slots that one task gets while others are open.
+# The first pick of a task has at most this many trials: what it may gain is known soon.
+FIRST_PICK = 2
+# The largest share of the trials that one task gets while others are open.
 MAX_SHARE = 0.25
 
 
@@ -67,25 +70,29 @@ def next_tasks(
     trials_per_pick: int,
     rng: np.random.Generator,
     epsilon: float,
-) -> list[int]:
-    """Return the index of a task for every pick of `trials_per_pick` trials, until `trials` are shared out.
+) -> list[tuple[int, int]]:
+    """Return the index of a task and a number of trials for every pick, until `trials` are shared out.
 
-    Tasks without trials come first, those of the most work first; then those of the largest expected gain per
-    trial, or with probability `epsilon` any one. One task gets at most MAX_SHARE of the trials while others
-    are open, because their results aren't known yet. The result is empty if every task is exhausted.
+    Picks have `trials_per_pick` trials, a task's first one at most FIRST_PICK. Tasks without trials come
+    first, those of the most work first; then those of the largest expected gain per trial, or with
+    probability `epsilon` any one. One task gets at most MAX_SHARE of the trials while others are open,
+    because their results aren't known yet. The result is empty if every task is exhausted.
     """
-    issued = [task.issued for task in tasks]
-    picks: list[int] = []
+    given = [0] * len(tasks)
+    picks: list[tuple[int, int]] = []
     left = [i for i, task in enumerate(tasks) if not task.exhausted]
     open_tasks = [i for i in left if not _is_hopeless(tasks, i, trials_per_pick)] or left
-    while open_tasks and len(picks) * trials_per_pick < trials:
-        share = max(1, math.floor(MAX_SHARE * trials / trials_per_pick))
-        below_share = [i for i in open_tasks if picks.count(i) < share] or open_tasks
-        chosen = max(below_share, key=lambda i: _priority(tasks, i, issued[i], trials_per_pick))
+    most = max(trials_per_pick, MAX_SHARE * trials)
+    while open_tasks and sum(given) < trials:
+        issued = [task.issued + more for task, more in zip(tasks, given, strict=True)]
+        below_share = [i for i in open_tasks if given[i] + trials_per_pick <= most] or open_tasks
+        priority = [_priority(tasks, i, issued[i], trials_per_pick) for i in below_share]
+        chosen = below_share[priority.index(max(priority))]
         if issued[chosen] and rng.random() < epsilon:
             chosen = int(rng.choice(below_share))
-        issued[chosen] += trials_per_pick
-        picks.append(chosen)
+        count = trials_per_pick if issued[chosen] else min(FIRST_PICK, trials_per_pick)
+        given[chosen] += count
+        picks.append((chosen, count))
     return picks
 
 

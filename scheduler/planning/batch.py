@@ -176,7 +176,7 @@ def plan_batch(
     *,
     is_last: bool,
 ) -> list[NewTrial]:
-    """Return up to `trials` trials, about `trials_per_pick` for each pick of the allocator, which picks any
+    """Return up to `trials` trials, at most `trials_per_pick` for each pick of the allocator, which picks any
     task with probability `epsilon`.
 
     They are fewer when the spaces are exhausted. Some of them remeasure traces that may be the fastest, more
@@ -185,11 +185,13 @@ def plan_batch(
     batch: list[NewTrial] = []
     while len(batch) < trials:
         progress = [search.progress for search in searches]
-        picks = Counter(next_tasks(progress, trials - len(batch), trials_per_pick, rng, epsilon))
-        if not picks:
+        shares: Counter[int] = Counter()
+        for index, count in next_tasks(progress, trials - len(batch), trials_per_pick, rng, epsilon):
+            shares[index] += count
+        if not shares:
             break
-        for index, times in picks.items():
-            wanted = min(times * trials_per_pick, trials - len(batch))
+        for index, share in shares.items():
+            wanted = min(share, trials - len(batch))
             repeats = searches[index].remeasure(remeasurement_count(wanted, rng, is_last=is_last))
             batch += repeats + searches[index].explore(model, rng, wanted - len(repeats))
     return batch
