@@ -25,6 +25,7 @@ from compiler.importing.layouts import convert_unsupported_layouts
 from compiler.importing.onnx_file import COARSENESS, OnnxFile, read_file
 from compiler.importing.operators import CONVERTERS
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
+from compiler.precision.half import sum_in_floats
 from compiler.precision.quantized import compute_in_bytes
 from compiler.target import parse_target
 from compiler.workload import normalise, to_json, workload_hash
@@ -141,12 +142,13 @@ def fuse(model: RelaxModel, target: str) -> tvm.IRModule:
 
 def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
     """Rewrite a model's operators into the form in which they are tuned: see `fuse`, and for quantized ones
-    `compiler.precision.quantized`. Raises ModelError."""
+    and halves `compiler.precision`. Raises ModelError."""
     passes = [
         transform.DecomposeOpsForInference(),
         transform.CanonicalizeBindings(),
         fold_constants,
         lambda module: compute_in_bytes(module, parse_target(target)),
+        lambda module: sum_in_floats(module, parse_target(target)),
         fold_scales,
         raise_ranks,
         transform.ConvertLayout(LAYOUTS),

@@ -1,0 +1,105 @@
+"""Products of halves are added up in float32, except where the device computes in halves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from tvm import relax
+
+from compiler.importing.model import RelaxModel, convert_operators, extract_tasks, fuse, read_onnx
+from compiler.packaging.artifact import build_module
+from compiler.precision.half import HALF_ARITHMETIC, SUMS
+from compiler.reading.subgraph import read_dag
+from compiler.target import detect_device
+from compiler.workload import from_json
+from search.rules.space import generate
+
+DEVICE = detect_device()
+needs_floats = pytest.mark.skipif(
+    bool(HALF_ARITHMETIC.intersection(DEVICE.features)), reason="this CPU computes in halves"
+)
+RNG = np.random.default_rng(0)
+# 4,096 terms: a sum in halves is off by more than a thousandth.
+IMAGE, KERNEL, DEPTH = (1, 256, 8, 8), (32, 256, 3, 3), 4096
+
+
+def _model() -> onnx.ModelProto:
+    """Two convolutions, one of them transposed and one grouped, and a matrix product."""
+    weights = {
+        "filters": RNG.normal(0, 0.05, KERNEL),
+        "depthwise": RNG.normal(0, 0.3, (32, 1, 3, 3)),
+        "phases": RNG.normal(0, 0.05, (32, 64, 2, 2)),
+        "matrix": RNG.normal(0, 0.05, (DEPTH, 16)),
+    }
+    nodes = [
+        helper.make_node("Conv", ["image", "filters"], ["a"], pads=[1, 1, 1, 1]),
+        helper.make_node("Conv", ["a", "depthwise"], ["b"], pads=[1, 1, 1, 1], group=32),
+        helper.make_node("ConvTranspose", ["b", "phases"], ["c"], strides=[2, 2]),
+        helper.make_node("MaxPool", ["c"], ["d"], kernel_shape=[2, 2], strides=[2, 2]),
+        helper.make_node("Flatten", ["d"], ["e"]),
+        helper.make_node("MatMul", ["e", "matrix"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "halves",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT16, IMAGE)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT16, (1, 16))],
+        [numpy_helper.from_array(value.astype(np.float16), name) for name, value in weights.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+    onnx.checker.check_model(model, full_check=True)
+    return model
+
+
+@pytest.fixture(scope="module")
+def file() -> bytes:
+    return _model().SerializeToString()
+
+
+@pytest.fixture(scope="module")
+def model(file: bytes) -> RelaxModel:
+    return read_onnx(file, {})
+
+
+def _types_of_sums(module: tvm.IRModule) -> set[str]:
+    found = set()
+
+    def visit(expr: relax.Expr) -> None:
+        if isinstance(expr, tvm.ir.Call) and getattr(expr.op, "name", "") in SUMS:
+            found.add(str(expr.ty.dtype))
+
+    relax.analysis.post_order_visit(module["main"], visit)
+    return found
+
+
+def test_sums_are_floats_where_halves_have_no_arithmetic(model: RelaxModel) -> None:
+    without = '{"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon"]}'
+    with_arithmetic = '{"kind": "llvm", "mtriple": "aarch64-linux-gnu", "mattr": ["+neon", "+fullfp16"]}'
+    assert _types_of_sums(convert_operators(model, without)) == {"float32"}
+    assert _types_of_sums(convert_operators(model, with_arithmetic)) == {"float16"}
+
+
+@needs_floats
+def test_sums_of_halves_are_searched(model: RelaxModel) -> None:
+    tasks = extract_tasks(fuse(model, DEVICE.target))
+    sums = [dag for dag in (read_dag(from_json(task.module_json)) for task in tasks) if dag.flops > 3e4]
+    assert len(sums) == 4
+    for dag in sums:
+        assert generate(dag, DEVICE), dag
+
+
+@needs_floats
+def test_sums_of_halves_are_rounded_once(file: bytes, model: RelaxModel, tmp_path: Path) -> None:
+    library = tmp_path / "model.so"
+    library.write_bytes(build_module(fuse(model, DEVICE.target), {}, DEVICE.target))
+    image = RNG.normal(0, 1, IMAGE).astype(np.float16)
+    machine = relax.VirtualMachine(tvm.runtime.load_module(str(library)), tvm.cpu())
+    computed = machine["main"](tvm.runtime.tensor(image)).numpy()
+    (expected,) = onnxruntime.InferenceSession(file).run(None, {"image": image})
+    assert np.abs(computed - expected).max() < 2e-3 * np.abs(expected).max()
