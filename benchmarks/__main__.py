@@ -36,7 +36,7 @@ COMMANDS = {
     "benchmarks.operators --settled --json FILE": (
         "our search after 64 trials and after 1,000; about half an hour"
     ),
-    "benchmarks.operators --unseen --device-class CLASS --json FILE": (
+    "benchmarks.operators --unseen --device-class avx2 --json FILE": (
         "our search and MetaSchedule's on two dozen layers that the estimate was not fitted to, on one "
         "device class (native, avx512, avx2, sse42); about 40 minutes"
     ),

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import argparse
 import re
-import runpy
 import shlex
-import sys
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -344,9 +343,10 @@ def test_modules_understand_their_arguments(command: str, monkeypatch: pytest.Mo
         raise Parsed
 
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
-    monkeypatch.setattr(sys, "argv", [module, *arguments])
+    found = import_module(module)
+    program = import_module(f"{module}.__main__") if hasattr(found, "__path__") else found
     with pytest.raises(Parsed):
-        runpy.run_module(module, run_name="__main__")
+        program.main(arguments)
 
 
 def test_a_command_that_there_isnt_is_found(tmp_path: Path) -> None:
@@ -362,7 +362,7 @@ def test_a_command_that_there_isnt_is_found(tmp_path: Path) -> None:
         "export TUNEFARM_TOKN=x",
         "docker compose logs schedule",
         "kubectl apply --kustomize deploy/kubernete",
-        "python -m benchmark",
+        "python -m benchmarcs",
         "somethingelse --flag",
     ]
     document = tmp_path / "page.md"
