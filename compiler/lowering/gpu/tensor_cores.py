@@ -83,8 +83,9 @@ class TensorTileLowering(StageLowering):
         group = _instructions(found)
         outer, grid, warp, k0, k1 = self._bind(inner)
         fetches = [self.schedule.cache_read(outer, index, SHARED) for index in (found.first, found.second)]
-        for index, fetch in zip((found.first, found.second), fetches, strict=True):
-            self._fetch(fetch, k0, self.node.reads[index].buffer)
+        operands = [self.node.reads[index].buffer for index in (found.first, found.second)]
+        for operand, fetch in zip(operands, fetches, strict=True):
+            self._fetch(fetch, k0, operand)
         for fetch in fetches:
             self._inline_producers(fetch)
         fragments = [
@@ -104,8 +105,7 @@ class TensorTileLowering(StageLowering):
         (initial,) = self.schedule.get_child_blocks(start)
         self.schedule.tensorize(self.schedule.get_loops(initial)[-2], group["init"])
         self.schedule.tensorize(self.schedule.get_loops(inner)[-3], group["compute"])
-        assert self.device.gpu is not None
-        pipeline(self.schedule, k0, len(fetches), self.choice("stages"), self.device.gpu)
+        pipeline(self, k0, operands, self.choice("stages"))
         self._copy_out(copy)
 
     def _bind(self, inner: Any) -> tuple[Any, Any, Any, Any, Any]:

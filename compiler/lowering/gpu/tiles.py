@@ -72,9 +72,7 @@ class GpuTileLowering(StageLowering):
         unroll_up_to(self.schedule, levels[BLOCK][0], self.choice("unroll"))
         self.schedule.decompose_reduction(block, levels[FETCH][0])
         if self._copies:
-            assert self.device.gpu is not None
-            stages = self.choice("stages")
-            pipeline(self.schedule, levels[FETCH][-1], len(self._copies), stages, self.device.gpu)
+            pipeline(self, levels[FETCH][-1], stage.shared, self.choice("stages"))
 
     def _attach(self, copy: Any, fetch: list[Any], threads: int, lanes: int) -> None:
         """Compute a copy inside the fetching loop, by all threads of the block.

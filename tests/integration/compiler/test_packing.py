@@ -103,7 +103,7 @@ def _scheduled(fused: tvm.IRModule, schedules: Mapping[str, str], monkeypatch: p
     """Return the module that `build_module` compiles."""
     seen: list[tvm.IRModule] = []
 
-    def build_nothing(mod: tvm.IRModule, target: str) -> bytes:
+    def build_nothing(mod: tvm.IRModule, target: str, pipeline: str) -> bytes:
         seen.append(mod)
         return b""
 
@@ -152,7 +152,7 @@ def test_a_weight_that_is_also_read_unpacked_stays(tmp_path: Path, monkeypatch: 
 def test_weights_are_packed_here_for_another_device(monkeypatch: pytest.MonkeyPatch) -> None:
     fused = fuse(read_onnx(residual(), {}), TARGET)
     target = '{"kind":"llvm","mtriple":"aarch64-linux-gnu"}'
-    monkeypatch.setattr("compiler.packaging.artifact.build_library", lambda mod, target: b"")
+    monkeypatch.setattr("compiler.packaging.artifact.build_library", lambda *_: b"")
     assert build_module(fused, _packing(fused), target) == b""
 
 
