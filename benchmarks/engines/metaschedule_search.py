@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tvm
@@ -17,6 +18,7 @@ from tvm.ir.utils import derived_object
 from tvm.s_tir.meta_schedule import TuneContext
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.builder import BuilderInput, BuilderResult, LocalBuilder, PyBuilder
+from tvm.s_tir.meta_schedule.builder.local_builder import default_build
 from tvm.s_tir.meta_schedule.cost_model import XGBModel
 from tvm.s_tir.meta_schedule.measure_callback import MeasureCallback, PyMeasureCallback
 from tvm.s_tir.meta_schedule.runner import LocalRunner, PyRunner, RunnerFuture, RunnerInput, RunnerResult
@@ -30,6 +32,7 @@ from benchmarks.timing.interleaved import Block
 from benchmarks.timing.measurer import Candidate, Trial
 from compiler.lowering.trace import replay
 from compiler.measuring.builder import BuiltKernel
+from compiler.packaging.cuda import load_cuda
 from compiler.target import parse_target
 from core.device import Device
 
@@ -56,8 +59,16 @@ class SearchRun:
     error: str = ""
 
 
-def tune(module: tvm.IRModule, device: Device, trials: int, seed: int, folder: Path) -> SearchRun:
-    """Run its tuner with defaults, a longer time limit for builds, and as many cores as the device has.
+def tune(
+    module: tvm.IRModule,
+    device: Device,
+    trials: int,
+    seed: int,
+    folder: Path,
+    cores: int | None = None,
+) -> SearchRun:
+    """Run its tuner with defaults, a longer time limit for builds, and as many cores as the device has,
+    unless `cores` says how many.
 
     Its database and logs stay in `folder`. Its runner obeys TVM_NUM_THREADS in the environment, too.
     """
@@ -70,10 +81,10 @@ def tune(module: tvm.IRModule, device: Device, trials: int, seed: int, folder: P
             parse_target(device.target),
             str(folder),
             trials,
-            builder=_recording_builder(timeline, device.cores),
-            runner=_recording_runner(timeline),
+            builder=_recording_builder(timeline, cores or device.cores, device),
+            runner=_recording_runner(timeline, device),
             measure_callbacks=[_recording_callback(timeline), *MeasureCallback.create("default")],
-            num_tuning_cores=device.cores,
+            num_tuning_cores=cores or device.cores,
             seed=seed + 1,  # it takes 0 for a random seed
         )
     except Exception as failure:  # TVM raises whatever class its C++ side names
@@ -127,8 +138,12 @@ def _seconds(result: RunnerResult) -> float:
     return math.inf if result.error_msg else statistics.fmean(map(float, result.run_secs))
 
 
-def _recording_builder(timeline: _Timeline, cores: int) -> PyBuilder:
+def _recording_builder(timeline: _Timeline, cores: int, device: Device) -> PyBuilder:
     local = LocalBuilder(max_workers=cores, timeout_sec=BUILD_LIMIT_S)
+    if device.gpu is not None:
+        local = LocalBuilder(
+            max_workers=cores, timeout_sec=BUILD_LIMIT_S, f_build=_build_for_gpu, initializer=load_cuda
+        )
 
     @derived_object
     class Builder(PyBuilder):
@@ -139,9 +154,15 @@ def _recording_builder(timeline: _Timeline, cores: int) -> PyBuilder:
     return Builder()
 
 
-def _recording_runner(timeline: _Timeline) -> PyRunner:
+def _build_for_gpu(module: tvm.IRModule, target: tvm.target.Target, params: Any) -> tvm.runtime.Module:
+    """Build as MetaSchedule does, with the target in the context: nvcc is called for it."""
+    with target:
+        return default_build(module, target, params)
+
+
+def _recording_runner(timeline: _Timeline, device: Device) -> PyRunner:
     """Return a runner that gives LocalRunner one program at a time, to record when each is done."""
-    local = LocalRunner()
+    local = LocalRunner(initializer=load_cuda if device.gpu else None)
 
     @derived_object
     class Runner(PyRunner):

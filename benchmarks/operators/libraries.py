@@ -50,8 +50,11 @@ class NumpyMatmul:
         return bind
 
 
+@dataclass(frozen=True)
 class TorchMatmul:
     """The product of two matrices by PyTorch."""
+
+    device: str = "cpu"
 
     def load(self, threads: int) -> Bind:
         import torch
@@ -59,8 +62,8 @@ class TorchMatmul:
         torch.set_num_threads(threads)
 
         def bind(inputs: Arrays) -> Callable[[], Any]:
-            a, b = (torch.from_numpy(array) for array in inputs)
-            result = torch.empty((a.shape[0], b.shape[1]))
+            a, b = (torch.from_numpy(array).to(self.device) for array in inputs)
+            result = torch.empty((a.shape[0], b.shape[1]), device=self.device)
             return lambda: torch.matmul(a, b, out=result)
 
         return bind
@@ -76,6 +79,7 @@ class TorchConvolution:
     dilation: int = 1
     groups: int = 1
     transposed: bool = False
+    device: str = "cpu"
 
     def load(self, threads: int) -> Bind:
         import torch
@@ -89,7 +93,9 @@ class TorchConvolution:
         given = {name: getattr(self, name) for name in ("stride", "padding", "dilation", "groups")}
 
         def bind(inputs: Arrays) -> Callable[[], Any]:
-            data, weight = (torch.from_numpy(array).contiguous(memory_format=order) for array in inputs)
+            data, weight = (
+                torch.from_numpy(array).to(self.device).contiguous(memory_format=order) for array in inputs
+            )
             return lambda: convolve(data, weight, **given)
 
         return bind

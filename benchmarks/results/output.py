@@ -43,6 +43,10 @@ class Output:
         self._where = machine.describe(threads, without)
         self._commit = machine.commit()
 
+    def add(self, device: str) -> None:
+        """Add another device to the description of the machine."""
+        self._where += f"; {device}"
+
     def write(self, found: Sequence[Figure]) -> None:
         """Raises OSError."""
         Results(tuple(found), self._where, self._date, self._command, self._commit).write(self.file)

@@ -23,6 +23,9 @@ Arrays = Sequence[NDArray[Any]]
 # type.
 Bind = Callable[[Arrays], Callable[[], Any]]
 
+# Times one turn of a call.
+Timer = Callable[[Callable[[], object], Block], tuple[float, ...]]
+
 
 class ModelFile(Protocol):
     """A model that the process which times it can load."""
@@ -32,21 +35,32 @@ class ModelFile(Protocol):
 
 @dataclass(frozen=True)
 class TvmLibrary:
-    """A shared library compiled from a Relax module."""
+    """A shared library compiled from a Relax module, for the CPU or the first GPU."""
 
     path: Path
+    gpu: bool = False
 
     def load(self, threads: int) -> Bind:
         os.environ["TVM_NUM_THREADS"] = str(threads)
         import tvm
         from tvm import relax
 
-        device = tvm.cpu()
+        from compiler.packaging.cuda import load_cuda
+
+        if self.gpu:
+            load_cuda()
+        device = tvm.cuda(0) if self.gpu else tvm.cpu()
         run = relax.VirtualMachine(tvm.runtime.load_module(str(self.path)), device)["main"]
 
         def bind(inputs: Arrays) -> Callable[[], Any]:
             placed = [tvm.runtime.tensor(array, device=device) for array in inputs]
-            return lambda: run(*placed)
+
+            def call() -> Any:
+                outputs = run(*placed)
+                device.sync()
+                return outputs
+
+            return call
 
         return bind
 
@@ -120,8 +134,9 @@ class ProcessContestant:
     Exceptions while the model is loaded or run are raised here.
     """
 
-    def __init__(self, model: ModelFile, threads: int, inputs: Arrays) -> None:
-        """Load the model and bind `inputs`, with which it is timed."""
+    def __init__(self, model: ModelFile, threads: int, inputs: Arrays, timer: Timer = time_calls) -> None:
+        """Load the model and bind `inputs`, with which it is timed by `timer`."""
+        self._timer = timer
         self._executor = spawn_process()
         try:
             self._executor.submit(_load, model, threads, inputs).result()
@@ -139,7 +154,7 @@ class ProcessContestant:
 
     def time_block(self, block: Block) -> Sequence[float]:
         """Return the seconds of every timed call of one turn."""
-        return self._executor.submit(_time_block, block).result()
+        return self._executor.submit(_time_block, self._timer, block).result()
 
     def outputs(self, inputs: Arrays) -> list[NDArray[Any]]:
         """Return the model's outputs."""
@@ -165,8 +180,8 @@ def _load(model: ModelFile, threads: int, inputs: Arrays) -> None:
     _loaded.append(_Loaded(bind, bind(inputs)))
 
 
-def _time_block(block: Block) -> tuple[float, ...]:
-    return time_calls(_loaded[0].call, block)
+def _time_block(timer: Timer, block: Block) -> tuple[float, ...]:
+    return timer(_loaded[0].call, block)
 
 
 def _outputs(inputs: Arrays) -> list[NDArray[Any]]:

@@ -61,12 +61,13 @@ def fastest(timed: TimedCandidates, count: int) -> list[Candidate]:
 class ProgramMeasurer:
     """Builds, verifies and times candidates of one workload, with warm caches, on the device's cores."""
 
-    def __init__(self, module: tvm.IRModule, device: Device) -> None:
+    def __init__(self, module: tvm.IRModule, device: Device, builders: int | None = None) -> None:
+        """Build on as many threads at a time as the device has cores, unless `builders` says how many."""
         self._builder = LocalBuilder(device.target)
         self._runner = LocalRunner(device.target)
         self._target = parse_target(device.target)
         self._workload = to_json(module)
-        self._builders = ThreadPoolExecutor(device.cores)
+        self._builders = ThreadPoolExecutor(builders or device.cores)
 
     def build(self, candidates: Sequence[Candidate | None]) -> list[BuiltKernel | Measurement]:
         """Build as many candidates at a time as there are cores; None counts as a build error."""
@@ -106,7 +107,8 @@ class ProgramMeasurer:
         """Compile as MetaSchedule's builder does, in this process."""
         start_s = time.perf_counter()
         try:
-            library = tvm.compile(from_json(module_json), target=self._target)
+            with self._target:  # nvcc is called for it
+                library = tvm.compile(from_json(module_json), target=self._target)
             function = library["main"]  # emits the machine code
         except Exception as error:  # TVM raises classes that its C++ side names
             return Measurement(Outcome.BUILD_ERROR, error=str(error))

@@ -1,0 +1,1 @@
+"""Our search, MetaSchedule, PyTorch and the measured peak, on one GPU."""

@@ -1,0 +1,179 @@
+"""Search one operator on a GPU with both engines, and time the best programs in turns with PyTorch."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.engines import metaschedule_search
+from benchmarks.engines.tunefarm_search import TunefarmSearch
+from benchmarks.gpu.peers import missing, operator_peer, time_by_events
+from benchmarks.operators.figures import quality, time_to_match
+from benchmarks.operators.libraries import OURS as OUR_TURN
+from benchmarks.operators.libraries import TORCH
+from benchmarks.operators.run import OURS, THEIRS
+from benchmarks.results.figures import Figure, at_least, figure, mean_figure, number
+from benchmarks.results.searches import Search
+from benchmarks.suite import OPERATORS, Shape
+from benchmarks.timing.contestants import ProcessContestant
+from benchmarks.timing.deviation import random_inputs
+from benchmarks.timing.finals import (
+    ANY_BLOCK,
+    REST_S,
+    SearchResult,
+    Trials,
+    best,
+    milestones_up_to,
+    time_best_programs,
+    verified,
+)
+from benchmarks.timing.interleaved import Block, Pair, measure
+from benchmarks.timing.measurer import ProgramMeasurer
+from core.device import Device
+
+AFTER = (16, 64)
+# MetaSchedule's latency over ours after as many trials, its seconds for all over ours until as fast, and
+# PyTorch's latency over ours.
+QUALITY, SOONER, LIBRARY = at_least(1.15), at_least(10), at_least(1.0)
+# The share of the peak that matrix products on tensor cores reach.
+OF_PEAK = at_least(60)
+PRODUCTS = (1024, 2048, 4096, 8192)
+PRODUCT_TYPES = ("float16", "bfloat16")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings of every operator's searches; `shapes` are those that aren't the suite's own."""
+
+    device: Device
+    trials: int
+    threads: int
+    rounds: int
+    seed: int
+    shapes: dict[str, Shape]
+
+    def shape(self, operator: str) -> Shape:
+        return self.shapes.get(operator, OPERATORS[operator].benchmark)
+
+
+@dataclass(frozen=True)
+class OperatorResult:
+    """The searches of one operator; `library` has our best program and PyTorch's in turns, None where
+    PyTorch has none. `errors` say what failed."""
+
+    operator: str
+    ours: SearchResult
+    theirs: SearchResult
+    library: Pair | None
+    errors: tuple[str, ...]
+
+    @property
+    def searches(self) -> tuple[Search, Search]:
+        return self.ours.curve, self.theirs.curve
+
+
+def run(operator: str, plan: Plan) -> OperatorResult:
+    """Wants a process of its own, with TVM_NUM_THREADS in the environment. Raises UnsupportedSubgraph."""
+    module = OPERATORS[operator].module(plan.shape(operator))
+    measurer = ProgramMeasurer(module, plan.device, plan.threads)
+    ours = TunefarmSearch(module, plan.device).tune(
+        plan.trials, measurer.timed, np.random.default_rng(plan.seed)
+    )
+    errors: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="tunefarm-benchmark-") as folder:
+        theirs = metaschedule_search.tune(
+            module, plan.device, plan.trials, plan.seed, Path(folder), plan.threads
+        )
+    if theirs.error:
+        errors.append(f"MetaSchedule ended early: {theirs.error}")
+    after = milestones_up_to(plan.trials, AFTER)
+    tried = {OURS: Trials(ours.trials, after), THEIRS: Trials(theirs.trials, after)}
+    results = time_best_programs(measurer, operator, tried, plan.rounds, errors)
+    library = None
+    peer = None if missing() else operator_peer(operator, plan.shape(operator))
+    finalists = list(verified(measurer, best(ours.trials), errors).values()) if peer else []
+    if peer and finalists:
+        shapes, model = peer
+        inputs = random_inputs([(shape, "float32") for shape in shapes], plan.seed)
+        with ProcessContestant(model, plan.threads, inputs, time_by_events) as pytorch:
+            timings = measure({OUR_TURN: finalists[0], TORCH: pytorch}, plan.rounds, Block(min_s=0.05))
+        library = Pair(timings[OUR_TURN], timings[TORCH])
+    return OperatorResult(operator, results[OURS], results[THEIRS], library, tuple(errors))
+
+
+def product_seconds(dtype: str, side: int, plan: Plan) -> float:
+    """Return the seconds of a matrix product after our search. Wants a process as `run` does.
+
+    Raises RuntimeError when no program works.
+    """
+    module = OPERATORS["GMM"].module((side, side, side), dtype=dtype)
+    measurer = ProgramMeasurer(module, plan.device, plan.threads)
+    found = TunefarmSearch(module, plan.device).tune(
+        plan.trials, measurer.timed, np.random.default_rng(plan.seed)
+    )
+    errors: list[str] = []
+    finalists = list(verified(measurer, best(found.trials), errors).values())
+    if not finalists:
+        raise RuntimeError("; ".join(errors) or "no program works")
+    timings = measure({OUR_TURN: finalists[0]}, plan.rounds, ANY_BLOCK, rest_s=REST_S)
+    return timings[OUR_TURN].latency_s.value
+
+
+def product_figure(dtype: str, side: int, seconds: float, device: Device) -> Figure:
+    """Return how much of the peak that calibration measured a product of `side` cubed reaches."""
+    speeds = device.speeds
+    lanes = device.vector_bytes / 2  # of types of 16 bits
+    peak = 2 * speeds.issue(f"tensor{dtype}") * lanes * speeds.hertz * device.cores
+    flops = 2 * side**3 / seconds
+    peer = f"{number(flops / 1e12)} of {number(peak / 1e12)} TFLOP/s"
+    name = f"{dtype} matrix product of {side}: share of the measured peak"
+    return figure(name, 100 * flops / peak, "%", aim=OF_PEAK, peer=peer)
+
+
+def figures_of(results: Sequence[OperatorResult], trials: int) -> list[Figure]:
+    """Return the means first, then the figures of every operator."""
+    libraries = {each.operator: _library_ratio(each) for each in results}
+    found = mean_figure(f"latency of {TORCH} relative to ours after {trials} trials", libraries, "x", LIBRARY)
+    qualities = {each.operator: quality(each, trials) for each in results}
+    ratios = {name: median.value if median else None for name, median in qualities.items()}
+    name = f"MetaSchedule's latency relative to ours after {trials} trials"
+    found += mean_figure(name, ratios, "x", QUALITY)
+    times = {each.operator: time_to_match(each, each.ours, trials) for each in results}
+    sooner = {name: time.ratio if time else None for name, time in times.items()}
+    name = f"MetaSchedule's seconds for {trials} trials relative to ours until as fast"
+    found += mean_figure(name, sooner, "x", SOONER)
+    never = [name for name, time in times.items() if time is None]
+    if results:
+        name = f"operators of {len(results)} that never were as fast"
+        found.append(figure(name, len(never), "", peer=", ".join(never) or None))
+    return found + [one for each in results for one in _figures_of_operator(each, trials)]
+
+
+def _figures_of_operator(result: OperatorResult, trials: int) -> list[Figure]:
+    figures = []
+    for count in milestones_up_to(trials, AFTER):
+        ratio = quality(result, count)
+        ours, theirs = result.ours.after(count), result.theirs.after(count)
+        if ratio and ours and theirs:
+            own_us, other_us = (side.timings.latency_s.value * 1e6 for side in (ours, theirs))
+            peer = f"MetaSchedule: {number(other_us)} us, ours: {number(own_us)} us"
+            name = f"{result.operator}: MetaSchedule's latency relative to ours after {count} trials"
+            figures.append(figure(name, ratio.value, "x", peer=peer, spread=ratio.spread))
+    if result.library is not None:
+        ratio = result.library.theirs.ratio_to(result.library.ours)
+        own_us, other_us = (
+            side.latency_s.value * 1e6 for side in (result.library.ours, result.library.theirs)
+        )
+        peer = f"{TORCH}: {number(other_us)} us, ours: {number(own_us)} us"
+        name = f"{result.operator}: latency of {TORCH} relative to ours"
+        figures.append(figure(name, ratio.value, "x", peer=peer, spread=ratio.spread))
+    return figures
+
+
+def _library_ratio(result: OperatorResult) -> float | None:
+    pair = result.library
+    return pair.theirs.ratio_to(pair.ours).value if pair else None
