@@ -30,6 +30,11 @@ ATTRIBUTES = {
     "dynamic_shared_bytes": 97,
     "resident_blocks": 106,
 }
+# Those that `Gpu` has by the same names.
+LIMITS = (
+    *("max_threads", "warp_size", "shared_bytes", "dynamic_shared_bytes", "registers"),
+    *("resident_threads", "resident_blocks", "resident_shared_bytes"),
+)
 VECTOR_BYTES = 16  # the widest load of a thread
 
 
@@ -46,14 +51,7 @@ def detect_gpu() -> Device:
         capability=capability,
         model=str(tvm.cuda(0).device_name),
         cuda=compiler_version() or "unknown",
-        **{name: found[name] for name in ("max_threads", "warp_size", "shared_bytes", "registers")},
-        **{
-            name: found[name]
-            for name in (
-                *("resident_threads", "resident_blocks", "resident_shared_bytes"),
-                "dynamic_shared_bytes",
-            )
-        },
+        **{name: found[name] for name in LIMITS},
     )
     return replace(
         host,
