@@ -27,7 +27,8 @@ class Kernel:
 def rewrite_calls(
     operators: tvm.IRModule, name: str, kernel_of: Callable[[Call], Kernel | None]
 ) -> tvm.IRModule | None:
-    """Replace every call for which there is a kernel by that kernel, called `name`; None when there is none.
+    """Replace every call for which there is a kernel by that kernel, called `name` and the operator; None
+    when there is none.
 
         gv = conv2d(x, w)
     ->
@@ -61,7 +62,7 @@ class _Rewriter(relax.PyExprMutator):
             self.builder_.call_te(
                 kernel.compute,
                 *kernel.arguments,
-                primfunc_name_hint=self._name,
+                primfunc_name_hint=f"{self._name}_{call.op.name.rpartition('.')[-1]}",
                 primfunc_attrs={"op_pattern": FUSES_ELEMENTWISE},
             )
         )

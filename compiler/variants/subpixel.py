@@ -37,7 +37,7 @@ class Subpixel:
 
     def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
         """Rewrite the transposed convolutions that `applies` accepts; None when there is none."""
-        return rewrite_calls(operators, f"{self.name}_conv2d_transpose", _kernel)
+        return rewrite_calls(operators, self.name, _kernel)
 
 
 def applies(call: Call) -> bool:

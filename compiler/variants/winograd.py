@@ -1,12 +1,13 @@
-"""Winograd's minimal filtering for 3x3 convolutions: fewer multiplications, more additions.
+"""Winograd's minimal filtering for 3x3 and kx3x3 convolutions: fewer multiplications, more additions.
 
 F(m x m, 3 x 3) of Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks" (2015), computes a tile
 of m x m outputs from a tile of a x a inputs, a = m + 2, with a * a multiplications instead of 9 * m * m:
 
     Y = A^T [ (G g G^T) * (B^T d B) ] A        d: inputs, g: weights, Y: outputs, *: element by element
 
-The weights are transformed here, once, in double precision. Rounding errors grow with the tile: about 1e-6 of
-the largest output for m = 2, 1e-5 for m = 4.
+A convolution in three dimensions filters so in two of them, and adds up the depth's products before the last
+transform. The weights are transformed here, once, in double precision. Rounding errors grow with the tile:
+about 1e-6 of the largest output for m = 2, 1e-5 for m = 4.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ from compiler.constants.fold import static_shape
 from compiler.variants.rewriting import Kernel, rewrite_calls
 
 KERNEL = 3
+# The layouts of each operator, channels last.
+LAYOUTS = {
+    "relax.nn.conv2d": ("NHWC", "HWIO", "NHWC"),
+    "relax.nn.conv3d": ("NDHWC", "DHWIO", "NDHWC"),
+}
 # Below this many channels the transforms cost more than the products that they save.
 MIN_CHANNELS = 16
 # By tile size, the smallest images in pixels. Transformed weights are 1.8 (2) and 4 times (4) as large as the
@@ -37,7 +43,7 @@ POINTS = {2: (0.0, -1.0, 1.0), 4: (0.0, -1.0, 1.0, 0.5, -2.0)}
 
 
 class Winograd:
-    """Computes 3x3 convolutions of stride 1 as products of transformed tiles.
+    """Computes convolutions of stride 1, 3x3 in height and width, as products of transformed tiles.
 
         conv[h, w, o] = sum(data[h + i, w + j, c] * weight[i, j, c, o])
     ->
@@ -54,13 +60,13 @@ class Winograd:
 
     def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
         """Rewrite the convolutions that `applies` accepts; None when there is none."""
-        return rewrite_calls(operators, f"{self.name}_conv2d", self._kernel)
+        return rewrite_calls(operators, self.name, self._kernel)
 
     def _kernel(self, call: Call) -> Kernel | None:
         if not applies(call, self.tile):
             return None
         data, weight = call.args
-        transformed = _transform_weights(weight.value.numpy(), matrices(self.tile)[2])
+        transformed = transform_weights(weight.value.numpy(), matrices(self.tile)[2])
         padding = [int(extent) for extent in call.attrs.padding]
 
         def compute(data: te.Tensor, weight: te.Tensor) -> te.Tensor:
@@ -70,19 +76,19 @@ class Winograd:
 
 
 def applies(call: Call, tile: int) -> bool:
-    """Return whether a call is a 3x3 convolution of stride 1 of 32-bit floats, channels last, with constant
-    weights, and an image for which no other size of tiles does better."""
-    if getattr(call.op, "name", "") != "relax.nn.conv2d" or not isinstance(call.args[1], GenericConst):
+    """Return whether a call is a convolution of stride 1 of 32-bit floats, channels last, 3x3 in height and
+    width, with constant weights, and an image for which no other size of tiles does better."""
+    layouts = LAYOUTS.get(getattr(call.op, "name", ""))
+    if layouts is None or not isinstance(call.args[1], GenericConst):
         return False
     attrs, weight, result = call.attrs, call.args[1].value, static_shape(call)
-    layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
     return (
         result is not None
-        and layouts == ("NHWC", "HWIO", "NHWC")
-        and tuple(weight.shape[:2]) == (KERNEL, KERNEL)
+        and layouts == (attrs.data_layout, attrs.kernel_layout, attrs.out_layout)
+        and tuple(weight.shape[-4:-2]) == (KERNEL, KERNEL)
         and all(int(step) == 1 for step in (*attrs.strides, *attrs.dilation, attrs.groups))
-        and min(weight.shape[2:]) >= MIN_CHANNELS
-        and _best_tile(min(result[1:3])) == tile
+        and min(weight.shape[-2:]) >= MIN_CHANNELS
+        and _best_tile(min(result[-3:-1])) == tile
         and {str(weight.dtype), str(call.ty.dtype)} == {"float32"}
     )
 
@@ -96,54 +102,70 @@ def convolution(data: te.Tensor, weight: te.Tensor, padding: Sequence[int], tile
     """Compute a convolution of stride 1 from transformed weights.
 
     data: [n, h, w, inputs], weight: [a, a, inputs, outputs], padding: top, left, bottom, right; the result is
-    [n, h', w', outputs]. The last tiles may reach beyond the padded data, where zeros are read.
+    [n, h', w', outputs]. With a depth, it is in front of h, and the depth of the kernel in front of inputs.
+    The last tiles may reach beyond the padded data, where zeros are read.
     """
-    top, left, bottom, right = padding
-    batch, height, width, inputs = (int(extent) for extent in data.shape)
-    edge, outputs = int(weight.shape[0]), int(weight.shape[3])
-    height, width = height + top + bottom - KERNEL + 1, width + left + right - KERNEL + 1
+    before, after = padding[: len(padding) // 2], padding[len(padding) // 2 :]
+    batch, *image, inputs = (int(extent) for extent in data.shape)
+    edge, _, *depths, _, outputs = (int(extent) for extent in weight.shape)
+    *slices, height, width = (
+        extent + sum(around) - pixels + 1
+        for extent, around, pixels in zip(
+            image, zip(before, after, strict=True), (*depths, KERNEL, KERNEL), strict=True
+        )
+    )
     rows, columns = -(-height // tile), -(-width // tile)
     inverse_matrix, data_matrix = (
         const_matrix(matrix.astype(np.float32), name)
         for matrix, name in zip(matrices(tile), "AB", strict=False)
     )
-    beyond = (rows * tile - height, columns * tile - width)
+    beyond = (*(0 for _ in depths), rows * tile - height, columns * tile - width)
     padded = topi.nn.pad(
-        data, (0, top, left, 0), (0, bottom + beyond[0], right + beyond[1], 0), name="padded"
+        data, (0, *before, 0), (0, *(a + b for a, b in zip(after, beyond, strict=True)), 0), name="padded"
     )
     # The inner one of the two sums of a transform is written out: TVM compiles the kernel in half the
     # time, and LLVM computes what several outputs of a tile share once.
     i = te.reduce_axis((0, edge), "i")
-    transformed = te.compute(
-        (edge, edge, batch, rows, columns, inputs),
-        lambda e, v, n, p, q, c: te.sum(
+
+    def transform(e: Any, v: Any, n: Any, *place: Any) -> Any:
+        *d, p, q, c = place
+        return te.sum(
             data_matrix[i, e]
-            * _written_sum(padded[n, tile * p + i, tile * q + j, c] * data_matrix[j, v] for j in range(edge)),
+            * _written_sum(
+                padded[n, *d, tile * p + i, tile * q + j, c] * data_matrix[j, v] for j in range(edge)
+            ),
             axis=[i],
-        ),
-        name="transformed",
+        )
+
+    transformed = te.compute(
+        (edge, edge, batch, *padded.shape[1:-3], rows, columns, inputs), transform, name="transformed"
     )
+    k = [te.reduce_axis((0, depth), "k") for depth in depths]
     c = te.reduce_axis((0, inputs), "c")
-    products = te.compute(
-        (edge, edge, batch, rows, columns, outputs),
-        lambda e, v, n, p, q, o: te.sum(transformed[e, v, n, p, q, c] * weight[e, v, c, o], axis=[c]),
-        name="products",
-    )
+
+    def multiply(e: Any, v: Any, n: Any, *place: Any) -> Any:
+        *d, p, q, o = place
+        behind = (at + tap for at, tap in zip(d, k, strict=True))
+        return te.sum(transformed[e, v, n, *behind, p, q, c] * weight[e, v, *k, c, o], axis=[*k, c])
+
+    products = te.compute((edge, edge, batch, *slices, rows, columns, outputs), multiply, name="products")
     e = te.reduce_axis((0, edge), "e")
-    outputs_by_tile = te.compute(
-        (batch, rows, tile, columns, tile, outputs),
-        lambda n, p, h, q, w, o: te.sum(
+
+    def invert(n: Any, *place: Any) -> Any:
+        *d, p, h, q, w, o = place
+        return te.sum(
             inverse_matrix[e, h]
-            * _written_sum(products[e, v, n, p, q, o] * inverse_matrix[v, w] for v in range(edge)),
+            * _written_sum(products[e, v, n, *d, p, q, o] * inverse_matrix[v, w] for v in range(edge)),
             axis=[e],
-        ),
-        name="inverse",
-    )
-    return te.compute(
-        (batch, height, width, outputs),
-        lambda n, h, w, o: outputs_by_tile[n, h // tile, h % tile, w // tile, w % tile, o],
-        name="convolution",
-    )
+        )
+
+    outputs_by_tile = te.compute((batch, *slices, rows, tile, columns, tile, outputs), invert, name="inverse")
+
+    def gather(n: Any, *place: Any) -> Any:
+        *d, h, w, o = place
+        return outputs_by_tile[n, *d, h // tile, h % tile, w // tile, w % tile, o]
+
+    return te.compute((batch, *slices, height, width, outputs), gather, name="convolution")
 
 
 def _written_sum(terms: Iterable[tirx.Expr]) -> tirx.Expr:
@@ -151,9 +173,12 @@ def _written_sum(terms: Iterable[tirx.Expr]) -> tirx.Expr:
     return functools.reduce(operator.add, terms)
 
 
-def _transform_weights(weight: NDArray[Any], matrix: NDArray[np.float64]) -> NDArray[np.float32]:
-    """Return G g G^T of every pair of channels: [3, 3, inputs, outputs] -> [a, a, inputs, outputs]."""
-    transformed = np.einsum("ei,vj,ijco->evco", matrix, matrix, weight.astype(np.float64), optimize=True)
+def transform_weights(weight: NDArray[Any], matrix: NDArray[np.float64]) -> NDArray[np.float32]:
+    """Return G g G^T of every pair of channels: [..., 3, 3, inputs, outputs] -> [a, a, ..., inputs,
+    outputs]."""
+    transformed = np.einsum(
+        "ei,vj,...ijco->ev...co", matrix, matrix, weight.astype(np.float64), optimize=True
+    )
     return np.ascontiguousarray(transformed, dtype=np.float32)
 
 

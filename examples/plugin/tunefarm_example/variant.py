@@ -19,7 +19,7 @@ class Transposed:
     exact = True
 
     def rewrite(self, operators: tvm.IRModule) -> tvm.IRModule | None:
-        return rewrite_calls(operators, "transposed_matmul", kernel)
+        return rewrite_calls(operators, self.name, kernel)
 
 
 def kernel(call: Call) -> Kernel | None:

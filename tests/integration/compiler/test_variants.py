@@ -15,9 +15,10 @@ from compiler.importing.model import RelaxModel, extract_tasks, read_onnx
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
 from compiler.variants.choice import VariantModel
-from compiler.variants.winograd import convolution, matrices
+from compiler.variants.winograd import convolution, matrices, transform_weights
 from compiler.workload import from_json
 from examples import make_models
+from tests.onnx_models import Builder
 
 TARGET = detect_device(1).target
 
@@ -41,33 +42,67 @@ def _run(module: tvm.IRModule, inputs: Sequence[NDArray[Any]]) -> NDArray[Any]:
 
 
 def _correlation(data: NDArray[Any], weight: NDArray[Any], padding: Sequence[int]) -> NDArray[Any]:
-    """A 3x3 convolution of stride 1 in double precision, by its definition."""
-    top, left, bottom, right = padding
-    padded = np.pad(data.astype(np.float64), ((0, 0), (top, bottom), (left, right), (0, 0)))
-    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))
-    return np.einsum("nhwcij,ijco->nhwo", windows, weight)
+    """A convolution of stride 1 in double precision, by its definition."""
+    axes = len(padding) // 2
+    around = zip(padding[:axes], padding[axes:], strict=True)
+    padded = np.pad(data.astype(np.float64), ((0, 0), *around, (0, 0)))
+    image = tuple(range(1, axes + 1))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, weight.shape[:axes], axis=image)
+    return np.tensordot(windows, weight, axes=([*range(axes + 2, 2 * axes + 2), axes + 1], range(axes + 1)))
 
 
 @pytest.mark.parametrize(("tile", "allowed"), [(2, 2e-6), (4, 2e-5)])
 @pytest.mark.parametrize(
-    ("shape", "outputs", "padding"),
-    [((1, 8, 8, 16), 16, (1, 1, 1, 1)), ((2, 9, 11, 5), 3, (0, 2, 1, 0)), ((1, 12, 7, 3), 8, (0, 0, 0, 0))],
+    ("shape", "kernel", "outputs", "padding"),
+    [
+        ((1, 8, 8, 16), (3, 3), 16, (1, 1, 1, 1)),
+        ((2, 9, 11, 5), (3, 3), 3, (0, 2, 1, 0)),
+        ((1, 12, 7, 3), (3, 3), 8, (0, 0, 0, 0)),
+        ((2, 3, 8, 9, 5), (3, 3, 3), 4, (1, 1, 1, 0, 1, 2)),
+        ((1, 2, 7, 8, 3), (1, 3, 3), 4, (0, 1, 1, 0, 1, 1)),
+    ],
 )
 def test_tiles_give_what_the_convolution_gives(
-    tile: int, allowed: float, shape: tuple[int, ...], outputs: int, padding: tuple[int, ...]
+    tile: int,
+    allowed: float,
+    shape: tuple[int, ...],
+    kernel: tuple[int, ...],
+    outputs: int,
+    padding: tuple[int, ...],
 ) -> None:
     rng = np.random.default_rng(0)
     data = rng.standard_normal(shape).astype(np.float32)
-    weight = rng.standard_normal((3, 3, shape[-1], outputs)).astype(np.float32)
-    scale = matrices(tile)[2]
-    transformed = np.einsum("ei,vj,ijco->evco", scale, scale, weight).astype(np.float32)
+    weight = rng.standard_normal((*kernel, shape[-1], outputs)).astype(np.float32)
+    transformed = transform_weights(weight, matrices(tile)[2])
     x, w = te.placeholder(shape, name="x"), te.placeholder(transformed.shape, name="w")
-    result = convolution(x, w, padding, tile)
-    kernel = tvm.compile(te.create_prim_func([x, w, result]), tvm.target.Target("llvm"))
+    function = te.create_prim_func([x, w, convolution(x, w, padding, tile)])
+    compiled = tvm.compile(function, tvm.target.Target("llvm"))
     expected = _correlation(data, weight, padding)
     found = tvm.runtime.empty(expected.shape, "float32")
-    kernel["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(transformed), found)
+    compiled["main"](tvm.runtime.tensor(data), tvm.runtime.tensor(transformed), found)
     assert np.abs(found.numpy() - expected).max() <= allowed * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "strides", "offered"),
+    [((3, 3, 3), (1, 1, 1), True), ((1, 3, 3), (1, 1, 1), True), ((3, 3, 3), (2, 1, 1), False)],
+)
+def test_convolutions_of_three_dimensions_have_a_variant(
+    kernel: tuple[int, ...], strides: tuple[int, ...], offered: bool
+) -> None:
+    builder = Builder()
+    weight = builder.constant(builder.rng.uniform(-1, 1, (16, 16, *kernel)).astype(np.float32))
+    pads = [extent // 2 for extent in kernel]
+    y = builder.op("Conv", "x", weight, kernel_shape=kernel, strides=strides, pads=[*pads, *pads])
+    model = builder.model({"x": (1, 16, 4, 9, 10)}, {builder.op("Relu", y): None})
+    variants = VariantModel.of(read_onnx(model, {}), TARGET)
+    others = [task for task in variants.tasks() if task.variant]
+    assert [task.name.split()[0] for task in others] == ["winograd_2_conv3d_relu"] * offered
+    for task in others:
+        read_dag(from_json(task.module_json))  # the search has a form for it
+        inputs = [builder.rng.standard_normal((1, 16, 4, 9, 10)).astype(np.float32)]
+        chosen = variants.choose([task.workload_hash])
+        np.testing.assert_allclose(_run(chosen, inputs), _run(variants.fused, inputs), atol=1e-4)
 
 
 def test_variants_of_a_model_are_tasks_of_the_same_weight_that_name_what_they_replace(
