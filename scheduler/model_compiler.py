@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from typing import IO
 
 from compiler.importing.spec import Shape
 from compiler.sandbox import models
 from compiler.sandbox.batch import find_batch_shapes
+from compiler.sandbox.child import import_memory_bytes
 from compiler.sandbox.models import ImportedModel
 from compiler.sandbox.verification import verify_import
 from core.device import Device
@@ -19,6 +23,7 @@ from records.storage.blobs import BlobNotFound
 from records.storage.database import Database
 from scheduler.errors import PermanentError
 from system import tracing
+from system.memory import usable_memory_bytes
 
 
 class ModelCompiler:
@@ -47,18 +52,31 @@ class ModelCompiler:
                 self._last = (key, models.import_model(file, request.shapes, device.target))
         return self._last[1]
 
-    def compile_untuned(self, request: JobRequest, device: Device) -> tuple[ImportedModel, bytes]:
-        """Return the imported model, and the library that TVM makes of it by default."""
-        with tracing.span("import and compile untuned"), self._file(request) as file:
-            imported, library = models.compile_untuned(file, request.shapes, device.target)
-        self._last = (_key(request, device), imported)
-        return imported, library
+    def compile_untuned(self, request: JobRequest, device: Device) -> tuple[ImportedModel, bytes, str]:
+        """Return the imported model, the library that TVM makes of it by default, and why the import could
+        not be verified, empty if it was.
 
-    def verify(self, request: JobRequest) -> str:
-        """Return why the import of the model could not be verified, empty if it was. Raises ModelError when
-        it computes something else than its file defines."""
-        with tracing.span("verify import"), self._file(request) as file:
-            return verify_import(file, request.shapes)
+        Raises ModelError also when the imported model computes something else than its file defines.
+        """
+
+        def compile_and_keep(file: IO[bytes]) -> tuple[ImportedModel, bytes]:
+            with tracing.span("import and compile untuned"):
+                imported, library = models.compile_untuned(file, request.shapes, device.target)
+            self._last = (_key(request, device), imported)
+            return imported, library
+
+        def verify(file: IO[bytes]) -> str:
+            with tracing.span("verify import"):
+                return verify_import(file, request.shapes)
+
+        with self._file(request) as file:
+            size = os.fstat(file.fileno()).st_size
+            if 2 * import_memory_bytes(size) > usable_memory_bytes():
+                return *compile_and_keep(file), verify(file)
+        # Both processes keep to one core. A descriptor of its own gives each a position in the file.
+        with self._file(request) as file, self._file(request) as other, ThreadPoolExecutor(1) as beside:
+            verifying = beside.submit(copy_context().run, verify, other)
+            return *compile_and_keep(file), verifying.result()
 
     def compile_tuned(self, request: JobRequest, device: Device, traces: Mapping[str, str]) -> bytes:
         """Return the library whose workloads are scheduled by `traces`, which are by workload hash."""

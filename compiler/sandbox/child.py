@@ -126,6 +126,11 @@ def size_of(data: bytes | IO[bytes]) -> int:
     return len(data) if isinstance(data, bytes) else os.fstat(data.fileno()).st_size
 
 
+def import_memory_bytes(model_bytes: int) -> int:
+    """Return what the import of a model of this size may take, on top of what a process with TVM has."""
+    return WORKING_BYTES + MEMORY_PER_MODEL_BYTE * model_bytes
+
+
 @cache
 def _warn_once(gap: str) -> None:
     _log.warning("%s", gap)
@@ -183,7 +188,7 @@ def limit_data_segment(model_bytes: int) -> None:
         pages = int(STATM.read_text().split()[5])
     except OSError:
         return
-    most = pages * resource.getpagesize() + WORKING_BYTES + MEMORY_PER_MODEL_BYTE * model_bytes
+    most = pages * resource.getpagesize() + import_memory_bytes(model_bytes)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
 

@@ -26,9 +26,9 @@ from compiler.sandbox.child import (
     MAX_REPLY_BYTES,
     MEMORY_PER_MODEL_BYTE,
     TOO_MUCH_MEMORY,
-    WORKING_BYTES,
     describe_error,
     describe_exit,
+    import_memory_bytes,
     lift_data_limit,
     limit_data_segment,
     run_on_model,
@@ -190,7 +190,7 @@ def compile_in_child(request: CompileRequest, limits: CompileLimits) -> tuple[Im
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise ModelError(f"what the compiler said of the model makes no sense: {error}") from error
     except (ModelError, ArtifactError) as error:
-        needed, usable = WORKING_BYTES + MEMORY_PER_MODEL_BYTE * request.size, usable_memory_bytes()
+        needed, usable = import_memory_bytes(request.size), usable_memory_bytes()
         ran_out = status == -signal.SIGKILL or TOO_MUCH_MEMORY in str(error)
         if not ran_out or needed <= usable:
             raise

@@ -20,6 +20,7 @@ from records.fleet import devices, leases
 from records.jobs import events, jobs, tasks, trials
 from records.jobs.trials import FALLBACK
 from records.schedules import schedules
+from scheduler import model_compiler
 from scheduler.steps import intake, publish
 from scheduler.steps.intake import UNVERIFIED
 from tests.unit.scheduler.farm import CONV, CUMSUM, DEVICE, MATMUL, TUNED, UNTUNED, FakeCompiler, Farm
@@ -202,7 +203,11 @@ def test_a_model_that_cannot_be_imported_fails_at_once_with_its_cause(
     assert compiler.imported == 1
 
 
-def test_a_model_that_is_imported_wrongly_is_not_tuned(farm: Farm, compiler: FakeCompiler) -> None:
+@pytest.mark.parametrize("usable_bytes", [0, 1 << 40])
+def test_a_model_that_is_imported_wrongly_is_not_tuned(
+    usable_bytes: int, farm: Farm, compiler: FakeCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_compiler, "usable_memory_bytes", lambda: usable_bytes)
     compiler.verification = ModelError("operator Foo of node 'bar' is imported wrongly")
     farm.submit()
     farm.plug_in()
