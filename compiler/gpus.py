@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import tvm
 
-from compiler.codegen.nvcc import compiler_version
+from compiler.codegen.nvcc import OLDEST, compiler_version, too_old
 from compiler.packaging.cuda import RUNTIME, load_cuda
 from compiler.target import detect_device
 from core.device import Device, Gpu
@@ -47,6 +47,8 @@ def detect_gpu() -> Device:
     found = read_attributes()
     host = detect_device()
     capability = found["capability_major"] * 10 + found["capability_minor"]
+    if capability < OLDEST:
+        raise NoGpuError(too_old(f"sm_{capability}"))
     gpu = Gpu(
         capability=capability,
         model=str(tvm.cuda(0).device_name),

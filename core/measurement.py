@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 _SHA256 = re.compile("[0-9a-f]{64}")
+# More than the memory of a thread.
+MAX_RESOURCE = 1 << 24
 
 
 class Outcome(StrEnum):
@@ -25,6 +27,7 @@ class Outcome(StrEnum):
     OUT_OF_MEMORY = "out_of_memory"
     ILLEGAL_ACCESS = "illegal_access"
     LAUNCH_ERROR = "launch_error"
+    SPILLED = "spilled"
     UNKNOWN = "unknown"
 
     @classmethod
@@ -34,16 +37,33 @@ class Outcome(StrEnum):
 
 
 @dataclass(frozen=True)
+class Resources:
+    """The resources of a candidate's kernels on a GPU, as the compiler reports them, each of the kernel that
+    takes most: the `registers` of a thread, of 32 bits, and the bytes of values that it stores in memory for
+    want of more."""
+
+    registers: int
+    spilled_bytes: int
+
+    def __post_init__(self) -> None:
+        for name in ("registers", "spilled_bytes"):
+            if not 0 <= getattr(self, name) < MAX_RESOURCE:
+                raise ValueError(f"no thread has {name} of {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
 class Measurement:
     """The result of running a candidate or a module: seconds of every repeat, or why there are none.
 
-    The `error` of one that went well says what makes it doubtful; it is empty when nothing does.
+    The `error` of one that went well says what makes it doubtful; it is empty when nothing does. The
+    `resources` are None where no compiler reported them.
     """
 
     outcome: Outcome
     run_secs: tuple[float, ...] = ()
     build_secs: float = 0.0
     error: str = ""
+    resources: Resources | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "run_secs", tuple(self.run_secs))

@@ -41,7 +41,7 @@ class Vitals:
     """A worker's health, as far as it knows it.
 
     `load` is the average number of processes that wanted to run in the last minute. Of a worker that measures
-    a GPU, temperature, memory and power are the GPU's. `candidates` and
+    a GPU, temperature, memory and power are the GPU's, and `driver` is its driver's version. `candidates` and
     `candidates_done` count those of the held lease. `uncontained` says what the sandbox doesn't keep measured
     code from, `trouble` why the worker can't do its work, in one line of at most MAX_TROUBLE_CHARS; both are
     empty when there is nothing to say.
@@ -57,3 +57,4 @@ class Vitals:
     uncontained: str = ""
     trouble: str = ""
     power_w: float | None = None
+    driver: str = ""

@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from core.device import Device, Gpu
 from core.lease import Candidate, Lease, LeaseId, Limits, ModuleKind, ModuleRun
-from core.measurement import Built, Measurement, Outcome
+from core.measurement import Built, Measurement, Outcome, Resources
 from core.profile import Profile
 from core.worker import MAX_TROUBLE_CHARS, Role, Vitals, Wanted, WorkerState
 from proto import fleet_pb2 as pb
@@ -52,6 +52,7 @@ _MAX_FEATURES = 1024
 _VITAL_CHARS = {
     "tunefarm_version": 64,
     "tvm_version": 64,
+    "driver": 64,
     "uncontained": 2048,
     "trouble": MAX_TROUBLE_CHARS,
 }
@@ -81,6 +82,7 @@ def measurement_to_wire(measurement: Measurement) -> pb.Measurement:
         run_secs=measurement.run_secs,
         build_secs=measurement.build_secs,
         error=_clean(measurement.error),
+        resources=None if measurement.resources is None else pb.Resources(**asdict(measurement.resources)),
     )
 
 
@@ -95,7 +97,9 @@ def measurement_from_wire(message: pb.Measurement) -> Measurement:
         )
     run_secs = tuple(message.run_secs) if outcome is Outcome.OK else ()
     try:
-        return Measurement(outcome, run_secs, build_secs, error)
+        found = message.resources if message.HasField("resources") else None
+        resources = None if found is None else Resources(found.registers, found.spilled_bytes)
+        return Measurement(outcome, run_secs, build_secs, error, resources)
     except ValueError as problem:
         return Measurement(
             Outcome.UNKNOWN, (), build_secs, f"the worker's measurement made no sense: {problem}"

@@ -41,6 +41,7 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_OUT_OF_MEMORY: _ClassVar[Outcome]
     OUTCOME_ILLEGAL_ACCESS: _ClassVar[Outcome]
     OUTCOME_LAUNCH_ERROR: _ClassVar[Outcome]
+    OUTCOME_SPILLED: _ClassVar[Outcome]
 WORKER_STATE_UNSPECIFIED: WorkerState
 WORKER_STATE_PROBING: WorkerState
 WORKER_STATE_READY: WorkerState
@@ -64,6 +65,7 @@ OUTCOME_DEVICE_LOST: Outcome
 OUTCOME_OUT_OF_MEMORY: Outcome
 OUTCOME_ILLEGAL_ACCESS: Outcome
 OUTCOME_LAUNCH_ERROR: Outcome
+OUTCOME_SPILLED: Outcome
 
 class SynchronizeRequest(_message.Message):
     __slots__ = ("protocol", "worker_id", "session_id", "starting", "state", "device", "held", "results", "slots", "wait_s", "vitals", "role", "builds_for", "calibrated", "machine")
@@ -100,7 +102,7 @@ class SynchronizeRequest(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., worker_id: _Optional[str] = ..., session_id: _Optional[str] = ..., starting: _Optional[bool] = ..., state: _Optional[_Union[WorkerState, str]] = ..., device: _Optional[_Union[Device, _Mapping]] = ..., held: _Optional[_Union[LeaseId, _Mapping]] = ..., results: _Optional[_Iterable[_Union[Result, _Mapping]]] = ..., slots: _Optional[int] = ..., wait_s: _Optional[float] = ..., vitals: _Optional[_Union[Vitals, _Mapping]] = ..., role: _Optional[_Union[WorkerRole, str]] = ..., builds_for: _Optional[_Iterable[str]] = ..., calibrated: _Optional[bool] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class Vitals(_message.Message):
-    __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done", "uncontained", "trouble", "power_w")
+    __slots__ = ("tunefarm_version", "tvm_version", "load", "temperature_c", "memory_free_bytes", "candidates", "candidates_done", "uncontained", "trouble", "power_w", "driver")
     TUNEFARM_VERSION_FIELD_NUMBER: _ClassVar[int]
     TVM_VERSION_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
@@ -111,6 +113,7 @@ class Vitals(_message.Message):
     UNCONTAINED_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
     POWER_W_FIELD_NUMBER: _ClassVar[int]
+    DRIVER_FIELD_NUMBER: _ClassVar[int]
     tunefarm_version: str
     tvm_version: str
     load: float
@@ -121,7 +124,8 @@ class Vitals(_message.Message):
     uncontained: str
     trouble: str
     power_w: float
-    def __init__(self, tunefarm_version: _Optional[str] = ..., tvm_version: _Optional[str] = ..., load: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_free_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidates_done: _Optional[int] = ..., uncontained: _Optional[str] = ..., trouble: _Optional[str] = ..., power_w: _Optional[float] = ...) -> None: ...
+    driver: str
+    def __init__(self, tunefarm_version: _Optional[str] = ..., tvm_version: _Optional[str] = ..., load: _Optional[float] = ..., temperature_c: _Optional[float] = ..., memory_free_bytes: _Optional[int] = ..., candidates: _Optional[int] = ..., candidates_done: _Optional[int] = ..., uncontained: _Optional[str] = ..., trouble: _Optional[str] = ..., power_w: _Optional[float] = ..., driver: _Optional[str] = ...) -> None: ...
 
 class SynchronizeResponse(_message.Message):
     __slots__ = ("fenced", "lease", "acknowledged", "call_again_after_s", "wanted", "calibrate", "service_version")
@@ -265,17 +269,27 @@ class Limits(_message.Message):
     memory_bytes: int
     def __init__(self, build_timeout_s: _Optional[float] = ..., run_timeout_s: _Optional[float] = ..., module_timeout_s: _Optional[float] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
+class Resources(_message.Message):
+    __slots__ = ("registers", "spilled_bytes")
+    REGISTERS_FIELD_NUMBER: _ClassVar[int]
+    SPILLED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    registers: int
+    spilled_bytes: int
+    def __init__(self, registers: _Optional[int] = ..., spilled_bytes: _Optional[int] = ...) -> None: ...
+
 class Measurement(_message.Message):
-    __slots__ = ("outcome", "run_secs", "build_secs", "error")
+    __slots__ = ("outcome", "run_secs", "build_secs", "error", "resources")
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     RUN_SECS_FIELD_NUMBER: _ClassVar[int]
     BUILD_SECS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    RESOURCES_FIELD_NUMBER: _ClassVar[int]
     outcome: Outcome
     run_secs: _containers.RepeatedScalarFieldContainer[float]
     build_secs: float
     error: str
-    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., run_secs: _Optional[_Iterable[float]] = ..., build_secs: _Optional[float] = ..., error: _Optional[str] = ...) -> None: ...
+    resources: Resources
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., run_secs: _Optional[_Iterable[float]] = ..., build_secs: _Optional[float] = ..., error: _Optional[str] = ..., resources: _Optional[_Union[Resources, _Mapping]] = ...) -> None: ...
 
 class Result(_message.Message):
     __slots__ = ("number", "lease", "trial_id", "module_run_id", "measurement", "built")

@@ -2,7 +2,7 @@
 
 nvcc comes from the packages of the extra `cuda` or from a toolkit of the host. TVM calls it through a
 function of its registry, which `register` replaces: what is compiled is a cubin for the target's capability,
-and the compiler's report on it is kept.
+and what the compiler reports of its kernels is kept.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import tvm_ffi
 from tvm.support import nvcc as tvm_nvcc
 from tvm.target import Target
 
+from core.measurement import Resources
+
+# The compute capability, times ten, of the oldest GPUs that CUDA 13 compiles for.
+OLDEST = 75
 HOST_TOOLKIT = Path("/usr/local/cuda")
 # As TVM calls nvcc.
 FLAGS = (
@@ -31,24 +33,12 @@ FLAGS = (
     "-Xptxas=-v",
 )
 _RELEASE = re.compile(r"release (\d+\.\d+)")
-_KERNEL = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLED = re.compile(r"(\d+) bytes spill stores")
 _USED = re.compile(r"Used (\d+) registers")
-_SHARED = re.compile(r"(\d+) bytes smem")
 
 
 class NvccError(RuntimeError):
     """CUDA C can't be compiled. The message says why, or what to install."""
-
-
-@dataclass(frozen=True)
-class KernelReport:
-    """The resources of a kernel: 32-bit registers of a thread, bytes of registers that a thread had to spill
-    to memory, and bytes of a block's shared memory."""
-
-    registers: int
-    spilled_bytes: int
-    shared_bytes: int
 
 
 def find_nvcc() -> Path | None:
@@ -61,8 +51,8 @@ def find_nvcc() -> Path | None:
     return next((place for place in places if os.access(place, os.X_OK)), None)
 
 
-def compile_cubin(source: str, arch: str) -> tuple[bytes, dict[str, KernelReport]]:
-    """Compile CUDA C for an architecture such as sm_80; return the cubin, and the report on each kernel.
+def compile_cubin(source: str, arch: str) -> tuple[bytes, Resources | None]:
+    """Compile CUDA C for an architecture such as sm_80; return the cubin, and what its kernels take.
 
     Raises NvccError, whose message ends with what the compiler says.
     """
@@ -81,9 +71,19 @@ def compile_cubin(source: str, arch: str) -> tuple[bytes, dict[str, KernelReport
         except OSError as error:
             raise NvccError(f"{nvcc} can't be started: {error.strerror}") from error
         said = (done.stdout + done.stderr).strip()
+        if "Unsupported gpu architecture" in said:
+            raise NvccError(too_old(arch))
         if done.returncode:
             raise NvccError(f"nvcc refuses what TVM generated: {said[-1500:]}")
         return cubin.read_bytes(), read_report(said)
+
+
+def too_old(arch: str) -> str:
+    """Return the sentence that says why there is no code for an architecture such as sm_53."""
+    return (
+        f"CUDA 13 compiles nothing for {arch}, only for compute capability {OLDEST / 10} and newer: "
+        "leave out --gpu, and measure the cores of the GPU's host"
+    )
 
 
 def compiler_version() -> str:
@@ -96,22 +96,15 @@ def compiler_version() -> str:
     return found[1] if found else ""
 
 
-def read_report(text: str) -> dict[str, KernelReport]:
-    """Return what ptxas says of each kernel with -v."""
-    reports = {}
-    _, *parts = _KERNEL.split(text)
-    for name, said in zip(parts[::2], parts[1::2], strict=True):
-        registers, spilled, shared = (found.search(said) for found in (_USED, _SPILLED, _SHARED))
-        if registers is not None:
-            reports[name] = KernelReport(
-                int(registers[1]), int(spilled[1]) if spilled else 0, int(shared[1]) if shared else 0
-            )
-    return reports
+def read_report(text: str) -> Resources | None:
+    """Return what ptxas says of the kernels with -v; None when it says nothing."""
+    registers, spilled = (max(map(int, found.findall(text)), default=0) for found in (_USED, _SPILLED))
+    return Resources(registers, spilled) if registers else None
 
 
-def last_reports() -> Mapping[str, KernelReport]:
-    """Return the reports on the kernels that this thread compiled last; none where NVRTC compiled them."""
-    return getattr(_of_thread, "reports", {})
+def last_resources() -> Resources | None:
+    """Return what the kernels take that this thread compiled last; None where NVRTC compiled them."""
+    return getattr(_of_thread, "resources", None)
 
 
 def register() -> None:
@@ -125,9 +118,9 @@ _of_thread = threading.local()
 def _compile(source: str) -> bytes:
     """Compile for the current target, as TVM asks for."""
     if find_nvcc() is None and importlib.util.find_spec("cuda") is not None:
-        _of_thread.reports = {}
+        _of_thread.resources = None
         return bytes(tvm_nvcc.compile_cuda(source, target_format="cubin", compiler="nvrtc"))
-    cubin, _of_thread.reports = compile_cubin(source, str(Target.current().attrs["arch"]))
+    cubin, _of_thread.resources = compile_cubin(source, str(Target.current().attrs["arch"]))
     return cubin
 
 

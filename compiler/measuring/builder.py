@@ -11,6 +11,7 @@ import tvm
 from tvm import te
 from tvm.s_tir import Schedule
 
+from compiler.codegen.nvcc import last_resources
 from compiler.codegen.steps import compile_scheduled
 from compiler.constants.packing import PackedConstants
 from compiler.lowering.trace import apply_trace
@@ -19,10 +20,11 @@ from compiler.packaging.library import KernelLibrary
 from compiler.packaging.linker import find_linker, link_library
 from compiler.target import host_triple, parse_target
 from compiler.workload import from_json
-from core.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome, Resources
 
 # An error is reported by the end of its message, where TVM names the cause.
 ERROR_CHARS = 2000
+REGISTER_BYTES = 4
 # An architecture that every CUDA compiles for.
 ANY_ARCH = "sm_80"
 
@@ -30,12 +32,14 @@ ANY_ARCH = "sm_80"
 @dataclass(frozen=True)
 class BuiltKernel:
     """A compiled candidate, machine code emitted, ready to run. `packed_constants` describes what its
-    `pack` function lays out ahead of time; None when it packs nothing."""
+    `pack` function lays out ahead of time; None when it packs nothing. `resources` are what a GPU's compiler
+    reports."""
 
     library: Any
     function: Any
     build_secs: float
     packed_constants: PackedConstants | None = None
+    resources: Resources | None = None
 
 
 class LocalBuilder:
@@ -62,7 +66,9 @@ class LocalBuilder:
                 return Measurement(Outcome.BUILD_ERROR, error="nothing is bound to the GPU's threads")
         except Exception as error:  # TVM raises whatever class its C++ side names
             return Measurement(Outcome.BUILD_ERROR, error=str(error)[-ERROR_CHARS:])
-        return BuiltKernel(library, function, time.perf_counter() - start, packed)
+        build_secs, resources = time.perf_counter() - start, self._resources()
+        spilled = _spilled(resources, build_secs)
+        return spilled or BuiltKernel(library, function, build_secs, packed, resources)
 
     def export(self, module_json: str, trace: str) -> KernelLibrary | Measurement:
         """Replay a trace on a workload and compile it to a library that the target's machine loads."""
@@ -74,7 +80,24 @@ class LocalBuilder:
             data = link_library(library, triple, find_linker(triple))
         except Exception as error:
             return Measurement(Outcome.BUILD_ERROR, error=str(error)[-ERROR_CHARS:])
-        return KernelLibrary(data, packed, time.perf_counter() - start)
+        build_secs, resources = time.perf_counter() - start, self._resources()
+        return _spilled(resources, build_secs) or KernelLibrary(data, packed, build_secs, resources)
+
+    def _resources(self) -> Resources | None:
+        """Return what the compiler reported of the kernels that this thread has just built; None for CPUs."""
+        return last_resources() if self._target.kind.name == "cuda" else None
+
+
+def _spilled(resources: Resources | None, build_secs: float) -> Measurement | None:
+    """Return how a trial ends whose threads keep more in memory than in registers: such a program waits for
+    memory at every step, and its tile is too large on any GPU."""
+    if resources is None or resources.spilled_bytes <= REGISTER_BYTES * resources.registers:
+        return None
+    error = (
+        f"a thread keeps {resources.spilled_bytes} bytes in memory, more than in its "
+        f"{resources.registers} registers: the program wasn't run"
+    )
+    return Measurement(Outcome.SPILLED, build_secs=build_secs, error=error, resources=resources)
 
 
 def check_export(machine: str, on_gpu: bool = False) -> None:

@@ -12,6 +12,7 @@ import platform
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,9 @@ class LocalRunner:
         try:
             found = KernelLibrary.unpack(packed)
             library = found.load(platform.machine())
-            return BuiltKernel(library, library["main"], found.build_secs, found.packed_constants)
+            return BuiltKernel(
+                library, library["main"], found.build_secs, found.packed_constants, found.resources
+            )
         except LibraryError as error:
             return Measurement(Outcome.BUILD_ERROR, error=str(error))
         except Exception as error:  # TVM raises whatever class its C++ side names
@@ -109,10 +112,12 @@ class LocalRunner:
                     wrong = f"after several calls, {wrong}"
             if wrong:
                 operands.forget()
-                return Measurement(Outcome.WRONG_RESULT, build_secs=built.build_secs, error=wrong)
+                return Measurement(
+                    Outcome.WRONG_RESULT, (), built.build_secs, wrong, resources=built.resources
+                )
         except Exception as error:
-            return self._failure(error, built.build_secs)
-        return Measurement(Outcome.OK, secs, built.build_secs, doubt)
+            return replace(self._failure(error, built.build_secs), resources=built.resources)
+        return Measurement(Outcome.OK, secs, built.build_secs, doubt, built.resources)
 
     def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
         """Time a packed module end to end with random inputs, as a user's process runs it: the operating

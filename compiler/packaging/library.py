@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from compiler.constants.packing import PackedConstants
 from compiler.packaging import archive
 from compiler.packaging.archive import ArchiveError
 from compiler.packaging.linker import elf_machine
+from core.measurement import Resources
 
 LIBRARY = "candidate.so"
 MANIFEST = "manifest.json"
@@ -32,16 +33,19 @@ class LibraryError(ValueError):
 
 @dataclass(frozen=True)
 class KernelLibrary:
-    """A candidate's shared library, the constants that it packs (None for none), the seconds of building."""
+    """A candidate's shared library, the constants that it packs (None for none), the seconds of building, and
+    what the compiler reported of its kernels."""
 
     data: bytes
     packed_constants: PackedConstants | None
     build_secs: float
+    resources: Resources | None = None
 
     def pack(self) -> bytes:
         constants = self.packed_constants
         parts = constants and {name: getattr(constants, name) for name in ("operands", "shapes", "dtypes")}
-        manifest = json.dumps({"parts": parts, "build_secs": self.build_secs})
+        resources = self.resources and asdict(self.resources)
+        manifest = json.dumps({"parts": parts, "build_secs": self.build_secs, "resources": resources})
         return archive.pack([(LIBRARY, self.data), (MANIFEST, manifest.encode())])
 
     @classmethod
@@ -59,7 +63,8 @@ class KernelLibrary:
                     shapes=tuple(tuple(map(int, shape)) for shape in parts["shapes"]),
                     dtypes=tuple(map(str, parts["dtypes"])),
                 )
-            return cls(entries[LIBRARY], constants, float(manifest["build_secs"]))
+            resources = manifest.get("resources") and Resources(**manifest["resources"])
+            return cls(entries[LIBRARY], constants, float(manifest["build_secs"]), resources)
         except ArchiveError as error:
             raise LibraryError(str(error)) from error
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

@@ -18,6 +18,8 @@ from records.storage.tables import JobRow, LeaseRow, ModuleRunRow, RecordRow, Tr
 # The record of a program that is measured again keeps at most this many seconds: those of about four
 # measurements.
 MAX_RUN_SECS = 400
+# The columns of a trial that its measurement's `resources` have by the same names.
+RESOURCES = ("registers", "spilled_bytes")
 
 # The id of a trial or of a module run; the other one is None.
 WorkKey: TypeAlias = tuple[int | None, int | None]
@@ -134,6 +136,7 @@ def store(session: Session, accepted: Accepted, now: float) -> None:
     trials = [
         {"id": trial_id, "latency_s": measurement.latency_s if measurement.run_secs else None}
         | done_columns(measurement, now)
+        | {name: getattr(measurement.resources, name, None) for name in RESOURCES}
         for trial_id, measurement in accepted.trials.items()
     ]
     module_runs = [

@@ -30,7 +30,10 @@ Source: TypeAlias = Literal["trial", "import"]
 
 # A record is one trace of a workload on a device class.
 KEY = ("workload_hash", "device_class", "trace_sha")
-_VALUES = ("trace", "program", "latency_s", "run_secs", "outcome", "target", "source", "created_at")
+_VALUES = (
+    *("trace", "program", "latency_s", "run_secs", "registers", "spilled_bytes"),
+    *("outcome", "target", "source", "created_at"),
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +41,8 @@ class Record:
     """The newest measurement of one trace of a workload on a device class, stored at `created_at`.
 
     `latency_s`, the median of `run_secs`, is None unless `outcome` is OK. A record whose `source` is "import"
-    is no measurement: its seconds are what the database said that it was imported from.
+    is no measurement: its seconds are what the database said that it was imported from. `registers` and
+    `spilled_bytes` are those of `core.measurement.Resources`, None where no compiler reported them.
     """
 
     workload_hash: str
@@ -51,6 +55,8 @@ class Record:
     target: str
     source: Source
     created_at: float
+    registers: int | None = None
+    spilled_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if (self.latency_s is None) == (self.outcome is Outcome.OK):
@@ -183,6 +189,8 @@ def _insert_trials(dialect: str) -> ConflictInsert:
         "program": TrialRow.program,
         "latency_s": TrialRow.latency_s,
         "run_secs": TrialRow.run_secs,
+        "registers": TrialRow.registers,
+        "spilled_bytes": TrialRow.spilled_bytes,
         "outcome": TrialRow.outcome,
         "target": DeviceClassRow.target,
         "source": literal("trial"),
@@ -226,4 +234,6 @@ def _record(row: Any) -> Record:
         target=row.target,
         source=cast("Source", row.source),
         created_at=row.created_at,
+        registers=row.registers,
+        spilled_bytes=row.spilled_bytes,
     )

@@ -278,6 +278,9 @@ class TrialRow(Base):
     # The median of run_secs; null for trials that are older than this column.
     latency_s: Mapped[float | None]
     build_secs: Mapped[float | None]
+    # What the compiler reports of a GPU's kernels, see core.measurement.Resources.
+    registers: Mapped[int | None]
+    spilled_bytes: Mapped[int | None]
     error: Mapped[str]
     created_at: Mapped[float]
     finished_at: Mapped[float | None]
@@ -332,6 +335,8 @@ class RecordRow(Base):
     program: Mapped[dict[str, Any] | None]
     latency_s: Mapped[float | None]
     run_secs: Mapped[list[Any]]
+    registers: Mapped[int | None]
+    spilled_bytes: Mapped[int | None]
     outcome: Mapped[str]
     target: Mapped[str]
     source: Mapped[str]

@@ -47,6 +47,7 @@ QUANTITIES = (
     "threads",
     "resident_blocks",
     "shared_bytes",
+    "registers",
 )
 NUM_FEATURES = len(QUANTITIES) + 3
 # Stored with every model. Count up when a feature comes to mean another thing.

@@ -106,6 +106,7 @@ def tiled_terms(population: Population, stage: Stage, machine: Machine) -> dict[
         "threads": tile.threads.astype(np.float64),
         "resident_blocks": resident,
         "shared_bytes": tile.shared_bytes.astype(np.float64),
+        "registers": tile.registers.astype(np.float64),
         "unroll": population.column(stage.node, "unroll").astype(np.float64),
         **{f"trips_{level}": tile.nest.trips(level) * 1.0 for level in range(6)},
     }

@@ -279,7 +279,8 @@ class ProgramBody(BaseModel):
     """A measured program: `latency_s` is the median of `run_secs`, `trace` the TVM trace that schedules it.
 
     `listing` is its loop nest and `decisions` is what its sketch decided. Both are null but for the best
-    programs that a job has seen.
+    programs that a job has seen. `registers` of a thread, and the `spilled_bytes` that it keeps in memory for
+    want of more, are what the compiler reported of a GPU's kernels; null where it reported nothing.
     """
 
     latency_s: float
@@ -288,6 +289,8 @@ class ProgramBody(BaseModel):
     trace: str
     listing: str | None
     decisions: str | None
+    registers: int | None
+    spilled_bytes: int | None
 
     @classmethod
     def of(cls, record: Record, listing: Listing | None) -> ProgramBody:
@@ -299,6 +302,8 @@ class ProgramBody(BaseModel):
             trace=record.trace,
             listing=None if listing is None else listing.text,
             decisions=None if listing is None else listing.decisions,
+            registers=record.registers,
+            spilled_bytes=record.spilled_bytes,
         )
 
 

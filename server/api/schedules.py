@@ -69,7 +69,9 @@ class ScheduleBody(BaseModel):
     "trial", a device of the class has compared the schedule's outputs and timed it. Where it is "import",
     none has: the seconds are what the imported database said, and outputs may be wrong. Where
     `in_place_of` isn't null, it is the class that was asked for, of which nothing is known; this schedule
-    is of the nearest class whose code runs there.
+    is of the nearest class whose code runs there. `registers` of a thread, and the `spilled_bytes` that it
+    keeps in memory for want of more, are what the compiler reported of a GPU's kernels; null where it
+    reported nothing.
     """
 
     workload: str
@@ -84,6 +86,8 @@ class ScheduleBody(BaseModel):
     threads: int | None
     source: Literal["trial", "import"]
     created_at: float
+    registers: int | None
+    spilled_bytes: int | None
 
     @classmethod
     def of(cls, record: Record, of_class: ClassFacts, asked: str) -> ScheduleBody:
@@ -101,6 +105,8 @@ class ScheduleBody(BaseModel):
             threads=of_class.threads,
             source=record.source,
             created_at=record.created_at,
+            registers=record.registers,
+            spilled_bytes=record.spilled_bytes,
         )
 
 

@@ -33,7 +33,8 @@ class WorkerBody(BaseModel):
     `trials_per_minute` is the rate of the last five minutes, `trial_s` the time that a trial takes on it.
     `load` is the number of processes that wanted to run, averaged over a minute; `temperature_c` is of its
     processor, or of the GPU that it measures, as are then `memory_free_bytes` and `power_w`; `candidates` and
-    `candidates_done` are of the `lease` it holds. All of them are null where they are unknown.
+    `candidates_done` are of the `lease` it holds. All of them are null where they are unknown. `driver` is
+    the version of the GPU's driver, empty where there is none.
 
     `trouble` says in one line why it can't measure (or build), and is empty while it can or has not yet found
     out. `uncontained` says what measured code is not kept from. `calibrate`: it has been asked to measure its
@@ -61,6 +62,7 @@ class WorkerBody(BaseModel):
     temperature_c: float | None
     memory_free_bytes: int | None
     power_w: float | None
+    driver: str
     tunefarm_version: str
     tvm_version: str
     lease: str | None
@@ -102,6 +104,7 @@ class WorkerBody(BaseModel):
             temperature_c=vitals.temperature_c,
             memory_free_bytes=vitals.memory_free_bytes,
             power_w=vitals.power_w,
+            driver=vitals.driver,
             tunefarm_version=vitals.tunefarm_version,
             tvm_version=vitals.tvm_version,
             lease=held.id if held else None,

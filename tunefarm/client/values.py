@@ -180,6 +180,7 @@ class Worker:
     temperature_c: float | None = None
     memory_free_bytes: int | None = None
     power_w: float | None = None
+    driver: str = ""
     tunefarm_version: str = ""
     tvm_version: str = ""
     lease: str | None = None

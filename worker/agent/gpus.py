@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 import pynvml
@@ -15,6 +16,12 @@ from worker.agent.health import read_vitals
 
 # CUDA shows a process only what this variable names, by UUID.
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+DEVICE_TREE = Path("/proc/device-tree/model")
+# The first words of the models of Jetsons whose GPUs (compute capability 5.3 to 7.2) CUDA 13 doesn't know.
+OLD_JETSONS = (
+    *("NVIDIA Jetson Nano", "NVIDIA Jetson TX", "NVIDIA Jetson Xavier", "NVIDIA Jetson AGX Xavier"),
+    "Jetson-AGX",
+)
 ONLY = "only"
 
 
@@ -38,9 +45,13 @@ def list_gpus() -> list[VisibleGpu]:
             for handle in _handles()
         ]
     except pynvml.NVMLError as error:
-        raise SettingsError(
-            f"there is no GPU to measure: {error}; install NVIDIA's driver, or leave out --gpu"
-        ) from error
+        mend = "install NVIDIA's driver, or leave out --gpu"
+        with contextlib.suppress(OSError):
+            if (board := DEVICE_TREE.read_text().rstrip("\0\n")).startswith(OLD_JETSONS):
+                mend = (
+                    f"CUDA 13 has no code for the GPU of this {board}: leave out --gpu to measure its cores"
+                )
+        raise SettingsError(f"there is no GPU to measure: {error}; {mend}") from error
 
 
 def choose_gpu(wanted: int | Literal["only"]) -> VisibleGpu:
@@ -72,6 +83,7 @@ class GpuVitals:
                     pynvml.nvmlDeviceGetTemperature(_whole(handle), pynvml.NVML_TEMPERATURE_GPU)
                 ),
                 "power_w": lambda: pynvml.nvmlDeviceGetPowerUsage(_whole(handle)) / 1e3,
+                "driver": lambda: str(pynvml.nvmlSystemGetDriverVersion()),
             }
             for name, read in readings.items():
                 with contextlib.suppress(pynvml.NVMLError):

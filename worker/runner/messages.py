@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from core.device import Device
-from core.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome, Resources
 from core.profile import Profile
 from core.worker import MAX_TROUBLE_CHARS
 from proto.convert import device_from_wire, device_to_wire
@@ -44,6 +44,7 @@ def encode_measurement(measurement: Measurement) -> Message:
         "run_secs": measurement.run_secs,
         "build_secs": measurement.build_secs,
         "error": measurement.error,
+        "resources": None if measurement.resources is None else asdict(measurement.resources),
     }
 
 
@@ -55,7 +56,11 @@ def decode_measurement(message: object) -> Measurement:
         if len(run_secs) > MAX_REPEATS:
             raise ValueError(f"it has {len(run_secs)} repeats")
         outcome, build_secs = Outcome(message["outcome"]), _seconds(message["build_secs"])
-        return Measurement(outcome, tuple(map(float, run_secs)), build_secs, decode_text(message["error"]))
+        error, found = decode_text(message["error"]), message["resources"]
+        resources = None
+        if found is not None:
+            resources = Resources(decode_number(found["registers"]), decode_number(found["spilled_bytes"]))
+        return Measurement(outcome, tuple(map(float, run_secs)), build_secs, error, resources)
     except (TypeError, ValueError, KeyError, OverflowError) as error:
         raise FrameError(f"not a measurement: {error}") from error
 

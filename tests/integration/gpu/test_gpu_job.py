@@ -31,6 +31,7 @@ def test_a_network_is_tuned_verified_timed_and_published(
     with service(tmp_path) as farm, worker(farm, "gpu-host", "--gpu", "1", "--threads", "1"):
         shown = farm.shown("gpu-host")
         assert (shown["cores"], shown["power_w"], shown["temperature_c"]) == (4, 87.5, 41.0)
+        assert shown["driver"] == "580.0 (stand-in)"
         tuning = farm.start_tuning(model, "--trials", "4", "--output", "tuned")
         out, errors = tuning.communicate()
     assert tuning.returncode == 0, errors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,7 @@ except SettingsError as error:
 VITALS = """
 from worker.agent.gpus import GpuVitals, choose_gpu
 vitals = GpuVitals(choose_gpu(0))()
-print(vitals.temperature_c, vitals.power_w, vitals.memory_free_bytes)
+print(vitals.temperature_c, vitals.power_w, vitals.memory_free_bytes, vitals.driver)
 """
 
 
@@ -61,7 +62,17 @@ def test_an_index_too_high_names_those_that_there_are(stand_in: StandIn) -> None
 @pytest.mark.parametrize("behaviour", ["", "slices 1"])
 def test_its_vitals_are_read(stand_in: StandIn, behaviour: str) -> None:
     stand_in.behave(behaviour)
-    assert said(VITALS, stand_in=stand_in) == "41.0 87.5 805306368"
+    assert said(VITALS, stand_in=stand_in) == "41.0 87.5 805306368 580.0 (stand-in)"
+
+
+def test_an_old_jetson_is_told_that_its_gpu_is_too_old(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.write_text("NVIDIA Jetson Nano Developer Kit\0")
+    choose = (
+        f"from pathlib import Path; from worker.agent import gpus; gpus.DEVICE_TREE = Path({str(model)!r})"
+    )
+    answer = said(f"{choose}{CHOOSE}", "0")
+    assert "CUDA 13 has no code for the GPU of this NVIDIA Jetson Nano Developer Kit: leave out" in answer
 
 
 def test_a_machine_without_a_driver_has_none() -> None:

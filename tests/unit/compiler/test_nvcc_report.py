@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from compiler.codegen.nvcc import KernelReport, read_report
+from compiler.codegen.nvcc import read_report
+from core.measurement import Resources
 
 REPORT = """
 ptxas info    : 0 bytes gmem
@@ -17,12 +18,9 @@ ptxas info    : Used 10 registers, used 0 barriers, 360 bytes cmem[0]
 """
 
 
-def test_registers_spills_and_shared_memory_of_every_kernel() -> None:
-    assert read_report(REPORT) == {
-        "main_kernel": KernelReport(84, 16, 8192),
-        "main_kernel_1": KernelReport(10, 0, 0),
-    }
+def test_registers_and_spills_of_the_kernel_that_takes_most() -> None:
+    assert read_report(REPORT) == Resources(84, 16)
 
 
 def test_a_compiler_that_says_nothing_reports_nothing() -> None:
-    assert read_report("") == {}
+    assert read_report("") is None

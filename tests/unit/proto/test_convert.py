@@ -11,7 +11,7 @@ import pytest
 
 from core.device import Device, Gpu
 from core.lease import Candidate, Lease, LeaseId, Limits, ModuleRun
-from core.measurement import Built, Measurement, Outcome
+from core.measurement import Built, Measurement, Outcome, Resources
 from core.worker import MAX_TROUBLE_CHARS, Role, Vitals, Wanted, WorkerState
 from proto import convert
 from proto import fleet_pb2 as pb
@@ -33,7 +33,7 @@ DEVICE = Device(
 )
 PROFILE = json.loads(DEVICE.speeds.to_json())
 HELD = LeaseId("lease-1", 1)
-OK = Measurement(Outcome.OK, (1e-3, 1.1e-3), 0.03)
+OK = Measurement(Outcome.OK, (1e-3, 1.1e-3), 0.03, resources=Resources(84, 0))
 REPORT = WorkerReport(
     "board", "s1", True, WorkerState.READY, DEVICE, HELD, (Result(7, HELD, OK, trial_id=3),), 16, 20.0
 )
@@ -60,7 +60,7 @@ def wire_report(**changes: object) -> pb.SynchronizeRequest:
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_every_outcome_survives(outcome: Outcome) -> None:
-    measurement = OK if outcome is Outcome.OK else Measurement(outcome, (), 0.5, "why")
+    measurement = OK if outcome is Outcome.OK else Measurement(outcome, (), 0.5, "why", Resources(255, 1200))
     assert convert.measurement_from_wire(convert.measurement_to_wire(measurement)) == measurement
 
 
@@ -199,6 +199,12 @@ def test_vitals_survive_as_far_as_they_are_known(vitals: Vitals) -> None:
     assert convert.report_from_wire(convert.report_to_wire(report)) == report
 
 
+def test_resources_that_no_thread_has_are_no_measurement() -> None:
+    message = convert.measurement_to_wire(OK)
+    message.resources.registers = 1 << 30
+    assert convert.measurement_from_wire(message).outcome is Outcome.UNKNOWN
+
+
 def test_a_report_without_vitals_is_understood() -> None:
     message = convert.report_to_wire(REPORT)
     message.ClearField("vitals")
@@ -210,6 +216,7 @@ def test_a_report_without_vitals_is_understood() -> None:
     [
         ("tunefarm_version", "1.0\nroot:"),
         ("tvm_version", "9" * 65),
+        ("driver", "580\n"),
         ("uncontained", "x" * 4000),
         ("trouble", "x" * (MAX_TROUBLE_CHARS + 1)),
         ("trouble", "its check\nfailed"),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from core.measurement import Measurement, Outcome
+from core.measurement import Measurement, Outcome, Resources
 from tests.devices import DEVICE
 from worker.runner import messages
 from worker.runner.interface import BuildRequest, Exported, Machines
@@ -21,6 +21,7 @@ from worker.sandbox.frames import FrameError
     [
         Measurement(Outcome.OK, (0.1, 0.2), 0.3),
         Measurement(Outcome.WRONG_RESULT, build_secs=1.0, error="off by one"),
+        Measurement(Outcome.SPILLED, error="too large", resources=Resources(255, 1200)),
     ],
 )
 def test_a_measurement_survives_its_message(measurement: Measurement) -> None:
@@ -51,6 +52,7 @@ GOOD = messages.encode_measurement(Measurement(Outcome.OK, (0.1,)))
         GOOD | {"build_secs": float("nan")},
         GOOD | {"build_secs": -1.0},
         GOOD | {"error": ["a text"]},
+        GOOD | {"resources": {"registers": 1 << 40, "spilled_bytes": 0}},
     ],
 )
 def test_nonsense_from_a_child_is_no_measurement(message: object) -> None:

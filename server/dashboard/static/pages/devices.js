@@ -76,7 +76,7 @@ function Worker({ worker, isAdmin, onChange }) {
       <dt>Noise</dt><dd>${noise === null ? "not known yet" : html`${percent(noise)} <span class="muted">spread of a trial's repeats</span>`}</dd>
       <dt>Temperature</dt><dd>${worker.temperature_c === null ? "not measured" : `${digits(worker.temperature_c)} °C`}</dd>
       <dt>Load</dt><dd>${worker.load === null ? "–" : digits(worker.load)}${worker.memory_free_bytes !== null && `, ${bytes(worker.memory_free_bytes)} of memory free`}</dd>
-      <dt>Seen</dt><dd>${ago(worker.last_seen_at)} <span class="muted">tunefarm ${worker.tunefarm_version || "?"}, TVM ${worker.tvm_version || "?"}</span></dd>
+      <dt>Seen</dt><dd>${ago(worker.last_seen_at)} <span class="muted">tunefarm ${worker.tunefarm_version || "?"}, TVM ${worker.tvm_version || "?"}${worker.driver && `, NVIDIA's driver ${worker.driver}`}</span></dd>
       ${worker.uncontained && html`<dt>Not contained</dt><dd>${worker.uncontained}</dd>`}
     </dl>
   </section>`;
