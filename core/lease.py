@@ -11,6 +11,8 @@ from typing import Literal, TypeAlias
 
 # A candidate's process may allocate this much more than it occupies at its start.
 MEMORY_BYTES = 4 << 30
+# A slow device reads its artifact, unpacks and loads it at this speed: a second for 10 MB.
+SECS_PER_ARTIFACT_BYTE = 1e-7
 # Loading a packed model takes several times its size: the file as read, the library, the weights.
 MEMORY_PER_ARTIFACT_BYTE = 6
 MAX_MODULE_RUNS = 16
@@ -42,8 +44,11 @@ class Limits:
 
     @classmethod
     def for_module(cls, artifact_bytes: int) -> Limits:
-        """Return the limits of a module run, whose memory grows with its artifact."""
-        return cls(memory_bytes=MEMORY_BYTES + MEMORY_PER_ARTIFACT_BYTE * artifact_bytes)
+        """Return the limits of a module run, whose time and memory grow with its artifact."""
+        return cls(
+            module_timeout_s=cls.module_timeout_s + SECS_PER_ARTIFACT_BYTE * artifact_bytes,
+            memory_bytes=MEMORY_BYTES + MEMORY_PER_ARTIFACT_BYTE * artifact_bytes,
+        )
 
     def __post_init__(self) -> None:
         for name in ("build_timeout_s", "run_timeout_s", "module_timeout_s", "memory_bytes"):

@@ -67,7 +67,7 @@ class ModelCompiler:
 
         def verify(file: IO[bytes]) -> str:
             with tracing.span("verify import"):
-                return verify_import(file, request.shapes)
+                return verify_import(file, request.shapes, device.target)
 
         with self._file(request) as file:
             size = os.fstat(file.fileno()).st_size

@@ -53,19 +53,32 @@ class OnnxFile:
     weights: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
     @cached_property
-    def computed_in(self) -> str:
-        """The coarsest of COARSENESS among inputs, weights, what is cast to, and what is quantized."""
+    def types(self) -> frozenset[str]:
+        """The types of inputs, of weights and of what is cast to."""
         graph = self.proto.graph
-        nodes = [*graph.node, *(node for function in self.proto.functions for node in function.node)]
         types = {weight.data_type for weight in graph.initializer}
         types |= {value.type.tensor_type.elem_type for value in graph.input}
         types |= {
-            one.i for node in nodes if node.op_type == "Cast" for one in node.attribute if one.name == "to"
+            one.i
+            for node in self._nodes
+            if node.op_type == "Cast"
+            for one in node.attribute
+            if one.name == "to"
         }
-        found = {onnx.helper.tensor_dtype_to_np_dtype(kind).name for kind in types if kind}
-        if any("Quantize" in node.op_type or node.op_type.startswith("QLinear") for node in nodes):
+        return frozenset(onnx.helper.tensor_dtype_to_np_dtype(kind).name for kind in types if kind)
+
+    @cached_property
+    def computed_in(self) -> str:
+        """The coarsest of COARSENESS among `types`, and what is quantized."""
+        found = set(self.types)
+        if any("Quantize" in node.op_type or node.op_type.startswith("QLinear") for node in self._nodes):
             found.add("quantized")
         return max(found.intersection(COARSENESS), key=COARSENESS.index, default="float64")
+
+    @property
+    def _nodes(self) -> list[onnx.NodeProto]:
+        """Those of the main graph, and of the model's own functions."""
+        return [*self.proto.graph.node, *(node for one in self.proto.functions for node in one.node)]
 
 
 def read_file(data: bytes, shapes: Mapping[str, Shape]) -> OnnxFile:

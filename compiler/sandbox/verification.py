@@ -33,13 +33,15 @@ MEMORY_BYTES = BASE_MEMORY_BYTES + (8 << 30)
 MAX_PROBLEM_CHARS = 8192
 
 
-def verify_import(data: bytes | IO[bytes], shapes: Mapping[str, Shape], timeout_s: float = VERIFY_S) -> str:
-    """Return why the import of a model could not be verified, empty if it was.
+def verify_import(
+    data: bytes | IO[bytes], shapes: Mapping[str, Shape], target: str, timeout_s: float = VERIFY_S
+) -> str:
+    """Return why the import of a model that is tuned for a target could not be verified, empty if it was.
 
     Raises ModelError when the imported model computes something else than the file defines.
     """
     memory_bytes = MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * size_of(data)
-    request = {"shapes": dict(shapes), "memory_bytes": memory_bytes}
+    request = {"shapes": dict(shapes), "memory_bytes": memory_bytes, "target": target}
     reply, status = run_on_model("compiler.sandbox.verification", data, request, timeout_s)
     is_verified = False
     for line in reply.splitlines():
@@ -65,7 +67,7 @@ def _answer(request: dict[str, Any], reply: BinaryIO) -> None:
     shapes = {name: tuple(shape) for name, shape in request["shapes"].items()}
     try:
         file = read_model(os.fdopen(request["model"], "rb"), shapes)
-        for number in verify_file(file, detect_device().target):
+        for number in verify_file(file, detect_device().target, request["target"]):
             write_line(reply, {"verified": number})
     except NoReference as error:
         write_line(reply, {"reason": str(error)})

@@ -15,21 +15,23 @@ from compiler.importing.formats.exported_program import ExportedProgram
 from compiler.importing.formats.model_file import ModelFile
 from compiler.importing.formats.onnx_model import OnnxModel
 from compiler.importing.formats.tflite_model import TfliteModel
-from compiler.importing.model import RelaxModel, fuse_untuned, import_file
+from compiler.importing.model import RelaxModel, fuse, fuse_untuned, import_file
 from compiler.importing.onnx_file import OnnxFile, node_name
 from compiler.importing.spec import ModelError, NoReference
 from compiler.measuring.outputs import compare_outputs
+from compiler.target import parse_target
 from compiler.verifying.inputs import drawn, input_sets
+from compiler.verifying.layers import Layers
 from compiler.verifying.reference import Reference
 
 Array = NDArray[Any]
 ADVICE = "the model can't be tuned: report this with the file, or replace the operator"
 
 
-def verify_file(file: ModelFile, target: str) -> Iterator[int]:
+def verify_file(file: ModelFile, target: str, tuned_for: str) -> Iterator[int]:
     """Compare the outputs of a model as `verify` does, with those of ONNX Runtime, PyTorch or LiteRT."""
     if isinstance(file, OnnxModel):
-        yield from verify(file.file, file.to_relax(), target)
+        yield from verify(file.file, file.to_relax(), target, tuned_for)
         return
     if not isinstance(file, ExportedProgram | TfliteModel):
         raise NoReference("a TVM module is defined by TVM alone")
@@ -44,13 +46,16 @@ def verify_file(file: ModelFile, target: str) -> Iterator[int]:
         yield number
 
 
-def verify(file: OnnxFile, model: RelaxModel, target: str) -> Iterator[int]:
-    """Compare the outputs for one set of inputs after the other; yield how many have agreed.
+def verify(file: OnnxFile, model: RelaxModel, target: str, tuned_for: str) -> Iterator[int]:
+    """Compare the outputs for one set of inputs after the other, those of a quantized model layer by layer as
+    well; yield how many have agreed.
 
-    `target` is this machine's. Raises ModelError, which names the first node whose value differs, and
-    NoReference.
+    `target` is this machine's. What the model is rewritten to for `tuned_for`, such as dot products of bytes,
+    is part of its layers. Raises ModelError, which names the first node whose value differs, and NoReference.
     """
     reference = Reference(file.proto, file.output_names)
+    layers = Layers.of(file)
+    in_layers = None if layers is None else _InLayers(layers, target, tuned_for)
     imported: Imported | None = None
     for number, inputs in enumerate(input_sets(file), start=1):
         wanted = reference.compute({**inputs, **file.weights})
@@ -60,16 +65,20 @@ def verify(file: OnnxFile, model: RelaxModel, target: str) -> Iterator[int]:
         expected, actual = [wanted[name] for name in names], [found[name] for name in names]
         if wrong := compare_outputs(expected, actual, file.computed_in):
             raise ModelError(_describe(file, inputs, target, wrong))
+        if in_layers is not None:
+            in_layers.check(inputs)
         yield number
 
 
 class Imported:
     """Runs an imported model; only slow loop nests are scheduled."""
 
-    def __init__(self, model: RelaxModel, target: str) -> None:
+    def __init__(self, model: RelaxModel, target: str, tuned_for: str = "") -> None:
+        """Run it as TVM imports it, or as it is rewritten to be tuned for a CPU."""
+        fused = fuse(model, tuned_for) if tuned_for else fuse_untuned(model, target)
         # LLVM's higher levels take twice as long, which the few calls don't gain.
         quickly = tvm.target.Target({"kind": "llvm", "opt-level": 1})
-        executable = relax.build(fallback.schedule_slow(fuse_untuned(model, target)), quickly)
+        executable = relax.build(fallback.schedule_slow(fused), quickly)
         self._machine = relax.VirtualMachine(executable, tvm.cpu())
         self._model = model
 
@@ -80,6 +89,30 @@ class Imported:
         fields = [result] if isinstance(result, tvm.runtime.Tensor) else list(result)
         names = [spec.name for spec in self._model.outputs]
         return {name: field.numpy() for name, field in zip(names, fields, strict=True)}
+
+
+class _InLayers:
+    """Runs the layers of a quantized model, each on the reference's bytes."""
+
+    def __init__(self, layers: Layers, target: str, tuned_for: str) -> None:
+        self._layers = layers
+        self._target = tuned_for if parse_target(tuned_for).kind.name == "llvm" else target
+        self._reference = layers.reference()
+        self._imported: Imported | None = None
+
+    def check(self, inputs: Mapping[str, Array]) -> None:
+        """Raises ModelError for the first layer that computes something else, and NoReference."""
+        layers = self._layers
+        wanted = self._reference.compute({**inputs, **layers.file.weights})
+        try:
+            if self._imported is None:
+                apart = import_file(layers.apart(wanted), layers.results)
+                self._imported = Imported(apart, self._target, self._target)
+        except ModelError as error:
+            raise NoReference(f"its layers can't be compared one by one ({error})") from error
+        found = self._imported.compute({**inputs, **layers.given(wanted)})
+        for culprit, name, wrong in layers.differences({**inputs, **wanted}, found):
+            raise ModelError(f"{culprit} is imported wrongly ('{name}': {wrong}); {ADVICE}")
 
 
 def _describe(file: OnnxFile, inputs: Mapping[str, Array], target: str, wrong: str) -> str:

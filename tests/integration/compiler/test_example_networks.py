@@ -49,5 +49,5 @@ def test_a_tiny_network_in_half_precision_is_imported_rightly(network: str, elem
     model = narrowed(make_models.make(network, tiny=True), element_type)
     file = read_file(model.SerializeToString(), {})
     imported = import_file(file)
-    assert list(verify(file, imported, TARGET))
+    assert list(verify(file, imported, TARGET, TARGET))
     assert extract_tasks(fuse(imported, TARGET))

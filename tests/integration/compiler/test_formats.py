@@ -66,7 +66,7 @@ def test_every_format_is_verified_or_says_why_not(format_: str) -> None:
     sample = FORMATS[format_]()
     if format_ == "tflite":
         pytest.importorskip("ai_edge_litert")
-    assert verify_import(sample.data, {}) == (
+    assert verify_import(sample.data, {}, TARGET) == (
         "" if sample.verified else "a TVM module is defined by TVM alone"
     )
 

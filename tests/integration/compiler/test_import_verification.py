@@ -24,7 +24,7 @@ TARGET = '{"kind":"llvm","num-cores":1}'
 
 
 def _verify(file: OnnxFile) -> Sequence[int]:
-    return list(verify(file, import_file(file), TARGET))
+    return list(verify(file, import_file(file), TARGET, TARGET))
 
 
 def _three_nodes() -> OnnxFile:
@@ -87,13 +87,13 @@ def test_inputs_are_in_the_range_of_what_they_are_for() -> None:
 
 
 def test_a_child_verifies() -> None:
-    assert verify_import(residual(batch="n"), {"input": (2, 3, 8, 8)}) == ""
+    assert verify_import(residual(batch="n"), {"input": (2, 3, 8, 8)}, TARGET) == ""
 
 
 def test_a_verification_that_takes_too_long_is_said() -> None:
-    assert verify_import(residual(), {}, timeout_s=0.1) == "it takes longer than 0.1 s"
+    assert verify_import(residual(), {}, TARGET, timeout_s=0.1) == "it takes longer than 0.1 s"
 
 
 def test_an_error_that_a_child_finds_is_raised() -> None:
     with pytest.raises(ModelError, match="cut short"):
-        verify_import(residual()[:-40], {})
+        verify_import(residual()[:-40], {}, TARGET)

@@ -17,10 +17,17 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
-from compiler.importing.model import extract_tasks, fuse, read_onnx
+from compiler.importing import operators
+from compiler.importing.graph import Graph, Node, Value
+from compiler.importing.model import extract_tasks, fuse, import_file, read_onnx
+from compiler.importing.onnx_file import read_file
+from compiler.importing.spec import ModelError
 from compiler.packaging.artifact import build_module
+from compiler.precision import quantized
 from compiler.reading.subgraph import read_dag
 from compiler.target import detect_device
+from compiler.verifying.imported import verify
+from compiler.verifying.layers import compare
 from compiler.workload import from_json
 from examples.make_models import make
 from examples.quantization import quantize
@@ -128,6 +135,7 @@ def test_quantized_operators_reach_the_instructions(case: str, dtype: str, zero:
 @pytest.mark.slow
 def test_every_convolution_of_a_network_quantized_by_onnx_runtime_reaches_them() -> None:
     model = quantize(make("resnet18", tiny=True)).SerializeToString()
+    _verify(model)
     tasks = extract_tasks(fuse(read_onnx(model, {}), DEVICE.target))
     dags = [read_dag(from_json(task.module_json)) for task in tasks if "conv2d" in task.name]
     assert len(dags) >= 10
@@ -147,6 +155,55 @@ def test_without_such_instructions_the_operators_stay_as_they_were(case: str) ->
     plain = '{"kind":"llvm","mtriple":"x86_64-linux-gnu","mcpu":"haswell"}'
     sums = [task.module_json for task in extract_tasks(fuse(read_onnx(model, {}), plain))]
     assert not any("int32" in text and ("conv" in text or "matmul" in text) for text in sums)
+
+
+def test_layers_that_are_right_are_verified() -> None:
+    for dtype, zero in (("uint8", 121), ("int8", -7)):
+        _verify(convolution(Quantized(dtype, zero))[0])
+
+
+def test_a_zero_point_that_is_imported_wrongly_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the two bytes differ by one, the outputs are far within the bound of whole networks."""
+    right = operators.CONVERTERS["", "DequantizeLinear"]
+
+    def off_by_one(graph: Graph, node: Node) -> Value | None:
+        if node.input(0).constant is not None or node.outputs[0] != "v1":
+            return right(graph, node)  # type: ignore[return-value]
+        zero = node.input(2).known("the zero point") + np.uint8(1)
+        return graph.op("DequantizeLinear", node.input(0), node.input(1), zero)
+
+    monkeypatch.setitem(operators.CONVERTERS, ("", "DequantizeLinear"), off_by_one)
+    with pytest.raises(ModelError, match=r"^operator QuantizeLinear of .*\['v5'\] is imported wrongly"):
+        _verify(convolution(Quantized("uint8", 121))[0])
+
+
+@needs_vnni
+def test_a_zero_point_that_is_lost_on_the_way_to_dot_products_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = quantized._Quantized
+
+    def off_by_one(data: relax.Expr, scale: Any, zero: int, axis: int) -> Any:
+        return right(data, scale, zero + 1 if zero else 0, axis)
+
+    monkeypatch.setattr(quantized, "_Quantized", off_by_one)
+    with pytest.raises(ModelError, match=r"operator QuantizeLinear of .* is imported wrongly"):
+        _verify(dense(Quantized("uint8", 121))[0])
+
+
+def test_bytes_may_be_off_by_a_step_only_between_two() -> None:
+    wanted = np.arange(200, dtype=np.uint8)
+    off = np.where(wanted < 50, wanted + 1, wanted).astype(np.uint8)
+    assert compare(wanted, off, wanted < 50) == ""
+    assert compare(wanted, off, None) == "50 of 200 values are off by a step"
+    assert compare(wanted, off, None, max_share=0.5) == ""
+    off[0] = 2
+    assert compare(wanted, off, wanted < 50) == "1 of 200 values are off by more than a step"
+
+
+def _verify(model: bytes) -> None:
+    file = read_file(model, {})
+    assert list(verify(file, import_file(file), DEVICE.target, DEVICE.target)) == [1, 2]
 
 
 def _check(model: bytes, shapes: Mapping[str, Sequence[int]]) -> int:

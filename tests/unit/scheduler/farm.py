@@ -102,7 +102,7 @@ class FakeCompiler:
         spec = (TensorSpec("data", (1, 3), "float32"),)
         return ImportedModel(spec, spec, tuple(self.tasks))
 
-    def _verify(self, file: IO[bytes], shapes: object) -> str:
+    def _verify(self, file: IO[bytes], shapes: object, target: str) -> str:
         if isinstance(self.verification, Exception):
             raise self.verification
         return self.verification
