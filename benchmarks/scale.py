@@ -279,12 +279,14 @@ def queue(database: Database, classes: int) -> list[str]:
     return made
 
 
-def fill(database: Database, classes: int, each: int) -> list[str]:
-    """Create a tuning job with `each` trials for every device class; return the ids."""
+def fill(database: Database, classes: int, each: int, subgraphs: int = 1) -> list[str]:
+    """Create a tuning job with `each` trials for every device class, of so many subgraphs in turns; return
+    the ids."""
     made = []
     for number in range(classes):
         with database.begin() as session:
-            job_id, device, workload = f"job {number}", simulated_device(number), f"workload {number}"
+            job_id, device = f"job {number}", simulated_device(number)
+            workloads = [f"workload {number}.{at}" for at in range(subgraphs)]
             sha = blobs.put(session, b"a model")
             models.add(session, sha, "model", 0.0)
             devices.put_class(session, device)
@@ -292,17 +294,23 @@ def fill(database: Database, classes: int, each: int) -> list[str]:
             jobs.create(session, job_id, request, None, 0.0)
             jobs.set_device_class(session, job_id, device.key)
             jobs.advance(session, job_id, {JobState.QUEUED}, JobState.TUNING, 0.0)
-            tasks.put_workload(session, workload, "{}")
-            tasks.add_tasks(session, job_id, [tasks.TaskSpec(job_id, workload, "conv", 1, 1e9, True, "", ())])
-            (task,) = tasks.for_job(session, job_id)
-            trials.add(session, job_id, 1, [_trial(task.id, workload, at) for at in range(each)], 0.0)
+            for workload in workloads:
+                tasks.put_workload(session, workload, "{}")
+            specs = [
+                tasks.TaskSpec(job_id, name, f"conv{at}", 1, 1e9, True, "", (), num_bytes=1e7)
+                for at, name in enumerate(workloads)
+            ]
+            tasks.add_tasks(session, job_id, specs)
+            turns = itertools.cycle(tasks.for_job(session, job_id))
+            new = [_trial(task, at) for at, task in zip(range(each), turns, strict=False)]
+            trials.add(session, job_id, 1, new, 0.0)
         made.append(job_id)
     return made
 
 
-def _trial(task_id: int, workload: str, number: int) -> NewTrial:
+def _trial(task: tasks.Task, number: int) -> NewTrial:
     values = {"sketch": 0, "values": [[number, 1, 2, 3]] * 16}
-    return NewTrial(task_id, workload, values, trace(number), 1e-3)
+    return NewTrial(task.id, task.workload_hash, values, trace(number), 1e-3)
 
 
 @functools.cache

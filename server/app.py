@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 
 from server.access.middleware import AccessMiddleware, BodySizeMiddleware
 from server.access.open_calls import OpenCalls
@@ -33,6 +34,9 @@ from system import tracing
 
 _MAX_BODY_BYTES = 4 << 20
 _MAX_IMPORT_BYTES = 256 << 20
+# Smaller answers travel in a few packets anyhow; artifacts are compiled code, which hardly shrinks.
+_COMPRESSED_FROM_BYTES = 16 << 10
+_NOT_COMPRESSED = (*DEFAULT_EXCLUDED_CONTENT_TYPES, "application/x-tar")
 # Probes and files of pages would bury what matters, and a stream of events lasts as long as its job.
 _NOT_TRACED = "healthz,readyz,/metrics,/assets/,/events"
 
@@ -72,6 +76,12 @@ def create_app(context: ServerContext) -> FastAPI:
     install_error_handlers(app)
     settings = context.settings
     max_bytes = {"/v1/models": settings.max_upload_bytes, "/v1/schedules/import": _MAX_IMPORT_BYTES}
+    app.add_middleware(
+        GZipMiddleware,
+        minimum_size=_COMPRESSED_FROM_BYTES,
+        compresslevel=4,  # the next ones take twice the time for a fiftieth
+        exclude_content_types=_NOT_COMPRESSED,
+    )
     app.add_middleware(RoutineLookUps, look_ups=context.look_ups)
     app.add_middleware(BodySizeMiddleware, max_bytes=lambda path: max_bytes.get(path, _MAX_BODY_BYTES))
     uploads = OpenCalls("uploads", settings.max_uploads)

@@ -61,6 +61,16 @@ HEADLINES: Mapping[str, tuple[str, ...]] = {
         "leases, p99: 1000 workers, 2222 trials offered a second",
         "leases, p99: 1000 workers, 1047 trials stored a second",
     ),
+    "lookup": (
+        "look-ups: PostgreSQL, 1000000 records",
+        "look-ups, p99: PostgreSQL, 1000000 records",
+        "look-ups answered 304: PostgreSQL, 1000000 records",
+        "30 workloads in a call, p99: PostgreSQL, 1000000 records",
+        "submit, p99: PostgreSQL, 10000 jobs",
+        "the first page of jobs, p99: PostgreSQL, 10000 jobs",
+        "the page of the job with 10000 trials until it is interactive: PostgreSQL, 10000 jobs",
+        "the page of the job with 10000 trials, all that is received: PostgreSQL, 10000 jobs",
+    ),
     "local_workers": ("two workers' trials a second relative to one's",),
     "faults": (
         "all faults: runs",
