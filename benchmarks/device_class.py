@@ -21,13 +21,16 @@ class DeviceClass:
     """A machine reduced to some instruction sets.
 
     `needs` is a flag of /proc/cpuinfo that the machine must have. `without` are LLVM's names of the features
-    given up, with everything that builds on them; `onednn` is oneDNN's name of the best instruction set left.
+    given up, with everything that builds on them; `onednn` and `aten` are the names of oneDNN and PyTorch for
+    the best instruction set left, `llvm_cpu` is LLVM's name of a processor that has it.
     """
 
     name: str
     needs: str | None = None
     without: tuple[str, ...] = ()
     onednn: str | None = None
+    aten: str | None = None
+    llvm_cpu: str = "host"
 
     @contextlib.contextmanager
     def for_workers(self) -> Iterator[None]:
@@ -84,8 +87,8 @@ CLASSES = {
     for each in (
         NATIVE,
         DeviceClass("avx512", needs="avx512f"),
-        DeviceClass("avx2", needs="avx2", without=("avx512f",), onednn="AVX2"),
-        DeviceClass("sse42", needs="sse4_2", without=("avx",), onednn="SSE41"),
+        DeviceClass("avx2", "avx2", ("avx512f",), onednn="AVX2", aten="avx2", llvm_cpu="x86-64-v3"),
+        DeviceClass("sse42", "sse4_2", ("avx",), onednn="SSE41", aten="default", llvm_cpu="x86-64-v2"),
     )
 }
 

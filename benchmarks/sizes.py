@@ -35,7 +35,7 @@ from tunefarm import tune
 from worker.settings import usable_cores
 
 NAME = "benchmarks.sizes"
-SMALL = Scale(max_blocks=1, divisor=4, size=64, classes=100, tokens=64, words=1000)
+SMALL = Scale(max_blocks=1, divisor=4, size=64, classes=100, frames=4, tokens=64, words=1000)
 ENCODER = replace(SMALL, divisor=2)
 # What the latency of a size may be, relative to a model that was tuned for it alone.
 AIM = at_most(1.05)

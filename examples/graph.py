@@ -18,6 +18,9 @@ IR_VERSION = 8  # came with opset 17; every runtime of recent years reads it
 # An extent of a shape; a string names a dynamic dimension.
 Extent = int | str
 
+# The size or the stride of a convolution's window: of a square in an image, or along each axis.
+Window = int | tuple[int, ...]
+
 
 @dataclass(frozen=True)
 class Tensor:
@@ -67,8 +70,8 @@ class Graph:
         x: Tensor,
         name: str,
         out: int,
-        kernel: int,
-        stride: int = 1,
+        kernel: Window,
+        stride: Window = 1,
         groups: int = 1,
         gain: float | None = None,
         pad: int | None = None,
@@ -78,22 +81,24 @@ class Graph:
 
         `gain` is the output's variance over the input's second moment; by default the scale stays the same.
         """
-        fan_in = x.channels // groups * kernel * kernel
+        kernel = _extents(kernel)
+        stride = _extents(stride, len(kernel))
+        fan_in = x.channels // groups * math.prod(kernel)
         gain = 1.0 / x.moment if gain is None else gain
-        weight = self.normal((out, x.channels // groups, kernel, kernel), math.sqrt(gain / fan_in))
+        weight = self.normal((out, x.channels // groups, *kernel), math.sqrt(gain / fan_in))
         inputs = [x.name, self.weight(f"{name}.weight", weight)]
         if bias:
             inputs.append(self.weight(f"{name}.bias", self.normal((out,), 0.1)))
-        pads = [kernel // 2 if pad is None else pad] * 4
+        pads = [extent // 2 if pad is None else pad for extent in kernel]
         y = self.node(
             "Conv",
             name,
             inputs,
-            dilations=[1, 1],
+            dilations=[1] * len(kernel),
             group=groups,
-            kernel_shape=[kernel, kernel],
-            pads=pads,
-            strides=[stride, stride],
+            kernel_shape=kernel,
+            pads=pads * 2,
+            strides=stride,
         )
         return Tensor(y, out)
 
@@ -132,8 +137,8 @@ class Graph:
         x: Tensor,
         name: str,
         out: int,
-        kernel: int,
-        stride: int = 1,
+        kernel: Window,
+        stride: Window = 1,
         groups: int = 1,
         gain: float | None = None,
     ) -> Tensor:
@@ -161,6 +166,17 @@ class Graph:
         gated = self.node("Mul", f"{name}.mul", [x.name, gate])
         y = self.node("Mul", name, [gated, self.scalar(f"{name}.half", 0.5)])
         return Tensor(y, x.channels, GELU)
+
+    def gelu_tanh(self, x: Tensor, name: str) -> Tensor:
+        """Add x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))), as GPT-2 computes it."""
+        cube = self.node("Pow", f"{name}.pow", [x.name, self.scalar(f"{name}.three", 3.0)])
+        small = self.node("Mul", f"{name}.small", [cube, self.scalar(f"{name}.factor", 0.044715)])
+        inner = self.node("Add", f"{name}.inner", [x.name, small])
+        root = self.scalar(f"{name}.root", math.sqrt(2.0 / math.pi))
+        tanh = self.node("Tanh", f"{name}.tanh", [self.node("Mul", f"{name}.scaled", [inner, root])])
+        gate = self.node("Add", f"{name}.add", [tanh, self.scalar(f"{name}.one", 1.0)])
+        half = self.node("Mul", f"{name}.mul", [x.name, self.scalar(f"{name}.half", 0.5)])
+        return Tensor(self.node("Mul", name, [half, gate]), x.channels, GELU)
 
     def add(self, a: Tensor, b: Tensor, name: str) -> Tensor:
         return Tensor(self.node("Add", name, [a.name, b.name]), a.channels)
@@ -251,3 +267,7 @@ class Graph:
         )
         onnx.checker.check_model(model)
         return model
+
+
+def _extents(window: Window, axes: int = 2) -> tuple[int, ...]:
+    return (window,) * axes if isinstance(window, int) else window

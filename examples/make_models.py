@@ -22,14 +22,16 @@ from examples.networks.convolutional import (
     RESNET50,
     basic_block,
     bottleneck_block,
+    convnext_t,
     dcgan,
     efficientnet_b0,
     mobilenet_v2,
     resnet,
+    resnet3d_18,
     squeezenet1_1,
 )
 from examples.networks.scale import FULL, TINY, Scale
-from examples.networks.transformers import bert_base, vit_b16
+from examples.networks.transformers import bert_base, gpt2, vit_b16
 
 NETWORKS: dict[str, Callable[[Graph, Scale], None]] = {
     "resnet18": lambda graph, scale: resnet(graph, scale, RESNET18, basic_block),
@@ -38,10 +40,13 @@ NETWORKS: dict[str, Callable[[Graph, Scale], None]] = {
     "efficientnet_b0": efficientnet_b0,
     "squeezenet1_1": squeezenet1_1,
     "dcgan": dcgan,
+    "resnet3d_18": resnet3d_18,
+    "convnext_t": convnext_t,
     "vit_b16": vit_b16,
     "bert_base": bert_base,
+    "gpt2": gpt2,
 }
-NO_IMAGE = ("dcgan", "bert_base")
+NO_IMAGE = ("dcgan", "bert_base", "gpt2")
 
 
 def make(

@@ -63,9 +63,10 @@ def _tune(args: argparse.Namespace, masked: MaskedOnnxRuntime | None, output: Ou
         plan = TuningPlan(
             **vars(_plan(name, args, masked)),
             trials=args.trials,
-            minutes=QUICK_MINUTES if args.quick else None,
+            minutes=args.minutes or (QUICK_MINUTES if args.quick else None),
             peer_trials=args.peer_trials or (0 if args.quick else 128),
             peer_limit_s=600.0,
+            every_peer=args.every_peer,
         )
         done.append(tuned.run(plan, folder, output.console))
         CURVES.write([network.curve() for network in done], args.json)
@@ -108,6 +109,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_device_class(parser)
     parser.add_argument("--trials", type=positive, default=300, help="for every network [300]")
+    parser.add_argument("--minutes", type=float, help="of tuning for every network [quick 2.5, no limit]")
+    parser.add_argument(
+        "--every-peer", action="store_true", help="PyTorch, torch.compile and IREE too, where installed"
+    )
     parser.add_argument("--threads", type=positive, default=usable_cores(), help="for everyone [all cores]")
     parser.add_argument("--rounds", type=positive, help="of interleaved blocks [20, quick 10]")
     parser.add_argument("--peer-trials", type=positive, help="of MetaSchedule [128, quick none]")

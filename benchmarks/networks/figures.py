@@ -69,8 +69,9 @@ def _figures_of_tuned(network: TunedNetwork) -> Iterator[Figure]:
     yield _ratio(f"{label}: speed-up over TVM untuned", gain, peer, aims.speedup)
     if len(network.peers) > 1:
         fastest = min(network.peers, key=lambda peer: timings[peer.name].latency_s.value)
-        names = " and ".join(peer.name for peer in network.peers)
-        name = f"{label}: latency relative to the faster of {names}"
+        *others, last = (peer.name for peer in network.peers)
+        among = "faster" if len(others) == 1 else "fastest"
+        name = f"{label}: latency relative to the {among} of {', '.join(others)} and {last}"
         ratio = timings[TUNED].ratio_to(timings[fastest.name])
         yield _ratio(name, ratio, f"{fastest.words}: {_ms(timings[fastest.name])}", aims.of_fastest)
     yield from _relative_to_peers(label, "latency", TUNED, timings, network.peers)

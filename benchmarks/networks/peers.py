@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.device_class import DeviceClass
 from benchmarks.timing.contestants import ModelFile, OnnxFile, OpenVinoFile
 from benchmarks.timing.cpu_masking import MaskedOnnxRuntime
+from benchmarks.timing.iree_network import IreeFile
+from benchmarks.timing.torch_network import TorchFile
 
 ONNXRUNTIME, OPENVINO = "ONNX Runtime", "OpenVINO"
+TORCH, COMPILED, IREE = "PyTorch", "torch.compile (max-autotune)", "IREE"
 
 
 @dataclass(frozen=True)
@@ -23,8 +27,13 @@ class Peer:
     file: ModelFile
 
 
-def peers_of(model: Path, device_class: DeviceClass, masked: MaskedOnnxRuntime | None) -> list[Peer]:
-    """Return the installed peers; `masked` is ONNX Runtime for a device class that gives features up."""
+def peers_of(
+    model: Path, device_class: DeviceClass, masked: MaskedOnnxRuntime | None, every: bool = False
+) -> list[Peer]:
+    """Return ONNX Runtime and the installed ones of OpenVINO and, with `every`, PyTorch and IREE.
+
+    `masked` is ONNX Runtime for a device class that gives features up.
+    """
     words = f"{ONNXRUNTIME} {importlib.metadata.version('onnxruntime')}"
     if masked is not None:
         words += f" told that the processor has no {' and no '.join(device_class.without)}"
@@ -34,4 +43,17 @@ def peers_of(model: Path, device_class: DeviceClass, masked: MaskedOnnxRuntime |
         if device_class.onednn is not None:
             words += f" with ONEDNN_MAX_CPU_ISA={device_class.onednn}"
         peers.append(Peer(OPENVINO, words, OpenVinoFile(model, device_class.onednn)))
-    return peers
+    return [*peers, *_compilers(model, device_class)] if every else peers
+
+
+def _compilers(model: Path, device_class: DeviceClass) -> Iterator[Peer]:
+    if importlib.util.find_spec("onnx2torch") is not None:
+        version = importlib.metadata.version("torch")
+        kept = "" if device_class.aten is None else f" with ATEN_CPU_CAPABILITY={device_class.aten}"
+        file = TorchFile(model, aten=device_class.aten, onednn=device_class.onednn)
+        yield Peer(TORCH, f"{TORCH} {version}{kept}", file)
+        if device_class.aten is None:  # it compiles for the processor it finds
+            yield Peer(COMPILED, f"{COMPILED} of {TORCH} {version}", TorchFile(model, compiled=True))
+    if importlib.util.find_spec("iree") is not None:
+        words = f"{IREE} {importlib.metadata.version('iree-base-compiler')} for {device_class.llvm_cpu}"
+        yield Peer(IREE, words, IreeFile(model, device_class.llvm_cpu))

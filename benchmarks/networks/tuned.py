@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from numpy.typing import NDArray
 from rich.console import Console
 
 from benchmarks.engines import metaschedule_networks
@@ -27,12 +29,13 @@ SLOW_ROUNDS = 3
 @dataclass(frozen=True, kw_only=True)
 class TuningPlan(Plan):
     """The settings of a network's tuning. `minutes` limits our job, `peer_limit_s` MetaSchedule's tuning,
-    which is left out when `peer_trials` is 0."""
+    which is left out when `peer_trials` is 0. With `every_peer`, PyTorch and IREE take turns too."""
 
     trials: int
     minutes: float | None
     peer_trials: int
     peer_limit_s: float
+    every_peer: bool
 
 
 @dataclass(frozen=True)
@@ -73,8 +76,9 @@ def run(plan: TuningPlan, folder: Path, console: Console) -> TunedNetwork:
     console.print(f"{plan.label}: building it untuned")
     build_untuned(model, target, folder / "untuned.so")
     build_with_database(model, target, folder, folder / "exported.so")
-    peers = peers_of(model, plan.device_class, plan.masked)
     inputs = inputs_of(tuning.manifest)
+    installed = peers_of(model, plan.device_class, plan.masked, plan.every_peer)
+    peers = _that_load(installed, inputs, plan, console)
     console.print(f"{plan.label}: {plan.rounds} rounds of interleaved blocks")
     ours = {TUNED: TvmLibrary(tuning.library), EXPORTED: TvmLibrary(folder / "exported.so")}
     files = ours | {peer.name: peer.file for peer in peers}
@@ -87,6 +91,21 @@ def run(plan: TuningPlan, folder: Path, console: Console) -> TunedNetwork:
     rate = _peer_rate(model, target, plan, folder, console) if plan.peer_trials else None
     pair = Pair(seldom[UNTUNED], seldom[TUNED])
     return TunedNetwork(plan.label, tuning, timings, alone, pair, peers, deviation, rate)
+
+
+def _that_load(
+    peers: Sequence[Peer], inputs: list[list[NDArray[Any]]], plan: TuningPlan, console: Console
+) -> list[Peer]:
+    """Return the peers that can run the model; print why others can't."""
+    found = []
+    for peer in peers:
+        try:
+            with contestants({peer.name: peer.file}, inputs, plan) as running:
+                running[peer.name].outputs(inputs[0])
+                found.append(peer)
+        except Exception as error:  # whatever a compiler raises
+            console.print(f"{plan.label}: {peer.name} can't run it: {error}", markup=False, soft_wrap=True)
+    return found
 
 
 def _peer_rate(

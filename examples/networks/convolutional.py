@@ -1,4 +1,5 @@
-"""Networks of convolutions: ResNet, MobileNet-V2, EfficientNet-B0, SqueezeNet 1.1, DCGAN's generator."""
+"""Networks of convolutions: ResNet for images and videos, MobileNet-V2, EfficientNet-B0, ConvNeXt-T,
+SqueezeNet 1.1, DCGAN's generator."""
 
 from __future__ import annotations
 
@@ -26,6 +27,8 @@ EFFICIENTNET_B0 = (
 )  # fmt: skip
 # (squeezed, expanded) channels of the fire modules between two poolings
 SQUEEZENET = (((16, 64), (16, 64)), ((32, 128), (32, 128)), ((48, 192), (48, 192), (64, 256), (64, 256)))
+# (channels, blocks) of every stage
+CONVNEXT_T = ((96, 3), (192, 3), (384, 9), (768, 3))
 # Channels after each layer of the generator but the last, which has an image's three. These are the channels
 # of PyTorch's example; the paper has twice as many.
 DCGAN = (512, 256, 128, 64)
@@ -60,6 +63,62 @@ def _residual(graph: Graph, x: Tensor, y: Tensor, name: str, stride: int) -> Ten
     same_shape = stride == 1 and x.channels == y.channels
     shortcut = x if same_shape else graph.conv_bn(x, f"{name}.downsample", y.channels, 1, stride, gain=1.0)
     return graph.relu(graph.add(y, shortcut, f"{name}.add"), f"{name}.relu")
+
+
+def resnet3d_18(graph: Graph, scale: Scale) -> None:
+    """3D-ResNet-18 for videos of 16 frames (Tran et al., "A Closer Look at Spatiotemporal Convolutions")."""
+    side = scale.size // 2
+    x = Tensor(graph.input("input", 3, scale.frames, side, side), 3)
+    x = graph.conv_bn(x, "stem", scale.channels(64), (3, 7, 7), (1, 2, 2))
+    x = graph.relu(x, "stem.relu")
+    for stage, (channels, blocks, first_stride) in enumerate(RESNET18, start=1):
+        for index in range(min(blocks, scale.max_blocks)):
+            stride = first_stride if index == 0 else 1
+            x = _video_block(graph, x, f"layer{stage}.{index}", scale.channels(channels), stride)
+    graph.classifier(x, "fc", scale.classes)
+
+
+def _video_block(graph: Graph, x: Tensor, name: str, channels: int, stride: int) -> Tensor:
+    y = graph.relu(graph.conv_bn(x, f"{name}.conv1", channels, (3, 3, 3), stride), f"{name}.relu1")
+    y = graph.conv_bn(y, f"{name}.conv2", channels, (3, 3, 3), gain=BRANCH_GAIN)
+    if stride != 1 or x.channels != channels:
+        x = graph.conv_bn(x, f"{name}.downsample", channels, (1, 1, 1), stride, gain=1.0)
+    return graph.relu(graph.add(y, x, f"{name}.add"), f"{name}.relu")
+
+
+def convnext_t(graph: Graph, scale: Scale) -> None:
+    """ConvNeXt-T: large depthwise windows, normalized channels (Liu et al., "A ConvNet for the 2020s")."""
+    x = graph.image(scale.size)
+    for stage, (channels, blocks) in enumerate(CONVNEXT_T):
+        name, channels = f"stages.{stage}", scale.channels(channels)
+        if stage == 0:
+            x = graph.conv(x, "stem", channels, 4, 4, pad=0, bias=True)
+            x = _normalized_channels(graph, x, "stem.norm")
+        else:
+            x = _normalized_channels(graph, x, f"{name}.norm")
+            x = graph.conv(x, f"{name}.downsample", channels, 2, 2, pad=0, bias=True)
+        for index in range(min(blocks, scale.max_blocks)):
+            x = _convnext_block(graph, x, f"{name}.{index}")
+    x = graph.flatten(graph.global_average_pool(x, "pool"), "flatten")
+    x = graph.layer_norm(x, "norm", 1e-6)
+    graph.gemm(x, "head", scale.classes, graph.output("output", scale.classes))
+
+
+def _normalized_channels(graph: Graph, x: Tensor, name: str) -> Tensor:
+    last = Tensor(graph.transpose(x.name, f"{name}.last", 0, 2, 3, 1), x.channels)
+    y = graph.layer_norm(last, name, 1e-6)
+    return Tensor(graph.transpose(y.name, f"{name}.first", 0, 3, 1, 2), x.channels)
+
+
+def _convnext_block(graph: Graph, x: Tensor, name: str) -> Tensor:
+    y = graph.conv(x, f"{name}.depthwise", x.channels, 7, groups=x.channels, bias=True)
+    last = Tensor(graph.transpose(y.name, f"{name}.last", 0, 2, 3, 1), x.channels)
+    y = graph.linear(graph.layer_norm(last, f"{name}.norm", 1e-6), f"{name}.fc1", 4 * x.channels)
+    y = graph.linear(graph.gelu(y, f"{name}.gelu"), f"{name}.fc2", x.channels)
+    gamma = graph.weight(f"{name}.gamma", graph.normal((x.channels,), BRANCH_GAIN))
+    scaled = graph.node("Mul", f"{name}.scaled", [y.name, gamma])
+    branch = Tensor(graph.transpose(scaled, f"{name}.first", 0, 3, 1, 2), x.channels)
+    return graph.add(x, branch, f"{name}.add")
 
 
 def mobilenet_v2(graph: Graph, scale: Scale) -> None:

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Scale:
     """At most `max_blocks` blocks per stage, channels divided by `divisor`, images of `size` x `size` pixels,
-    `classes` to choose from, texts of `tokens` tokens from a vocabulary of `words`."""
+    `classes` to choose from, videos of `frames` frames of half that size, texts of `tokens` tokens from a
+    vocabulary of `words`."""
 
     max_blocks: int
     divisor: int
     size: int
     classes: int
+    frames: int
     tokens: int
     words: int
 
@@ -21,5 +23,5 @@ class Scale:
         return max(8, count // self.divisor)
 
 
-FULL = Scale(max_blocks=64, divisor=1, size=224, classes=1000, tokens=128, words=30522)
-TINY = Scale(max_blocks=1, divisor=8, size=32, classes=10, tokens=16, words=100)
+FULL = Scale(max_blocks=64, divisor=1, size=224, classes=1000, frames=16, tokens=128, words=30522)
+TINY = Scale(max_blocks=1, divisor=8, size=32, classes=10, frames=4, tokens=16, words=100)

@@ -1,4 +1,4 @@
-"""Networks of attention: the vision transformer ViT-B/16, and BERT-base."""
+"""Networks of attention: the vision transformer ViT-B/16, BERT-base, and GPT-2 small."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from examples.networks.scale import Scale
 BLOCKS, FEATURES, HEADS, HIDDEN = 12, 768, 12, 3072  # of ViT-B and BERT-base alike
 PATCH = 16
 POSITIONS = 512
+GPT2_POSITIONS, GPT2_WORDS = 1024, 50257
 # Each residual branch adds little, or the sums would grow with every block.
 BRANCH_GAIN = 0.25
 
@@ -37,7 +38,7 @@ def vit_b16(graph: Graph, scale: Scale) -> None:
     for index in range(min(BLOCKS, scale.max_blocks + 1)):
         x = _vit_block(graph, x, f"blocks.{index}", tokens, scale.channels(HIDDEN))
     x = graph.layer_norm(x, "norm", 1e-6)
-    first = graph.node("Gather", "class", [x.name, graph.integers("class.index", 0)], axis=1)
+    first = graph.node("Gather", "first", [x.name, graph.integers("class.index", 0)], axis=1)
     graph.gemm(Tensor(first, features), "head", scale.classes, graph.output("output", scale.classes))
 
 
@@ -48,8 +49,8 @@ def _vit_block(graph: Graph, x: Tensor, name: str, tokens: int, hidden: int) -> 
     return graph.add(x, y, f"{name}.add2")
 
 
-def _joint_attention(graph: Graph, x: Tensor, name: str, tokens: int) -> Tensor:
-    """Attention that computes queries, keys and values in one product."""
+def _joint_attention(graph: Graph, x: Tensor, name: str, tokens: int, mask: str | None = None) -> Tensor:
+    """Attention that computes queries, keys and values in one product; `mask` is added to the scores."""
     width = x.channels // HEADS
     joint = graph.linear(x, f"{name}.qkv", 3 * x.channels)
     parts = graph.reshape(joint.name, f"{name}.reshape", tokens, 3, HEADS, width)
@@ -62,6 +63,8 @@ def _joint_attention(graph: Graph, x: Tensor, name: str, tokens: int) -> Tensor:
     query = graph.node("Mul", f"{name}.scaled", [query, scale])
     key = graph.transpose(key, f"{name}.key.transpose", 0, 1, 3, 2)
     scores = graph.node("MatMul", f"{name}.scores", [query, key])
+    if mask is not None:
+        scores = graph.node("Add", f"{name}.masked", [scores, mask])
     return _attend(graph, scores, value, name, tokens, x.channels)
 
 
@@ -80,6 +83,31 @@ def bert_base(graph: Graph, scale: Scale) -> None:
     first = graph.node("Gather", "pooler.first", [x.name, graph.integers("pooler.index", 0)], axis=1)
     pooled = graph.gemm(Tensor(first, features), "pooler.dense", features)
     graph.node("Tanh", "pooler", [pooled.name], graph.output("pooler_output", features))
+
+
+def gpt2(graph: Graph, scale: Scale) -> None:
+    """GPT-2 small on a prompt of a fixed length: scores of every next token, without a cache."""
+    features, tokens = scale.channels(FEATURES), scale.tokens
+    words = graph.input("input_ids", tokens, element_type=TensorProto.INT64)
+    count = GPT2_WORDS if scale.divisor == 1 else scale.words
+    vocabulary = graph.weight("wte.weight", graph.normal((count, features), 0.5))
+    positions = graph.weight("wpe.weight", graph.normal((GPT2_POSITIONS, features), 0.2))
+    indices = graph.integers("position_ids", np.arange(tokens)[None])
+    token = graph.node("Gather", "wte", [vocabulary, words], axis=0)
+    position = graph.node("Gather", "wpe", [positions, indices], axis=0)
+    x = Tensor(graph.node("Add", "embedded", [token, position]), features)
+    lowest = np.triu(np.full((tokens, tokens), np.finfo(np.float32).min, np.float32), 1)
+    mask = graph.weight("causal_mask", lowest[None, None])
+    for index in range(min(BLOCKS, scale.max_blocks + 1)):
+        name = f"h.{index}"
+        y = _joint_attention(graph, graph.layer_norm(x, f"{name}.ln_1", 1e-5), f"{name}.attn", tokens, mask)
+        x = graph.add(x, y, f"{name}.add1")
+        y = graph.linear(graph.layer_norm(x, f"{name}.ln_2", 1e-5), f"{name}.fc1", scale.channels(HIDDEN))
+        y = graph.linear(graph.gelu_tanh(y, f"{name}.gelu"), f"{name}.fc2", features, gain=BRANCH_GAIN)
+        x = graph.add(x, y, f"{name}.add2")
+    x = graph.layer_norm(x, "ln_f", 1e-5)
+    scores = graph.transpose(vocabulary, "lm_head.transpose", 1, 0)
+    graph.node("MatMul", "lm_head", [x.name, scores], graph.output("logits", tokens, count))
 
 
 def encoder(graph: Graph, scale: Scale) -> None:

@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from benchmarks.device_class import CLASSES, WORKER_FEATURES, device_class
-from benchmarks.networks.peers import ONNXRUNTIME, OPENVINO, peers_of
+from benchmarks.networks.peers import COMPILED, IREE, ONNXRUNTIME, OPENVINO, TORCH, peers_of
 from benchmarks.results import machine
 from benchmarks.timing.contestants import OnnxFile, OpenVinoFile
 from benchmarks.timing.cpu_masking import MaskedOnnxRuntime
+from benchmarks.timing.iree_network import IreeFile
+from benchmarks.timing.torch_network import TorchFile
 
 SERVER = """processor\t: 0
 model name\t: Some Server
@@ -85,8 +87,16 @@ def test_peers_are_kept_to_the_class_and_say_how(monkeypatch: pytest.MonkeyPatch
     assert [peer.file for peer in kept] == [OnnxFile(model, masked), OpenVinoFile(model, "AVX2")]
     assert kept[0].words == "ONNX Runtime 1.2 told that the processor has no avx512f"
     assert kept[1].words == "OpenVINO 1.2 with ONEDNN_MAX_CPU_ISA=AVX2"
+    compilers = peers_of(model, CLASSES["avx2"], masked, every=True)[2:]
+    assert [peer.file for peer in compilers] == [
+        TorchFile(model, aten="avx2", onednn="AVX2"),
+        IreeFile(model, "x86-64-v3"),
+    ]
+    unkept = peers_of(model, CLASSES["native"], None, every=True)[2:]
+    assert [peer.name for peer in unkept] == [TORCH, COMPILED, IREE]
 
 
 def test_a_peer_that_is_not_installed_has_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("benchmarks.networks.peers.importlib.util.find_spec", lambda name: None)
-    assert [peer.name for peer in peers_of(Path("m.onnx"), CLASSES["native"], None)] == [ONNXRUNTIME]
+    found = peers_of(Path("m.onnx"), CLASSES["native"], None, every=True)
+    assert [peer.name for peer in found] == [ONNXRUNTIME]

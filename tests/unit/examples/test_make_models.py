@@ -62,6 +62,17 @@ def test_a_tiny_encoder_reads_words_under_their_mask() -> None:
     assert np.abs(unchanged[0, 10:] - seen[0, 10:]).max() > 0.1
 
 
+def test_a_tiny_decoder_does_not_look_ahead() -> None:
+    model = make_models.make("gpt2", tiny=True)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    words = np.arange(16)[None]
+    (scores,) = session.run(None, {"input_ids": words})
+    (changed,) = session.run(None, {"input_ids": np.where(words < 10, words, 99)})
+    assert scores.shape == (1, 16, 100)
+    np.testing.assert_allclose(changed[0, :10], scores[0, :10], atol=1e-5)
+    assert np.abs(changed[0, 10:] - scores[0, 10:]).max() > 0.1
+
+
 # Weights and the running statistics of batch norms, as counted by the networks' own publications and code.
 @pytest.mark.parametrize(
     ("network", "parameters", "kinds"),
@@ -72,9 +83,16 @@ def test_a_tiny_encoder_reads_words_under_their_mask() -> None:
         ("efficientnet_b0", 5_330_564, {"Conv": 81, "BatchNormalization": 49, "Sigmoid": 65}),
         ("squeezenet1_1", 1_235_496, {"Conv": 26, "Concat": 8, "MaxPool": 3}),
         ("dcgan", 3_578_624, {"ConvTranspose": 5, "BatchNormalization": 4}),
+        ("resnet3d_18", 33_688_872, {"Conv": 20, "BatchNormalization": 20}),
+        ("convnext_t", 28_589_128, {"Conv": 22, "LayerNormalization": 23, "Erf": 18}),
         # Their weights take seconds to draw.
         pytest.param(
             *("vit_b16", 86_567_656, {"MatMul": 72, "LayerNormalization": 25, "Erf": 12, "Softmax": 12}),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            # The published count, and the causal mask.
+            *("gpt2", 124_439_808 + 128 * 128, {"MatMul": 73, "LayerNormalization": 25, "Tanh": 12}),
             marks=pytest.mark.slow,
         ),
         pytest.param(

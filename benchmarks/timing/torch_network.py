@@ -1,0 +1,60 @@
+"""Networks by PyTorch on the CPU: as a module runs, and compiled by its compiler."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import MagicMock
+
+from benchmarks.timing.contestants import Arrays, Bind
+
+
+@dataclass(frozen=True)
+class TorchFile:
+    """An ONNX file that onnx2torch made a module of, channels-last in memory; `compiled` by torch.compile.
+
+    `aten` and `onednn` are the names of the best instruction set that PyTorch and its oneDNN may use.
+    """
+
+    path: Path
+    compiled: bool = False
+    aten: str | None = None
+    onednn: str | None = None
+
+    def load(self, threads: int) -> Bind:
+        for variable, value in (("ATEN_CPU_CAPABILITY", self.aten), ("ONEDNN_MAX_CPU_ISA", self.onednn)):
+            if value is not None:
+                os.environ[variable] = value
+        import torch
+
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        module = convert(self.path).to(memory_format=torch.channels_last)
+        function = module
+        if self.compiled:
+            import torch._inductor.config as inductor
+
+            inductor.freezing = True  # packs weights ahead of time
+            function = torch.compile(module, mode="max-autotune")
+
+        def bind(inputs: Arrays) -> Callable[[], Any]:
+            placed = [torch.from_numpy(array) for array in inputs]
+            placed = [
+                one.contiguous(memory_format=torch.channels_last) if one.dim() == 4 else one for one in placed
+            ]
+            return lambda: function(*placed)
+
+        return bind
+
+
+def convert(path: Path) -> Any:
+    """Return the module that computes an ONNX file."""
+    # onnx2torch loads torchvision for two operators of detectors; its wheels fit only some builds of PyTorch.
+    sys.modules["torchvision"] = sys.modules["torchvision.ops"] = MagicMock()
+    import onnx2torch
+
+    return onnx2torch.convert(str(path)).eval()
