@@ -23,16 +23,12 @@ from search.sketches.factors import Ints
 from search.sketches.stage import Stage
 from search.sketches.variables import fetch_kind
 
-# The warps that keep a multiprocessor's tensor cores busy.
-TENSOR_WARPS = 8.0
 # Bytes of a load from shared memory.
 LOAD_BYTES = 4
 # Global memory is read in sectors.
 SECTOR_BYTES = 32
-# The combination of the partial results of a block's threads.
-COMBINE_CYCLES = 100.0
-# The share of the shorter of several overlapping times that adds to the longest.
-OVERLAP = 0.76
+# What halves the partial results of a block: a load, an addition and a store, one after another.
+COMBINE_INSTRUCTIONS = 3
 
 
 @dataclass(frozen=True)
@@ -91,9 +87,9 @@ def tiled_terms(population: Population, stage: Stage, machine: Machine) -> dict[
         "wait": blocks * tile.fetches * speeds.load_cycles / resident / tile.stages,
     }
     every = np.stack(list(cycles.values())) / speeds.hertz / machine.cores / busy
-    longest = every.max(axis=0)
+    longest, overlap = every.max(axis=0), machine.factors.gpu_overlap
     return {
-        "node_s": longest + OVERLAP * (every.sum(axis=0) - longest) / len(every) + speeds.launch_s,
+        "node_s": longest + overlap * (every.sum(axis=0) - longest) / len(every) + speeds.launch_s,
         "compute_s": every[0],
         "cycles": steps,
         "accumulators": tile.accumulators.astype(np.float64),
@@ -173,15 +169,15 @@ def tensor_seconds(population: Population, stage: Stage, machine: Machine) -> Fl
     resident = np.clip(gpu.resident_shared_bytes // tile.shared_bytes, 1, gpu.resident_blocks)
     resident = np.minimum(resident, np.ceil(blocks / machine.cores))
     busy = balance_of(blocks / resident, machine.cores)
-    issue = np.minimum(resident * tile.warps / TENSOR_WARPS, 1.0)
+    issue = np.minimum(resident * tile.warps / machine.factors.tensor_warps, 1.0)
     steps = blocks * fetches * tile.tile("i") * tile.tile("j") * tile.tile("k")
     moved = blocks * fetches * (tile.tile("i") + tile.tile("j")) * tile.tile("k") * item
     wait = blocks * fetches * speeds.load_cycles / resident / tile.stages
     every = np.stack([steps / tensor_lanes / issue, moved / speeds.l2_bytes, wait])
     every = every / speeds.hertz / machine.cores
-    longest = every.max(axis=0)
+    longest, overlap = every.max(axis=0), machine.factors.gpu_overlap
     return np.asarray(
-        (longest + OVERLAP * (every.sum(axis=0) - longest) / len(every)) / busy + speeds.launch_s
+        (longest + overlap * (every.sum(axis=0) - longest) / len(every)) / busy + speeds.launch_s
     )
 
 
@@ -230,11 +226,12 @@ def row_seconds(population: Population, stage: Stage, machine: Machine) -> Float
     resident = np.clip(gpu.resident_threads // (threads * rows), 1, gpu.resident_blocks)
     rounds = np.ceil(blocks / (resident * machine.cores))
     members = [node, *(dag.node[s.node] for s in population.sketch.stages if s.host == stage.node)]
+    combine = COMBINE_INSTRUCTIONS * machine.speeds.latency_cycles * np.ceil(np.log2(threads))
     wait, traffic = np.zeros(len(population)), 0.0
     for member in members:
         beside = [axis for axis in node.spatial if axis not in stage.rows]
         along: Ints = -(-extent_of(member, member.reduction or beside) // threads)
-        wait = wait + speeds.load_cycles * (1 + along / 4) + COMBINE_CYCLES
+        wait = wait + speeds.load_cycles * (1 + along / 4) + combine
         traffic += _traffic(population, member, len(member.axes) - 1 if member.axes else None)
     memory = traffic / speeds.memory_bytes / machine.cores / balance_of(blocks / resident, machine.cores)
     return np.asarray(np.maximum(rounds * wait, memory) / speeds.hertz + speeds.launch_s)

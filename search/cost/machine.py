@@ -58,6 +58,9 @@ class ShapeFactors:
     window: float = 225.0
     # The share of the shorter of several overlapping times that adds to the longest.
     overlap: float = 0.3
+    # The same of a GPU's, and the warps that keep a multiprocessor's tensor cores busy.
+    gpu_overlap: float = 0.76
+    tensor_warps: float = 8.0
 
 
 FITTED = ShapeFactors()
