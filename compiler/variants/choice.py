@@ -23,6 +23,8 @@ from compiler.importing.model import (
     fuse_operators,
     kernel_calls,
 )
+from compiler.target import parse_target
+from compiler.variants.split_k import SplitK
 from compiler.variants.subpixel import Subpixel
 from compiler.variants.winograd import Winograd
 from system import plugins
@@ -42,11 +44,14 @@ class Variant(Protocol):
 
 
 VARIANTS: tuple[Variant, ...] = (Winograd(2), Winograd(4), Subpixel())
+# A core of a CPU adds up the parts that AddRfactor makes; blocks of a GPU can't wait for each other.
+GPU_VARIANTS: tuple[Variant, ...] = (SplitK(4), SplitK(16))
 
 
-def all_variants() -> tuple[Variant, ...]:
-    """Return the variants, those of plug-ins last. Raises PluginError."""
-    return (*VARIANTS, *(one.value for one in plugins.extensions(plugins.VARIANTS)))
+def all_variants(target: str) -> tuple[Variant, ...]:
+    """Return the variants for a target, those of plug-ins last. Raises PluginError."""
+    own = VARIANTS + GPU_VARIANTS if parse_target(target).kind.name == "cuda" else VARIANTS
+    return (*own, *(one.value for one in plugins.extensions(plugins.VARIANTS)))
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class VariantModel:
         operators = convert_operators(model, target)
         fused = fuse_operators(operators, target)
         variants, exact = {}, set()
-        for variant in all_variants():
+        for variant in all_variants(target):
             try:
                 rewritten = variant.rewrite(operators)
                 changed = None if rewritten is None else fuse_operators(rewritten, target)
