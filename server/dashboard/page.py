@@ -51,6 +51,8 @@ def dashboard() -> tuple[str, str]:
     head += [
         '<link rel="icon" href="assets/icon.svg" type="image/svg+xml">',
         f'<script type="importmap">{import_map}</script>',
+        # Otherwise a browser asks for a module only when it has read the one that imports it.
+        *(f'<link rel="modulepreload" href="assets/{file}">' for file in (*LIBRARIES.values(), *_modules())),
         '<script type="module" src="assets/app.js"></script>',
     ]
     policy = [
@@ -83,8 +85,7 @@ def report(answers: Mapping[str, object], start: str) -> str:
 def _report_head() -> tuple[str, str]:
     """Return the styles and scripts of a report, and its policy."""
     modules = {name: STATIC / file for name, file in LIBRARIES.items()}
-    for pattern in ("*.js", "pages/*.js"):
-        modules |= {f"tunefarm/{file.relative_to(STATIC)}": file for file in STATIC.glob(pattern)}
+    modules |= {f"tunefarm/{file}": STATIC / file for file in _modules()}
     import_map = json.dumps({"imports": {name: _data_url(file) for name, file in modules.items()}})
     begin = 'import "tunefarm/app.js";'
     styles = "\n".join((STATIC / style).read_text() for style in STYLES)
@@ -101,6 +102,11 @@ def _report_head() -> tuple[str, str]:
         "form-action 'none'",
     ]
     return "\n".join(head), "; ".join(policy)
+
+
+def _modules() -> list[str]:
+    """Return our modules, by their paths in STATIC."""
+    return sorted(str(file.relative_to(STATIC)) for file in STATIC.rglob("*.js"))
 
 
 def _data_url(module: Path) -> str:

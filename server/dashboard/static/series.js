@@ -59,7 +59,9 @@ export function progress(tasks, trials, limit = 240) {
     const fastest = Math.min(...members.map((one) => bestOf.get(one.id)));
     if (Number.isFinite(fastest)) network.set(placeOf(task), fastest * task.weight);
   };
+  const wholeNetwork = () => ([...covered].every((one) => network.has(one)) ? sum(network.values()) : null);
   tasks.forEach(settle);
+  let whole = wholeNetwork();
   const at_s = [];
   const network_s = [];
   const snapshots = [];
@@ -73,10 +75,10 @@ export function progress(tasks, trials, limit = 240) {
     if (latency !== null && latency < (bestOf.get(id) ?? Infinity)) {
       bestOf.set(id, latency);
       settle(task);
+      whole = wholeNetwork();
     }
-    const isWhole = [...covered].every((one) => network.has(one));
     at_s.push(trials.at_s[index]);
-    network_s.push(isWhole ? sum(network.values()) : null);
+    network_s.push(whole);
     if (index % every === 0 || index === trials.task.length - 1) {
       snapshots.push({ at_s: trials.at_s[index], network: new Map(network), spent: new Map(spent) });
     }
