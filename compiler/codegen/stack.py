@@ -8,33 +8,18 @@ every iteration. Buffers on the stack become registers wherever they fit.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import tvm
 import tvm_ffi
 from tvm.tirx import AllocBuffer, IntImm, PrimFunc
-from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipeline
 
 from compiler.codegen.rewrite import rewrite_prim_funcs
 
-# The name of TVM's pipeline with this pass.
-PIPELINE = "tunefarm"
 # All of a core's registers are 2 KiB at most; a thread's stack has megabytes.
 MOST_BYTES = 8192
 
 
-def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
-    lower, finish_host, finish_device = get_tir_pipeline("s_tir")
-
-    def finish_on_stack() -> Callable[[tvm.IRModule], tvm.IRModule]:
-        finish = finish_host()
-        return lambda module: finish(_keep_on_stack(module))
-
-    return lower, finish_on_stack, finish_device
-
-
-def _keep_on_stack(module: tvm.IRModule) -> tvm.IRModule:
+def keep_on_stack(module: tvm.IRModule) -> tvm.IRModule:
     def rewrite(function: PrimFunc) -> PrimFunc:
         return function.with_body(tvm_ffi.structural_map(function.body, (AllocBuffer, _mark)))
 
@@ -51,6 +36,3 @@ def _mark(allocation: AllocBuffer) -> AllocBuffer:
         return allocation
     annotations = {**allocation.annotations, "disable_lower_builtin": IntImm("bool", 1)}
     return AllocBuffer(allocation.buffer, annotations, allocation.span)
-
-
-register_tir_pipeline(PIPELINE, _pipeline)

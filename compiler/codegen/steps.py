@@ -1,4 +1,4 @@
-"""Compile scheduled modules: our passes first, then TVM's pipeline and our pass in it."""
+"""Compile scheduled modules: our passes first, then TVM's pipeline and our passes in it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import tvm
 
+from compiler.codegen.pipeline import PIPELINE
 from compiler.codegen.row_sums import add_as_trees
-from compiler.codegen.stack import PIPELINE
 from compiler.codegen.vector_math import expand_math
 from compiler.constants.packing import PackedWorkload, split_packing
 from core.device import ASYNC_COPIES_SINCE

@@ -12,7 +12,7 @@ import tvm
 from tvm import relax, tirx
 
 from compiler import fallback
-from compiler.codegen.stack import PIPELINE
+from compiler.codegen.pipeline import PIPELINE
 from compiler.codegen.steps import apply_passes, pass_context
 from compiler.constants.packing import prepack
 from compiler.importing.spec import TensorSpec, first_line

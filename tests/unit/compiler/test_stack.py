@@ -8,7 +8,8 @@ import tvm
 from tvm import te
 from tvm.s_tir import Schedule
 
-from compiler.codegen.stack import MOST_BYTES, PIPELINE
+from compiler.codegen.pipeline import PIPELINE
+from compiler.codegen.stack import MOST_BYTES
 from tests.workloads import module
 
 NATIVE = tvm.target.Target("llvm")

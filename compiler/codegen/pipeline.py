@@ -1,0 +1,27 @@
+"""TVM's pipeline for scheduled functions, with our passes in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tvm
+from tvm.tirx.compilation_pipeline import get_tir_pipeline, register_tir_pipeline
+
+from compiler.codegen.broadcasts import store_bfloat16
+from compiler.codegen.stack import keep_on_stack
+
+PIPELINE = "tunefarm"
+
+
+def _pipeline() -> tuple[Any, Callable[[], Any], Callable[[], Any]]:
+    lower, finish_host, finish_device = get_tir_pipeline("s_tir")
+
+    def finish_on_stack() -> Callable[[tvm.IRModule], tvm.IRModule]:
+        finish = finish_host()
+        return lambda module: finish(keep_on_stack(module))
+
+    return lambda module: store_bfloat16(module, lower), finish_on_stack, finish_device
+
+
+register_tir_pipeline(PIPELINE, _pipeline)
