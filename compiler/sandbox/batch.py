@@ -15,6 +15,7 @@ from compiler.importing.batch import batch_shapes
 from compiler.importing.spec import ModelError, Shape
 from compiler.sandbox.child import (
     BASE_MEMORY_BYTES,
+    MAX_REPLY_BYTES,
     describe_error,
     describe_exit,
     run_on_model,
@@ -28,9 +29,10 @@ READ_S = 60.0
 def find_batch_shapes(data: bytes | IO[bytes], shapes: Mapping[str, Shape], batch: int) -> dict[str, Shape]:
     """Return the shapes of `compiler.importing.batch.batch_shapes`. Raises ModelError."""
     request = {"shapes": dict(shapes), "batch": batch, "memory_bytes": BASE_MEMORY_BYTES}
-    reply, status = run_on_model("compiler.sandbox.batch", data, request, READ_S)
+    with run_on_model("compiler.sandbox.batch", data, request, READ_S) as (reply, status):
+        text = reply.read(MAX_REPLY_BYTES)
     try:
-        fields = json.loads(reply)
+        fields = json.loads(text)
         refused = str(fields["refused"])
         found = {str(name): tuple(map(int, shape)) for name, shape in fields["shapes"].items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:

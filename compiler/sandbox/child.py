@@ -46,67 +46,70 @@ TOO_MUCH_MEMORY = "it takes too much memory"
 # The parent's side
 
 
+@contextmanager
 def run_child(
     module: str,
     request: bytes,
     timeout_s: float,
-    max_reply_bytes: int = MAX_REPLY_BYTES,
     caches: Mapping[str, Path] | None = None,
     files: tuple[IO[bytes], ...] = (),
-) -> tuple[bytes, int | None]:
-    """Run `python -m module` on a request; return its reply, up to `max_reply_bytes`, and its exit status.
+) -> Iterator[tuple[IO[bytes], int | None]]:
+    """Run `python -m module` on a request; yield its reply and its exit status.
 
-    The status is None for a child that took longer than `timeout_s` and was killed. The folders of `caches`,
-    by the variables that name them, outlast the child, which has the `files` under the same descriptors.
+    The reply is a file, which may hold a library of gigabytes. Read no more of it than a reply can have: a
+    child that was taken over writes as much as it likes. The status is None for a child that took longer than
+    `timeout_s` and was killed. The folders of `caches`, by the variables that name them, outlast the child,
+    which has the `files` under the same descriptors.
     """
     caches = caches or {}
     path = os.pathsep.join(filter(None, [str(PACKAGES), os.environ.get("PYTHONPATH")]))
-    with (
-        tempfile.TemporaryDirectory(prefix="tunefarm-compile-", ignore_cleanup_errors=True) as scratch,
-        tempfile.TemporaryFile() as reply,
-        tempfile.TemporaryFile() as gaps,
-    ):
-        # TVM starts a thread for each core, whose stacks would count as memory.
-        settings = {"PYTHONPATH": path, "TVM_NUM_THREADS": "1", "HOME": scratch, "TMPDIR": scratch}
-        settings |= {name: str(folder) for name, folder in caches.items()}
-        command = [sys.executable, "-P", "-m", "compiler.sandbox.start", module]
-        command += map(str, (os.getpid(), gaps.fileno(), scratch, *caches.values()))
-        child = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=reply,
-            stderr=subprocess.DEVNULL,
-            env=allowed_variables(os.environ) | settings,
-            pass_fds=[gaps.fileno(), *(file.fileno() for file in files)],
-        )
-        with child:
-            status: int | None = None
-            try:
-                child.communicate(request, timeout=timeout_s)
-                status = child.returncode
-            except subprocess.TimeoutExpired:
-                pass
-            finally:
-                child.kill()
-        gaps.seek(0)
-        for gap in gaps.read(MAX_GAPS_BYTES).decode().splitlines():
-            _warn_once(gap)
+    with tempfile.TemporaryFile() as reply:
+        with (
+            tempfile.TemporaryDirectory(prefix="tunefarm-compile-", ignore_cleanup_errors=True) as scratch,
+            tempfile.TemporaryFile() as gaps,
+        ):
+            # TVM starts a thread for each core, whose stacks would count as memory.
+            settings = {"PYTHONPATH": path, "TVM_NUM_THREADS": "1", "HOME": scratch, "TMPDIR": scratch}
+            settings |= {name: str(folder) for name, folder in caches.items()}
+            command = [sys.executable, "-P", "-m", "compiler.sandbox.start", module]
+            command += map(str, (os.getpid(), gaps.fileno(), scratch, *caches.values()))
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=reply,
+                stderr=subprocess.DEVNULL,
+                env=allowed_variables(os.environ) | settings,
+                pass_fds=[gaps.fileno(), *(file.fileno() for file in files)],
+            )
+            with child:
+                status: int | None = None
+                try:
+                    child.communicate(request, timeout=timeout_s)
+                    status = child.returncode
+                except subprocess.TimeoutExpired:
+                    pass
+                finally:
+                    child.kill()
+            gaps.seek(0)
+            for gap in gaps.read(MAX_GAPS_BYTES).decode().splitlines():
+                _warn_once(gap)
         reply.seek(0)
-        return reply.read(max_reply_bytes), status
+        yield reply, status
 
 
+@contextmanager
 def run_on_model(
     module: str,
     model: bytes | IO[bytes],
     request: Mapping[str, object],
     timeout_s: float,
-    max_reply_bytes: int = MAX_REPLY_BYTES,
     caches: Mapping[str, Path] | None = None,
-) -> tuple[bytes, int | None]:
+) -> Iterator[tuple[IO[bytes], int | None]]:
     """Run a child as `run_child` does, on a request and a model, whose descriptor it finds as `model`."""
     with _as_file(model) as file:
         message = json.dumps({**request, "model": file.fileno()}).encode()
-        return run_child(module, message, timeout_s, max_reply_bytes, caches, (file,))
+        with run_child(module, message, timeout_s, caches, (file,)) as replied:
+            yield replied
 
 
 @contextmanager

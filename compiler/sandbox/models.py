@@ -176,10 +176,12 @@ def compile_in_child(request: CompileRequest, limits: CompileLimits) -> tuple[Im
         "library": request.library,
         "schedules": dict(request.schedules),
     }
-    reply, status = run_on_model("compiler.sandbox.models", request.data, asked, timeout_s, most, caches)
+    with run_on_model("compiler.sandbox.models", request.data, asked, timeout_s, caches) as (reply, status):
+        model_line = reply.readline(most)
+        size_line = reply.readline(most - reply.tell())
+        # Once: it may have gigabytes. Python would allocate `most` for it.
+        library = reply.read(max(0, min(most, size_of(reply)) - reply.tell()))
     ended = f"takes longer than {timeout_s:g} s" if status is None else describe_exit(status)
-    model_line, _, rest = reply.partition(b"\n")
-    size_line, _, library = rest.partition(b"\n")
     try:
         imported = _read_line(model_line, ModelError, f"importing the model {ended}")
         size = _read_line(size_line, ArtifactError, f"compiling the model {ended}").get("library_bytes")

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from compiler.sandbox.child import (
     BASE_MEMORY_BYTES,
+    MAX_REPLY_BYTES,
     describe_error,
     describe_exit,
     run_child,
@@ -46,8 +47,10 @@ def check_traces(
         rest = pairs[len(problems) :]
         request = {"target": target, "memory_bytes": limits.memory_bytes, "pairs": list(rest)}
         timeout_s = limits.start_s + limits.each_s * len(rest)
-        reply, status = run_child("compiler.sandbox.traces", json.dumps(request).encode(), timeout_s)
-        for line in reply.splitlines()[: len(rest)]:
+        message = json.dumps(request).encode()
+        with run_child("compiler.sandbox.traces", message, timeout_s) as (reply, status):
+            lines = reply.read(MAX_REPLY_BYTES).splitlines()
+        for line in lines[: len(rest)]:
             try:
                 problems.append(str(json.loads(line)["problem"]))
             except (ValueError, TypeError, KeyError, RecursionError):

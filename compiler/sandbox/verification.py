@@ -16,6 +16,7 @@ from compiler.importing.formats.reading import read_model
 from compiler.importing.spec import ModelError, NoReference, Shape
 from compiler.sandbox.child import (
     BASE_MEMORY_BYTES,
+    MAX_REPLY_BYTES,
     MEMORY_PER_MODEL_BYTE,
     describe_error,
     describe_exit,
@@ -42,9 +43,10 @@ def verify_import(
     """
     memory_bytes = MEMORY_BYTES + MEMORY_PER_MODEL_BYTE * size_of(data)
     request = {"shapes": dict(shapes), "memory_bytes": memory_bytes, "target": target}
-    reply, status = run_on_model("compiler.sandbox.verification", data, request, timeout_s)
+    with run_on_model("compiler.sandbox.verification", data, request, timeout_s) as (reply, status):
+        lines = reply.read(MAX_REPLY_BYTES).splitlines()
     is_verified = False
-    for line in reply.splitlines():
+    for line in lines:
         try:
             fields: dict[str, Any] = json.loads(line)
             wrong, reason = str(fields.get("wrong", "")), str(fields.get("reason", ""))

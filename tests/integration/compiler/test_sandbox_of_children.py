@@ -23,7 +23,8 @@ PARENT = """
 import logging, sys
 from compiler.sandbox.child import run_child
 logging.basicConfig(format="%(message)s")
-sys.stdout.write(run_child("taken_over", b"", 60.0)[0].decode())
+with run_child("taken_over", b"", 60.0) as (reply, _):
+    sys.stdout.write(reply.read().decode())
 """
 TAKEN_OVER = """
 import json, os, socket, sys, tempfile

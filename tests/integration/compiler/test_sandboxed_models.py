@@ -8,6 +8,8 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +27,7 @@ from tests.onnx_models import Builder, residual
 ROOT = Path(__file__).parents[3]
 TARGET = '{"kind":"llvm","num-cores":2}'
 # Stands in for the child once it has imported the model.
-IMPORTED = b'{"inputs": [], "outputs": [], "tasks": []}'
+IMPORTED = b'{"inputs": [], "outputs": [], "tasks": [], "computed_in": "float32"}'
 
 
 def test_a_model_is_imported_as_in_this_process() -> None:
@@ -111,7 +113,11 @@ enter_sandbox(8 << 30)
 Path(os.environ["TMPDIR"], "begun").touch()
 time.sleep(600)
 """
-PARENT = "from compiler.sandbox.child import run_child; run_child('sandboxed_sleeper', b'', 600.0)"
+PARENT = """
+from compiler.sandbox.child import run_child
+with run_child('sandboxed_sleeper', b'', 600.0):
+    pass
+"""
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -139,8 +145,8 @@ def test_a_child_sees_no_passwords(acts: Path, monkeypatch: pytest.MonkeyPatch) 
     }
     for name, value in {**secrets, "TVM_LOG_DEBUG": "seen"}.items():
         monkeypatch.setenv(name, value)
-    reply, status = child.run_child("compiler.sandbox.models", b"", 60.0)
-    seen = json.loads(reply)
+    with child.run_child("compiler.sandbox.models", b"", 60.0) as (reply, status):
+        seen = json.load(reply)
     assert status == 0
     assert seen["TVM_LOG_DEBUG"] == "seen"
     assert not seen.keys() & secrets.keys()
@@ -187,6 +193,41 @@ def test_a_child_that_dies_compiling_is_an_artifact_error(script: str, message: 
     acts.write_text(f"print({IMPORTED.decode()!r}, flush=True)\n{script}")
     with pytest.raises(ArtifactError, match=f"^compiling the model {message}"):
         compile_untuned(residual(), {}, TARGET, CompileLimits(import_s=0.5, build_s=0.5))
+
+
+LARGE = 32 << 20
+WRITES_MUCH = f"""
+import sys
+sys.stdout.buffer.write({IMPORTED!r} + b'\\n{{"library_bytes": {LARGE}}}\\n')
+sys.stdout.buffer.write(bytes({LARGE}))
+"""
+
+
+@pytest.fixture
+def traced() -> Iterator[None]:
+    tracemalloc.start()
+    yield
+    tracemalloc.stop()
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_library_is_in_memory_once(acts: Path) -> None:
+    acts.write_text(WRITES_MUCH)
+    _, library = compile_untuned(residual(), {}, TARGET)
+    _, most = tracemalloc.get_traced_memory()
+    assert len(library) == LARGE
+    assert most < 1.5 * LARGE
+
+
+@pytest.mark.usefixtures("traced")
+def test_a_library_that_is_too_large_is_not_read(acts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(models, "MAX_REPLY_BYTES", 1024)
+    monkeypatch.setattr(models, "LIBRARY_PER_MODEL_BYTE", 1)
+    acts.write_text(WRITES_MUCH)
+    with pytest.raises(ArtifactError, match=r"^compiling the model ended the compiler"):
+        compile_untuned(residual(), {}, TARGET)
+    _, most = tracemalloc.get_traced_memory()
+    assert most < LARGE / 2
 
 
 def test_a_huge_file_starts_no_child(monkeypatch: pytest.MonkeyPatch) -> None:
