@@ -66,6 +66,9 @@ COMMANDS = {
         "how well our cost model, TVM's and our estimate alone predict programs that they have not seen; "
         "about ten minutes"
     ),
+    "benchmarks.models --recorded PROGRAMS --json FILE": (
+        "the same of programs that benchmarks.fit measured; a minute"
+    ),
     "benchmarks.scale --servers 2 --schedulers 2 --json FILE": (
         "trials a second of one and two servers with one and two schedulers on one PostgreSQL, and what "
         "limits them; about a quarter of an hour"

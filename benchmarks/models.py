@@ -1,8 +1,10 @@
 """Compare cost models, ours and TVM's, on programs that they have not seen.
 
     python -m benchmarks.models --quick --json FILE
+    python -m benchmarks.models --recorded PROGRAMS --json FILE
 
-Random programs of every operator are timed once. Our cost model and TVM's XGBModel over its
+Random programs of every operator are timed once, or PROGRAMS are read, a file that `benchmarks.fit
+--measure` wrote. Our cost model and TVM's XGBModel over its
 PerStoreFeature are trained on the same half of them, all operators together, and predict the other half;
 then the halves change places. The analytic estimate alone is the third.
 """
@@ -14,6 +16,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 import numpy as np
 import tvm
@@ -23,6 +26,7 @@ from scipy.stats import spearmanr
 
 from benchmarks.arguments import positive, suite_parser
 from benchmarks.engines.metaschedule_search import Predictor
+from benchmarks.fit.programs import ProgramsError, read
 from benchmarks.results.figures import Figure, at_least, figure, number
 from benchmarks.results.output import Output
 from benchmarks.suite import OPERATORS
@@ -66,8 +70,7 @@ class MeasuredPrograms:
 
 
 # Trains on the programs that the second argument doesn't mark as held out, and predicts the seconds of all
-# programs
-# [programs], by operator.
+# programs [programs], by operator.
 Fit = Callable[[Mapping[str, MeasuredPrograms], Mapping[str, NDArray[np.bool_]]], Mapping[str, Floats]]
 
 
@@ -78,10 +81,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     device = detect_device(args.threads)
     names = args.operators or (QUICK if args.quick else list(OPERATORS))
     count = args.programs or (QUICK_PROGRAMS if args.quick else PROGRAMS)
-    known = {
-        name: measured(OPERATORS[name].module(OPERATORS[name].benchmark), device, count, args.seed)
-        for name in track(names, description="timing", disable=not sys.stderr.isatty())
-    }
+    if args.recorded:
+        try:
+            known = recorded(args.recorded)
+        except ProgramsError as error:
+            output.fail(error)
+            return 1
+    else:
+        known = {
+            name: measured(OPERATORS[name].module(OPERATORS[name].benchmark), device, count, args.seed)
+            for name in track(names, description="timing", disable=not sys.stderr.isatty())
+        }
     output.finish(
         figures_of(known, {who: predict_held_out(known, fit, args.seed) for who, fit in FITS.items()})
     )
@@ -98,6 +108,22 @@ def measured(module: tvm.IRModule, device: Device, count: int, seed: int) -> Mea
     timed = ProgramMeasurer(module, device).measure([Candidate(text, trace) for trace in traces])
     secs = np.array([seconds(one) for one in timed])
     return MeasuredPrograms(module, task, tuple(programs), tuple(traces), secs)
+
+
+def recorded(path: Path) -> dict[str, MeasuredPrograms]:
+    """Read measured programs, by device class and layer; of one that was measured repeatedly, the last
+    seconds. Raises ProgramsError."""
+    known = {}
+    for group in read(path):
+        module = OPERATORS[group.operator].module(group.shape, group.batch)
+        dag = read_dag(module)
+        task = SearchTask(dag, generate(dag, group.device), group.device)
+        programs = [each.program(row) for each in group.populations for row in range(len(each))]
+        secs = dict(zip(programs, group.seconds, strict=True))
+        traces = tuple(lower(module, program, group.device) for program in secs)
+        name = f"{group.device_class}, {group.name}"
+        known[name] = MeasuredPrograms(module, task, tuple(secs), traces, np.array([*secs.values()]))
+    return known
 
 
 def predict_held_out(known: Mapping[str, MeasuredPrograms], fit: Fit, seed: int) -> dict[str, Floats]:
@@ -218,6 +244,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--programs", type=positive, help=f"of each operator [{PROGRAMS}, quick {QUICK_PROGRAMS}]"
     )
+    parser.add_argument("--recorded", type=Path, metavar="PROGRAMS", help="read these, and time none")
     return parser
 
 

@@ -31,11 +31,14 @@ class ProgramsError(ValueError):
 class Group:
     """Programs of one layer on one device class: one population for each sketch, and `seconds` [programs].
 
-    `name` is the layer's, `operator` the name of its operator in the suite.
+    `name` is the layer's, `operator` the name of its operator in the suite, which it computes for `shape` and
+    `batch`.
     """
 
     name: str
     operator: str
+    shape: Shape
+    batch: int
     device_class: str
     device: Device
     populations: tuple[Population, ...]
@@ -102,10 +105,10 @@ def _sketches(operator: str, shape: Shape, batch: int, device: Device) -> tuple[
 
 def _group(rows: Iterable[Mapping[str, Any]], device_class: str, device: Device) -> Group | None:
     by_sketch: defaultdict[str, list[tuple[Program, float]]] = defaultdict(list)
-    name = operator = ""
+    layer: tuple[str, str, Shape, int] = "", "", (), 1
     for row in rows:
-        name, operator = row["layer"], row["operator"]
-        sketches = _sketches(operator, tuple(row["shape"]), row["batch"], device)
+        layer = row["layer"], row["operator"], tuple(row["shape"]), row["batch"]
+        sketches = _sketches(*layer[1:], device)
         try:
             program = from_json(sketches, row["program"])
         except ValueError:
@@ -114,8 +117,7 @@ def _group(rows: Iterable[Mapping[str, Any]], device_class: str, device: Device)
     if not by_sketch:
         return None
     return Group(
-        name,
-        operator,
+        *layer,
         device_class,
         device,
         tuple(gather([program for program, _ in programs]) for programs in by_sketch.values()),

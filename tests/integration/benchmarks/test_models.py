@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import models
+from benchmarks.fit.programs import line_of_device, line_of_program
 from benchmarks.models import (
     ESTIMATE,
     FITS,
@@ -20,6 +21,7 @@ from benchmarks.models import (
     figures_of,
     measured,
     predict_held_out,
+    recorded,
 )
 from benchmarks.suite import OPERATORS
 from compiler.target import detect_device
@@ -57,6 +59,21 @@ def test_failures_are_learned_from(known: dict[str, MeasuredPrograms]) -> None:
     told = {who: predict_held_out({"GMM": failing}, fit, 0) for who, fit in FITS.items()}
     names = [each.name for each in figures_of({"GMM": failing}, told)]
     assert "GMM: rank correlation of the estimate with 39 measured latencies" in names
+
+
+@pytest.mark.slow
+def test_a_file_of_programs_gives_what_was_measured(
+    known: dict[str, MeasuredPrograms], tmp_path: Path
+) -> None:
+    gmm, file = known["GMM"], tmp_path / "programs.jsonl"
+    lines = [
+        line_of_program("small", "GMM", SMALL, 1, "native", program, secs)
+        for program, secs in zip(gmm.programs, gmm.secs, strict=True)
+    ]
+    file.write_text("\n".join([line_of_device("native", gmm.task.device), *lines]))
+    found = recorded(file)["native, small"]
+    assert dict(zip(found.traces, found.secs, strict=True)) == dict(zip(gmm.traces, gmm.secs, strict=True))
+    assert models.main(["--recorded", str(tmp_path / "none"), "--json", str(tmp_path / "models.json")]) == 1
 
 
 @pytest.mark.slow
