@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 from collections.abc import Mapping, Sequence
+from typing import IO
 
 from compiler.importing.spec import first_line
 
@@ -13,29 +15,46 @@ class ArchiveError(ValueError):
     """The bytes are not such an archive. The message is one sentence for the user."""
 
 
-def pack(entries: Sequence[tuple[str, bytes]]) -> bytes:
-    """Pack files in this order; equal contents give equal bytes. The header of a short name has 512 bytes."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, data in entries:
+def write(file: IO[bytes], entries: Sequence[tuple[str, IO[bytes]]]) -> None:
+    """Write an archive of whole files, in this order; equal contents give equal bytes. The header of a short
+    name has 512 bytes."""
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
+        for name, content in entries:
             entry = tarfile.TarInfo(name)
-            entry.size = len(data)
+            entry.size = content.seek(0, os.SEEK_END)
             entry.mode = 0o644
-            tar.addfile(entry, io.BytesIO(data))
+            content.seek(0)
+            tar.addfile(entry, content)
+
+
+def pack(entries: Sequence[tuple[str, bytes]]) -> bytes:
+    """Return what `write` writes."""
+    buffer = io.BytesIO()
+    write(buffer, [(name, io.BytesIO(data)) for name, data in entries])
     return buffer.getvalue()
 
 
-def unpack(data: bytes, limits: Mapping[str, int], what: str) -> dict[str, bytes]:
+def open_entries(file: IO[bytes], limits: Mapping[str, int], what: str) -> dict[str, IO[bytes]]:
     """Return the files named in `limits`, which maps them to their maximal size in bytes.
 
-    Nothing is written to disk, so no name in the archive can lead out of a folder. Raises ArchiveError, whose
-    message calls the archive `what`, when a file is missing, too large or damaged.
+    They are parts of the archive, which stays open while they are read. Raises ArchiveError, whose message
+    calls the archive `what`, when a file is missing, too large or damaged.
     """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
     try:
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
-            return {name: _read_entry(tar, name, limit, what) for name, limit in limits.items()}
+        with tarfile.open(fileobj=file, mode="r:") as tar:
+            return {name: _open_entry(tar, name, limit, size, what) for name, limit in limits.items()}
     except (tarfile.TarError, EOFError, OSError) as error:
         raise ArchiveError(f"the {what} is damaged: {first_line(error)}") from error
+
+
+def unpack(data: bytes, limits: Mapping[str, int], what: str) -> dict[str, bytes]:
+    """Return the contents of the files that `open_entries` returns.
+
+    Nothing is written to disk, so no name in the archive can lead out of a folder.
+    """
+    return {name: file.read() for name, file in open_entries(io.BytesIO(data), limits, what).items()}
 
 
 def names(data: bytes, what: str) -> list[str]:
@@ -47,15 +66,15 @@ def names(data: bytes, what: str) -> list[str]:
         raise ArchiveError(f"the {what} is damaged: {first_line(error)}") from error
 
 
-def _read_entry(tar: tarfile.TarFile, name: str, limit: int, what: str) -> bytes:
+def _open_entry(tar: tarfile.TarFile, name: str, limit: int, size: int, what: str) -> IO[bytes]:
     try:
         entry = tar.getmember(name)
     except KeyError as error:
         raise ArchiveError(f"the {what} holds no {name}") from error
-    file = tar.extractfile(entry) if entry.isreg() else None
+    # What a sparse file has is not where its header says.
+    file = tar.extractfile(entry) if entry.isreg() and not entry.issparse() else None
     if file is None or entry.size > limit:
         raise ArchiveError(f"{name} in the {what} is no plain file of at most {limit} bytes")
-    content = file.read()
-    if len(content) != entry.size:
+    if entry.offset_data + entry.size > size:
         raise ArchiveError(f"the {what} is damaged: {name} is cut short")
-    return content
+    return file

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import tvm
 from tvm import relax, tirx
@@ -175,26 +176,42 @@ def _schedule_function(
     return fallback.mark_scheduled(module["main"], func)
 
 
-def pack(library: bytes, manifest: Manifest, reference: bytes | None = None) -> bytes:
-    """Pack a library and its manifest into an uncompressed .tar; equal contents give equal bytes.
+def write(
+    file: IO[bytes], library: IO[bytes], manifest: Manifest, reference: IO[bytes] | None = None
+) -> None:
+    """Write a library and its manifest as an uncompressed .tar; equal contents give equal bytes.
 
     A `reference` is another library of the same model. A worker that is told to compare times the artifact
     only if both compute the same.
     """
-    entries = [(MANIFEST, manifest.to_json().encode()), (LIBRARY, library)]
-    return archive.pack(entries if reference is None else [*entries, (REFERENCE, reference)])
+    entries = [(MANIFEST, io.BytesIO(manifest.to_json().encode())), (LIBRARY, library)]
+    archive.write(file, entries if reference is None else [*entries, (REFERENCE, reference)])
 
 
-def unpack(data: bytes) -> tuple[bytes, Manifest]:
-    """Return the library and the manifest of a packed artifact. Raises ArtifactError for other bytes."""
+def pack(library: bytes, manifest: Manifest, reference: bytes | None = None) -> bytes:
+    """Return what `write` writes."""
+    buffer = io.BytesIO()
+    write(buffer, io.BytesIO(library), manifest, None if reference is None else io.BytesIO(reference))
+    return buffer.getvalue()
+
+
+def open_artifact(file: IO[bytes]) -> tuple[IO[bytes], Manifest]:
+    """Return the library, as a part of the file, and the manifest of an artifact. Raises ArtifactError for
+    another file."""
     limits = {MANIFEST: MAX_MANIFEST_BYTES, LIBRARY: MAX_LIBRARY_BYTES}
     try:
-        entries = archive.unpack(data, limits, "artifact")
-        return entries[LIBRARY], Manifest.from_json(entries[MANIFEST].decode())
+        entries = archive.open_entries(file, limits, "artifact")
+        return entries[LIBRARY], Manifest.from_json(entries[MANIFEST].read().decode())
     except ArchiveError as error:
         raise ArtifactError(str(error)) from error
     except UnicodeDecodeError as error:
         raise ArtifactError(f"the artifact is damaged: {first_line(error)}") from error
+
+
+def unpack(data: bytes) -> tuple[bytes, Manifest]:
+    """Return the library and the manifest of a packed artifact. Raises ArtifactError for other bytes."""
+    library, manifest = open_artifact(io.BytesIO(data))
+    return library.read(), manifest
 
 
 def unpack_reference(data: bytes) -> bytes | None:

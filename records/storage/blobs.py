@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 from collections.abc import Iterator
 from typing import IO
 
@@ -38,13 +39,16 @@ def upload(database: Database, file: IO[bytes], sha: str, size: int) -> None:
     database.blob_store.write(file, sha, size)
 
 
-def put(session: Session, data: bytes) -> str:
-    """Store `data` unless it is there; return its SHA-256 in hexadecimal.
+def put(session: Session, data: bytes | IO[bytes]) -> str:
+    """Store bytes or a whole file unless it is there; return its SHA-256 in hexadecimal.
 
     A blob that nothing refers to when the transaction ends may be deleted at any time.
     """
-    sha = hashlib.sha256(data).hexdigest()
-    put_file(session, io.BytesIO(data), sha, len(data))
+    file = io.BytesIO(data) if isinstance(data, bytes) else data
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    sha = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]  # any file that is read
+    put_file(session, file, sha, size)
     return sha
 
 

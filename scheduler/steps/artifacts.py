@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
+from typing import IO
 
 from compiler import fallback
 from compiler.importing.model import ExtractedTask
 from compiler.lowering.trace import LoweringError, apply_trace
-from compiler.packaging.artifact import Manifest, TaskEntry, pack, unpack
+from compiler.packaging.artifact import Manifest, TaskEntry, open_artifact, write
 from compiler.sandbox.models import ImportedModel
 from compiler.sandbox.traces import check_traces
 from compiler.workload import from_json
@@ -31,22 +33,26 @@ MAX_NAMED = 3
 log = logging.getLogger(__name__)
 
 
-def untuned_artifact(job: Job, device: Device, imported: ImportedModel, library: bytes, now: float) -> bytes:
-    """Pack the library that TVM makes of the model by default."""
-    return pack(library, _manifest(job, device, imported, (), now))
+def write_untuned(
+    file: IO[bytes], job: Job, device: Device, imported: ImportedModel, library: bytes, now: float
+) -> None:
+    """Write the artifact of the library that TVM makes of the model by default."""
+    write(file, io.BytesIO(library), _manifest(job, device, imported, (), now))
 
 
-def tuned_artifact(
+def write_tuned(
+    file: IO[bytes],
     job: Job,
     device: Device,
     imported: ImportedModel,
     selection: Selection,
     library: bytes,
-    reference: bytes | None,
+    reference: IO[bytes] | None,
     reasons: Mapping[str, str],
     now: float,
-) -> bytes:
-    """Pack the library that was assembled with the selection; other workloads have their fallback schedule.
+) -> None:
+    """Write the artifact of the library that was assembled with the selection; other workloads have their
+    fallback schedule.
 
     Its outputs will be compared with those of the library `reference`, if there is one. `reasons` say, by
     workload, why subgraphs aren't tuned.
@@ -69,7 +75,7 @@ def tuned_artifact(
         replace(entry, share=own_s / sum(secs)) if own_s else entry
         for entry, own_s in zip(entries, secs, strict=True)
     )
-    return pack(library, _manifest(job, device, imported, shared, now), reference)
+    write(file, io.BytesIO(library), _manifest(job, device, imported, shared, now), reference)
 
 
 def select_applicable(
@@ -139,19 +145,23 @@ def describe_replaced(manifest: Manifest) -> str:
     return f"{count} {run} {' or '.join(sorted(kinds, reverse=True))}{time}: {named}{more}"
 
 
-def with_timings(artifact: bytes, secs: Mapping[ModuleKind, tuple[float, ...]]) -> bytes:
-    """Return the artifact with the end-to-end seconds in its manifest, and without its reference library.
+def write_timed(
+    file: IO[bytes], artifact: IO[bytes], secs: Mapping[ModuleKind, tuple[float, ...]]
+) -> Manifest:
+    """Write the artifact again with the end-to-end seconds in its manifest, which is returned, and without
+    its reference library.
 
     Raises ArtifactError.
     """
-    library, manifest = unpack(artifact)
+    library, manifest = open_artifact(artifact)
     timed = replace(
         manifest,
         untuned_secs=secs.get("untuned", ()),
         tuned_secs=secs.get("tuned", ()),
         published_secs=secs.get("published", ()),
     )
-    return pack(library, timed)
+    write(file, library, timed)
+    return timed
 
 
 def _refused(

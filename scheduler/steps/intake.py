@@ -4,6 +4,7 @@ that it computes what its file defines."""
 from __future__ import annotations
 
 import logging
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -25,7 +26,7 @@ from scheduler.planning.budget import read_remaining
 from scheduler.planning.group import Group
 from scheduler.spaces import sketches_of, tag_of
 from scheduler.steps import attempts, waiting
-from scheduler.steps.artifacts import untuned_artifact
+from scheduler.steps.artifacts import write_untuned
 from search.dag import Dag
 from system import tracing
 
@@ -57,21 +58,22 @@ def _import(context: Context, job: Job, device: Device) -> None:
     wanted = [task for task in imported.tasks if task.exact or not job.request.exact]
     read = [_Subgraph.read(task, device) for task in wanted]
     subgraphs = [subgraph for subgraph in read if subgraph.dag is not None or not subgraph.task.variant]
-    artifact = untuned_artifact(job, device, imported, library, context.now())
-    with context.database.begin() as session:
-        sha = blobs.put(session, artifact)
-        if unverified:
-            reason = f"the import could not be compared with what the model's file defines: {unverified}"
-            events.append(session, job.id, UNVERIFIED, {"message": reason}, context.now())
-        # All jobs store in one order, so that two with the same workloads never wait for each other.
-        for subgraph in sorted(subgraphs, key=lambda subgraph: subgraph.task.workload_hash):
-            task, tag = subgraph.task, tag_of(subgraph.dag) if subgraph.dag is not None else None
-            tasks.put_workload(session, task.workload_hash, task.module_json, tag, hashed_here=True)
-        tasks.add_tasks(session, job.id, [subgraph.spec(job) for subgraph in subgraphs])
-        state, message = _next_state(session, job, subgraphs)
-        before = {JobState.QUEUED, JobState.IMPORTING}
-        jobs.advance(session, job.id, before, state, context.now(), message=message)
-        jobs.set_artifacts(session, job.id, untuned_sha=sha)
+    with tempfile.TemporaryFile() as artifact:
+        write_untuned(artifact, job, device, imported, library, context.now())
+        with context.database.begin() as session:
+            sha = blobs.put(session, artifact)
+            if unverified:
+                reason = f"the import could not be compared with what the model's file defines: {unverified}"
+                events.append(session, job.id, UNVERIFIED, {"message": reason}, context.now())
+            # All jobs store in one order, so that two with the same workloads never wait for each other.
+            for subgraph in sorted(subgraphs, key=lambda subgraph: subgraph.task.workload_hash):
+                task, tag = subgraph.task, tag_of(subgraph.dag) if subgraph.dag is not None else None
+                tasks.put_workload(session, task.workload_hash, task.module_json, tag, hashed_here=True)
+            tasks.add_tasks(session, job.id, [subgraph.spec(job) for subgraph in subgraphs])
+            state, message = _next_state(session, job, subgraphs)
+            before = {JobState.QUEUED, JobState.IMPORTING}
+            jobs.advance(session, job.id, before, state, context.now(), message=message)
+            jobs.set_artifacts(session, job.id, untuned_sha=sha)
 
 
 def _begin(context: Context, job: Job) -> Device | None:

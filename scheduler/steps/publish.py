@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import statistics
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from typing import IO
 
 from sqlalchemy.orm import Session
 
 from compiler.importing.spec import ModelError
 from compiler.lowering.trace import UNSCHEDULED
-from compiler.packaging.artifact import ArtifactError, unpack
+from compiler.packaging.artifact import ArtifactError, open_artifact
 from core.job import JobState
 from core.lease import ModuleKind
 from records.fleet import devices, module_runs
@@ -23,6 +26,7 @@ from records.jobs.trials import FALLBACK
 from records.schedules import schedules
 from records.schedules.schedules import Record
 from records.storage import blobs
+from records.storage.blobs import BlobNotFound
 from scheduler.context import Context
 from scheduler.errors import PermanentError
 from scheduler.steps import attempts, listings, selection, waiting
@@ -31,8 +35,8 @@ from scheduler.steps.artifacts import (
     find_uncompilable,
     find_unschedulable,
     select_applicable,
-    tuned_artifact,
-    with_timings,
+    write_timed,
+    write_tuned,
 )
 from scheduler.steps.selection import AssemblyHistory, failure_of, next_selection, read_history
 from system import tracing
@@ -186,15 +190,17 @@ def _compile_next(
         return True
     with context.database.begin() as session:
         reasons = _untuned(session, listed, records) | unschedulable
+    artifacts = {} if runs else _peers(context, job, hashlib.sha256(library).digest())
     # The tuned model must give the untuned one's outputs, unless that one is known not to run.
-    reference = None if history.uncompared or _untuned_fails(runs) else _untuned_library(context, job)
-    artifact = tuned_artifact(job, device, imported, selected, library, reference, reasons, context.now())
-    artifacts = {} if runs else _peers(context, job, library)
-    with context.database.begin() as session:
-        now, sha = context.now(), blobs.put(session, artifact)
-        artifacts["tuned"] = sha
-        if _request_timings(session, job, artifacts, "timing the compiled model", now):
-            selection.store_timed(session, job.id, selected, sha, reference is not None, now)
+    compares = not history.uncompared and not _untuned_fails(runs)
+    with tempfile.TemporaryFile() as artifact, _stored(context, _untuned_sha(job)) as untuned:
+        reference = open_artifact(untuned)[0] if compares else None
+        write_tuned(artifact, job, device, imported, selected, library, reference, reasons, context.now())
+        with context.database.begin() as session:
+            now, sha = context.now(), blobs.put(session, artifact)
+            artifacts["tuned"] = sha
+            if _request_timings(session, job, artifacts, "timing the compiled model", now):
+                selection.store_timed(session, job.id, selected, sha, compares, now)
     listings.store_missing(context, job)
     return True
 
@@ -225,31 +231,42 @@ def _request_timings(
     return True
 
 
-def _peers(context: Context, job: Job, tuned: bytes | None = None) -> dict[ModuleKind, str]:
-    """Return the artifacts that a tuned library is timed against.
+def _peers(context: Context, job: Job, tuned: bytes = b"") -> dict[ModuleKind, str]:
+    """Return the artifacts that a tuned library, with this SHA-256, is timed against.
 
     They are the untuned one, and what the last job of the model published for the device class, unless its
     library is one of the other two.
     """
-    assert job.untuned_artifact_sha is not None, "made when the model was imported"
-    peers: dict[ModuleKind, str] = {"untuned": job.untuned_artifact_sha}
+    peers: dict[ModuleKind, str] = {"untuned": _untuned_sha(job)}
     with context.database.begin() as session:
         sha = jobs.published_before(session, job)
-        published = None if sha is None else blobs.get(session, sha)
-    if sha is None or published is None:
+    if sha is None:
         return peers
-    # An artifact that this version can't read is no peer.
-    with suppress(ArtifactError):
-        if unpack(published)[0] not in (tuned, _untuned_library(context, job)):
+    # An artifact that this version can't read is no peer, nor one that was deleted since.
+    with suppress(ArtifactError, BlobNotFound):
+        if _library_digest(context, sha) not in (tuned, _library_digest(context, _untuned_sha(job))):
             peers["published"] = sha
     return peers
 
 
-def _untuned_library(context: Context, job: Job) -> bytes:
+def _untuned_sha(job: Job) -> str:
     assert job.untuned_artifact_sha is not None, "made when the model was imported"
-    with context.database.begin() as session:
-        artifact = blobs.get(session, job.untuned_artifact_sha)
-    return unpack(artifact)[0]
+    return job.untuned_artifact_sha
+
+
+def _library_digest(context: Context, artifact_sha: str) -> bytes:
+    """Return the SHA-256 of the library in an artifact. Raises ArtifactError."""
+    with _stored(context, artifact_sha) as artifact:
+        return hashlib.file_digest(open_artifact(artifact)[0], "sha256").digest()  # type: ignore[arg-type]
+
+
+@contextmanager
+def _stored(context: Context, sha: str) -> Iterator[IO[bytes]]:
+    """Yield a stored artifact as a file: with its weights it may have gigabytes."""
+    with tempfile.TemporaryFile() as file:
+        with context.database.reading() as session:
+            file.writelines(blobs.chunks(session, sha))
+        yield file
 
 
 def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[StoredModuleRun]) -> None:
@@ -259,19 +276,18 @@ def _publish(context: Context, job: Job, verdict: Verdict, runs: Sequence[Stored
     if verdict.run.kind == "published":
         # It is this job's tuned model now, as if the search had found the same.
         secs["tuned"] = secs.pop("published")
-    with context.database.begin() as session:
-        timed = blobs.get(session, verdict.run.artifact_sha)
-    published = with_timings(timed, secs)
-    message = "; ".join(filter(None, [verdict.message, describe_replaced(unpack(published)[1])]))
-    with context.database.begin() as session:
-        # First, because it may take long, and what comes then locks the job.
-        sha = blobs.put(session, published)
-        for kind in ("untuned", "tuned"):
-            if kind in secs:
-                jobs.set_end_to_end(session, job.id, kind, secs[kind])
-        if jobs.set_artifacts(session, job.id, tuned_sha=sha):
-            now = context.now()
-            jobs.advance(session, job.id, {JobState.PUBLISHING}, JobState.DONE, now, message=message)
+    with _stored(context, verdict.run.artifact_sha) as timed, tempfile.TemporaryFile() as published:
+        manifest = write_timed(published, timed, secs)
+        message = "; ".join(filter(None, [verdict.message, describe_replaced(manifest)]))
+        with context.database.begin() as session:
+            # First, because it may take long, and what comes then locks the job.
+            sha = blobs.put(session, published)
+            for kind in ("untuned", "tuned"):
+                if kind in secs:
+                    jobs.set_end_to_end(session, job.id, kind, secs[kind])
+            if jobs.set_artifacts(session, job.id, tuned_sha=sha):
+                now = context.now()
+                jobs.advance(session, job.id, {JobState.PUBLISHING}, JobState.DONE, now, message=message)
     context.exhausted_at.pop(job.id, None)
 
 

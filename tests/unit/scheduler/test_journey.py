@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -242,11 +243,29 @@ def test_an_unexpected_error_is_tried_again_and_then_given_up(farm: Farm, compil
     assert farm.now - 1000 >= 55
 
 
+def test_no_step_copies_a_library(farm: Farm, compiler: FakeCompiler) -> None:
+    size = 16 << 20
+    compiler.tuned = bytes(size)
+    farm.latency_s = {**farm.latency_s, compiler.tuned: 0.01}
+    farm.submit(trials=1)
+    farm.plug_in()
+    most = 0
+    while not farm.job().state.finished:
+        farm.work()
+        tracemalloc.start()
+        farm.sweep()
+        most = max(most, tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        farm.now += 5
+    assert farm.published()[0] == compiler.tuned
+    assert most < size
+
+
 def test_a_publish_that_always_fails_ends_its_job(farm: Farm, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(artifact: bytes, secs: object) -> bytes:
+    def fail(*_: object) -> None:
         raise RuntimeError("the moon")
 
-    monkeypatch.setattr(publish, "with_timings", fail)
+    monkeypatch.setattr(publish, "write_timed", fail)
     farm.submit()
     farm.plug_in()
     job = farm.finish()
