@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import platform
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import tvm
@@ -33,7 +34,7 @@ from compiler.measuring.operands import Operands, ReferencePrograms
 from compiler.measuring.outputs import compare_outputs
 from compiler.measuring.rounding import Rounding, nudge_recomputed
 from compiler.measuring.timing import TimedKernel, flushes_constants, flushes_gpu
-from compiler.packaging.artifact import REFERENCE_FAILED, unpack, unpack_reference
+from compiler.packaging.artifact import REFERENCE_FAILED, open_artifact, open_reference
 from compiler.packaging.cuda import load_cuda
 from compiler.packaging.library import KernelLibrary, LibraryError
 from compiler.target import parse_target
@@ -119,7 +120,7 @@ class LocalRunner:
             return replace(self._failure(error, built.build_secs), resources=built.resources)
         return Measurement(Outcome.OK, secs, built.build_secs, doubt, built.resources)
 
-    def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
+    def measure_module(self, artifact: IO[bytes], compare: bool) -> Measurement:
         """Time a packed module end to end with random inputs, as a user's process runs it: the operating
         system chooses the calling thread's core.
 
@@ -127,16 +128,15 @@ class LocalRunner:
         compute it still after it was timed.
         """
         try:
-            manifest = unpack(artifact)[1]
+            library, manifest = open_artifact(artifact)
             specs = [Parameter(spec.shape, spec.dtype) for spec in manifest.inputs]
             draws = MODULE_DRAWS if compare else MODULE_DRAWS[-1:]
             inputs = [[self._tensor(array) for array in draw.arrays(specs)] for draw in draws]
-            # The reference runs and is freed before the library is even unpacked: a small device has no room
+            # The reference runs and is freed before the library is even loaded: a small device has no room
             # for both.
-            reference = unpack_reference(artifact) if compare else None
+            reference = open_reference(artifact) if compare else None
             expected = [] if reference is None else self._reference_outputs(reference, inputs)
-            del reference
-            main = self._load_machine(unpack(artifact)[0])["main"]
+            main = self._load_machine(library)["main"]
             wrong = _difference(main, inputs, expected, manifest.computed_in)
             if not wrong:
                 secs, doubt = self._steady(lambda: _time_calls(main, inputs[-1], self._device))
@@ -159,18 +159,19 @@ class LocalRunner:
         if not np.array_equal(arguments[1].numpy(), source * 2):
             raise RuntimeError("the probe kernel computed a wrong result on this machine")
 
-    def _load_machine(self, library: bytes, allocator: str = "pooled") -> relax.VirtualMachine:
+    def _load_machine(self, library: IO[bytes], allocator: str = "pooled") -> relax.VirtualMachine:
         """Load a model's library. Its memory is freed with the machine, except for what the pooled allocator
         keeps for the next one."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "model.so"
-            path.write_bytes(library)
+            with path.open("wb") as file:
+                shutil.copyfileobj(library, file)
             # tvm.runtime.load_module would keep the library for the life of the process.
             loaded = tvm_ffi.load_module(str(path), keep_module_alive=False)
             return relax.VirtualMachine(loaded, self._device, memory_cfg=allocator)
 
     def _reference_outputs(
-        self, reference: bytes, inputs: Sequence[Sequence[Any]]
+        self, reference: IO[bytes], inputs: Sequence[Sequence[Any]]
     ) -> list[list[NDArray[Any]]]:
         """Run the reference with each set of inputs, with an allocator that returns its memory. Raises
         RuntimeError."""

@@ -57,10 +57,11 @@ def unpack(data: bytes, limits: Mapping[str, int], what: str) -> dict[str, bytes
     return {name: file.read() for name, file in open_entries(io.BytesIO(data), limits, what).items()}
 
 
-def names(data: bytes, what: str) -> list[str]:
+def names(file: IO[bytes], what: str) -> list[str]:
     """Return the names of the files in an archive. Raises ArchiveError."""
+    file.seek(0)
     try:
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:") as tar:
+        with tarfile.open(fileobj=file, mode="r:") as tar:
             return tar.getnames()
     except (tarfile.TarError, EOFError, OSError) as error:
         raise ArchiveError(f"the {what} is damaged: {first_line(error)}") from error

@@ -214,11 +214,12 @@ def unpack(data: bytes) -> tuple[bytes, Manifest]:
     return library.read(), manifest
 
 
-def unpack_reference(data: bytes) -> bytes | None:
-    """Return the reference that was packed with an artifact; None if there is none. Raises ArtifactError."""
+def open_reference(file: IO[bytes]) -> IO[bytes] | None:
+    """Return the reference that was packed with an artifact, as a part of the file; None if there is none.
+    Raises ArtifactError."""
     try:
-        if REFERENCE not in archive.names(data, "artifact"):
+        if REFERENCE not in archive.names(file, "artifact"):
             return None
-        return archive.unpack(data, {REFERENCE: MAX_LIBRARY_BYTES}, "artifact")[REFERENCE]
+        return archive.open_entries(file, {REFERENCE: MAX_LIBRARY_BYTES}, "artifact")[REFERENCE]
     except ArchiveError as error:
         raise ArtifactError(str(error)) from error

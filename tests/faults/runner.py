@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from compiler.packaging.archive import pack
 from core.device import Device
@@ -87,7 +88,7 @@ class FaultyRunner(FaultRunner):
         time.sleep(self._faults.nap_s)
         return Exported(pack([("candidate.so", LIBRARY + request.trace.encode())]), self._faults.nap_s)
 
-    def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
+    def measure_module(self, artifact: IO[bytes], compare: bool) -> Measurement:
         return Measurement(Outcome.OK, (0.01, 0.01, 0.01))
 
     def _misbehave(self, request: BuildRequest, phase: Phase) -> Measurement | None:

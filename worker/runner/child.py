@@ -105,8 +105,8 @@ class ChildServer:
                     measurement = self._runner.run(request["number"], request["best_s"])
                     answer = {"measurement": messages.encode_measurement(measurement)}
                 case "measure_module":
-                    artifact = Path(request["path"]).read_bytes()
-                    measurement = self._runner.measure_module(artifact, request["compare"])
+                    with Path(request["path"]).open("rb") as artifact:
+                        measurement = self._runner.measure_module(artifact, request["compare"])
                     answer = {"measurement": messages.encode_measurement(measurement)}
                 case unknown:
                     raise ValueError(f"there is no request {unknown!r}")

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from threading import Barrier
+from typing import IO
 
 from compiler.codegen.nvcc import compiler_version
 from compiler.gpus import detect_gpu
@@ -107,7 +108,7 @@ class CompilerRunner:
         assert isinstance(built, Measurement), "the agent exports only what it had built for export"
         return built
 
-    def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
+    def measure_module(self, artifact: IO[bytes], compare: bool) -> Measurement:
         return self._runner(self._device.target).measure_module(artifact, compare)
 
     def _build(self, request: BuildRequest) -> BuiltKernel | KernelLibrary | Measurement:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
+from typing import IO, Protocol
 
 from core.device import Device
 from core.measurement import Measurement
@@ -96,7 +96,7 @@ class Runner(Protocol):
         """Return a candidate that was built for export, or why it failed, and forget it."""
         ...
 
-    def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
+    def measure_module(self, artifact: IO[bytes], compare: bool) -> Measurement:
         """Load a packed module, call it for a while, and unload it.
 
         With `compare`, first compare its outputs with those of the untuned library that is packed with it.

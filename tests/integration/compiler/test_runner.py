@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import onnx
@@ -22,7 +23,7 @@ from compiler.importing.spec import TensorSpec
 from compiler.measuring.builder import BuiltKernel, LocalBuilder
 from compiler.measuring.runner import MAX_TURN_REPEATS, LocalRunner
 from compiler.measuring.timing import MAX_REPEATS, MIN_REPEATS
-from compiler.packaging.artifact import Manifest, build_library, build_module, pack, unpack
+from compiler.packaging.artifact import Manifest, build_library, build_module, open_artifact, pack
 from compiler.target import detect_device
 from compiler.workload import to_json
 from core.measurement import Measurement, Outcome
@@ -265,7 +266,7 @@ def _artifact(
     inputs: tuple[TensorSpec, ...] | None = None,
     library: bytes | None = None,
     reference: bytes | None = None,
-) -> bytes:
+) -> IO[bytes]:
     model = read_onnx(residual(), {})
     manifest = Manifest(
         model_name="tiny",
@@ -278,7 +279,7 @@ def _artifact(
         versions={},
         created_at=0.0,
     )
-    return pack(_library(model) if library is None else library, manifest, reference)
+    return io.BytesIO(pack(_library(model) if library is None else library, manifest, reference))
 
 
 def test_a_compiled_model_is_timed_end_to_end(runner: LocalRunner) -> None:
@@ -337,15 +338,15 @@ def test_interruptions_do_not_count(runner: LocalRunner, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: b"",
-        lambda: b"no archive" * 100,
+        lambda: io.BytesIO(),
+        lambda: io.BytesIO(b"no archive" * 100),
         lambda: _artifact(library=b"no library"),
         lambda: _artifact(inputs=()),
         lambda: _artifact(inputs=(TensorSpec("input", (1, 3, 9, 9), "float32"),)),
     ],
     ids=["empty", "no archive", "no library", "without inputs", "with inputs of another shape"],
 )
-def test_a_damaged_artifact_is_a_run_error(runner: LocalRunner, make: Callable[[], bytes]) -> None:
+def test_a_damaged_artifact_is_a_run_error(runner: LocalRunner, make: Callable[[], IO[bytes]]) -> None:
     measurement = runner.measure_module(make(), compare=True)
     assert measurement.outcome is Outcome.RUN_ERROR
     assert measurement.error
@@ -405,8 +406,10 @@ def test_a_model_is_compared_only_on_request(runner: LocalRunner) -> None:
 
 def test_each_of_several_outputs_is_compared(runner: LocalRunner) -> None:
     model = read_onnx(two_outputs(), {})
-    manifest = dataclasses.replace(unpack(_artifact())[1], inputs=model.inputs, outputs=model.outputs)
-    measurement = runner.measure_module(pack(_library(model), manifest, _untuned(model)), compare=True)
+    manifest = dataclasses.replace(open_artifact(_artifact())[1], inputs=model.inputs, outputs=model.outputs)
+    measurement = runner.measure_module(
+        io.BytesIO(pack(_library(model), manifest, _untuned(model))), compare=True
+    )
     assert measurement.outcome is Outcome.OK, measurement.error
 
 

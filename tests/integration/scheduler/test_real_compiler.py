@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from collections.abc import Iterator
@@ -89,7 +90,9 @@ class Device:
             artifacts = {run.id: blobs.get(session, run.artifact_sha) for run in lease.module_runs}
         if artifacts:
             return [
-                LeaseResult(self._runner.measure_module(artifact, compare=True), module_run_id=run_id)
+                LeaseResult(
+                    self._runner.measure_module(io.BytesIO(artifact), compare=True), module_run_id=run_id
+                )
                 for run_id, artifact in artifacts.items()
             ]
         return [

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import IO
 
 from core.device import Device
 from core.measurement import Measurement, Outcome
@@ -102,8 +103,8 @@ class FaultRunner:
             return Measurement(Outcome.RUN_ERROR, error=str(best_s))
         return (self._do(fault, request) if when == "run" else None) or fine()
 
-    def measure_module(self, artifact: bytes, compare: bool) -> Measurement:
-        fault = artifact.decode()
+    def measure_module(self, artifact: IO[bytes], compare: bool) -> Measurement:
+        fault = artifact.read().decode()
         if fault == "say whether it is compared":
             return reported(f"compared: {compare}")
         return self._do(fault, None) or fine()

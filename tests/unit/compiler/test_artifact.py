@@ -18,9 +18,9 @@ from compiler.packaging.artifact import (
     TaskEntry,
     build_library,
     build_module,
+    open_reference,
     pack,
     unpack,
-    unpack_reference,
 )
 from tests.onnx_models import two_outputs
 
@@ -67,10 +67,12 @@ def test_equal_contents_pack_to_equal_bytes() -> None:
 def test_a_reference_is_packed_beside_the_library() -> None:
     packed = pack(b"library", MANIFEST, b"reference")
     assert unpack(packed) == (b"library", MANIFEST)
-    assert unpack_reference(packed) == b"reference"
-    assert unpack_reference(pack(*unpack(packed))) is None
+    reference = open_reference(io.BytesIO(packed))
+    assert reference is not None
+    assert reference.read() == b"reference"
+    assert open_reference(io.BytesIO(pack(*unpack(packed)))) is None
     with pytest.raises(ArtifactError, match="damaged"):
-        unpack_reference(packed[:600])
+        open_reference(io.BytesIO(packed[:600]))
 
 
 def test_a_plain_tar_holds_the_two_files() -> None:

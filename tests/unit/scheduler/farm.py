@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,7 +16,7 @@ from tvm import te, topi
 from compiler.importing.model import ExtractedTask
 from compiler.importing.spec import TensorSpec
 from compiler.lowering.trace import UNSCHEDULED
-from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, unpack, unpack_reference
+from compiler.packaging.artifact import REFERENCE_FAILED, ArtifactError, Manifest, open_reference, unpack
 from compiler.sandbox import models as sandbox
 from compiler.sandbox.models import ImportedModel
 from compiler.workload import to_json, workload_hash
@@ -242,9 +243,10 @@ class Farm:
     def _time(self, run: StoredModuleRun) -> Measurement:
         artifact = self.blob(run.artifact_sha)
         library, _ = unpack(artifact)
-        if self.uncomparable and unpack_reference(artifact) is not None:
+        reference = open_reference(io.BytesIO(artifact))
+        if self.uncomparable and reference is not None:
             return Measurement(Outcome.RUN_ERROR, error=f"{REFERENCE_FAILED}std::bad_alloc")
-        if unpack_reference(artifact) in self.broken:
+        if reference is not None and reference.read() in self.broken:
             return Measurement(Outcome.RUN_TIMEOUT, error="the run took longer than 120 s")
         if library in self.broken:
             return Measurement(Outcome.WRONG_RESULT, error="first line\nthe outputs differ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import tracemalloc
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 from compiler.importing.model import ExtractedTask
 from compiler.importing.spec import ModelError
 from compiler.lowering.trace import UNSCHEDULED
-from compiler.packaging.artifact import ArtifactError, unpack_reference
+from compiler.packaging.artifact import ArtifactError, open_reference
 from compiler.reading.subgraph import read_dag
 from core.job import JobState
 from core.measurement import Measurement, Outcome
@@ -468,9 +469,11 @@ def test_the_tuned_model_is_timed_with_the_untuned_one_as_reference(farm: Farm) 
     farm.plug_in()
     job = farm.finish()
     [tuned] = [run for run in farm.runs() if run.kind == "tuned"]
-    assert unpack_reference(farm.blob(tuned.artifact_sha)) == UNTUNED
+    reference = open_reference(io.BytesIO(farm.blob(tuned.artifact_sha)))
+    assert reference is not None
+    assert reference.read() == UNTUNED
     assert farm.published()[0] == TUNED
-    assert unpack_reference(farm.blob(job.artifact_sha)) is None
+    assert open_reference(io.BytesIO(farm.blob(job.artifact_sha))) is None
 
 
 def test_a_model_that_runs_neither_way_fails(farm: Farm) -> None:
