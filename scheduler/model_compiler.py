@@ -52,18 +52,20 @@ class ModelCompiler:
                 self._last = (key, models.import_model(file, request.shapes, device.target))
         return self._last[1]
 
-    def compile_untuned(self, request: JobRequest, device: Device) -> tuple[ImportedModel, bytes, str]:
-        """Return the imported model, the library that TVM makes of it by default, and why the import could
-        not be verified, empty if it was.
+    def compile_untuned(
+        self, request: JobRequest, device: Device, library: IO[bytes]
+    ) -> tuple[ImportedModel, str]:
+        """Return the imported model, and why the import could not be verified, empty if it was. Write the
+        library that TVM makes of it by default to a file.
 
         Raises ModelError also when the imported model computes something else than its file defines.
         """
 
-        def compile_and_keep(file: IO[bytes]) -> tuple[ImportedModel, bytes]:
+        def compile_and_keep(file: IO[bytes]) -> ImportedModel:
             with tracing.span("import and compile untuned"):
-                imported, library = models.compile_untuned(file, request.shapes, device.target)
+                imported = models.compile_untuned(file, request.shapes, device.target, library)
             self._last = (_key(request, device), imported)
-            return imported, library
+            return imported
 
         def verify(file: IO[bytes]) -> str:
             with tracing.span("verify import"):
@@ -72,16 +74,19 @@ class ModelCompiler:
         with self._file(request) as file:
             size = os.fstat(file.fileno()).st_size
             if 2 * import_memory_bytes(size) > usable_memory_bytes():
-                return *compile_and_keep(file), verify(file)
+                return compile_and_keep(file), verify(file)
         # Both processes keep to one core. A descriptor of its own gives each a position in the file.
         with self._file(request) as file, self._file(request) as other, ThreadPoolExecutor(1) as beside:
             verifying = beside.submit(copy_context().run, verify, other)
-            return *compile_and_keep(file), verifying.result()
+            return compile_and_keep(file), verifying.result()
 
-    def compile_tuned(self, request: JobRequest, device: Device, traces: Mapping[str, str]) -> bytes:
-        """Return the library whose workloads are scheduled by `traces`, which are by workload hash."""
+    def compile_tuned(
+        self, request: JobRequest, device: Device, traces: Mapping[str, str], library: IO[bytes]
+    ) -> None:
+        """Write the library whose workloads are scheduled by `traces`, which are by workload hash, to a
+        file."""
         with tracing.span("compile tuned"), self._file(request) as file:
-            return models.compile_tuned(file, request.shapes, device.target, traces)
+            models.compile_tuned(file, request.shapes, device.target, traces, library)
 
     @contextmanager
     def _file(self, request: JobRequest) -> Iterator[IO[bytes]]:

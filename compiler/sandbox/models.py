@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -132,20 +133,25 @@ def import_model(
 ) -> ImportedModel:
     """Import a model. Raises ModelError when the file is wrong, or when the import crashes, takes too long or
     needs too much memory."""
-    return compile_in_child(CompileRequest(data, shapes, target), limits or CompileLimits())[0]
+    return compile_in_child(CompileRequest(data, shapes, target), limits or CompileLimits())
 
 
 def compile_untuned(
-    data: bytes | IO[bytes], shapes: Mapping[str, Shape], target: str, limits: CompileLimits | None = None
-) -> tuple[ImportedModel, bytes]:
+    data: bytes | IO[bytes],
+    shapes: Mapping[str, Shape],
+    target: str,
+    library: IO[bytes],
+    limits: CompileLimits | None = None,
+) -> ImportedModel:
     """Import a model and compile it as TVM does by default, slow loop nests under their fallback schedule;
-    where TVM can't, our kernels under fallback schedules. Raises ModelError, ArtifactError."""
+    where TVM can't, our kernels under fallback schedules. The library is written to a file. Raises
+    ModelError, ArtifactError."""
     limits = limits or CompileLimits()
     try:
-        return compile_in_child(CompileRequest(data, shapes, target, LibraryKind.UNTUNED), limits)
+        return compile_in_child(CompileRequest(data, shapes, target, LibraryKind.UNTUNED), limits, library)
     except ArtifactError as error:
         _log.warning("TVM can't compile a model by default, fallback schedules are tried: %s", error)
-        return compile_in_child(CompileRequest(data, shapes, target, LibraryKind.TUNED), limits)
+        return compile_in_child(CompileRequest(data, shapes, target, LibraryKind.TUNED), limits, library)
 
 
 def compile_tuned(
@@ -153,16 +159,20 @@ def compile_tuned(
     shapes: Mapping[str, Shape],
     target: str,
     schedules: Mapping[str, str],
+    library: IO[bytes],
     limits: CompileLimits | None = None,
-) -> bytes:
-    """Compile a model with its kernels under these schedules. Raises ModelError, ArtifactError."""
+) -> None:
+    """Compile a model with its kernels under these schedules into a library, which is written to a file.
+    Raises ModelError, ArtifactError."""
     request = CompileRequest(data, shapes, target, LibraryKind.TUNED, schedules)
-    return compile_in_child(request, limits or CompileLimits())[1]
+    compile_in_child(request, limits or CompileLimits(), library)
 
 
-def compile_in_child(request: CompileRequest, limits: CompileLimits) -> tuple[ImportedModel, bytes]:
-    """Return the imported model and its library, which is empty for LibraryKind.NONE. Raises ModelError,
-    ArtifactError."""
+def compile_in_child(
+    request: CompileRequest, limits: CompileLimits, library: IO[bytes] | None = None
+) -> ImportedModel:
+    """Return the imported model; write the library that the request asks for, which may have gigabytes, to a
+    file. Raises ModelError, ArtifactError; then nothing was written."""
     if request.size > MAX_MODEL_BYTES:
         raise ModelError(f"the model file has {request.size} bytes; the limit is {MAX_MODEL_BYTES}")
     timeout_s = limits.secs_for(request)
@@ -177,29 +187,29 @@ def compile_in_child(request: CompileRequest, limits: CompileLimits) -> tuple[Im
         "schedules": dict(request.schedules),
     }
     with run_on_model("compiler.sandbox.models", request.data, asked, timeout_s, caches) as (reply, status):
-        model_line = reply.readline(most)
-        size_line = reply.readline(most - reply.tell())
-        # Once: it may have gigabytes. Python would allocate `most` for it.
-        library = reply.read(max(0, min(most, size_of(reply)) - reply.tell()))
-    ended = f"takes longer than {timeout_s:g} s" if status is None else describe_exit(status)
-    try:
-        imported = _read_line(model_line, ModelError, f"importing the model {ended}")
-        size = _read_line(size_line, ArtifactError, f"compiling the model {ended}").get("library_bytes")
-        if len(library) != size:
-            raise ArtifactError(f"compiling the model {ended}")
+        ended = f"takes longer than {timeout_s:g} s" if status is None else describe_exit(status)
         try:
-            return ImportedModel.from_json(imported), library
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise ModelError(f"what the compiler said of the model makes no sense: {error}") from error
-    except (ModelError, ArtifactError) as error:
-        needed, usable = import_memory_bytes(request.size), usable_memory_bytes()
-        ran_out = status == -signal.SIGKILL or TOO_MUCH_MEMORY in str(error)
-        if not ran_out or needed <= usable:
-            raise
-        raise type(error)(
-            f"{error}: a model file of {request.size / 1e9:.3g} GB may take {needed / 1e9:.3g} GB of "
-            f"memory and the scheduler may use {usable / 1e9:.3g} GB: run it where it may use more"
-        ) from error
+            model = _read_line(reply.readline(most), ModelError, f"importing the model {ended}")
+            size_line = reply.readline(most - reply.tell())
+            size = _read_line(size_line, ArtifactError, f"compiling the model {ended}").get("library_bytes")
+            if size_of(reply) > most or size_of(reply) - reply.tell() != size:
+                raise ArtifactError(f"compiling the model {ended}")
+            try:
+                imported = ImportedModel.from_json(model)
+            except (TypeError, ValueError, KeyError, AttributeError) as error:
+                raise ModelError(f"what the compiler said of the model makes no sense: {error}") from error
+        except (ModelError, ArtifactError) as error:
+            needed, usable = import_memory_bytes(request.size), usable_memory_bytes()
+            ran_out = status == -signal.SIGKILL or TOO_MUCH_MEMORY in str(error)
+            if not ran_out or needed <= usable:
+                raise
+            raise type(error)(
+                f"{error}: a model file of {request.size / 1e9:.3g} GB may take {needed / 1e9:.3g} GB of "
+                f"memory and the scheduler may use {usable / 1e9:.3g} GB: run it where it may use more"
+            ) from error
+        if library is not None:
+            shutil.copyfileobj(reply, library)
+        return imported
 
 
 def _read_line(line: bytes, error: type[Exception], otherwise: str) -> Mapping[str, Any]:

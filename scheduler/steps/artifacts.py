@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -34,10 +33,10 @@ log = logging.getLogger(__name__)
 
 
 def write_untuned(
-    file: IO[bytes], job: Job, device: Device, imported: ImportedModel, library: bytes, now: float
+    file: IO[bytes], job: Job, device: Device, imported: ImportedModel, library: IO[bytes], now: float
 ) -> None:
     """Write the artifact of the library that TVM makes of the model by default."""
-    write(file, io.BytesIO(library), _manifest(job, device, imported, (), now))
+    write(file, library, _manifest(job, device, imported, (), now))
 
 
 def write_tuned(
@@ -46,7 +45,7 @@ def write_tuned(
     device: Device,
     imported: ImportedModel,
     selection: Selection,
-    library: bytes,
+    library: IO[bytes],
     reference: IO[bytes] | None,
     reasons: Mapping[str, str],
     now: float,
@@ -75,7 +74,7 @@ def write_tuned(
         replace(entry, share=own_s / sum(secs)) if own_s else entry
         for entry, own_s in zip(entries, secs, strict=True)
     )
-    write(file, io.BytesIO(library), _manifest(job, device, imported, shared, now), reference)
+    write(file, library, _manifest(job, device, imported, shared, now), reference)
 
 
 def select_applicable(

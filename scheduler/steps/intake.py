@@ -54,12 +54,13 @@ def _import(context: Context, job: Job, device: Device) -> None:
         with context.database.begin() as session:
             jobs.set_shapes(session, job.id, shapes)
         job = replace(job, request=replace(job.request, shapes=shapes))
-    imported, library, unverified = context.model_compiler.compile_untuned(job.request, device)
-    wanted = [task for task in imported.tasks if task.exact or not job.request.exact]
-    read = [_Subgraph.read(task, device) for task in wanted]
-    subgraphs = [subgraph for subgraph in read if subgraph.dag is not None or not subgraph.task.variant]
     with tempfile.TemporaryFile() as artifact:
-        write_untuned(artifact, job, device, imported, library, context.now())
+        with tempfile.TemporaryFile() as library:
+            imported, unverified = context.model_compiler.compile_untuned(job.request, device, library)
+            write_untuned(artifact, job, device, imported, library, context.now())
+        wanted = [task for task in imported.tasks if task.exact or not job.request.exact]
+        read = [_Subgraph.read(task, device) for task in wanted]
+        subgraphs = [subgraph for subgraph in read if subgraph.dag is not None or not subgraph.task.variant]
         with context.database.begin() as session:
             sha = blobs.put(session, artifact)
             if unverified:

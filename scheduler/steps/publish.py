@@ -174,33 +174,34 @@ def _compile_next(
         return False
     unscheduled = dict.fromkeys(unschedulable.keys() - selected.chosen.keys(), UNSCHEDULED)
     traces = unscheduled | selected.traces
-    try:
-        library = context.model_compiler.compile_tuned(job.request, device, traces)
-    except ArtifactError as error:
-        scheduled = selected.chosen.keys() | unschedulable.keys()
-        without = find_unschedulable(imported.tasks, scheduled, device.target)
-        refused = {} if without else find_uncompilable(imported.tasks, selected, device.target)
+    with tempfile.TemporaryFile() as library, tempfile.TemporaryFile() as artifact:
+        try:
+            context.model_compiler.compile_tuned(job.request, device, traces, library)
+        except ArtifactError as error:
+            scheduled = selected.chosen.keys() | unschedulable.keys()
+            without = find_unschedulable(imported.tasks, scheduled, device.target)
+            refused = {} if without else find_uncompilable(imported.tasks, selected, device.target)
+            with context.database.begin() as session:
+                for workload, problem in without.items():
+                    selection.store_unschedulable(session, job.id, workload, problem, context.now())
+                for schedule, problem in refused.items():
+                    selection.store_refused(session, job.id, schedule, problem, context.now())
+                if not without:
+                    selection.store_failure(session, job.id, selected, str(error), context.now())
+            return True
         with context.database.begin() as session:
-            for workload, problem in without.items():
-                selection.store_unschedulable(session, job.id, workload, problem, context.now())
-            for schedule, problem in refused.items():
-                selection.store_refused(session, job.id, schedule, problem, context.now())
-            if not without:
-                selection.store_failure(session, job.id, selected, str(error), context.now())
-        return True
-    with context.database.begin() as session:
-        reasons = _untuned(session, listed, records) | unschedulable
-    artifacts = {} if runs else _peers(context, job, hashlib.sha256(library).digest())
-    # The tuned model must give the untuned one's outputs, unless that one is known not to run.
-    compares = not history.uncompared and not _untuned_fails(runs)
-    with tempfile.TemporaryFile() as artifact, _stored(context, _untuned_sha(job)) as untuned:
-        reference = open_artifact(untuned)[0] if compares else None
-        write_tuned(artifact, job, device, imported, selected, library, reference, reasons, context.now())
-        with context.database.begin() as session:
-            now, sha = context.now(), blobs.put(session, artifact)
-            artifacts["tuned"] = sha
-            if _request_timings(session, job, artifacts, "timing the compiled model", now):
-                selection.store_timed(session, job.id, selected, sha, compares, now)
+            reasons = _untuned(session, listed, records) | unschedulable
+        artifacts = {} if runs else _peers(context, job, _digest(library))
+        # The tuned model must give the untuned one's outputs, unless that one is known not to run.
+        compares = not history.uncompared and not _untuned_fails(runs)
+        with _stored(context, _untuned_sha(job)) as untuned:
+            reference = open_artifact(untuned)[0] if compares else None
+            write_tuned(artifact, job, device, imported, selected, library, reference, reasons, context.now())
+            with context.database.begin() as session:
+                now, sha = context.now(), blobs.put(session, artifact)
+                artifacts["tuned"] = sha
+                if _request_timings(session, job, artifacts, "timing the compiled model", now):
+                    selection.store_timed(session, job.id, selected, sha, compares, now)
     listings.store_missing(context, job)
     return True
 
@@ -257,7 +258,12 @@ def _untuned_sha(job: Job) -> str:
 def _library_digest(context: Context, artifact_sha: str) -> bytes:
     """Return the SHA-256 of the library in an artifact. Raises ArtifactError."""
     with _stored(context, artifact_sha) as artifact:
-        return hashlib.file_digest(open_artifact(artifact)[0], "sha256").digest()  # type: ignore[arg-type]
+        return _digest(open_artifact(artifact)[0])
+
+
+def _digest(library: IO[bytes]) -> bytes:
+    library.seek(0)
+    return hashlib.file_digest(library, "sha256").digest()  # type: ignore[arg-type]  # any file that is read
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from records.storage.database import Database
@@ -54,11 +54,13 @@ def _scheduler(flags: Sequence[str]) -> int:
         return scheduler.main.main()
 
 
-def _carry_out(order: CompileRequest, _: object) -> tuple[ImportedModel, bytes]:
+def _carry_out(order: CompileRequest, _: object, library: IO[bytes] | None = None) -> ImportedModel:
     from compiler.sandbox.models import FusedModel
 
     fused = FusedModel.of(order)
-    return fused.imported, fused.library(order)
+    if library is not None:
+        library.write(fused.library(order))
+    return fused.imported
 
 
 def _worker(flags: Sequence[str]) -> int:

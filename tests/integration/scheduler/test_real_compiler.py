@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pytest
@@ -153,9 +154,11 @@ def test_a_model_that_computes_something_else_than_untuned_is_not_published(
 ) -> None:
     real = sandbox.compile_tuned
 
-    def compile_another(_data: bytes, _shapes: object, target: str, _schedules: object) -> bytes:
+    def compile_another(
+        _data: bytes, _shapes: object, target: str, _schedules: object, library: IO[bytes]
+    ) -> None:
         """As if kernels that are right by themselves were put together wrongly."""
-        return real(small_network(seed=1), {}, target, {})
+        real(small_network(seed=1), {}, target, {}, library)
 
     monkeypatch.setattr(sandbox, "compile_tuned", compile_another)
     _submit(database)

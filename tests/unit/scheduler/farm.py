@@ -90,7 +90,7 @@ class FakeCompiler:
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sandbox, "import_model", self._import)
-        monkeypatch.setattr(sandbox, "compile_untuned", lambda *asked: (self._import(*asked), UNTUNED))
+        monkeypatch.setattr(sandbox, "compile_untuned", self._compile_untuned)
         monkeypatch.setattr(sandbox, "compile_tuned", self._compile_tuned)
         monkeypatch.setattr(model_compiler, "verify_import", self._verify)
         monkeypatch.setattr(artifacts, "check_traces", self._check_traces)
@@ -103,14 +103,25 @@ class FakeCompiler:
         spec = (TensorSpec("data", (1, 3), "float32"),)
         return ImportedModel(spec, spec, tuple(self.tasks))
 
+    def _compile_untuned(
+        self, file: IO[bytes], shapes: Mapping[str, tuple[int, ...]], target: str, library: IO[bytes]
+    ) -> ImportedModel:
+        library.write(UNTUNED)
+        return self._import(file, shapes, target)
+
     def _verify(self, file: IO[bytes], shapes: object, target: str) -> str:
         if isinstance(self.verification, Exception):
             raise self.verification
         return self.verification
 
     def _compile_tuned(
-        self, file: IO[bytes], shapes: object, target: str, schedules: Mapping[str, str]
-    ) -> bytes:
+        self,
+        file: IO[bytes],
+        shapes: object,
+        target: str,
+        schedules: Mapping[str, str],
+        library: IO[bytes],
+    ) -> None:
         if self.build_error is not None:
             raise self.build_error
         task = self.unschedulable
@@ -118,7 +129,7 @@ class FakeCompiler:
         if is_scheduled or any(map(self.uncompilable, schedules.values())):
             raise ArtifactError("compiling the model crashed the compiler (SIGSEGV)")
         self.schedules.append(schedules)
-        return HARMED if any(map(self.harmful, schedules.values())) else self.tuned
+        library.write(HARMED if any(map(self.harmful, schedules.values())) else self.tuned)
 
     def _check_traces(self, pairs: Sequence[tuple[str, str]], target: str) -> list[str]:
         task = self.unschedulable
