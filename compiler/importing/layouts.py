@@ -18,6 +18,17 @@ _CHANNELS_FIRST: dict[str, tuple[Callable[..., relax.Expr], str, str]] = {
 }
 
 
+def count_axes_from_zero(mod: tvm.IRModule) -> tvm.IRModule:
+    """Name axes by their place from the front: TVM's conversion of layouts (0.27) counts those of these
+    operators from there, and otherwise fills the memory or fails.
+
+        gv = squeeze(x, axis=[-2])
+    ->
+        gv = squeeze(x, axis=[3])
+    """
+    return rewrite_functions(mod, lambda function: _FromZero(mod).visit_expr(function))
+
+
 def convert_unsupported_layouts(mod: tvm.IRModule) -> tvm.IRModule:
     """Compute transposed convolutions channels-first. The layout conversion before gives operators the
     layouts of their neighbours.
@@ -29,6 +40,20 @@ def convert_unsupported_layouts(mod: tvm.IRModule) -> tvm.IRModule:
         gv = permute_dims(lv1, axes=[0, 2, 3, 1])
     """
     return rewrite_functions(mod, lambda function: _ChannelsFirst(mod).visit_expr(function))
+
+
+@relax.expr_functor.mutator
+class _FromZero(relax.PyExprMutator):
+    def visit_call_(self, op: Call) -> relax.Expr:
+        call = self.visit_expr_post_order(op)
+        match getattr(call.op, "name", ""):
+            case "relax.squeeze" if call.attrs.axis is not None:
+                axes = [int(axis) % call.args[0].ty.ndim for axis in call.attrs.axis]
+                return self.builder_.normalize(relax.op.squeeze(call.args[0], axes))
+            case "relax.permute_dims" if call.attrs.axes is not None:
+                axes = [int(axis) % call.args[0].ty.ndim for axis in call.attrs.axes]
+                return self.builder_.normalize(relax.op.permute_dims(call.args[0], axes))
+        return call
 
 
 @relax.expr_functor.mutator

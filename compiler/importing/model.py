@@ -21,7 +21,7 @@ from compiler.constants.forms import lower_scalars, raise_ranks
 from compiler.constants.packing import LAYOUT_FREE
 from compiler.constants.scales import fold_scales
 from compiler.importing.graph import Graph, Refused, check_size
-from compiler.importing.layouts import convert_unsupported_layouts
+from compiler.importing.layouts import convert_unsupported_layouts, count_axes_from_zero
 from compiler.importing.onnx_file import COARSENESS, OnnxFile, read_file
 from compiler.importing.operators import CONVERTERS
 from compiler.importing.spec import ModelError, Shape, TensorSpec, first_line
@@ -151,6 +151,7 @@ def convert_operators(model: RelaxModel, target: str) -> tvm.IRModule:
         lambda module: sum_in_floats(module, parse_target(target)),
         fold_scales,
         raise_ranks,
+        count_axes_from_zero,
         transform.ConvertLayout(LAYOUTS),
         convert_unsupported_layouts,
         fold_constants,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import numpy as np
 import onnx
@@ -8,9 +9,17 @@ import pytest
 import tvm
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tvm import relax
 
-from compiler.importing.model import ExtractedTask, extract_tasks, fuse, fuse_untuned, read_onnx
-from compiler.importing.spec import ModelError
+from compiler.importing.model import (
+    ExtractedTask,
+    checked_model,
+    extract_tasks,
+    fuse,
+    fuse_untuned,
+    read_onnx,
+)
+from compiler.importing.spec import ModelError, TensorSpec
 from compiler.workload import from_json, workload_hash
 from tests.onnx_models import Builder, attention, depthwise, residual, shared_convolution, two_outputs
 
@@ -46,6 +55,23 @@ def test_clips_fuse_with_depthwise_convolutions_and_stay_channels_last() -> None
 def test_equal_subgraphs_are_one_task_with_their_number_as_weight() -> None:
     by_name = {task.name: task for task in _tasks(attention())}
     assert by_name["matmul 2x8x16 16x16 -> 2x8x16"].weight == 3
+
+
+@pytest.mark.parametrize(
+    "rearranged",
+    [lambda x: relax.op.squeeze(x, [-2]), lambda x: relax.op.permute_dims(x, [0, -1, 1, -2])],
+    ids=["squeeze", "permute_dims"],
+)
+def test_axes_may_be_counted_from_the_end(rearranged: Callable[[relax.Expr], relax.Expr]) -> None:
+    """Multi-head attention is exported by PyTorch with the first; TVM filled the memory."""
+    x = relax.Var("x", relax.TensorType((2, 3, 1, 4), "float32"))
+    builder = relax.BlockBuilder()
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(relax.op.nn.relu(builder.emit(rearranged(x))))
+        builder.emit_func_output(result)
+    spec = TensorSpec("x", (2, 3, 1, 4), "float32")
+    assert extract_tasks(fuse(checked_model(builder.get(), (spec,), ["y"]), TARGET))
 
 
 def test_a_subgraph_with_a_constant_and_one_without_are_two_tasks() -> None:
